@@ -1,0 +1,156 @@
+"""The settings: one table, and the only reader of the process environment."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from safecache.errors import ConfigError
+
+__all__ = ["SETTINGS", "Config", "Setting", "child_environment", "current", "load", "reload", "settings_table"]
+
+TRUST_MODES = ("signed", "private")
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+class Setting(NamedTuple):
+    """One row of the table: ``parse`` raises ValueError for a value that ``allowed`` does not describe."""
+
+    name: str
+    variable: str
+    default: Any
+    parse: Callable[[str], Any]
+    allowed: str
+    help: str
+
+
+def _parse_switch(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+def _parse_trust(text: str) -> str:
+    word = text.strip().lower()
+    if word not in TRUST_MODES:
+        raise ValueError(text)
+    return word
+
+
+def _parse_path(text: str) -> str:
+    if not os.path.isabs(text):
+        raise ValueError(text)
+    return text
+
+
+_SWITCH = "1/true/yes/on or 0/false/no/off"
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        "enabled",
+        "SAFECACHE",
+        True,
+        _parse_switch,
+        _SWITCH,
+        "`0` makes `import safecache` and `safecache run` do nothing at all.",
+    ),
+    Setting(
+        "strict",
+        "SAFECACHE_STRICT",
+        False,
+        _parse_switch,
+        _SWITCH,
+        "`1` raises a clear error wherever the default is one warning and a recompile.",
+    ),
+    Setting(
+        "trust",
+        "SAFECACHE_TRUST",
+        "signed",
+        _parse_trust,
+        " or ".join(TRUST_MODES),
+        "`signed` takes only entries sealed by a key we hold. `private` also takes unsealed ones and those of other "
+        "keys, if their name is the hash of their content and nobody but this user (and root) can write any "
+        "directory on the path to them.",
+    ),
+    Setting(
+        "key_file",
+        "SAFECACHE_KEY_FILE",
+        None,
+        _parse_path,
+        "an absolute path",
+        "The file with the sealing key (32 bytes or more), such as a mounted secret. "
+        "Without it, a key per user is made on first use under `$XDG_CONFIG_HOME/safecache`.",
+    ),
+)
+
+
+class Config(NamedTuple):
+    """One reading of the settings, by the names in SETTINGS."""
+
+    enabled: bool
+    strict: bool
+    trust: str
+    key_file: str | None
+    config_home: str | None
+
+
+def load(environ: Mapping[str, str]) -> Config:
+    """Read the settings from ``environ``. An empty variable counts as unset.
+
+    Raises ConfigError naming the variable, its value and what is allowed.
+    """
+    values: dict[str, Any] = {}
+    for setting in SETTINGS:
+        text = environ.get(setting.variable, "")
+        try:
+            values[setting.name] = setting.parse(text) if text else setting.default
+        except ValueError:
+            raise ConfigError(f"{setting.variable}={text!r} is not allowed: use {setting.allowed}") from None
+    return Config(**values, config_home=_config_home(environ))
+
+
+def _config_home(environ: Mapping[str, str]) -> str | None:
+    """``$XDG_CONFIG_HOME``, else ``~/.config``; None for a user without a home (XDG base directory specification)."""
+    xdg = environ.get("XDG_CONFIG_HOME", "")
+    if xdg and os.path.isabs(xdg):
+        return xdg
+    # expanduser returns "~" itself for a uid without a passwd entry and without HOME.
+    home = environ.get("HOME", "") or os.path.expanduser("~")
+    return os.path.join(home, ".config") if os.path.isabs(home) else None
+
+
+_current: Config | None = None
+
+
+def current() -> Config:
+    """The settings of this process, read once; see reload()."""
+    global _current
+    if _current is None:
+        _current = load(os.environ)
+    return _current
+
+
+def reload() -> Config:
+    """Read the environment again, as activate() does."""
+    global _current
+    _current = None
+    return current()
+
+
+def child_environment() -> dict[str, str]:
+    """A copy of this process's environment, to start a child with."""
+    return dict(os.environ)
+
+
+def settings_table() -> str:
+    """The table of settings in Markdown, as the README and ``safecache --help`` show it."""
+    rows = ["| variable | default | allowed | what it does |", "|---|---|---|---|"]
+    for setting in SETTINGS:
+        default = {True: "1", False: "0", None: "unset"}.get(setting.default, setting.default)
+        rows.append(f"| `{setting.variable}` | `{default}` | {setting.allowed} | {setting.help} |")
+    return "\n".join(rows)

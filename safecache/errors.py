@@ -1,0 +1,53 @@
+"""Every error safecache raises.
+
+    SafecacheError
+    ├── ConfigError            a setting has a value that is not allowed
+    ├── KeyringError           a key is missing, unreadable, or its file is open to others
+    ├── EntryRefusedError      an entry failed verification; raised in strict mode, and by a load that cannot recompile
+    ├── CacheReadError         an entry, its directory or the remote cache could not be read (strict mode)
+    ├── UnpicklableEntryError  an entry could not be prepared or pickled (strict mode)
+    └── CacheWriteError        an entry could not be written (strict mode)
+
+In default mode none of the last four reaches a compile: they become one warning and a recompile.
+Each takes a single message, so that all of them survive the pickling of a worker's result.
+"""
+
+from __future__ import annotations
+
+__all__ = [
+    "CacheReadError",
+    "CacheWriteError",
+    "ConfigError",
+    "EntryRefusedError",
+    "KeyringError",
+    "SafecacheError",
+    "UnpicklableEntryError",
+]
+
+
+class SafecacheError(Exception):
+    """The base of all of them. An Exception, so that a server that catches those falls back to a compile."""
+
+
+class ConfigError(SafecacheError, ValueError):
+    """Names the variable, its value and what is allowed. A ValueError, as a bad argument is."""
+
+
+class KeyringError(SafecacheError):
+    """Names the key file and what is wrong with it."""
+
+
+class EntryRefusedError(SafecacheError):
+    """Names the entry, the check it failed and the remedy."""
+
+
+class CacheReadError(SafecacheError):
+    """Names what could not be read. Not an OSError: torch swallows those on its way to a silent miss."""
+
+
+class UnpicklableEntryError(SafecacheError):
+    """Names the path to the object, its type and where that is defined. Not a PicklingError: torch swallows those."""
+
+
+class CacheWriteError(SafecacheError):
+    """Names the file and the file system's reason. Not an OSError: torch swallows those from a cache write."""

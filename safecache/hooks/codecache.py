@@ -1,0 +1,80 @@
+"""torch._inductor.codecache: the lookups of both entry caches, and the saves of FX graph entries."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from safecache import loading, saving
+from safecache.seal import Kind
+
+__all__ = ["iterate_over_candidates", "save_graph", "write_to_local_cache"]
+
+
+def iterate_over_candidates(
+    wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
+) -> Iterator[tuple[Any, bytes, bool]]:
+    """GuardedCache.iterate_over_candidates: yields the same triples, for verified entries only."""
+
+    def iterate(local: bool, remote_cache: Any, key: str) -> Iterator[tuple[Any, bytes, bool]]:
+        kind = _kind_of(instance)
+        if kind is None:
+            stock: Iterator[tuple[Any, bytes, bool]] = wrapped(local, remote_cache, key)
+            return stock
+        source = loading.Source(kind, key, _root(), instance._get_tmp_dir_for_key(key), _ENTRY_TYPES[kind])
+        return loading.lookup(source, local=local, remote=remote_cache)
+
+    return iterate(*args, **kwargs)
+
+
+def save_graph(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """FxGraphCache._save_graph: whatever goes wrong in it, the compile goes on."""
+
+    def save(key: str, compiled_graph: Any, *rest: Any, **named: Any) -> None:
+        with saving.attempt(Kind.FX_ENTRY, key, compiled_graph):
+            wrapped(key, compiled_graph, *rest, **named)
+
+    save(*args, **kwargs)
+
+
+def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """FxGraphCache._write_to_local_cache."""
+
+    def write(key: str, content: bytes) -> None:
+        directory = _codecache().FxGraphCache._get_tmp_dir_for_key(key)
+        saving.write(directory, _root(), Kind.FX_ENTRY, key, content)
+
+    write(*args, **kwargs)
+
+
+def _codecache() -> Any:
+    return sys.modules["torch._inductor.codecache"]
+
+
+def _root() -> str:
+    root: str = _codecache().cache_dir()
+    return root
+
+
+def _kind_of(cache: type) -> Kind | None:
+    # By name: AOTAutogradCache lives in a module that need not be imported yet.
+    names = {base.__name__ for base in cache.__mro__}
+    if "FxGraphCache" in names:
+        return Kind.FX_ENTRY
+    return Kind.AOT_ENTRY if "AOTAutogradCache" in names else None
+
+
+def _is_fx_entry(entry: Any) -> bool:
+    from torch._inductor.output_code import CompiledFxGraph
+
+    return isinstance(entry, CompiledFxGraph)
+
+
+def _is_aot_entry(entry: Any) -> bool:
+    from torch._functorch._aot_autograd.aot_autograd_result import GenericAOTAutogradResult
+
+    return isinstance(entry, GenericAOTAutogradResult)
+
+
+_ENTRY_TYPES: dict[Kind, Callable[[Any], bool]] = {Kind.FX_ENTRY: _is_fx_entry, Kind.AOT_ENTRY: _is_aot_entry}

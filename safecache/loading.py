@@ -1,0 +1,193 @@
+"""Verified before unpickled: the candidates for a cache key, from the local cache and the remote one."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from safecache import events, policy, store, trust
+from safecache.errors import SafecacheError
+from safecache.reasons import Count, Reason
+from safecache.seal import Kind
+from safecache.trust import Refusal
+
+__all__ = ["RemoteCache", "Source", "admit", "lookup", "note", "reading", "refusals", "without_candidates"]
+
+
+class RemoteCache(Protocol):
+    """The half of torch's RemoteCache that a lookup uses; any method may raise anything."""
+
+    def get(self, key: str) -> object:
+        """The JSON object stored under ``key``, None if there is none."""
+
+
+class Source:
+    """Where the candidates for one cache key come from, and what they must be."""
+
+    def __init__(self, kind: Kind, cache_key: str, root: str, directory: str, is_entry: Callable[[Any], bool]) -> None:
+        self.kind = kind
+        self.cache_key = cache_key
+        self.root = root
+        self.directory = directory
+        self.is_entry = is_entry
+
+
+class _Reading(threading.local):
+    """What this thread's lookup met: torch swallows exceptions on the way out, so a strict error is kept here too."""
+
+    depth: int = 0
+    error: SafecacheError | None = None
+    notes: list[str] | None = None
+    blind: Kind | None = None
+
+
+_reading = _Reading()
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Run torch's lookup; a strict error raised inside it leaves this block even where torch swallowed it."""
+    _reading.depth += 1
+    if _reading.depth == 1:
+        _reading.error, _reading.notes = None, []
+    try:
+        yield
+    except Exception:
+        if _reading.error is not None:
+            raise _reading.error from _reading.error.__cause__
+        raise
+    finally:
+        _reading.depth -= 1
+    if _reading.error is not None:
+        raise _reading.error from _reading.error.__cause__
+
+
+def refusals() -> list[str]:
+    """What this thread's lookup could not use, and why; inside reading()."""
+    return list(_reading.notes or ())
+
+
+@contextmanager
+def without_candidates(kind: Kind) -> Iterator[None]:
+    """Make this thread's lookups of ``kind`` miss: how a hit that leads nowhere becomes a recompile."""
+    _reading.blind = kind
+    try:
+        yield
+    finally:
+        _reading.blind = None
+
+
+def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterator[tuple[Any, bytes, bool]]:
+    """Yield (entry, its sealed bytes, whether it is local) for every candidate that may be used.
+
+    In strict mode raises for the first that may not.
+    """
+    if _reading.blind is source.kind:
+        return
+    if local:
+        yield from _local(source)
+    if remote is not None:
+        content = _fetch(source, remote)
+        if content is not None and admit(source.kind, source.cache_key, content, origin="the remote cache"):
+            yield from _load(source, content, origin="the remote cache", is_local=False)
+
+
+def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
+    try:
+        names = store.list_entries(source.directory)
+    except OSError as error:
+        note(Reason.UNREADABLE, source.kind, source.directory, f"{error.strerror}", _READ_REMEDY, error)
+        return
+    for name in names:
+        path = os.path.join(source.directory, name)
+        content = _read(source, path)
+        if content is not None and admit(source.kind, source.cache_key, content, path=path, root=source.root):
+            yield from _load(source, content, origin=path, is_local=True)
+
+
+_READ_REMEDY = "The graph is compiled instead; make it readable or remove it."
+
+
+def _read(source: Source, path: str) -> bytes | None:
+    try:
+        return store.read_entry(path)
+    except FileNotFoundError:
+        return None  # cleared by another process since the listing: as good as never written
+    except store.UnusableEntry as unusable:
+        note(unusable.reason, source.kind, path, f"it is {unusable.detail}", "It is skipped; remove it.")
+    except OSError as error:
+        note(Reason.UNREADABLE, source.kind, path, f"{error.strerror}", _READ_REMEDY, error)
+    return None
+
+
+def _fetch(source: Source, remote: RemoteCache) -> bytes | None:
+    try:
+        value = remote.get(source.cache_key)
+        if value is None:
+            return None
+        data = value["data"] if isinstance(value, Mapping) else None
+        if not isinstance(data, (str, bytes)):
+            raise TypeError(f"the value is no JSON object with a data field, but {type(value).__name__}")
+        return base64.b64decode(data)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        remedy = "The graph is compiled instead; look after the remote cache."
+        note(Reason.REMOTE_FAILED, source.kind, "the remote cache", text, remedy, error)
+        return None
+
+
+def admit(
+    kind: Kind, cache_key: str, content: bytes, *, path: str | None = None, root: str = "", origin: str = ""
+) -> bool:
+    """Whether ``content`` may be used; a refusal is reported, and a file that is bad for everybody moved away.
+
+    Give the ``path`` of an entry in the cache ``root``, or for other bytes their ``origin`` in words.
+    """
+    refusal = trust.judge(content, kind, cache_key, path)
+    if refusal is None:
+        return True
+    _refuse(refusal, kind, path, root, origin)
+    return False
+
+
+def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: str) -> None:
+    remedy = refusal.remedy
+    if path is not None and policy.decide(refusal.reason, strict=False).quarantine:
+        moved = store.quarantine(path, root, refusal.reason)
+        if moved is not None:
+            events.count(Count.QUARANTINED)
+        remedy = f"It was moved to {moved}." if moved else f"It could not be moved away; remove {path}."
+    note(refusal.reason, kind, path or origin, refusal.evidence, remedy)
+
+
+def _load(source: Source, content: bytes, *, origin: str, is_local: bool) -> Iterator[tuple[Any, bytes, bool]]:
+    try:
+        entry = pickle.loads(content)  # noqa: S301  admitted above
+    except Exception as error:
+        text = f"it cannot be unpickled: {type(error).__name__}: {error}"
+        note(Reason.UNLOADABLE, source.kind, origin, text, "The graph is compiled instead.", error)
+        return
+    if source.is_entry(entry):
+        yield entry, content, is_local
+    else:
+        refusal = Refusal(Reason.WRONG_TYPE, f"it holds a {type(entry).__module__}.{type(entry).__qualname__}")
+        _refuse(refusal, source.kind, origin if is_local else None, source.root, origin)
+
+
+def note(
+    reason: Reason, kind: Kind, where: str, evidence: str, remedy: str, error: BaseException | None = None
+) -> None:
+    """Report that the entry at ``where`` was not used. Raises the policy's error in strict mode."""
+    message = f"{kind.noun} {where} was not used: {evidence}."
+    if _reading.notes is not None:
+        _reading.notes.append(message)
+    try:
+        events.report(reason, message, cause=kind.value, remedy=remedy, error=error)
+    except SafecacheError as strict:
+        _reading.error = strict
+        raise

@@ -1,0 +1,53 @@
+"""What follows from an event: pure decisions, no I/O."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from safecache.errors import (
+    CacheReadError,
+    CacheWriteError,
+    EntryRefusedError,
+    KeyringError,
+    SafecacheError,
+    UnpicklableEntryError,
+)
+from safecache.reasons import Reason
+
+__all__ = ["Action", "decide"]
+
+
+class Action(NamedTuple):
+    """``error`` None: go on without the entry. ``quarantine``: move the file away first. ``warn``: say so, once."""
+
+    quarantine: bool
+    warn: bool
+    error: type[SafecacheError] | None
+
+
+# An entry that somebody else may still read (stock torch, the owner of another key, a newer safecache) is left
+# where it is; one that is broken or misplaced for everybody is moved away.
+_QUARANTINED = frozenset({Reason.DAMAGED, Reason.BAD_SEAL, Reason.OTHER_KIND, Reason.OTHER_CACHE_KEY, Reason.WRONG_TYPE})
+
+# INCOMPLETE follows from another save that failed, which was said or raised there.
+_SILENT = frozenset({Reason.INCOMPLETE})
+_NEVER_RAISED = frozenset({Reason.INCOMPLETE, Reason.STOOD_DOWN})
+
+_STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {
+    Reason.UNREADABLE: CacheReadError,
+    Reason.UNLOADABLE: CacheReadError,
+    Reason.REMOTE_FAILED: CacheReadError,
+    Reason.ENTRY_MISSING: CacheReadError,
+    Reason.UNPICKLABLE: UnpicklableEntryError,
+    Reason.UNPREPARED: UnpicklableEntryError,
+    Reason.NOT_CACHEABLE: UnpicklableEntryError,
+    Reason.UNWRITABLE: CacheWriteError,
+    Reason.NO_KEY: KeyringError,
+}
+
+
+def decide(reason: Reason, *, strict: bool) -> Action:
+    """What to do about ``reason``."""
+    raised = strict and reason not in _NEVER_RAISED
+    error = _STRICT_ERRORS.get(reason, EntryRefusedError) if raised else None
+    return Action(reason in _QUARANTINED, reason not in _SILENT, error)

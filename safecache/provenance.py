@@ -1,0 +1,41 @@
+"""What built an entry: versions and GPU architecture, nothing that names the host or the user."""
+
+from __future__ import annotations
+
+import functools
+import platform
+import sys
+from importlib import metadata
+
+from safecache._version import __version__
+
+__all__ = ["describe"]
+
+
+def describe() -> dict[str, str]:
+    """The provenance to seal into an entry now. ``gpu`` is empty where this process has not initialised CUDA."""
+    return {**_versions(), "gpu": _gpu_architectures()}
+
+
+@functools.lru_cache(maxsize=1)
+def _versions() -> dict[str, str]:
+    found = {"safecache": __version__, "python": platform.python_version(), "machine": platform.machine()}
+    for name in ("torch", "triton"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = ""
+    return found
+
+
+def _gpu_architectures() -> str:
+    # Asking must not initialise CUDA: Inductor forks workers, and a fork with a CUDA context is unusable.
+    torch = sys.modules.get("torch")
+    cuda = getattr(torch, "cuda", None)
+    if torch is None or cuda is None or not cuda.is_initialized():
+        return ""
+    if torch.version.hip:
+        names = {cuda.get_device_properties(i).gcnArchName for i in range(cuda.device_count())}
+    else:
+        names = {"sm_{}{}".format(*cuda.get_device_capability(i)) for i in range(cuda.device_count())}
+    return ",".join(sorted(names))

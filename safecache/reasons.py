@@ -1,0 +1,49 @@
+"""The closed lists of what can happen to an entry."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+__all__ = ["Count", "Reason"]
+
+
+class Reason(Enum):
+    """Why an entry was refused, not read, or not saved."""
+
+    # refused: the entry is there, and is not trusted
+    UNSEALED = "unsealed"
+    UNKNOWN_KEY = "unknown key"
+    UNKNOWN_FORMAT = "unknown format"
+    DAMAGED = "damaged"
+    BAD_SEAL = "bad seal"
+    OTHER_KIND = "other kind"
+    OTHER_CACHE_KEY = "other cache key"
+    NOT_PRIVATE = "not private"
+    NOT_A_FILE = "not a file"
+    FOREIGN_OWNER = "foreign owner"
+    WRONG_TYPE = "wrong type"
+    UNSAFE_NAME = "unsafe name"
+    # not read
+    UNREADABLE = "unreadable"
+    UNLOADABLE = "unloadable"
+    REMOTE_FAILED = "remote failed"
+    ENTRY_MISSING = "entry missing"
+    # not saved
+    UNPICKLABLE = "unpicklable"
+    UNPREPARED = "unprepared"
+    NOT_CACHEABLE = "not cacheable"
+    INCOMPLETE = "incomplete"
+    UNWRITABLE = "unwritable"
+    # keys and hooks
+    NO_KEY = "no key"
+    STOOD_DOWN = "stood down"
+
+
+class Count(Enum):
+    """What went well."""
+
+    SEALED = "sealed"
+    SAVED = "saved"
+    VERIFIED = "verified"
+    ACCEPTED_PRIVATE = "accepted as private"
+    QUARANTINED = "quarantined"

@@ -1,0 +1,170 @@
+"""A save that cannot hurt the compile: sealed where it is pickled, and given up with one warning where it fails.
+
+A hook runs torch's own save inside ``attempt()``. Torch pickles the entry through the module global ``pickle``, in
+whose place a SealingPickle stands: it seals what is pickled inside an attempt, so that the artifact recorder, the local
+write and the remote cache all get the same sealed bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import wrapt
+
+from safecache import config, events, keyring, layout, picklepath, provenance, seal, store
+from safecache.reasons import Count, Reason
+from safecache.seal import Kind
+
+__all__ = ["SaveAborted", "SealingPickle", "attempt", "give_up", "in_attempt", "saved_in_vain", "write"]
+
+
+class SaveAborted(BaseException):
+    """Ends a save from inside torch's code. Not an Exception: torch's handlers would warn in their own words first.
+
+    Raised only inside an attempt, which always catches it.
+    """
+
+    def __init__(
+        self, reason: Reason, message: str, *, cause: str, remedy: str, error: BaseException | None = None
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.cause = cause
+        self.remedy = remedy
+        self.error = error
+
+    def report(self, what: str) -> None:
+        """Say that ``what`` was not saved. Raises the policy's error in strict mode."""
+        message = f"{what} was not saved: {self}."
+        events.report(self.reason, message, cause=self.cause, remedy=self.remedy, error=self.error)
+
+
+class _Attempt(threading.local):
+    """The save that this thread is in the middle of."""
+
+    kind: Kind | None = None
+    cache_key: str = ""
+    root: object = None
+
+
+_attempt = _Attempt()
+# FX entries this process failed to save: an AOT entry that refers to one would miss for ever.
+_unsaved: set[str] = set()
+
+_PICKLE_REMEDY = (
+    "This graph compiles anew in every process, until the object can be pickled or is kept out of the graph."
+)
+_KEY_REMEDY = "Make $XDG_CONFIG_HOME writable, or name a key in SAFECACHE_KEY_FILE."
+_SPACE_REMEDY = "Make room there, or let TORCHINDUCTOR_CACHE_DIR name a directory that can be written."
+
+
+@contextmanager
+def attempt(kind: Kind, cache_key: str, root: object) -> Iterator[None]:
+    """Run torch's save of ``root``: an exception is reported, and does not leave this block in default mode.
+
+    BaseExceptions that are not ours pass through untouched.
+    """
+    outer = (_attempt.kind, _attempt.cache_key, _attempt.root)
+    _attempt.kind, _attempt.cache_key, _attempt.root = kind, cache_key, root
+    failure: SaveAborted | None = None
+    try:
+        yield
+    except SaveAborted as aborted:
+        failure = aborted
+    except Exception as error:
+        text = _error_text(error)
+        failure = SaveAborted(
+            Reason.UNPREPARED, f"it could not be prepared: {text}", cause=text, remedy=_PICKLE_REMEDY, error=error
+        )
+    finally:
+        _attempt.kind, _attempt.cache_key, _attempt.root = outer
+    if failure is not None:
+        _unsaved.add(cache_key)
+        failure.report(f"{kind.noun} {cache_key[:16]}…")
+
+
+def in_attempt() -> bool:
+    """Whether this thread is inside an attempt."""
+    return _attempt.kind is not None
+
+
+def saved_in_vain(cache_keys: list[str]) -> bool:
+    """Whether an entry that refers to these could never be used, since one of them was not saved."""
+    return not _unsaved.isdisjoint(cache_keys)
+
+
+def give_up(reason: Reason, error: BaseException | None = None) -> NoReturn:
+    """End this thread's attempt for ``reason``."""
+    text = _error_text(error) if error is not None else "a graph that it refers to was not"
+    raise SaveAborted(reason, text, cause=text, remedy=_PICKLE_REMEDY, error=error)
+
+
+def _error_text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+class SealingPickle(wrapt.ObjectProxy):  # type: ignore[misc]
+    """The pickle module, but for the ``dumps`` of the object that an attempt is about."""
+
+    def dumps(self, obj: object, *args: Any, **kwargs: Any) -> bytes:
+        """Pickle ``obj``; inside an attempt on it, seal the bytes, or end the attempt where pickling fails."""
+        content: bytes
+        # FxGraphCache pickles a copy of the graph it was given, hence the type.
+        if _attempt.kind is None or type(obj) is not type(_attempt.root):
+            content = self.__wrapped__.dumps(obj, *args, **kwargs)
+            return content
+        try:
+            content = self.__wrapped__.dumps(obj, *args, **kwargs)
+        except Exception as error:
+            raise _unpicklable(obj, error) from None
+        return _seal(content, _attempt.kind, _attempt.cache_key)
+
+
+def _unpicklable(obj: object, error: Exception) -> SaveAborted:
+    culprit = picklepath.find_culprit(obj, "entry")
+    if culprit is None:
+        text = cause = _error_text(error)
+    else:
+        text, cause = str(culprit), f"{culprit.type_name} {culprit.defined_at}"
+    return SaveAborted(
+        Reason.UNPICKLABLE, f"it cannot be pickled: {text}", cause=cause, remedy=_PICKLE_REMEDY, error=error
+    )
+
+
+def _seal(payload: bytes, kind: Kind, cache_key: str) -> bytes:
+    keys = keyring.current()
+    if keys.signing is None:
+        return payload
+    events.count(Count.SEALED)
+    return seal.attach(payload, kind, cache_key, keys.signing, provenance.describe())
+
+
+def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes) -> None:
+    """Publish an entry in ``directory`` of the cache ``root``. A write that fails is reported, and is not an error.
+
+    An entry without a seal is not written: no process would take it, and each would add another.
+    """
+    if seal.split(content) is None:
+        problem = keyring.current().problem or "it was not sealed"
+        return _not_written(SaveAborted(Reason.NO_KEY, problem, cause=problem, remedy=_KEY_REMEDY), kind, cache_key)
+    path = os.path.join(directory, layout.entry_name(content))
+    try:
+        store.publish(path, content, root)
+    except OSError as error:
+        text = f"{path}: {error.strerror or error}"
+        failure = SaveAborted(
+            Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_SPACE_REMEDY, error=error
+        )
+        return _not_written(failure, kind, cache_key)
+    events.count(Count.SAVED)
+
+
+def _not_written(failure: SaveAborted, kind: Kind, cache_key: str) -> None:
+    # In default mode the save goes on: its bytes may still reach the remote cache or an artifact.
+    if config.current().strict and _attempt.kind is not None:
+        raise failure
+    failure.report(f"{kind.noun} {cache_key[:16]}…")

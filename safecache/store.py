@@ -1,0 +1,119 @@
+"""Entry files: listed, read, published and set aside, without ever following or waiting for what is not a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import stat
+import time
+
+from safecache.ownership import foreign_owner
+from safecache.reasons import Reason
+
+__all__ = ["UnusableEntry", "list_entries", "publish", "quarantine", "read_entry"]
+
+_QUARANTINE = os.path.join(".safecache", "quarantine")
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_ATTEMPTS = 3
+
+
+class UnusableEntry(Exception):
+    """Something lies in the entry's place that is not read: ``reason`` and ``detail`` say what."""
+
+    def __init__(self, reason: Reason, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+def list_entries(directory: str) -> list[str]:
+    """The names of the entries in ``directory``, sorted; none if it does not exist. Raises OSError."""
+    try:
+        return sorted(name for name in os.listdir(directory) if not name.startswith("."))
+    except FileNotFoundError:
+        return []
+
+
+def read_entry(path: str) -> bytes:
+    """The bytes of the entry at ``path``.
+
+    Raises UnusableEntry for anything but a regular file of this user or root, at once: a FIFO is not waited for, a
+    link not followed. Raises OSError where the file system refuses, FileNotFoundError for an entry that is gone.
+    """
+    # A device is not even opened; the check is repeated on the descriptor, since the name may change in between.
+    _check_regular(os.lstat(path))
+    descriptor = os.open(path, _READ)
+    with os.fdopen(descriptor, "rb") as file:
+        _check_regular(os.fstat(descriptor))
+        return file.read()
+
+
+def _check_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UnusableEntry(Reason.NOT_A_FILE, f"a {_type_name(status.st_mode)}")
+    if foreign_owner(status):
+        raise UnusableEntry(Reason.FOREIGN_OWNER, f"of uid {status.st_uid}")
+
+
+def _type_name(mode: int) -> str:
+    names = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "directory", stat.S_IFLNK: "symbolic link", stat.S_IFSOCK: "socket"}
+    return names.get(stat.S_IFMT(mode), "device")
+
+
+def publish(path: str, content: bytes, root: str) -> None:
+    """Make ``content`` appear at ``path``, whole or not at all; a file where its directory should be is set aside.
+
+    Raises OSError, with nothing left behind.
+    """
+    directory = os.path.dirname(path)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            _make_directory(directory, root)
+            return _write_and_rename(directory, path, content)
+        except FileNotFoundError:
+            # Another process cleared the cache between two of these calls.
+            if attempt == _ATTEMPTS:
+                raise
+
+
+def _make_directory(directory: str, root: str) -> None:
+    try:
+        os.makedirs(directory, exist_ok=True)
+    except FileExistsError:
+        quarantine(directory, root, Reason.NOT_A_FILE)
+        os.makedirs(directory, exist_ok=True)
+
+
+def _write_and_rename(directory: str, path: str, content: bytes) -> None:
+    # A random name: two containers on one volume can have the same pid and thread id, as torch's names are made of.
+    temporary = os.path.join(directory, f".{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, _CREATE, 0o666)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.rename(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def quarantine(path: str, root: str, reason: Reason) -> str | None:
+    """Move what is at ``path`` out of the cache, to ``root/.safecache/quarantine``, with a note of why.
+
+    Returns its new path; None where the file system refuses, and then the entry is where it was.
+    """
+    directory = os.path.join(root, _QUARANTINE)
+    destination = os.path.join(directory, f"{os.path.basename(path)[:64]}.{secrets.token_hex(4)}")
+    note = {"from": path, "reason": reason.value, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+        os.rename(path, destination)
+        with open(destination + ".json", "x", encoding="utf-8") as file:
+            json.dump(note, file)
+    except OSError:
+        return destination if os.path.lexists(destination) else None
+    return destination

@@ -1,0 +1,90 @@
+"""The table of every symbol we patch: the only place that names torch versions and upstream signatures.
+
+Signatures are parameter names in order, "=" after one with a default, "*" before one that is keyword-only, read from
+the released wheels with inspect.signature.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["MODULES", "TARGETS", "TORCH_FROM", "TORCH_UNTIL", "Target"]
+
+# From the first up to, but not including, the second: the releases the suite runs on.
+TORCH_FROM = (2, 11)
+TORCH_UNTIL = (2, 16)
+
+
+class Target(NamedTuple):
+    """A symbol, the hook that wraps it (``module:function`` below safecache.hooks) and the signatures it may have."""
+
+    module: str
+    attribute: str
+    hook: str
+    signatures: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """How status() and warnings name it."""
+        return f"{self.module}.{self.attribute}"
+
+
+_CODECACHE = "torch._inductor.codecache"
+_AUTOGRAD_CACHE = "torch._functorch._aot_autograd.autograd_cache"
+_STANDALONE = "torch._inductor.standalone_compile"
+# A module global in place of which SealingPickle stands, rather than a function.
+PICKLE_MODULE = "<module pickle>"
+
+TARGETS: tuple[Target, ...] = (
+    Target(
+        _CODECACHE,
+        "GuardedCache.iterate_over_candidates",
+        "codecache:iterate_over_candidates",
+        ("cls, local, remote_cache, key",),
+    ),
+    Target(
+        _CODECACHE,
+        "FxGraphCache._save_graph",
+        "codecache:save_graph",
+        ("key, compiled_graph, example_inputs, local, remote_cache",),
+    ),
+    Target(_CODECACHE, "FxGraphCache._write_to_local_cache", "codecache:write_to_local_cache", ("key, content",)),
+    Target(_CODECACHE, "pickle", "", (PICKLE_MODULE,)),
+    Target(_AUTOGRAD_CACHE, "AOTAutogradCache.save", "autograd_cache:save", ("key, entry, remote",)),
+    Target(
+        _AUTOGRAD_CACHE,
+        "AOTAutogradCache._handle_save_error",
+        "autograd_cache:handle_save_error",
+        ("e, remote, is_bypass",),
+    ),
+    Target(
+        _AUTOGRAD_CACHE,
+        "AOTAutogradCache.try_load",
+        "autograd_cache:try_load",
+        (
+            "mod, args, aot_config, cudagraphs, boxed_forward_device_index, local, remote",  # 2.11
+            "mod, args, aot_config, compiler_config_extra, local, remote, compile_region_name=",  # 2.12, 2.13
+            "mod, args, aot_config, compiler_config_extra, local, remote, act_input_paths=, compile_region_name=",  # 2.14
+        ),
+    ),
+    Target(
+        _AUTOGRAD_CACHE,
+        "AOTAutogradCache._write_to_local_cache",
+        "autograd_cache:write_to_local_cache",
+        ("key, content",),
+    ),
+    Target(_AUTOGRAD_CACHE, "pickle", "", (PICKLE_MODULE,)),
+    Target(
+        "torch.compiler._cache", "CacheArtifactManager.populate_caches", "compiler_cache:populate_caches", ("artifacts",)
+    ),
+    Target(_STANDALONE, "CompiledArtifact.load", "standalone_compile:load", ("*path, *format=",)),
+    Target(_STANDALONE, "CacheCompiledArtifact.load", "standalone_compile:load", ("*path, *format=",)),
+    Target(
+        "torch._inductor.compile_worker.subproc_pool",
+        "SubprocPool.__init__",
+        "subproc_pool:init",
+        ("self, nprocs, pickler=, kind=, quiesce=",),
+    ),
+)
+
+MODULES = frozenset(target.module for target in TARGETS)
