@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import sys
+
 from safecache import config
 from safecache._version import __version__
 from safecache.activation import HookStatus, activate, deactivate, is_active, status
@@ -19,5 +21,11 @@ def stats() -> dict[str, int]:
     return events.counters()
 
 
-if config.current().enabled:
+def _own_command_line() -> bool:
+    # It reports a bad setting by itself, without a traceback, and activates only where a command calls for it.
+    program = sys.argv[0] if getattr(sys, "argv", None) else ""
+    return program.endswith("/safecache") or (program == "-m" and "safecache" in sys.orig_argv)
+
+
+if not _own_command_line() and config.current().enabled:
     activate()

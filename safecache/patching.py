@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 import sys
 import types
 from enum import Enum
@@ -16,7 +17,7 @@ from safecache import events, targets
 from safecache.reasons import Reason
 from safecache.targets import Target
 
-__all__ = ["Patch", "StandDown", "StandDownError"]
+__all__ = ["Patch", "StandDown", "StandDownError", "signature_of", "torch_version"]
 
 
 class StandDown(Enum):
@@ -62,7 +63,7 @@ class Patch:
             )
 
     def _apply(self, module: types.ModuleType) -> None:
-        _check_version(module)
+        _check_version()
         original = _resolve(module, self.target.attribute)
         if module is self._module and wrapt.find_wrapper(original, self._handle) is not None:
             self._enabled = True  # still in the chain, below what somebody wrapped around it
@@ -115,11 +116,20 @@ def _failed(error: Exception) -> StandDownError:
     return StandDownError(StandDown.HOOK_FAILED, f"{type(error).__name__}: {error}")
 
 
-def _check_version(module: types.ModuleType) -> None:
-    top = sys.modules.get(module.__name__.partition(".")[0])
+def torch_version() -> str:
+    """The version of torch that is imported, or else installed; empty if none is."""
     # torch sets __version__ early in its own import; the metadata is for what comes earlier still.
-    text = str(getattr(top, "__version__", "") or metadata.version("torch"))
-    version = tuple(int(part) for part in text.split(".")[:2])
+    imported = getattr(sys.modules.get("torch"), "__version__", None)
+    try:
+        return str(imported or metadata.version("torch"))
+    except metadata.PackageNotFoundError:
+        return ""
+
+
+def _check_version() -> None:
+    text = torch_version()
+    digits = re.match(r"(\d+)\.(\d+)", text)
+    version = (int(digits[1]), int(digits[2])) if digits else (0, 0)
     if not targets.TORCH_FROM <= version < targets.TORCH_UNTIL:
         known = "{}.{} to before {}.{}".format(*targets.TORCH_FROM, *targets.TORCH_UNTIL)
         raise StandDownError(StandDown.UNKNOWN_VERSION, f"{text}, known are {known}")

@@ -25,7 +25,7 @@ from typing import NamedTuple
 from safecache.keyring import Key
 from safecache.reasons import Reason
 
-__all__ = ["FORMAT", "Footer", "Kind", "Verdict", "attach", "split", "verify"]
+__all__ = ["FORMAT", "Footer", "Kind", "Verdict", "attach", "payload_of", "split", "verify"]
 
 FORMAT = 1
 _MAGIC = b"\x93SAFECA\n"
@@ -81,6 +81,14 @@ def split(content: bytes) -> Footer | None:
     if len(content) < _FOOTER.size or not content.endswith(_MAGIC):
         return None
     return Footer._make(_FOOTER.unpack_from(content, len(content) - _FOOTER.size))
+
+
+def payload_of(content: bytes) -> bytes:
+    """``content`` without its seal, if it carries one whose sizes fit; it is not verified here."""
+    footer = split(content)
+    if footer is None or footer.payload_size + footer.body_size + _TAG_SIZE + _FOOTER.size != len(content):
+        return content
+    return content[: footer.payload_size]
 
 
 def verify(content: bytes, kind: Kind, cache_key: str, find_key: Callable[[bytes], Key | None]) -> Verdict:

@@ -1,0 +1,40 @@
+"""On PYTHONPATH under ``safecache run``: activates safecache, then runs the sitecustomize that this one hides.
+
+The directory stays on sys.path: Inductor's compile workers get their PYTHONPATH from it.
+"""
+
+import importlib.util
+import os
+import sys
+from importlib.machinery import PathFinder
+
+_here = os.path.dirname(os.path.abspath(__file__))
+_beside = os.path.dirname(os.path.dirname(_here))
+_elsewhere = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != _here]
+
+
+def _activate() -> None:
+    installed = PathFinder.find_spec("safecache", _elsewhere) is not None
+    if not installed:
+        # Only for the import: whatever else lies beside the package is none of this interpreter's business.
+        sys.path.append(_beside)
+    try:
+        import safecache  # noqa: F401
+    except Exception as error:
+        # Python would print a traceback and carry on; so do we, in one line.
+        print(f"safecache: not active in this process: {type(error).__name__}: {error}", file=sys.stderr)
+    finally:
+        if not installed:
+            sys.path.remove(_beside)
+
+
+def _chain() -> None:
+    spec = PathFinder.find_spec("sitecustomize", _elsewhere)
+    if spec is not None and spec.loader is not None:
+        hidden = importlib.util.module_from_spec(spec)
+        sys.modules["sitecustomize"] = hidden
+        spec.loader.exec_module(hidden)
+
+
+_activate()
+_chain()

@@ -1,0 +1,120 @@
+"""The command line: ``safecache`` and ``python -m safecache``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+from rich.markdown import Markdown
+
+from safecache import config
+from safecache._version import __version__
+from safecache.errors import ConfigError, SafecacheError
+
+__all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_OK", "EXIT_USAGE", "main"]
+
+EXIT_OK = 0
+EXIT_FINDINGS = 1
+EXIT_USAGE = 2
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h
+
+
+class _ShowHelp(argparse.Action):
+    """--help, with the table of settings below the usual text."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        parser.print_help()
+        Console().print(Markdown("## Settings\n\n" + config.settings_table()))
+        parser.exit()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="safecache",
+        add_help=False,
+        description="Makes the compile caches under torch.compile safe to rely on in production.",
+        epilog="exit codes: 0 fine, 1 findings or failure, 2 usage, 78 a setting with a bad value; of `run`: CMD's own",
+    )
+    parser.add_argument("-h", "--help", action=_ShowHelp, nargs=0, help="show this help and the settings, and exit")
+    parser.add_argument("--version", action="version", version=f"safecache {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    status = commands.add_parser("status", help="import torch's cache modules and say what every hook does there")
+    status.add_argument("--json", action="store_true", help="print JSON")
+    status.add_argument("--no-import", action="store_true", help="do not import torch: only show the table")
+
+    run = commands.add_parser("run", help="run a command with safecache active in it and in its children")
+    run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the command and its arguments")
+
+    adopt = commands.add_parser("adopt", help="seal the entries of a private cache directory, once, on your word")
+    adopt.add_argument("directory", metavar="DIR", help="the cache directory, such as $TORCHINDUCTOR_CACHE_DIR")
+    adopt.add_argument("--json", action="store_true", help="print JSON")
+
+    demo = commands.add_parser("demo", help="a real model, cold and warm, and what faults do to stock torch and to us")
+    demo.add_argument("--json", action="store_true", help="print JSON")
+
+    bench = commands.add_parser("bench", help="measure against stock torch in the same run, interleaved")
+    bench.add_argument("--pairs", type=int, default=7, metavar="N", help="pairs of runs a figure (default 7)")
+    bench.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        config.current()
+        return _dispatch(arguments)
+    except ConfigError as error:
+        print(f"safecache: {error}", file=sys.stderr)
+        return EXIT_CONFIG
+    except (SafecacheError, OSError) as error:
+        print(f"safecache {arguments.command}: {error}", file=sys.stderr)
+        return EXIT_FINDINGS
+    except KeyboardInterrupt:
+        return 130
+
+
+def _dispatch(arguments: argparse.Namespace) -> int:
+    # Imported one by one: `run` must not pay for what `bench` needs.
+    if arguments.command == "run":
+        return _run(arguments.argv)
+    if arguments.command == "status":
+        from safecache.cli import status
+
+        return status.show(as_json=arguments.json, import_targets=not arguments.no_import)
+    if arguments.command == "adopt":
+        return _adopt(arguments.directory, as_json=arguments.json)
+    if arguments.command == "demo":
+        from safecache.cli import demo
+
+        return demo.show(as_json=arguments.json)
+    from safecache.cli import bench
+
+    return bench.show(pairs=arguments.pairs, as_json=arguments.json)
+
+
+def _run(argv: list[str]) -> int:
+    from safecache.cli.run import run
+
+    command = argv[1:] if argv[:1] == ["--"] else argv
+    if not command:
+        print("safecache run: no command given: safecache run -- CMD...", file=sys.stderr)
+        return EXIT_USAGE
+    run(command)
+
+
+def _adopt(directory: str, *, as_json: bool) -> int:
+    from safecache.adopt import adopt
+
+    result = adopt(directory)
+    if as_json:
+        print(json.dumps(result._asdict()))
+    else:
+        print(f"{result.sealed} entries sealed, {result.already_sealed} were sealed already.")
+        for path, reason in result.skipped:
+            print(f"skipped {path}: {reason}")
+    return EXIT_FINDINGS if result.skipped else EXIT_OK

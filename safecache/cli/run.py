@@ -1,0 +1,33 @@
+"""``safecache run -- CMD``: CMD and every Python process that it starts, with safecache active."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import NoReturn
+
+from safecache import config
+
+__all__ = ["environment_for_children", "run"]
+
+_BOOTSTRAP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bootstrap")
+
+
+def environment_for_children() -> dict[str, str]:
+    """The environment that activates safecache: our sitecustomize first on PYTHONPATH."""
+    environment = config.child_environment()
+    entries = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != _BOOTSTRAP]
+    environment["PYTHONPATH"] = os.pathsep.join([_BOOTSTRAP, *entries])
+    return environment
+
+
+def run(command: list[str]) -> NoReturn:
+    """Become ``command``. Exits 127 if it is not found and 126 if it cannot be run, as a shell does."""
+    try:
+        os.execvpe(command[0], command, environment_for_children())
+    except FileNotFoundError:
+        print(f"safecache run: {command[0]}: not found", file=sys.stderr)
+        sys.exit(127)
+    except OSError as error:
+        print(f"safecache run: {command[0]}: {error.strerror}", file=sys.stderr)
+        sys.exit(126)

@@ -1,0 +1,67 @@
+"""``safecache status``: what every hook does on the installed torch."""
+
+from __future__ import annotations
+
+import importlib
+import json
+
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
+from rich.table import Column, Table
+
+import safecache
+from safecache import config, keyring, patching, targets
+
+__all__ = ["show"]
+
+
+def show(*, as_json: bool, import_targets: bool) -> int:
+    """Print the status; 1 if a hook that could be active is not."""
+    enabled = config.current().enabled
+    if enabled:
+        safecache.activate()
+    failed = _import_targets() if import_targets else {}
+    hooks = [dict(hook._asdict(), reason=hook.reason or failed.get(hook.name, "")) for hook in safecache.status()]
+    keys = keyring.current()
+    report = {
+        "version": safecache.__version__,
+        "enabled": enabled,
+        "torch": patching.torch_version(),
+        "settings": {setting.variable: getattr(config.current(), setting.name) for setting in config.SETTINGS},
+        "key": keys.signing.id.hex() if keys.signing else None,
+        "key_problem": keys.problem,
+        "hooks": hooks,
+    }
+    if as_json:
+        print(json.dumps(report))
+    else:
+        _print(report, hooks)
+    healthy = all(hook["state"] == "active" for hook in hooks) or not import_targets
+    return 0 if healthy and keys.signing and enabled else 1
+
+
+def _import_targets() -> dict[str, str]:
+    """Import every target module; why not, by hook name, for those that cannot be."""
+    failed = {}
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("importing torch")
+        for target in targets.TARGETS:
+            progress.update(task, description=f"importing {target.module}")
+            try:
+                importlib.import_module(target.module)
+            except Exception as error:
+                failed[target.name] = f"{type(error).__name__}: {error}"
+    return failed
+
+
+def _print(report: dict[str, object], hooks: list[dict[str, str]]) -> None:
+    console = Console()
+    console.print(f"safecache {report['version']}, torch {report['torch'] or 'not installed'}")
+    console.print(f"key {report['key']}" if report["key"] else f"no key: {report['key_problem']}", markup=False)
+    table = Table(Column("hook", overflow="fold"), "state", Column("reason", overflow="fold"))
+    colours = {"active": "green", "not yet imported": "dim"}
+    for hook in hooks:
+        colour = colours.get(hook["state"], "red")
+        table.add_row(hook["name"], f"[{colour}]{hook['state']}[/]", hook["reason"])
+    console.print(table)

@@ -1,0 +1,197 @@
+"""Isolated caches and keys for every test, and one warm process for all of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+SOURCE = TESTS.parent
+
+
+def isolated_environment(base: Path) -> dict[str, str]:
+    """The variables that keep a process's caches, keys and temporary files below ``base``."""
+    places = {
+        "XDG_CONFIG_HOME": base / "config",
+        "TORCHINDUCTOR_CACHE_DIR": base / "cache",
+        "TRITON_CACHE_DIR": base / "triton",
+    }
+    return {name: str(path) for name, path in places.items()} | {
+        "SAFECACHE": "1",
+        "SAFECACHE_STRICT": "0",
+        "SAFECACHE_TRUST": "signed",
+        "SAFECACHE_KEY_FILE": "",
+    }
+
+
+class Answer:
+    """What a scene's process said."""
+
+    def __init__(self, raw: dict) -> None:
+        self.died = raw.get("died")
+        self.result = raw.get("result")
+        self.error = raw.get("error")
+        self.errors = [name for name, _ in raw.get("error_chain", ())]
+        self.messages = [text for _, text in raw.get("error_chain", ())]
+        self.traceback = raw.get("traceback", "")
+        self.warnings = raw.get("warnings", [])
+        self.torch_warnings = raw.get("torch_warnings", [])
+        self.stats = raw.get("stats", {})
+
+    @property
+    def ok(self) -> bool:
+        return self.died is None and self.error is None
+
+    @property
+    def hits(self) -> tuple[int, int]:
+        """(AOT hits, FX hits)"""
+        return self.result["aot"]["hit"], self.result["fx"]["hit"]
+
+    def __repr__(self) -> str:
+        return json.dumps(vars(self), indent=1, default=repr)[:6000] + self.traceback
+
+
+WARM = (1, 2)  # one AOT hit, and an FX hit for the forward and one for the backward graph
+
+
+class Zygote:
+    """Starts tests/zygote.py once and has it run scenes, each in a fork."""
+
+    def __init__(self, base: Path) -> None:
+        environment = os.environ | isolated_environment(base) | {"TMPDIR": str(base), "PYTHONPATH": str(SOURCE)}
+        self.stderr = (base / "zygote.log").open("w")
+        self.process = subprocess.Popen(
+            [sys.executable, str(TESTS / "zygote.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.stderr,
+            text=True,
+            env=environment,
+        )
+        self.torch = self._reply()["ready"]
+
+    def _reply(self) -> dict:
+        line = self.process.stdout.readline()
+        if not line:
+            raise RuntimeError(f"the zygote died: {Path(self.stderr.name).read_text()[-4000:]}")
+        return json.loads(line)
+
+    def run(self, scene, environment, *, unprivileged=False, stock=False, **arguments) -> Answer:
+        """Run a scene with ``arguments``: as stock torch, or as a user whom file modes bind."""
+        request = {
+            "scene": scene,
+            "arguments": arguments,
+            "environment": environment,
+            "unprivileged": unprivileged,
+            "stock": stock,
+            "timeout": 120,
+        }
+        print(json.dumps(request), file=self.process.stdin, flush=True)
+        return Answer(self._reply())
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.stdout.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        self.stderr.close()
+
+
+@pytest.fixture(scope="session")
+def session_directory():
+    # Not tmp_path: below /tmp/pytest-of-<user> another user, whom some tests become, cannot go.
+    with tempfile.TemporaryDirectory(prefix="safecache-tests-") as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
+@pytest.fixture(scope="session")
+def zygote(session_directory):
+    zygote = Zygote(session_directory)
+    yield zygote
+    zygote.close()
+
+
+class Home:
+    """One test's cache and keys."""
+
+    def __init__(self, base: Path, zygote: Zygote) -> None:
+        self.base = base
+        self.cache = base / "cache"
+        self.keys = base / "config" / "safecache"
+        self.zygote = zygote
+        self.environment = isolated_environment(base)
+
+    def run(self, scene: str = "compile_model", *, strict: bool = False, env=None, **arguments):
+        environment = self.environment | {"SAFECACHE_STRICT": str(int(strict))} | (env or {})
+        return self.zygote.run(scene, environment, **arguments)
+
+    @property
+    def aot_entries(self) -> list[Path]:
+        return sorted(path for path in self.cache.glob("aotautograd/*/*") if not path.name.startswith("."))
+
+    @property
+    def fx_entries(self) -> list[Path]:
+        return sorted(path for path in self.cache.glob("fxgraph/*/*/*") if not path.name.startswith("."))
+
+    def entries(self, kind: str) -> list[Path]:
+        return self.aot_entries if kind == "aot" else self.fx_entries
+
+    @property
+    def quarantined(self) -> list[Path]:
+        return sorted(p for p in self.cache.glob(".safecache/quarantine/*") if p.suffix != ".json")
+
+    @property
+    def leftovers(self) -> list[Path]:
+        """Temporary files of entries."""
+        return [p for folder in ("aotautograd", "fxgraph") for p in (self.cache / folder).rglob(".*")]
+
+
+@pytest.fixture(scope="session")
+def warm_template(session_directory, zygote):
+    """A home whose cache holds the entries of the model, sealed."""
+    base = session_directory / "template"
+    base.mkdir()
+    home = Home(base, zygote)
+    answer = home.run()
+    assert answer.ok, answer
+    assert answer.stats == {"sealed": 3, "saved": 3}, answer
+    return home
+
+
+@pytest.fixture
+def home(session_directory, zygote, request):
+    base = Path(tempfile.mkdtemp(dir=session_directory))
+    os.chmod(base, 0o755)
+    yield Home(base, zygote)
+    shutil.rmtree(base, ignore_errors=True)
+
+
+@pytest.fixture
+def warm(home, warm_template):
+    """A copy of the warm template, kernels included."""
+    shutil.copytree(warm_template.base, home.base, dirs_exist_ok=True, symlinks=True)
+    return home
+
+
+def python(code: str, *, env: dict[str, str] | None = None, path: Path | None = None, timeout: float = 120, **kwargs):
+    """Run ``code`` in a fresh interpreter that finds safecache, and first of all ``path``."""
+    entries = [str(path)] if path else []
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SAFECACHE")} | (env or {})
+    environment["PYTHONPATH"] = os.pathsep.join([*entries, str(SOURCE)])
+    return subprocess.run(
+        [sys.executable, "-c", code], env=environment, text=True, capture_output=True, timeout=timeout, **kwargs
+    )
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become another user or mount a tmpfs")

@@ -1,0 +1,245 @@
+"""What a test's child process does: each scene is a function that returns something JSON can carry.
+
+They run in a process that has torch and Inductor imported, but has compiled nothing under the settings of the test.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+
+import torch
+from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
+
+
+def model(x, w):
+    return torch.nn.functional.gelu(x @ w).sum(-1)
+
+
+def inputs():
+    torch.manual_seed(0)
+    return torch.randn(8, 16), torch.randn(16, 16, requires_grad=True)
+
+
+def compile_model(**functorch):
+    """Forward and backward of a freshly compiled model, checked against eager."""
+    x, w = inputs()
+    with functorch_config.patch(**functorch):
+        y = torch.compile(model)(x, w)
+        y.sum().backward()
+    compiled = w.grad.clone()
+    w.grad = None
+    expected = model(x, w)
+    expected.sum().backward()
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(compiled, w.grad)
+    aot, inductor = counters["aot_autograd"], counters["inductor"]
+    return {
+        "aot": {name: aot[f"autograd_cache_{name}"] for name in ("hit", "miss", "bypass", "saved")},
+        "fx": {name: inductor[f"fxgraph_cache_{name}"] for name in ("hit", "miss")},
+    }
+
+
+def compile_twice(**functorch):
+    """compile_model, in two lives of dynamo: what warns once in a process must not warn in the second."""
+    compile_model(**functorch)
+    torch._dynamo.reset()
+    counters.clear()
+    return compile_model(**functorch)
+
+
+def compile_with(injection, place, **functorch):
+    """compile_model with an object that does not pickle in ``place``."""
+    with injected(injection, place):
+        return compile_twice(**functorch)
+
+
+def standalone(injection=None, place="aot", save=None, fmt="binary"):
+    """standalone_compile, with an object that does not pickle; the compiled result is called and may be saved."""
+    import torch._inductor
+
+    graph, x = _standalone_graph()
+    with injected(injection, place) if injection else contextlib.nullcontext():
+        artifact = torch._inductor.standalone_compile(graph, [x], dynamic_shapes="from_example_inputs")
+    torch.testing.assert_close(_first(artifact(x)), model(x, x.T @ x))
+    if save is not None:
+        artifact.save(path=save, format=fmt)
+    return {"saveable": bool(artifact._artifacts and artifact._artifacts[1].aot_autograd_artifacts)}
+
+
+def load_standalone(path, fmt="binary"):
+    import torch._inductor
+
+    _, x = _standalone_graph()
+    artifact = torch._inductor.CompiledArtifact.load(path=path, format=fmt)
+    torch.testing.assert_close(_first(artifact(x)), model(x, x.T @ x))
+    return True
+
+
+def _first(result):
+    return result[0] if isinstance(result, (tuple, list)) else result
+
+
+def _standalone_graph():
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    torch.manual_seed(0)
+    x = torch.randn(16, 16)
+    return make_fx(lambda x: (model(x, x.T @ x),))(x), x
+
+
+def save_mega_cache(path):
+    compile_model()
+    blob, info = torch.compiler.save_cache_artifacts()
+    with open(path, "wb") as file:
+        file.write(blob)
+    return dict(info.artifacts)
+
+
+def load_mega_cache(path):
+    with open(path, "rb") as file:
+        info = torch.compiler.load_cache_artifacts(file.read())
+    return {"loaded": dict(info.artifacts) if info else None, **compile_model()}
+
+
+class FakeRedis(dict):
+    """A remote cache that answers from, and keeps, a directory of JSON files."""
+
+    def __init__(self, directory):
+        self.directory = directory
+
+    def get(self, key):
+        import json
+
+        try:
+            with open(os.path.join(self.directory, key)) as file:
+                return json.load(file)
+        except FileNotFoundError:
+            return None
+
+    def put(self, key, value):
+        import json
+
+        with open(os.path.join(self.directory, key), "w") as file:
+            json.dump(value, file)
+
+
+class BrokenRemote:
+    """A remote cache that raises whatever it is asked."""
+
+    def get(self, key):
+        raise ValueError("no reply")
+
+    def put(self, key, value):
+        raise ValueError("no reply")
+
+
+def compile_with_remote(directory=None):
+    """compile_model with a remote cache on, for both entry caches, and no local entries to find."""
+    from unittest import mock
+
+    from torch._functorch._aot_autograd import autograd_cache
+    from torch._inductor import codecache, compile_fx
+    from torch._inductor import config as inductor_config
+
+    remote = FakeRedis(directory) if directory else BrokenRemote()
+    with (
+        inductor_config.patch(fx_graph_remote_cache=True),
+        functorch_config.patch(enable_remote_autograd_cache=True),
+        mock.patch.object(codecache.FxGraphCache, "get_remote_cache", staticmethod(lambda: remote)),
+        mock.patch.object(autograd_cache.AOTAutogradCache, "get_remote_cache", staticmethod(lambda: remote)),
+    ):
+        assert compile_fx.should_use_remote_fx_graph_cache()
+        return compile_model()
+
+
+def keys_computed():
+    """The cache keys of the model, as the directories that a cold compile made show them."""
+    compile_model()
+    root = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    found = sorted(os.listdir(os.path.join(root, "aotautograd")))
+    for folder in os.listdir(os.path.join(root, "fxgraph")):
+        found += sorted(os.listdir(os.path.join(root, "fxgraph", folder)))
+    return sorted(found)
+
+
+class RaisesOnPickle:
+    def __getstate__(self):
+        raise RuntimeError("this object does not want to be saved")
+
+
+class PrivateInterrupt(BaseException):
+    """Stands for vLLM's StopCompiling."""
+
+
+class Interrupts:
+    def __getstate__(self):
+        raise PrivateInterrupt
+
+
+def _exec_made_launcher():
+    namespace = {}
+    exec("def launcher(*args):\n    return args", namespace)
+    return namespace["launcher"]
+
+
+def _deep_list():
+    nested = []
+    for _ in range(100_000):
+        nested = [nested]
+    return nested
+
+
+UNPICKLABLE = {
+    "lambda": lambda: lambda: None,
+    "launcher": _exec_made_launcher,
+    "lock": threading.Lock,
+    "getstate": RaisesOnPickle,
+    "recursion": _deep_list,
+    "interrupt": Interrupts,
+}
+
+
+@contextlib.contextmanager
+def injected(name, place):
+    """Put the named object into every AOT entry, every FX graph, or make preparing the graph fail."""
+    from unittest import mock
+
+    from torch._functorch._aot_autograd import autograd_cache
+    from torch._inductor import output_code
+
+    culprit = UNPICKLABLE[name]()
+    if place == "aot":
+        make_entry = autograd_cache.AOTAutogradCache.make_entry
+
+        def make(*args, **kwargs):
+            entry = make_entry(*args, **kwargs)
+            entry.runtime_metadata.injected = [{"launcher": culprit}]
+            return entry
+
+        patch = mock.patch.object(autograd_cache.AOTAutogradCache, "make_entry", staticmethod(make))
+    else:
+        prepare = output_code.CompiledFxGraph.prepare_for_serialization
+
+        def prepare_for_serialization(self):
+            if place == "prepare":
+                raise RuntimeError("cannot be prepared")
+            prepare(self)
+            self.injected = [{"launcher": culprit}]
+
+        patch = mock.patch.object(output_code.CompiledFxGraph, "prepare_for_serialization", prepare_for_serialization)
+    with patch:
+        yield
+
+
+def warm_up():
+    """Fill the per-process caches (keys of torch and triton, ISA probe, headers) once, for all children.
+
+    Without a backward pass: after one, autograd refuses to run in a fork.
+    """
+    with torch.no_grad():
+        torch.compile(model)(*inputs())
+    torch._dynamo.reset()
+    counters.clear()

@@ -1,0 +1,112 @@
+"""A process with torch imported that forks one child for each scene: a fresh state for the price of a fork.
+
+Reads one JSON request a line, {"scene", "arguments", "environment", "unprivileged", "stock"}, and answers with one JSON line.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import logging
+import os
+import signal
+import struct
+import sys
+import traceback
+
+# One thread: the children of a process that has run OpenMP threads hang in their first parallel region.
+os.environ.update(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1", TORCH_WARM_POOL="0")
+sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
+import safecache  # noqa: E402, I001
+import torch  # noqa: E402
+import torch._inductor.compile_fx  # noqa: E402
+import torch._inductor.standalone_compile  # noqa: E402, F401
+import scenes  # noqa: E402
+
+from safecache import config, events, keyring  # noqa: E402
+
+
+class Collector(logging.Handler):
+    """Keeps what is warned: by safecache, and by torch's cache modules."""
+
+    def __init__(self):
+        super().__init__(logging.WARNING)
+        self.ours, self.torchs = [], []
+
+    def emit(self, record):
+        (self.ours if record.name == "safecache" else self.torchs).append(record.getMessage())
+
+
+def drop_file_capabilities():
+    """Make file modes count for root too: give up CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH (capset(2))."""
+    header = struct.pack("=Ii", 0x20080522, 0)
+    everything_else = 0xFFFFFFFF & ~0b110
+    data = struct.pack("=6I", everything_else, everything_else, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0)
+    capabilities = bytearray(24)
+    libc = ctypes.CDLL(None, use_errno=True)
+    held = (ctypes.c_char * 24).from_buffer(capabilities)
+    if libc.capget(header, held) != 0:
+        raise OSError(ctypes.get_errno(), "capget")
+    kept = bytes(a & b for a, b in zip(capabilities, data, strict=True))
+    if libc.capset(header, kept) != 0:
+        raise OSError(ctypes.get_errno(), "capset")
+
+
+def run_scene(request):
+    os.environ.update(request["environment"])
+    keyring._load_once.cache_clear()
+    events.reset()
+    config.reload()
+    if request["stock"]:
+        safecache.deactivate()
+    if request["unprivileged"]:
+        drop_file_capabilities()
+    collector = Collector()
+    for name in ("safecache", "torch._inductor.codecache", "torch._functorch._aot_autograd.autograd_cache"):
+        logging.getLogger(name).addHandler(collector)
+    answer = {"result": None, "error": None, "error_chain": []}
+    try:
+        answer["result"] = getattr(scenes, request["scene"])(**request["arguments"])
+    except BaseException as error:
+        answer["error"] = type(error).__name__
+        answer["traceback"] = traceback.format_exc()
+        seen = error
+        while seen is not None and len(answer["error_chain"]) < 10:
+            answer["error_chain"].append([type(seen).__name__, str(seen)])
+            seen = getattr(seen, "inner_exception", None) or seen.__cause__ or seen.__context__
+    answer |= {"warnings": collector.ours, "torch_warnings": collector.torchs, "stats": events.counters()}
+    return answer
+
+
+def child(request, write_end):
+    faulthandler.dump_traceback_later(request["timeout"], exit=True)
+    signal.alarm(int(request["timeout"]) + 5)
+    answer = run_scene(request)
+    with os.fdopen(write_end, "w") as pipe:
+        json.dump(answer, pipe, default=repr)
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def serve(requests, replies):
+    scenes.warm_up()
+    print(json.dumps({"ready": torch.__version__}), file=replies, flush=True)
+    for line in requests:
+        read_end, write_end = os.pipe()
+        pid = os.fork()
+        if pid == 0:
+            os.close(read_end)
+            child(json.loads(line), write_end)
+        os.close(write_end)
+        with os.fdopen(read_end) as pipe:
+            answer = pipe.read()
+        _, state = os.waitpid(pid, 0)
+        print(answer or json.dumps({"died": state}), file=replies, flush=True)
+
+
+if __name__ == "__main__":
+    replies = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # whatever torch or a compiler prints must not end up among the replies
+    serve(sys.stdin, replies)
