@@ -56,6 +56,19 @@ def compile_with(injection, place, **functorch):
         return compile_twice(**functorch)
 
 
+def compile_uncacheable(**functorch):
+    """compile_model of an entry that torch itself declines to cache, at the moment of its save."""
+    from unittest import mock
+
+    from torch._functorch._aot_autograd import aot_autograd_result, autograd_cache
+
+    def decline(self):
+        raise autograd_cache.BypassAOTAutogradCache("declined")
+
+    with mock.patch.object(aot_autograd_result.GenericAOTAutogradResult, "pre_save", decline):
+        return compile_model(**functorch)
+
+
 def standalone(injection=None, place="aot", save=None, fmt="binary"):
     """standalone_compile, with an object that does not pickle; the compiled result is called and may be saved."""
     import torch._inductor
@@ -104,7 +117,26 @@ def load_mega_cache(path):
     return {"loaded": dict(info.artifacts) if info else None, **compile_model()}
 
 
-class FakeRedis(dict):
+def load_planted_mega_cache(path, marker, key):
+    """load_mega_cache, with every entry in the artifact replaced by a hostile pickle, or given another key."""
+    import pickle
+
+    from faults.damage import Marker
+    from torch.compiler import _cache
+
+    with open(path, "rb") as file:
+        artifacts = _cache.CacheArtifactManager.deserialize(file.read())
+    hostile = pickle.dumps(Marker(marker))
+    planted = {
+        name: [type(a)(key, a.content) if key else type(a)(a.key, hostile) for a in found]
+        for name, found in artifacts.items()
+        if name in ("inductor", "aot_autograd")
+    }
+    info = _cache.CacheArtifactManager.populate_caches(planted)
+    return {"loaded": {name: keys for name, keys in info.artifacts.items() if keys}, **compile_model()}
+
+
+class FakeRedis:
     """A remote cache that answers from, and keeps, a directory of JSON files."""
 
     def __init__(self, directory):

@@ -152,12 +152,20 @@ DAMAGE = [
 STAYS = {directory, fifo, dangling_link, link_to_itself_elsewhere}
 
 
-def plant(path: Path, marker: Path, *, name: str | None = None) -> Path:
-    """A hostile pickle beside ``path``, sorting before it; by default under the hash of its content, as torch would."""
-    content = pickle.dumps(Marker(marker))
-    planted = path.parent / (name or entry_name(content))
-    planted.write_bytes(content)
-    return planted
+def plant(path: Path, marker: Path, *, as_torch_would: bool = False) -> Path:
+    """A hostile pickle beside ``path`` that is read before it; if asked, under the hash of its content."""
+    if not as_torch_would:
+        planted = path.parent / "0"
+        planted.write_bytes(pickle.dumps(Marker(marker)))
+        return planted
+    # Padding until the hash sorts first: the search ends at a hit.
+    for padding in range(100_000):
+        content = pickle.dumps(Marker(marker)) + b"%d" % padding
+        if entry_name(content) < path.name:
+            planted = path.parent / entry_name(content)
+            planted.write_bytes(content)
+            return planted
+    raise AssertionError(f"nothing sorts before {path.name}")
 
 
 def remote_value(content: bytes) -> dict:

@@ -1,0 +1,161 @@
+"""Code planted where entries are read never runs, whichever way the bytes come in; each is refused by name."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+
+import pytest
+from conftest import WARM
+from faults import damage
+
+KINDS = ["aot", "fx"]
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
+@pytest.mark.parametrize("as_torch_would", [False, True], ids=["any-name", "named-as-torch-would"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_pickle_in_entry_directory_does_not_run(warm, kind, as_torch_would, strict):
+    marker = warm.base / "ran"
+    planted = [damage.plant(path, marker, as_torch_would=as_torch_would) for path in warm.entries(kind)]
+    answer = warm.run(strict=strict)
+    assert not marker.exists()
+    if strict:
+        assert "EntryRefusedError" in answer.errors, answer
+    else:
+        assert answer.ok and answer.hits == WARM, answer
+        assert answer.stats["unsealed" if as_torch_would else "damaged"] == len(planted)
+        assert len(answer.warnings) == 1 and any(str(path) in answer.warnings[0] for path in planted), answer
+    # What torch could have written is left to whoever reads it; what is not even named after its content is not.
+    if not strict:
+        assert [path.exists() for path in planted] == [as_torch_would] * len(planted)
+
+
+def test_the_planted_pickle_runs_on_stock_torch(warm):
+    """Or the tests here would prove nothing."""
+    marker = warm.base / "ran"
+    for path in warm.aot_entries:
+        damage.plant(path, marker)
+    warm.run(stock=True)
+    assert marker.exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_hostile_pickle_is_refused_where_only_unsealed_private_entries_are_trusted(warm, kind):
+    """In private mode a file that others could write is not taken."""
+    marker = warm.base / "ran"
+    for path in warm.entries(kind):
+        planted = damage.plant(path, marker, as_torch_would=True)
+        planted.chmod(0o666)
+    answer = warm.run(env={"SAFECACHE_TRUST": "private"})
+    assert answer.ok and answer.hits == WARM, answer
+    assert not marker.exists() and answer.stats["not private"] >= 1, answer
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
+def test_hostile_value_in_remote_cache_does_not_run(home, strict):
+    remote = home.base / "remote"
+    remote.mkdir()
+    cold = home.run("compile_with_remote", directory=str(remote))
+    assert cold.ok and len(list(remote.iterdir())) == 3, cold
+    shutil.rmtree(home.cache)
+    marker = home.base / "ran"
+    for path in remote.iterdir():
+        path.write_text(json.dumps(damage.remote_value(pickle.dumps(damage.Marker(marker)))))
+    answer = home.run("compile_with_remote", directory=str(remote), strict=strict)
+    assert not marker.exists()
+    assert ("EntryRefusedError" in answer.errors) if strict else (answer.ok and len(answer.warnings) <= 2), answer
+
+
+def test_sealed_value_in_remote_cache_is_hit(home):
+    remote = home.base / "remote"
+    remote.mkdir()
+    home.run("compile_with_remote", directory=str(remote))
+    shutil.rmtree(home.cache / "aotautograd")
+    shutil.rmtree(home.cache / "fxgraph")
+    answer = home.run("compile_with_remote", directory=str(remote))
+    assert answer.ok and answer.hits == WARM and answer.stats["verified"] == 3, answer
+
+
+@pytest.mark.parametrize(
+    "value",
+    [[], {}, {"data": 7}, {"data": "!"}, {"data": ""}, "text", {"data": "gASVCg=="}],
+    ids=["list", "empty", "number", "no-base64", "no-data", "text", "truncated-pickle"],
+)
+def test_malformed_remote_value_is_a_miss_and_heals(home, value):
+    remote = home.base / "remote"
+    remote.mkdir()
+    home.run("compile_with_remote", directory=str(remote))
+    shutil.rmtree(home.cache)
+    for path in remote.iterdir():
+        path.write_text(json.dumps(value))
+    first = home.run("compile_with_remote", directory=str(remote))
+    assert first.ok and first.hits == (0, 0) and first.torch_warnings == [], first
+    shutil.rmtree(home.cache)
+    second = home.run("compile_with_remote", directory=str(remote))
+    assert second.ok and second.hits == WARM and second.warnings == [], second
+
+
+def test_remote_cache_that_raises_does_not_fail_a_compile(home):
+    answer = home.run("compile_with_remote")
+    assert answer.ok and answer.result["aot"]["miss"] == 1, answer
+    assert "no reply" in answer.warnings[0], answer
+
+
+@pytest.fixture
+def mega_cache(warm):
+    path = warm.base / "mega"
+    assert warm.run("save_mega_cache", path=str(path)).ok
+    return path
+
+
+def test_mega_cache_of_sealed_entries_is_loaded_and_hit(warm, mega_cache):
+    shutil.rmtree(warm.cache)
+    answer = warm.run("load_mega_cache", path=str(mega_cache))
+    assert answer.ok and answer.hits == WARM, answer
+    assert len(answer.result["loaded"]["inductor"]) == 2
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
+@pytest.mark.parametrize("key", [None, "../../../escaped"], ids=["hostile-pickle", "path-traversal"])
+def test_planted_mega_cache_artifact_is_refused_before_it_is_written(warm, mega_cache, key, strict):
+    marker = warm.base / "ran"
+    shutil.rmtree(warm.cache)
+    answer = warm.run("load_planted_mega_cache", path=str(mega_cache), marker=str(marker), key=key, strict=strict)
+    assert not marker.exists() and not list(warm.base.rglob("escaped*"))
+    if strict:
+        assert "EntryRefusedError" in answer.errors, answer
+    else:
+        assert answer.ok and answer.hits == (0, 0) and answer.result["loaded"] == {}, answer
+        assert any("artifact" in text for text in answer.warnings), answer
+
+
+@pytest.mark.parametrize("fmt", ["binary", "unpacked"])
+def test_standalone_artifact_round_trips(home, fmt):
+    path = str(home.base / "artifact")
+    saved = home.run("standalone", save=path, fmt=fmt)
+    assert saved.ok, saved
+    loaded = home.run("load_standalone", path=path, fmt=fmt)
+    assert loaded.ok and loaded.stats["verified"] >= 2, loaded
+
+
+@pytest.mark.parametrize("fmt", ["binary", "unpacked"])
+def test_standalone_artifact_of_another_key_is_refused_by_name(home, fmt):
+    path = str(home.base / "artifact")
+    home.run("standalone", save=path, fmt=fmt)
+    shutil.rmtree(home.keys)
+    shutil.rmtree(home.cache)
+    answer = home.run("load_standalone", path=path, fmt=fmt)
+    assert answer.errors[0] == "EntryRefusedError", answer
+    assert "SAFECACHE_KEY_FILE" in answer.messages[0] or "key" in answer.messages[0], answer
+
+
+def test_planted_pickle_in_unpacked_artifact_does_not_run(home):
+    path = home.base / "artifact"
+    assert home.run("standalone", save=str(path), fmt="unpacked").ok
+    marker = home.base / "ran"
+    for entry in [*path.glob("aotautograd/*/*"), *path.glob("fxgraph/*/*/*")]:
+        damage.plant(entry, marker)
+    answer = home.run("load_standalone", path=str(path), fmt="unpacked")
+    assert answer.ok and not marker.exists(), answer
