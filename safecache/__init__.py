@@ -9,9 +9,9 @@ import sys
 
 from safecache import config
 from safecache._version import __version__
-from safecache.activation import HookStatus, activate, deactivate, is_active, status
+from safecache.activation import activate, deactivate, is_active, status
 
-__all__ = ["HookStatus", "__version__", "activate", "deactivate", "is_active", "stats", "status"]
+__all__ = ["__version__", "activate", "deactivate", "is_active", "stats", "status"]
 
 
 def stats() -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Turns the hooks on and off. Activating imports neither torch nor the hooks: those come with the modules they patch."""
+"""Turns the hooks on and off. Activating imports neither torch nor the hooks: they come with what they patch."""
 
 from __future__ import annotations
 
@@ -6,27 +6,20 @@ import importlib
 import os
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safecache import config
 from safecache.targets import MODULES, TARGETS
 
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
-    from safecache.patching import Patch
+    from safecache.patching import HookStatus, Patch
 
-__all__ = ["HookStatus", "activate", "deactivate", "is_active", "status"]
-
-
-class HookStatus(NamedTuple):
-    """One hook: ``state`` as Patch.state() has it, and for one standing down the ``reason``."""
-
-    name: str
-    state: str
-    reason: str
+__all__ = ["activate", "deactivate", "is_active", "status"]
 
 
 class _Finder:
@@ -133,6 +126,8 @@ def is_active() -> bool:
 
 def status() -> list[HookStatus]:
     """The state of every hook in the table, in its order."""
+    from safecache.patching import HookStatus
+
     states = []
     with _lock:
         for target in TARGETS:

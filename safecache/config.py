@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
 
 from safecache.errors import ConfigError
+
+# Not from typing: importing that would be half of what `import safecache` costs.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 __all__ = ["SETTINGS", "Config", "Setting", "child_environment", "current", "load", "reload", "settings_table"]
 
@@ -15,15 +19,18 @@ _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
 
-class Setting(NamedTuple):
+class Setting:
     """One row of the table: ``parse`` raises ValueError for a value that ``allowed`` does not describe."""
 
-    name: str
-    variable: str
-    default: Any
-    parse: Callable[[str], Any]
-    allowed: str
-    help: str
+    def __init__(
+        self, *, name: str, variable: str, default: Any, parse: Callable[[str], Any], allowed: str, help: str
+    ) -> None:
+        self.name = name
+        self.variable = variable
+        self.default = default
+        self.parse = parse
+        self.allowed = allowed
+        self.help = help
 
 
 def _parse_switch(text: str) -> bool:
@@ -52,44 +59,48 @@ _SWITCH = "1/true/yes/on or 0/false/no/off"
 
 SETTINGS: tuple[Setting, ...] = (
     Setting(
-        "enabled",
-        "SAFECACHE",
-        True,
-        _parse_switch,
-        _SWITCH,
-        "`0` makes `import safecache` and `safecache run` do nothing at all.",
+        name="enabled",
+        variable="SAFECACHE",
+        default=True,
+        parse=_parse_switch,
+        allowed=_SWITCH,
+        help="`0` makes `import safecache` and `safecache run` do nothing at all.",
     ),
     Setting(
-        "strict",
-        "SAFECACHE_STRICT",
-        False,
-        _parse_switch,
-        _SWITCH,
-        "`1` raises a clear error wherever the default is one warning and a recompile.",
+        name="strict",
+        variable="SAFECACHE_STRICT",
+        default=False,
+        parse=_parse_switch,
+        allowed=_SWITCH,
+        help="`1` raises a clear error wherever the default is one warning and a recompile.",
     ),
     Setting(
-        "trust",
-        "SAFECACHE_TRUST",
-        "signed",
-        _parse_trust,
-        " or ".join(TRUST_MODES),
-        "`signed` takes only entries sealed by a key we hold. `private` also takes unsealed ones and those of other "
-        "keys, if their name is the hash of their content and nobody but this user (and root) can write any "
-        "directory on the path to them.",
+        name="trust",
+        variable="SAFECACHE_TRUST",
+        default="signed",
+        parse=_parse_trust,
+        allowed=" or ".join(TRUST_MODES),
+        help=(
+            "`signed` takes only entries sealed by a key we hold. `private` also takes unsealed ones and those of "
+            "other keys, if their name is the hash of their content and nobody but this user (and root) can write "
+            "to them or to a directory on the path to them."
+        ),
     ),
     Setting(
-        "key_file",
-        "SAFECACHE_KEY_FILE",
-        None,
-        _parse_path,
-        "an absolute path",
-        "The file with the sealing key (32 bytes or more), such as a mounted secret. "
-        "Without it, a key per user is made on first use under `$XDG_CONFIG_HOME/safecache`.",
+        name="key_file",
+        variable="SAFECACHE_KEY_FILE",
+        default=None,
+        parse=_parse_path,
+        allowed="an absolute path",
+        help=(
+            "The file with the sealing key (32 bytes or more), such as a mounted secret. "
+            "Without it, a key per user is made on first use under `$XDG_CONFIG_HOME/safecache`."
+        ),
     ),
 )
 
 
-class Config(NamedTuple):
+class Config:
     """One reading of the settings, by the names in SETTINGS."""
 
     enabled: bool
@@ -97,6 +108,9 @@ class Config(NamedTuple):
     trust: str
     key_file: str | None
     config_home: str | None
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
 
 
 def load(environ: Mapping[str, str]) -> Config:

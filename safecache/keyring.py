@@ -15,8 +15,6 @@ import secrets
 import stat
 from typing import NamedTuple
 
-import filelock
-
 from safecache import config
 from safecache.errors import KeyringError
 
@@ -114,6 +112,9 @@ def _publish_new(temporary: str, path: str) -> bool:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
+        # Here, since importing it costs as much as all of the rest of an activation.
+        import filelock
+
         with filelock.FileLock(path + ".lock", timeout=10):
             if os.path.exists(path):
                 return False

@@ -8,16 +8,23 @@ import re
 import sys
 import types
 from enum import Enum
-from importlib import metadata
-from typing import Any
+from typing import Any, NamedTuple
 
 import wrapt
 
-from safecache import events, targets
+from safecache import events, provenance, targets
 from safecache.reasons import Reason
 from safecache.targets import Target
 
-__all__ = ["Patch", "StandDown", "StandDownError", "signature_of", "torch_version"]
+__all__ = ["HookStatus", "Patch", "StandDown", "StandDownError", "signature_of"]
+
+
+class HookStatus(NamedTuple):
+    """One hook: ``state`` as Patch.state() has it, and for one standing down the ``reason``."""
+
+    name: str
+    state: str
+    reason: str
 
 
 class StandDown(Enum):
@@ -116,18 +123,8 @@ def _failed(error: Exception) -> StandDownError:
     return StandDownError(StandDown.HOOK_FAILED, f"{type(error).__name__}: {error}")
 
 
-def torch_version() -> str:
-    """The version of torch that is imported, or else installed; empty if none is."""
-    # torch sets __version__ early in its own import; the metadata is for what comes earlier still.
-    imported = getattr(sys.modules.get("torch"), "__version__", None)
-    try:
-        return str(imported or metadata.version("torch"))
-    except metadata.PackageNotFoundError:
-        return ""
-
-
 def _check_version() -> None:
-    text = torch_version()
+    text = provenance.torch_version()
     digits = re.match(r"(\d+)\.(\d+)", text)
     version = (int(digits[1]), int(digits[2])) if digits else (0, 0)
     if not targets.TORCH_FROM <= version < targets.TORCH_UNTIL:

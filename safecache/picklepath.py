@@ -40,7 +40,7 @@ class _TracingPickler(pickle._Pickler):
     def save(self, obj: Any, save_persistent_id: bool = True) -> None:
         self.inside.append(obj)
         try:
-            super().save(obj, save_persistent_id)
+            super().save(obj, save_persistent_id)  # type: ignore[misc]  # not in typeshed
         except BaseException:
             if not self.trail:
                 self.trail = list(self.inside)

@@ -27,7 +27,9 @@ class Action(NamedTuple):
 
 # An entry that somebody else may still read (stock torch, the owner of another key, a newer safecache) is left
 # where it is; one that is broken or misplaced for everybody is moved away.
-_QUARANTINED = frozenset({Reason.DAMAGED, Reason.BAD_SEAL, Reason.OTHER_KIND, Reason.OTHER_CACHE_KEY, Reason.WRONG_TYPE})
+_QUARANTINED = frozenset(
+    {Reason.DAMAGED, Reason.BAD_SEAL, Reason.OTHER_KIND, Reason.OTHER_CACHE_KEY, Reason.WRONG_TYPE}
+)
 
 # INCOMPLETE follows from another save that failed, which was said or raised there.
 _SILENT = frozenset({Reason.INCOMPLETE})

@@ -9,7 +9,7 @@ from importlib import metadata
 
 from safecache._version import __version__
 
-__all__ = ["describe"]
+__all__ = ["describe", "torch_version"]
 
 
 def describe() -> dict[str, str]:
@@ -17,15 +17,27 @@ def describe() -> dict[str, str]:
     return {**_versions(), "gpu": _gpu_architectures()}
 
 
+def torch_version() -> str:
+    """The version of torch that is imported, local part included, or else installed; empty if none is."""
+    return str(getattr(sys.modules.get("torch"), "__version__", "")) or _installed("torch")
+
+
 @functools.lru_cache(maxsize=1)
 def _versions() -> dict[str, str]:
-    found = {"safecache": __version__, "python": platform.python_version(), "machine": platform.machine()}
-    for name in ("torch", "triton"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = ""
-    return found
+    return {
+        "safecache": __version__,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "torch": torch_version(),
+        "triton": _installed("triton"),
+    }
+
+
+def _installed(name: str) -> str:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return ""
 
 
 def _gpu_architectures() -> str:

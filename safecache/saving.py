@@ -107,7 +107,7 @@ def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class SealingPickle(wrapt.ObjectProxy):  # type: ignore[misc]
+class SealingPickle(wrapt.ObjectProxy[Any]):
     """The pickle module, but for the ``dumps`` of the object that an attempt is about."""
 
     def dumps(self, obj: object, *args: Any, **kwargs: Any) -> bytes:
@@ -156,9 +156,7 @@ def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes)
         store.publish(path, content, root)
     except OSError as error:
         text = f"{path}: {error.strerror or error}"
-        failure = SaveAborted(
-            Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_SPACE_REMEDY, error=error
-        )
+        failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_SPACE_REMEDY, error=error)
         return _not_written(failure, kind, cache_key)
     events.count(Count.SAVED)
 

@@ -1,7 +1,7 @@
 """The seal: a trailer that says what the bytes before it are, under a key.
 
     entry   = payload | body | tag | footer
-    footer  = payload digest (32) | key id (8) | payload size (8) | body size (4) | algorithm (1) | format (1) | magic (8)
+    footer  = payload digest (32) | key id (8) | payload size (8) | body size (4) | algorithm | format | magic (8)
     body    = JSON: the entry's kind, its cache key and the provenance of the build that wrote it
     tag     = HMAC-SHA256 over the domain, the footer and the body
 

@@ -6,8 +6,6 @@ the released wheels with inspect.signature.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 __all__ = ["MODULES", "TARGETS", "TORCH_FROM", "TORCH_UNTIL", "Target"]
 
 # From the first up to, but not including, the second: the releases the suite runs on.
@@ -15,13 +13,14 @@ TORCH_FROM = (2, 11)
 TORCH_UNTIL = (2, 16)
 
 
-class Target(NamedTuple):
+class Target:
     """A symbol, the hook that wraps it (``module:function`` below safecache.hooks) and the signatures it may have."""
 
-    module: str
-    attribute: str
-    hook: str
-    signatures: tuple[str, ...]
+    def __init__(self, module: str, attribute: str, hook: str, signatures: tuple[str, ...]) -> None:
+        self.module = module
+        self.attribute = attribute
+        self.hook = hook
+        self.signatures = signatures
 
     @property
     def name(self) -> str:
@@ -64,7 +63,7 @@ TARGETS: tuple[Target, ...] = (
         (
             "mod, args, aot_config, cudagraphs, boxed_forward_device_index, local, remote",  # 2.11
             "mod, args, aot_config, compiler_config_extra, local, remote, compile_region_name=",  # 2.12, 2.13
-            "mod, args, aot_config, compiler_config_extra, local, remote, act_input_paths=, compile_region_name=",  # 2.14
+            "mod, args, aot_config, compiler_config_extra, local, remote, act_input_paths=, compile_region_name=",
         ),
     ),
     Target(
@@ -75,7 +74,10 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(_AUTOGRAD_CACHE, "pickle", "", (PICKLE_MODULE,)),
     Target(
-        "torch.compiler._cache", "CacheArtifactManager.populate_caches", "compiler_cache:populate_caches", ("artifacts",)
+        "torch.compiler._cache",
+        "CacheArtifactManager.populate_caches",
+        "compiler_cache:populate_caches",
+        ("artifacts",),
     ),
     Target(_STANDALONE, "CompiledArtifact.load", "standalone_compile:load", ("*path, *format=",)),
     Target(_STANDALONE, "CacheCompiledArtifact.load", "standalone_compile:load", ("*path, *format=",)),

@@ -19,13 +19,13 @@ import traceback
 os.environ.update(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1", TORCH_WARM_POOL="0")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import safecache  # noqa: E402, I001
-import torch  # noqa: E402
-import torch._inductor.compile_fx  # noqa: E402
-import torch._inductor.standalone_compile  # noqa: E402, F401
-import scenes  # noqa: E402
+import safecache  # noqa: I001
+import torch
+import torch._inductor.compile_fx
+import torch._inductor.standalone_compile
+import scenes
 
-from safecache import config, events, keyring  # noqa: E402
+from safecache import config, events, keyring
 
 
 class Collector(logging.Handler):

@@ -10,7 +10,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Column, Table
 
 import safecache
-from safecache import config, keyring, patching, targets
+from safecache import config, keyring, provenance, targets
 
 __all__ = ["show"]
 
@@ -26,7 +26,7 @@ def show(*, as_json: bool, import_targets: bool) -> int:
     report = {
         "version": safecache.__version__,
         "enabled": enabled,
-        "torch": patching.torch_version(),
+        "torch": provenance.torch_version(),
         "settings": {setting.variable: getattr(config.current(), setting.name) for setting in config.SETTINGS},
         "key": keys.signing.id.hex() if keys.signing else None,
         "key_problem": keys.problem,

@@ -70,5 +70,7 @@ def _autograd_cache() -> Any:
 
 def _graph_keys(entry: Any) -> list[str]:
     """The FX cache keys that the entry refers to; none for a bundled entry, which holds its graphs."""
-    infos = [getattr(getattr(entry, part, None), "fx_graph_cache_info", None) for part in ("compiled_fw", "compiled_bw")]
+    infos = [
+        getattr(getattr(entry, part, None), "fx_graph_cache_info", None) for part in ("compiled_fw", "compiled_bw")
+    ]
     return [info[0] for info in infos if info is not None]

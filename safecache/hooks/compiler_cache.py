@@ -17,7 +17,7 @@ _ORIGIN = "in the artifact"
 
 
 def populate_caches(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CacheArtifactManager.populate_caches: artifacts that fail verification are left out, and are not in the result."""
+    """CacheArtifactManager.populate_caches: what fails verification is left out, and is not in the result."""
 
     def populate(artifacts: dict[str, list[Any]]) -> Any:
         with loading.reading():

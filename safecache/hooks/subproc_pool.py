@@ -32,4 +32,7 @@ def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 def _importable_there() -> bool:
     # A side process that fails to import its pickler dies, and torch <= 2.13 then waits for it for ever. Torch hands
     # it our sys.path (python_subprocess_env), unless this variable replaces that.
-    return "TORCH_CUSTOM_PYTHONPATH" not in config.child_environment() and PathFinder.find_spec("safecache", sys.path) is not None
+    return (
+        "TORCH_CUSTOM_PYTHONPATH" not in config.child_environment()
+        and PathFinder.find_spec("safecache", sys.path) is not None
+    )

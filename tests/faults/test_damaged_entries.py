@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import WARM, needs_root
+
 from faults import damage
 
 KINDS = ["aot", "fx"]

@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 from conftest import WARM
+
 from faults import damage
 
 KINDS = ["aot", "fx"]

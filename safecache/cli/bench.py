@@ -1,0 +1,112 @@
+"""``safecache bench``: what safecache costs, against stock torch in the same run."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from safecache.cli import workload
+from safecache.cli.workload import Cache
+from safecache.provenance import torch_version
+
+__all__ = ["show"]
+
+
+class Figure(NamedTuple):
+    """Medians in ``unit``, and the median of the ratios pair by pair; ``stock`` None: there is nothing to compare."""
+
+    what: str
+    unit: str
+    stock: float | None
+    safecache: float
+    ratio: float | None
+
+
+_IMPORT = "import time; start = time.perf_counter(); import safecache; print((time.perf_counter() - start) * 1e3)"
+
+
+def show(*, pairs: int, as_json: bool) -> int:
+    """Measure, print a table or JSON, and return 0."""
+    if pairs < 1:
+        raise OSError("--pairs must be at least 1")
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with (
+        tempfile.TemporaryDirectory(prefix="safecache-bench-") as name,
+        Progress(*columns, console=Console(stderr=True), transient=True) as progress,
+    ):
+        task = progress.add_task("", total=5 * pairs + 3)
+
+        def step(what: str) -> None:
+            progress.update(task, description=what)
+            progress.advance(task)
+
+        figures = [*_imports(pairs, step), *_saves(step), *_warm_starts(Path(name), pairs, step)]
+    if as_json:
+        print(json.dumps({"torch": torch_version(), "pairs": pairs, "figures": [f._asdict() for f in figures]}))
+    else:
+        _print(figures)
+    return 0
+
+
+def _imports(pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:
+    environment = workload.environment_with_safecache()
+    for what, before in (("import safecache", ""), ("import safecache on top of torch", "import torch; ")):
+        times: list[float] = []
+        for _ in range(pairs if before else 2 * pairs):
+            if before or len(times) % 2:
+                step(what)
+            command = [sys.executable, "-c", before + _IMPORT]
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            times.append(float(done.stdout))
+        yield Figure(what, "ms", None, statistics.median(times), None)
+
+
+def _saves(step: Callable[[str], None]) -> Iterator[Figure]:
+    step("save and verify")
+    command = [sys.executable, str(Path(workload.__file__).with_name("microbench.py"))]
+    environment = workload.environment_with_safecache()
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    for size, times in json.loads(done.stdout).items():
+        label = f"{int(size) // 1000} kB"
+        yield Figure(f"save {label}", "ms", times["stock"], times["ours"], times["ours"] / times["stock"])
+        yield Figure(f"verify {label}", "ms", None, times["verify"], None)
+
+
+def _warm_starts(base: Path, pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:
+    caches = (Cache(base / "stock", stock=True), Cache(base / "safecache", stock=False))
+    for cache in caches:
+        step(f"cold compile, {cache.base.name}")
+        cache.directory.mkdir(parents=True)
+        cache.run()
+    answers: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
+    for number in range(pairs):
+        # The order within a pair alternates: the second of two runs finds the machine as the first has left it.
+        for which in (0, 1) if number % 2 else (1, 0):
+            step(f"warm start {number + 1} of {pairs}, {caches[which].base.name}")
+            outcome = caches[which].run()
+            if outcome.error or not outcome.hit:
+                raise OSError(f"a warm start did not hit: {outcome.answer} {outcome.stderr[-500:]}")
+            answers[which].append(outcome.answer)
+    for what, name in (("warm start: first step", "seconds"), ("warm start: CPU of the first step", "cpu_seconds")):
+        stock, ours = ([answer[name] for answer in found] for found in answers)
+        ratio = statistics.median(b / a for a, b in zip(stock, ours, strict=True))
+        yield Figure(what, "s", statistics.median(stock), statistics.median(ours), ratio)
+
+
+def _print(figures: list[Figure]) -> None:
+    table = Table("figure", "unit", "stock torch", "with safecache", "ratio", title=f"torch {torch_version()}")
+    for figure in figures:
+        stock = "" if figure.stock is None else f"{figure.stock:.3f}"
+        ratio = "" if figure.ratio is None else f"{figure.ratio:.3f}"
+        table.add_row(figure.what, figure.unit, stock, f"{figure.safecache:.3f}", ratio)
+    Console().print(table)

@@ -1,0 +1,201 @@
+"""``safecache demo``: a real model, cold and warm, and then the same faults for stock torch and for safecache."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import pickle
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from safecache.cli.workload import ENTRY_FOLDERS, Cache, Outcome
+
+__all__ = ["show"]
+
+
+class Row(NamedTuple):
+    """One line of the report; ``fine`` says whether safecache did what it promises."""
+
+    scenario: str
+    stock: str
+    safecache: str
+    fine: bool
+
+
+class _Planted:
+    """Unpickled, it creates a file: the harmless stand-in for planted code."""
+
+    def __init__(self, marker: Path) -> None:
+        self.marker = str(marker)
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[str, str]]:
+        return open, (self.marker, "w")
+
+
+Scene = Callable[[Cache], tuple[str, bool]]
+
+
+def _outcome(outcome: Outcome) -> str:
+    if outcome.error is not None:
+        return f"COMPILE FAILED: {outcome.error[:90]}"
+    state = "hit" if outcome.hit else "compiled"
+    return f"{state} in {outcome.answer['seconds']:.1f} s"
+
+
+def _correct(outcome: Outcome) -> bool:
+    return outcome.error is None and outcome.answer["difference"] < 1e-3
+
+
+def _cold(cache: Cache) -> tuple[str, bool]:
+    outcome = cache.run()
+    count = sum(len(cache.entries(folder)) for folder in ENTRY_FOLDERS)
+    sealed = outcome.answer.get("stats", {}).get("sealed", 0)
+    return f"{_outcome(outcome)}, {count} entries saved, {sealed} sealed", _correct(outcome) and sealed == count
+
+
+def _warm(cache: Cache) -> tuple[str, bool]:
+    outcome = cache.run()
+    verified = outcome.answer.get("stats", {}).get("verified", 0)
+    return f"{_outcome(outcome)}, {verified} verified", _correct(outcome) and outcome.hit and verified >= 3
+
+
+def _planted_pickle(cache: Cache) -> tuple[str, bool]:
+    marker = cache.base / "the-planted-code-ran"
+    entry = cache.entries("aotautograd")[0]
+    entry.with_name("0").write_bytes(pickle.dumps(_Planted(marker)))
+    outcome = cache.run()
+    ran = "THE PLANTED CODE RAN" if marker.exists() else "the planted code did not run"
+    return f"{ran}, {_outcome(outcome)}", not marker.exists() and _correct(outcome) and outcome.hit
+
+
+def _truncated(cache: Cache) -> tuple[str, bool]:
+    entry = cache.entries("aotautograd")[0]
+    entry.write_bytes(entry.read_bytes()[: entry.stat().st_size // 2])
+    first, second = cache.run(), cache.run()
+    left = "the damaged file is still there" if entry.exists() else "the damaged file is in quarantine"
+    fine = _correct(first) and _correct(second) and second.hit and not entry.exists()
+    return f"{_outcome(first)}, then {_outcome(second)}; {left}", fine
+
+
+def _bit_flip(cache: Cache) -> tuple[str, bool]:
+    entry = cache.entries("aotautograd")[0]
+    content = bytearray(entry.read_bytes())
+    content[len(content) // 2] ^= 1
+    entry.write_bytes(content)
+    outcome = cache.run()
+    served = "THE ALTERED ENTRY WAS SERVED, " if outcome.hit else ""
+    return f"{served}{_outcome(outcome)}", _correct(outcome) and not outcome.hit
+
+
+def _unpicklable_launcher(cache: Cache) -> tuple[str, bool]:
+    _remove_entries(cache)
+    outcome = cache.run("--launcher", "--strict-autograd-cache")
+    named = "entry.runtime_metadata.launchers[0]" in outcome.stderr
+    text = ", warned of entry.runtime_metadata.launchers[0]" if named else ""
+    return _outcome(outcome) + text, _correct(outcome) and named
+
+
+def _full_disk(cache: Cache) -> tuple[str, bool]:
+    _remove_entries(cache)
+    cache.run("--strict-autograd-cache")  # makes the kernels, which this fault is not about
+    _remove_entries(cache)
+    with _filled(cache.directory):
+        outcome = cache.run("--strict-autograd-cache")
+    warned = outcome.stderr.count("No space left on device")
+    return f"{_outcome(outcome)}, {warned} warning{'s' * (warned != 1)}", _correct(outcome) and warned == 1
+
+
+def _remove_entries(cache: Cache) -> None:
+    for folder in ENTRY_FOLDERS:
+        shutil.rmtree(cache.directory / folder)
+
+
+@contextlib.contextmanager
+def _filled(directory: Path) -> Iterator[None]:
+    """``directory`` on a file system without a free byte."""
+    aside = directory.with_name("aside")
+    shutil.copytree(directory, aside)
+    size = sum(path.stat().st_size + 8192 for path in aside.rglob("*")) + (1 << 20)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(directory)], check=True)
+    try:
+        shutil.copytree(aside, directory, dirs_exist_ok=True)
+        with contextlib.suppress(OSError), (directory / "filler").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(4096))
+        yield
+    finally:
+        subprocess.run(["umount", str(directory)], check=True)
+
+
+def _can_mount() -> bool:
+    with tempfile.TemporaryDirectory() as directory:
+        command = ["mount", "-t", "tmpfs", "-o", "size=4k", "tmpfs", directory]
+        try:
+            if subprocess.run(command, capture_output=True).returncode != 0:
+                return False
+        except OSError:
+            return False
+        subprocess.run(["umount", directory], check=True)
+    return True
+
+
+# The first two fill the caches that the others start from a copy of.
+_FIRST: tuple[tuple[str, Scene], ...] = (("cold compile", _cold), ("warm start in a fresh process", _warm))
+_FAULTS: tuple[tuple[str, Scene], ...] = (
+    ("hostile pickle planted beside an entry", _planted_pickle),
+    ("entry truncated; two runs", _truncated),
+    ("one bit of an entry flipped", _bit_flip),
+    ("launcher that does not pickle, torch strict", _unpicklable_launcher),
+    ("disk full, torch strict", _full_disk),
+)
+
+
+def show(*, as_json: bool) -> int:
+    """Run every scenario for both, print the table, and return 0 if safecache kept every promise."""
+    console = Console()
+    faults = _FAULTS if _can_mount() else _FAULTS[:-1]
+    with tempfile.TemporaryDirectory(prefix="safecache-demo-") as name:
+        base = Path(name)
+        stock, ours = Cache(base / "stock", stock=True), Cache(base / "safecache", stock=False)
+        for cache in (stock, ours):
+            cache.directory.mkdir(parents=True)
+        rows = list(_play(stock, ours, base, faults))
+    if as_json:
+        print(json.dumps([row._asdict() for row in rows]))
+    else:
+        _print(console, rows)
+        if faults is not _FAULTS:
+            console.print("The full disk was left out: it needs the right to mount a tmpfs.")
+    return 0 if all(row.fine for row in rows) else 1
+
+
+def _play(stock: Cache, ours: Cache, base: Path, faults: tuple[tuple[str, Scene], ...]) -> Iterator[Row]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=2 * (len(_FIRST) + len(faults)))
+        for scenario, scene in (*_FIRST, *faults):
+            texts = []
+            fine = False
+            for cache in (stock, ours):
+                progress.update(task, description=f"{scenario}: {cache.base.name}")
+                if scene in dict(faults).values():
+                    cache = cache.copy(base / f"{cache.base.name}-{scene.__name__}")
+                text, fine = scene(cache)
+                texts.append(text)
+                progress.advance(task)
+            yield Row(scenario, texts[0], texts[1], fine)
+
+
+def _print(console: Console, rows: list[Row]) -> None:
+    table = Table("scenario", "stock torch", "with safecache", "", title="The same work, the same faults")
+    for row in rows:
+        table.add_row(row.scenario, row.stock, row.safecache, "[green]ok[/]" if row.fine else "[red]FAILED[/]")
+    console.print(table)

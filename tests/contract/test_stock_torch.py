@@ -1,0 +1,106 @@
+"""Stock torch and safecache share a cache: the same keys, and each reads what the other wrote where it may."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import SOURCE, WARM
+
+from safecache import layout
+
+
+def test_stock_computes_the_same_keys(home, warm):
+    ours = warm.run("keys_computed")
+    stock = home.run("keys_computed", stock=True)
+    assert ours.ok and stock.ok
+    assert len(stock.result) == 3 and ours.result == stock.result
+
+
+def test_stock_hits_sealed_entries(warm):
+    answer = warm.run(stock=True)
+    assert answer.ok and answer.hits == WARM and answer.torch_warnings == [], answer
+
+
+def test_names_of_sealed_entries_are_the_hash_of_their_content(warm):
+    for path in warm.aot_entries + warm.fx_entries:
+        assert path.name == layout.entry_name(path.read_bytes())
+
+
+def test_entries_of_stock_are_refused_and_counted_by_default(home):
+    home.run(stock=True)
+    first = home.run()
+    assert first.ok and first.result["aot"]["hit"] == 0, first
+    assert first.stats["unsealed"] == 3, first
+    assert f"safecache adopt {home.cache}" in first.warnings[0], first
+    second = home.run()
+    assert second.ok and second.hits == WARM, second
+    assert home.run(stock=True).hits == WARM, "what stock torch wrote is left to stock torch"
+
+
+def test_entries_of_stock_are_hit_where_private_ones_are_trusted(home):
+    home.run(stock=True)
+    home.base.chmod(0o700)
+    answer = home.run(env={"SAFECACHE_TRUST": "private"})
+    assert answer.ok and answer.hits == WARM and answer.stats["accepted as private"] == 3, answer
+
+
+def test_entries_of_a_lost_key_are_hit_where_private_ones_are_trusted(warm):
+    shutil.rmtree(warm.keys)
+    answer = warm.run(env={"SAFECACHE_TRUST": "private"})
+    assert answer.ok and answer.hits == WARM and answer.warnings == [], answer
+
+
+@pytest.mark.parametrize("where", ["cache", "entry"])
+def test_private_trust_refuses_what_others_can_write(home, where):
+    home.run(stock=True)
+    for path in [home.cache] if where == "cache" else home.aot_entries + home.fx_entries:
+        path.chmod(0o777)
+    answer = home.run(env={"SAFECACHE_TRUST": "private"})
+    assert answer.ok and answer.result["aot"]["hit"] == 0 and answer.stats["not private"] == 3, answer
+
+
+def test_adopted_entries_are_hit(home):
+    home.run(stock=True)
+    command = [sys.executable, "-m", "safecache", "adopt", str(home.cache)]
+    environment = home.environment | {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.startswith("3 entries sealed"), done
+    answer = home.run()
+    assert answer.ok and answer.hits == WARM and answer.warnings == [], answer
+    assert home.run(stock=True).hits == WARM
+
+
+def test_cold_and_warm_in_fresh_interpreters(home):
+    """The main job with nothing shared: no zygote, no fork."""
+    code = (
+        f"import sys; sys.path.insert(0, {str(SOURCE / 'tests')!r})\n"
+        "import json, safecache, scenes\n"
+        "print(json.dumps([scenes.compile_model(), safecache.stats()]))"
+    )
+    import json
+
+    from conftest import python
+
+    answers = []
+    for _ in range(2):
+        done = python(code, env=home.environment, timeout=280)
+        assert done.returncode == 0, done.stderr
+        answers.append(json.loads(done.stdout.splitlines()[-1]))
+    (cold, cold_stats), (warm, warm_stats) = answers
+    assert cold["aot"]["saved"] == 1 and cold_stats == {"sealed": 3, "saved": 3}
+    assert (warm["aot"]["hit"], warm["fx"]["hit"]) == WARM and warm_stats == {"verified": 3}
+
+
+def test_seal_tells_where_an_entry_came_from(warm, zygote):
+    from safecache import keyring, seal
+
+    key = keyring.load(None, str(warm.base / "config"))
+    for path in warm.aot_entries:
+        verdict = seal.verify(path.read_bytes(), seal.Kind.AOT_ENTRY, path.parent.name, key.find)
+        assert verdict.reason is None
+        assert verdict.provenance["torch"] == zygote.torch
+        assert set(verdict.provenance) == {"torch", "triton", "python", "machine", "safecache", "gpu"}
+        assert str(warm.base) not in str(verdict.provenance)
