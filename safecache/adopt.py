@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from safecache import keyring, layout, ownership, provenance, seal, store
+from safecache import keyring, layout, ownership, provenance, seal, store, trust
 from safecache.errors import EntryRefusedError, KeyringError
 from safecache.keyring import Key
 
@@ -50,8 +50,11 @@ def adopt(root: str) -> Adoption:
 def _seal_file(location: layout.Location, root: str, keys: keyring.Keyring, key: Key) -> bool:
     """Seal one file; False if it is sealed already. Raises for one that is not private or not intact."""
     content = store.read_entry(location.path)
-    if seal.verify(content, location.kind, location.cache_key, keys.find).reason is None:
+    reason = seal.verify(content, location.kind, location.cache_key, keys.find).reason
+    if reason is None:
         return False
+    if reason not in trust.UNVOUCHED:
+        raise EntryRefusedError(f"{reason.value}: {trust.EVIDENCE[reason]}")
     objection = ownership.why_not_private(location.path)
     if objection is not None:
         raise EntryRefusedError(f"not private: {objection}")

@@ -133,9 +133,17 @@ def _config_home(environ: Mapping[str, str]) -> str | None:
     xdg = environ.get("XDG_CONFIG_HOME", "")
     if xdg and os.path.isabs(xdg):
         return xdg
-    # expanduser returns "~" itself for a uid without a passwd entry and without HOME.
-    home = environ.get("HOME", "") or os.path.expanduser("~")
+    home = environ.get("HOME", "") or _home_by_uid()
     return os.path.join(home, ".config") if os.path.isabs(home) else None
+
+
+def _home_by_uid() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""  # a uid without a passwd entry, as OpenShift and `docker --user` give
 
 
 _current: Config | None = None

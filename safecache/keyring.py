@@ -15,7 +15,7 @@ import secrets
 import stat
 from typing import NamedTuple
 
-from safecache import config
+from safecache import config, files
 from safecache.errors import KeyringError
 
 __all__ = ["Key", "Keyring", "current", "load"]
@@ -79,7 +79,7 @@ def load(key_file: str | None, config_home: str | None) -> Keyring:
     directory = os.path.join(config_home, "safecache")
     path = os.path.join(directory, "sealing.key")
     fresh = not os.path.exists(path) and _make_key(directory, path)
-    _check_owner(os.lstat(directory), directory, forbidden=0o022)
+    _check_owner(os.stat(directory), directory, forbidden=0o022)
     return Keyring(_read_key(path, forbidden=0o077), fresh)
 
 
@@ -123,17 +123,16 @@ def _publish_new(temporary: str, path: str) -> bool:
 
 
 def _read_key(path: str, *, forbidden: int) -> Key:
-    # O_NONBLOCK: a FIFO in the key's place must not hang an import.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
+    def check(status: os.stat_result) -> None:
         if not stat.S_ISREG(status.st_mode):
             raise KeyringError(f"the key {path} is not a regular file")
         _check_owner(status, path, forbidden=forbidden)
-        material = file.read(_MAXIMUM_SIZE).strip()
+
+    material = files.read_regular(path, check, limit=_MAXIMUM_SIZE)
     if len(material) < _MINIMUM_SIZE:
         raise KeyringError(f"the key {path} holds {len(material)} bytes; it needs at least {_MINIMUM_SIZE}")
-    return Key.derive(material)
+    # A line in a text file and the same with an editor's newline are one key.
+    return Key.derive(material.rstrip(b"\r\n"))
 
 
 def _check_owner(status: os.stat_result, path: str, *, forbidden: int) -> None:

@@ -12,6 +12,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from safecache import store
 from safecache.seal import Kind
 
 __all__ = ["Location", "cache_root", "entry_name", "walk"]
@@ -52,9 +53,8 @@ def walk(root: str) -> Iterator[Location]:
     ):
         for parent in parents:
             for directory in _subdirectories(parent):
-                for name in sorted(os.listdir(directory)):
-                    if not name.startswith("."):
-                        yield Location(os.path.join(directory, name), kind, os.path.basename(directory))
+                for name in store.list_entries(directory):
+                    yield Location(os.path.join(directory, name), kind, os.path.basename(directory))
 
 
 def _subdirectories(directory: str) -> Iterator[str]:

@@ -7,6 +7,7 @@ import inspect
 import io
 import itertools
 import pickle
+import types
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -65,15 +66,16 @@ def find_culprit(root: Any, name: str) -> Culprit | None:
 
 def _describe_path(trail: list[Any], name: str) -> str:
     labels = [name]
-    parent = between = trail[0]
+    parent = trail[0]
+    between: list[Any] = []  # what pickle made on the way: a state, an argument tuple
     for child in trail[1:]:
         label = _edge(parent, child)
-        if label is None and between is not parent:
-            label = _edge(between, child)
-        if label is not None:
+        if label is None:
+            between.append(child)
+        else:
             labels.append(label)
-            parent = child
-        between = child
+            parent, between = child, []
+    labels += [label for a, b in itertools.pairwise(between) if (label := _edge(a, b)) is not None]
     if len(labels) > _LONGEST_PATH:
         half = _LONGEST_PATH // 2
         labels = [*labels[:half], f"…({len(labels) - _LONGEST_PATH} more)…", *labels[-half:]]
@@ -81,7 +83,7 @@ def _describe_path(trail: list[Any], name: str) -> str:
 
 
 def _edge(parent: Any, child: Any) -> str | None:
-    """How ``child`` is reached from ``parent``; None for a go-between that pickle made (a state, an argument tuple)."""
+    """How ``child`` is reached from ``parent``; None if it is not."""
     for label, value in _children(parent):
         if value is child:
             return label
@@ -94,7 +96,7 @@ def _children(parent: Any) -> Iterator[tuple[str, Any]]:
             yield f"[{_short(key)}]", value
             yield f".keys()[{_short(key)}]", key
     elif isinstance(parent, (list, tuple)):
-        fields = getattr(parent, "_fields", ())
+        fields = getattr(type(parent), "_fields", ())
         for index, value in enumerate(parent):
             yield (f".{fields[index]}" if index < len(fields) else f"[{index}]"), value
     elif isinstance(parent, (set, frozenset)):
@@ -127,8 +129,15 @@ def _slots(base: type) -> tuple[str, ...]:
 
 
 def _short(value: Any) -> str:
-    text = repr(value) if isinstance(value, (str, bytes, int, float, bool, tuple, type(None))) else _type_name(value)
+    text = repr(value) if _is_plain(value) else _type_name(value)
     return text if len(text) <= _LONGEST_LABEL else text[:_LONGEST_LABEL] + "…"
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether its repr runs nobody's code and cannot fail, as that of an int of 5000 digits does."""
+    if type(value) is tuple:
+        return all(_is_plain(item) for item in value)
+    return type(value) in (str, bytes, bool, float, type(None)) or (type(value) is int and value.bit_length() < 64)
 
 
 def _type_name(value: Any) -> str:
@@ -137,9 +146,8 @@ def _type_name(value: Any) -> str:
 
 
 def _definition(value: Any) -> str:
-    code = getattr(value, "__code__", None)
-    if inspect.iscode(code):
-        return f"{code.co_filename}:{code.co_firstlineno} ({getattr(value, '__qualname__', code.co_name)})"
+    if type(value) is types.FunctionType:
+        return f"{value.__code__.co_filename}:{value.__code__.co_firstlineno} ({value.__qualname__})"
     try:
         return inspect.getsourcefile(type(value)) or ""
     except (TypeError, OSError):

@@ -113,12 +113,21 @@ def verify(content: bytes, kind: Kind, cache_key: str, find_key: Callable[[bytes
         return Verdict(Reason.BAD_SEAL, footer.key_id)
     if hashlib.sha256(memoryview(content)[: footer.payload_size]).digest() != footer.digest:
         return Verdict(Reason.DAMAGED, footer.key_id)
-    statement = json.loads(body)
-    if statement["kind"] != kind.value:
-        return Verdict(Reason.OTHER_KIND, footer.key_id, statement["provenance"])
-    if statement["key"] != cache_key:
-        return Verdict(Reason.OTHER_CACHE_KEY, footer.key_id, statement["provenance"])
-    return Verdict(None, footer.key_id, statement["provenance"])
+    return _compare(body, kind, cache_key, footer.key_id)
+
+
+def _compare(body: bytes, kind: Kind, cache_key: str, key_id: bytes) -> Verdict:
+    """Whether the statement under a good tag is about this kind and cache key."""
+    try:
+        statement = json.loads(body)
+        stated = statement["kind"], statement["key"], statement["provenance"]
+    except (ValueError, TypeError, KeyError):
+        return Verdict(Reason.UNKNOWN_FORMAT, key_id)
+    if stated[0] != kind.value:
+        return Verdict(Reason.OTHER_KIND, key_id, stated[2])
+    if stated[1] != cache_key:
+        return Verdict(Reason.OTHER_CACHE_KEY, key_id, stated[2])
+    return Verdict(None, key_id, stated[2])
 
 
 def _tag(key: Key, footer: bytes, body: bytes) -> bytes:

@@ -9,13 +9,13 @@ import secrets
 import stat
 import time
 
+from safecache import files
 from safecache.ownership import foreign_owner
 from safecache.reasons import Reason
 
 __all__ = ["UnusableEntry", "list_entries", "publish", "quarantine", "read_entry"]
 
 _QUARANTINE = os.path.join(".safecache", "quarantine")
-_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 3
 
@@ -43,12 +43,9 @@ def read_entry(path: str) -> bytes:
     Raises UnusableEntry for anything but a regular file of this user or root, at once: a FIFO is not waited for, a
     link not followed. Raises OSError where the file system refuses, FileNotFoundError for an entry that is gone.
     """
-    # A device is not even opened; the check is repeated on the descriptor, since the name may change in between.
+    # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
     _check_regular(os.lstat(path))
-    descriptor = os.open(path, _READ)
-    with os.fdopen(descriptor, "rb") as file:
-        _check_regular(os.fstat(descriptor))
-        return file.read()
+    return files.read_regular(path, _check_regular, flags=os.O_NOFOLLOW)
 
 
 def _check_regular(status: os.stat_result) -> None:
@@ -107,7 +104,9 @@ def quarantine(path: str, root: str, reason: Reason) -> str | None:
     Returns its new path; None where the file system refuses, and then the entry is where it was.
     """
     directory = os.path.join(root, _QUARANTINE)
-    destination = os.path.join(directory, f"{os.path.basename(path)[:64]}.{secrets.token_hex(4)}")
+    # Cut in bytes: a name of the longest kind must have room for what is added to it.
+    name = os.fsdecode(os.fsencode(os.path.basename(path))[:64])
+    destination = os.path.join(directory, f"{name}.{secrets.token_hex(4)}")
     note = {"from": path, "reason": reason.value, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)

@@ -9,10 +9,10 @@ from safecache import config, events, keyring, layout, ownership, seal
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["Refusal", "judge"]
+__all__ = ["EVIDENCE", "UNVOUCHED", "Refusal", "judge"]
 
 # What can be said against an entry that nobody we know has sealed, as opposed to one that is broken.
-_UNVOUCHED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
+UNVOUCHED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
 
 
 class Refusal(NamedTuple):
@@ -34,8 +34,8 @@ def judge(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Refus
     if verdict.reason is None:
         events.count(Count.VERIFIED)
         return None
-    if verdict.reason not in _UNVOUCHED:
-        return Refusal(verdict.reason, _EVIDENCE[verdict.reason])
+    if verdict.reason not in UNVOUCHED:
+        return Refusal(verdict.reason, EVIDENCE[verdict.reason])
     # Torch names every entry by the hash of its content, so a truncated or altered one shows even without a seal.
     if path is not None and os.path.basename(path) != layout.entry_name(content):
         return Refusal(Reason.DAMAGED, "its name is not the hash of its content")
@@ -48,7 +48,7 @@ def judge(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Refus
     return _unvouched(verdict, keys, path)
 
 
-_EVIDENCE = {
+EVIDENCE = {
     Reason.DAMAGED: "its digest does not match its content",
     Reason.BAD_SEAL: "its seal does not match: it was altered or forged",
     Reason.OTHER_KIND: "it was sealed as another kind of entry",

@@ -188,7 +188,7 @@ def python(code: str, *, env: dict[str, str] | None = None, path: Path | None = 
     """Run ``code`` in a fresh interpreter that finds safecache, and first of all ``path``."""
     entries = [str(path)] if path else []
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SAFECACHE")} | (env or {})
-    environment["PYTHONPATH"] = os.pathsep.join([*entries, str(SOURCE)])
+    environment["PYTHONPATH"] = os.pathsep.join([*entries, str(SOURCE), os.environ.get("PYTHONPATH", "")]).strip(":")
     return subprocess.run(
         [sys.executable, "-c", code], env=environment, text=True, capture_output=True, timeout=timeout, **kwargs
     )

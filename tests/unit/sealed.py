@@ -1,0 +1,20 @@
+"""One sealed entry, for the tests of seals."""
+
+from __future__ import annotations
+
+import pickle
+
+from safecache import seal
+from safecache.keyring import Key
+from safecache.seal import Kind
+
+KEY = Key.derive(b"k" * 32)
+PAYLOAD = pickle.dumps({"graph": list(range(100))})
+PROVENANCE = {"torch": "2.15.0", "gpu": "sm_90"}
+ENTRY = seal.attach(PAYLOAD, Kind.AOT_ENTRY, "the key", KEY, PROVENANCE)
+# The layout in the docstring of seal, as distances from the end.
+FOOTER, TAG = 62, 32
+
+
+def verify(content, kind=Kind.AOT_ENTRY, cache_key="the key", keys=(KEY,)):
+    return seal.verify(content, kind, cache_key, {key.id: key for key in keys}.get)

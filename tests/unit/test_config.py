@@ -1,0 +1,167 @@
+"""Every setting: its default, each spelling, and a bad value that names the variable, itself and what is allowed."""
+
+from __future__ import annotations
+
+import ast
+import os
+import pwd
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from safecache import config
+from safecache.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+SWITCHES = ("SAFECACHE", "SAFECACHE_STRICT")
+HOME = {"HOME": "/home/user"}
+
+
+def value(variable, text=None):
+    read = config.load(HOME if text is None else {**HOME, variable: text})
+    return getattr(read, {setting.variable: setting.name for setting in config.SETTINGS}[variable])
+
+
+DEFAULTS = {"SAFECACHE": True, "SAFECACHE_STRICT": False, "SAFECACHE_TRUST": "signed", "SAFECACHE_KEY_FILE": None}
+
+
+def test_these_are_all_settings():
+    assert {setting.variable for setting in config.SETTINGS} == DEFAULTS.keys()
+    assert {setting.name for setting in config.SETTINGS} | {"config_home"} == vars(config.load({})).keys()
+
+
+@pytest.mark.parametrize("text", [None, ""], ids=["unset", "empty"])
+@pytest.mark.parametrize("variable", DEFAULTS)
+def test_unset_or_empty_setting_has_its_default(variable, text):
+    assert value(variable, text) is DEFAULTS[variable]
+
+
+@pytest.mark.parametrize("text", ["1", "true", "yes", "on", "TRUE", "Yes", " on ", "1\n"])
+@pytest.mark.parametrize("variable", SWITCHES)
+def test_switch_is_on(variable, text):
+    assert value(variable, text) is True
+
+
+@pytest.mark.parametrize("text", ["0", "false", "no", "off", "FALSE", "No", " off "])
+@pytest.mark.parametrize("variable", SWITCHES)
+def test_switch_is_off(variable, text):
+    assert value(variable, text) is False
+
+
+@pytest.mark.parametrize("text", ["signed", "private", "SIGNED", " Private "])
+def test_trust_mode_in_any_case(text):
+    assert value("SAFECACHE_TRUST", text) == text.strip().lower()
+
+
+def test_key_file_is_taken_as_it_is():
+    assert value("SAFECACHE_KEY_FILE", "/run/secrets/a key ") == "/run/secrets/a key "
+
+
+@pytest.mark.parametrize(
+    ("variable", "text"),
+    [(switch, text) for switch in SWITCHES for text in ("2", "enable", "y", " ", "-1")]
+    + [("SAFECACHE_TRUST", text) for text in ("all", "sign", "signed,private", "0")]
+    + [("SAFECACHE_KEY_FILE", text) for text in ("key", "./key", "~/key", " /key")],
+)
+def test_bad_value_names_variable_value_and_what_is_allowed(variable, text):
+    allowed = {setting.variable: setting.allowed for setting in config.SETTINGS}[variable]
+    with pytest.raises(ConfigError) as caught:
+        value(variable, text)
+    assert f"{variable}={text!r}" in str(caught.value) and allowed in str(caught.value)
+    assert isinstance(caught.value, ValueError)
+
+
+@pytest.mark.parametrize("setting", config.SETTINGS, ids=lambda setting: setting.variable)
+def test_what_is_allowed_spells_out_every_choice(setting):
+    choices = {"SAFECACHE_TRUST": config.TRUST_MODES, "SAFECACHE_KEY_FILE": ("absolute path",)}
+    for word in choices.get(setting.variable, (*config._TRUE, *config._FALSE)):
+        assert word in setting.allowed
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        pytest.param({"XDG_CONFIG_HOME": "/xdg", "HOME": "/home/user"}, "/xdg", id="xdg"),
+        pytest.param({"XDG_CONFIG_HOME": "/xdg"}, "/xdg", id="xdg-without-home"),
+        pytest.param({"HOME": "/home/user"}, "/home/user/.config", id="home"),
+        pytest.param({"XDG_CONFIG_HOME": "", "HOME": "/home/user"}, "/home/user/.config", id="empty-xdg"),
+        pytest.param({"XDG_CONFIG_HOME": "rel", "HOME": "/home/user"}, "/home/user/.config", id="relative-xdg"),
+        pytest.param({"XDG_CONFIG_HOME": "~/x", "HOME": "/home/user"}, "/home/user/.config", id="tilde-xdg"),
+        pytest.param({"HOME": "rel"}, None, id="relative-home"),
+    ],
+)
+def test_config_home(environ, expected):
+    assert config.load(environ).config_home == expected
+
+
+def test_user_with_a_passwd_entry_needs_no_home_variable(monkeypatch):
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_dir="/home/passwd"))
+    assert config.load({}).config_home == "/home/passwd/.config"
+
+
+def test_empty_home_variable_counts_as_unset(monkeypatch):
+    monkeypatch.setenv("HOME", "")
+    assert config.load(os.environ | {"XDG_CONFIG_HOME": ""}).config_home != "/.config"
+
+
+def test_user_without_any_home_has_no_config_home(monkeypatch):
+    """As a container's uid without a passwd entry."""
+
+    def unknown(uid):
+        raise KeyError(uid)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    assert config.load({}).config_home is None
+
+
+def test_settings_are_read_once_until_reloaded(monkeypatch):
+    assert config.current().strict is False
+    monkeypatch.setenv("SAFECACHE_STRICT", "1")
+    assert config.current().strict is False
+    assert config.reload().strict is True
+    assert config.current().strict is True
+
+
+def test_child_environment_is_a_copy(monkeypatch):
+    monkeypatch.setenv("SAFECACHE_STRICT", "1")
+    environment = config.child_environment()
+    assert environment == dict(os.environ)
+    environment["SAFECACHE_STRICT"] = "0"
+    assert os.environ["SAFECACHE_STRICT"] == "1"
+
+
+def test_table_has_a_row_for_every_setting_with_its_default():
+    header, _, *rows = config.settings_table().split("\n")
+    assert header.count("|") == 5 and all(row.count("|") == 5 for row in rows)
+    shown = dict(re.match(r"\| `(\w+)` \| `(\w+)` ", row).groups() for row in rows)
+    assert shown == {
+        "SAFECACHE": "1",
+        "SAFECACHE_STRICT": "0",
+        "SAFECACHE_TRUST": "signed",
+        "SAFECACHE_KEY_FILE": "unset",
+    }
+
+
+def test_readme_shows_the_table_of_settings():
+    assert config.settings_table() in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def environment_readers(tree: ast.AST) -> list[int]:
+    words = {"environ", "environb", "getenv", "getenvb", "putenv", "unsetenv"}
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if (isinstance(node, ast.Attribute) and node.attr in words)
+        or (isinstance(node, ast.ImportFrom) and words & {alias.name for alias in node.names})
+    ]
+
+
+def test_only_config_reads_the_process_environment():
+    sources = [path for path in (ROOT / "safecache").rglob("*.py") if "bootstrap" not in path.parts]
+    readers = {path.name: environment_readers(ast.parse(path.read_text(encoding="utf-8"))) for path in sources}
+    assert readers.pop("config.py") != []
+    assert {name: lines for name, lines in readers.items() if lines} == {}

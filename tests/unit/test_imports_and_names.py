@@ -1,0 +1,153 @@
+"""The core knows neither torch nor the hooks, every module says what is public, and errors survive pickling."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import pickle
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from conftest import python
+
+from safecache import errors
+
+PACKAGE = Path(__file__).parents[2] / "safecache"
+CORE = sorted(PACKAGE.glob("*.py"))
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bootstrap" not in path.parts and path.stat().st_size)
+# Here importing late is the point: activating must not import what is only needed once torch is.
+IMPORT_LATE = {"__init__", "activation", "patching"}
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+
+
+BY_MODULE = pytest.mark.parametrize("path", MODULES, ids=name_of)
+BY_CORE_MODULE = pytest.mark.parametrize("path", CORE, ids=name_of)
+
+
+class Import(NamedTuple):
+    """An import statement, by the full name of what it imports."""
+
+    name: str
+    late: bool
+
+    def is_below(self, *packages: str) -> bool:
+        return any(f"{self.name}.".startswith(f"{package}.") for package in packages)
+
+
+def imports(node: ast.AST, late: bool = False) -> list[Import]:
+    if isinstance(node, ast.Import):
+        return [Import(alias.name, late) for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "a relative import"
+        return [Import(f"{node.module}.{alias.name}", late) for alias in node.names]
+    late = late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    return [found for child in ast.iter_child_nodes(node) for found in imports(child, late)]
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@BY_CORE_MODULE
+def test_core_imports_neither_torch_nor_hooks(path):
+    """Not even in a function, nor for the type checker; patching takes the hooks by name, from the table."""
+    forbidden = [i.name for i in imports(tree_of(path)) if i.is_below("torch", "triton", "safecache.hooks")]
+    assert forbidden == []
+
+
+@pytest.mark.parametrize("path", [path for path in CORE if path.stem != "__main__"], ids=name_of)
+def test_core_does_not_import_the_command_line(path):
+    assert [i.name for i in imports(tree_of(path)) if i.is_below("safecache.cli")] == []
+
+
+@pytest.mark.parametrize("path", [path for path in CORE if path.stem not in IMPORT_LATE], ids=name_of)
+def test_core_imports_our_modules_at_the_top(path):
+    assert [i.name for i in imports(tree_of(path)) if i.late and i.is_below("safecache")] == []
+
+
+def test_importing_the_core_loads_neither_torch_nor_hooks():
+    names = [name_of(path) for path in CORE if path.stem not in ("__main__", "__init__")]
+    done = python(
+        "import importlib, json, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = json.loads(done.stdout)
+    assert set(names) <= set(loaded)
+    assert [name for name in loaded if Import(name, False).is_below("torch", "triton", "safecache.hooks")] == []
+
+
+def test_importing_the_package_loads_no_cryptography():
+    """An import must cost next to nothing in the processes that compile nothing."""
+    done = python("import json, sys, safecache; print(json.dumps(sorted(sys.modules)))")
+    heavy = {"hashlib", "pickle", "filelock", "wrapt", "rich", "inspect", "safecache.seal", "safecache.patching"}
+    assert done.returncode == 0, done.stderr
+    assert heavy & set(json.loads(done.stdout)) == set()
+
+
+def bound_names(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def public_names(tree: ast.Module) -> list[str] | None:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] == ["__all__"]:
+            return ast.literal_eval(node.value)
+    return None
+
+
+def as_ruff_sorts(name: str) -> tuple[int, str]:
+    """Constants, classes, then the rest."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+def is_script(path: Path) -> bool:
+    return path.stem == "__main__" or 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if not is_script(path)], ids=name_of)
+def test_every_module_names_what_is_public_sorted(path):
+    tree = tree_of(path)
+    public = public_names(tree)
+    assert public is not None, "no __all__"
+    assert public == sorted(set(public), key=as_ruff_sorts)
+    assert set(public) - bound_names(ast.Module(tree.body, [])) == set()
+
+
+@BY_MODULE
+def test_every_module_says_what_it_is_for(path):
+    assert ast.get_docstring(tree_of(path))
+
+
+ERRORS = [error for _, error in inspect.getmembers(errors, inspect.isclass)]
+
+
+def test_every_error_is_public_and_one_of_ours():
+    assert {error.__name__ for error in ERRORS} == set(errors.__all__)
+    assert all(issubclass(error, errors.SafecacheError) for error in ERRORS)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+@pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL], ids="protocol-{}".format)
+def test_error_survives_pickling_with_its_message(error, protocol):
+    returned = pickle.loads(pickle.dumps(error("the message"), protocol))
+    assert type(returned) is error and str(returned) == "the message"
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_error_is_none_that_torch_swallows(error):
+    assert not issubclass(error, (OSError, pickle.PickleError, TypeError, AttributeError, AssertionError))

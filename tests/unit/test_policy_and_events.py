@@ -1,0 +1,160 @@
+"""What follows from an event, in both modes; said once, counted always, and raised with its cause where strict."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import python
+
+from safecache import events, policy
+from safecache.errors import (
+    CacheReadError,
+    CacheWriteError,
+    EntryRefusedError,
+    KeyringError,
+    SafecacheError,
+    UnpicklableEntryError,
+)
+from safecache.reasons import Count, Reason
+
+MOVED, LEFT = True, False
+SAID, SILENT = True, False
+TABLE = {
+    Reason.UNSEALED: (LEFT, SAID, EntryRefusedError),
+    Reason.UNKNOWN_KEY: (LEFT, SAID, EntryRefusedError),
+    Reason.UNKNOWN_FORMAT: (LEFT, SAID, EntryRefusedError),
+    Reason.DAMAGED: (MOVED, SAID, EntryRefusedError),
+    Reason.BAD_SEAL: (MOVED, SAID, EntryRefusedError),
+    Reason.OTHER_KIND: (MOVED, SAID, EntryRefusedError),
+    Reason.OTHER_CACHE_KEY: (MOVED, SAID, EntryRefusedError),
+    Reason.NOT_PRIVATE: (LEFT, SAID, EntryRefusedError),
+    Reason.NOT_A_FILE: (LEFT, SAID, EntryRefusedError),
+    Reason.FOREIGN_OWNER: (LEFT, SAID, EntryRefusedError),
+    Reason.WRONG_TYPE: (MOVED, SAID, EntryRefusedError),
+    Reason.UNSAFE_NAME: (LEFT, SAID, EntryRefusedError),
+    Reason.UNREADABLE: (LEFT, SAID, CacheReadError),
+    Reason.UNLOADABLE: (LEFT, SAID, CacheReadError),
+    Reason.REMOTE_FAILED: (LEFT, SAID, CacheReadError),
+    Reason.ENTRY_MISSING: (LEFT, SAID, CacheReadError),
+    Reason.UNPICKLABLE: (LEFT, SAID, UnpicklableEntryError),
+    Reason.UNPREPARED: (LEFT, SAID, UnpicklableEntryError),
+    Reason.NOT_CACHEABLE: (LEFT, SAID, UnpicklableEntryError),
+    Reason.INCOMPLETE: (LEFT, SILENT, None),
+    Reason.UNWRITABLE: (LEFT, SAID, CacheWriteError),
+    Reason.NO_KEY: (LEFT, SAID, KeyringError),
+    Reason.STOOD_DOWN: (LEFT, SAID, None),
+}
+BY_REASON = pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value.replace(" ", "-"))
+
+
+def test_every_reason_is_in_the_table():
+    assert TABLE.keys() == set(Reason)
+
+
+@BY_REASON
+def test_strict_mode_raises_what_the_table_says(reason):
+    assert policy.decide(reason, strict=True) == TABLE[reason]
+
+
+@BY_REASON
+def test_default_mode_never_raises_and_does_the_rest_alike(reason):
+    assert policy.decide(reason, strict=False) == (*TABLE[reason][:2], None)
+
+
+@BY_REASON
+def test_default_mode_warns_once_and_counts_every_time(reason, caplog):
+    for _ in range(3):
+        events.report(reason, "what happened.", cause="a cause", remedy="The remedy.")
+    text = f"safecache: what happened. [{reason.value}] The remedy. (Said once; safecache.stats() counts the rest.)"
+    said = TABLE[reason][1]
+    assert [(r.name, r.levelno, r.getMessage()) for r in caplog.records] == [
+        ("safecache", logging.WARNING, text)
+    ] * said
+    assert events.counters() == {reason.value: 3}
+
+
+@pytest.mark.parametrize("reason", [r for r, row in TABLE.items() if row[2]], ids=lambda reason: reason.value)
+def test_strict_mode_raises_with_the_cause_every_time_and_warns_never(reason, settings, caplog):
+    settings(SAFECACHE_STRICT=1)
+    cause = ValueError("the cause")
+    for _ in range(2):
+        with pytest.raises(SafecacheError) as caught:
+            events.report(reason, "what happened.", remedy="The remedy.", error=cause)
+        assert type(caught.value) is TABLE[reason][2]
+        assert caught.value.__cause__ is cause
+        assert str(caught.value) == f"safecache: what happened. [{reason.value}] The remedy."
+    assert events.counters() == {reason.value: 2} and not caplog.records
+
+
+@pytest.mark.parametrize("reason", [r for r, row in TABLE.items() if not row[2]], ids=lambda reason: reason.value)
+def test_strict_mode_does_not_raise_what_was_raised_elsewhere_or_cannot_be_helped(reason, settings):
+    settings(SAFECACHE_STRICT=1)
+    events.report(reason, "what happened.")
+    assert events.counters() == {reason.value: 1}
+
+
+def test_every_cause_and_every_reason_is_said(caplog):
+    for reason in (Reason.DAMAGED, Reason.UNREADABLE):
+        for cause in ("one", "other", "one"):
+            events.report(reason, f"{reason.value} {cause}", cause=cause)
+    assert [record.getMessage().split(" [")[0] for record in caplog.records] == [
+        f"safecache: {text}" for text in ("damaged one", "damaged other", "unreadable one", "unreadable other")
+    ]
+
+
+def test_reset_forgets_counters_and_warnings(caplog):
+    for _ in range(2):
+        events.report(Reason.DAMAGED, "it is damaged")
+        events.reset()
+    assert len(caplog.records) == 2 and events.counters() == {}
+
+
+def test_counters_are_a_copy():
+    events.count(Count.SAVED)
+    events.counters()["saved"] = 100
+    assert events.counters() == {"saved": 1}
+
+
+def test_no_two_counters_share_a_name():
+    names = [member.value for member in (*Count, *Reason)]
+    assert len(names) == len(set(names))
+
+
+def test_threads_lose_no_count_and_say_it_once(caplog):
+    def report_often():
+        for _ in range(500):
+            events.report(Reason.DAMAGED, "it is damaged")
+
+    threads = [threading.Thread(target=report_often) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert events.counters() == {"damaged": 2000} and len(caplog.records) == 1
+
+
+def test_warning_is_seen_where_logging_is_not_configured():
+    done = python("from safecache import events, reasons; events.report(reasons.Reason.DAMAGED, 'it is damaged')")
+    assert done.stderr.startswith("safecache: it is damaged [damaged]")
+
+
+def test_forked_child_can_count_though_a_thread_held_the_lock():
+    """Deterministically: the parent holds the lock itself while it forks."""
+    done = python(
+        "import os\n"
+        "from safecache import events, reasons\n"
+        "with events._lock:\n"
+        "    pid = os.fork()\n"
+        "    if pid == 0:\n"
+        "        import signal; signal.alarm(20)\n"
+        "        events.count(reasons.Count.SAVED)\n"
+        "        os._exit(events.counters() != {'saved': 1})\n"
+        "print(os.waitpid(pid, 0)[1])\n",
+        env={"HOME": os.devnull},
+        cwd=Path(__file__).parent,
+    )
+    assert done.stdout == "0\n", done.stderr

@@ -1,0 +1,164 @@
+"""Publishing: whole or not at all, with nothing left behind whatever fails."""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import threading
+
+import pytest
+
+from safecache import store
+
+
+@pytest.fixture
+def entry(tmp_path):
+    """Where an entry goes, in a cache that does not exist yet."""
+    return tmp_path / "cache" / "aotautograd" / "key" / "entry"
+
+
+def publish(entry, content=b"content"):
+    store.publish(str(entry), content, str(entry.parents[2]))
+
+
+def names(entry):
+    return sorted(os.listdir(entry.parent))
+
+
+class FailingFile:
+    """A file whose writing stops after one byte, or whose closing does, as when the disk gets full meanwhile."""
+
+    def __init__(self, file, operation, error):
+        self.file, self.operation, self.error = file, operation, error
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.file.close()
+        if self.operation == "close":
+            raise self.error
+
+    def write(self, content):
+        self.file.write(content[:1])
+        if self.operation == "write":
+            raise self.error
+
+
+def fail(monkeypatch, operation, error):
+    def failing(*args, **kwargs):
+        raise error
+
+    real = os.fdopen
+    if operation in ("open", "rename"):
+        monkeypatch.setattr(os, operation, failing)
+    else:
+        monkeypatch.setattr(os, "fdopen", lambda *args: FailingFile(real(*args), operation, error))
+
+
+def test_entry_is_published_whole_and_its_directories_made(entry):
+    content = os.urandom(1_000_000)
+    publish(entry, content)
+    assert entry.read_bytes() == content
+    assert names(entry) == ["entry"]
+
+
+def test_entry_is_readable_as_the_umask_says(entry):
+    publish(entry)
+    assert entry.stat().st_mode & 0o777 == 0o644
+
+
+def test_entry_that_is_there_is_replaced(entry):
+    publish(entry, b"old")
+    publish(entry, b"new")
+    assert entry.read_bytes() == b"new"
+
+
+@pytest.mark.parametrize("error", [errno.ENOSPC, errno.EIO, errno.EDQUOT], ids=errno.errorcode.get)
+@pytest.mark.parametrize("operation", ["open", "write", "close", "rename"])
+def test_failed_publishing_raises_and_leaves_what_was_there(entry, monkeypatch, operation, error):
+    publish(entry, b"old")
+    with monkeypatch.context() as patch:
+        fail(patch, operation, OSError(error, os.strerror(error)))
+        with pytest.raises(OSError) as caught:
+            publish(entry, b"new content")
+    assert caught.value.errno == error
+    assert names(entry) == ["entry"] and entry.read_bytes() == b"old"
+
+
+def test_interrupted_publishing_leaves_nothing(entry, monkeypatch):
+    with monkeypatch.context() as patch:
+        fail(patch, "write", KeyboardInterrupt())
+        with pytest.raises(KeyboardInterrupt):
+            publish(entry)
+    assert names(entry) == []
+
+
+def test_directory_in_place_of_the_entry_is_an_error_with_nothing_left(entry):
+    entry.mkdir(parents=True)
+    with pytest.raises(OSError):
+        publish(entry)
+    assert names(entry) == ["entry"] and entry.is_dir()
+
+
+def clear_cache_when_directory_is_made(monkeypatch, entry, times):
+    real, left = os.makedirs, [times]
+
+    def makedirs(path, *args, **kwargs):
+        real(path, *args, **kwargs)
+        if path == str(entry.parent) and left[0]:
+            left[0] -= 1
+            shutil.rmtree(entry.parents[2])
+
+    monkeypatch.setattr(os, "makedirs", makedirs)
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_entry_is_published_though_another_process_clears_the_cache(entry, monkeypatch, times):
+    clear_cache_when_directory_is_made(monkeypatch, entry, times)
+    publish(entry)
+    assert entry.read_bytes() == b"content" and names(entry) == ["entry"]
+
+
+def test_cache_that_is_cleared_again_and_again_is_an_error(entry, monkeypatch):
+    clear_cache_when_directory_is_made(monkeypatch, entry, 1000)
+    with pytest.raises(FileNotFoundError):
+        publish(entry)
+
+
+def test_file_in_place_of_the_directory_is_set_aside(entry):
+    entry.parent.parent.mkdir(parents=True)
+    entry.parent.write_bytes(b"in the way")
+    publish(entry)
+    assert entry.read_bytes() == b"content"
+    quarantine = entry.parents[2] / ".safecache" / "quarantine"
+    kept, note = sorted(quarantine.iterdir())
+    assert kept.read_bytes() == b"in the way" and '"reason": "not a file"' in note.read_text()
+
+
+def test_dangling_link_in_place_of_the_directory_is_set_aside(entry):
+    entry.parent.parent.mkdir(parents=True)
+    entry.parent.symlink_to("nowhere")
+    publish(entry)
+    assert not entry.parent.is_symlink() and entry.read_bytes() == b"content"
+
+
+def test_entry_published_by_two_threads_is_never_seen_in_part(entry):
+    contents = [bytes([letter]) * 300_000 for letter in b"ab"]
+    publish(entry, contents[0])
+    failures = []
+
+    def publish_often(content):
+        try:
+            for _ in range(100):
+                publish(entry, content)
+        except Exception as error:
+            failures.append(error)
+
+    threads = [threading.Thread(target=publish_often, args=(content,)) for content in contents]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert entry.read_bytes() in contents
+    assert failures == [] and names(entry) == ["entry"]

@@ -1,0 +1,100 @@
+"""Quarantine: what is moved away is kept with a note of why, and a quarantine that cannot be is no error."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from safecache import store
+from safecache.reasons import Reason
+
+
+@pytest.fixture
+def entry(tmp_path):
+    path = tmp_path / "aotautograd" / "key" / "entry"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"damaged")
+    return path
+
+
+def quarantine(entry, reason=Reason.DAMAGED):
+    return store.quarantine(str(entry), str(entry.parents[2]), reason)
+
+
+def test_entry_is_moved_with_a_note_of_why(entry):
+    moved = Path(quarantine(entry, Reason.BAD_SEAL))
+    assert not entry.exists()
+    assert moved.read_bytes() == b"damaged"
+    assert moved.parent == entry.parents[2] / ".safecache" / "quarantine"
+    note = json.loads(Path(f"{moved}.json").read_text())
+    assert note.keys() == {"from", "reason", "time"}
+    assert (note["from"], note["reason"]) == (str(entry), "bad seal")
+
+
+def test_quarantine_is_closed_to_others(entry):
+    moved = Path(quarantine(entry))
+    assert stat.S_IMODE(moved.parent.stat().st_mode) == 0o700
+
+
+def test_entries_of_one_name_are_all_kept(entry):
+    moved = []
+    for number in range(5):
+        entry.write_bytes(b"%d" % number)
+        moved.append(Path(quarantine(entry)))
+    assert [path.read_bytes() for path in moved] == [b"0", b"1", b"2", b"3", b"4"]
+    assert len(list(moved[0].parent.iterdir())) == 10
+
+
+@pytest.mark.parametrize(
+    "name", ["n" * 255, pytest.param(os.fsdecode(b"\xff\xfe"), id="not-utf-8"), pytest.param('a\nb"c', id="odd")]
+)
+def test_entry_of_any_name_is_moved(entry, name):
+    entry = entry.rename(entry.with_name(name))
+    moved = quarantine(entry)
+    assert not os.path.lexists(entry)
+    assert json.loads(Path(f"{moved}.json").read_text())["from"] == str(entry)
+
+
+def test_entry_whose_name_is_long_in_bytes_is_moved(entry):
+    entry = entry.rename(entry.with_name("\N{GRINNING FACE}" * 63))
+    assert quarantine(entry) is not None
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
+def test_what_is_no_file_is_moved_too(entry, make):
+    entry.unlink()
+    make(entry)
+    kind = stat.S_IFMT(entry.lstat().st_mode)
+    moved = quarantine(entry)
+    assert not os.path.lexists(entry) and stat.S_IFMT(os.lstat(moved).st_mode) == kind
+
+
+@pytest.mark.parametrize("operation", ["rename", "makedirs"])
+def test_entry_that_cannot_be_moved_stays_and_none_is_returned(entry, monkeypatch, operation):
+    def failing(*args, **kwargs):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, operation, failing)
+        assert quarantine(entry) is None
+    assert entry.read_bytes() == b"damaged"
+
+
+def test_entry_that_is_gone_already_is_none(entry):
+    entry.unlink()
+    assert quarantine(entry) is None
+
+
+def test_entry_is_moved_though_its_note_cannot_be_written(entry, monkeypatch):
+    def full(*args, **kwargs):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "open", full, raising=False)
+        moved = quarantine(entry)
+    assert not entry.exists() and Path(moved).read_bytes() == b"damaged"
