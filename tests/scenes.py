@@ -69,17 +69,25 @@ def compile_uncacheable(**functorch):
         return compile_model(**functorch)
 
 
-def standalone(injection=None, place="aot", save=None, fmt="binary"):
+def standalone(injection=None, place="aot", save=None, fmt="binary", functorch=None, **options):
     """standalone_compile, with an object that does not pickle; the compiled result is called and may be saved."""
     import torch._inductor
 
     graph, x = _standalone_graph()
-    with injected(injection, place) if injection else contextlib.nullcontext():
-        artifact = torch._inductor.standalone_compile(graph, [x], dynamic_shapes="from_example_inputs")
+    with injected(injection, place) if injection else contextlib.nullcontext(), functorch_config.patch(functorch or {}):
+        artifact = torch._inductor.standalone_compile(graph, [x], dynamic_shapes="from_example_inputs", **options)
     torch.testing.assert_close(_first(artifact(x)), model(x, x.T @ x))
     if save is not None:
         artifact.save(path=save, format=fmt)
     return {"saveable": bool(artifact._artifacts and artifact._artifacts[1].aot_autograd_artifacts)}
+
+
+def aot_compile(injection, place):
+    """torch.compile(...).aot_compile, where torch itself turns its strict mode on, as vLLM uses it."""
+    x = inputs()[0]
+    with injected(injection, place):
+        compiled = torch.compile(lambda x: model(x, x.T), fullgraph=True).aot_compile(((x,), {}))
+    torch.testing.assert_close(compiled(x), model(x, x.T))
 
 
 def load_standalone(path, fmt="binary"):

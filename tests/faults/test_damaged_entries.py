@@ -140,6 +140,7 @@ def test_entry_of_a_hit_whose_graph_is_gone_recompiles_where_torch_is_strict(war
         path.unlink()
     first = warm.run("compile_model", strict_autograd_cache=True)
     second = warm.run("compile_model", strict_autograd_cache=True)
-    assert first.ok and first.result["aot"] == {"hit": 0, "miss": 1, "bypass": 0, "saved": 1}, first
+    assert first.ok and (first.result["aot"]["hit"], first.result["aot"]["saved"]) == (0, 1), first
+    assert first.result["aot"]["bypass"] == 0 and first.stats["entry missing"] == 1, first
     assert second.ok and second.hits == WARM, second
     assert warm.run("compile_model", stock=True, strict_autograd_cache=True).ok, "stock hits what was healed"

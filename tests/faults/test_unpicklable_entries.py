@@ -52,9 +52,24 @@ def test_text_tells_type_definition_and_remedy(home):
     assert "compiles anew in every process" in text
 
 
+@pytest.mark.parametrize("place", PLACES)
+def test_ahead_of_time_compile_goes_on(home, place):
+    """torch.compile(...).aot_compile turns torch's strict mode on by itself."""
+    answer = home.run("aot_compile", injection="launcher", place=place)
+    assert answer.ok and len(answer.warnings) == 1 and "['launcher']" in answer.warnings[0], answer
+
+
+@pytest.mark.parametrize("functorch", STRICT_TORCH, ids=STRICT_TORCH_IDS)
+@pytest.mark.parametrize("place", PLACES)
+def test_standalone_compile_to_one_bundle_goes_on(home, place, functorch):
+    answer = home.run("standalone", injection="launcher", place=place, functorch=functorch, aot=True)
+    assert answer.ok and len(answer.warnings) == 1, answer
+
+
+@pytest.mark.parametrize("functorch", STRICT_TORCH, ids=STRICT_TORCH_IDS)
 @pytest.mark.parametrize("place", [*PLACES, "prepare"])
-def test_standalone_compile_goes_on(home, place):
-    answer = home.run("standalone", injection="launcher", place=place)
+def test_standalone_compile_goes_on(home, place, functorch):
+    answer = home.run("standalone", injection="launcher", place=place, functorch=functorch)
     assert answer.ok and len(answer.warnings) == 1, answer
     assert not answer.result["saveable"], "an artifact without its graph would be saved, and fail where it is loaded"
 
