@@ -24,8 +24,16 @@ def stats() -> dict[str, int]:
 def _own_command_line() -> bool:
     # It reports a bad setting by itself, without a traceback, and activates only where a command calls for it.
     program = sys.argv[0] if getattr(sys, "argv", None) else ""
-    return program.endswith("/safecache") or (program == "-m" and "safecache" in sys.orig_argv)
+    if program != "-m":
+        return program.endswith("/safecache")
+    # While `python -m safecache` looks for its module: the word behind the first option that ends in m.
+    option = next(i for i, word in enumerate(sys.orig_argv) if i and word[:1] == "-" and word[-1:] == "m")
+    return sys.orig_argv[option + 1 : option + 2] == ["safecache"]
 
 
 if not _own_command_line() and config.current().enabled:
+    if __spec__ is not None:
+        # All names are there. Another thread that imports a target now, and with it hooks that import from this
+        # package, must not wait for us, who may come to wait for it.
+        __spec__._initializing = False  # type: ignore[attr-defined]
     activate()

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import sys
 import threading
+import time
 
 from safecache import config
 from safecache.targets import MODULES, TARGETS
@@ -17,16 +17,21 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
-    from safecache.patching import HookStatus, Patch
+    from safecache.hook_status import HookStatus
+    from safecache.patching import Patch
 
 __all__ = ["activate", "deactivate", "is_active", "status"]
+
+
+_LOOK_AGAIN_SECONDS = 0.002
 
 
 class _Finder:
     """Finds the target modules as the finders behind it do, and has them patched right after they are executed.
 
     Not wrapt's post-import hooks: those let an exception of a hook fail the import and leave a second import
-    unpatched, and replace the loader by a proxy that other finders' assignments to ``exec_module`` recurse in.
+    unpatched, and their loader hands assignments on to the loader it stands for, which recurses when another finder
+    assigns to ``exec_module``.
     """
 
     def __init__(self) -> None:
@@ -35,42 +40,59 @@ class _Finder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """The spec of a target module, with its loader's ``exec_module`` extended; None for any other module."""
+        """The spec of a target module, with a loader that patches; None for any other module."""
+        # A finder ahead of us may have found a target without asking us. Not patched here: importlib holds its global
+        # lock while it asks a finder.
+        _watch()
         if fullname not in MODULES or getattr(self._searching, "name", None) == fullname:
             return None
-        # Another finder may ask the whole of sys.meta_path again, us included.
+        # A finder behind us may ask the whole of sys.meta_path again, us included.
         self._searching.name = fullname
         try:
             spec = next(self._specs(fullname, path, target), None)
         finally:
             self._searching.name = None
         if spec is not None and hasattr(spec.loader, "exec_module"):
-            _extend(spec.loader)
+            _pending.discard(fullname)
+            spec.loader = _PatchingLoader(spec.loader)  # type: ignore[assignment]
         return spec
 
     def _specs(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> Iterator[ModuleSpec]:
-        for finder in list(sys.meta_path):
+        finders = list(sys.meta_path)
+        behind = finders[finders.index(self) + 1 :] if self in finders else []
+        for finder in behind:
             find_spec = getattr(finder, "find_spec", None)
-            if finder is not self and find_spec is not None:
-                spec = find_spec(fullname, path, target)
-                if spec is not None:
-                    yield spec
+            spec = None if find_spec is None else find_spec(fullname, path, target)
+            if spec is not None:
+                yield spec
 
 
-def _extend(loader: Any) -> None:
-    """Patch what ``loader`` executes. On the instance, as other finders do it, so that both extensions run."""
-    execute = loader.exec_module
+class _PatchingLoader:
+    """Loads a module as ``loader`` does, and patches it then. The module itself sees ``loader``."""
 
-    def exec_module(module: ModuleType) -> None:
-        execute(module)
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute ``module`` and patch it. What the execution raises is raised; the patching raises nothing."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
         _patch_module(module.__name__, module)
-
-    loader.exec_module = exec_module
 
 
 _lock = threading.RLock()
 _finder: _Finder | None = None
 _patches: dict[str, list[Patch]] = {}
+# Target modules that we have not tried to patch since the last activation.
+_pending: set[str] = set()
+# Those that could not even be tried, and why.
+_broken: dict[str, str] = {}
+_watcher: threading.Thread | None = None
 
 
 def _renew_lock() -> None:
@@ -90,30 +112,25 @@ def activate() -> None:
     """
     global _finder
     config.reload()
-    unfinished = []
     with _lock:
         if _finder is None:
             _finder = _Finder()
         if _finder not in sys.meta_path:
-            sys.meta_path.insert(0, _finder)
-        for name in sorted(MODULES & sys.modules.keys()):
-            module = sys.modules[name]
-            if _is_initialising(module):
-                unfinished.append(name)
-            else:
-                _patch_module(name, module)
-    # Outside our lock: the thread that imports the module may need it before the module is finished.
-    for name in unfinished:
-        _await_import(name)
+            # A new list, here and below: another thread may be going through the old one.
+            sys.meta_path = [_finder, *sys.meta_path]
+        _pending.update(MODULES)
+    _catch_up()
+    _watch()
 
 
 def deactivate() -> None:
     """Turn the hooks off: every patched attribute is again the object it was. Idempotent and thread-safe."""
     global _finder
     with _lock:
-        if _finder in sys.meta_path:
-            sys.meta_path.remove(_finder)
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not _finder]
         _finder = None
+        _pending.clear()
+        _broken.clear()
         for patches in _patches.values():
             for patch in patches:
                 patch.revert()
@@ -126,13 +143,15 @@ def is_active() -> bool:
 
 def status() -> list[HookStatus]:
     """The state of every hook in the table, in its order."""
-    from safecache.patching import HookStatus
+    from safecache.hook_status import HookStatus
 
     states = []
     with _lock:
         for target in TARGETS:
             patch = next((p for p in _patches.get(target.module, ()) if p.target is target), None)
-            if patch is not None:
+            if target.module in _broken:
+                states.append(HookStatus(target.name, "standing down", _broken[target.module]))
+            elif patch is not None:
                 states.append(HookStatus(target.name, patch.state(), patch.reason))
             else:
                 imported = target.module in sys.modules
@@ -140,52 +159,69 @@ def status() -> list[HookStatus]:
     return states
 
 
+def _catch_up() -> None:
+    """Patch every target that was imported without our finder: before the activation, or through another finder."""
+    found = {name: sys.modules.get(name) for name in _pending.copy() if not _is_initialising(name)}
+    _pending.difference_update(name for name, module in found.items() if module is not None)
+    for name, module in found.items():
+        if module is not None:
+            _patch_module(name, module)
+
+
 def _patch_module(name: str, module: ModuleType) -> None:
-    with _lock:
-        if _finder is None:
-            return
-        try:
-            _patches_of(name, module)
-        except Exception as error:
-            # The host's import must not fail for our sake, whatever it was: a broken wrapt, say.
-            _say_broken(name, error)
+    _pending.discard(name)
+    _broken.pop(name, None)
+    try:
+        patches = _prepared(name)
+        with _lock:
+            if _finder is not None:
+                for patch in patches:
+                    patch.apply(module)
+    except Exception as error:
+        # The host's import must not fail for our sake, whatever it was: a broken wrapt, say.
+        _say_broken(name, error)
 
 
-def _patches_of(name: str, module: ModuleType) -> None:
+def _prepared(name: str) -> list[Patch]:
+    """The patches of a module, with all that they import imported.
+
+    Not under our lock: an import can wait for another thread's, and that thread for our lock.
+    """
     from safecache.patching import Patch
 
-    if name not in _patches:
-        _patches[name] = [Patch(target) for target in TARGETS if target.module == name]
-    for patch in _patches[name]:
-        patch.apply(module)
+    with _lock:
+        if name not in _patches:
+            _patches[name] = [Patch(target) for target in TARGETS if target.module == name]
+        patches = _patches[name]
+    for patch in patches:
+        patch.prepare()
+    return patches
 
 
 def _say_broken(name: str, error: Exception) -> None:
     import logging
 
-    logging.getLogger("safecache").warning(
-        "safecache: %s is not hardened: %s: %s. It works as in stock torch.", name, type(error).__name__, error
-    )
+    text = f"{type(error).__name__}: {error}"
+    if text not in _broken.values():
+        logging.getLogger("safecache").warning("safecache: %s works as in stock torch: %s", name, text)
+    _broken[name] = text
 
 
-def _is_initialising(module: ModuleType) -> bool:
+def _is_initialising(name: str) -> bool:
     # As importlib itself asks before it waits for another thread's import.
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
+    return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
 
 
-def _await_import(name: str) -> None:
-    """Patch ``name`` once the import that is under way is finished: by waiting, or if this thread is the one, later."""
-    _finish(name)
-    module = sys.modules.get(name)
-    if module is not None and _is_initialising(module):
-        threading.Thread(target=_finish, args=(name,), name="safecache-activation", daemon=True).start()
+def _watch() -> None:
+    """Have a thread patch the targets whose import is under way or was not ours, as soon as they are imported."""
+    global _watcher
+    if any(name in sys.modules for name in _pending.copy()) and (_watcher is None or not _watcher.is_alive()):
+        _watcher = threading.Thread(target=_await_imports, name="safecache-activation", daemon=True)
+        _watcher.start()
 
 
-def _finish(name: str) -> None:
-    try:
-        module = importlib.import_module(name)
-    except Exception as error:
-        _say_broken(name, error)
-        return
-    if not _is_initialising(module):
-        _patch_module(name, module)
+def _await_imports() -> None:
+    # Looking now and then, for to wait as an import does could wait in a circle, or import anew what has failed.
+    while any(name in sys.modules for name in _pending.copy()):
+        _catch_up()
+        time.sleep(_LOOK_AGAIN_SECONDS)

@@ -151,17 +151,14 @@ _current: Config | None = None
 
 def current() -> Config:
     """The settings of this process, read once; see reload()."""
-    global _current
-    if _current is None:
-        _current = load(os.environ)
-    return _current
+    return reload() if _current is None else _current
 
 
 def reload() -> Config:
     """Read the environment again, as activate() does."""
     global _current
-    _current = None
-    return current()
+    _current = load(os.environ)
+    return _current
 
 
 def child_environment() -> dict[str, str]:

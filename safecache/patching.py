@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import inspect
 import re
 import sys
 import types
 from enum import Enum
-from typing import Any, NamedTuple
+from typing import Any
 
-import wrapt
+from wrapt import (
+    FunctionWrapper,
+    PathResolutionError,
+    WrapperNotOutermostError,
+    resolve_path,
+    unwrap_object,
+    wrap_object,
+)
 
 from safecache import events, provenance, targets
 from safecache.reasons import Reason
 from safecache.targets import Target
 
-__all__ = ["HookStatus", "Patch", "StandDown", "StandDownError", "signature_of"]
+__all__ = ["Patch", "StandDown", "StandDownError", "signature_of"]
 
 
-class HookStatus(NamedTuple):
-    """One hook: ``state`` as Patch.state() has it, and for one standing down the ``reason``."""
-
-    name: str
-    state: str
-    reason: str
+_DEEPEST_CHAIN = 100
 
 
 class StandDown(Enum):
@@ -43,18 +46,49 @@ class StandDownError(Exception):
         super().__init__(f"{why.value}: {detail}")
 
 
+class _Hook:
+    """A wrapper that was put on a target once. Off, it passes every call straight on."""
+
+    def __init__(self) -> None:
+        self.wrapper: Any = None
+        self.enabled = True
+
+    def is_below(self, outermost: Any) -> bool:
+        """Whether calling ``outermost`` comes to the wrapper, as far as ``__wrapped__`` tells."""
+        layer = outermost
+        for _ in range(_DEEPEST_CHAIN):
+            # A closure is usually made over the bound form of our wrapper.
+            if layer is self.wrapper or getattr(layer, "_self_parent", None) is self.wrapper:
+                return True
+            layer = getattr(layer, "__wrapped__", None)
+            if layer is None:
+                return False
+        return False
+
+
 class Patch:
     """One hook and its target, over its life: on, off, on again, or standing down."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
         self.reason = ""
+        self._hook_function: Any = None
+        self._import_error: Exception | None = None
         self._module: types.ModuleType | None = None
-        self._handle: Any = None
-        self._enabled = False
+        # All that were ever put on: a mock's end, or a closure somebody keeps, can bring back one that was taken off.
+        self._hooks: list[_Hook] = []
+
+    def prepare(self) -> None:
+        """Import the hook, outside of any lock; a failure is for apply() to report."""
+        module, name = self._hook_name()
+        try:
+            self._hook_function = getattr(importlib.import_module(module), name)
+        except Exception as error:
+            self._hook_function = None
+            self._import_error = error
 
     def apply(self, module: types.ModuleType) -> None:
-        """Put the hook on; if that cannot be done, note and report why. Never raises an Exception in default mode."""
+        """Put the hook on; if that cannot be done, note and report why. Raises no Exception, in strict mode either."""
         try:
             self._apply(module)
             self.reason = ""
@@ -70,56 +104,59 @@ class Patch:
             )
 
     def _apply(self, module: types.ModuleType) -> None:
+        if self._hook_function is None:
+            raise _failed(self._import_error)
         _check_version()
         original = _resolve(module, self.target.attribute)
-        if module is self._module and wrapt.find_wrapper(original, self._handle) is not None:
-            self._enabled = True  # still in the chain, below what somebody wrapped around it
-            return
-        _check_signature(original, self.target.signatures)
-        self._handle = wrapt.wrap_object(module, self.target.attribute, self._factory())
         self._module = module
-        self._enabled = True
+        present = self._present(original)
+        if present is None:
+            _check_signature(original, self.target.signatures)
+            present = _Hook()
+            present.wrapper = wrap_object(module, self.target.attribute, self._factory(present))
+            self._hooks.append(present)
+        for hook in self._hooks:
+            hook.enabled = hook is present
 
-    def _factory(self) -> Any:
+    def _present(self, outermost: Any) -> _Hook | None:
+        return next((hook for hook in self._hooks if hook.is_below(outermost)), None)
+
+    def _hook_name(self) -> tuple[str, str]:
+        module, _, function = self.target.hook.partition(":")
+        return f"safecache.hooks.{module}", function
+
+    def _factory(self, hook: _Hook) -> Any:
+        function = self._hook_function
         if self.target.signatures == (targets.PICKLE_MODULE,):
-            from safecache.saving import SealingPickle
-
-            return SealingPickle
-        hook_module, _, function = self.target.hook.partition(":")
-        hook = getattr(importlib.import_module(f"safecache.hooks.{hook_module}"), function)
-        # Off, a hook that cannot be unwrapped passes every call straight on.
-        return lambda original: wrapt.FunctionWrapper(original, hook, enabled=lambda: self._enabled)
+            return lambda original: function(original, enabled=lambda: hook.enabled)
+        return lambda original: FunctionWrapper(original, function, enabled=lambda: hook.enabled)
 
     def revert(self) -> None:
         """Take the hook off: the original object is back, or only what others wrapped around it remains."""
-        self._enabled = False
         self.reason = ""
-        if self._module is None or self._handle is None:
-            return
-        try:
-            wrapt.unwrap_object(self._module, self.target.attribute, self._handle, missing_ok=True)
-        except wrapt.WrapperNotOutermostError:
-            return  # under a plain closure, which holds on to us: switched off, and found again by _apply
-        self._module = self._handle = None
+        for hook in self._hooks:
+            hook.enabled = False
+            if self._module is not None:
+                with contextlib.suppress(WrapperNotOutermostError):  # under a plain closure: off is all it can be
+                    unwrap_object(self._module, self.target.attribute, hook.wrapper, missing_ok=True)
 
     def state(self) -> str:
         """``active``, ``standing down``, ``overwritten``, ``inactive`` or ``not yet imported``."""
         module = sys.modules.get(self.target.module)
         if self.reason:
             return "standing down"
-        if self._enabled and module is not None:
-            found = module is self._module and self._in_chain(module)
-            return "active" if found else "overwritten"
-        return "not yet imported" if module is None else "inactive"
-
-    def _in_chain(self, module: types.ModuleType) -> bool:
+        if module is None:
+            return "not yet imported"
+        enabled = next((hook for hook in self._hooks if hook.enabled), None)
+        if enabled is None:
+            return "inactive"
         try:
-            return wrapt.find_wrapper(_resolve(module, self.target.attribute), self._handle) is not None
+            return "active" if enabled.is_below(_resolve(module, self.target.attribute)) else "overwritten"
         except StandDownError:
-            return False
+            return "overwritten"
 
 
-def _failed(error: Exception) -> StandDownError:
+def _failed(error: Exception | None) -> StandDownError:
     return StandDownError(StandDown.HOOK_FAILED, f"{type(error).__name__}: {error}")
 
 
@@ -134,8 +171,8 @@ def _check_version() -> None:
 
 def _resolve(module: types.ModuleType, attribute: str) -> Any:
     try:
-        return wrapt.resolve_path(module, attribute)[2]
-    except (AttributeError, wrapt.PathResolutionError) as error:
+        return resolve_path(module, attribute)[2]
+    except (AttributeError, PathResolutionError) as error:
         raise StandDownError(StandDown.NOT_FOUND, str(error)) from error
 
 

@@ -1,25 +1,22 @@
 """A save that cannot hurt the compile: sealed where it is pickled, and given up with one warning where it fails.
 
-A hook runs torch's own save inside ``attempt()``. Torch pickles the entry through the module global ``pickle``, in
-whose place a SealingPickle stands: it seals what is pickled inside an attempt, so that the artifact recorder, the local
-write and the remote cache all get the same sealed bytes.
+A hook runs torch's own save inside ``attempt()``, and torch's pickling of the entry through ``dump()``, which seals: so
+the artifact recorder, the local write and the remote cache all get the same sealed bytes.
 """
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, NoReturn
-
-import wrapt
+from typing import NoReturn
 
 from safecache import config, events, keyring, layout, picklepath, provenance, seal, store
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["SaveAborted", "SealingPickle", "attempt", "give_up", "in_attempt", "saved_in_vain", "write"]
+__all__ = ["SaveAborted", "attempt", "dump", "give_up", "in_attempt", "saved_in_vain", "write"]
 
 
 class SaveAborted(BaseException):
@@ -107,21 +104,16 @@ def _error_text(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-class SealingPickle(wrapt.ObjectProxy[Any]):
-    """The pickle module, but for the ``dumps`` of the object that an attempt is about."""
-
-    def dumps(self, obj: object, *args: Any, **kwargs: Any) -> bytes:
-        """Pickle ``obj``; inside an attempt on it, seal the bytes, or end the attempt where pickling fails."""
-        content: bytes
-        # FxGraphCache pickles a copy of the graph it was given, hence the type.
-        if _attempt.kind is None or type(obj) is not type(_attempt.root):
-            content = self.__wrapped__.dumps(obj, *args, **kwargs)
-            return content
-        try:
-            content = self.__wrapped__.dumps(obj, *args, **kwargs)
-        except Exception as error:
-            raise _unpicklable(obj, error) from None
-        return _seal(content, _attempt.kind, _attempt.cache_key)
+def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
+    """What ``pickled`` returns; for the object that this thread's attempt is about, sealed, or the attempt ended."""
+    # FxGraphCache pickles a copy of the graph it was given, hence the type.
+    if _attempt.kind is None or type(obj) is not type(_attempt.root):
+        return pickled()
+    try:
+        content = pickled()
+    except Exception as error:
+        raise _unpicklable(obj, error) from None
+    return _seal(content, _attempt.kind, _attempt.cache_key)
 
 
 def _unpicklable(obj: object, error: Exception) -> SaveAborted:

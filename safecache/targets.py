@@ -48,7 +48,7 @@ TARGETS: tuple[Target, ...] = (
         ("key, compiled_graph, example_inputs, local, remote_cache",),
     ),
     Target(_CODECACHE, "FxGraphCache._write_to_local_cache", "codecache:write_to_local_cache", ("key, content",)),
-    Target(_CODECACHE, "pickle", "", (PICKLE_MODULE,)),
+    Target(_CODECACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
     Target(_AUTOGRAD_CACHE, "AOTAutogradCache.save", "autograd_cache:save", ("key, entry, remote",)),
     Target(
         _AUTOGRAD_CACHE,
@@ -72,7 +72,7 @@ TARGETS: tuple[Target, ...] = (
         "autograd_cache:write_to_local_cache",
         ("key, content",),
     ),
-    Target(_AUTOGRAD_CACHE, "pickle", "", (PICKLE_MODULE,)),
+    Target(_AUTOGRAD_CACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
     Target(
         "torch.compiler._cache",
         "CacheArtifactManager.populate_caches",

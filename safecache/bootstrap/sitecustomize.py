@@ -14,7 +14,8 @@ _elsewhere = [entry for entry in sys.path if os.path.abspath(entry or os.curdir)
 
 
 def _activate() -> None:
-    installed = PathFinder.find_spec("safecache", _elsewhere) is not None
+    found = PathFinder.find_spec("safecache", _elsewhere)
+    installed = found is not None and found.origin is not None  # without: just a directory of that name
     if not installed:
         # Only for the import: whatever else lies beside the package is none of this interpreter's business.
         sys.path.append(_beside)

@@ -16,7 +16,9 @@ _BOOTSTRAP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file
 def environment_for_children() -> dict[str, str]:
     """The environment that activates safecache: our sitecustomize first on PYTHONPATH."""
     environment = config.child_environment()
-    entries = [entry for entry in environment.get("PYTHONPATH", "").split(os.pathsep) if entry and entry != _BOOTSTRAP]
+    before = environment.get("PYTHONPATH", "")
+    # An empty entry is the current directory; an empty variable is none.
+    entries = [entry for entry in before.split(os.pathsep) if entry != _BOOTSTRAP] if before else []
     environment["PYTHONPATH"] = os.pathsep.join([_BOOTSTRAP, *entries])
     return environment
 

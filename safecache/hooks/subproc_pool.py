@@ -34,5 +34,5 @@ def _importable_there() -> bool:
     # it our sys.path (python_subprocess_env), unless this variable replaces that.
     return (
         "TORCH_CUSTOM_PYTHONPATH" not in config.child_environment()
-        and PathFinder.find_spec("safecache", sys.path) is not None
+        and getattr(PathFinder.find_spec("safecache", sys.path), "origin", None) is not None
     )

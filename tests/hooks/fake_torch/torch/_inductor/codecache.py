@@ -1,0 +1,50 @@
+import os
+import pickle  # noqa: F401
+
+import torch
+
+
+def cache_dir():
+    return os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+
+class GuardedCache:
+    @classmethod
+    def _get_tmp_dir_for_key(cls, key):
+        return os.path.join(cache_dir(), cls.__name__, key)
+
+    @classmethod
+    def _get_shape_env(cls):
+        return torch.called("_get_shape_env")
+
+    @classmethod
+    def iterate_over_candidates(cls, local, remote_cache, key):
+        yield torch.called("iterate_over_candidates", cls, key)
+
+
+torch.reached("middle", globals())
+
+
+class FxGraphCache(GuardedCache):
+    @staticmethod
+    def _check_can_cache(gm, example_inputs=(), fx_kwargs=None, require_shape_env=True):
+        return torch.called("_check_can_cache", gm)
+
+    if os.environ.get("FAKE_TORCH_SIGNATURE") == "unknown":
+
+        @staticmethod
+        def _save_graph(key, compiled_graph, something_new):
+            return torch.called("_save_graph", key)
+
+    elif os.environ.get("FAKE_TORCH_SIGNATURE") != "missing":
+
+        @staticmethod
+        def _save_graph(key, compiled_graph, example_inputs, local, remote_cache):
+            return torch.called("_save_graph", key)
+
+    @staticmethod
+    def _write_to_local_cache(key, content):
+        return torch.called("fx._write_to_local_cache", key, content)
+
+
+torch.reached("end", globals())

@@ -1,0 +1,163 @@
+"""What the other modules here show on a fake torch holds on the installed one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from conftest import SOURCE, isolated_environment
+
+from .conftest import FAKE_TORCH
+
+# Behind everything else, so that only the probe is found there: torch itself is the installed one.
+START = f"""
+import json, os, sys
+sys.path.append({str(FAKE_TORCH)!r})
+from probe import *
+"""
+
+ON_AND_OFF = """
+import_all()
+import safecache, torch
+from safecache import layout, patching
+from safecache.targets import TARGETS
+assert not torch.__file__.startswith(sys.path[-1])
+codecache = sys.modules[CODECACHE]
+said = {
+    "stock": sorted(set(states().values())),
+    "signatures": {
+        t.name: [patching.signature_of(patching._resolve(sys.modules[t.module], t.attribute)), t.signatures]
+        for t in TARGETS
+    },
+    "entry_name": [layout.entry_name(b"x"), codecache.sha256_hash(b"x")],
+}
+before = snapshot()
+safecache.activate()
+said["on"], said["reasons"] = states(), reasons()
+said["patched"] = [".".join(key) for key in differences(before, snapshot())]
+safecache.deactivate()
+said["left over"] = differences(before, snapshot())
+said["off"] = sorted(set(states().values()))
+print(json.dumps(said))
+"""
+
+WORKERS = """
+import safecache
+early = {hook.name: hook.state for hook in safecache.status()}
+import torch
+import_all()
+from torch._inductor.compile_worker.subproc_pool import SubprocPickler, SubprocPool
+
+def children(parents):
+    found = set()
+    for name in os.listdir("/proc"):
+        try:
+            with open(f"/proc/{name}/stat") as file:
+                state, parent = file.read().rpartition(")")[2].split()[:2]
+        except (OSError, ValueError):
+            continue
+        if int(parent) in parents and state != "Z":
+            found.add(int(name))
+    return found
+
+ask = "(lambda m: bool(m) and m.is_active())(__import__('sys').modules.get('safecache'))"
+said = {"early": sorted(set(early.values())), "states": sorted(set(states().values()))}
+pools = {"default": SubprocPool(2), "own": SubprocPool(nprocs=1, pickler=SubprocPickler())}
+for name, pool in pools.items():
+    said[name] = [type(pool.pickler).__name__, pool.submit(eval, ask).result(timeout=100)]
+sides = {pool.process.pid for pool in pools.values()}
+workers = children(sides)
+assert workers, "there is nothing to be left behind"
+for pool in pools.values():
+    pool.shutdown()
+end = time.monotonic() + 10
+while workers and time.monotonic() < end:
+    workers = {pid for pid in workers if os.path.exists(f"/proc/{pid}")}
+    time.sleep(0.05)
+said["left behind"] = [*workers, *children({os.getpid()})]
+print(json.dumps(said))
+"""
+
+
+def interpreter(directory: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess:
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith("SAFECACHE")}
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env=inherited | isolated_environment(directory) | {"PYTHONPATH": str(SOURCE)} | environment,
+        text=True,
+        capture_output=True,
+        timeout=200,
+        cwd=directory,
+    )
+
+
+def answer(done: subprocess.CompletedProcess) -> dict:
+    assert done.returncode == 0, done.stderr[-4000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory):
+    return tmp_path_factory.mktemp("real_torch")
+
+
+@pytest.fixture(scope="module")
+def on_and_off(directory):
+    """What an interpreter saw that imported torch, then switched safecache on and off again."""
+    return answer(interpreter(directory, "-c", START + ON_AND_OFF, SAFECACHE="0"))
+
+
+@pytest.fixture(scope="module")
+def workers(directory):
+    """What Inductor's compile workers of several pools said."""
+    return answer(interpreter(directory, "-c", START + WORKERS))
+
+
+def test_every_hook_is_active(on_and_off):
+    assert set(on_and_off["on"].values()) == {"active"}, on_and_off["reasons"]
+
+
+def test_activating_changes_the_attributes_of_the_table_and_no_other(on_and_off):
+    assert sorted(on_and_off["patched"]) == sorted(on_and_off["on"])
+
+
+def test_deactivating_puts_back_every_identical_object(on_and_off):
+    assert on_and_off["left over"] == []
+    assert on_and_off["stock"] == on_and_off["off"] == ["inactive"]
+
+
+def test_every_signature_is_in_the_table(on_and_off):
+    for name, (found, known) in on_and_off["signatures"].items():
+        assert found in known, name
+
+
+def test_entries_are_named_as_torch_names_them(on_and_off):
+    ours, torchs = on_and_off["entry_name"]
+    assert ours == torchs
+
+
+def test_modules_imported_later_are_patched(workers):
+    assert workers["early"] == ["not yet imported"] and workers["states"] == ["active"]
+
+
+def test_compile_workers_are_active(workers):
+    assert workers["default"] == ["WorkerPickler", True]
+
+
+def test_pool_with_a_pickler_of_its_own_keeps_it(workers):
+    assert workers["own"] == ["SubprocPickler", False]
+
+
+def test_pools_end_when_they_are_shut_down(workers):
+    assert workers["left behind"] == []
+
+
+def test_status_command_finds_every_hook_active(directory):
+    report = answer(interpreter(directory, "-m", "safecache", "status", "--json"))
+    assert {hook["state"] for hook in report["hooks"]} == {"active"}
+    assert report["enabled"] and report["torch"].startswith(metadata.version("torch").split("+")[0])

@@ -1,0 +1,218 @@
+"""Where torch is not what the table says, a hook stands down by name, and torch works as in stock."""
+
+from __future__ import annotations
+
+import pytest
+
+SAVE_GRAPH = "torch._inductor.codecache.FxGraphCache._save_graph"
+CANDIDATES = "torch._inductor.codecache.GuardedCache.iterate_over_candidates"
+STRICTNESS = pytest.mark.parametrize("strict", ["0", "1"], ids=["default", "strict"])
+STAND_DOWNS = {
+    "unknown": "unknown signature: (key, compiled_graph, something_new), known are "
+    "'key, compiled_graph, example_inputs, local, remote_cache'",
+    "missing": "not found: ",
+}
+
+
+@STRICTNESS
+@pytest.mark.parametrize("signature", STAND_DOWNS)
+def test_function_that_changed_upstream_makes_only_its_hook_stand_down(fake, signature, strict):
+    said = fake(
+        f"""
+        import safecache, torch
+        import_all()
+        found = states()
+        assert found.pop({SAVE_GRAPH!r}) == "standing down"
+        assert set(found.values()) == {{"active"}}, found
+        assert list(reasons()) == [{SAVE_GRAPH!r}]
+        print(reasons()[{SAVE_GRAPH!r}])
+        """,
+        loud=True,
+        FAKE_TORCH_SIGNATURE=signature,
+        SAFECACHE_STRICT=strict,
+    )
+    assert said.lines[0].startswith(STAND_DOWNS[signature])
+    (warning,) = said.warnings
+    assert SAVE_GRAPH in warning and STAND_DOWNS[signature] in warning and "stood down" in warning
+
+
+def test_function_whose_hook_stands_down_is_the_stock_object(fake):
+    fake(
+        """
+        import_all()
+        cache = sys.modules[CODECACHE].FxGraphCache
+        stock = vars(cache)["_save_graph"]
+        import safecache, torch
+        assert vars(cache)["_save_graph"] is stock
+        torch.failures["_save_graph"] = ValueError("no")
+        try:
+            cache._save_graph("key", None, "new")
+        except ValueError:
+            safecache.deactivate()
+            assert vars(cache)["_save_graph"] is stock and all_are("inactive"), states()
+        else:
+            raise AssertionError("not stock")
+        """,
+        loud=True,
+        FAKE_TORCH_SIGNATURE="unknown",
+    )
+
+
+def test_standing_down_is_said_once_and_counted(fake):
+    said = fake(
+        """
+        import safecache
+        import_all()
+        for _ in range(3):
+            safecache.deactivate()
+            safecache.activate()
+        print(safecache.stats())
+        """,
+        loud=True,
+        FAKE_TORCH_SIGNATURE="unknown",
+    )
+    assert len(said.warnings) == 1, said.errors
+    assert said.lines == ["{'stood down': 4}"]
+
+
+def test_hook_is_put_on_once_the_function_is_what_we_know(fake):
+    fake(
+        """
+        import os
+        import safecache
+        import_all()
+        assert not all_are("active")
+        del os.environ["FAKE_TORCH_SIGNATURE"]
+        importlib.reload(sys.modules[CODECACHE])
+        assert all_are("active") and not reasons(), reasons()
+        """,
+        loud=True,
+        FAKE_TORCH_SIGNATURE="missing",
+    )
+
+
+@STRICTNESS
+@pytest.mark.parametrize("version", ["2.16.0", "2.10.0", "2.10.9", "2.16.0a0+git", "3.0.0", "1.13.1", "unreleased"])
+def test_every_hook_stands_down_on_an_unknown_torch(fake, version, strict):
+    said = fake(
+        """
+        import_all()
+        before = snapshot()
+        import safecache
+        assert all_are("standing down"), states()
+        assert differences(before, snapshot()) == []
+        assert safecache.is_active()
+        for reason in set(reasons().values()):
+            print(reason)
+        """,
+        loud=True,
+        FAKE_TORCH_VERSION=version,
+        SAFECACHE_STRICT=strict,
+    )
+    assert said.lines == [f"unknown torch version: {version}, known are 2.11 to before 2.16"]
+    assert len(said.warnings) == 13, said.errors
+
+
+@pytest.mark.parametrize("version", ["2.11.0", "2.13.0+cpu", "2.15.9", "2.14.0a0+gitabc", "2.15.0.dev20260101+cu132"])
+def test_every_hook_is_active_on_a_known_torch(fake, version):
+    fake("import safecache; import_all(); assert all_are('active'), reasons()", FAKE_TORCH_VERSION=version)
+
+
+@STRICTNESS
+def test_hook_that_cannot_be_imported_stands_down(fake, strict):
+    said = fake(
+        """
+        import safecache
+        sys.modules["safecache.hooks.codecache"] = None
+        import_all()
+        down = reasons()
+        assert len(down) == 3 and all(name.startswith(CODECACHE) for name in down), down
+        assert all(reason.startswith("hook failed: ModuleNotFoundError: ") for reason in down.values()), down
+        assert sum(state == "active" for state in states().values()) == len(states()) - 3
+        stock = sys.modules[CODECACHE].FxGraphCache.iterate_over_candidates(True, None, "key")
+        assert list(stock) == ["stock iterate_over_candidates"]
+        del sys.modules["safecache.hooks.codecache"]
+        safecache.activate()
+        assert all_are("active"), reasons()
+        assert list(sys.modules[CODECACHE].FxGraphCache.iterate_over_candidates(True, None, "key")) == []
+        """,
+        loud=True,
+        SAFECACHE_STRICT=strict,
+    )
+    assert len(said.warnings) == 3, said.errors
+
+
+@STRICTNESS
+@pytest.mark.parametrize("error", ["ImportError", "RuntimeError"])
+def test_wrapt_that_cannot_be_imported_leaves_torch_as_in_stock_until_it_is_mended(fake, tmp_path, error, strict):
+    (tmp_path / "wrapt.py").write_text(f"raise {error}('broken')")
+    said = fake(
+        f"""
+        import safecache, torch
+        sys.path.insert(0, {str(tmp_path)!r})
+        modules = import_all()
+        torch.failures["_save_graph"] = ValueError("no")
+        try:
+            sys.modules[CODECACHE].FxGraphCache._save_graph("key", None, [], True, None)
+        except ValueError:
+            pass
+        else:
+            raise AssertionError("not stock")
+        sys.path.remove({str(tmp_path)!r})
+        safecache.activate()
+        assert all_are("active"), (states(), reasons())
+        assert import_all() == modules
+        """,
+        loud=True,
+        SAFECACHE_STRICT=strict,
+    )
+    assert len(said.warnings) == 1, "one cause, one warning"
+    assert f"works as in stock torch: {error}: broken" in said.warnings[0]
+    assert "Traceback" not in said.errors
+
+
+def test_status_is_told_where_wrapt_cannot_be_imported(fake):
+    fake(
+        """
+        import safecache
+        sys.modules["wrapt"] = None
+        import_all()
+        assert "active" not in states().values(), states()
+        """,
+        loud=True,
+    )
+
+
+def test_wrapt_of_another_shape_makes_every_hook_stand_down(fake):
+    fake(
+        """
+        import safecache, types
+        sys.modules["wrapt"] = types.ModuleType("wrapt")
+        import_all()
+        assert all_are("standing down"), states()
+        before = snapshot()
+        safecache.activate()
+        safecache.deactivate()
+        assert differences(before, snapshot()) == [] and all_are("inactive")
+        """,
+        loud=True,
+    )
+
+
+def test_wrapt_that_is_too_old_breaks_neither_status_nor_deactivation(fake):
+    """Before 2.5.2 it had no unwrap_object; an environment can hold one in spite of our requirement."""
+    fake(
+        """
+        import safecache, wrapt
+        for name in "find_wrapper", "unwrap_object", "WrapperNotOutermostError", "PathResolutionError":
+            delattr(wrapt, name)
+        import_all()
+        before = snapshot()
+        safecache.status()
+        safecache.activate()
+        safecache.status()
+        safecache.deactivate()
+        assert not safecache.is_active()
+        """,
+        loud=True,
+    )

@@ -1,0 +1,64 @@
+"""``safecache status`` says what every hook does, and its exit code whether all is well."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from conftest import SOURCE
+
+
+def states(said):
+    return {hook["state"] for hook in json.loads(said.lines[-1])["hooks"]}
+
+
+def test_every_hook_active_exits_0(command_line):
+    said = command_line("status", "--json")
+    assert said.returncode == 0 and states(said) == {"active"}, said.errors
+
+
+def test_hook_that_stands_down_exits_1_and_is_named_with_its_reason(command_line):
+    said = command_line("status", "--json", FAKE_TORCH_SIGNATURE="unknown")
+    (hook,) = [hook for hook in json.loads(said.lines[-1])["hooks"] if hook["state"] != "active"]
+    assert said.returncode == 1 and hook["name"].endswith("FxGraphCache._save_graph")
+    assert hook["state"] == "standing down" and hook["reason"].startswith("unknown signature")
+
+
+def test_unknown_torch_exits_1(command_line):
+    said = command_line("status", "--json", FAKE_TORCH_VERSION="2.16.0")
+    assert said.returncode == 1 and states(said) == {"standing down"}
+    assert json.loads(said.lines[-1])["torch"] == "2.16.0"
+
+
+def test_switched_off_exits_1(command_line):
+    said = command_line("status", "--json", SAFECACHE="0")
+    assert said.returncode == 1 and states(said) == {"inactive"}, said.errors
+
+
+def test_no_import_imports_no_torch(command_line, tmp_path):
+    broken = tmp_path / "broken" / "torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise RuntimeError('imported')")
+    said = command_line("status", "--json", "--no-import", pythonpath=(broken.parent, SOURCE))
+    assert said.returncode == 0 and states(said) == {"not yet imported"}, said.errors
+
+
+def test_torch_that_cannot_be_imported_exits_1_with_the_reason(command_line, tmp_path):
+    broken = tmp_path / "broken" / "torch"
+    broken.mkdir(parents=True)
+    (broken / "__init__.py").write_text("raise RuntimeError('broken')")
+    said = command_line("status", "--json", pythonpath=(broken.parent, SOURCE))
+    hooks = json.loads(said.lines[-1])["hooks"]
+    assert said.returncode == 1 and {hook["reason"] for hook in hooks} == {"RuntimeError: broken"}
+
+
+@pytest.mark.parametrize("arguments", [["status"], ["status", "--json"]])
+def test_bad_setting_is_one_line(command_line, arguments):
+    said = command_line(*arguments, SAFECACHE_STRICT="perhaps")
+    assert (said.returncode, said.lines, said.errors.count("\n")) == (78, [], 1)
+    assert said.errors.startswith("safecache: SAFECACHE_STRICT='perhaps' is not allowed: use ")
+
+
+def test_table_names_every_hook(command_line):
+    said = command_line("status", COLUMNS="200")
+    assert said.returncode == 0 and sum(" active " in line for line in said.lines) == 13, said.lines
