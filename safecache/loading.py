@@ -40,10 +40,11 @@ class Source:
 class _Reading(threading.local):
     """What this thread's lookup met: torch swallows exceptions on the way out, so a strict error is kept here too."""
 
-    depth: int = 0
-    error: SafecacheError | None = None
-    notes: list[str] | None = None
-    blind: Kind | None = None
+    def __init__(self) -> None:
+        self.depth = 0
+        self.error: SafecacheError | None = None
+        self.notes: list[str] = []
+        self.blind: Kind | None = None
 
 
 _reading = _Reading()
@@ -69,7 +70,7 @@ def reading() -> Iterator[None]:
 
 def refusals() -> list[str]:
     """What this thread's lookup could not use, and why; inside reading()."""
-    return list(_reading.notes or ())
+    return list(_reading.notes)
 
 
 @contextmanager
@@ -184,10 +185,11 @@ def note(
 ) -> None:
     """Report that the entry at ``where`` was not used. Raises the policy's error in strict mode."""
     message = f"{kind.noun} {where} was not used: {evidence}."
-    if _reading.notes is not None:
+    if _reading.depth:
         _reading.notes.append(message)
     try:
         events.report(reason, message, cause=kind.value, remedy=remedy, error=error)
     except SafecacheError as strict:
-        _reading.error = strict
+        if _reading.depth:
+            _reading.error = strict
         raise

@@ -40,15 +40,31 @@ class SaveAborted(BaseException):
         events.report(self.reason, message, cause=self.cause, remedy=self.remedy, error=self.error)
 
 
-class _Attempt(threading.local):
-    """The save that this thread is in the middle of."""
+class _Attempt:
+    """A save that a thread is in the middle of."""
 
-    kind: Kind | None = None
-    cache_key: str = ""
-    root: object = None
+    def __init__(self, kind: Kind, cache_key: str, root: object) -> None:
+        self.kind = kind
+        self.cache_key = cache_key
+        self.root = root
+        self.pickled = False
+
+    def failed(self, error: Exception) -> SaveAborted:
+        """What an exception means that torch's code raised."""
+        if self.pickled:
+            # Local writes report for themselves, so this is the remote cache, or whatever else torch does with it.
+            message, reason, remedy = "it could not be stored everywhere", Reason.UNWRITABLE, _REMOTE_REMEDY
+        else:
+            message, reason, remedy = "it could not be prepared", Reason.UNPREPARED, _PICKLE_REMEDY
+        text = _error_text(error)
+        return SaveAborted(reason, f"{message}: {text}", cause=text, remedy=remedy, error=error)
 
 
-_attempt = _Attempt()
+class _Current(threading.local):
+    attempt: _Attempt | None = None
+
+
+_current = _Current()
 # FX entries this process failed to save: an AOT entry that refers to one would miss for ever.
 _unsaved: set[str] = set()
 
@@ -56,6 +72,7 @@ _PICKLE_REMEDY = (
     "This graph compiles anew in every process, until the object can be pickled or is kept out of the graph."
 )
 _KEY_REMEDY = "Make $XDG_CONFIG_HOME writable, or name a key in SAFECACHE_KEY_FILE."
+_REMOTE_REMEDY = "Look after the remote cache."
 _SPACE_REMEDY = "Make room there, or let TORCHINDUCTOR_CACHE_DIR name a directory that can be written."
 
 
@@ -65,28 +82,28 @@ def attempt(kind: Kind, cache_key: str, root: object) -> Iterator[None]:
 
     BaseExceptions that are not ours pass through untouched.
     """
-    outer = (_attempt.kind, _attempt.cache_key, _attempt.root)
-    _attempt.kind, _attempt.cache_key, _attempt.root = kind, cache_key, root
+    outer, this = _current.attempt, _Attempt(kind, cache_key, root)
+    _current.attempt = this
     failure: SaveAborted | None = None
     try:
         yield
     except SaveAborted as aborted:
         failure = aborted
     except Exception as error:
-        text = _error_text(error)
-        failure = SaveAborted(
-            Reason.UNPREPARED, f"it could not be prepared: {text}", cause=text, remedy=_PICKLE_REMEDY, error=error
-        )
+        failure = this.failed(error)
     finally:
-        _attempt.kind, _attempt.cache_key, _attempt.root = outer
+        _current.attempt = outer
+    if this.pickled:
+        _unsaved.discard(cache_key)
     if failure is not None:
-        _unsaved.add(cache_key)
+        if not this.pickled:
+            _unsaved.add(cache_key)
         failure.report(f"{kind.noun} {cache_key[:16]}…")
 
 
 def in_attempt() -> bool:
     """Whether this thread is inside an attempt."""
-    return _attempt.kind is not None
+    return _current.attempt is not None
 
 
 def saved_in_vain(cache_keys: list[str]) -> bool:
@@ -106,14 +123,16 @@ def _error_text(error: BaseException) -> str:
 
 def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
     """What ``pickled`` returns; for the object that this thread's attempt is about, sealed, or the attempt ended."""
+    this = _current.attempt
     # FxGraphCache pickles a copy of the graph it was given, hence the type.
-    if _attempt.kind is None or type(obj) is not type(_attempt.root):
+    if this is None or type(obj) is not type(this.root):
         return pickled()
     try:
         content = pickled()
     except Exception as error:
         raise _unpicklable(obj, error) from None
-    return _seal(content, _attempt.kind, _attempt.cache_key)
+    this.pickled = True
+    return _seal(content, this.kind, this.cache_key)
 
 
 def _unpicklable(obj: object, error: Exception) -> SaveAborted:
@@ -155,6 +174,6 @@ def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes)
 
 def _not_written(failure: SaveAborted, kind: Kind, cache_key: str) -> None:
     # In default mode the save goes on: its bytes may still reach the remote cache or an artifact.
-    if config.current().strict and _attempt.kind is not None:
+    if config.current().strict and in_attempt():
         raise failure
     failure.report(f"{kind.noun} {cache_key[:16]}…")

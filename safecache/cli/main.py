@@ -31,6 +31,13 @@ class _ShowHelp(argparse.Action):
         parser.exit()
 
 
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is not at least 1")
+    return number
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="safecache",
@@ -57,7 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", action="store_true", help="print JSON")
 
     bench = commands.add_parser("bench", help="measure against stock torch in the same run, interleaved")
-    bench.add_argument("--pairs", type=int, default=7, metavar="N", help="pairs of runs a figure (default 7)")
+    bench.add_argument("--pairs", type=_positive, default=7, metavar="N", help="pairs of runs a figure (default 7)")
     bench.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

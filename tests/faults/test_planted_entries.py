@@ -102,6 +102,8 @@ def test_remote_cache_that_raises_does_not_fail_a_compile(home):
     answer = home.run("compile_with_remote")
     assert answer.ok and answer.result["aot"]["miss"] == 1, answer
     assert "no reply" in answer.warnings[0], answer
+    assert any("stored everywhere" in text for text in answer.warnings), answer
+    assert len(home.aot_entries) == 1 and home.run().ok
 
 
 @pytest.fixture
