@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import threading
@@ -24,6 +25,7 @@ __all__ = ["activate", "deactivate", "is_active", "status"]
 
 
 _LOOK_AGAIN_SECONDS = 0.002
+_EXIT_SECONDS = 5.0
 
 
 class _Finder:
@@ -225,3 +227,11 @@ def _await_imports() -> None:
     while any(name in sys.modules for name in _pending.copy()):
         _catch_up()
         time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+@atexit.register
+def _end_watch() -> None:
+    # A daemon thread that is loading wrapt's extension module while the interpreter is taken down can crash it.
+    _pending.clear()
+    if _watcher is not None:
+        _watcher.join(_EXIT_SECONDS)

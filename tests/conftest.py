@@ -190,7 +190,12 @@ def python(code: str, *, env: dict[str, str] | None = None, path: Path | None = 
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SAFECACHE")} | (env or {})
     environment["PYTHONPATH"] = os.pathsep.join([*entries, str(SOURCE), os.environ.get("PYTHONPATH", "")]).strip(":")
     return subprocess.run(
-        [sys.executable, "-c", code], env=environment, text=True, capture_output=True, timeout=timeout, **kwargs
+        [sys.executable, "-X", "faulthandler", "-c", code],
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=timeout,
+        **kwargs,
     )
 
 

@@ -200,3 +200,35 @@ import_all()
 await_all("active")
 """
     )
+
+
+def test_exit_waits_for_the_thread_that_patches(fake):
+    # At the end of the interpreter, a daemon thread that is loading an extension module can crash the process.
+    fake(
+        """
+        import atexit, threading
+        from importlib.machinery import PathFinder
+        import torch._inductor
+        entered = threading.Event()
+        class Slow:
+            @staticmethod
+            def find_spec(name, path=None, target=None):
+                if name == "wrapt":
+                    entered.set()
+                    time.sleep(0.3)
+        class First:
+            @staticmethod
+            def find_spec(name, path=None, target=None):
+                if name == CODECACHE:
+                    return PathFinder.find_spec(name, path, target)
+        @atexit.register
+        def no_thread_is_left():
+            if [thread.name for thread in threading.enumerate()] != ["MainThread"]:
+                os._exit(1)
+        import os, safecache
+        sys.meta_path[:0] = [First, Slow]
+        importlib.import_module(CODECACHE)
+        importlib.util.find_spec("json")
+        assert entered.wait(5)
+        """
+    )
