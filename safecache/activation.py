@@ -145,13 +145,16 @@ def is_active() -> bool:
 
 def status() -> list[HookStatus]:
     """The state of every hook in the table, in its order."""
+    from safecache import provenance
     from safecache.hook_status import HookStatus
 
     states = []
     with _lock:
         for target in TARGETS:
             patch = next((p for p in _patches.get(target.module, ()) if p.target is target), None)
-            if target.module in _broken:
+            if target.module in sys.modules and target.is_absent_from(provenance.torch_release()):
+                states.append(HookStatus(target.name, "not in this torch", ""))
+            elif target.module in _broken:
                 states.append(HookStatus(target.name, "standing down", _broken[target.module]))
             elif patch is not None:
                 states.append(HookStatus(target.name, patch.state(), patch.reason))

@@ -6,9 +6,10 @@
     ├── EntryRefusedError      an entry failed verification; raised in strict mode, and by a load that cannot recompile
     ├── CacheReadError         an entry, its directory or the remote cache could not be read (strict mode)
     ├── UnpicklableEntryError  an entry could not be prepared or pickled (strict mode)
-    └── CacheWriteError        an entry could not be written (strict mode)
+    ├── CacheWriteError        an entry could not be written (strict mode)
+    └── LauncherError          a launcher from an entry cannot load its kernel, raised by its first call
 
-In default mode none of the last four reaches a compile: they become one warning and a recompile.
+In default mode the four before the last do not reach a compile: they become one warning and a recompile.
 Each takes a single message, so that all of them survive the pickling of a worker's result.
 """
 
@@ -20,6 +21,7 @@ __all__ = [
     "ConfigError",
     "EntryRefusedError",
     "KeyringError",
+    "LauncherError",
     "SafecacheError",
     "UnpicklableEntryError",
 ]
@@ -51,3 +53,7 @@ class UnpicklableEntryError(SafecacheError):
 
 class CacheWriteError(SafecacheError):
     """Names the file and the file system's reason. Not an OSError: torch swallows those from a cache write."""
+
+
+class LauncherError(SafecacheError, RuntimeError):
+    """Names the kernel, what is wrong with its file or its device, and the remedy. A RuntimeError, as a launch's is."""

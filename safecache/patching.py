@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
-import re
 import sys
 import types
 from enum import Enum
@@ -44,6 +43,7 @@ class StandDownError(Exception):
 
     def __init__(self, why: StandDown, detail: str) -> None:
         super().__init__(f"{why.value}: {detail}")
+        self.why = why
 
 
 class _Hook:
@@ -95,10 +95,12 @@ class Patch:
         except Exception as error:
             stood_down = error if isinstance(error, StandDownError) else _failed(error)
             self.reason = str(stood_down)
+            all_alike = stood_down.why is StandDown.UNKNOWN_VERSION
+            hook = "every hook" if all_alike else f"the hook on {self.target.name}"
             events.report(
                 Reason.STOOD_DOWN,
-                f"the hook on {self.target.name} stands down: {self.reason}.",
-                cause=self.target.name,
+                f"{hook} stands down: {self.reason}.",
+                cause=hook,
                 remedy="What it guards is as in stock torch; a newer safecache may know this release.",
                 error=error,
             )
@@ -107,6 +109,8 @@ class Patch:
         if self._hook_function is None:
             raise _failed(self._import_error)
         _check_version()
+        if self.target.is_absent_from(provenance.torch_release()):
+            return
         original = _resolve(module, self.target.attribute)
         self._module = module
         present = self._present(original)
@@ -161,12 +165,9 @@ def _failed(error: Exception | None) -> StandDownError:
 
 
 def _check_version() -> None:
-    text = provenance.torch_version()
-    digits = re.match(r"(\d+)\.(\d+)", text)
-    version = (int(digits[1]), int(digits[2])) if digits else (0, 0)
-    if not targets.TORCH_FROM <= version < targets.TORCH_UNTIL:
+    if not targets.TORCH_FROM <= provenance.torch_release() < targets.TORCH_UNTIL:
         known = "{}.{} to before {}.{}".format(*targets.TORCH_FROM, *targets.TORCH_UNTIL)
-        raise StandDownError(StandDown.UNKNOWN_VERSION, f"{text}, known are {known}")
+        raise StandDownError(StandDown.UNKNOWN_VERSION, f"{provenance.torch_version()}, known are {known}")
 
 
 def _resolve(module: types.ModuleType, attribute: str) -> Any:

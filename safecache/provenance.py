@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import platform
+import re
 import sys
 from importlib import metadata
 
 from safecache._version import __version__
 
-__all__ = ["describe", "torch_version"]
+__all__ = ["describe", "torch_release", "torch_version"]
 
 
 def describe() -> dict[str, str]:
@@ -20,6 +21,12 @@ def describe() -> dict[str, str]:
 def torch_version() -> str:
     """The version of torch that is imported, local part included, or else installed; empty if none is."""
     return str(getattr(sys.modules.get("torch"), "__version__", "")) or _installed("torch")
+
+
+def torch_release() -> tuple[int, int]:
+    """The major and minor version of torch; (0, 0) if it has none that can be read."""
+    digits = re.match(r"(\d+)\.(\d+)", torch_version())
+    return (int(digits[1]), int(digits[2])) if digits else (0, 0)
 
 
 @functools.lru_cache(maxsize=1)

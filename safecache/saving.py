@@ -7,6 +7,7 @@ the artifact recorder, the local write and the remote cache all get the same sea
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from safecache import config, events, keyring, layout, picklepath, provenance, s
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["SaveAborted", "attempt", "dump", "give_up", "in_attempt", "saved_in_vain", "write"]
+__all__ = ["SaveAborted", "attempt", "dump", "give_up", "in_attempt", "report_unpicklable", "saved_in_vain", "write"]
 
 
 class SaveAborted(BaseException):
@@ -128,11 +129,27 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
     if this is None or type(obj) is not type(this.root):
         return pickled()
     try:
-        content = pickled()
+        content = _pickle(obj, pickled)
     except Exception as error:
         raise _unpicklable(obj, error) from None
     this.pickled = True
     return _seal(content, this.kind, this.cache_key)
+
+
+def _pickle(obj: object, pickled: Callable[[], bytes]) -> bytes:
+    try:
+        return pickled()
+    except Exception:
+        launchers = sys.modules.get("safecache.launchers")
+        if launchers is None:
+            raise
+        content: bytes = launchers.dumps(obj)
+        return content
+
+
+def report_unpicklable(obj: object, what: str, error: Exception) -> None:
+    """Say that ``what`` was left out of an entry since ``obj`` cannot be pickled. Raises in strict mode."""
+    _unpicklable(obj, error).report(what)
 
 
 def _unpicklable(obj: object, error: Exception) -> SaveAborted:

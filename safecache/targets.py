@@ -14,13 +14,28 @@ TORCH_UNTIL = (2, 16)
 
 
 class Target:
-    """A symbol, the hook that wraps it (``module:function`` below safecache.hooks) and the signatures it may have."""
+    """A symbol, the hook that wraps it (``module:function`` below safecache.hooks) and the signatures it may have.
 
-    def __init__(self, module: str, attribute: str, hook: str, signatures: tuple[str, ...]) -> None:
+    ``since``: the first torch that has it.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        attribute: str,
+        hook: str,
+        signatures: tuple[str, ...],
+        since: tuple[int, int] = TORCH_FROM,
+    ) -> None:
+        self.since = since
         self.module = module
         self.attribute = attribute
         self.hook = hook
         self.signatures = signatures
+
+    def is_absent_from(self, torch: tuple[int, int]) -> bool:
+        """Whether this release of torch, one that we know, does not have the symbol yet."""
+        return TORCH_FROM <= torch < self.since
 
     @property
     def name(self) -> str:
@@ -31,6 +46,7 @@ class Target:
 _CODECACHE = "torch._inductor.codecache"
 _AUTOGRAD_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 _STANDALONE = "torch._inductor.standalone_compile"
+_HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 # A module global in place of which SealingPickle stands, rather than a function.
 PICKLE_MODULE = "<module pickle>"
 
@@ -86,6 +102,22 @@ TARGETS: tuple[Target, ...] = (
         "SubprocPool.__init__",
         "subproc_pool:init",
         ("self, nprocs, pickler=, kind=, quiesce=",),
+    ),
+    Target(_HEURISTICS, "StaticTritonCompileResult.make_launcher", "triton_heuristics:make_launcher", ("self",)),
+    Target(_HEURISTICS, "TritonCompileResult.make_launcher", "triton_heuristics:make_launcher", ("self",)),
+    Target(_HEURISTICS, "CachingAutotuner.__getstate__", "triton_heuristics:getstate", ("self",)),
+    Target(
+        _HEURISTICS,
+        "CachingAutotuner._build_fast_launcher",
+        "triton_heuristics:build_fast_launcher",
+        ("self, launcher",),
+        since=(2, 13),
+    ),
+    Target(
+        "torch._inductor.triton_bundler",
+        "TritonBundler.put_static_autotuner",
+        "triton_bundler:put_static_autotuner",
+        ("cls, key, kernel",),
     ),
 )
 

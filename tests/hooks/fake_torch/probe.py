@@ -14,6 +14,8 @@ MODULES = (
     "torch.compiler._cache",
     "torch._inductor.standalone_compile",
     "torch._inductor.compile_worker.subproc_pool",
+    "torch._inductor.runtime.triton_heuristics",
+    "torch._inductor.triton_bundler",
 )
 
 
@@ -23,10 +25,10 @@ def import_all():
 
 
 def states():
-    """The state of every hook, by its name."""
+    """The state of every hook that this torch has, by its name."""
     import safecache
 
-    return {hook.name: hook.state for hook in safecache.status()}
+    return {hook.name: hook.state for hook in safecache.status() if hook.state != "not in this torch"}
 
 
 def reasons():
