@@ -54,6 +54,14 @@ def drop_file_capabilities():
         raise OSError(ctypes.get_errno(), "capset")
 
 
+def find_scene(name):
+    if hasattr(scenes, name):
+        return getattr(scenes, name)
+    import launcher_scenes  # needs Triton, which a torch for the CPU alone does without
+
+    return getattr(launcher_scenes, name)
+
+
 def run_scene(request):
     os.environ.update(request["environment"])
     keyring._load_once.cache_clear()
@@ -68,7 +76,7 @@ def run_scene(request):
         logging.getLogger(name).addHandler(collector)
     answer = {"result": None, "error": None, "error_chain": []}
     try:
-        answer["result"] = getattr(scenes, request["scene"])(**request["arguments"])
+        answer["result"] = find_scene(request["scene"])(**request["arguments"])
     except BaseException as error:
         answer["error"] = type(error).__name__
         answer["traceback"] = traceback.format_exc()
