@@ -33,7 +33,10 @@ def compile_result(original: Any, memo: dict[int, Any] | None = None) -> Any:
     kernel = original.kernel
     source = getattr(kernel, "src", None)
     if source is None:
-        return original  # That of a static launcher pickles without its handles.
+        # That of a static launcher, whose own state is without handles. A copy with handles would unload them.
+        copy = object.__new__(type(kernel))
+        vars(copy).update(kernel.__getstate__())
+        return _shallow(original, kernel=copy)
     changes: dict[str, Any] = {name: None for name in _HANDLES if name in vars(kernel)}
     changes["src"] = _source(source, memo)
     if not original.inductor_meta.get("store_cubin"):

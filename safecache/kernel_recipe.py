@@ -1,37 +1,36 @@
 """What a launcher of a Triton kernel is rebuilt from in another process, and the rebuilding.
 
-Inductor's CompileResult, pickled. That of a static launcher names its cubin, which lies in Triton's cache: the recipe
-holds its digest, and only bytes that match are loaded. That of an ordinary launcher holds the binary itself.
+Inductor's CompileResult, pickled, with the binary that was loaded: what lies in Triton's cache is no substitute. It may
+be gone, nobody has verified it, and whoever compiles the same kernel again replaces it with other bytes, for a cubin
+tells the path of its source.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from safecache import detached, provenance
 from safecache.errors import LauncherError
 
-__all__ = ["Recipe", "cubin_digest", "freeze", "identify", "rebuild"]
+__all__ = ["Recipe", "freeze", "identify", "keep_cubin", "rebuild"]
 
 _REMEDY = "Compile again: remove the entry or artifact that it came from."
 _HASH_CHARACTERS = 16
 
-# By the kernel, which forgets its cubin when it is loaded.
-_digests: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+# By a static launcher's kernel, which forgets its cubin when it is loaded.
+_cubins: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
 
 
 class Recipe(NamedTuple):
-    """``content`` is the pickled CompileResult; ``cubin_sha256`` is None where it holds the binary itself."""
+    """``content`` is the pickled CompileResult, binary included, made by these versions."""
 
     kernel: str
     content: bytes
-    cubin_sha256: str | None
     torch: str
     triton: str
 
@@ -44,24 +43,25 @@ def identify(result: Any, cache_hash: str) -> str:
     return f"{result.kernel.name}[{config}]@{cache_hash[:_HASH_CHARACTERS]}"
 
 
-def cubin_digest(result: Any) -> str | None:
-    """The SHA-256 of the cubin that a static CompileResult is about to load; None if it has none or cannot have it."""
-    if not _is_static(result):
-        return None
+def keep_cubin(result: Any) -> None:
+    """Keep the cubin that a static CompileResult is about to load, for as long as its kernel lives."""
+    if not _is_static(result) or result.kernel in _cubins:
+        return
     kernel = result.kernel
-    if kernel not in _digests:
-        try:
-            _digests[kernel] = hashlib.sha256(_cubin(result)).hexdigest()
-        except (OSError, RuntimeError):
-            return None  # The load that follows fails in its own words.
-    return _digests[kernel]
+    with suppress(OSError, RuntimeError):  # The load that follows fails in its own words.
+        if not kernel.cubin_path:
+            result.reload_cubin_path()
+        with open(kernel.cubin_path, "rb") as file:
+            _cubins[kernel] = file.read()
 
 
-def freeze(result: Any, cubin_sha256: str | None) -> Recipe:
+def freeze(result: Any) -> Recipe:
     """The recipe of a CompileResult, loaded or not."""
+    copy = detached.compile_result(result)
+    if _is_static(copy):
+        copy.kernel.cubin_raw = _cubins[result.kernel]
     versions = provenance.describe()
-    content = pickle.dumps(detached.compile_result(result))
-    return Recipe(result.kernel.name, content, cubin_sha256, versions["torch"], versions["triton"])
+    return Recipe(result.kernel.name, pickle.dumps(copy), versions["torch"], versions["triton"])
 
 
 def rebuild(recipe: Recipe) -> Callable[..., None]:
@@ -71,7 +71,7 @@ def rebuild(recipe: Recipe) -> Callable[..., None]:
     own code (out of memory, say) is raised as it is.
     """
     result = _unpickle(recipe)
-    with _verified_cubin(result, recipe):
+    with _cubin_in_memory(result):
         try:
             launcher = result.make_launcher()
         except Exception as error:
@@ -92,48 +92,28 @@ def _unpickle(recipe: Recipe) -> Any:
 
 
 @contextmanager
-def _verified_cubin(result: Any, recipe: Recipe) -> Iterator[None]:
-    """Have the kernel load verified bytes, from a file that nobody can replace."""
+def _cubin_in_memory(result: Any) -> Iterator[None]:
+    """Have a static CompileResult load the cubin that it came with, from a file that nobody else can name or change."""
     if not _is_static(result):
         yield
         return
     kernel = result.kernel
-    try:
-        content = _cubin(result)
-    except (OSError, RuntimeError) as error:
-        raise _error(recipe, f"its cubin {error.args[-1]} cannot be read") from error
-    if hashlib.sha256(content).hexdigest() != recipe.cubin_sha256:
-        raise _error(recipe, f"its cubin {kernel.cubin_path} is not the one that it was made with")
     descriptor = os.memfd_create(kernel.name)
+    with open(descriptor, "wb", closefd=False) as file:
+        file.write(kernel.cubin_raw)
+    kernel.cubin_path = f"/proc/self/fd/{descriptor}"
     # A kernel for any device (compile-on-one-rank) loads its cubin once more on each further device.
-    if result.compile_meta.get("device") is None:
-        weakref.finalize(kernel, os.close, descriptor)
-        close = None
-    else:
-        close = descriptor
+    any_device = result.compile_meta.get("device") is None
+    close = weakref.finalize(kernel, os.close, descriptor)
     try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(content)
-        kernel.cubin_path = f"/proc/self/fd/{descriptor}"
         yield
     finally:
-        if close is not None:
-            os.close(close)
+        if not any_device:
+            close()
 
 
 def _is_static(result: Any) -> bool:
     return hasattr(result, "reload_cubin_path")
-
-
-def _cubin(result: Any) -> bytes:
-    kernel = result.kernel
-    if getattr(kernel, "cubin_raw", None) is not None:
-        content: bytes = kernel.cubin_raw
-        return content
-    if not kernel.cubin_path:
-        result.reload_cubin_path()
-    with open(kernel.cubin_path, "rb") as file:
-        return file.read()
 
 
 def _mismatch(result: Any, recipe: Recipe) -> str | None:

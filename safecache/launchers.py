@@ -104,13 +104,13 @@ def _renew_lock() -> None:
 os.register_at_fork(after_in_child=_renew_lock)
 
 
-def make(function: types.FunctionType, result: Any, cubin_sha256: str | None) -> Launcher:
+def make(function: types.FunctionType, result: Any) -> Launcher:
     """The Launcher for a function that ``result``, Inductor's CompileResult, has just made."""
     attributes = vars(function)
     attributes["__module__"] = __name__
     attributes["__name__"] = result.kernel.name
     attributes["__qualname__"] = kernel_recipe.identify(result, attributes["cache_hash"])
-    attributes[_RECIPE] = functools.partial(kernel_recipe.freeze, result, cubin_sha256)
+    attributes[_RECIPE] = functools.partial(kernel_recipe.freeze, result)
     return Launcher(function, attributes)
 
 

@@ -22,3 +22,8 @@ def user_kernel(in_ptr0, out_ptr0, xnumel, FUNCTION: tl.constexpr, XBLOCK: tl.co
     index = tl.program_id(0) * XBLOCK + tl.arange(0, XBLOCK)
     mask = index < xnumel
     tl.store(out_ptr0 + index, FUNCTION(tl.load(in_ptr0 + index, mask)), mask)
+
+
+autotuned_scale = triton.autotune(
+    configs=[triton.Config({"XBLOCK": 128}, num_warps=4), triton.Config({"XBLOCK": 256}, num_warps=2)], key=["xnumel"]
+)(triton_poi_scale)

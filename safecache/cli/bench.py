@@ -42,13 +42,19 @@ def show(*, pairs: int, as_json: bool) -> int:
         tempfile.TemporaryDirectory(prefix="safecache-bench-") as name,
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):
-        task = progress.add_task("", total=5 * pairs + 3)
+        task = progress.add_task("", total=5 * pairs + 4)
 
         def step(what: str) -> None:
             progress.update(task, description=what)
             progress.advance(task)
 
-        figures = [*_imports(pairs, step), *_saves(step), *_warm_starts(Path(name), pairs, step)]
+        base = Path(name)
+        figures = [
+            *_imports(pairs, step),
+            *_saves(base, step),
+            *_launches(base, step),
+            *_warm_starts(base, pairs, step),
+        ]
     if as_json:
         print(json.dumps({"torch": torch_version(), "pairs": pairs, "figures": [f._asdict() for f in figures]}))
     else:
@@ -69,12 +75,23 @@ def _imports(pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:
         yield Figure(what, "ms", None, statistics.median(times), None)
 
 
-def _saves(step: Callable[[str], None]) -> Iterator[Figure]:
-    step("save and verify")
-    command = [sys.executable, str(Path(workload.__file__).with_name("microbench.py"))]
-    environment = workload.environment_with_safecache()
+def _answer_of(script: str, base: Path) -> dict[str, dict[str, float]]:
+    command = [sys.executable, str(Path(workload.__file__).with_name(script))]
+    environment = workload.environment_with_safecache() | workload.places(base / script)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    for size, times in json.loads(done.stdout).items():
+    answer: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _launches(base: Path, step: Callable[[str], None]) -> Iterator[Figure]:
+    step("launches")
+    for what, times in _answer_of("launches.py", base).items():
+        yield Figure(f"launch: {what}", "us", times["stock"] / 1e3, times["ours"] / 1e3, times["ratio"])
+
+
+def _saves(base: Path, step: Callable[[str], None]) -> Iterator[Figure]:
+    step("save and verify")
+    for size, times in _answer_of("microbench.py", base).items():
         label = f"{int(size) // 1000} kB"
         yield Figure(f"save {label}", "ms", times["stock"], times["ours"], times["ours"] / times["stock"])
         yield Figure(f"verify {label}", "ms", None, times["verify"], None)

@@ -13,11 +13,10 @@ __all__ = ["build_fast_launcher", "getstate", "make_launcher"]
 
 def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """StaticTritonCompileResult.make_launcher and TritonCompileResult.make_launcher."""
-    # Before the kernel is loaded: it forgets its cubin then.
-    digest = kernel_recipe.cubin_digest(instance)
+    kernel_recipe.keep_cubin(instance)
     function = wrapped(*args, **kwargs)
     try:
-        return launchers.make(function, instance, digest)
+        return launchers.make(function, instance)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         events.report(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from safecache import config
 
-__all__ = ["ENTRY_FOLDERS", "Cache", "Outcome", "environment_with_safecache"]
+__all__ = ["ENTRY_FOLDERS", "Cache", "Outcome", "environment_with_safecache", "places"]
 
 _SCRIPT = Path(__file__).with_name("transformer.py")
 _PACKAGE_PARENT = Path(__file__).parents[3]
@@ -27,6 +27,12 @@ def environment_with_safecache() -> dict[str, str]:
         environment.pop(setting.variable, None)
     entries = [environment.get("PYTHONPATH", ""), str(_PACKAGE_PARENT)]
     return environment | {"PYTHONPATH": os.pathsep.join(filter(None, entries))}
+
+
+def places(base: Path) -> dict[str, str]:
+    """The variables that keep a process's caches and keys below ``base``."""
+    folders = {"TORCHINDUCTOR_CACHE_DIR": "cache", "TRITON_CACHE_DIR": "triton", "XDG_CONFIG_HOME": "config"}
+    return {name: str(base / folder) for name, folder in folders.items()}
 
 
 class Outcome(NamedTuple):
@@ -57,11 +63,7 @@ class Cache:
 
     def run(self, *options: str) -> Outcome:
         """Do the work once, in a fresh process."""
-        environment = environment_with_safecache() | {
-            "TORCHINDUCTOR_CACHE_DIR": str(self.directory),
-            "TRITON_CACHE_DIR": str(self.base / "triton"),
-            "XDG_CONFIG_HOME": str(self.base / "config"),
-        }
+        environment = environment_with_safecache() | places(self.base)
         command = [sys.executable, str(_SCRIPT), *(["--stock"] if self.stock else []), *options]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
         lines = done.stdout.strip().splitlines()
