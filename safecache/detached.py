@@ -29,40 +29,37 @@ def autotuner(original: Any) -> Any:
 
 def compile_result(original: Any, memo: dict[int, Any] | None = None) -> Any:
     """A CompileResult with a kernel that is not loaded."""
-    memo = {} if memo is None else memo
-    kernel = original.kernel
+    return _shallow(original, kernel=_kernel(original, {} if memo is None else memo))
+
+
+def _kernel(result: Any, memo: dict[int, Any]) -> Any:
+    kernel = result.kernel
     source = getattr(kernel, "src", None)
     if source is None:
         # That of a static launcher, whose own state is without handles. A copy with handles would unload them.
         copy = object.__new__(type(kernel))
         vars(copy).update(kernel.__getstate__())
-        return _shallow(original, kernel=copy)
+        return copy
     changes: dict[str, Any] = {name: None for name in _HANDLES if name in vars(kernel)}
-    changes["src"] = _source(source, memo)
-    if not original.inductor_meta.get("store_cubin"):
+    if hasattr(source, "fn"):
+        changes["src"] = _shallow(source, fn=_function(source.fn, memo))
+    if not result.inductor_meta.get("store_cubin"):
         # The texts of the stages, hundreds of kB, are for the eyes only.
         binaries = {stage: code for stage, code in kernel.asm.items() if isinstance(code, bytes)}
         changes["asm"] = type(kernel.asm)(binaries)
-    return _shallow(original, kernel=_shallow(kernel, **changes))
+    return _shallow(kernel, **changes)
 
 
-def _source(original: Any, memo: dict[int, Any]) -> Any:
-    if not hasattr(original, "fn"):
-        return original
-    constants = {index: _function(value, memo) for index, value in original.constants.items()}
-    return _shallow(original, fn=_function(original.fn, memo), constants=constants)
-
-
-def _function(value: Any, memo: dict[int, Any]) -> Any:
-    """A JITFunction as Inductor's own prepare_for_pickle leaves it; anything else as it is."""
-    if id(value) not in memo and _is_jit_function(value):
+def _function(original: Any, memo: dict[int, Any]) -> Any:
+    """A JITFunction as Inductor's own prepare_for_pickle leaves it."""
+    if id(original) not in memo:
         heuristics = sys.modules["torch._inductor.runtime.triton_heuristics"]
         shell = object.__new__(heuristics.CachingAutotuner)
-        shell.fn = _never_launched(value)
+        shell.fn = _never_launched(original)
         shell.launchers, shell.compile_results, shell.benchmark_failure_reasons = [], [], {}
         shell.prepare_for_pickle()
-        memo[id(value)] = shell.fn
-    return memo.get(id(value), value)
+        memo[id(original)] = shell.fn
+    return memo[id(original)]
 
 
 def _never_launched(function: Any) -> Any:
@@ -73,11 +70,6 @@ def _never_launched(function: Any) -> Any:
         # a method of the function makes.
         copy.device_caches = type(caches)(getattr(copy, caches.default_factory.__name__))
     return copy
-
-
-def _is_jit_function(value: Any) -> bool:
-    jit = sys.modules.get("triton.runtime.jit")
-    return jit is not None and isinstance(value, jit.JITFunction)
 
 
 def _shallow(original: Any, **changes: Any) -> Any:

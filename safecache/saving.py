@@ -10,7 +10,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from safecache import config, events, keyring, layout, picklepath, provenance, seal, store
@@ -127,7 +127,7 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
     this = _current.attempt
     # FxGraphCache pickles a copy of the graph it was given, hence the type.
     if this is None or type(obj) is not type(this.root):
-        return pickled()
+        return _pickle(obj, pickled)
     try:
         content = _pickle(obj, pickled)
     except Exception as error:
@@ -140,11 +140,13 @@ def _pickle(obj: object, pickled: Callable[[], bytes]) -> bytes:
     try:
         return pickled()
     except Exception:
+        # Once more, if there are launchers: torch keeps the functions below them for its fast path.
         launchers = sys.modules.get("safecache.launchers")
-        if launchers is None:
-            raise
-        content: bytes = launchers.dumps(obj)
-        return content
+        if launchers is not None:
+            with suppress(Exception):
+                content: bytes = launchers.dumps(obj)
+                return content
+        raise
 
 
 def report_unpicklable(obj: object, what: str, error: Exception) -> None:

@@ -89,6 +89,7 @@ TARGETS: tuple[Target, ...] = (
         ("key, content",),
     ),
     Target(_AUTOGRAD_CACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
+    Target("torch._dynamo.aot_compile_types", "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
     Target(
         "torch.compiler._cache",
         "CacheArtifactManager.populate_caches",

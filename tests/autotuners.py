@@ -20,10 +20,10 @@ CONFIGS = ({"XBLOCK": 128}, {"XBLOCK": 256})
 
 
 class Driver:
-    """In place of the GPU: remembers what was loaded (the SHA-256 of a cubin) and launched."""
+    """In place of the GPU: remembers what was loaded (the SHA-256 of a cubin), launched and unloaded."""
 
     def __init__(self):
-        self.loaded, self.launched = [], []
+        self.loaded, self.launched, self.unloaded = [], [], []
         self.failure = None
 
     def _load(self, content):
@@ -38,21 +38,61 @@ class Driver:
         return (*handles, 16, 0)
 
     def _unload_kernel(self, module):
-        pass
+        self.unloaded.append(module)
 
     def _launch_kernel(self, function, grid_x, grid_y, grid_z, num_warps, shared, types, args, stream):
         self.launched.append((grid_x, grid_y, grid_z, stream, *(a for a in args if a is not None)))
 
     def init_handles(self, kernel):
         """CompiledKernel._init_handles."""
-        if kernel.module is not None:
+        if kernel.function is not None:
             return
         self._load(kernel.kernel)
         kernel.module, kernel.function, kernel.n_regs, kernel.n_spills = None, 42, 16, 0
         kernel._run = self.run
 
+    def fast_launcher(self, function, num_warps, shared, types, scratch):
+        """torch._C._FastCudaLauncher."""
+
+        def launch(grid_x, grid_y, grid_z, stream, *args):
+            self.launched.append((grid_x, grid_y, grid_z, stream, *args))
+
+        return launch
+
     def run(self, grid_x, grid_y, grid_z, stream, function, metadata, launch_metadata, enter, leave, *args):
         self.launched.append((grid_x, grid_y, grid_z, stream, *args))
+
+
+class Device:
+    """A device interface, of the one device there is."""
+
+    @staticmethod
+    def exchange_device(index):
+        return index
+
+    maybe_exchange_device = exchange_device
+
+    @staticmethod
+    def current_device():
+        return 0
+
+    @staticmethod
+    def get_raw_stream(index):
+        return 5
+
+
+class Benchmarker:
+    """Calls once: each kernel is slower than the one before."""
+
+    calls = 0
+
+    @classmethod
+    def benchmark(cls, *args, fn=None, **kwargs):
+        (fn or args[0])()
+        cls.calls += 1
+        return float(cls.calls)
+
+    benchmark_gpu = benchmark
 
 
 @contextlib.contextmanager
@@ -63,6 +103,9 @@ def driver():
         mock.patch.object(triton_helpers, "set_driver_to_gpu", lambda: None),
         mock.patch.object(static_triton_launcher.StaticallyLaunchedCudaKernel, "C_impl", stand_in),
         mock.patch.object(CompiledKernel, "_init_handles", lambda kernel: stand_in.init_handles(kernel)),
+        mock.patch.object(torch._C, "_FastCudaLauncher", stand_in.fast_launcher, create=True),
+        mock.patch.object(triton_heuristics.CachingAutotuner, "get_device_interface", lambda self: Device),
+        mock.patch.object(triton_heuristics, "benchmarker", Benchmarker),
     ):
         yield stand_in
 

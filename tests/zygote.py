@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
+import importlib
 import json
 import logging
 import os
@@ -26,6 +27,10 @@ import torch._inductor.standalone_compile
 import scenes
 
 from safecache import config, events, keyring
+
+
+# A torch for the CPU alone does without Triton.
+SCENES_WITH_TRITON = ("launcher_scenes", "autotuner_scenes", "launcher_entry_scenes")
 
 
 class Collector(logging.Handler):
@@ -57,9 +62,8 @@ def drop_file_capabilities():
 def find_scene(name):
     if hasattr(scenes, name):
         return getattr(scenes, name)
-    import launcher_scenes  # needs Triton, which a torch for the CPU alone does without
-
-    return getattr(launcher_scenes, name)
+    modules = map(importlib.import_module, SCENES_WITH_TRITON)
+    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 def run_scene(request):

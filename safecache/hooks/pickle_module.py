@@ -1,4 +1,4 @@
-"""The global ``pickle`` of both cache modules, through which they pickle the entries that they save."""
+"""The global ``pickle`` of modules that save: of both entry caches, and of what is compiled ahead of time."""
 
 from __future__ import annotations
 

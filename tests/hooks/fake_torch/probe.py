@@ -11,6 +11,7 @@ AUTOGRAD_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 MODULES = (
     CODECACHE,
     AUTOGRAD_CACHE,
+    "torch._dynamo.aot_compile_types",
     "torch.compiler._cache",
     "torch._inductor.standalone_compile",
     "torch._inductor.compile_worker.subproc_pool",

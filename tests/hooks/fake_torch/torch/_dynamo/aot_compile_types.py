@@ -1,0 +1,1 @@
+import pickle  # noqa: F401
