@@ -64,6 +64,8 @@ TARGETS: tuple[Target, ...] = (
         ("key, compiled_graph, example_inputs, local, remote_cache",),
     ),
     Target(_CODECACHE, "FxGraphCache._write_to_local_cache", "codecache:write_to_local_cache", ("key, content",)),
+    Target(_CODECACHE, "CppCodeCache._load_library", "codecache:load_library", ("cls, path, key",)),
+    Target(_CODECACHE, "DLLWrapper.__init__", "codecache:load_library", ("self, lib_path",)),
     Target(_CODECACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
     Target(_AUTOGRAD_CACHE, "AOTAutogradCache.save", "autograd_cache:save", ("key, entry, remote",)),
     Target(
@@ -113,6 +115,20 @@ TARGETS: tuple[Target, ...] = (
         "triton_heuristics:build_fast_launcher",
         ("self, launcher",),
         since=(2, 13),
+    ),
+    Target("triton.runtime.build", "_load_module_from_path", "triton_build:load_module_from_path", ("name, path",)),
+    Target(
+        "torch.utils._triton",
+        "_raise_triton_cache_load_error",
+        "torch_triton:raise_triton_cache_load_error",
+        ("exc",),
+        since=(2, 13),
+    ),
+    Target(
+        "torch.utils.cpp_extension",
+        "_import_module_from_library",
+        "cpp_extension:import_module_from_library",
+        ("module_name, path, is_python_module",),
     ),
     Target(
         "torch._inductor.triton_bundler",

@@ -285,3 +285,41 @@ def warm_up():
         torch.compile(model)(*inputs())
     torch._dynamo.reset()
     counters.clear()
+
+
+def load_shared_object(site, path):
+    """Have one of the layers load a shared object the way it loads its own."""
+    if site == "inductor":
+        from torch._inductor.codecache import CppCodeCache
+
+        return CppCodeCache._load_library(path, "key").key
+    if site == "inductor-python":
+        from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+        return CppPythonBindingsCodeCache._load_library(path, "key").key
+    if site == "cutlass":
+        from torch._inductor.codecache import DLLWrapper
+
+        return DLLWrapper(path).is_open
+    if site == "extension":
+        from torch.utils.cpp_extension import _import_module_from_library
+
+        return _import_module_from_library("probe", os.path.dirname(path), True).__name__
+    from triton.runtime.build import _load_module_from_path
+
+    return _load_module_from_path("probe", path).__name__
+
+
+def load_for_triton_backend(path):
+    """The first use of Triton's driver through torch, where its helper module cannot be loaded."""
+    from unittest import mock
+
+    from torch.utils import _triton
+    from triton.runtime import build, driver
+
+    class Active:
+        def get_current_target(self):
+            build._load_module_from_path("probe", path)
+
+    with mock.patch.object(type(driver), "active", Active()):
+        _triton.triton_backend()

@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import loading, saving
+from safecache import load_failure, loading, saving
 from safecache.seal import Kind
 
-__all__ = ["iterate_over_candidates", "save_graph", "write_to_local_cache"]
+__all__ = ["iterate_over_candidates", "load_library", "save_graph", "write_to_local_cache"]
 
 
 def iterate_over_candidates(
@@ -46,6 +46,11 @@ def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, 
         saving.write(directory, _root(), Kind.FX_ENTRY, key, content)
 
     write(*args, **kwargs)
+
+
+def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """CppCodeCache._load_library and DLLWrapper.__init__: say what to do where the cache is mounted noexec."""
+    return load_failure.explain(wrapped, args, kwargs, "TORCHINDUCTOR_CACHE_DIR")
 
 
 def _codecache() -> Any:

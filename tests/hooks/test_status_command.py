@@ -49,7 +49,9 @@ def test_torch_that_cannot_be_imported_exits_1_with_the_reason(command_line, tmp
     (broken / "__init__.py").write_text("raise RuntimeError('broken')")
     said = command_line("status", "--json", pythonpath=(broken.parent, SOURCE))
     hooks = json.loads(said.lines[-1])["hooks"]
-    assert said.returncode == 1 and {hook["reason"] for hook in hooks} == {"RuntimeError: broken"}
+    assert said.returncode == 1 and {hook["reason"] for hook in hooks if hook["name"].startswith("torch.")} == {
+        "RuntimeError: broken"
+    }
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["status", "--json"]])
@@ -61,4 +63,4 @@ def test_bad_setting_is_one_line(command_line, arguments):
 
 def test_table_names_every_hook(command_line):
     said = command_line("status", COLUMNS="200")
-    assert said.returncode == 0 and sum(" active " in line for line in said.lines) == 19, said.lines
+    assert said.returncode == 0 and sum(" active " in line for line in said.lines) == 24, said.lines

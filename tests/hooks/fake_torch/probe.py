@@ -17,6 +17,9 @@ MODULES = (
     "torch._inductor.compile_worker.subproc_pool",
     "torch._inductor.runtime.triton_heuristics",
     "torch._inductor.triton_bundler",
+    "triton.runtime.build",
+    "torch.utils._triton",
+    "torch.utils.cpp_extension",
 )
 
 

@@ -22,6 +22,17 @@ class GuardedCache:
         yield torch.called("iterate_over_candidates", cls, key)
 
 
+class CppCodeCache:
+    @classmethod
+    def _load_library(cls, path, key):
+        return torch.called("_load_library", path)
+
+
+class DLLWrapper:
+    def __init__(self, lib_path):
+        torch.called("DLLWrapper", lib_path)
+
+
 torch.reached("middle", globals())
 
 

@@ -1,0 +1,79 @@
+"""A shared object that cannot be loaded since its file system is mounted noexec: which, where, and what to do."""
+
+from __future__ import annotations
+
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from typing import Any
+
+from safecache import config, mounts
+
+__all__ = ["explain", "explained", "is_explained"]
+
+# As the dynamic loader words it, behind the path; with EPERM, but that is not told.
+_REFUSED = "failed to map segment from shared object"
+_LEAD = "safecache: the file lies"
+_PATH = re.compile(rf"(/[^\n:]+): {_REFUSED}")
+
+
+def explain(wrapped: Callable[..., Any], args: Any, kwargs: Any, variable: str) -> Any:
+    """Call ``wrapped``; a load that a noexec mount refused raises its error with an explanation, any other its own."""
+    try:
+        return wrapped(*args, **kwargs)
+    except Exception as error:
+        better = explained(error, variable)
+        if better is None:
+            raise
+        raise better from error
+
+
+def explained(error: BaseException, variable: str, file: str | None = None) -> BaseException | None:
+    """The same type of error with an explanation, if ``error`` came from a noexec mount; None if it did not.
+
+    ``variable`` is what moves this cache. ``file`` is what was loaded, where the error does not name it.
+    """
+    text = str(error)
+    if _REFUSED not in text:
+        return None
+    named = _PATH.search(text)
+    path = named[1] if named else file
+    if path is None or not mounts.forbids_execution(path):
+        return None
+    return _like(error, f"{path}: {_REFUSED}. {_explanation(path, variable)}")
+
+
+def is_explained(error: BaseException) -> bool:
+    """Whether the error is one that ``explained`` has made."""
+    return _LEAD in str(error)
+
+
+def _explanation(path: str, variable: str) -> str:
+    mount = mounts.mount_of(path)
+    where = f" on {mount}" if mount else ""
+    said = f"{_LEAD}{where}, and that is mounted noexec: no code can be loaded from there."
+    directory = mounts.find_executable_directory(_candidates())
+    if directory is None:
+        return f"{said} Let {variable} name a directory on a file system that is not; none was found on this machine."
+    # Below a directory that others may write to as well, a name of our own.
+    name = f"{variable.lower()}-{os.getuid()}"
+    return f"{said} Code can be loaded from {directory}: export {variable}={os.path.join(directory, name)}"
+
+
+def _candidates() -> list[str]:
+    environment = config.child_environment()
+    home = environment.get("HOME", "")
+    cache = environment.get("XDG_CACHE_HOME") or (os.path.join(home, ".cache") if home else "")
+    return [path for path in (cache, home, "/var/tmp", tempfile.gettempdir(), os.getcwd()) if path]
+
+
+def _like(error: BaseException, text: str) -> BaseException | None:
+    """An error of the same type, for whoever catches that; None if it cannot be made from a text."""
+    try:
+        new = type(error)(text)
+    except Exception:
+        return None
+    if isinstance(error, ImportError) and isinstance(new, ImportError):
+        new.name, new.path = error.name, error.path
+    return new

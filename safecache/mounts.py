@@ -1,0 +1,84 @@
+"""Where a file lies and whether code may be loaded from there: asked of the kernel, not guessed from an error."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import re
+import tempfile
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = ["Mount", "can_execute_from", "find_executable_directory", "forbids_execution", "mount_of"]
+
+_MOUNTINFO = "/proc/self/mountinfo"
+
+
+class Mount(NamedTuple):
+    """A mounted file system, as proc_pid_mountinfo(5) tells it; ``options`` are the mount's and the file system's."""
+
+    point: str
+    file_system: str
+    options: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"{self.point} ({self.file_system}: {','.join(self.options)})"
+
+
+def mount_of(path: str) -> Mount | None:
+    """The mount that ``path``, or the nearest directory above it that exists, lies on; None where that is not told."""
+    path = os.path.realpath(path)
+    found = None
+    try:
+        with open(_MOUNTINFO, encoding="utf-8", errors="surrogateescape") as file:
+            for line in file:
+                mount = _parse(line)
+                # The longest that matches; of several at one point the last, which hides the others.
+                if mount and _is_below(path, mount.point) and (not found or len(mount.point) >= len(found.point)):
+                    found = mount
+    except OSError:
+        return None
+    return found
+
+
+def _parse(line: str) -> Mount | None:
+    before, separator, after = line.partition(" - ")
+    fields, rest = before.split(), after.split()
+    if not separator or len(fields) < 6 or not rest:
+        return None
+    options = dict.fromkeys(fields[5].split(",") + (rest[2].split(",") if len(rest) > 2 else []))
+    return Mount(_unescape(fields[4]), rest[0], tuple(options))
+
+
+def _unescape(text: str) -> str:
+    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
+
+
+def _is_below(path: str, point: str) -> bool:
+    return path == point or path.startswith(point.rstrip("/") + "/")
+
+
+def forbids_execution(path: str) -> bool:
+    """Whether the file system of ``path``, or of the nearest directory above it that exists, is mounted noexec."""
+    while not os.path.exists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    try:
+        return bool(os.statvfs(path).f_flag & os.ST_NOEXEC)
+    except OSError:
+        return False
+
+
+def can_execute_from(directory: str) -> bool:
+    """Whether a file that is written to ``directory`` can be mapped as code there: tried, with an empty page."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=directory, prefix=".safecache-probe-") as file:
+            file.truncate(mmap.PAGESIZE)
+            mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+    except OSError:
+        return False
+    return True
+
+
+def find_executable_directory(candidates: Iterable[str]) -> str | None:
+    """The first of these directories that this process can write to and load code from."""
+    return next((directory for directory in candidates if can_execute_from(directory)), None)

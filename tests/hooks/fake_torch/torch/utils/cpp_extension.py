@@ -1,0 +1,5 @@
+import torch
+
+
+def _import_module_from_library(module_name, path, is_python_module):
+    return torch.called("_import_module_from_library", module_name)
