@@ -152,8 +152,8 @@ def status() -> list[HookStatus]:
     with _lock:
         for target in TARGETS:
             patch = next((p for p in _patches.get(target.module, ()) if p.target is target), None)
-            if target.module in sys.modules and target.is_absent_from(provenance.torch_release()):
-                states.append(HookStatus(target.name, "not in this torch", ""))
+            if target.module in sys.modules and target.is_not_for(provenance.torch_release()):
+                states.append(HookStatus(target.name, "not for this torch", ""))
             elif target.module in _broken:
                 states.append(HookStatus(target.name, "standing down", _broken[target.module]))
             elif patch is not None:

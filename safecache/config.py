@@ -97,6 +97,17 @@ SETTINGS: tuple[Setting, ...] = (
             "Without it, a key per user is made on first use under `$XDG_CONFIG_HOME/safecache`."
         ),
     ),
+    Setting(
+        name="exec_dir",
+        variable="SAFECACHE_EXEC_DIR",
+        default=None,
+        parse=_parse_path,
+        allowed="an absolute path",
+        help=(
+            "For sites where code may be loaded from one approved place alone: compiled kernels and extensions that "
+            "nobody but this user could have written are loaded from copies there, in a directory of mode 0700."
+        ),
+    ),
 )
 
 
@@ -107,6 +118,7 @@ class Config:
     strict: bool
     trust: str
     key_file: str | None
+    exec_dir: str | None
     config_home: str | None
 
     def __init__(self, **values: Any) -> None:

@@ -7,9 +7,10 @@
     ├── CacheReadError         an entry, its directory or the remote cache could not be read (strict mode)
     ├── UnpicklableEntryError  an entry could not be prepared or pickled (strict mode)
     ├── CacheWriteError        an entry could not be written (strict mode)
+    ├── ExecutionError         code cannot be loaded from where it lies, or from SAFECACHE_EXEC_DIR (strict mode)
     └── LauncherError          a launcher from an entry cannot load its kernel, raised by its first call
 
-In default mode the four before the last do not reach a compile: they become one warning and a recompile.
+In default mode the five before the last do not reach a compile: they become one warning and a recompile.
 Each takes a single message, so that all of them survive the pickling of a worker's result.
 """
 
@@ -20,6 +21,7 @@ __all__ = [
     "CacheWriteError",
     "ConfigError",
     "EntryRefusedError",
+    "ExecutionError",
     "KeyringError",
     "LauncherError",
     "SafecacheError",
@@ -53,6 +55,10 @@ class UnpicklableEntryError(SafecacheError):
 
 class CacheWriteError(SafecacheError):
     """Names the file and the file system's reason. Not an OSError: torch swallows those from a cache write."""
+
+
+class ExecutionError(SafecacheError):
+    """Names the directory and why no code is loaded from there. What the loader itself raises keeps its own type."""
 
 
 class LauncherError(SafecacheError, RuntimeError):

@@ -8,7 +8,7 @@ __all__ = ["HookStatus"]
 
 
 class HookStatus(NamedTuple):
-    """One hook: ``state`` as Patch.state() has it or "not in this torch", and for one standing down the ``reason``."""
+    """One hook: ``state`` as Patch.state() has it or "not for this torch", and for one standing down the ``reason``."""
 
     name: str
     state: str

@@ -10,16 +10,20 @@ from typing import Any
 
 from safecache import config, mounts
 
-__all__ = ["explain", "explained", "is_explained"]
+__all__ = ["REFUSED", "advice", "explain", "explained", "is_explained"]
 
 # As the dynamic loader words it, behind the path; with EPERM, but that is not told.
-_REFUSED = "failed to map segment from shared object"
+REFUSED = "failed to map segment from shared object"
 _LEAD = "safecache: the file lies"
-_PATH = re.compile(rf"(/[^\n:]+): {_REFUSED}")
+# AOTInductor's loader puts "Error in dlopen: " before the path.
+_PATH = re.compile(rf"(/[^\n:]+): {REFUSED}")
 
 
-def explain(wrapped: Callable[..., Any], args: Any, kwargs: Any, variable: str) -> Any:
-    """Call ``wrapped``; a load that a noexec mount refused raises its error with an explanation, any other its own."""
+def explain(wrapped: Callable[..., Any], args: Any, kwargs: Any, variable: str | None) -> Any:
+    """Call ``wrapped``; a load that a noexec mount refused raises its error with an explanation, any other its own.
+
+    ``variable`` is what moves this cache; None if nothing does.
+    """
     try:
         return wrapped(*args, **kwargs)
     except Exception as error:
@@ -29,19 +33,15 @@ def explain(wrapped: Callable[..., Any], args: Any, kwargs: Any, variable: str) 
         raise better from error
 
 
-def explained(error: BaseException, variable: str, file: str | None = None) -> BaseException | None:
-    """The same type of error with an explanation, if ``error`` came from a noexec mount; None if it did not.
-
-    ``variable`` is what moves this cache. ``file`` is what was loaded, where the error does not name it.
-    """
-    text = str(error)
-    if _REFUSED not in text:
+def explained(error: BaseException, variable: str | None) -> BaseException | None:
+    """The same type of error with an explanation, if ``error`` came from a noexec mount; None if it did not."""
+    if is_explained(error):
         return None
-    named = _PATH.search(text)
-    path = named[1] if named else file
-    if path is None or not mounts.forbids_execution(path):
+    # torch.ops.load_library keeps the loader's words in the cause.
+    named = _PATH.search(str(error)) or _PATH.search(str(error.__cause__))
+    if named is None or not mounts.forbids_execution(named[1]):
         return None
-    return _like(error, f"{path}: {_REFUSED}. {_explanation(path, variable)}")
+    return _like(error, f"{named[1]}: {REFUSED}. {_LEAD}{advice(named[1], variable)}")
 
 
 def is_explained(error: BaseException) -> bool:
@@ -49,16 +49,20 @@ def is_explained(error: BaseException) -> bool:
     return _LEAD in str(error)
 
 
-def _explanation(path: str, variable: str) -> str:
+def advice(path: str, variable: str | None) -> str:
+    """On which mount ``path`` lies, and what moves it to a directory of this machine that code can be loaded from."""
     mount = mounts.mount_of(path)
     where = f" on {mount}" if mount else ""
-    said = f"{_LEAD}{where}, and that is mounted noexec: no code can be loaded from there."
+    said = f"{where}, and that is mounted noexec: no code can be loaded from there."
+    if variable is None:
+        point = mount.point if mount else os.path.dirname(path)
+        return f"{said} This release of torch cannot be told another place: mount -o remount,exec {point}"
     directory = mounts.find_executable_directory(_candidates())
     if directory is None:
         return f"{said} Let {variable} name a directory on a file system that is not; none was found on this machine."
-    # Below a directory that others may write to as well, a name of our own.
-    name = f"{variable.lower()}-{os.getuid()}"
-    return f"{said} Code can be loaded from {directory}: export {variable}={os.path.join(directory, name)}"
+    # Below a directory that others may write to as well, a name of our own; what TMPDIR names must be there already.
+    place = directory if variable == "TMPDIR" else os.path.join(directory, f"{variable.lower()}-{os.getuid()}")
+    return f"{said} Code can be loaded from {directory}: export {variable}={place}"
 
 
 def _candidates() -> list[str]:

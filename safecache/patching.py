@@ -109,7 +109,7 @@ class Patch:
         if self._hook_function is None:
             raise _failed(self._import_error)
         _check_version()
-        if self.target.is_absent_from(provenance.torch_release()):
+        if self.target.is_not_for(provenance.torch_release()):
             return
         original = _resolve(module, self.target.attribute)
         self._module = module

@@ -8,6 +8,7 @@ from safecache.errors import (
     CacheReadError,
     CacheWriteError,
     EntryRefusedError,
+    ExecutionError,
     KeyringError,
     SafecacheError,
     UnpicklableEntryError,
@@ -45,6 +46,8 @@ _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {
     Reason.NOT_CACHEABLE: UnpicklableEntryError,
     Reason.UNWRITABLE: CacheWriteError,
     Reason.NO_KEY: KeyringError,
+    Reason.NOT_EXECUTABLE: ExecutionError,
+    Reason.EXEC_DIR_UNUSABLE: ExecutionError,
 }
 
 

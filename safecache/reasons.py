@@ -34,6 +34,9 @@ class Reason(Enum):
     NOT_CACHEABLE = "not cacheable"
     INCOMPLETE = "incomplete"
     UNWRITABLE = "unwritable"
+    # not loaded as code
+    NOT_EXECUTABLE = "not executable"
+    EXEC_DIR_UNUSABLE = "exec dir unusable"
     # keys and hooks
     NO_KEY = "no key"
     STOOD_DOWN = "stood down"

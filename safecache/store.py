@@ -13,7 +13,7 @@ from safecache import files
 from safecache.ownership import foreign_owner
 from safecache.reasons import Reason
 
-__all__ = ["UnusableEntry", "list_entries", "publish", "quarantine", "read_entry"]
+__all__ = ["UnusableEntry", "list_entries", "publish", "quarantine", "read_entry", "replace"]
 
 _QUARANTINE = os.path.join(".safecache", "quarantine")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -69,7 +69,7 @@ def publish(path: str, content: bytes, root: str) -> None:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             _make_directory(directory, root)
-            return _write_and_rename(directory, path, content)
+            return replace(path, content)
         except FileNotFoundError:
             # Another process cleared the cache between two of these calls.
             if attempt == _ATTEMPTS:
@@ -84,10 +84,11 @@ def _make_directory(directory: str, root: str) -> None:
         os.makedirs(directory, exist_ok=True)
 
 
-def _write_and_rename(directory: str, path: str, content: bytes) -> None:
+def replace(path: str, content: bytes, mode: int = 0o666) -> None:
+    """Write a file of this mode, less the umask, and rename it to ``path``. Raises OSError, and leaves nothing."""
     # A random name: two containers on one volume can have the same pid and thread id, as torch's names are made of.
-    temporary = os.path.join(directory, f".{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(temporary, _CREATE, 0o666)
+    temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.tmp")
+    descriptor = os.open(temporary, _CREATE, mode)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)

@@ -6,7 +6,7 @@ the released wheels with inspect.signature.
 
 from __future__ import annotations
 
-__all__ = ["MODULES", "TARGETS", "TORCH_FROM", "TORCH_UNTIL", "Target"]
+__all__ = ["MODULES", "PACKAGES_OBEY_TMPDIR_FROM", "TARGETS", "TORCH_FROM", "TORCH_UNTIL", "Target"]
 
 # From the first up to, but not including, the second: the releases the suite runs on.
 TORCH_FROM = (2, 11)
@@ -16,7 +16,7 @@ TORCH_UNTIL = (2, 16)
 class Target:
     """A symbol, the hook that wraps it (``module:function`` below safecache.hooks) and the signatures it may have.
 
-    ``since``: the first torch that has it.
+    ``since``: the first torch that has it; ``until``: the first that does not need the hook.
     """
 
     def __init__(
@@ -26,16 +26,18 @@ class Target:
         hook: str,
         signatures: tuple[str, ...],
         since: tuple[int, int] = TORCH_FROM,
+        until: tuple[int, int] = TORCH_UNTIL,
     ) -> None:
         self.since = since
+        self.until = until
         self.module = module
         self.attribute = attribute
         self.hook = hook
         self.signatures = signatures
 
-    def is_absent_from(self, torch: tuple[int, int]) -> bool:
-        """Whether this release of torch, one that we know, does not have the symbol yet."""
-        return TORCH_FROM <= torch < self.since
+    def is_not_for(self, torch: tuple[int, int]) -> bool:
+        """Whether this release of torch, one that we know, does not have the symbol yet or does without the hook."""
+        return TORCH_FROM <= torch < self.since or self.until <= torch < TORCH_UNTIL
 
     @property
     def name(self) -> str:
@@ -47,8 +49,13 @@ _CODECACHE = "torch._inductor.codecache"
 _AUTOGRAD_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 _STANDALONE = "torch._inductor.standalone_compile"
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
+_CPP_BUILDER = "torch._inductor.cpp_builder"
+_CPP_EXTENSION = "torch.utils.cpp_extension"
+_TRITON_BUILD = "triton.runtime.build"
 # A module global in place of which SealingPickle stands, rather than a function.
 PICKLE_MODULE = "<module pickle>"
+# Older ones unpack AOTInductor packages below /tmp, wherever TMPDIR points to.
+PACKAGES_OBEY_TMPDIR_FROM = (2, 13)
 
 TARGETS: tuple[Target, ...] = (
     Target(
@@ -65,7 +72,7 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(_CODECACHE, "FxGraphCache._write_to_local_cache", "codecache:write_to_local_cache", ("key, content",)),
     Target(_CODECACHE, "CppCodeCache._load_library", "codecache:load_library", ("cls, path, key",)),
-    Target(_CODECACHE, "DLLWrapper.__init__", "codecache:load_library", ("self, lib_path",)),
+    Target(_CODECACHE, "DLLWrapper.__init__", "codecache:load_dll", ("self, lib_path",)),
     Target(_CODECACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
     Target(_AUTOGRAD_CACHE, "AOTAutogradCache.save", "autograd_cache:save", ("key, entry, remote",)),
     Target(
@@ -116,7 +123,16 @@ TARGETS: tuple[Target, ...] = (
         ("self, launcher",),
         since=(2, 13),
     ),
-    Target("triton.runtime.build", "_load_module_from_path", "triton_build:load_module_from_path", ("name, path",)),
+    Target(_TRITON_BUILD, "_load_module_from_path", "triton_build:load_module_from_path", ("name, path",)),
+    Target(
+        _TRITON_BUILD,
+        "_build",
+        "triton_build:build",
+        (
+            "name, src, srcdir, library_dirs, include_dirs, libraries, ccflags",  # 3.6, 3.7
+            "name, src, srcdir, library_dirs, include_dirs, libraries, ccflags, language=",
+        ),
+    ),
     Target(
         "torch.utils._triton",
         "_raise_triton_cache_load_error",
@@ -125,11 +141,54 @@ TARGETS: tuple[Target, ...] = (
         since=(2, 13),
     ),
     Target(
-        "torch.utils.cpp_extension",
+        _CPP_EXTENSION,
         "_import_module_from_library",
         "cpp_extension:import_module_from_library",
         ("module_name, path, is_python_module",),
     ),
+    Target(
+        _CPP_EXTENSION,
+        "_run_ninja_build",
+        "cpp_extension:run_ninja_build",
+        ("build_directory, verbose, error_prefix",),
+    ),
+    Target(_CPP_BUILDER, "cpp_compiler_search", "cpp_builder:cpp_compiler_search", ("search",)),
+    Target(_CPP_BUILDER, "run_compile_cmd", "cpp_builder:run_compile_cmd", ("cmd_line, cwd",)),
+    Target("torch._inductor.cpu_vec_isa", "VecISA.check_build", "cpu_vec_isa:check_build", ("self, code",)),
+    Target(
+        "torch._inductor.cpu_vec_isa",
+        "VecISA._probe_load",
+        "cpu_vec_isa:probe_load",
+        ("self, output_path",),
+        since=(2, 13),
+    ),
+    Target(
+        "torch._inductor.runtime.cache_dir_utils",
+        "default_cache_dir",
+        "cache_dir_utils:default_cache_dir",
+        ("",),
+        until=(2, 13),  # the first with a name for a user that has none
+    ),
+    Target(
+        "torch._inductor.package",  # where aoti_load_package looks
+        "load_package",
+        "aoti_package:load",
+        (
+            "path, model_name=, run_single_threaded=, num_runners=, device_index=",  # to 2.14
+            "path, model_name=, run_single_threaded=, num_runners=, device_index=, use_stream_affinity=",
+        ),
+    ),
+    Target(
+        "torch.export.pt2_archive._package",
+        "_load_aoti",
+        "aoti_package:load",
+        (
+            "file, model_name, run_single_threaded, num_runners, device_idx",  # to 2.14
+            "file, model_name, run_single_threaded, num_runners, device_idx, use_stream_affinity=",
+        ),
+    ),
+    Target("torch._export", "aot_load", "output_code:load_compiled", ("so_path, device",)),
+    Target("torch._inductor.output_code", "CompiledAOTI.__post_init__", "output_code:load_compiled", ("self",)),
     Target(
         "torch._inductor.triton_bundler",
         "TritonBundler.put_static_autotuner",

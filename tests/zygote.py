@@ -29,8 +29,8 @@ import scenes
 from safecache import config, events, keyring
 
 
-# A torch for the CPU alone does without Triton.
-SCENES_WITH_TRITON = ("launcher_scenes", "autotuner_scenes", "launcher_entry_scenes")
+# Imported when they are asked for: a torch for the CPU alone does without Triton, which some of them need.
+SCENES = ("load_scenes", "launcher_scenes", "autotuner_scenes", "launcher_entry_scenes")
 
 
 class Collector(logging.Handler):
@@ -62,7 +62,7 @@ def drop_file_capabilities():
 def find_scene(name):
     if hasattr(scenes, name):
         return getattr(scenes, name)
-    modules = map(importlib.import_module, SCENES_WITH_TRITON)
+    modules = map(importlib.import_module, SCENES)
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 

@@ -60,6 +60,10 @@ def _parser() -> argparse.ArgumentParser:
     adopt.add_argument("directory", metavar="DIR", help="the cache directory, such as $TORCHINDUCTOR_CACHE_DIR")
     adopt.add_argument("--json", action="store_true", help="print JSON")
 
+    doctor = commands.add_parser("doctor", help="say why a shared object does not load, without running it")
+    doctor.add_argument("--load", metavar="FILE", required=True, help="the shared object, as the error names it")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
+
     demo = commands.add_parser("demo", help="a real model, cold and warm, and what faults do to stock torch and to us")
     demo.add_argument("--json", action="store_true", help="print JSON")
 
@@ -95,6 +99,10 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         return status.show(as_json=arguments.json, import_targets=not arguments.no_import)
     if arguments.command == "adopt":
         return _adopt(arguments.directory, as_json=arguments.json)
+    if arguments.command == "doctor":
+        from safecache.cli import doctor
+
+        return doctor.show(arguments.load, as_json=arguments.json)
     if arguments.command == "demo":
         from safecache.cli import demo
 

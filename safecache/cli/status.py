@@ -36,7 +36,7 @@ def show(*, as_json: bool, import_targets: bool) -> int:
         print(json.dumps(report))
     else:
         _print(report, hooks)
-    healthy = all(hook["state"] in ("active", "not in this torch") for hook in hooks) or not import_targets
+    healthy = all(hook["state"] in ("active", "not for this torch") for hook in hooks) or not import_targets
     return 0 if healthy and keys.signing and enabled else 1
 
 
@@ -60,7 +60,7 @@ def _print(report: dict[str, object], hooks: list[dict[str, str]]) -> None:
     console.print(f"safecache {report['version']}, torch {report['torch'] or 'not installed'}")
     console.print(f"key {report['key']}" if report["key"] else f"no key: {report['key_problem']}", markup=False)
     table = Table(Column("hook", overflow="fold"), "state", Column("reason", overflow="fold"))
-    colours = {"active": "green", "not yet imported": "dim", "not in this torch": "dim"}
+    colours = {"active": "green", "not yet imported": "dim", "not for this torch": "dim"}
     for hook in hooks:
         colour = colours.get(hook["state"], "red")
         table.add_row(hook["name"], f"[{colour}]{hook['state']}[/]", hook["reason"])

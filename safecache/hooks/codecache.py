@@ -6,10 +6,10 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import load_failure, loading, saving
+from safecache import exec_directory, load_failure, loading, saving
 from safecache.seal import Kind
 
-__all__ = ["iterate_over_candidates", "load_library", "save_graph", "write_to_local_cache"]
+__all__ = ["iterate_over_candidates", "load_dll", "load_library", "save_graph", "write_to_local_cache"]
 
 
 def iterate_over_candidates(
@@ -49,8 +49,21 @@ def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, 
 
 
 def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CppCodeCache._load_library and DLLWrapper.__init__: say what to do where the cache is mounted noexec."""
-    return load_failure.explain(wrapped, args, kwargs, "TORCHINDUCTOR_CACHE_DIR")
+    """CppCodeCache._load_library: says what to do where the cache is mounted noexec."""
+
+    def load(path: str, key: str) -> Any:
+        return load_failure.explain(wrapped, (exec_directory.place(path), key), {}, "TORCHINDUCTOR_CACHE_DIR")
+
+    return load(*args, **kwargs)
+
+
+def load_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """DLLWrapper.__init__, of CUTLASS's kernels: likewise."""
+
+    def load(lib_path: str) -> None:
+        load_failure.explain(wrapped, (exec_directory.place(lib_path),), {}, "TORCHINDUCTOR_CACHE_DIR")
+
+    load(*args, **kwargs)
 
 
 def _codecache() -> Any:

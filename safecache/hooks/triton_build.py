@@ -5,11 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from safecache import load_failure
+from safecache import build_failure, exec_directory, load_failure
 
-__all__ = ["load_module_from_path"]
+__all__ = ["build", "load_module_from_path"]
+
+
+def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_build: says what to install where there is no compiler, or no Python.h."""
+    language = "C++" if kwargs.get("language") == "c++" or args[7:] == ("c++",) else "C"
+    purpose = "Triton compiles its driver helper and the launchers of its kernels with it"
+    return build_failure.explain(wrapped, args, kwargs, purpose, language=language)
 
 
 def load_module_from_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_load_module_from_path: says what to do where the cache is mounted noexec."""
-    return load_failure.explain(wrapped, args, kwargs, "TRITON_CACHE_DIR")
+
+    def load(name: str, path: str) -> Any:
+        return load_failure.explain(wrapped, (name, exec_directory.place(path)), {}, "TRITON_CACHE_DIR")
+
+    return load(*args, **kwargs)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sysconfig
 
 import pytest
 from conftest import needs_root
@@ -14,35 +12,14 @@ VARIABLES = {
     "inductor-python": "TORCHINDUCTOR_CACHE_DIR",
     "cutlass": "TORCHINDUCTOR_CACHE_DIR",
     "extension": "TORCH_EXTENSIONS_DIR",
+    "operators": "TORCH_EXTENSIONS_DIR",
+    "aot": "TORCHINDUCTOR_CACHE_DIR",
+    "aot-autograd": "TORCHINDUCTOR_CACHE_DIR",
     "triton": "TRITON_CACHE_DIR",
 }
 SITE = pytest.mark.parametrize("site", VARIABLES)
-SOURCE = """
-#include <Python.h>
-static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "probe", 0, -1, 0};
-PyMODINIT_FUNC PyInit_probe(void) { return PyModule_Create(&module); }
-PyMODINIT_FUNC PyInit_kernel(void) { return PyModule_Create(&module); }
-"""
-
-
-@pytest.fixture(scope="module")
-def shared_object(tmp_path_factory):
-    path = tmp_path_factory.mktemp("built") / "probe.so"
-    source = path.with_suffix(".c")
-    source.write_text(SOURCE)
-    include = sysconfig.get_path("include")
-    subprocess.run(["g++", "-xc", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(path)], check=True)
-    return path
-
-
-@pytest.fixture
-def refused(home, shared_object):
-    """A shared object that lies where no code can be loaded from."""
-    point = home.base / "noexec"
-    point.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec,size=10m", "none", str(point)], check=True)
-    yield shutil.copy(shared_object, point / "probe.so")
-    subprocess.run(["umount", str(point)], check=True)
+# AOTInductor calls into what it loads.
+LOADS_ONLY = pytest.mark.parametrize("site", [site for site in VARIABLES if not site.startswith("aot")])
 
 
 @needs_root
@@ -52,13 +29,59 @@ def test_error_names_file_mount_variable_and_a_place_that_works(home, refused, s
         pytest.importorskip("triton")
     stock = home.run("load_shared_object", site=site, path=str(refused), stock=True)
     answer = home.run("load_shared_object", site=site, path=str(refused))
-    assert stock.error in ("OSError", "ImportError") and answer.error == stock.error, answer
+    assert stock.error in ("OSError", "ImportError", "RuntimeError") and answer.error == stock.error, answer
     text = answer.messages[0]
     assert text.startswith(f"{refused}: failed to map segment from shared object. safecache: "), text
     assert f"{refused.parent} (tmpfs: rw,noexec" in text
     assert f": export {VARIABLES[site]}=/" in text
     assert text.count("noexec") == text.count("noexec,") + text.count("/noexec") + 1, "one explanation, not two"
     assert answer.messages[1] == stock.messages[0], "the original is the cause"
+
+
+@needs_root
+def test_thread_that_loads_says_the_same(home, refused):
+    answer = home.run("load_in_thread", site="inductor", path=str(refused))
+    assert answer.error == "OSError" and ": export TORCHINDUCTOR_CACHE_DIR=/" in answer.messages[0], answer
+
+
+@needs_root
+def test_compile_worker_says_the_same(home, refused):
+    answer = home.run("load_in_compile_worker", site="inductor", path=str(refused))
+    assert answer.error == "SubprocException", answer
+    assert f"OSError: {refused}: failed to map" in answer.messages[0], answer
+    assert ": export TORCHINDUCTOR_CACHE_DIR=/" in answer.messages[0], answer
+
+
+@needs_root
+def test_package_is_unpacked_to_a_noexec_mount(home, shared_object, zygote):
+    arguments = {"path": "/tmp/package.pt2", "library": str(shared_object), "env": {"TMPDIR": "/tmp"}}
+    stock = home.run("load_package", stock=True, **arguments)
+    assert stock.error == "RuntimeError" and "failed to map segment" in stock.messages[0], stock
+    answer = home.run("load_package", **arguments)
+    assert answer.error == "RuntimeError" and "/tmp (tmpfs: rw,noexec" in answer.messages[0], answer
+    moves = tuple(map(int, zygote.torch.split(".")[:2])) >= (2, 13)
+    assert (": export TMPDIR=/" if moves else ": mount -o remount,exec /tmp") in answer.messages[0], answer
+    assert "failed to map segment" in answer.messages[1] and "safecache" not in answer.messages[1], answer
+
+
+@pytest.fixture
+def noexec_cache(home):
+    home.cache.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec", "none", str(home.cache)], check=True)
+    yield home
+    subprocess.run(["umount", str(home.cache)], check=True)
+
+
+@needs_root
+def test_probe_of_vector_instructions_says_why_it_found_none(noexec_cache):
+    stock = noexec_cache.run("find_vector_instructions", stock=True)
+    assert stock.result is False and not stock.warnings, stock
+    answer = noexec_cache.run("find_vector_instructions")
+    assert answer.result is False and len(answer.warnings) == 1, answer
+    (said,) = answer.warnings
+    assert f"{noexec_cache.cache} (tmpfs: rw,noexec" in said and ": export TORCHINDUCTOR_CACHE_DIR=/" in said
+    strict = noexec_cache.run("find_vector_instructions", strict=True)
+    assert strict.error == "ExecutionError" and ": export TORCHINDUCTOR_CACHE_DIR=/" in strict.messages[0], strict
 
 
 @needs_root
@@ -84,7 +107,7 @@ def test_shared_object_that_is_cut_short_fails_as_in_stock(home, shared_object, 
     assert stock.error and (answer.errors, answer.messages) == (stock.errors, stock.messages)
 
 
-@SITE
+@LOADS_ONLY
 def test_shared_object_elsewhere_is_loaded(home, shared_object, site):
     if site == "triton":
         pytest.importorskip("triton")

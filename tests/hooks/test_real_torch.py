@@ -159,5 +159,5 @@ def test_pools_end_when_they_are_shut_down(workers):
 
 def test_status_command_finds_every_hook_active(directory):
     report = answer(interpreter(directory, "-m", "safecache", "status", "--json"))
-    assert {hook["state"] for hook in report["hooks"]} - {"not in this torch"} == {"active"}
+    assert {hook["state"] for hook in report["hooks"]} - {"not for this torch"} == {"active"}
     assert report["enabled"] and report["torch"].startswith(metadata.version("torch").split("+")[0])

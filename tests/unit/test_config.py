@@ -24,7 +24,14 @@ def value(variable, text=None):
     return getattr(read, {setting.variable: setting.name for setting in config.SETTINGS}[variable])
 
 
-DEFAULTS = {"SAFECACHE": True, "SAFECACHE_STRICT": False, "SAFECACHE_TRUST": "signed", "SAFECACHE_KEY_FILE": None}
+DEFAULTS = {
+    "SAFECACHE": True,
+    "SAFECACHE_STRICT": False,
+    "SAFECACHE_TRUST": "signed",
+    "SAFECACHE_KEY_FILE": None,
+    "SAFECACHE_EXEC_DIR": None,
+}
+PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_EXEC_DIR")
 
 
 def test_these_are_all_settings():
@@ -75,7 +82,7 @@ def test_bad_value_names_variable_value_and_what_is_allowed(variable, text):
 
 @pytest.mark.parametrize("setting", config.SETTINGS, ids=lambda setting: setting.variable)
 def test_what_is_allowed_spells_out_every_choice(setting):
-    choices = {"SAFECACHE_TRUST": config.TRUST_MODES, "SAFECACHE_KEY_FILE": ("absolute path",)}
+    choices = {"SAFECACHE_TRUST": config.TRUST_MODES} | dict.fromkeys(PATHS, ("absolute path",))
     for word in choices.get(setting.variable, (*config._TRUE, *config._FALSE)):
         assert word in setting.allowed
 
@@ -143,6 +150,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_STRICT": "0",
         "SAFECACHE_TRUST": "signed",
         "SAFECACHE_KEY_FILE": "unset",
+        "SAFECACHE_EXEC_DIR": "unset",
     }
 
 

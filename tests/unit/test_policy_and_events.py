@@ -15,6 +15,7 @@ from safecache.errors import (
     CacheReadError,
     CacheWriteError,
     EntryRefusedError,
+    ExecutionError,
     KeyringError,
     SafecacheError,
     UnpicklableEntryError,
@@ -45,6 +46,8 @@ TABLE = {
     Reason.NOT_CACHEABLE: (LEFT, SAID, UnpicklableEntryError),
     Reason.INCOMPLETE: (LEFT, SILENT, None),
     Reason.UNWRITABLE: (LEFT, SAID, CacheWriteError),
+    Reason.NOT_EXECUTABLE: (LEFT, SAID, ExecutionError),
+    Reason.EXEC_DIR_UNUSABLE: (LEFT, SAID, ExecutionError),
     Reason.NO_KEY: (LEFT, SAID, KeyringError),
     Reason.STOOD_DOWN: (LEFT, SAID, None),
 }

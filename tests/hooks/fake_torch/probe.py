@@ -20,6 +20,13 @@ MODULES = (
     "triton.runtime.build",
     "torch.utils._triton",
     "torch.utils.cpp_extension",
+    "torch._inductor.cpp_builder",
+    "torch._inductor.cpu_vec_isa",
+    "torch._inductor.output_code",
+    "torch._inductor.package",
+    "torch._inductor.runtime.cache_dir_utils",
+    "torch._export",
+    "torch.export.pt2_archive._package",
 )
 
 
@@ -32,7 +39,7 @@ def states():
     """The state of every hook that this torch has, by its name."""
     import safecache
 
-    return {hook.name: hook.state for hook in safecache.status() if hook.state != "not in this torch"}
+    return {hook.name: hook.state for hook in safecache.status() if hook.state != "not for this torch"}
 
 
 def reasons():

@@ -1,0 +1,22 @@
+"""torch._inductor.cpp_builder: how Inductor runs the C++ compiler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from safecache import build_failure
+
+__all__ = ["cpp_compiler_search", "run_compile_cmd"]
+
+_PURPOSE = "Inductor compiles its CPU kernels and their launchers with it"
+
+
+def cpp_compiler_search(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """cpp_compiler_search: every error it has of its own is that there is no compiler."""
+    return build_failure.explain(wrapped, args, kwargs, _PURPOSE, language="C++")
+
+
+def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """run_compile_cmd: says what to install where Python's headers are missing."""
+    return build_failure.explain(wrapped, args, kwargs, _PURPOSE, language="C++")

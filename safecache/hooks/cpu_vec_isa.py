@@ -1,0 +1,36 @@
+"""torch._inductor.cpu_vec_isa: whether the CPU's vector instructions can be used is found out by loading a library."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from safecache import events, exec_directory, load_failure, mounts
+from safecache.reasons import Reason
+
+__all__ = ["check_build", "probe_load"]
+
+
+def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
+    """VecISA.check_build: says so when it is the cache's mount that makes it answer no, and all kernels slow."""
+    usable: bool = wrapped(*args, **kwargs)
+    cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
+    if not usable and mounts.forbids_execution(cache):
+        events.report(
+            Reason.NOT_EXECUTABLE,
+            "torch cannot tell which vector instructions this CPU has, and compiles slow kernels without any: "
+            f"its probe lies{load_failure.advice(cache, 'TORCHINDUCTOR_CACHE_DIR')}",
+            cause=cache,
+            remedy="If only a warm cache is read, TORCHINDUCTOR_VEC_ISA_OK=1 does without the probe.",
+        )
+    return usable
+
+
+def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """VecISA._probe_load: from where code is allowed to be."""
+
+    def probe(output_path: str) -> Any:
+        return wrapped(exec_directory.place(output_path))
+
+    return probe(*args, **kwargs)

@@ -1,0 +1,297 @@
+"""Why a shared object does not load: found from outside, without running anything that is in it."""
+
+from __future__ import annotations
+
+import errno
+import importlib.util
+import mmap
+import os
+import re
+import resource
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from safecache import config, files, load_failure, mounts
+from safecache.elf import MACHINES, Elf, NotElfError, TruncatedElfError
+
+__all__ = ["Finding", "check"]
+
+_LOADER_TIMEOUT = 60  # seconds
+_SHOWN_SYMBOLS = 5
+
+# What the loader calls the file in question, whose directory it is started in, and how it words what it finds.
+_ITSELF = ("./", "/proc/self/fd/")
+_FATAL = "error while loading shared libraries"
+_REFUSAL = re.compile(rf"object '(?:\./|/proc/self/fd/).*cannot be preloaded \((.*)\)|{_FATAL}: (.+)")
+_MISSING = re.compile(r"^\s*(.+) => not found$", re.MULTILINE)
+_MISSING_VERSION = re.compile(r"^[^:]*: (.+): version [`']([^']+)' not found \(required by (.+)\)$", re.MULTILINE)
+_LISTED = re.compile(r"^\s*(?:.+ => )?(/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+
+
+class Finding(NamedTuple):
+    """``code`` names what was found, for programs; ``severity`` is error or ok; the rest is for a person."""
+
+    code: str
+    severity: str
+    evidence: str
+    remedy: str
+
+
+def check(path: str) -> list[Finding]:
+    """What keeps the shared object at ``path`` from being loaded by this user; if nothing does, the finding ``loads``.
+
+    The first cause that stands in the way of looking further is the last finding.
+    """
+    path = os.path.abspath(path)
+    try:
+        return _check(path)
+    except MemoryError:
+        return [_out_of_memory(path)]
+
+
+def _check(path: str) -> list[Finding]:
+    try:
+        content = _read(path)
+    except OSError as error:
+        return [_unreadable(path, error)]
+    if mounts.forbids_execution(path):
+        evidence = f"{path} lies{load_failure.advice(path, _variable_of(path))}"
+        return [_error("noexec", evidence, "Move the cache as shown, or remount its file system with exec.")]
+    broken = _broken(content)
+    if broken is not None:
+        return [broken]
+    refused = _refused(path, Elf(content))
+    if refused is not None:
+        return [refused]
+    return list(_unlinked(path, Elf(content))) or [_loads("Its format, its libraries and its symbols")]
+
+
+def _loads(what: str) -> Finding:
+    remedy = "If it failed elsewhere, run this there: as that user, in that container, with its LD_LIBRARY_PATH."
+    return Finding("loads", "ok", f"{what} are all as they must be here.", remedy)
+
+
+def _error(code: str, evidence: str, remedy: str) -> Finding:
+    return Finding(code, "error", evidence, remedy)
+
+
+def _variable_of(path: str) -> str:
+    """Which variable moves what lies there, by what the caches' directories are called."""
+    if "torch_extensions" in path:
+        return "TORCH_EXTENSIONS_DIR"
+    if "aotinductor_" in path:
+        return "TMPDIR"
+    triton = config.child_environment().get("TRITON_CACHE_DIR", "")
+    is_triton = "triton" in path.split(os.sep) or (triton and path.startswith(os.path.join(triton, "")))
+    return "TRITON_CACHE_DIR" if is_triton else "TORCHINDUCTOR_CACHE_DIR"
+
+
+# Reading it --------------------------------------------------------------------------------------------------------
+
+
+def _read(path: str) -> bytes:
+    return files.read_regular(path, _check_regular)
+
+
+def _check_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is not a regular file")
+
+
+def _unreadable(path: str, error: OSError) -> Finding:
+    if error.errno == errno.ENOENT:
+        return _error("not-found", f"{path} does not exist.", "Compile it again: an entry may outlive its library.")
+    if error.errno == errno.EPERM:
+        return _denied(path, error)
+    if error.errno == errno.EACCES:
+        return _error("permission", f"{_closed(path)}.", "Give this user the right to read it, or a cache of its own.")
+    if error.errno == errno.ENOMEM:
+        return _out_of_memory(path)
+    return _error("unreadable", f"{path}: {error.strerror}.", "Remove it; it is compiled again.")
+
+
+def _closed(path: str) -> str:
+    """The first name on the way to ``path`` that this user may not pass, with its owner and mode."""
+    path = os.path.realpath(path)  # a link says nothing of what lies behind it
+    names = path.split(os.sep)
+    for depth in range(1, len(names) + 1):
+        step = os.sep.join(names[:depth]) or os.sep
+        if not os.access(step, os.R_OK if step == path else os.X_OK, effective_ids=True):
+            status = os.stat(step)
+            mode = stat.filemode(status.st_mode)
+            return f"{step} is {mode}, of uid {status.st_uid} and gid {status.st_gid}; this is uid {os.geteuid()}"
+    return f"{path}: permission denied, though owners and modes allow it: {_policy()}"
+
+
+# Its format --------------------------------------------------------------------------------------------------------
+
+
+def _broken(content: bytes) -> Finding | None:
+    again = "Remove it; it is compiled again."
+    try:
+        elf = Elf(content)
+    except NotElfError as error:
+        code = "truncated" if isinstance(error, TruncatedElfError) else "not-elf"
+        return _error(code, f"It is no shared object: {error}.", again)
+    with open("/proc/self/exe", "rb") as file:
+        here = Elf(file.read())
+    if elf.machine != here.machine:
+        built, runs = (MACHINES.get(number, f"e_machine {number}") for number in (elf.machine, here.machine))
+        evidence = f"It is built for {built}, this machine is {runs}."
+        return _error("wrong-architecture", evidence, "Do not share one cache between architectures.")
+    if elf.loaded_size > len(content):
+        evidence = f"It has {len(content)} bytes, and its segments go to {elf.loaded_size}: it was cut short."
+        return _error("truncated", evidence, again)
+    if not elf.is_library:
+        return _error("not-a-library", f"Its ELF type is {elf.type}, not that of a shared object (3).", again)
+    return None
+
+
+# Mapping it --------------------------------------------------------------------------------------------------------
+
+
+def _refused(path: str, elf: Elf) -> Finding | None:
+    """Try to map it as the loader does, which runs nothing."""
+    try:
+        with open(path, "rb") as file:
+            mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
+        mmap.mmap(-1, min(max(elf.memory_size, 1), sys.maxsize)).close()
+    except OSError as error:
+        if error.errno == errno.ENOMEM:
+            return _out_of_memory(path)
+        return _denied(path, error)
+    return None
+
+
+def _out_of_memory(path: str) -> Finding:
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    allowed = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit >> 20} MiB"
+    evidence = f"{path} cannot be mapped for want of memory; this process may have {allowed} (ulimit -v)."
+    return _error("out-of-memory", evidence, "Raise the limit, or the memory of the container.")
+
+
+def _denied(path: str, error: OSError) -> Finding:
+    evidence = f"{path} may not be mapped as code: {error.strerror}, and its mount is not noexec. {_policy(path)}"
+    remedy = "Ask who administers this machine, or use the place that is approved: SAFECACHE_EXEC_DIR."
+    return _error("denied-by-policy", evidence, remedy)
+
+
+def _policy(path: str = "") -> str:
+    """What of this machine's security modules can be seen."""
+    seen = []
+    try:
+        with open("/sys/fs/selinux/enforce", encoding="ascii") as file:
+            seen.append("SELinux is enforcing" if file.read().strip() == "1" else "SELinux is permissive")
+        seen.append(f"its label is {os.getxattr(path, 'security.selinux').rstrip(bytes(1)).decode()}")
+    except OSError:
+        pass  # no SELinux, or no label
+    if os.path.exists("/run/fapolicyd"):
+        seen.append("fapolicyd is running: fapolicyd-cli --check-path shows what it trusts")
+    return f"{'; '.join(seen)}." if seen else "Neither SELinux nor fapolicyd can be seen from here."
+
+
+# Linking it --------------------------------------------------------------------------------------------------------
+
+
+def _unlinked(path: str, elf: Elf) -> Iterator[Finding]:
+    listing = _list_libraries(path)
+    refusal = _REFUSAL.search(listing)
+    if refusal is not None:
+        evidence = f"The dynamic loader refuses it: {refusal[1] or refusal[2]}."
+        yield _error("refused-by-loader", evidence, "Remove the file that it names: compile or install that again.")
+        return
+    missing = _MISSING.findall(listing)
+    if missing:
+        evidence = f"These libraries it needs are not found: {', '.join(missing)}."
+        yield _error("missing-library", evidence, "Install them, or name their directory in LD_LIBRARY_PATH.")
+    for library, version, by in sorted(set(_MISSING_VERSION.findall(listing))):
+        needs = "It needs" if by.startswith(_ITSELF) else f"{by}, which it needs, needs"
+        evidence = f"{needs} {version} of {library}, and the one here has no such version."
+        yield _error("missing-version", evidence, "Build on the oldest system that shares the cache, or not share it.")
+    if missing:
+        return
+    yield from _unresolved(elf, _LISTED.findall(listing))
+
+
+def _unresolved(elf: Elf, libraries: list[str]) -> Iterator[Finding]:
+    try:
+        undefined = sorted(set(elf.undefined()) - _defined([*libraries, _executable()]))
+    except NotElfError as error:
+        # Not what the loader goes by: debuggers and linkers do.
+        yield _loads(
+            f"Its section headers are damaged ({error}), and its symbols not known. Its format and its libraries"
+        )
+        return
+    if undefined:
+        shown = ", ".join(undefined[:_SHOWN_SYMBOLS]) + (", …" if len(undefined) > _SHOWN_SYMBOLS else "")
+        evidence = f"Symbols that neither its libraries nor Python define, {len(undefined)} in all: {shown}."
+        yield _error("undefined-symbol", evidence, "It was built against another torch or Python: remove it.")
+
+
+def _list_libraries(path: str) -> str:
+    """What the dynamic loader says it would load (ld.so(8)): it maps the libraries of a program, but does not run them.
+
+    The program is Python and ``path`` comes along with it, for two reasons: the libraries are sought as they are for
+    Python, and if ``path`` was the program, the loader would run the auditing library that it can name.
+    """
+    folder, name = os.path.split(path)
+    with open(path, "rb") as file:
+        # These characters have a meaning in LD_PRELOAD. By its own name, what it seeks beside itself is found as well.
+        preloaded = f"/proc/self/fd/{file.fileno()}" if re.search("[ :]", name) else f"./{name}"
+        environment = {key: value for key, value in config.child_environment().items() if not key.startswith("LD_")}
+        others = config.child_environment().get("LD_PRELOAD", "")
+        environment |= {"LD_TRACE_LOADED_OBJECTS": "1", "LD_PRELOAD": f"{preloaded} {others}".rstrip()}
+        command = [_loader(), "--library-path", _library_path(), _executable()]
+        try:
+            done = subprocess.run(
+                command,
+                cwd=folder,
+                env=environment,
+                pass_fds=[file.fileno()],
+                capture_output=True,
+                encoding="utf-8",
+                errors="surrogateescape",
+                timeout=_LOADER_TIMEOUT,
+            )
+        except subprocess.TimeoutExpired:
+            return f"{_FATAL}: it does not come to an end in {_LOADER_TIMEOUT} seconds"
+    if done.returncode < 0:
+        return f"{_FATAL}: signal {-done.returncode} ends it"
+    return done.stdout + done.stderr
+
+
+def _library_path() -> str:
+    torch = importlib.util.find_spec("torch")
+    known = config.child_environment().get("LD_LIBRARY_PATH", "").split(":")
+    # Inductor's kernels rely on torch's libraries being there already.
+    known += [os.path.join(folder, "lib") for folder in (torch and torch.submodule_search_locations) or ()]
+    return ":".join(os.path.abspath(folder) for folder in known if folder)
+
+
+def _executable() -> str:
+    return os.readlink("/proc/self/exe")
+
+
+def _loader() -> str:
+    """The dynamic loader of this process, among the files that it has mapped."""
+    return next(path for path in _mapped() if re.match(r"ld(64)?[-.]", os.path.basename(path)))
+
+
+def _mapped() -> list[str]:
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
+        paths = [line.split(maxsplit=5)[5].rstrip("\n") for line in file if line.count(" /")]
+    return list(dict.fromkeys(path for path in paths if os.path.isfile(path)))
+
+
+def _defined(libraries: list[str]) -> set[str]:
+    """The symbols of these libraries, the same as those of the process that would load them."""
+    symbols: set[str] = set()
+    for path in libraries:
+        try:
+            symbols |= Elf(_read(path)).defined()
+        except (NotElfError, OSError):
+            continue  # the loader has mapped it: it is in order, but not for us to read
+    return symbols

@@ -1,0 +1,5 @@
+import torch
+
+
+def aot_load(so_path, device):
+    return torch.called("aot_load", so_path)

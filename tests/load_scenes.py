@@ -1,0 +1,156 @@
+"""Scenes in which the layers load shared objects, and run compilers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import ctypes
+import os
+import sysconfig
+import zipfile
+
+
+def load_shared_object(site, path):
+    """Have one of the layers load a shared object the way it loads its own."""
+    if site == "inductor":
+        from torch._inductor.codecache import CppCodeCache
+
+        return CppCodeCache._load_library(path, "key").key
+    if site == "inductor-python":
+        from torch._inductor.codecache import CppPythonBindingsCodeCache
+
+        return CppPythonBindingsCodeCache._load_library(path, "key").key
+    if site == "cutlass":
+        from torch._inductor.codecache import DLLWrapper
+
+        return DLLWrapper(path).is_open
+    if site == "extension":
+        from torch.utils.cpp_extension import _import_module_from_library
+
+        return _import_module_from_library("probe", os.path.dirname(path), True).__name__
+    if site == "operators":
+        from torch.utils.cpp_extension import _import_module_from_library
+
+        return _import_module_from_library("probe", os.path.dirname(path), False)
+    if site == "aot":
+        import torch._export
+
+        return torch._export.aot_load(path, "cpu")
+    if site == "aot-autograd":
+        from torch._inductor import config, output_code
+
+        with config.patch(enable_autograd_for_aot=True):
+            return output_code.CompiledAOTI(path, "cpu")
+    from triton.runtime.build import _load_module_from_path
+
+    return _load_module_from_path("probe", path).__name__
+
+
+def load_for_triton_backend(path):
+    """The first use of Triton's driver through torch, where its helper module cannot be loaded."""
+    from unittest import mock
+
+    from torch.utils import _triton
+    from triton.runtime import build, driver
+
+    class Active:
+        def get_current_target(self):
+            build._load_module_from_path("probe", path)
+
+    with mock.patch.object(type(driver), "active", Active()):
+        _triton.triton_backend()
+
+
+def load_in_thread(site, path):
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        return pool.submit(load_shared_object, site, path).result()
+
+
+def load_in_compile_worker(site, path):
+    from torch._inductor.compile_worker.subproc_pool import SubprocPool
+
+    pool = SubprocPool(1)
+    try:
+        return pool.submit(load_shared_object, site, path).result(timeout=100)
+    finally:
+        pool.shutdown()
+
+
+MS_NOEXEC = 0x8
+
+
+def hide(directory, flags=0):
+    """Mount an empty file system over a directory, seen by this process and its children alone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    clone_newns, ms_rec_private = 0x20000, 0x44000
+    for done in (
+        libc.unshare(clone_newns),
+        libc.mount(b"none", b"/", None, ms_rec_private, None),
+        libc.mount(b"none", os.fsencode(directory), b"tmpfs", flags, None),
+    ):
+        if done != 0:
+            raise OSError(ctypes.get_errno(), "unshare or mount")
+
+
+def load_package(path, library):
+    """Load an AOTInductor package where /tmp is mounted noexec, in a mount namespace of our own."""
+    import torch._inductor
+
+    with open(library, "rb") as file:
+        content = file.read()
+    hide("/tmp", flags=MS_NOEXEC)
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, data in PACKAGE.items():
+            archive.writestr(f"package/{name}", content if data is None else data)
+    return torch._inductor.aoti_load_package(path)
+
+
+MODEL = "data/aotinductor/model/probe.wrapper"
+PACKAGE = {
+    f"{MODEL}.cpp": "",  # which torch before 2.13 takes the name from
+    f"{MODEL}.so": None,
+    f"{MODEL}_metadata.json": '{"AOTI_DEVICE_KEY": "cpu"}',
+    "archive_format": "pt2",
+    "archive_version": "0",
+    ".data/version": "3\n",
+    "byteorder": "little",
+}
+
+
+def find_vector_instructions():
+    """Whether torch finds that it can use AVX2, which every machine that runs the suite has: asked anew."""
+    from torch._inductor import cpu_vec_isa
+
+    isa = cpu_vec_isa.VecAVX2()
+    return isa.check_build(isa._avx_code)
+
+
+def build(site, headers=True, broken=False):
+    """Have one of the layers compile a Python module, perhaps without Python.h, or from a source with an error."""
+    if not headers:
+        hide(sysconfig.get_path("include"))
+    error = "#error broken\n" if broken else ""
+    if site == "triton":
+        from triton.runtime.build import compile_module_from_src
+
+        return compile_module_from_src(error + EXTENSION, "probe").__name__
+    if site == "inductor":
+        from torch._inductor import codecache, cpp_builder
+
+        cpp_builder.cpp_compiler_search.cache_clear()
+        kernel = error + 'extern "C" long kernel(long x) { return x; }'
+        return codecache.CppPythonBindingsCodeCache.load_pybinding(["long"], kernel)(3)
+    from torch.utils import cpp_extension
+
+    # Not load_inline: that includes all of torch's headers.
+    source = os.path.join(os.environ["TORCH_EXTENSIONS_DIR"], "probe.cpp")
+    os.makedirs(os.path.dirname(source), exist_ok=True)
+    with open(source, "w") as file:
+        file.write(error + EXTENSION)
+    return cpp_extension.load("probe", [source]).__name__
+
+
+EXTENSION = """
+#include <Python.h>
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "probe", 0, -1, 0};
+PyMODINIT_FUNC PyInit_probe(void) { return PyModule_Create(&module); }
+"""
