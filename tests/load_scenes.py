@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import ctypes
 import os
+import sys
 import sysconfig
 import zipfile
 
@@ -79,16 +80,26 @@ MS_NOEXEC = 0x8
 
 
 def hide(directory, flags=0):
-    """Mount an empty file system over a directory, seen by this process and its children alone."""
+    """Mount an empty file system over a directory, seen by this process and its children alone.
+
+    What they import from stays where it is.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
-    clone_newns, ms_rec_private = 0x20000, 0x44000
-    for done in (
-        libc.unshare(clone_newns),
-        libc.mount(b"none", b"/", None, ms_rec_private, None),
-        libc.mount(b"none", os.fsencode(directory), b"tmpfs", flags, None),
-    ):
-        if done != 0:
+
+    def must(result):
+        if result != 0:
             raise OSError(ctypes.get_errno(), "unshare or mount")
+
+    clone_newns, ms_rec_private, ms_rec_bind = 0x20000, 0x44000, 0x5000
+    must(libc.unshare(clone_newns))
+    must(libc.mount(b"none", b"/", None, ms_rec_private, None))
+    source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    hidden = [path for path in (source, sys.prefix) if path.startswith(directory + os.sep)]
+    kept = [(path, os.open(path, os.O_PATH)) for path in hidden]
+    must(libc.mount(b"none", os.fsencode(directory), b"tmpfs", flags, None))
+    for path, descriptor in kept:
+        os.makedirs(path, exist_ok=True)
+        must(libc.mount(f"/proc/self/fd/{descriptor}".encode(), os.fsencode(path), None, ms_rec_bind, None))
 
 
 def load_package(path, library):
