@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import NamedTuple
 
-from safecache import keyring, layout, ownership, provenance, seal, store, trust
+from safecache import keyring, layout, ownership, provenance, seal, store, trust, vouching
 from safecache.errors import EntryRefusedError, KeyringError
 from safecache.keyring import Key
 
@@ -23,6 +24,8 @@ class Adoption(NamedTuple):
 def adopt(root: str) -> Adoption:
     """Seal every intact entry below the cache directory ``root`` with our key, replacing the file without a seal.
 
+    Compiled code is sealed too, by a record beside the cache.
+
     What somebody else could have written is never sealed: raises EntryRefusedError for a directory that is not
     private, and skips such files. Raises KeyringError without a key, OSError for a directory that cannot be read.
     """
@@ -33,18 +36,16 @@ def adopt(root: str) -> Adoption:
     objection = ownership.why_not_private(root)
     if objection is not None:
         raise EntryRefusedError(f"{root} is not private, so its entries are not sealed: {objection}")
-    sealed = already = 0
-    skipped = []
-    for location in list(layout.walk(root)):
+    steps = [(at.path, partial(_seal_file, at, root, keys, keys.signing)) for at in layout.walk(root)]
+    steps += [(path, partial(vouching.adopt, path, root)) for path in layout.libraries(root)]
+    done, skipped = [], []
+    for path, seal_it in steps:
         try:
-            if _seal_file(location, root, keys, keys.signing):
-                sealed += 1
-            else:
-                already += 1
+            done.append(seal_it())
         except (store.UnusableEntry, EntryRefusedError, OSError) as error:
             detail = error.detail if isinstance(error, store.UnusableEntry) else str(error)
-            skipped.append((location.path, detail))
-    return Adoption(sealed, already, skipped)
+            skipped.append((path, detail))
+    return Adoption(done.count(True), done.count(False), skipped)
 
 
 def _seal_file(location: layout.Location, root: str, keys: keyring.Keyring, key: Key) -> bool:

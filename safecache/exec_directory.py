@@ -22,9 +22,10 @@ class _Refused(Exception):
         self.remedy = remedy
 
 
-def place(path: str) -> str:
+def place(path: str, content: bytes | None = None) -> str:
     """Where to load the shared object at ``path`` from: its copy in ``SAFECACHE_EXEC_DIR``; ``path`` itself if unset.
 
+    ``content``: its bytes, if they were verified; else it must be one that nobody but this user could have written.
     The copy lies in a directory of mode 0700 of this user, under the digest of its content. Where that cannot be, a
     warning says why and ``path`` is returned, or in strict mode an error is raised.
     """
@@ -32,7 +33,7 @@ def place(path: str) -> str:
     if chosen is None:
         return path
     try:
-        return _copy(path, chosen)
+        return _copy(path, chosen, content)
     except _Refused as refused:
         events.report(refused.reason, str(refused), cause=str(refused), remedy=refused.remedy, error=refused)
     except OSError as error:
@@ -53,12 +54,12 @@ def objection(directory: str) -> str | None:
     return None
 
 
-def _copy(path: str, chosen: str) -> str:
+def _copy(path: str, chosen: str, content: bytes | None) -> str:
     against = objection(chosen)
     if against is not None:
         detail = f"SAFECACHE_EXEC_DIR={chosen} is not used: {against}."
         raise _Refused(Reason.EXEC_DIR_UNUSABLE, detail, "Name a directory that only you or root can write to.")
-    content = _verified(path)
+    content = _verified(path) if content is None else content
     own = os.path.join(chosen, f"safecache-{os.geteuid()}")
     _make_private(own)
     directory = os.path.join(own, hashlib.sha256(content).hexdigest()[:32])

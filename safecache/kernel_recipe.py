@@ -14,8 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from safecache import detached, provenance
+from safecache import detached, provenance, vouching
 from safecache.errors import LauncherError
+from safecache.seal import Kind
 
 __all__ = ["Recipe", "freeze", "identify", "keep_cubin", "rebuild"]
 
@@ -51,6 +52,8 @@ def keep_cubin(result: Any) -> None:
     with suppress(OSError, RuntimeError):  # The load that follows fails in its own words.
         if not kernel.cubin_path:
             result.reload_cubin_path()
+        path = kernel.cubin_path
+        kernel.cubin_path = vouching.admit_fresh(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
         with open(kernel.cubin_path, "rb") as file:
             _cubins[kernel] = file.read()
 
@@ -102,6 +105,7 @@ def _cubin_in_memory(result: Any) -> Iterator[None]:
     with open(descriptor, "wb", closefd=False) as file:
         file.write(kernel.cubin_raw)
     kernel.cubin_path = f"/proc/self/fd/{descriptor}"
+    _cubins[kernel] = kernel.cubin_raw
     # A kernel for any device (compile-on-one-rank) loads its cubin once more on each further device.
     any_device = result.compile_meta.get("device") is None
     close = weakref.finalize(kernel, os.close, descriptor)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from safecache import store
 from safecache.seal import Kind
 
-__all__ = ["Location", "cache_root", "entry_name", "walk"]
+__all__ = ["Location", "cache_root", "entry_name", "libraries", "walk"]
 
 # <root>/aotautograd/<key>/<entry> and <root>/fxgraph/<two letters>/<key>/<entry>
 _AOT_FOLDER = "aotautograd"
@@ -55,6 +55,14 @@ def walk(root: str) -> Iterator[Location]:
             for directory in _subdirectories(parent):
                 for name in store.list_entries(directory):
                     yield Location(os.path.join(directory, name), kind, os.path.basename(directory))
+
+
+def libraries(root: str) -> Iterator[str]:
+    """Every file of compiled code that Inductor has put below the cache directory ``root``. Raises OSError."""
+    for directory in _subdirectories(root):
+        for name in store.list_entries(directory):
+            if name.endswith((".so", ".o")):
+                yield os.path.join(directory, name)
 
 
 def _subdirectories(directory: str) -> Iterator[str]:

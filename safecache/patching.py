@@ -66,6 +66,13 @@ class _Hook:
         return False
 
 
+class _Wrapper(FunctionWrapper[Any, Any]):
+    """Pickles by name, as the function does: torch sends some of those that we wrap to its compile workers."""
+
+    def __reduce_ex__(self, protocol: Any) -> str:
+        return str(self.__qualname__)
+
+
 class Patch:
     """One hook and its target, over its life: on, off, on again, or standing down."""
 
@@ -133,7 +140,7 @@ class Patch:
         function = self._hook_function
         if self.target.signatures == (targets.PICKLE_MODULE,):
             return lambda original: function(original, enabled=lambda: hook.enabled)
-        return lambda original: FunctionWrapper(original, function, enabled=lambda: hook.enabled)
+        return lambda original: _Wrapper(original, function, enabled=lambda: hook.enabled)
 
     def revert(self) -> None:
         """Take the hook off: the original object is back, or only what others wrapped around it remains."""

@@ -22,6 +22,7 @@ class Reason(Enum):
     NOT_A_FILE = "not a file"
     FOREIGN_OWNER = "foreign owner"
     WRONG_TYPE = "wrong type"
+    OTHER_CPU = "other CPU"
     UNSAFE_NAME = "unsafe name"
     # not read
     UNREADABLE = "unreadable"
@@ -49,4 +50,6 @@ class Count(Enum):
     SAVED = "saved"
     VERIFIED = "verified"
     ACCEPTED_PRIVATE = "accepted as private"
+    CODE_SEALED = "code sealed"
+    CODE_VERIFIED = "code verified"
     QUARANTINED = "quarantined"

@@ -40,11 +40,23 @@ class Kind(Enum):
 
     AOT_ENTRY = "aot_autograd"
     FX_ENTRY = "fx_graph"
+    SOURCE = "source"
+    NATIVE_CODE = "native_code"
+    KERNEL = "kernel"
 
     @property
     def noun(self) -> str:
         """What to call it to a person."""
-        return "AOTAutograd entry" if self is Kind.AOT_ENTRY else "FX graph entry"
+        return _NOUNS[self]
+
+
+_NOUNS = {
+    Kind.AOT_ENTRY: "AOTAutograd entry",
+    Kind.FX_ENTRY: "FX graph entry",
+    Kind.SOURCE: "generated source",
+    Kind.NATIVE_CODE: "compiled code",
+    Kind.KERNEL: "kernel file",
+}
 
 
 class Footer(NamedTuple):

@@ -13,7 +13,7 @@ from safecache import files
 from safecache.ownership import foreign_owner
 from safecache.reasons import Reason
 
-__all__ = ["UnusableEntry", "list_entries", "publish", "quarantine", "read_entry", "replace"]
+__all__ = ["UnusableEntry", "check_regular", "list_entries", "publish", "quarantine", "read_entry", "replace"]
 
 _QUARANTINE = os.path.join(".safecache", "quarantine")
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -44,11 +44,12 @@ def read_entry(path: str) -> bytes:
     link not followed. Raises OSError where the file system refuses, FileNotFoundError for an entry that is gone.
     """
     # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
-    _check_regular(os.lstat(path))
-    return files.read_regular(path, _check_regular, flags=os.O_NOFOLLOW)
+    check_regular(os.lstat(path))
+    return files.read_regular(path, check_regular, flags=os.O_NOFOLLOW)
 
 
-def _check_regular(status: os.stat_result) -> None:
+def check_regular(status: os.stat_result) -> None:
+    """Raise UnusableEntry for anything but a regular file of this user or root."""
     if not stat.S_ISREG(status.st_mode):
         raise UnusableEntry(Reason.NOT_A_FILE, f"a {_type_name(status.st_mode)}")
     if foreign_owner(status):

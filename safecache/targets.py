@@ -49,8 +49,11 @@ _CODECACHE = "torch._inductor.codecache"
 _AUTOGRAD_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 _STANDALONE = "torch._inductor.standalone_compile"
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
+_OUTPUT_CODE = "torch._inductor.output_code"
 _CPP_BUILDER = "torch._inductor.cpp_builder"
 _CPP_EXTENSION = "torch.utils.cpp_extension"
+_BUNDLER = "torch._inductor.triton_bundler"
+_TRITON_CACHE = "triton.runtime.cache"
 _TRITON_BUILD = "triton.runtime.build"
 # A module global in place of which SealingPickle stands, rather than a function.
 PICKLE_MODULE = "<module pickle>"
@@ -115,6 +118,12 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(_HEURISTICS, "StaticTritonCompileResult.make_launcher", "triton_heuristics:make_launcher", ("self",)),
     Target(_HEURISTICS, "TritonCompileResult.make_launcher", "triton_heuristics:make_launcher", ("self",)),
+    Target(
+        _HEURISTICS,
+        "StaticTritonCompileResult.reload_cubin_path",
+        "triton_heuristics:reload_cubin_path",
+        ("self",),
+    ),
     Target(_HEURISTICS, "CachingAutotuner.__getstate__", "triton_heuristics:getstate", ("self",)),
     Target(
         _HEURISTICS,
@@ -152,6 +161,22 @@ TARGETS: tuple[Target, ...] = (
         "cpp_extension:run_ninja_build",
         ("build_directory, verbose, error_prefix",),
     ),
+    Target(
+        _CODECACHE,
+        "write",
+        "generated_code:write",
+        ("content, extension, extra=, hash_type=, specified_dir=, key=",),
+    ),
+    Target(
+        _CODECACHE,
+        "_reload_python_module",  # from runtime.compile_tasks
+        "generated_code:reload_python_module",
+        ("key, path, set_sys_modules=",),
+    ),
+    Target(_CODECACHE, "_worker_compile_cpp", "generated_code:worker_compile_cpp", ("lock_path, cpp_builders",)),
+    Target(_CPP_BUILDER, "CppBuilder.get_target_file_path", "generated_code:get_target_file_path", ("self",)),
+    Target(_CPP_BUILDER, "CppBuilder.build", "generated_code:build", ("self",)),
+    Target(_OUTPUT_CODE, "CompiledFxGraph.write_to_disk", "generated_code:write_to_disk", ("self",)),
     Target(_CPP_BUILDER, "cpp_compiler_search", "cpp_builder:cpp_compiler_search", ("search",)),
     Target(_CPP_BUILDER, "run_compile_cmd", "cpp_builder:run_compile_cmd", ("cmd_line, cwd",)),
     Target("torch._inductor.cpu_vec_isa", "VecISA.check_build", "cpu_vec_isa:check_build", ("self, code",)),
@@ -188,9 +213,15 @@ TARGETS: tuple[Target, ...] = (
         ),
     ),
     Target("torch._export", "aot_load", "output_code:load_compiled", ("so_path, device",)),
-    Target("torch._inductor.output_code", "CompiledAOTI.__post_init__", "output_code:load_compiled", ("self",)),
+    Target(_OUTPUT_CODE, "CompiledAOTI.__post_init__", "output_code:load_compiled", ("self",)),
+    Target(_TRITON_CACHE, "FileCacheManager.put", "triton_cache:put", ("self, data, filename, binary=",)),
+    Target(_TRITON_CACHE, "FileCacheManager.get_file", "triton_cache:get_file", ("self, filename",)),
+    Target(_TRITON_CACHE, "FileCacheManager.get_group", "triton_cache:get_group", ("self, filename",)),
+    Target(_TRITON_CACHE, "RemoteCacheManager._materialize", "triton_cache:materialize", ("self, filename, data",)),
+    Target(_BUNDLER, "TritonBundler.read_and_emit", "triton_bundler:read_and_emit", ("bundle",)),
+    Target(_BUNDLER, "TritonBundler.collect", "triton_bundler:collect", ("cls",)),
     Target(
-        "torch._inductor.triton_bundler",
+        _BUNDLER,
         "TritonBundler.put_static_autotuner",
         "triton_bundler:put_static_autotuner",
         ("cls, key, kernel",),

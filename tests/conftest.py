@@ -43,7 +43,9 @@ class Answer:
         self.traceback = raw.get("traceback", "")
         self.warnings = raw.get("warnings", [])
         self.torch_warnings = raw.get("torch_warnings", [])
-        self.stats = raw.get("stats", {})
+        counters = raw.get("stats", {})
+        self.stats = {name: n for name, n in counters.items() if not name.startswith("code ")}
+        self.code_stats = {name: n for name, n in counters.items() if name.startswith("code ")}
 
     @property
     def ok(self) -> bool:

@@ -165,3 +165,34 @@ EXTENSION = """
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "probe", 0, -1, 0};
 PyMODINIT_FUNC PyInit_probe(void) { return PyModule_Create(&module); }
 """
+
+
+def build_with_header(directory):
+    """Compile a kernel that includes a precompiled header of its own, kept in ``directory``."""
+    from torch._inductor import codecache
+
+    os.makedirs(directory, exist_ok=True)
+    codecache._HEADER_DIR = directory
+    codecache._HEADER_LOCK_DIR = os.path.join(directory, "locks")
+    # Not torch's own, which takes a quarter of a minute.
+    codecache._get_cpp_prefix_header = lambda device: "cstdlib"
+    codecache._precompile_header.cache_clear()
+    kernel = 'extern "C" long kernel(long x) { return x; }'
+    codecache.CppPythonBindingsCodeCache.load_pybinding(["long"], kernel)
+    return sorted(name for name in os.listdir(directory) if not name.startswith(".") and name != "locks")
+
+
+def header_command(directory):
+    """The command that precompiles the header of build_with_header, without its names."""
+    from unittest import mock
+
+    from torch._inductor import cpp_builder
+
+    commands = []
+    run = cpp_builder.run_compile_cmd
+    with mock.patch.object(cpp_builder, "run_compile_cmd", lambda line, cwd: commands.append(line) or run(line, cwd)):
+        build_with_header(os.path.join(os.path.dirname(directory), "other-headers"))
+    (line,) = [line for line in commands if ".gch" in line]
+    words = line.split()
+    place = words.index("-o")
+    return [word for word in words[:place] + words[place + 2 :] if not word.endswith(".h")]

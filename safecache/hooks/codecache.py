@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import exec_directory, load_failure, loading, saving
+from safecache import config, exec_directory, load_failure, loading, saving, vouching
 from safecache.seal import Kind
 
 __all__ = ["iterate_over_candidates", "load_dll", "load_library", "save_graph", "write_to_local_cache"]
@@ -49,10 +49,12 @@ def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, 
 
 
 def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CppCodeCache._load_library: says what to do where the cache is mounted noexec."""
+    """CppCodeCache._load_library: loads what was verified; says what to do where the cache is mounted noexec."""
 
     def load(path: str, key: str) -> Any:
-        return load_failure.explain(wrapped, (exec_directory.place(path), key), {}, "TORCHINDUCTOR_CACHE_DIR")
+        verified, content = vouching.admit_code(path, _root())
+        place = exec_directory.place(path, content) if config.current().exec_dir else verified
+        return load_failure.explain(wrapped, (place, key), {}, "TORCHINDUCTOR_CACHE_DIR")
 
     return load(*args, **kwargs)
 

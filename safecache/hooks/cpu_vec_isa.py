@@ -7,14 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import events, exec_directory, load_failure, mounts
+from safecache.hooks.generated_code import guarding
 from safecache.reasons import Reason
 
 __all__ = ["check_build", "probe_load"]
 
 
 def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
-    """VecISA.check_build: says so when it is the cache's mount that makes it answer no, and all kernels slow."""
-    usable: bool = wrapped(*args, **kwargs)
+    """VecISA.check_build: verifies its library; says so when the cache's mount makes it answer no, and kernels slow."""
+    with guarding():
+        usable: bool = wrapped(*args, **kwargs)
     cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
     if not usable and mounts.forbids_execution(cache):
         events.report(

@@ -1,13 +1,55 @@
-"""torch._inductor.triton_bundler: what is put aside for a cache entry."""
+"""torch._inductor.triton_bundler: what is put aside for a cache entry, and taken out of one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import saving
+from safecache import saving, vouching
+from safecache.seal import Kind
 
-__all__ = ["put_static_autotuner"]
+__all__ = ["collect", "put_static_autotuner", "read_and_emit"]
+
+
+def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """TritonBundler.read_and_emit: the entry was verified, and vouches for the files in it."""
+
+    def emit(bundle: Any) -> Any:
+        files = list(_files_of(bundle))
+        for path, content in files:
+            vouching.expect(path, content)
+        result = wrapped(bundle)
+        for path, _ in files:
+            root = os.path.dirname(os.path.dirname(path))
+            vouching.admit_build(path, root, Kind.KERNEL)
+            if os.path.exists(path) and not vouching.has_record(path, root, Kind.KERNEL):
+                vouching.keep(path, root, Kind.KERNEL)
+        return result
+
+    return emit(*args, **kwargs)
+
+
+def _files_of(bundle: Any) -> Iterator[tuple[str, bytes]]:
+    """The path and the content of every file that the bundle stands for."""
+    bundler = sys.modules["torch._inductor.triton_bundler"]
+    for kernel in bundle.kernel_artifacts:
+        directory = os.path.join(bundler.triton_cache_dir(kernel.device), kernel.kernel_hash)
+        for artifact in kernel.artifacts:
+            content: bytes = artifact.payload
+            if artifact.filename.endswith(".json"):
+                content = content.replace(bundler.TritonBundler._REPLACE_BYTES, directory.encode())
+            yield os.path.join(directory, artifact.filename), content
+
+
+def collect(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """TritonBundler.collect: what it reads from Triton's cache and puts into an entry is verified first."""
+    for kernel in getattr(sys.modules["torch._inductor.triton_bundler"].TritonBundler, "_entries", None) or ():
+        directory = os.path.join(kernel.directory, kernel.kernel_hash)
+        for name in os.listdir(directory) if os.path.isdir(directory) else ():
+            vouching.admit_build(os.path.join(directory, name), kernel.directory, Kind.KERNEL)
+    return wrapped(*args, **kwargs)
 
 
 def put_static_autotuner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache import detached, events, kernel_recipe, launchers
+from safecache import detached, events, kernel_recipe, launchers, vouching
 from safecache.reasons import Reason
+from safecache.seal import Kind
 
-__all__ = ["build_fast_launcher", "getstate", "make_launcher"]
+__all__ = ["build_fast_launcher", "getstate", "make_launcher", "reload_cubin_path"]
 
 
 def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -27,6 +29,17 @@ def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             error=error,
         )
         return function
+
+
+def reload_cubin_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """StaticTritonCompileResult.reload_cubin_path: a cubin that nobody vouches for is not there."""
+    wrapped(*args, **kwargs)
+    path: str = instance.kernel.cubin_path
+    vouching.admit_build(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
+    if not os.path.exists(path):
+        wrapped(*args, **kwargs)
+        if instance.kernel.cubin_raw is not None:
+            vouching.expect(path, instance.kernel.cubin_raw)
 
 
 def build_fast_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

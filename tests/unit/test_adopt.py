@@ -67,7 +67,7 @@ def assert_skipped(root, path, reason):
     assert state(path) == before and list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("kind", KEYS, ids=lambda kind: kind.value)
 def test_entry_of_stock_torch_is_sealed_in_place(root, kind):
     old = put(root, PAYLOAD, kind)
     assert adopt(str(root)) == (1, 0, [])
@@ -75,7 +75,7 @@ def test_entry_of_stock_torch_is_sealed_in_place(root, kind):
     assert_sealed_by_us(only_file(root, kind), kind)
 
 
-@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("kind", KEYS, ids=lambda kind: kind.value)
 def test_entry_of_another_key_is_sealed_anew(root, kind):
     old = put(root, sealed_by(keyring.Key.derive(b"another"), kind, KEYS[kind]), kind)
     assert adopt(str(root)) == (1, 0, [])
@@ -84,12 +84,12 @@ def test_entry_of_another_key_is_sealed_anew(root, kind):
 
 
 def test_second_run_finds_everything_sealed_and_changes_nothing(root):
-    for kind in Kind:
+    for kind in KEYS:
         put(root, PAYLOAD, kind)
     assert adopt(str(root)) == (2, 0, [])
-    before = {kind: state(only_file(root, kind)) for kind in Kind}
+    before = {kind: state(only_file(root, kind)) for kind in KEYS}
     assert adopt(str(root)) == (0, 2, [])
-    assert {kind: state(only_file(root, kind)) for kind in Kind} == before
+    assert {kind: state(only_file(root, kind)) for kind in KEYS} == before
 
 
 def test_entries_that_can_be_are_sealed_beside_one_that_cannot(root):

@@ -35,6 +35,7 @@ TABLE = {
     Reason.NOT_PRIVATE: (LEFT, SAID, EntryRefusedError),
     Reason.NOT_A_FILE: (LEFT, SAID, EntryRefusedError),
     Reason.FOREIGN_OWNER: (LEFT, SAID, EntryRefusedError),
+    Reason.OTHER_CPU: (LEFT, SAID, EntryRefusedError),
     Reason.WRONG_TYPE: (MOVED, SAID, EntryRefusedError),
     Reason.UNSAFE_NAME: (LEFT, SAID, EntryRefusedError),
     Reason.UNREADABLE: (LEFT, SAID, CacheReadError),

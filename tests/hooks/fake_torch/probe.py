@@ -18,6 +18,7 @@ MODULES = (
     "torch._inductor.runtime.triton_heuristics",
     "torch._inductor.triton_bundler",
     "triton.runtime.build",
+    "triton.runtime.cache",
     "torch.utils._triton",
     "torch.utils.cpp_extension",
     "torch._inductor.cpp_builder",

@@ -7,3 +7,11 @@ def cpp_compiler_search(search):
 
 def run_compile_cmd(cmd_line, cwd):
     return torch.called("run_compile_cmd", cmd_line)
+
+
+class CppBuilder:
+    def build(self):
+        return torch.called("build")
+
+    def get_target_file_path(self):
+        return torch.called("get_target_file_path")

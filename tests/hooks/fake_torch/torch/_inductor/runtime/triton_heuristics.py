@@ -5,6 +5,9 @@ class StaticTritonCompileResult:
     def make_launcher(self):
         return torch.called("static make_launcher")
 
+    def reload_cubin_path(self):
+        return torch.called("reload_cubin_path")
+
 
 class TritonCompileResult:
     def make_launcher(self):

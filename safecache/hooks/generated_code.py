@@ -1,0 +1,115 @@
+"""What Inductor generates: sources, written and read again to be executed, and the libraries built of them."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from safecache import vouching
+
+__all__ = [
+    "build",
+    "get_target_file_path",
+    "guarding",
+    "reload_python_module",
+    "worker_compile_cpp",
+    "write",
+    "write_to_disk",
+]
+
+
+class _Thread(threading.local):
+    guarded = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def guarding(guarded: bool = True) -> Iterator[None]:
+    """Around code that builds a library unless there is one: what it finds is verified, what it builds vouched for."""
+    outer, _thread.guarded = _thread.guarded, guarded
+    try:
+        yield
+    finally:
+        _thread.guarded = outer
+
+
+def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """codecache.write: a file that is there already holds what would have been written, or is replaced."""
+
+    def write_source(content: str | bytes, *rest: Any, **named: Any) -> Any:
+        def again() -> tuple[str, str]:
+            name, path = wrapped(content, *rest, **named)
+            return name, path
+
+        name, path = again()
+        _settle(path, content, again)
+        return name, path
+
+    return write_source(*args, **kwargs)
+
+
+def write_to_disk(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
+    """CompiledFxGraph.write_to_disk: likewise, with the source in the entry, which is verified."""
+    path: str = wrapped(*args, **kwargs)
+    _settle(path, instance.source_code, lambda: wrapped(*args, **kwargs))
+    return path
+
+
+def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
+    # As write_atomic encodes it: with the locale's encoding, which is UTF-8 wherever torch is used.
+    source = content.encode() if isinstance(content, str) else content
+    if not vouching.settle(path, source, _root(path)):
+        again()
+        vouching.expect(path, source)
+
+
+def reload_python_module(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_reload_python_module: executes what was verified."""
+
+    def reload(key: str, path: str, *rest: Any, **named: Any) -> Any:
+        source = vouching.admit_source(path, key, _codecache().code_hash)
+        module = wrapped(key, source, *rest, **named)
+        module.__file__ = path
+        return module
+
+    return reload(*args, **kwargs)
+
+
+def worker_compile_cpp(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_worker_compile_cpp: builds, under its lock, unless a target is there and vouched for."""
+    with guarding():
+        return wrapped(*args, **kwargs)
+
+
+def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
+    """CppBuilder.get_target_file_path: asked, in there, whether there is a file; one that is not vouched for goes."""
+    path: str = wrapped(*args, **kwargs)
+    if _thread.guarded:
+        vouching.admit_build(path, _root(path))
+    return path
+
+
+def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """CppBuilder.build: what it built is vouched for."""
+    result = wrapped(*args, **kwargs)
+    if _thread.guarded:
+        with guarding(False):
+            path = instance.get_target_file_path()
+        vouching.keep(path, _root(path))
+    return result
+
+
+def _codecache() -> Any:
+    return sys.modules["torch._inductor.codecache"]
+
+
+def _root(path: str) -> str:
+    """The directory that ``path`` is kept below: the cache, or that of the precompiled headers."""
+    cache: str = _codecache().cache_dir()
+    return cache if path.startswith(os.path.join(cache, "")) else os.path.dirname(path)

@@ -1,0 +1,301 @@
+"""Files that carry no seal of their own, generated source and compiled code: what vouches for them before they run.
+
+A source is vouched for by whoever generated it, who has its text, or by its name, which is the hash of that text.
+Compiled code is vouched for by the process that built it or by a record: the digest of the file, sealed under its
+name, in ``<cache>/.safecache/records``. No torch looks there, and a cache that is copied keeps its records.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+from collections.abc import Callable
+from typing import NamedTuple
+
+from safecache import (
+    config,
+    events,
+    files,
+    keyring,
+    loading,
+    mounts,
+    ownership,
+    policy,
+    provenance,
+    seal,
+    sealed_copy,
+    store,
+)
+from safecache.errors import EntryRefusedError
+from safecache.reasons import Count, Reason
+from safecache.seal import Kind
+from safecache.trust import EVIDENCE, Refusal
+
+__all__ = [
+    "admit_build",
+    "admit_code",
+    "admit_fresh",
+    "admit_source",
+    "adopt",
+    "expect",
+    "has_record",
+    "keep",
+    "settle",
+]
+
+_RECORDS = os.path.join(".safecache", "records")
+# From here on a file is not read again if the kernel says that it is the one that was sealed, and not written since.
+_LARGE = 8 << 20
+_REMEDY = "It is made anew."
+
+# What this process has generated, built or verified: digests by path.
+_known: dict[str, set[bytes]] = {}
+
+
+class _File(NamedTuple):
+    digest: bytes
+    content: bytes | None  # None for a large file
+
+
+def expect(path: str, content: bytes) -> None:
+    """Vouch for this content at ``path``, in this process."""
+    _known.setdefault(path, set()).add(hashlib.sha256(content).digest())
+
+
+# Sources -----------------------------------------------------------------------------------------------------------
+
+
+def settle(path: str, source: bytes, root: str) -> bool:
+    """Whether the file at ``path`` holds the generated ``source``; if not, it was moved away, for it to be written.
+
+    Raises EntryRefusedError in strict mode, and in every mode where the file cannot be moved away.
+    """
+    try:
+        found = store.read_entry(path)
+    except FileNotFoundError:
+        return False
+    except store.UnusableEntry as unusable:
+        _discard(Refusal(unusable.reason, f"it is {unusable.detail}"), Kind.SOURCE, path, root)
+        return False
+    # Torch names a source by the hash of its stripped text.
+    if found.strip() == source.strip():
+        expect(path, found)
+        return True
+    _discard(Refusal(Reason.DAMAGED, "it is not what was generated"), Kind.SOURCE, path, root)
+    return False
+
+
+def admit_source(path: str, key: str, name_of: Callable[[str], str]) -> str:
+    """Where to read the Python source from that is about to be executed: ``path``, or the bytes that were verified.
+
+    ``name_of`` is how torch names a source. Raises EntryRefusedError if nothing vouches for it, OSError as in stock.
+    """
+    try:
+        content = store.read_entry(path)
+    except store.UnusableEntry as unusable:
+        raise EntryRefusedError(f"safecache: {Kind.SOURCE.noun} {path} is {unusable.detail}.") from unusable
+    named = _is_known(path, content) or name_of(content.decode(errors="replace").strip()) == key
+    if not named and not _is_private(path):
+        evidence = "nobody in this process generated it, and its name is not the hash of its content"
+        raise EntryRefusedError(f"safecache: {Kind.SOURCE.noun} {path} is not executed: {evidence}.")
+    return _out_of_reach(path, content)
+
+
+def _is_known(path: str, content: bytes) -> bool:
+    return hashlib.sha256(content).digest() in _known.get(path, ())
+
+
+def _is_private(path: str) -> bool:
+    # Without a key nothing can be sealed: not even what a compile worker of ours has just built.
+    enough = config.current().trust == "private" or keyring.current().signing is None
+    return enough and ownership.why_not_private(path) is None
+
+
+def _out_of_reach(path: str, content: bytes) -> str:
+    """``path`` if nobody else can replace what lies there between a check and its use; else the name of a copy."""
+    return path if ownership.why_not_private(path) is None else sealed_copy.make(os.path.basename(path), content)
+
+
+# Compiled code -----------------------------------------------------------------------------------------------------
+
+
+def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> None:
+    """Vouch for the file that this process has just made at ``path``, and for it in the cache ``root`` from now on."""
+    file, status = _read(path)
+    _known.setdefault(path, set()).add(file.digest)
+    keys = keyring.current()
+    if keys.signing is None:
+        return
+    name = _name(path, kind)
+    stamp = [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
+    payload = json.dumps({"sha256": file.digest.hex(), "stamp": stamp}).encode()
+    said = {**provenance.describe(), "cpu": _instructions() if kind is Kind.NATIVE_CODE else ""}
+    try:
+        store.publish(_record(root, name), seal.attach(payload, kind, name, keys.signing, said), root)
+    except OSError as error:
+        text = f"{kind.noun} {path} was not sealed: {error.strerror}."
+        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It will be built again.")
+    else:
+        events.count(Count.CODE_SEALED)
+
+
+def has_record(path: str, root: str, kind: Kind) -> bool:
+    """Whether somebody has kept a file of that name; says nothing about what is in it."""
+    return os.path.exists(_record(root, _name(path, kind)))
+
+
+def _name(path: str, kind: Kind) -> str:
+    """What a file is called in its record. Triton calls the files of all its kernels alike, in a directory for each."""
+    directory, name = os.path.split(path)
+    return f"{os.path.basename(directory)}/{name}" if kind is Kind.KERNEL else name
+
+
+def adopt(path: str, root: str) -> bool:
+    """Vouch, on the user's word, for compiled code that nobody else could have written; False if it is done already.
+
+    Raises EntryRefusedError, OSError and UnusableEntry.
+    """
+    if _judge(path, root, Kind.NATIVE_CODE) is None:
+        return False
+    objection = ownership.why_not_private(path)
+    if objection is not None:
+        raise EntryRefusedError(f"not private: {objection}")
+    keep(path, root)
+    return True
+
+
+def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> None:
+    """See to it that what lies at ``path``, if anything, is vouched for: moved away otherwise, to be made anew.
+
+    Raises EntryRefusedError in strict mode, and in every mode where it cannot be moved away.
+    """
+    try:
+        refusal = _judge(path, root, kind)
+    except FileNotFoundError:
+        return
+    except store.UnusableEntry as unusable:
+        refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
+    if refusal is not None:
+        _discard(refusal, kind, path, root)
+
+
+def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str, bytes | None]:
+    """Where to load the code at ``path`` from, and its bytes unless it is large: those that were verified.
+
+    Raises EntryRefusedError if nothing vouches for it.
+    """
+    try:
+        refusal = _judge(path, root, kind)
+        content = _read(path)[0].content
+    except store.UnusableEntry as unusable:
+        refusal, content = Refusal(unusable.reason, f"it is {unusable.detail}"), None
+    except OSError:
+        return path, None  # fails as in stock
+    if refusal is not None or (content is not None and not _is_known(path, content)):
+        evidence = refusal.evidence if refusal else "it was replaced while it was verified"
+        raise EntryRefusedError(f"safecache: {kind.noun} {path} is not loaded: {evidence}.")
+    if content is None or mounts.forbids_execution(path):
+        return path, content  # a copy in memory would get round a noexec mount
+    return _out_of_reach(path, content), content
+
+
+def admit_fresh(path: str, root: str, kind: Kind) -> str:
+    """Where to load from what a worker of this process has just made: nobody else could write there, or a record is.
+
+    Raises EntryRefusedError.
+    """
+    return path if ownership.why_not_private(path) is None else admit_code(path, root, kind)[0]
+
+
+def _judge(path: str, root: str, kind: Kind) -> Refusal | None:
+    """None if something vouches for the file. Raises OSError and UnusableEntry."""
+    name = _name(path, kind)
+    record = _read_record(root, name)
+    keys = keyring.current()
+    verdict = seal.verify(record, kind, name, keys.find)
+    stated = json.loads(seal.payload_of(record)) if verdict.reason is None else {}
+    status = os.lstat(path)
+    stamp = [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
+    if status.st_size >= _LARGE and stated.get("stamp") == stamp:
+        return _foreign_instructions(verdict)
+    file, _ = _read(path)
+    if file.digest in _known.get(path, ()):
+        return None
+    if verdict.reason is None and file.digest.hex() == stated["sha256"]:
+        refusal = _foreign_instructions(verdict)
+    elif _is_private(path):
+        refusal = None
+    elif verdict.reason is None:
+        refusal = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
+    else:
+        unsealed = "there is no sealed record of it, as when stock torch built it"
+        refusal = Refusal(verdict.reason, EVIDENCE.get(verdict.reason, unsealed))
+    if refusal is None:
+        events.count(Count.CODE_VERIFIED)
+        _known.setdefault(path, set()).add(file.digest)
+    return refusal
+
+
+def _discard(refusal: Refusal, kind: Kind, path: str, root: str) -> None:
+    moved = store.quarantine(path, root, refusal.reason)
+    if moved is None and os.path.lexists(path):
+        raise EntryRefusedError(
+            f"safecache: {kind.noun} {path} is not used: {refusal.evidence}, and it cannot be moved away."
+        )
+    if policy.decide(refusal.reason, strict=False).quarantine:
+        events.count(Count.QUARANTINED)
+    loading.note(refusal.reason, kind, path, refusal.evidence, f"It was moved to {moved}. {_REMEDY}")
+
+
+def _read(path: str) -> tuple[_File, os.stat_result]:
+    status = os.lstat(path)
+    if status.st_size < _LARGE:
+        content = store.read_entry(path)
+        return _File(hashlib.sha256(content).digest(), content), status
+    store.check_regular(status)
+    digest = files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
+    return _File(digest, None), status
+
+
+def _record(root: str, name: str) -> str:
+    hashed = hashlib.sha256(name.encode()).hexdigest()
+    return os.path.join(root, _RECORDS, hashed[:2], hashed)
+
+
+def _read_record(root: str, name: str) -> bytes:
+    try:
+        return store.read_entry(_record(root, name))
+    except (OSError, store.UnusableEntry):
+        return b""  # as good as none: the file is then unsealed
+
+
+def _foreign_instructions(verdict: seal.Verdict) -> Refusal | None:
+    """Inductor builds with -march=native under a name that does not tell for which CPU."""
+    built_for = set((verdict.provenance or {}).get("cpu", "").split())
+    missing = sorted(built_for - set(_instructions().split()))
+    if not missing:
+        return None
+    return Refusal(Reason.OTHER_CPU, f"it was built on a CPU with {' '.join(missing[:5])}, which this one lacks")
+
+
+_USER_INSTRUCTIONS = re.compile(
+    r"(s?sse|avx|amx|fma|f16c|bmi|abm|adx|v?aes|v?pclmul|sha|gfni|movbe|movdir|popcnt|rd(rand|seed)|xsave|cl(fl|wb)|sm[34])"
+)
+
+
+@functools.lru_cache(maxsize=1)
+def _instructions() -> str:
+    """The instruction sets that this CPU has and a compiler may use, with the machine's name, as Linux lists them."""
+    try:
+        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+            lines = re.findall(r"(?m)^(flags|Features)\s*: (.*)$", file.read())
+    except OSError:
+        lines = []
+    is_x86 = bool(lines) and lines[0][0] == "flags"
+    listed = lines[0][1].split() if lines else []
+    names = [name for name in listed if not is_x86 or _USER_INSTRUCTIONS.match(name)]
+    return " ".join(sorted({platform.machine(), *names}))

@@ -1,0 +1,158 @@
+"""What somebody else put into Triton's cache is not taken: neither kernels nor the modules that Triton loads."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+
+import pytest
+
+pytest.importorskip("triton")
+
+STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
+
+
+@pytest.fixture(scope="module")
+def compiled(session_directory, zygote):
+    """A home with a kernel and a module in Triton's cache."""
+    base = session_directory / "compiled"
+    base.mkdir()
+    environment = {"TRITON_CACHE_DIR": str(base / "triton"), "XDG_CONFIG_HOME": str(base / "config")}
+    for scene in ("compile_kernel", "build_module"):
+        answer = zygote.run(scene, environment)
+        assert answer.ok and answer.result["compiled"], answer
+    return base
+
+
+@pytest.fixture
+def cache(home, compiled):
+    """A copy of it: the group file still names the files where they were, as Triton wrote it."""
+    shutil.copytree(compiled / "config", home.base / "config")
+    home.environment["TRITON_CACHE_DIR"] = str(home.base / "triton")
+    for scene in ("compile_kernel", "build_module"):
+        answer = home.run(scene)
+        assert answer.ok and answer.result["compiled"], answer
+    return home
+
+
+def files(home, pattern):
+    found = [path for path in (home.base / "triton").glob(f"*/{pattern}") if ".safecache" not in path.parts]
+    assert found, pattern
+    return found
+
+
+def test_what_was_compiled_is_taken(cache):
+    for scene in ("compile_kernel", "build_module"):
+        answer = cache.run(scene)
+        assert answer.ok and not answer.result["compiled"] and not answer.warnings, answer
+
+
+def test_stock_triton_takes_it_too(cache):
+    for scene in ("compile_kernel", "build_module"):
+        answer = cache.run(scene, stock=True)
+        assert answer.ok and not answer.result["compiled"], answer
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def cut(path):
+    os.truncate(path, path.stat().st_size // 2)
+
+
+def empty(path):
+    os.truncate(path, 0)
+
+
+def remove(path):
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [flip, cut, empty, remove])
+@pytest.mark.parametrize("pattern", ["*.cubin", "tri*.json", "*.ptx", "*.ttir", "__grp__*"])
+def test_damaged_file_of_a_kernel_is_a_miss_and_heals(cache, pattern, damage):
+    damage(files(cache, pattern)[0])
+    answer = cache.run("compile_kernel")
+    assert answer.ok and answer.result["compiled"], answer
+    assert len(answer.warnings) == (0 if damage is remove else 1), answer
+    again = cache.run("compile_kernel")
+    assert again.ok and not again.result["compiled"] and again.result["cubin"] == answer.result["cubin"], again
+
+
+@STRICTNESS
+def test_kernel_of_somebody_else_is_not_taken(cache, strict):
+    """One with its own list of files, metadata and cubin."""
+    (group,) = files(cache, "__grp__*")
+    evil = cache.base / "evil.cubin"
+    evil.write_bytes(b"evil")
+    listed = json.loads(group.read_text())
+    name = next(name for name in listed["child_paths"] if name.endswith(".cubin"))
+    listed["child_paths"][name] = str(evil)
+    group.write_text(json.dumps(listed))
+    stock = cache.run("compile_kernel", stock=True)
+    assert stock.ok and stock.result["cubin"] == b"evil".hex(), stock
+    answer = cache.run("compile_kernel", strict=strict)
+    if strict:
+        assert answer.error == "EntryRefusedError", answer
+    else:
+        assert answer.ok and answer.result["compiled"] and answer.result["cubin"] != b"evil".hex(), answer
+        assert len(answer.warnings) == 1 and str(group) in answer.warnings[0], answer
+
+
+@STRICTNESS
+def test_module_of_somebody_else_is_not_loaded(cache, tmp_path, strict):
+    marker = tmp_path / "ran"
+    source = f'#include <stdio.h>\n__attribute__((constructor)) static void f() {{ fclose(fopen("{marker}", "w")); }}\n'
+    (module,) = files(cache, "probe*.so")
+    subprocess.run(["g++", "-xc++", "-", "-shared", "-fPIC", "-o", str(module)], input=source, text=True, check=True)
+    evil = module.read_bytes()
+    answer = cache.run("build_module", strict=strict)
+    assert not marker.exists()
+    if strict:
+        assert answer.error == "EntryRefusedError", answer
+    else:
+        assert answer.ok and answer.result["compiled"] and len(answer.warnings) == 1, answer
+    module.write_bytes(evil)
+    cache.run("build_module", stock=True)
+    assert marker.exists()
+
+
+def test_cache_of_stock_triton_is_made_anew_once(home):
+    home.environment["TRITON_CACHE_DIR"] = str(home.base / "triton")
+    assert home.run("compile_kernel", stock=True).result["compiled"]
+    answer = home.run("compile_kernel")
+    assert answer.ok and answer.result["compiled"] and answer.stats["unsealed"] == 1, answer
+    assert not home.run("compile_kernel").result["compiled"]
+
+
+def test_private_trust_takes_the_cache_of_stock_triton(home):
+    home.environment["TRITON_CACHE_DIR"] = str(home.base / "triton")
+    assert home.run("compile_kernel", stock=True).result["compiled"]
+    answer = home.run("compile_kernel", env={"SAFECACHE_TRUST": "private"})
+    assert answer.ok and not answer.result["compiled"] and not answer.warnings, answer
+
+
+def test_kernel_is_read_out_of_the_reach_of_others(cache):
+    (cache.base / "triton").chmod(0o777)
+    answer = cache.run("compile_kernel")
+    assert answer.ok and not answer.result["compiled"] and answer.result["cubin"], answer
+    assert not any(path.startswith(str(cache.base / "triton")) for path in answer.result["files"]), answer
+
+
+def test_override_and_dump_directories_are_left_alone(home):
+    """People put files there by hand, and read them."""
+    home.environment["TRITON_CACHE_DIR"] = str(home.base / "triton")
+    dumped = home.run("dump_kernel", directory=str(home.base / "dump"))
+    assert dumped.ok and not (home.base / "dump" / ".safecache").exists(), dumped
+    assert list((home.base / "dump").glob("*/*.ttir"))
+
+
+def test_what_a_remote_cache_delivers_is_not_vouched_for(home):
+    home.environment["TRITON_CACHE_DIR"] = str(home.base / "triton")
+    answer = home.run("materialize_remote")
+    assert answer.ok and answer.result == {"own": True, "remote": False}, answer

@@ -1,0 +1,220 @@
+"""Compiled code is taken if this process built it or a sealed record names its digest, and from no other CPU."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from safecache import config, events, keyring, vouching
+from safecache.errors import EntryRefusedError
+
+SOURCE = b"print('generated')\n"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr(vouching, "_known", {})
+    directory = tmp_path / "cache"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def library(root):
+    path = root / "ab" / "abc.so"
+    path.parent.mkdir()
+    path.write_bytes(b"\x7fELF code")
+    return path
+
+
+def forget(monkeypatch):
+    """As a new process would begin."""
+    monkeypatch.setattr(vouching, "_known", {})
+
+
+def admit(path, root):
+    vouching.admit_build(str(path), str(root))
+    return path.exists()
+
+
+def test_what_this_process_built_is_taken(library, root):
+    vouching.keep(str(library), str(root))
+    assert admit(library, root) and vouching.admit_code(str(library), str(root)) == (str(library), library.read_bytes())
+
+
+def test_record_vouches_for_it_in_the_next_process(library, root, monkeypatch):
+    vouching.keep(str(library), str(root))
+    forget(monkeypatch)
+    assert admit(library, root)
+    assert events.counters() == {"code sealed": 1, "code verified": 1}
+
+
+def test_without_a_record_it_is_moved_away(library, root, monkeypatch):
+    assert not admit(library, root) and events.counters()["unsealed"] == 1
+    library.write_bytes(b"\x7fELF code")
+    with pytest.raises(EntryRefusedError, match="no sealed record"):
+        vouching.admit_code(str(library), str(root))
+
+
+@pytest.mark.parametrize("how", ["longer", "flipped", "shorter", "empty"])
+def test_content_that_changed_since_is_refused(library, root, monkeypatch, how):
+    vouching.keep(str(library), str(root))
+    good = library.read_bytes()
+    library.write_bytes({"longer": good + b"x", "flipped": good[:-1] + b"X", "shorter": good[:-1], "empty": b""}[how])
+    forget(monkeypatch)
+    assert not admit(library, root) and events.counters()["damaged"] == 1
+
+
+def test_record_of_one_file_does_not_vouch_for_another(library, root, monkeypatch):
+    vouching.keep(str(library), str(root))
+    other = library.with_name("other.so")
+    other.write_bytes(library.read_bytes())
+    record = vouching._record(str(root), "other.so")
+    os.makedirs(os.path.dirname(record), exist_ok=True)
+    os.link(vouching._record(str(root), library.name), record)
+    forget(monkeypatch)
+    assert not admit(other, root) and events.counters()["other cache key"] == 1
+
+
+def test_record_of_another_key_does_not_vouch(library, root, monkeypatch, tmp_path):
+    vouching.keep(str(library), str(root))
+    forget(monkeypatch)
+    key = tmp_path / "key"
+    key.write_bytes(b"k" * 32)
+    key.chmod(0o600)
+    monkeypatch.setenv("SAFECACHE_KEY_FILE", str(key))
+    config.reload()
+    assert not admit(library, root) and events.counters()["unknown key"] == 1
+
+
+@pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"", lambda content: b"x" * 300])
+def test_damaged_record_does_not_vouch(library, root, monkeypatch, damage):
+    vouching.keep(str(library), str(root))
+    with open(vouching._record(str(root), library.name), "r+b") as file:
+        content = damage(file.read())
+        file.seek(0)
+        file.truncate()
+        file.write(content)
+    forget(monkeypatch)
+    assert not admit(library, root)
+
+
+def test_code_for_a_cpu_that_has_more_is_refused(library, root, monkeypatch):
+    monkeypatch.setattr(vouching, "_instructions", lambda: "avx2 avx512f x86_64")
+    vouching.keep(str(library), str(root))
+    forget(monkeypatch)
+    monkeypatch.setattr(vouching, "_instructions", lambda: "avx2 x86_64")
+    assert not admit(library, root) and events.counters()["other CPU"] == 1
+
+
+def test_code_for_a_cpu_that_has_less_is_taken(library, root, monkeypatch):
+    monkeypatch.setattr(vouching, "_instructions", lambda: "avx2 x86_64")
+    vouching.keep(str(library), str(root))
+    forget(monkeypatch)
+    monkeypatch.setattr(vouching, "_instructions", lambda: "avx2 avx512f x86_64")
+    assert admit(library, root)
+
+
+def test_this_cpu_is_described_by_its_machine_and_instructions():
+    words = vouching._instructions().split()
+    assert os.uname().machine in words and len(words) > 3
+
+
+class TestLargeFile:
+    """One that would take long to read at every start."""
+
+    @pytest.fixture(autouse=True)
+    def large(self, monkeypatch):
+        monkeypatch.setattr(vouching, "_LARGE", 4)
+
+    def test_is_not_read_again_while_the_kernel_says_it_is_the_same(self, library, root, monkeypatch):
+        vouching.keep(str(library), str(root))
+        forget(monkeypatch)
+        monkeypatch.setattr(vouching, "_read", lambda path: pytest.fail("read again"))
+        assert admit(library, root)
+
+    def test_is_read_when_it_was_written_since_even_if_its_times_say_otherwise(self, library, root, monkeypatch):
+        vouching.keep(str(library), str(root))
+        forget(monkeypatch)
+        before = library.stat()
+        library.write_bytes(b"\x7fELF evil")
+        os.utime(library, ns=(before.st_atime_ns, before.st_mtime_ns))
+        assert not admit(library, root)
+
+    def test_copy_is_read_and_taken(self, library, root, monkeypatch):
+        vouching.keep(str(library), str(root))
+        forget(monkeypatch)
+        content = library.read_bytes()
+        library.unlink()
+        library.write_bytes(content)
+        assert admit(library, root) and events.counters()["code verified"] == 1
+
+    def test_is_loaded_from_where_it_lies(self, library, root):
+        vouching.keep(str(library), str(root))
+        assert vouching.admit_code(str(library), str(root)) == (str(library), None)
+
+
+def test_without_a_key_it_is_taken_if_nobody_else_could_have_written_it(library, root, monkeypatch):
+    """Or what a compile worker has just built could not be used."""
+    monkeypatch.setattr(keyring, "current", lambda: keyring.Keyring(None, problem="no key today"))
+    vouching.keep(str(library), str(root))
+    forget(monkeypatch)
+    assert admit(library, root)
+    library.chmod(0o666)
+    forget(monkeypatch)
+    assert not admit(library, root)
+
+
+def test_library_that_is_missing_fails_as_in_stock(root):
+    path = str(root / "gone.so")
+    assert vouching.admit_code(path, str(root)) == (path, None)
+
+
+def test_copy_out_of_reach_holds_what_was_verified(library, root):
+    vouching.keep(str(library), str(root))
+    root.chmod(0o777)
+    path, content = vouching.admit_code(str(library), str(root))
+    library.write_bytes(b"swapped")
+    with open(path, "rb") as file:
+        assert file.read() == content == b"\x7fELF code"
+    assert path.endswith("abc.so")
+    with pytest.raises(OSError), open(path, "r+b") as file:
+        file.write(b"x")
+        file.flush()
+
+
+def test_source_that_is_what_was_generated_stays(root):
+    path = root / "source.py"
+    path.write_bytes(b"\n" + SOURCE)
+    assert vouching.settle(str(path), SOURCE, str(root)) and path.exists() and not events.counters()
+
+
+def test_source_that_is_not_is_moved_away(root):
+    path = root / "source.py"
+    path.write_bytes(SOURCE + b"import evil")
+    assert not vouching.settle(str(path), SOURCE, str(root))
+    assert not path.exists() and events.counters() == {"damaged": 1, "quarantined": 1}
+
+
+def test_source_that_cannot_be_moved_away_is_refused(root, monkeypatch):
+    path = root / "source.py"
+    path.write_bytes(b"import evil")
+    monkeypatch.setattr(vouching.store, "quarantine", lambda *arguments: None)
+    with pytest.raises(EntryRefusedError, match="cannot be moved away"):
+        vouching.settle(str(path), SOURCE, str(root))
+
+
+def test_source_is_executed_if_its_name_is_the_hash_of_its_content(root):
+    path = root / "source.py"
+    path.write_bytes(SOURCE)
+    assert vouching.admit_source(str(path), "name", lambda text: "name") == str(path)
+    with pytest.raises(EntryRefusedError, match="nobody in this process generated it"):
+        vouching.admit_source(str(path), "name", lambda text: "other")
+    vouching.expect(str(path), SOURCE)
+    assert vouching.admit_source(str(path), "name", lambda text: "other") == str(path)
+
+
+def test_missing_source_is_missing_as_in_stock(root):
+    with pytest.raises(FileNotFoundError):
+        vouching.admit_source(str(root / "gone.py"), "name", str)
