@@ -44,6 +44,7 @@ __all__ = [
     "expect",
     "has_record",
     "keep",
+    "restore",
     "settle",
 ]
 
@@ -141,6 +142,20 @@ def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> None:
         events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It will be built again.")
     else:
         events.count(Count.CODE_SEALED)
+
+
+def restore(path: str, content: bytes, root: str, kind: Kind) -> None:
+    """Have a file at ``path`` that is vouched for: the one that lies there, or else ``content``.
+
+    Raises EntryRefusedError as admit_build does.
+    """
+    admit_build(path, root, kind)
+    if not os.path.lexists(path):
+        try:
+            store.publish(path, content, root)
+        except OSError as error:
+            text = f"{kind.noun} {path} was not written: {error.strerror}."
+            events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It is compiled instead.")
 
 
 def has_record(path: str, root: str, kind: Kind) -> bool:

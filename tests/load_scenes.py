@@ -11,7 +11,12 @@ import zipfile
 
 
 def load_shared_object(site, path):
-    """Have one of the layers load a shared object the way it loads its own."""
+    """Have one of the layers load a shared object the way it loads its own, which it has just built."""
+    if os.path.isfile(path):
+        from safecache import vouching
+
+        with open(path, "rb") as file:
+            vouching.expect(path, file.read())
     if site == "inductor":
         from torch._inductor.codecache import CppCodeCache
 

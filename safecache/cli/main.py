@@ -129,7 +129,7 @@ def _adopt(directory: str, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps(result._asdict()))
     else:
-        print(f"{result.sealed} entries sealed, {result.already_sealed} were sealed already.")
+        print(f"{result.sealed} files sealed, {result.already_sealed} were sealed already.")
         for path, reason in result.skipped:
             print(f"skipped {path}: {reason}")
     return EXIT_FINDINGS if result.skipped else EXIT_OK

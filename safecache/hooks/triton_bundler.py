@@ -14,21 +14,28 @@ __all__ = ["collect", "put_static_autotuner", "read_and_emit"]
 
 
 def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """TritonBundler.read_and_emit: the entry was verified, and vouches for the files in it."""
+    """TritonBundler.read_and_emit: the entry was verified, and vouches for the files in it.
+
+    Torch writes none of them where there is a directory already; those that are not in order are put right first.
+    """
 
     def emit(bundle: Any) -> Any:
         files = list(_files_of(bundle))
         for path, content in files:
             vouching.expect(path, content)
+            if os.path.isdir(os.path.dirname(path)):
+                vouching.restore(path, content, _root(path), Kind.KERNEL)
         result = wrapped(bundle)
         for path, _ in files:
-            root = os.path.dirname(os.path.dirname(path))
-            vouching.admit_build(path, root, Kind.KERNEL)
-            if os.path.exists(path) and not vouching.has_record(path, root, Kind.KERNEL):
-                vouching.keep(path, root, Kind.KERNEL)
+            if os.path.exists(path) and not vouching.has_record(path, _root(path), Kind.KERNEL):
+                vouching.keep(path, _root(path), Kind.KERNEL)
         return result
 
     return emit(*args, **kwargs)
+
+
+def _root(path: str) -> str:
+    return os.path.dirname(os.path.dirname(path))
 
 
 def _files_of(bundle: Any) -> Iterator[tuple[str, bytes]]:

@@ -33,8 +33,8 @@ def test_entries_of_stock_are_refused_and_counted_by_default(home):
     home.run(stock=True)
     first = home.run()
     assert first.ok and first.result["aot"]["hit"] == 0, first
-    assert first.stats["unsealed"] == 3, first
-    assert f"safecache adopt {home.cache}" in first.warnings[0], first
+    assert first.stats["unsealed"] == 4, "three entries and a library"
+    assert any(f"safecache adopt {home.cache}" in text for text in first.warnings), first
     second = home.run()
     assert second.ok and second.hits == WARM, second
     assert home.run(stock=True).hits == WARM, "what stock torch wrote is left to stock torch"
@@ -67,10 +67,14 @@ def test_adopted_entries_are_hit(home):
     command = [sys.executable, "-m", "safecache", "adopt", str(home.cache)]
     environment = home.environment | {"PYTHONPATH": str(SOURCE), "PATH": "/usr/bin:/bin"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0 and done.stdout.startswith("3 entries sealed"), done
+    assert done.returncode == 0 and done.stdout.startswith("4 files sealed"), done
     answer = home.run()
     assert answer.ok and answer.hits == WARM and answer.warnings == [], answer
     assert home.run(stock=True).hits == WARM
+
+
+def of_entries(stats):
+    return {name: number for name, number in stats.items() if not name.startswith("code ")}
 
 
 def test_cold_and_warm_in_fresh_interpreters(home):
@@ -86,12 +90,13 @@ def test_cold_and_warm_in_fresh_interpreters(home):
 
     answers = []
     for _ in range(2):
-        done = python(code, env=home.environment, timeout=280)
+        # Precompiled headers lie in the temporary directory, sealed by the key of whoever was first there.
+        done = python(code, env=home.environment | {"TMPDIR": str(home.base)}, timeout=280)
         assert done.returncode == 0, done.stderr
         answers.append(json.loads(done.stdout.splitlines()[-1]))
     (cold, cold_stats), (warm, warm_stats) = answers
-    assert cold["aot"]["saved"] == 1 and cold_stats == {"sealed": 3, "saved": 3}
-    assert (warm["aot"]["hit"], warm["fx"]["hit"]) == WARM and warm_stats == {"verified": 3}
+    assert cold["aot"]["saved"] == 1 and of_entries(cold_stats) == {"sealed": 3, "saved": 3}
+    assert (warm["aot"]["hit"], warm["fx"]["hit"]) == WARM and of_entries(warm_stats) == {"verified": 3}
 
 
 def test_seal_tells_where_an_entry_came_from(warm, zygote):
