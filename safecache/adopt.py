@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import os
 from functools import partial
-from typing import NamedTuple
 
-from safecache import keyring, layout, ownership, provenance, seal, store, trust, vouching
-from safecache.errors import EntryRefusedError, KeyringError
-from safecache.keyring import Key
+from safecache import config, keyring, layout, ownership, provenance, resealing, seal, store, trust, vouching
+from safecache.errors import EntryRefusedError
+from safecache.resealing import Resealing
 
-__all__ = ["Adoption", "adopt"]
-
-
-class Adoption(NamedTuple):
-    """What became of the entries: how many were sealed, how many were already, and which not, with the reason."""
-
-    sealed: int
-    already_sealed: int
-    skipped: list[tuple[str, str]]
+__all__ = ["adopt"]
 
 
-def adopt(root: str) -> Adoption:
+def adopt(root: str) -> Resealing:
     """Seal every intact entry below the cache directory ``root`` with our key, replacing the file without a seal.
 
     Compiled code is sealed too, by a record beside the cache.
@@ -30,39 +21,32 @@ def adopt(root: str) -> Adoption:
     private, and skips such files. Raises KeyringError without a key, OSError for a directory that cannot be read.
     """
     os.scandir(root).close()
-    keys = keyring.current()
-    if keys.signing is None:
-        raise KeyringError(keys.problem)
+    key, keys = resealing.sealing_key(), keyring.current()
     objection = ownership.why_not_private(root)
     if objection is not None:
         raise EntryRefusedError(f"{root} is not private, so its entries are not sealed: {objection}")
-    steps = [(at.path, partial(_seal_file, at, root, keys, keys.signing)) for at in layout.walk(root)]
-    steps += [(path, partial(vouching.adopt, path, root)) for path in layout.libraries(root)]
-    done, skipped = [], []
-    for path, seal_it in steps:
-        try:
-            done.append(seal_it())
-        except (store.UnusableEntry, EntryRefusedError, OSError) as error:
-            detail = error.detail if isinstance(error, store.UnusableEntry) else str(error)
-            skipped.append((path, detail))
-    return Adoption(done.count(True), done.count(False), skipped)
+
+    def seal_file(location: layout.Location) -> bool:
+        content = _adoptable(location, keys)
+        if content is not None:
+            resealing.replace(location, content, root, key, {**provenance.describe(), "adopted": "yes"})
+        return content is not None
+
+    steps = [(location.path, partial(seal_file, location)) for location in layout.walk(root)]
+    return resealing.each(steps + [(path, partial(vouching.adopt, path, root)) for path in layout.libraries(root)])
 
 
-def _seal_file(location: layout.Location, root: str, keys: keyring.Keyring, key: Key) -> bool:
-    """Seal one file; False if it is sealed already. Raises for one that is not private or not intact."""
+def _adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None:
+    """The content of one file; None if it is sealed already. Raises for one that is not private or not intact."""
     content = store.read_entry(location.path)
-    reason = seal.verify(content, location.kind, location.cache_key, keys.find).reason
-    if reason is None:
-        return False
-    if reason not in trust.UNVOUCHED:
-        raise EntryRefusedError(f"{reason.value}: {trust.EVIDENCE[reason]}")
+    verdict = seal.verify(content, location.kind, location.cache_key, keys.find, config.current().namespace)
+    if verdict.reason is None:
+        return None
+    if verdict.reason not in trust.UNVOUCHED:
+        raise EntryRefusedError(f"{verdict.reason.value}: {trust.evidence(verdict)}")
     objection = ownership.why_not_private(location.path)
     if objection is not None:
         raise EntryRefusedError(f"not private: {objection}")
     if os.path.basename(location.path) != layout.entry_name(content):
         raise EntryRefusedError("damaged: its name is not the hash of its content")
-    payload = seal.payload_of(content)
-    adopted = seal.attach(payload, location.kind, location.cache_key, key, {**provenance.describe(), "adopted": "yes"})
-    store.publish(os.path.join(os.path.dirname(location.path), layout.entry_name(adopted)), adopted, root)
-    os.unlink(location.path)
-    return True
+    return content

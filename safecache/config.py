@@ -12,9 +12,22 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from typing import Any
 
-__all__ = ["SETTINGS", "Config", "Setting", "child_environment", "current", "load", "reload", "settings_table"]
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "SETTINGS",
+    "Config",
+    "Setting",
+    "child_environment",
+    "current",
+    "load",
+    "reload",
+    "settings_table",
+]
 
 TRUST_MODES = ("signed", "private")
+DEFAULT_NAMESPACE = "default"
+_LONGEST_NAMESPACE = 128
+_NAMESPACE_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-")
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -51,6 +64,12 @@ def _parse_trust(text: str) -> str:
 
 def _parse_path(text: str) -> str:
     if not os.path.isabs(text):
+        raise ValueError(text)
+    return text
+
+
+def _parse_namespace(text: str) -> str:
+    if len(text) > _LONGEST_NAMESPACE or not set(text) <= _NAMESPACE_LETTERS:
         raise ValueError(text)
     return text
 
@@ -93,8 +112,31 @@ SETTINGS: tuple[Setting, ...] = (
         parse=_parse_path,
         allowed="an absolute path",
         help=(
-            "The file with the sealing key (32 bytes or more), such as a mounted secret. "
+            "The file with the sealing key, such as a mounted secret: 32 raw bytes or more, a key file of "
+            "`safecache keygen`, or a PEM file of an Ed25519 key. One with a public key verifies and seals nothing. "
             "Without it, a key per user is made on first use under `$XDG_CONFIG_HOME/safecache`."
+        ),
+    ),
+    Setting(
+        name="keyring",
+        variable="SAFECACHE_KEYRING",
+        default=None,
+        parse=_parse_path,
+        allowed="an absolute path",
+        help=(
+            "The directory of the keys whose entries are taken besides those of the sealing key, a file for each. "
+            "Without it, `$XDG_CONFIG_HOME/safecache/keys`, if that exists."
+        ),
+    ),
+    Setting(
+        name="namespace",
+        variable="SAFECACHE_NAMESPACE",
+        default=DEFAULT_NAMESPACE,
+        parse=_parse_namespace,
+        allowed=f"letters, digits and . _ - / (up to {_LONGEST_NAMESPACE})",
+        help=(
+            "Sealed into every entry; entries of another namespace are refused. A key can be limited to some, so that "
+            "the key of a test farm supplies nothing to production."
         ),
     ),
     Setting(
@@ -118,6 +160,8 @@ class Config:
     strict: bool
     trust: str
     key_file: str | None
+    keyring: str | None
+    namespace: str
     exec_dir: str | None
     config_home: str | None
 

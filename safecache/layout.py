@@ -15,7 +15,7 @@ from typing import NamedTuple
 from safecache import store
 from safecache.seal import Kind
 
-__all__ = ["Location", "cache_root", "entry_name", "libraries", "walk"]
+__all__ = ["Location", "cache_root", "entry_name", "libraries", "locate", "walk"]
 
 # <root>/aotautograd/<key>/<entry> and <root>/fxgraph/<two letters>/<key>/<entry>
 _AOT_FOLDER = "aotautograd"
@@ -43,6 +43,17 @@ def cache_root(path: str) -> str:
         return os.path.dirname(above)
     above = os.path.dirname(above)
     return os.path.dirname(above) if os.path.basename(above) == _FX_FOLDER else directory
+
+
+def locate(path: str) -> Location | None:
+    """What the place of the file at ``path`` says it is; None if it does not lie where torch keeps entries."""
+    path = os.path.abspath(path)
+    directory, above = os.path.dirname(path), os.path.dirname(os.path.dirname(path))
+    if os.path.basename(above) == _AOT_FOLDER:
+        return Location(path, Kind.AOT_ENTRY, os.path.basename(directory))
+    if os.path.basename(os.path.dirname(above)) == _FX_FOLDER:
+        return Location(path, Kind.FX_ENTRY, os.path.basename(directory))
+    return None
 
 
 def walk(root: str) -> Iterator[Location]:

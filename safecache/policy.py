@@ -26,15 +26,16 @@ class Action(NamedTuple):
     error: type[SafecacheError] | None
 
 
-# An entry that somebody else may still read (stock torch, the owner of another key, a newer safecache) is left
-# where it is; one that is broken or misplaced for everybody is moved away.
+# An entry that somebody else may still read (stock torch, the owner of another key, a process of another namespace, a
+# newer safecache) is left where it is; one that is broken or misplaced for everybody is moved away.
 _QUARANTINED = frozenset(
     {Reason.DAMAGED, Reason.BAD_SEAL, Reason.OTHER_KIND, Reason.OTHER_CACHE_KEY, Reason.WRONG_TYPE}
 )
 
-# INCOMPLETE follows from another save that failed, which was said or raised there.
+# INCOMPLETE follows from another save that failed, which was said or raised there. Beside a key that is refused the
+# others go on working; what needed that one is refused, and raised, by itself.
 _SILENT = frozenset({Reason.INCOMPLETE})
-_NEVER_RAISED = frozenset({Reason.INCOMPLETE, Reason.STOOD_DOWN})
+_NEVER_RAISED = frozenset({Reason.INCOMPLETE, Reason.STOOD_DOWN, Reason.KEY_REFUSED})
 
 _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {
     Reason.UNREADABLE: CacheReadError,

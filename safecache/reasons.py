@@ -18,6 +18,10 @@ class Reason(Enum):
     BAD_SEAL = "bad seal"
     OTHER_KIND = "other kind"
     OTHER_CACHE_KEY = "other cache key"
+    REVOKED_KEY = "revoked key"
+    EXPIRED_KEY = "expired key"
+    OTHER_NAMESPACE = "other namespace"
+    KEY_NOT_ALLOWED = "key not allowed"
     NOT_PRIVATE = "not private"
     NOT_A_FILE = "not a file"
     FOREIGN_OWNER = "foreign owner"
@@ -40,6 +44,7 @@ class Reason(Enum):
     EXEC_DIR_UNUSABLE = "exec dir unusable"
     # keys and hooks
     NO_KEY = "no key"
+    KEY_REFUSED = "key refused"
     STOOD_DOWN = "stood down"
 
 

@@ -72,7 +72,7 @@ _unsaved: set[str] = set()
 _PICKLE_REMEDY = (
     "This graph compiles anew in every process, until the object can be pickled or is kept out of the graph."
 )
-_KEY_REMEDY = "Make $XDG_CONFIG_HOME writable, or name a key in SAFECACHE_KEY_FILE."
+_KEY_REMEDY = "Name a key that can seal in SAFECACHE_KEY_FILE, or make $XDG_CONFIG_HOME writable."
 _REMOTE_REMEDY = "Look after the remote cache."
 _SPACE_REMEDY = "Make room there, or let TORCHINDUCTOR_CACHE_DIR name a directory that can be written."
 
@@ -170,7 +170,8 @@ def _seal(payload: bytes, kind: Kind, cache_key: str) -> bytes:
     if keys.signing is None:
         return payload
     events.count(Count.SEALED)
-    return seal.attach(payload, kind, cache_key, keys.signing, provenance.describe())
+    namespace = config.current().namespace
+    return seal.attach(payload, kind, cache_key, keys.signing, provenance.describe(), namespace)
 
 
 def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes) -> None:

@@ -2,12 +2,14 @@
 
     entry   = payload | body | tag | footer
     footer  = payload digest (32) | key id (8) | payload size (8) | body size (4) | algorithm | format | magic (8)
-    body    = JSON: the entry's kind, its cache key and the provenance of the build that wrote it
-    tag     = HMAC-SHA256 over the domain, the footer and the body
+    body    = JSON: the entry's kind, its cache key, its namespace and the provenance of the build that wrote it
+    tag     = HMAC-SHA256 (algorithm 1, 32 bytes) or Ed25519 (2, 64 bytes) over the domain, the footer and the body
 
 A trailer, because stock torch unpickles the entry as it is and a pickle ends at its STOP opcode. The tag covers the
 payload through its digest, so that verifying reads the payload once. Nothing but the fixed-size footer is interpreted
-before the tag is verified. The same payload, kind, cache key and key always give the same bytes.
+before the tag is verified. The algorithm in the footer only says how long the tag is: the tag is checked as one of the
+key's own algorithm, and a footer that names another is refused. The same payload, kind, cache key, namespace and key
+always give the same bytes.
 
 This module deals in bytes only: it never unpickles and never touches a file.
 """
@@ -15,24 +17,23 @@ This module deals in bytes only: it never unpickles and never touches a file.
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
 import struct
+import time
 from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from safecache.keyring import Key
+from safecache.config import DEFAULT_NAMESPACE
+from safecache.keys import ALGORITHMS, Key
 from safecache.reasons import Reason
 
 __all__ = ["FORMAT", "Footer", "Kind", "Verdict", "attach", "payload_of", "split", "verify"]
 
-FORMAT = 1
+FORMAT = 2
 _MAGIC = b"\x93SAFECA\n"
-_DOMAIN = b"safecache seal 1\0"
+_DOMAIN = b"safecache seal 2\0"
 _FOOTER = struct.Struct("<32s8sQIBB8s")
-_HMAC_SHA256 = 1
-_TAG_SIZE = 32
 
 
 class Kind(Enum):
@@ -79,13 +80,20 @@ class Verdict(NamedTuple):
     provenance: Mapping[str, str] | None = None
 
 
-def attach(payload: bytes, kind: Kind, cache_key: str, key: Key, provenance: Mapping[str, str]) -> bytes:
-    """``payload`` with its seal."""
-    statement = {"kind": kind.value, "key": cache_key, "provenance": dict(provenance)}
+def attach(
+    payload: bytes,
+    kind: Kind,
+    cache_key: str,
+    key: Key,
+    provenance: Mapping[str, str],
+    namespace: str = DEFAULT_NAMESPACE,
+) -> bytes:
+    """``payload`` with its seal. Raises KeyringError for a key that cannot seal."""
+    statement = {"kind": kind.value, "key": cache_key, "namespace": namespace, "provenance": dict(provenance)}
     body = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
     digest = hashlib.sha256(payload).digest()
-    footer = _FOOTER.pack(digest, key.id, len(payload), len(body), _HMAC_SHA256, FORMAT, _MAGIC)
-    return b"".join((payload, body, _tag(key, footer, body), footer))
+    footer = _FOOTER.pack(digest, key.id, len(payload), len(body), key.algorithm.number, FORMAT, _MAGIC)
+    return b"".join((payload, body, key.tag(_DOMAIN + footer + body), footer))
 
 
 def split(content: bytes) -> Footer | None:
@@ -98,49 +106,68 @@ def split(content: bytes) -> Footer | None:
 def payload_of(content: bytes) -> bytes:
     """``content`` without its seal, if it carries one whose sizes fit; it is not verified here."""
     footer = split(content)
-    if footer is None or footer.payload_size + footer.body_size + _TAG_SIZE + _FOOTER.size != len(content):
-        return content
-    return content[: footer.payload_size]
+    return content if footer is None or not _fits(footer, content) else content[: footer.payload_size]
 
 
-def verify(content: bytes, kind: Kind, cache_key: str, find_key: Callable[[bytes], Key | None]) -> Verdict:
-    """Check that ``content`` was sealed as this ``kind`` under this ``cache_key`` by a key that ``find_key`` has.
+def _fits(footer: Footer, content: bytes) -> bool:
+    algorithm = ALGORITHMS.get(footer.algorithm)
+    if algorithm is None:
+        return False
+    return footer.payload_size + footer.body_size + algorithm.tag_size + _FOOTER.size == len(content)
 
-    Never raises for any content.
+
+def verify(
+    content: bytes,
+    kind: Kind,
+    cache_key: str,
+    find_key: Callable[[bytes], Key | None],
+    namespace: str = DEFAULT_NAMESPACE,
+) -> Verdict:
+    """Check that ``content`` was sealed as this ``kind`` under this ``cache_key``, for this ``namespace``.
+
+    By a key that ``find_key`` has, that is allowed to and is, by the clock of this moment, neither revoked nor
+    expired; when the entry was sealed does not count, since whoever holds the key can state any time. Never raises
+    for any content.
     """
     footer = split(content)
     if footer is None:
         return Verdict(Reason.UNSEALED)
-    if footer.format != FORMAT or footer.algorithm != _HMAC_SHA256:
+    if footer.format != FORMAT or footer.algorithm not in ALGORITHMS:
         return Verdict(Reason.UNKNOWN_FORMAT)
-    if footer.payload_size + footer.body_size + _TAG_SIZE + _FOOTER.size != len(content):
+    if not _fits(footer, content):
         return Verdict(Reason.DAMAGED, footer.key_id)
     key = find_key(footer.key_id)
     if key is None:
         return Verdict(Reason.UNKNOWN_KEY, footer.key_id)
+    objection = key.objection(time.time())
+    if objection is not None:
+        return Verdict(objection, footer.key_id)
     body_end = footer.payload_size + footer.body_size
     body = content[footer.payload_size : body_end]
-    tag = content[body_end : body_end + _TAG_SIZE]
-    if not hmac.compare_digest(tag, _tag(key, content[-_FOOTER.size :], body)):
+    tag = content[body_end : -_FOOTER.size]
+    message = _DOMAIN + content[-_FOOTER.size :] + body
+    if footer.algorithm != key.algorithm.number or not key.verifies(tag, message):
         return Verdict(Reason.BAD_SEAL, footer.key_id)
     if hashlib.sha256(memoryview(content)[: footer.payload_size]).digest() != footer.digest:
         return Verdict(Reason.DAMAGED, footer.key_id)
-    return _compare(body, kind, cache_key, footer.key_id)
+    return _compare(body, kind, cache_key, namespace, key)
 
 
-def _compare(body: bytes, kind: Kind, cache_key: str, key_id: bytes) -> Verdict:
-    """Whether the statement under a good tag is about this kind and cache key."""
+def _compare(body: bytes, kind: Kind, cache_key: str, namespace: str, key: Key) -> Verdict:
+    """Whether the statement under a good tag is about this kind, cache key and namespace, and the key's to make."""
     try:
         statement = json.loads(body)
-        stated = statement["kind"], statement["key"], statement["provenance"]
+        stated = statement["kind"], statement["key"], statement["namespace"]
+        provenance = dict(statement["provenance"])
     except (ValueError, TypeError, KeyError):
-        return Verdict(Reason.UNKNOWN_FORMAT, key_id)
+        return Verdict(Reason.UNKNOWN_FORMAT, key.id)
+    reason = None
     if stated[0] != kind.value:
-        return Verdict(Reason.OTHER_KIND, key_id, stated[2])
-    if stated[1] != cache_key:
-        return Verdict(Reason.OTHER_CACHE_KEY, key_id, stated[2])
-    return Verdict(None, key_id, stated[2])
-
-
-def _tag(key: Key, footer: bytes, body: bytes) -> bytes:
-    return hmac.digest(key.secret, _DOMAIN + footer + body, "sha256")
+        reason = Reason.OTHER_KIND
+    elif stated[1] != cache_key:
+        reason = Reason.OTHER_CACHE_KEY
+    elif stated[2] != namespace:
+        reason = Reason.OTHER_NAMESPACE
+    elif not key.allows(namespace):
+        reason = Reason.KEY_NOT_ALLOWED
+    return Verdict(reason, key.id, provenance)

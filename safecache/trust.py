@@ -9,7 +9,7 @@ from safecache import config, events, keyring, layout, ownership, seal
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["EVIDENCE", "UNVOUCHED", "Refusal", "judge"]
+__all__ = ["UNVOUCHED", "Refusal", "evidence", "examine", "judge"]
 
 # What can be said against an entry that nobody we know has sealed, as opposed to one that is broken.
 UNVOUCHED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
@@ -29,45 +29,74 @@ def judge(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Refus
     ``path`` is the file it was read from; None for bytes from a remote cache or an artifact, which have no owner and
     so can be trusted by their seal alone.
     """
+    found = examine(content, kind, cache_key, path)
+    if isinstance(found, Refusal):
+        return found
+    events.count(found)
+    return None
+
+
+def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Count | Refusal:
+    """As judge(), counting nothing: Count.VERIFIED or Count.ACCEPTED_PRIVATE for what may be used."""
     keys = keyring.current()
-    verdict = seal.verify(content, kind, cache_key, keys.find)
+    verdict = seal.verify(content, kind, cache_key, keys.find, config.current().namespace)
     if verdict.reason is None:
-        events.count(Count.VERIFIED)
-        return None
+        return Count.VERIFIED
     if verdict.reason not in UNVOUCHED:
-        return Refusal(verdict.reason, EVIDENCE[verdict.reason])
+        return Refusal(verdict.reason, evidence(verdict), _REMEDIES.get(verdict.reason, ""))
     # Torch names every entry by the hash of its content, so a truncated or altered one shows even without a seal.
     if path is not None and os.path.basename(path) != layout.entry_name(content):
         return Refusal(Reason.DAMAGED, "its name is not the hash of its content")
     if path is not None and config.current().trust == "private":
         objection = ownership.why_not_private(path)
         if objection is None:
-            events.count(Count.ACCEPTED_PRIVATE)
-            return None
+            return Count.ACCEPTED_PRIVATE
         return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", _adopt_remedy(path))
     return _unvouched(verdict, keys, path)
 
 
-EVIDENCE = {
+_EVIDENCE = {
     Reason.DAMAGED: "its digest does not match its content",
     Reason.BAD_SEAL: "its seal does not match: it was altered or forged",
     Reason.OTHER_KIND: "it was sealed as another kind of entry",
     Reason.OTHER_CACHE_KEY: "it was sealed for another cache key",
     Reason.UNKNOWN_FORMAT: "its seal has a format that this version of safecache does not know",
+    Reason.REVOKED_KEY: "the key that sealed it is revoked",
+    Reason.EXPIRED_KEY: "the key that sealed it has expired",
+    Reason.OTHER_NAMESPACE: "it was sealed for another namespace than SAFECACHE_NAMESPACE",
+    Reason.KEY_NOT_ALLOWED: "the key that sealed it may not supply this namespace",
 }
+_REMEDIES = {
+    Reason.REVOKED_KEY: "Remove what it has sealed: safecache verify DIR lists that.",
+    Reason.EXPIRED_KEY: "Trust the key that follows it, and have the entries sealed by that: safecache sign DIR.",
+    Reason.OTHER_NAMESPACE: "Give every namespace a cache directory of its own.",
+    Reason.KEY_NOT_ALLOWED: "If it should: safecache trust FILE --namespace PATTERN.",
+}
+_ABOUT_KEYS = (Reason.REVOKED_KEY, Reason.EXPIRED_KEY, Reason.KEY_NOT_ALLOWED)
+
+
+def evidence(verdict: seal.Verdict) -> str:
+    """What a verdict that is not one of UNVOUCHED means, as a clause for a person. Names the key if it is about one."""
+    text = _EVIDENCE[verdict.reason] if verdict.reason is not None else ""
+    return f"{text}: {verdict.key_id.hex()}" if verdict.key_id and verdict.reason in _ABOUT_KEYS else text
 
 
 def _unvouched(verdict: seal.Verdict, keys: keyring.Keyring, path: str | None) -> Refusal:
     if verdict.key_id is None:
         return Refusal(Reason.UNSEALED, "it carries no seal, as when stock torch wrote it", _adopt_remedy(path))
+    why_not = keys.why_not(verdict.key_id)
+    if why_not:
+        return Refusal(Reason.UNKNOWN_KEY, f"it is sealed by key {verdict.key_id.hex()}, which is not used: {why_not}")
     if keys.signing is None:
         ours = f"no key could be had: {keys.problem}"
     else:
         ours = f"this process holds {keys.signing.id.hex()}" + (", made just now" if keys.fresh else "")
+    if len(keys.trusted) > 1:
+        ours += f", and trusts {len(keys.trusted)} keys in all"
     return Refusal(
         Reason.UNKNOWN_KEY,
         f"it is sealed by key {verdict.key_id.hex()}, and {ours}",
-        f"Give this process that key with SAFECACHE_KEY_FILE. {_adopt_remedy(path)}",
+        f"Give this process that key with SAFECACHE_KEY_FILE or `safecache trust`. {_adopt_remedy(path)}",
     )
 
 

@@ -7,17 +7,15 @@ name, in ``<cache>/.safecache/records``. No torch looks there, and a cache that 
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import json
 import os
-import platform
-import re
 from collections.abc import Callable
 from typing import NamedTuple
 
 from safecache import (
     config,
+    cpu,
     events,
     files,
     keyring,
@@ -29,11 +27,12 @@ from safecache import (
     seal,
     sealed_copy,
     store,
+    trust,
 )
 from safecache.errors import EntryRefusedError
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
-from safecache.trust import EVIDENCE, Refusal
+from safecache.trust import Refusal
 
 __all__ = [
     "admit_build",
@@ -52,6 +51,10 @@ _RECORDS = os.path.join(".safecache", "records")
 # From here on a file is not read again if the kernel says that it is the one that was sealed, and not written since.
 _LARGE = 8 << 20
 _REMEDY = "It is made anew."
+_UNVOUCHED = {
+    Reason.UNSEALED: "there is no sealed record of it, as when stock torch built it",
+    Reason.UNKNOWN_KEY: "its record is sealed by a key that this process does not trust",
+}
 
 # What this process has generated, built or verified: digests by path.
 _known: dict[str, set[bytes]] = {}
@@ -134,9 +137,11 @@ def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> None:
     name = _name(path, kind)
     stamp = [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
     payload = json.dumps({"sha256": file.digest.hex(), "stamp": stamp}).encode()
-    said = {**provenance.describe(), "cpu": _instructions() if kind is Kind.NATIVE_CODE else ""}
+    said = {**provenance.describe(), "cpu": cpu.instructions() if kind is Kind.NATIVE_CODE else ""}
     try:
-        store.publish(_record(root, name), seal.attach(payload, kind, name, keys.signing, said), root)
+        store.publish(
+            _record(root, name), seal.attach(payload, kind, name, keys.signing, said, config.current().namespace), root
+        )
     except OSError as error:
         text = f"{kind.noun} {path} was not sealed: {error.strerror}."
         events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It will be built again.")
@@ -231,7 +236,7 @@ def _judge(path: str, root: str, kind: Kind) -> Refusal | None:
     name = _name(path, kind)
     record = _read_record(root, name)
     keys = keyring.current()
-    verdict = seal.verify(record, kind, name, keys.find)
+    verdict = seal.verify(record, kind, name, keys.find, config.current().namespace)
     stated = json.loads(seal.payload_of(record)) if verdict.reason is None else {}
     status = os.lstat(path)
     stamp = [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
@@ -247,8 +252,7 @@ def _judge(path: str, root: str, kind: Kind) -> Refusal | None:
     elif verdict.reason is None:
         refusal = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
     else:
-        unsealed = "there is no sealed record of it, as when stock torch built it"
-        refusal = Refusal(verdict.reason, EVIDENCE.get(verdict.reason, unsealed))
+        refusal = Refusal(verdict.reason, _UNVOUCHED.get(verdict.reason) or trust.evidence(verdict))
     if refusal is None:
         events.count(Count.CODE_VERIFIED)
         _known.setdefault(path, set()).add(file.digest)
@@ -291,26 +295,7 @@ def _read_record(root: str, name: str) -> bytes:
 def _foreign_instructions(verdict: seal.Verdict) -> Refusal | None:
     """Inductor builds with -march=native under a name that does not tell for which CPU."""
     built_for = set((verdict.provenance or {}).get("cpu", "").split())
-    missing = sorted(built_for - set(_instructions().split()))
+    missing = sorted(built_for - set(cpu.instructions().split()))
     if not missing:
         return None
     return Refusal(Reason.OTHER_CPU, f"it was built on a CPU with {' '.join(missing[:5])}, which this one lacks")
-
-
-_USER_INSTRUCTIONS = re.compile(
-    r"(s?sse|avx|amx|fma|f16c|bmi|abm|adx|v?aes|v?pclmul|sha|gfni|movbe|movdir|popcnt|rd(rand|seed)|xsave|cl(fl|wb)|sm[34])"
-)
-
-
-@functools.lru_cache(maxsize=1)
-def _instructions() -> str:
-    """The instruction sets that this CPU has and a compiler may use, with the machine's name, as Linux lists them."""
-    try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
-            lines = re.findall(r"(?m)^(flags|Features)\s*: (.*)$", file.read())
-    except OSError:
-        lines = []
-    is_x86 = bool(lines) and lines[0][0] == "flags"
-    listed = lines[0][1].split() if lines else []
-    names = [name for name in listed if not is_x86 or _USER_INSTRUCTIONS.match(name)]
-    return " ".join(sorted({platform.machine(), *names}))

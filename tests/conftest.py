@@ -28,6 +28,8 @@ def isolated_environment(base: Path) -> dict[str, str]:
         "SAFECACHE_STRICT": "0",
         "SAFECACHE_TRUST": "signed",
         "SAFECACHE_KEY_FILE": "",
+        "SAFECACHE_KEYRING": "",
+        "SAFECACHE_NAMESPACE": "",
     }
 
 

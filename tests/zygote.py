@@ -68,7 +68,7 @@ def find_scene(name):
 
 def run_scene(request):
     os.environ.update(request["environment"])
-    keyring._load_once.cache_clear()
+    keyring.reset()
     events.reset()
     config.reload()
     if request["stock"]:

@@ -9,6 +9,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from safecache import load_check
+from safecache.cli.terminal import printable
 
 __all__ = ["show"]
 
@@ -22,11 +23,6 @@ def show(path: str, *, as_json: bool) -> int:
         table = Table("code", Column("evidence", overflow="fold"), Column("remedy", overflow="fold"))
         for code, severity, evidence, remedy in findings:
             colour = "green" if severity == "ok" else "red"
-            table.add_row(Text(code, colour), Text(_printable(evidence)), Text(_printable(remedy)))
+            table.add_row(Text(code, colour), Text(printable(evidence)), Text(printable(remedy)))
         Console().print(table)
     return int(any(finding.severity == "error" for finding in findings))
-
-
-def _printable(text: str) -> str:
-    """Without what a terminal would obey: the names in a file are whatever its author chose."""
-    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

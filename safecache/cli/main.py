@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +11,7 @@ from rich.markdown import Markdown
 
 from safecache import config
 from safecache._version import __version__
+from safecache.cli import key_arguments
 from safecache.errors import ConfigError, SafecacheError
 
 __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_OK", "EXIT_USAGE", "main"]
@@ -60,6 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     adopt.add_argument("directory", metavar="DIR", help="the cache directory, such as $TORCHINDUCTOR_CACHE_DIR")
     adopt.add_argument("--json", action="store_true", help="print JSON")
 
+    key_arguments.add(commands)
+
     doctor = commands.add_parser("doctor", help="say why a shared object does not load, without running it")
     doctor.add_argument("--load", metavar="FILE", required=True, help="the shared object, as the error names it")
     doctor.add_argument("--json", action="store_true", help="print JSON")
@@ -103,6 +105,14 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         from safecache.cli import doctor
 
         return doctor.show(arguments.load, as_json=arguments.json)
+    if arguments.command in key_arguments.KEY_COMMANDS:
+        from safecache.cli import keys
+
+        return keys.run(arguments)
+    if arguments.command in key_arguments.ENTRY_COMMANDS:
+        from safecache.cli import entries
+
+        return entries.run(arguments)
     if arguments.command == "demo":
         from safecache.cli import demo
 
@@ -124,12 +134,6 @@ def _run(argv: list[str]) -> int:
 
 def _adopt(directory: str, *, as_json: bool) -> int:
     from safecache.adopt import adopt
+    from safecache.cli import entries
 
-    result = adopt(directory)
-    if as_json:
-        print(json.dumps(result._asdict()))
-    else:
-        print(f"{result.sealed} files sealed, {result.already_sealed} were sealed already.")
-        for path, reason in result.skipped:
-            print(f"skipped {path}: {reason}")
-    return EXIT_FINDINGS if result.skipped else EXIT_OK
+    return entries.show_resealing(adopt(directory), as_json=as_json)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn
@@ -22,7 +23,7 @@ def show(*, as_json: bool, import_targets: bool) -> int:
         safecache.activate()
     failed = _import_targets() if import_targets else {}
     hooks = [dict(hook._asdict(), reason=hook.reason or failed.get(hook.name, "")) for hook in safecache.status()]
-    keys = keyring.current()
+    keys = keyring.current(tell=False)
     report = {
         "version": safecache.__version__,
         "enabled": enabled,
@@ -30,6 +31,8 @@ def show(*, as_json: bool, import_targets: bool) -> int:
         "settings": {setting.variable: getattr(config.current(), setting.name) for setting in config.SETTINGS},
         "key": keys.signing.id.hex() if keys.signing else None,
         "key_problem": keys.problem,
+        "trusted_keys": sorted(key_id.hex() for key_id in keys.trusted),
+        "refused_keys": list(keys.problems),
         "hooks": hooks,
     }
     if as_json:
@@ -55,10 +58,12 @@ def _import_targets() -> dict[str, str]:
     return failed
 
 
-def _print(report: dict[str, object], hooks: list[dict[str, str]]) -> None:
+def _print(report: dict[str, Any], hooks: list[dict[str, str]]) -> None:
     console = Console()
     console.print(f"safecache {report['version']}, torch {report['torch'] or 'not installed'}")
     console.print(f"key {report['key']}" if report["key"] else f"no key: {report['key_problem']}", markup=False)
+    for problem in report["refused_keys"]:
+        console.print(f"key refused: {problem}", markup=False)
     table = Table(Column("hook", overflow="fold"), "state", Column("reason", overflow="fold"))
     colours = {"active": "green", "not yet imported": "dim", "not for this torch": "dim"}
     for hook in hooks:

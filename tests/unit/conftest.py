@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import hypothesis
 import pytest
 
 from safecache import config, events, keyring
+from safecache.cli.main import main
 
 # A deadline is a timing assertion; a database would leave files in the checkout.
 hypothesis.settings.register_profile("safecache", deadline=None, database=None)
@@ -20,12 +22,12 @@ def isolated(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(config, "_current", None)
-    keyring._load_once.cache_clear()
+    keyring.reset()
     events.reset()
     umask = os.umask(0o022)  # the files that tests make are private, whatever the caller's umask
     yield
     os.umask(umask)
-    keyring._load_once.cache_clear()
+    keyring.reset()
     events.reset()
 
 
@@ -39,3 +41,18 @@ def settings(monkeypatch):
         return config.reload()
 
     return use
+
+
+@pytest.fixture
+def run(capsys):
+    """Run a command; its exit code, output and errors."""
+
+    def run(*arguments):
+        try:
+            code = main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = end.code
+        said = capsys.readouterr()
+        return SimpleNamespace(code=code, out=said.out, err=said.err, lines=said.out.splitlines())
+
+    return run

@@ -16,5 +16,5 @@ ENTRY = seal.attach(PAYLOAD, Kind.AOT_ENTRY, "the key", KEY, PROVENANCE)
 FOOTER, TAG = 62, 32
 
 
-def verify(content, kind=Kind.AOT_ENTRY, cache_key="the key", keys=(KEY,)):
-    return seal.verify(content, kind, cache_key, {key.id: key for key in keys}.get)
+def verify(content, kind=Kind.AOT_ENTRY, cache_key="the key", keys=(KEY,), namespace="default"):
+    return seal.verify(content, kind, cache_key, {key.id: key for key in keys}.get, namespace)

@@ -29,9 +29,11 @@ DEFAULTS = {
     "SAFECACHE_STRICT": False,
     "SAFECACHE_TRUST": "signed",
     "SAFECACHE_KEY_FILE": None,
+    "SAFECACHE_KEYRING": None,
+    "SAFECACHE_NAMESPACE": "default",
     "SAFECACHE_EXEC_DIR": None,
 }
-PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_EXEC_DIR")
+PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_EXEC_DIR")
 
 
 def test_these_are_all_settings():
@@ -66,11 +68,17 @@ def test_key_file_is_taken_as_it_is():
     assert value("SAFECACHE_KEY_FILE", "/run/secrets/a key ") == "/run/secrets/a key "
 
 
+@pytest.mark.parametrize("text", ["prod", "team-a/Model_7.1", "x" * 128, "..", "0"])
+def test_namespace_is_taken_as_it_is(text):
+    assert value("SAFECACHE_NAMESPACE", text) == text
+
+
 @pytest.mark.parametrize(
     ("variable", "text"),
     [(switch, text) for switch in SWITCHES for text in ("2", "enable", "y", " ", "-1")]
     + [("SAFECACHE_TRUST", text) for text in ("all", "sign", "signed,private", "0")]
-    + [("SAFECACHE_KEY_FILE", text) for text in ("key", "./key", "~/key", " /key")],
+    + [(path, text) for path in PATHS for text in ("key", "./key", "~/key", " /key")]
+    + [("SAFECACHE_NAMESPACE", text) for text in ("a b", "prod ", "a*", "a\nb", "grün", "a:b", "x" * 129)],
 )
 def test_bad_value_names_variable_value_and_what_is_allowed(variable, text):
     allowed = {setting.variable: setting.allowed for setting in config.SETTINGS}[variable]
@@ -82,7 +90,8 @@ def test_bad_value_names_variable_value_and_what_is_allowed(variable, text):
 
 @pytest.mark.parametrize("setting", config.SETTINGS, ids=lambda setting: setting.variable)
 def test_what_is_allowed_spells_out_every_choice(setting):
-    choices = {"SAFECACHE_TRUST": config.TRUST_MODES} | dict.fromkeys(PATHS, ("absolute path",))
+    choices = {"SAFECACHE_TRUST": config.TRUST_MODES, "SAFECACHE_NAMESPACE": ("letters", "digits", ". _ - /", "128")}
+    choices |= dict.fromkeys(PATHS, ("absolute path",))
     for word in choices.get(setting.variable, (*config._TRUE, *config._FALSE)):
         assert word in setting.allowed
 
@@ -150,6 +159,8 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_STRICT": "0",
         "SAFECACHE_TRUST": "signed",
         "SAFECACHE_KEY_FILE": "unset",
+        "SAFECACHE_KEYRING": "unset",
+        "SAFECACHE_NAMESPACE": "default",
         "SAFECACHE_EXEC_DIR": "unset",
     }
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import pytest
 from conftest import python
 
-from safecache import errors
+from safecache import errors, key_format
+from unit.key_cases import PUBLIC
 
 PACKAGE = Path(__file__).parents[2] / "safecache"
 CORE = sorted(PACKAGE.glob("*.py"))
@@ -87,8 +88,26 @@ def test_importing_the_package_loads_no_cryptography():
     """An import must cost next to nothing in the processes that compile nothing."""
     done = python("import json, sys, safecache; print(json.dumps(sorted(sys.modules)))")
     heavy = {"hashlib", "pickle", "filelock", "wrapt", "rich", "inspect", "safecache.seal", "safecache.patching"}
+    heavy |= {"cryptography", "safecache.keyring", "safecache.keys", "safecache.signatures"}
     assert done.returncode == 0, done.stderr
     assert heavy & set(json.loads(done.stdout)) == set()
+
+
+def test_sealing_and_verifying_with_mac_keys_loads_no_cryptography(tmp_path):
+    """Nor does a public key that lies in the keyring and has sealed nothing that is read."""
+    ring = tmp_path / "safecache" / "keys"
+    ring.mkdir(parents=True, mode=0o700)
+    (ring / f"{PUBLIC.id.hex()}.json").write_bytes(key_format.encode(PUBLIC))
+    code = (
+        "import sys, safecache\n"
+        "from safecache import keyring, seal\n"
+        "ring = keyring.current()\n"
+        "content = seal.attach(b'', seal.Kind.FX_ENTRY, 'k', ring.signing, {})\n"
+        "assert seal.verify(content, seal.Kind.FX_ENTRY, 'k', ring.find).reason is None\n"
+        "print(len(ring.trusted), ring.problems, 'cryptography' in sys.modules)\n"
+    )
+    done = python(code, env={"XDG_CONFIG_HOME": str(tmp_path), "SAFECACHE": "0"})
+    assert done.stdout == "2 () False\n", done.stderr
 
 
 def bound_names(tree: ast.Module) -> set[str]:

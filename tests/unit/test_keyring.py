@@ -39,7 +39,7 @@ def test_key_made_on_first_use_is_private_to_the_user(tmp_path):
 
 def test_second_use_finds_the_same_key(tmp_path):
     first, second = (keyring.load(None, str(tmp_path)) for _ in range(2))
-    assert second == (first.signing, False, "")
+    assert second[:3] == (first.signing, False, "")
 
 
 def test_two_users_get_different_keys(tmp_path):
@@ -61,7 +61,7 @@ def test_key_is_made_where_the_file_system_has_no_hard_links(tmp_path, no_hard_l
     ring = keyring.load(None, str(tmp_path))
     assert ring.fresh
     assert mode(tmp_path / "safecache" / "sealing.key") == 0o600
-    assert keyring.load(None, str(tmp_path)) == (ring.signing, False, "")
+    assert keyring.load(None, str(tmp_path))[:3] == (ring.signing, False, "")
     assert not list(tmp_path.rglob(".*"))
 
 
@@ -112,7 +112,7 @@ def test_process_without_a_key_carries_on_and_knows_why(settings, tmp_path):
 def test_user_without_a_home_has_no_key(monkeypatch, settings):
     monkeypatch.delenv("XDG_CONFIG_HOME")
     settings(HOME="relative")
-    assert keyring.current() == (None, False, "this user has no home directory to keep a key in")
+    assert keyring.current()[:3] == (None, False, "this user has no home directory to keep a key in")
 
 
 def test_keys_follow_the_settings_of_now(settings, tmp_path):

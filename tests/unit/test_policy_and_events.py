@@ -32,6 +32,10 @@ TABLE = {
     Reason.BAD_SEAL: (MOVED, SAID, EntryRefusedError),
     Reason.OTHER_KIND: (MOVED, SAID, EntryRefusedError),
     Reason.OTHER_CACHE_KEY: (MOVED, SAID, EntryRefusedError),
+    Reason.REVOKED_KEY: (LEFT, SAID, EntryRefusedError),
+    Reason.EXPIRED_KEY: (LEFT, SAID, EntryRefusedError),
+    Reason.OTHER_NAMESPACE: (LEFT, SAID, EntryRefusedError),
+    Reason.KEY_NOT_ALLOWED: (LEFT, SAID, EntryRefusedError),
     Reason.NOT_PRIVATE: (LEFT, SAID, EntryRefusedError),
     Reason.NOT_A_FILE: (LEFT, SAID, EntryRefusedError),
     Reason.FOREIGN_OWNER: (LEFT, SAID, EntryRefusedError),
@@ -50,6 +54,7 @@ TABLE = {
     Reason.NOT_EXECUTABLE: (LEFT, SAID, ExecutionError),
     Reason.EXEC_DIR_UNUSABLE: (LEFT, SAID, ExecutionError),
     Reason.NO_KEY: (LEFT, SAID, KeyringError),
+    Reason.KEY_REFUSED: (LEFT, SAID, None),
     Reason.STOOD_DOWN: (LEFT, SAID, None),
 }
 BY_REASON = pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value.replace(" ", "-"))

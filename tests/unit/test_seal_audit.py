@@ -9,7 +9,8 @@ from conftest import python
 WATCH = """
 import json, pickle, sys
 from safecache import seal
-from safecache.keyring import Key
+from safecache import signatures
+from safecache.keys import Key
 from safecache.seal import Kind
 
 class Hostile:
@@ -18,6 +19,9 @@ class Hostile:
 
 hostile = pickle.dumps(Hostile())
 key, other = Key.derive(b"k" * 32), Key.derive(b"o" * 32)
+revoked = Key.derive(b"r" * 32)._replace(revoked=1.0)
+farm, stranger = (Key.ed25519(signatures.public_of(private), private) for private in (b"f" * 32, b"s" * 32))
+limited = farm._replace(id=b"limited!", namespaces=("prod",))
 sealed = seal.attach(hostile, Kind.AOT_ENTRY, "key", key, {})
 contents = {
     "unsealed": hostile,
@@ -28,7 +32,12 @@ contents = {
     "bad seal": seal.attach(hostile, Kind.AOT_ENTRY, "key", Key(key.id, other.secret), {}),
     "other kind": seal.attach(hostile, Kind.FX_ENTRY, "key", key, {}),
     "other cache key": seal.attach(hostile, Kind.AOT_ENTRY, "yek", key, {}),
+    "other namespace": seal.attach(hostile, Kind.AOT_ENTRY, "key", key, {}, "other"),
+    "revoked key": seal.attach(hostile, Kind.AOT_ENTRY, "key", revoked, {}),
+    "key not allowed": seal.attach(hostile, Kind.AOT_ENTRY, "key", farm._replace(id=limited.id), {}),
     "None": sealed,
+    "signed": seal.attach(hostile, Kind.AOT_ENTRY, "key", farm, {}),
+    "badly signed": seal.attach(hostile, Kind.AOT_ENTRY, "key", stranger._replace(id=farm.id), {}),
 }
 seen = []
 
@@ -36,7 +45,8 @@ def watch(event, arguments):
     if event in ("import", "exec", "compile", "open", "marshal.loads") or event.split(".")[0] in ("pickle", "os"):
         seen.append(event)
 
-find = {key.id: key}.get
+find = {each.id: each for each in (key, revoked, farm.public_part(), limited.public_part())}.get
+signatures.verify(farm.public, bytes(64), b"")  # the library is imported by the first signature
 sys.addaudithook(watch)
 reasons = [seal.verify(content, Kind.AOT_ENTRY, "key", find).reason for content in contents.values()]
 for content in contents.values():
@@ -51,7 +61,8 @@ def test_verifying_hostile_content_runs_and_imports_nothing():
     done = python(WATCH)
     assert done.returncode == 0, done.stderr
     expected, reasons, during, after = json.loads(done.stdout)
-    expected[expected.index("wrong size")] = "damaged"
+    meant = {"wrong size": "damaged", "signed": "None", "badly signed": "bad seal"}
+    expected = [meant.get(name, name) for name in expected]
     assert reasons == expected
     assert during == []
     # That the hook would have seen it:

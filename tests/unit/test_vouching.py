@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from safecache import config, events, keyring, vouching
+from safecache import config, cpu, events, keyring, vouching
 from safecache.errors import EntryRefusedError
 
 SOURCE = b"print('generated')\n"
@@ -101,23 +101,23 @@ def test_damaged_record_does_not_vouch(library, root, monkeypatch, damage):
 
 
 def test_code_for_a_cpu_that_has_more_is_refused(library, root, monkeypatch):
-    monkeypatch.setattr(vouching, "_instructions", lambda: "avx2 avx512f x86_64")
+    monkeypatch.setattr(cpu, "instructions", lambda: "avx2 avx512f x86_64")
     vouching.keep(str(library), str(root))
     forget(monkeypatch)
-    monkeypatch.setattr(vouching, "_instructions", lambda: "avx2 x86_64")
+    monkeypatch.setattr(cpu, "instructions", lambda: "avx2 x86_64")
     assert not admit(library, root) and events.counters()["other CPU"] == 1
 
 
 def test_code_for_a_cpu_that_has_less_is_taken(library, root, monkeypatch):
-    monkeypatch.setattr(vouching, "_instructions", lambda: "avx2 x86_64")
+    monkeypatch.setattr(cpu, "instructions", lambda: "avx2 x86_64")
     vouching.keep(str(library), str(root))
     forget(monkeypatch)
-    monkeypatch.setattr(vouching, "_instructions", lambda: "avx2 avx512f x86_64")
+    monkeypatch.setattr(cpu, "instructions", lambda: "avx2 avx512f x86_64")
     assert admit(library, root)
 
 
 def test_this_cpu_is_described_by_its_machine_and_instructions():
-    words = vouching._instructions().split()
+    words = cpu.instructions().split()
     assert os.uname().machine in words and len(words) > 3
 
 

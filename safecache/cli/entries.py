@@ -1,0 +1,63 @@
+"""``safecache sign`` and ``verify``, and what ``adopt`` prints."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+
+from safecache import layout
+from safecache.audit import audit
+from safecache.cli.terminal import printable
+from safecache.errors import EntryRefusedError
+from safecache.layout import Location
+from safecache.resealing import Resealing, countersign
+
+__all__ = ["run", "show_resealing"]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
+    # All of them before the first is changed: a path that is mistyped must not leave half of the work done.
+    locations = [location for path in arguments.paths for location in _locate(path)]
+    if arguments.command == "sign":
+        return show_resealing(countersign(locations), as_json=arguments.json)
+    return _verify(locations, as_json=arguments.json)
+
+
+def _locate(path: str) -> Iterator[Location]:
+    """The entries below a cache directory, or the one that this is."""
+    if os.path.isdir(path):
+        os.scandir(path).close()
+        yield from layout.walk(path)
+        return
+    os.lstat(path)
+    location = layout.locate(path)
+    if location is None:
+        raise EntryRefusedError(f"{path} lies in no cache directory, so that its kind and cache key are not known")
+    yield location
+
+
+def show_resealing(result: Resealing, *, as_json: bool) -> int:
+    """Print what was sealed; 1 if an entry was skipped."""
+    if as_json:
+        print(json.dumps(result._asdict()))
+    else:
+        print(f"{result.sealed} files sealed, {result.already_sealed} were sealed already.")
+        for path, reason in result.skipped:
+            print(printable(f"skipped {path}: {reason}"))
+    return int(bool(result.skipped))
+
+
+def _verify(locations: list[Location], *, as_json: bool) -> int:
+    outcomes, refused = audit(locations)
+    if as_json:
+        report = {"entries": len(locations), "outcomes": outcomes, "refused": [each._asdict() for each in refused]}
+        print(json.dumps(report))
+    else:
+        counts = "".join(f", {count} {outcome}" for outcome, count in sorted(outcomes.items()))
+        print(f"{len(locations)} entries{counts}")
+        for path, reason, evidence in refused:
+            print(printable(f"refused {path}: {evidence} [{reason}]"))
+    return int(bool(refused))

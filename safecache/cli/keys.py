@@ -1,0 +1,127 @@
+"""``safecache keygen``, ``keys``, ``trust`` and ``revoke``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from safecache import config, key_changes, key_files, keyring, timestamps
+from safecache.cli.terminal import printable
+from safecache.keys import ANY_NAMESPACE, Key
+
+__all__ = ["run"]
+
+_DATES = ("created", "expires", "revoked")
+_MAXIMUM_INPUT = 64 * 1024
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
+    commands = {"keygen": _keygen, "keys": _keys, "trust": _trust, "revoke": _revoke}
+    return commands[arguments.command](arguments)
+
+
+def _keygen(arguments: argparse.Namespace) -> int:
+    if arguments.public and not arguments.ed25519:
+        print("safecache keygen: --public needs --ed25519: a MAC key has no public part", file=sys.stderr)
+        return 2
+    key = key_changes.generate(ed25519=arguments.ed25519)._replace(
+        name=arguments.name, expires=arguments.expires, namespaces=tuple(arguments.namespace or ANY_NAMESPACE)
+    )
+    # The public part first: should it fail, no private part lies about without.
+    if arguments.public:
+        key_files.save(os.path.abspath(arguments.public), key.public_part())
+    path = os.path.abspath(arguments.out) if arguments.out else key_changes.trust(key)
+    if arguments.out:
+        key_files.save(path, key)
+    print(f"{key.id.hex()} {path}")
+    if arguments.public:
+        print(f"public part: {os.path.abspath(arguments.public)}")
+    print(f"To seal with it: export SAFECACHE_KEY_FILE={path}")
+    return 0
+
+
+def _trust(arguments: argparse.Namespace) -> int:
+    if arguments.file == "-":
+        key = key_changes.read_candidate(None, sys.stdin.buffer.read(_MAXIMUM_INPUT))
+    else:
+        key = key_changes.read_candidate(os.path.abspath(arguments.file))
+    if arguments.name is not None:
+        key = key._replace(name=arguments.name)
+    if arguments.namespace:
+        key = key._replace(namespaces=tuple(arguments.namespace))
+    path = key_changes.trust(key)
+    state = _state(key_changes.find(key.id.hex()))
+    namespaces = " ".join(key.namespaces)
+    print(printable(f"{key.id.hex()} {path}: {key.algorithm.value}, {state}, for namespaces {namespaces}"))
+    return 0
+
+
+def _revoke(arguments: argparse.Namespace) -> int:
+    key = key_changes.find(arguments.id)
+    sealing = keyring.current(tell=False).signing
+    path = key_changes.revoke(key, arguments.reason)
+    since = f"{key.id.hex()} was revoked already" if key.revoked is not None else f"{key.id.hex()} is revoked"
+    print(f"{since}: {path}")
+    if sealing is not None and sealing.id == key.id:
+        print(f"Nothing is sealed here now: {keyring.current(tell=False).problem}.")
+    return 0
+
+
+def _keys(arguments: argparse.Namespace) -> int:
+    ring = keyring.current(tell=False)
+    sealing = ring.signing.id if ring.signing is not None else None
+    rows = [_row(key) | {"sealing": key.id == sealing} for _, key in sorted(ring.trusted.items())]
+    report = {
+        "keyring": keyring.directory(),
+        "namespace": config.current().namespace,
+        "sealing": sealing.hex() if sealing is not None else None,
+        "problem": ring.problem,
+        "keys": rows,
+        "problems": list(ring.problems),
+    }
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        _print(rows, ring.problem, ring.problems)
+    return int(bool(ring.problems))
+
+
+def _row(key: Key) -> dict[str, Any]:
+    times = {"created": key.created, "expires": key.expires, "revoked": key.revoked}
+    return {
+        "id": key.id.hex(),
+        "algorithm": key.algorithm.value,
+        "name": key.name,
+        "can_seal": key.can_seal and key.objection(time.time()) is None,
+        "state": _state(key),
+        **{name: None if moment is None else timestamps.write(moment) for name, moment in times.items()},
+        "revoked_reason": key.why_revoked,
+        "namespaces": list(key.namespaces),
+    }
+
+
+def _state(key: Key) -> str:
+    objection = key.objection(time.time())
+    return "trusted" if objection is None else objection.value
+
+
+def _print(rows: list[dict[str, Any]], nothing_sealed: str, problems: tuple[str, ...]) -> None:
+    lines = [("id", "algorithm", "name", "seals", *_DATES, "namespaces")]
+    for row in rows:
+        seals = "now" if row["sealing"] else "could" if row["can_seal"] else "no"
+        days = ((row[name] or "")[: len("2000-01-01")] for name in _DATES)
+        lines.append((row["id"], row["algorithm"], row["name"], seals, *days, " ".join(row["namespaces"])))
+    # Not a table of rich's, which folds ids on a narrow terminal and in a pipe.
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        cells = ((printable(cell) or "-").ljust(width) for cell, width in zip(line, widths, strict=True))
+        print("  ".join(cells).rstrip())
+    if nothing_sealed:
+        print(printable(f"Nothing is sealed: {nothing_sealed}."))
+    for problem in problems:
+        print(printable(f"Refused: {problem}."))

@@ -1,0 +1,181 @@
+"""The content of key files: bytes to Key and back. Nothing here opens a file.
+
+The messages of errors are said of the file, as in "holds 5 bytes", and show no secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from safecache import signatures, timestamps
+from safecache.errors import KeyringError
+from safecache.keys import ANY_NAMESPACE, ID_SIZE, MAC_SIZE, Algorithm, Key
+
+__all__ = ["FORMAT", "decode", "encode", "recognise"]
+
+FORMAT = 1
+_MATERIAL = ("secret", "public", "private")
+_TIMES = ("created", "expires", "revoked")
+_FIELDS = frozenset(("format", "id", "algorithm", "name", "revoked_reason", "namespaces", *_TIMES, *_MATERIAL))
+_PARTS = {Algorithm.HMAC_SHA256: ("secret",), Algorithm.ED25519: ("public", "private")}
+_MINIMUM_RAW = 32
+_HEX_SECRET = re.compile(rb"[0-9a-fA-F]{64}\s*")
+# Public keys in other wrappings: OpenSSH's, and the DER that is inside a PEM file.
+_PUBLIC_STARTS = (b"ssh-", b"---- BEGIN SSH2", bytes.fromhex("302a300506032b6570"))
+
+
+def encode(key: Key) -> bytes:
+    """The key file of ``key``: with its secret or private part if it holds that, else with its public one."""
+    material: dict[str, str] = {}
+    if key.can_seal:
+        name = "private" if key.algorithm is Algorithm.ED25519 else "secret"
+        material[name] = base64.b64encode(key.secret).decode()
+    elif key.public:
+        material["public"] = base64.b64encode(key.public).decode()
+    fields = {
+        "format": FORMAT,
+        "id": key.id.hex(),
+        "algorithm": key.algorithm.value,
+        **material,
+        "name": key.name,
+        "created": _write_time(key.created),
+        "expires": _write_time(key.expires),
+        "revoked": _write_time(key.revoked),
+        "namespaces": list(key.namespaces),
+        **({"revoked_reason": key.why_revoked} if key.why_revoked else {}),
+    }
+    return json.dumps(fields, indent=1).encode() + b"\n"
+
+
+def recognise(content: bytes, *, any_secret: bool) -> Key:
+    """The key in ``content``: a key file, PEM, or a raw secret.
+
+    A raw secret is whatever holds 32 bytes or more; without ``any_secret`` it is 64 hex digits, so that a page of text
+    is not taken for a key. Raises KeyringError.
+    """
+    if content.lstrip().startswith(b"-----BEGIN"):
+        return Key.ed25519(*signatures.read_pem(content))
+    if _is_json(content):
+        return decode(content)
+    # What is public must never become a MAC secret.
+    if content.startswith(_PUBLIC_STARTS):
+        raise KeyringError("is a public key, and not in a form that safecache reads: use PEM")
+    if any_secret and len(content) < _MINIMUM_RAW:
+        raise KeyringError(f"holds {len(content)} bytes; it needs at least {_MINIMUM_RAW}")
+    if not any_secret and not _HEX_SECRET.fullmatch(content):
+        raise KeyringError("is no key file, no PEM file of an Ed25519 key and no secret of 64 hex digits")
+    # A line in a text file and the same with an editor's newline are one key.
+    return Key.derive(content.rstrip(b"\r\n"))
+
+
+def _is_json(content: bytes) -> bool:
+    # A raw secret may begin with a brace as with any other byte, but 32 random bytes are never text.
+    try:
+        return content.decode().lstrip().startswith("{")
+    except UnicodeDecodeError:
+        return False
+
+
+def decode(content: bytes) -> Key:
+    """The key in a key file. Raises KeyringError, also where its id is not that of its content.
+
+    A field that is not known is refused: it could be a restriction with its name misspelt.
+    """
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError):
+        raise KeyringError("is not a JSON file, or not a whole one") from None
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        raise KeyringError(f"is no key file of format {FORMAT}")
+    if not fields.keys() <= _FIELDS:
+        # As ascii(): whoever wrote the file chose them, and they end in a log or on a terminal.
+        raise KeyringError(f"has fields that are not known: {', '.join(map(ascii, sorted(fields.keys() - _FIELDS)))}")
+    stated = _read_id(fields)
+    revoked = _read_time(fields, "revoked")
+    key = _read_material(fields, stated, revoked is not None)
+    if key.id != stated:
+        raise KeyringError(f"says that it is key {stated.hex()}, and its content is that of key {key.id.hex()}")
+    return key._replace(
+        name=_read_text(fields, "name"),
+        created=_read_time(fields, "created"),
+        expires=_read_time(fields, "expires"),
+        revoked=revoked,
+        why_revoked=_read_text(fields, "revoked_reason"),
+        namespaces=_read_namespaces(fields),
+    )
+
+
+def _read_material(fields: Mapping[str, Any], stated: bytes, revoked: bool) -> Key:
+    try:
+        algorithm = Algorithm(fields.get("algorithm"))
+    except ValueError:
+        raise KeyringError(
+            f"has an algorithm that is none of {', '.join(known.value for known in Algorithm)}"
+        ) from None
+    present = [name for name in _MATERIAL if name in fields]
+    if revoked and not present:
+        return Key(stated, b"", algorithm)
+    if len(present) != 1 or present[0] not in _PARTS[algorithm]:
+        raise KeyringError(f"does not hold one of what {algorithm.value} needs: {', '.join(_PARTS[algorithm])}")
+    material = _read_bytes(fields, present[0])
+    if algorithm is Algorithm.HMAC_SHA256:
+        return Key.mac(material)
+    # A public key needs the library by the time that it verifies something, and importing it is not cheap.
+    missing = None if present[0] == "public" and signatures.installed() else signatures.problem()
+    if missing is not None and revoked:
+        return Key(stated, b"", algorithm)
+    if missing is not None:
+        raise KeyringError(f"cannot be used: {missing}")
+    return Key.ed25519(material) if present[0] == "public" else Key.ed25519(signatures.public_of(material), material)
+
+
+def _read_bytes(fields: Mapping[str, Any], name: str) -> bytes:
+    try:
+        material = base64.b64decode(fields[name], validate=True)
+    except (TypeError, ValueError, binascii.Error):
+        material = b""
+    if len(material) != MAC_SIZE:  # and signatures.SIZE is the same
+        raise KeyringError(f"has a {name} part that is not the base64 of {MAC_SIZE} bytes")
+    return material
+
+
+def _read_id(fields: Mapping[str, Any]) -> bytes:
+    stated = fields.get("id")
+    if not isinstance(stated, str) or not re.fullmatch(f"[0-9a-f]{{{2 * ID_SIZE}}}", stated):
+        raise KeyringError(f"has an id that is not {2 * ID_SIZE} hex digits")
+    return bytes.fromhex(stated)
+
+
+def _read_text(fields: Mapping[str, Any], name: str) -> str:
+    text = fields.get(name, "")
+    if not isinstance(text, str):
+        raise KeyringError(f"has a {name} that is not a text")
+    return text
+
+
+def _read_namespaces(fields: Mapping[str, Any]) -> tuple[str, ...]:
+    patterns = fields.get("namespaces", list(ANY_NAMESPACE))
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) and pattern for pattern in patterns):
+        raise KeyringError("has namespaces that are not a list of patterns")
+    return tuple(patterns)
+
+
+def _read_time(fields: Mapping[str, Any], name: str) -> float | None:
+    text = fields.get(name)
+    if text is None:
+        return None
+    try:
+        seconds = timestamps.parse(text)
+        timestamps.write(seconds)  # the last day of the last year is in no calendar somewhere else
+        return seconds
+    except (TypeError, ValueError, AttributeError, OverflowError):
+        raise KeyringError(f"has a time {name} that is not one of RFC 3339, such as 2030-01-31T00:00:00Z") from None
+
+
+def _write_time(seconds: float | None) -> str | None:
+    return None if seconds is None else timestamps.write(seconds)

@@ -1,0 +1,76 @@
+"""Seals entry files anew, in place: those of a cache that we vouch for, or those that already verify."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from safecache import config, keyring, layout, provenance, seal, store, trust
+from safecache.errors import EntryRefusedError, KeyringError
+from safecache.keyring import Key
+from safecache.layout import Location
+
+__all__ = ["Resealing", "countersign", "each", "replace", "sealing_key"]
+
+
+class Resealing(NamedTuple):
+    """What became of the entries: how many were sealed, how many were already, and which not, with the reason."""
+
+    sealed: int
+    already_sealed: int
+    skipped: list[tuple[str, str]]
+
+
+def sealing_key() -> Key:
+    """The key to seal with. Raises KeyringError where there is none."""
+    keys = keyring.current()
+    if keys.signing is None:
+        raise KeyringError(keys.problem)
+    return keys.signing
+
+
+def each(steps: Iterable[tuple[str, Callable[[], bool]]]) -> Resealing:
+    """Do the step of every path: it says whether it sealed what lies there, and raises where it must not."""
+    done, skipped = [], []
+    for path, step in steps:
+        try:
+            done.append(step())
+        except (store.UnusableEntry, EntryRefusedError, OSError) as error:
+            detail = error.detail if isinstance(error, store.UnusableEntry) else str(error)
+            skipped.append((path, detail))
+    return Resealing(done.count(True), done.count(False), skipped)
+
+
+def replace(location: Location, content: bytes, root: str, key: Key, origin: Mapping[str, str]) -> None:
+    """Put the payload of ``content``, sealed with ``key``, in place of the file there. Raises OSError."""
+    payload, namespace = seal.payload_of(content), config.current().namespace
+    sealed = seal.attach(payload, location.kind, location.cache_key, key, origin, namespace)
+    store.publish(os.path.join(os.path.dirname(location.path), layout.entry_name(sealed)), sealed, root)
+    os.unlink(location.path)
+
+
+def countersign(locations: Iterable[Location]) -> Resealing:
+    """Seal every entry that verifies now, by any trusted key, with our own. What does not verify is skipped.
+
+    The provenance stays that of the build, with the id of the key that vouched for it. Raises KeyringError without a
+    key to seal with.
+    """
+    key = sealing_key()
+    keys, namespace = keyring.current(), config.current().namespace
+
+    def seal_file(location: Location) -> bool:
+        content = store.read_entry(location.path)
+        verdict = seal.verify(content, location.kind, location.cache_key, keys.find, namespace)
+        if verdict.reason in trust.UNVOUCHED:
+            raise EntryRefusedError(f"{verdict.reason.value}: nobody that is trusted has sealed it")
+        if verdict.reason is not None:
+            raise EntryRefusedError(f"{verdict.reason.value}: {trust.evidence(verdict)}")
+        if verdict.key_id is None or verdict.key_id == key.id:
+            return False
+        origin = {**(verdict.provenance or provenance.describe()), "countersigned": verdict.key_id.hex()}
+        replace(location, content, layout.cache_root(location.path), key, origin)
+        return True
+
+    return each([(location.path, partial(seal_file, location)) for location in locations])

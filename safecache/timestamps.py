@@ -1,0 +1,26 @@
+"""Points in time as key files write them (RFC 3339) and as they are compared (seconds since the epoch)."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+__all__ = ["parse", "write"]
+
+
+def parse(text: str) -> float:
+    """Seconds since the epoch of an RFC 3339 time or of a date alone, which is its first moment in UTC.
+
+    Raises ValueError, also for a time without an offset: nobody could say when that is.
+    """
+    # Python 3.10 reads no "Z".
+    moment = datetime.fromisoformat(text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text)
+    if moment.tzinfo is None:
+        if len(text) != len("2000-01-01"):
+            raise ValueError(f"{text!r} has no offset from UTC")
+        moment = moment.replace(tzinfo=timezone.utc)
+    return moment.timestamp()
+
+
+def write(seconds: float) -> str:
+    """RFC 3339, in UTC, to the second."""
+    return datetime.fromtimestamp(int(seconds), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")

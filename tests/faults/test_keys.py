@@ -1,0 +1,57 @@
+"""Real compiles under a farm's key: a server with the public part hits, saves nothing, and obeys a revocation."""
+
+from __future__ import annotations
+
+import pytest
+from conftest import WARM
+from unit.key_cases import PRIVATE, PUBLIC, revoked
+
+from safecache import key_directory, key_files
+
+
+@pytest.fixture
+def farm(home):
+    """A home whose cache was compiled with the private key; the settings of a farm and of a server."""
+    for name, key in (("farm", PRIVATE), ("server", PUBLIC)):
+        key_files.save(str(home.base / name), key)
+        (home.base / name).chmod(0o644 if key is PUBLIC else 0o600)
+    home.farm, home.server = ({"SAFECACHE_KEY_FILE": str(home.base / name)} for name in ("farm", "server"))
+    answer = home.run(env=home.farm)
+    assert answer.ok and answer.stats == {"sealed": 3, "saved": 3}, answer
+    return home
+
+
+def test_server_with_the_public_part_hits_what_the_farm_has_compiled(farm):
+    answer = farm.run(env=farm.server, strict=True)
+    assert answer.ok and answer.hits == WARM and answer.stats == {"verified": 3}, answer
+
+
+def test_server_with_the_public_part_compiles_what_is_missing_and_saves_nothing(home):
+    key_files.save(str(home.base / "server"), PUBLIC)
+    answer = home.run(env={"SAFECACHE_KEY_FILE": str(home.base / "server")})
+    assert answer.ok and answer.hits == (0, 0) and home.aot_entries == home.fx_entries == [], answer
+    assert answer.stats == {"no key": 3} and len(answer.warnings) == 1, answer
+    assert "only the public part" in answer.warnings[0]
+
+
+def test_server_that_trusts_the_farm_hits_and_seals_with_its_own_key(farm):
+    key_directory.add(str(farm.keys / "keys"), PUBLIC)
+    answer = farm.run()
+    assert answer.ok and answer.hits == WARM and answer.warnings == [], answer
+
+
+def test_entries_of_a_revoked_farm_are_compiled_anew(farm):
+    key_directory.add(str(farm.keys / "keys"), revoked(PUBLIC))
+    answer = farm.run()
+    assert answer.ok and answer.hits == (0, 0) and answer.stats["revoked key"] >= 1, answer
+    assert "safecache verify" in answer.warnings[0] and PUBLIC.id.hex() in answer.warnings[0], answer
+    assert farm.quarantined == [] and farm.run().hits == WARM
+
+
+def test_entries_of_another_namespace_are_compiled_anew_and_left(farm):
+    before = farm.aot_entries
+    prod = farm.farm | {"SAFECACHE_NAMESPACE": "prod"}
+    answer = farm.run(env=prod)
+    assert answer.ok and answer.hits == (0, 0) and answer.stats["other namespace"] >= 1, answer
+    assert farm.quarantined == [] and set(before) < set(farm.aot_entries)
+    assert farm.run(env=prod).hits == WARM and farm.run(env=farm.farm).hits == WARM
