@@ -16,7 +16,18 @@ from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
 
-__all__ = ["RemoteCache", "Source", "admit", "lookup", "note", "reading", "refusals", "without_candidates"]
+__all__ = [
+    "RemoteCache",
+    "Source",
+    "admit",
+    "fetch",
+    "lookup",
+    "note",
+    "read",
+    "reading",
+    "refusals",
+    "without_candidates",
+]
 
 
 class RemoteCache(Protocol):
@@ -93,7 +104,7 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
     if local:
         yield from _local(source)
     if remote is not None:
-        content = _fetch(source, remote)
+        content = fetch(source.kind, source.cache_key, remote)
         if content is not None and admit(source.kind, source.cache_key, content, origin="the remote cache"):
             yield from _load(source, content, origin="the remote cache", is_local=False)
 
@@ -106,7 +117,7 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
         return
     for name in names:
         path = os.path.join(source.directory, name)
-        content = _read(source, path)
+        content = read(source.kind, path)
         if content is not None and admit(source.kind, source.cache_key, content, path=path, root=source.root):
             yield from _load(source, content, origin=path, is_local=True)
 
@@ -114,21 +125,23 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
 _READ_REMEDY = "The graph is compiled instead; make it readable or remove it."
 
 
-def _read(source: Source, path: str) -> bytes | None:
+def read(kind: Kind, path: str) -> bytes | None:
+    """The bytes of the file at ``path``, not verified; None if there is none, or one that is not to be read."""
     try:
         return store.read_entry(path)
     except FileNotFoundError:
         return None  # cleared by another process since the listing: as good as never written
     except store.UnusableEntry as unusable:
-        note(unusable.reason, source.kind, path, f"it is {unusable.detail}", "It is skipped; remove it.")
+        note(unusable.reason, kind, path, f"it is {unusable.detail}", "It is skipped; remove it.")
     except OSError as error:
-        note(Reason.UNREADABLE, source.kind, path, f"{error.strerror}", _READ_REMEDY, error)
+        note(Reason.UNREADABLE, kind, path, f"{error.strerror}", _READ_REMEDY, error)
     return None
 
 
-def _fetch(source: Source, remote: RemoteCache) -> bytes | None:
+def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
+    """What a remote cache holds for this key, not verified; None if there is nothing, or nothing that can be read."""
     try:
-        value = remote.get(source.cache_key)
+        value = remote.get(cache_key)
         if value is None:
             return None
         data = value["data"] if isinstance(value, Mapping) else None
@@ -138,7 +151,7 @@ def _fetch(source: Source, remote: RemoteCache) -> bytes | None:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         remedy = "The graph is compiled instead; look after the remote cache."
-        note(Reason.REMOTE_FAILED, source.kind, "the remote cache", text, remedy, error)
+        note(Reason.REMOTE_FAILED, kind, "the remote cache", text, remedy, error)
         return None
 
 

@@ -17,7 +17,18 @@ from safecache import config, events, keyring, layout, picklepath, provenance, s
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["SaveAborted", "attempt", "dump", "give_up", "in_attempt", "report_unpicklable", "saved_in_vain", "write"]
+__all__ = [
+    "SaveAborted",
+    "attempt",
+    "can_seal",
+    "dump",
+    "give_up",
+    "in_attempt",
+    "report_unpicklable",
+    "saved_in_vain",
+    "sealed",
+    "write",
+]
 
 
 class SaveAborted(BaseException):
@@ -53,12 +64,21 @@ class _Attempt:
     def failed(self, error: Exception) -> SaveAborted:
         """What an exception means that torch's code raised."""
         if self.pickled:
-            # Local writes report for themselves, so this is the remote cache, or whatever else torch does with it.
-            message, reason, remedy = "it could not be stored everywhere", Reason.UNWRITABLE, _REMOTE_REMEDY
+            # Local writes of entries report for themselves: this is another file, the remote cache, or anything else.
+            message, reason = "it could not be stored everywhere", Reason.UNWRITABLE
+            remedy = _SPACE_REMEDY if _names_a_file(error) else _REMOTE_REMEDY
         else:
             message, reason, remedy = "it could not be prepared", Reason.UNPREPARED, _PICKLE_REMEDY
         text = _error_text(error)
         return SaveAborted(reason, f"{message}: {text}", cause=text, remedy=remedy, error=error)
+
+
+def _names_a_file(error: BaseException) -> bool:
+    """Whether an error comes from the file system, however often torch wrapped it."""
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    return getattr(root, "filename", None) is not None
 
 
 class _Current(threading.local):
@@ -134,6 +154,26 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
         raise _unpicklable(obj, error) from None
     this.pickled = True
     return _seal(content, this.kind, this.cache_key)
+
+
+def sealed(payload: bytes, kind: Kind, cache_key: str = "") -> bytes:
+    """``payload`` with its seal; as it is if it has one, or if no key can be had, which is reported.
+
+    Raises KeyringError for the latter in strict mode.
+    """
+    if seal.split(payload) is not None or not can_seal(kind):
+        return payload
+    return _seal(payload, kind, cache_key)
+
+
+def can_seal(kind: Kind) -> bool:
+    """Whether there is a key to seal with; if not, that is reported. Raises KeyringError in strict mode."""
+    keys = keyring.current()
+    if keys.signing is not None:
+        return True
+    problem = keys.problem or "no key could be had"
+    events.report(Reason.NO_KEY, f"{kind.noun} was not sealed: {problem}.", cause=problem, remedy=_KEY_REMEDY)
+    return False
 
 
 def _pickle(obj: object, pickled: Callable[[], bytes]) -> bytes:

@@ -44,6 +44,15 @@ class Kind(Enum):
     SOURCE = "source"
     NATIVE_CODE = "native_code"
     KERNEL = "kernel"
+    AOT_FUNCTION = "aot_function"
+    AOT_MODEL = "aot_model"
+    AOT_GRAPH = "aot_graph"
+    DYNAMO_PACKAGE = "dynamo_package"
+    PGO_STATE = "pgo_state"
+    MEMO = "memo"
+    # Never sealed, since nothing unpickles them: these are here to be named when one is refused.
+    AUTOTUNING = "autotuning"
+    OTHER = "other"
 
     @property
     def noun(self) -> str:
@@ -57,6 +66,14 @@ _NOUNS = {
     Kind.SOURCE: "generated source",
     Kind.NATIVE_CODE: "compiled code",
     Kind.KERNEL: "kernel file",
+    Kind.AOT_FUNCTION: "ahead-of-time compiled function",
+    Kind.AOT_MODEL: "ahead-of-time compiled model",
+    Kind.AOT_GRAPH: "ahead-of-time compiled graph",
+    Kind.DYNAMO_PACKAGE: "precompile entry",
+    Kind.PGO_STATE: "profile of dynamic shapes",
+    Kind.MEMO: "memoized result",
+    Kind.AUTOTUNING: "autotuning result",
+    Kind.OTHER: "artifact",
 }
 
 

@@ -47,6 +47,10 @@ class Target:
 
 _CODECACHE = "torch._inductor.codecache"
 _AUTOGRAD_CACHE = "torch._functorch._aot_autograd.autograd_cache"
+_AOT_COMPILE = "torch._dynamo.aot_compile"
+_PACKAGE = "torch._dynamo.package"
+_PGO = "torch._dynamo.pgo"
+_CACHING = "torch._inductor.runtime.caching.implementations"
 _STANDALONE = "torch._inductor.standalone_compile"
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 _OUTPUT_CODE = "torch._inductor.output_code"
@@ -101,7 +105,58 @@ TARGETS: tuple[Target, ...] = (
         ("key, content",),
     ),
     Target(_AUTOGRAD_CACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
-    Target("torch._dynamo.aot_compile_types", "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
+    Target(
+        _AOT_COMPILE,
+        "AOTCompiledFunction.serialize",
+        "aot_compile:serialize",
+        ("cls, fn, external_data=",),
+    ),
+    Target(
+        _AOT_COMPILE,
+        "AOTCompiledFunction.deserialize",
+        "aot_compile:deserialize",
+        (
+            "cls, data, f_globals=, external_closure_data=",  # to 2.14
+            "cls, data, f_globals=, external_closure_data=, *guard_globals=, *forward_not_resolved_reason=",
+        ),
+    ),
+    Target(_AOT_COMPILE, "AOTCompiledModel.serialize", "aot_compile:serialize_model", ("self",)),
+    Target(
+        _AOT_COMPILE,
+        "AOTCompiledModel.deserialize",
+        "aot_compile:deserialize_model",
+        ("cls, model, data", "cls, model, data, *guard_globals="),  # to 2.14, 2.15
+    ),
+    Target(
+        "torch.compiler",
+        "load_compiled_function",
+        "compiler:load_compiled_function",
+        ("file, *f_globals=, *external_data=",),
+    ),
+    # Not the functions that use it: torch pickles references to them into its artifacts.
+    Target("torch._dynamo.aot_compile_types", "pickle", "aot_compile_types:sealing_pickle", (PICKLE_MODULE,)),
+    Target(_PACKAGE, "DiskDynamoStore.write", "package:write", ("self, cache_entry, path",)),
+    Target(_PACKAGE, "DiskDynamoStore.read", "package:read", ("self, path",)),
+    Target(_PACKAGE, "DiskDynamoCache.load", "package:load", ("self, fn",)),
+    Target(_PACKAGE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
+    Target(_PGO, "get_local_code_state", "pgo:get_local_code_state", ("cache_key",)),
+    Target(
+        _PGO,
+        "lookup_remote_cache_entry",
+        "pgo:lookup_remote_cache_entry",
+        ("remote_cache, cache_key, event_name=",),
+    ),
+    Target(_PGO, "put_local_code_state", "pgo:put_code_state", ("cache_key",)),
+    Target(_PGO, "put_remote_code_state", "pgo:put_code_state", ("cache_key, extra_code_state=",)),
+    Target(_PGO, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
+    Target(_CACHING, "_OnDiskCacheImpl.get", "caching:get", ("self, key",)),
+    Target(_CACHING, "_OnDiskCacheImpl.insert", "caching:insert", ("self, key, value",)),
+    Target(
+        "torch._inductor.runtime.autotune_cache",
+        "_AutotuneCacheBundlerImpl._load_cache",
+        "autotune_cache:load_cache",
+        ("self",),
+    ),
     Target(
         "torch.compiler._cache",
         "CacheArtifactManager.populate_caches",
@@ -110,6 +165,7 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(_STANDALONE, "CompiledArtifact.load", "standalone_compile:load", ("*path, *format=",)),
     Target(_STANDALONE, "CacheCompiledArtifact.load", "standalone_compile:load", ("*path, *format=",)),
+    Target(_STANDALONE, "pickle", "standalone_compile:verifying_pickle", (PICKLE_MODULE,)),
     Target(
         "torch._inductor.compile_worker.subproc_pool",
         "SubprocPool.__init__",

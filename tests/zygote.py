@@ -30,7 +30,14 @@ from safecache import config, events, keyring
 
 
 # Imported when they are asked for: a torch for the CPU alone does without Triton, which some of them need.
-SCENES = ("load_scenes", "kernel_scenes", "launcher_scenes", "autotuner_scenes", "launcher_entry_scenes")
+SCENES = (
+    "artifact_scenes",
+    "load_scenes",
+    "kernel_scenes",
+    "launcher_scenes",
+    "autotuner_scenes",
+    "launcher_entry_scenes",
+)
 
 
 class Collector(logging.Handler):

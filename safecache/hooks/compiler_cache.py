@@ -1,4 +1,4 @@
-"""torch.compiler._cache: entries that arrive in a mega-cache artifact are verified before they are written."""
+"""torch.compiler._cache: what arrives in a mega-cache artifact is verified before it is written."""
 
 from __future__ import annotations
 
@@ -6,13 +6,18 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache import loading
-from safecache.reasons import Reason
+from safecache import artifacts, loading
 from safecache.seal import Kind
 
 __all__ = ["populate_caches"]
 
-_KINDS = {"aot_autograd": Kind.AOT_ENTRY, "inductor": Kind.FX_ENTRY}
+# What torch unpickles later. Of the rest, only the names can hurt.
+_SEALED = {
+    "aot_autograd": Kind.AOT_ENTRY,
+    "inductor": Kind.FX_ENTRY,
+    "precompile": Kind.DYNAMO_PACKAGE,
+    "pgo": Kind.PGO_STATE,
+}
 _ORIGIN = "in the artifact"
 
 
@@ -28,11 +33,23 @@ def populate_caches(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
 
 def _admit(name: str, artifact: Any) -> bool:
-    kind = _KINDS.get(name)
+    key: str = artifact.key
+    kind = _SEALED.get(name)
     if kind is None:
-        return True
-    if os.path.basename(artifact.key) != artifact.key or artifact.key.startswith(".") or not artifact.key:
-        evidence = f"its key {artifact.key[:64]!r} would leave the cache directory"
-        loading.note(Reason.UNSAFE_NAME, kind, _ORIGIN, evidence, "Find out where the artifact came from.")
+        kind = Kind.AUTOTUNING if name == "autotune" else Kind.OTHER
+        safe = _is_autotuning_key(key) if kind is Kind.AUTOTUNING else _is_inside(key)
+        return artifacts.accept_name(kind, key, _ORIGIN, safe=safe)
+    # The key of a profile is a job's name, of which torch makes a plain file name by itself.
+    safe = artifacts.is_plain(key) or (kind is Kind.PGO_STATE and "\0" not in key)
+    if not artifacts.accept_name(kind, key, _ORIGIN, safe=safe):
         return False
-    return loading.admit(kind, artifact.key, artifact.content, origin=_ORIGIN)
+    return loading.admit(kind, key, artifact.content, origin=_ORIGIN)
+
+
+def _is_autotuning_key(key: str) -> bool:
+    folder, _, name = key.partition("/")
+    return artifacts.is_plain(folder) and artifacts.is_autotuning_name(name)
+
+
+def _is_inside(key: str) -> bool:
+    return all(artifacts.is_plain(part) for part in key.split(os.sep))

@@ -1,4 +1,4 @@
-"""The global ``pickle`` of modules that save: of both entry caches, and of what is compiled ahead of time."""
+"""The global ``pickle`` of modules that save and load: of the caches, and of what is compiled ahead of time."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any
 
 import wrapt
 
-from safecache import saving
+from safecache import artifacts, saving
 
 __all__ = ["sealing_pickle"]
 
 
 class _SealingPickle(wrapt.ObjectProxy[Any]):
-    """The pickle module, but for the ``dumps`` of an entry in the middle of its save."""
+    """The pickle module, but for entries in the middle of their save, and files in the middle of their load."""
 
     def __init__(self, module: Any, enabled: Callable[[], bool]) -> None:
         super().__init__(module)
@@ -27,6 +27,10 @@ class _SealingPickle(wrapt.ObjectProxy[Any]):
             return content
 
         return saving.dump(obj, pickled) if self._self_enabled() else pickled()
+
+    def loads(self, data: Any, *args: Any, **kwargs: Any) -> Any:
+        """As pickle.loads; in the middle of a load, for the bytes alone that were verified."""
+        return artifacts.unpickle(data, lambda: self.__wrapped__.loads(data, *args, **kwargs))
 
 
 def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:

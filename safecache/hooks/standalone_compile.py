@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache import loading
-from safecache.errors import EntryRefusedError
+import wrapt
 
-__all__ = ["load"]
+from safecache import layout, loading
+from safecache.errors import EntryRefusedError
+from safecache.seal import Kind
+
+__all__ = ["load", "verifying_pickle"]
 
 
 def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -25,6 +29,33 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
                 raise
             path = kwargs.get("path", "")
             raise EntryRefusedError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error
+
+
+class _VerifyingPickle(wrapt.ObjectProxy[Any]):
+    """The pickle module, but that ``load`` reads FX graph entries and no other file."""
+
+    def __init__(self, module: Any, enabled: Callable[[], bool]) -> None:
+        super().__init__(module)
+        self._self_enabled = enabled
+
+    def load(self, file: Any) -> Any:
+        """As pickle.load. Raises EntryRefusedError, in default mode too, for an entry that is refused."""
+        if not self._self_enabled():
+            return self.__wrapped__.load(file)
+        content, path = file.read(), file.name
+        with loading.reading():
+            cache_key = os.path.basename(os.path.dirname(path))
+            if not loading.admit(Kind.FX_ENTRY, cache_key, content, path=path, root=layout.cache_root(path)):
+                raise EntryRefusedError(f"safecache: {loading.refusals()[-1]} The artifact was not saved whole.")
+        return self.__wrapped__.loads(content)
+
+
+def verifying_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
+    """A stand-in for the module ``pickle``, whose only use is to read the entries of an artifact that is unpacked.
+
+    What lay in the directory before, and could not be removed, is among them.
+    """
+    return _VerifyingPickle(module, enabled)
 
 
 def _is_miss(error: Exception) -> bool:

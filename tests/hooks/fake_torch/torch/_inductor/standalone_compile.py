@@ -1,3 +1,5 @@
+import pickle  # noqa: F401
+
 import torch
 
 

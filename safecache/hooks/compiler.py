@@ -1,0 +1,20 @@
+"""torch.compiler: the file that an ahead-of-time compiled function is loaded from, for the message of a refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from safecache import artifacts
+
+__all__ = ["load_compiled_function"]
+
+
+def load_compiled_function(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """load_compiled_function: AOTCompiledFunction.deserialize does the verifying."""
+
+    def load(file: Any, **named: Any) -> Any:
+        with artifacts.origin(str(getattr(file, "name", ""))):
+            return wrapped(file, **named)
+
+    return load(*args, **kwargs)

@@ -1,0 +1,251 @@
+"""What is done in a test's child process with artifacts: saved, loaded, arriving in mega-caches and bundles.
+
+Every ``load_…`` returns whether it was a hit.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import sys
+import tempfile
+from unittest import mock
+
+import scenes
+import torch
+import torch._inductor
+from torch._dynamo.utils import counters
+
+
+def function(x):
+    return torch.nn.functional.gelu(x @ x.T).sum(-1)
+
+
+class Module(torch.nn.Module):
+    def forward(self, x):
+        return function(x)
+
+
+def example():
+    torch.manual_seed(0)
+    return torch.randn(8, 16)
+
+
+def check(compiled):
+    x = example()
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), function(x))
+    return True
+
+
+def _read(path):
+    with open(path, "rb") as file:
+        return file.read()
+
+
+def _write(path, content):
+    with open(path, "wb") as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def _ahead_of_time():
+    # torch 2.11 offers it only behind this setting.
+    switch = {"enable_aot_compile": True} if hasattr(torch._dynamo.config, "enable_aot_compile") else {}
+    with torch._dynamo.config.patch(switch), torch.no_grad():
+        yield
+
+
+def save_function(path):
+    with _ahead_of_time():
+        compiled = torch.compile(function, fullgraph=True).aot_compile(((example(),), {}))
+    compiled.save_compiled_function(path)
+
+
+def load_function(path):
+    with open(path, "rb") as file:
+        return check(torch.compiler.load_compiled_function(file))
+
+
+def save_model(path):
+    from torch._dynamo.aot_compile import ModelInput
+
+    with _ahead_of_time():
+        module = torch.compile(Module(), fullgraph=True)
+        module._aot_compile([ModelInput((example(),), {}, [torch.no_grad()])])
+        content = module._save_aot_compiled_module()
+    _write(path, content)
+
+
+def load_model(path):
+    from torch._dynamo.aot_compile import AOTCompiledModel
+
+    return check(AOTCompiledModel.deserialize(Module(), _read(path)))
+
+
+def _standalone(**options):
+    graph, x = scenes._standalone_graph()
+    return torch._inductor.standalone_compile(graph, [x], dynamic_shapes="from_example_inputs", **options)
+
+
+def _check_standalone(artifact):
+    _, x = scenes._standalone_graph()
+    torch.testing.assert_close(scenes._first(artifact(x)), scenes.model(x, x.T @ x))
+    return True
+
+
+def save_bundled(path):
+    _write(path, _standalone(aot=True).serialize())
+
+
+def load_bundled(path):
+    module = sys.modules["torch._inductor.standalone_compile"]
+    return _check_standalone(module.AOTCompiledArtifact.deserialize(_read(path)))
+
+
+def save_graph_module(path):
+    from torch._dynamo.aot_compile_types import GraphModuleSerializableCallable as Callable
+
+    _write(path, Callable.serialize_compile_artifacts(Callable(torch.fx.symbolic_trace(Module()))))
+
+
+def load_graph_module(path):
+    from torch._dynamo.aot_compile_types import GraphModuleSerializableCallable as Callable
+
+    return check(Callable.deserialize_compile_artifacts(_read(path)))
+
+
+def save_precompile(path):
+    from torch._dynamo.precompile_context import PrecompileContext
+
+    _compile_with_precompile()
+    PrecompileContext.save_to_dynamo_cache()
+
+
+def load_precompile(path):
+    _compile_with_precompile()
+    return counters["dynamo_cache"]["dynamo_cache_hit"] > 0
+
+
+def _compile_with_precompile():
+    with torch._dynamo.config.patch(caching_precompile=True), torch.no_grad():
+        check(torch.compile(function))
+
+
+def read_precompile(path):
+    """The entry at ``path`` through the interface that has no miss."""
+    from torch._dynamo.package import DiskDynamoStore
+
+    DiskDynamoStore().read(os.path.dirname(path))
+
+
+@contextlib.contextmanager
+def _job(remote=None):
+    from torch._dynamo import pgo
+
+    pgo.reset_code_state()
+    with (
+        torch.compiler.config.patch(job_id="job"),
+        mock.patch.object(pgo, "get_remote_cache", lambda: remote),
+        torch._dynamo.config.patch(automatic_dynamic_local_pgo=remote is None),
+    ):
+        yield pgo
+
+
+def save_profile(path, remote=None):
+    with _job(scenes.FakeRedis(remote) if remote else None), torch.no_grad():
+        compiled = torch.compile(function)
+        for rows in 8, 9:
+            compiled(torch.randn(rows, 16))
+
+
+def load_profile(path, remote=None):
+    with _job(scenes.FakeRedis(remote) if remote else None) as pgo:
+        hit = len(pgo.get_code_state()) > 0
+        with torch.no_grad():
+            check(torch.compile(function))
+    return hit
+
+
+@contextlib.contextmanager
+def _memoizer(directory):
+    from torch._inductor.runtime.caching import config, interfaces
+
+    with (
+        mock.patch.object(config, "IS_CACHING_MODULE_ENABLED", lambda: True),
+        mock.patch.object(tempfile, "tempdir", directory),
+    ):
+        yield interfaces.PersistentMemoizer(sub_dir="sub")
+
+
+def save_memo(path):
+    with _memoizer(path) as memoizer:
+        assert memoizer.record()(lambda x: [x])(7) == [7]
+
+
+def load_memo(path):
+    with _memoizer(path) as memoizer:
+        try:
+            return memoizer.replay()(lambda x: [x])(7) == [7]
+        except KeyError:
+            return False
+
+
+def save_unpacked_over(path):
+    """Save an unpacked artifact where one lies whose files cannot be removed."""
+    artifact = _standalone()
+    with mock.patch("shutil.rmtree"):
+        artifact.save(path=path, format="unpacked")
+
+
+def populate(artifacts):
+    """Take (type, key, content) as if they had arrived in a mega-cache artifact, and say what is loaded of them."""
+    from torch.compiler import _cache
+
+    manager = _cache.CacheArtifactManager
+    manager._ensure_cache_artifacts_registered()
+    arrived = {}
+    for name, key, content in artifacts:
+        artifact = _cache.CacheArtifactFactory.create(name, key, base64.b64decode(content))
+        arrived.setdefault(name, []).append(artifact)
+    return {name: keys for name, keys in manager.populate_caches(arrived).artifacts.items() if keys}
+
+
+def save_profile_mega_cache(path):
+    from torch.compiler import _cache
+
+    with _cache.CacheArtifactManager.with_fresh_cache():
+        save_profile(path)
+        blob, info = torch.compiler.save_cache_artifacts()
+    _write(path, blob)
+    return info.pgo_artifacts
+
+
+def load_profile_mega_cache(path):
+    torch.compiler.load_cache_artifacts(_read(path))
+    return load_profile(path)
+
+
+def load_bundle(names):
+    """Take a bundle of autotuning results with these names from a remote cache."""
+    from torch._inductor.runtime import autotune_cache
+
+    remote = mock.Mock(get=lambda key: {name: {"configs_hash": "x"} for name in names})
+    return autotune_cache._AutotuneCacheBundlerImpl("key", remote)._load_cache()
+
+
+def audited(inner, arguments, needle):
+    """Run another scene; what Python loaded, opened for it or ran meanwhile that mentions ``needle``."""
+    seen = []
+
+    def hook(event, args):
+        if event in ("pickle.find_class", "exec", "import", "ctypes.dlopen") and needle in repr(args):
+            seen.append(f"{event} {args!r}")
+
+    sys.addaudithook(hook)
+    try:
+        outcome = (globals().get(inner) or getattr(scenes, inner))(**arguments)
+    except Exception as error:
+        outcome = type(error).__name__
+    return {"seen": seen, "outcome": outcome}

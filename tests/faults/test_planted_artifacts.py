@@ -1,0 +1,129 @@
+"""Code planted in artifacts never runs: those that torch unpickles as a whole, outside of the two entry caches.
+
+Nothing in them is unpickled before its seal is verified; a refusal is a miss where there is something to compile, and
+EntryRefusedError where there is not.
+"""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+
+import pytest
+
+from faults import damage
+from faults.doors import DOORS, EACH_DOOR, FUNCTION, GRAPH, HOSTILE, PRECOMPILE, STRICTNESS, assert_refused
+
+MISSES = pytest.mark.parametrize("door", [door for door in DOORS if door.misses], ids=lambda door: door.name)
+
+
+@EACH_DOOR
+def test_planted_pickle_runs_on_stock_torch(home, door):
+    """Or the tests here would prove nothing."""
+    door.save(home, stock=True)
+    marker = home.base / "ran"
+    door.plant(home, pickle.dumps(damage.Marker(marker)))
+    door.load(home, stock=True)
+    assert marker.exists()
+
+
+@STRICTNESS
+@EACH_DOOR
+def test_planted_pickle_does_not_run(home, door, strict):
+    path = door.save(home)
+    marker = home.base / "ran"
+    door.plant(home, pickle.dumps(damage.Marker(marker)))
+    answer = door.load(home, strict=strict)
+    assert not marker.exists()
+    # The others come as bytes, and nobody can tell from where.
+    assert_refused(door, answer, strict, str(path) if door.misses or door.name == "function" else "")
+
+
+@EACH_DOOR
+def test_artifact_is_read_in_a_fresh_process_and_by_stock_torch(home, door):
+    path = door.save(home)
+    before = path.read_bytes()
+    answer = door.load(home)
+    assert answer.ok and answer.result is True and answer.warnings == [], answer
+    assert answer.stats["verified"] >= 1, answer
+    path.write_bytes(before)
+    stock = door.load(home, stock=True)
+    assert stock.ok and stock.result is True and stock.stats == {}, stock
+
+
+@STRICTNESS
+@pytest.mark.parametrize(
+    "harm",
+    [damage.flip_in_payload, damage.flip_in_tag, damage.truncate_by_one, damage.truncate_to_half],
+    ids=lambda harm: harm.__name__,
+)
+@EACH_DOOR
+def test_damaged_artifact_is_refused(home, door, harm, strict):
+    path = door.save(home)
+    harm(path)
+    assert_refused(door, door.load(home, strict=strict), strict)
+
+
+def save_as_stock(door, home):
+    """The artifact alone: stock torch leaves unsealed entries beside it, which are refused too."""
+    path = door.save(home, stock=True)
+    for folder in "aotautograd", "fxgraph":
+        shutil.rmtree(home.cache / folder, ignore_errors=True)
+    return path
+
+
+@EACH_DOOR
+def test_artifact_of_stock_torch_is_refused(home, door):
+    save_as_stock(door, home)
+    answer = door.load(home)
+    assert_refused(door, answer, strict=False)
+    assert answer.stats["unsealed"] == 1, answer
+
+
+@MISSES
+def test_refused_artifact_heals(home, door):
+    save_as_stock(door, home)
+    assert door.load(home).result is False
+    # A profile is saved anew by the compile that missed it, the others by whoever saves.
+    assert home.run(f"save_{door.name}", path=door.path(home)).ok
+    answer = door.load(home)
+    assert answer.ok and answer.result is True and answer.warnings == [], answer
+    assert door.load(home, stock=True).result is True
+
+
+@pytest.mark.timeout(120)  # would hang for ever
+@MISSES
+def test_fifo_in_place_of_an_artifact_is_passed_over(home, door):
+    damage.fifo(door.save(home))
+    answer = door.load(home)
+    assert answer.ok and answer.result is False, answer
+
+
+def test_artifact_of_one_kind_is_refused_as_another(home):
+    """The seal is good, and by our key."""
+    FUNCTION.save(home)
+    answer = GRAPH.load(home)
+    assert_refused(GRAPH, answer, strict=False)
+    assert answer.stats["other kind"] == 1, answer
+
+
+def test_precompile_entry_is_refused_for_another_function(home):
+    path = PRECOMPILE.save(home)
+    moved = path.parent.with_name("0" * 64)
+    path.parent.rename(moved)
+    answer = home.run("read_precompile", path=str(moved / "entry"))
+    assert answer.errors[0] == "EntryRefusedError" and answer.stats == {"other cache key": 1}, answer
+
+
+@EACH_DOOR
+def test_nothing_planted_is_even_looked_up(home, door):
+    """What Python's audit events say: no class is sought, nothing imported, run or loaded."""
+    door.save(home)
+    door.plant(home, HOSTILE)
+    arguments = {"inner": f"load_{door.name}", "arguments": {"path": door.path(home)}, "needle": "planted_module"}
+    stock = home.run("audited", **arguments, stock=True)
+    assert stock.ok and "pickle.find_class ('planted_module', 'run')" in stock.result["seen"], stock
+    door.plant(home, HOSTILE)
+    answer = home.run("audited", **arguments)
+    assert answer.ok and answer.result["seen"] == [], answer
+    assert answer.result["outcome"] in (False, "EntryRefusedError"), answer

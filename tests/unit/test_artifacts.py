@@ -1,0 +1,66 @@
+"""What may be unpickled where torch reads a file by itself, and which names may be joined to a directory."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+
+from safecache import artifacts
+from safecache.errors import EntryRefusedError
+
+VALUE = {"graph": [1, 2, 3]}
+CONTENT = pickle.dumps(VALUE)
+
+
+def unpickle(content=CONTENT):
+    return artifacts.unpickle(content, lambda: pickle.loads(content))
+
+
+def test_anything_is_unpickled_outside_of_a_load():
+    assert unpickle() == VALUE and not artifacts.only_was_set()
+
+
+def test_verified_bytes_are_unpickled():
+    with artifacts.only(CONTENT):
+        assert artifacts.only_was_set() and unpickle() == VALUE
+
+
+@pytest.mark.parametrize("verified", [b"", CONTENT + b" ", CONTENT[:-1]], ids=["no-file", "longer", "shorter"])
+def test_file_replaced_after_it_was_verified_is_refused(verified):
+    with artifacts.only(verified), pytest.raises(EntryRefusedError, match="replaced while it was read"):
+        unpickle()
+
+
+def test_what_verified_bytes_unpickle_in_turn_came_with_them():
+    with artifacts.only(CONTENT):
+        assert artifacts.unpickle(CONTENT, lambda: unpickle(pickle.dumps(7))) == 7
+
+
+def test_a_load_that_unpickled_nothing_leaves_nothing_behind():
+    with artifacts.only(CONTENT):
+        pass
+    assert unpickle(pickle.dumps(7)) == 7
+
+
+@pytest.mark.parametrize("name", ["a", "a.b", "a..b", "ünïcode", "-"])
+def test_plain_name(name):
+    assert artifacts.is_plain(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "/a", "../a", "a/", "a\0"])
+def test_name_that_is_not_plain(name):
+    assert not artifacts.is_plain(name)
+
+
+@pytest.mark.parametrize("name", ["c4x_-.best_config", "0.best_config"])
+def test_name_of_an_autotuning_result(name):
+    assert artifacts.is_autotuning_name(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "x", "x.py", ".best_config", "a/b.best_config", "x..y.best_config", "x.best_config\n", "x.best_config.py"],
+)
+def test_name_of_no_autotuning_result(name):
+    assert not artifacts.is_autotuning_name(name)
