@@ -1,8 +1,7 @@
-"""Files that carry no seal of their own, generated source and compiled code: what vouches for them before they run.
+"""Files of code that carry no seal of their own, and what vouches for them before they run.
 
-A source is vouched for by whoever generated it, who has its text, or by its name, which is the hash of that text.
-Compiled code is vouched for by the process that built it or by a record: the digest of the file, sealed under its
-name, in ``<cache>/.safecache/records``. No torch looks there, and a cache that is copied keeps its records.
+That is the process that made them, or a record: the digest of the file, sealed under its name, in
+``<cache>/.safecache/records``. No torch and no Triton looks there, and a cache that is copied keeps its records.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Callable
 from typing import NamedTuple
 
 from safecache import (
@@ -38,13 +36,15 @@ __all__ = [
     "admit_build",
     "admit_code",
     "admit_fresh",
-    "admit_source",
     "adopt",
+    "discard",
     "expect",
     "has_record",
+    "is_known",
+    "is_private",
     "keep",
+    "out_of_reach",
     "restore",
-    "settle",
 ]
 
 _RECORDS = os.path.join(".safecache", "records")
@@ -70,73 +70,35 @@ def expect(path: str, content: bytes) -> None:
     _known.setdefault(path, set()).add(hashlib.sha256(content).digest())
 
 
-# Sources -----------------------------------------------------------------------------------------------------------
-
-
-def settle(path: str, source: bytes, root: str) -> bool:
-    """Whether the file at ``path`` holds the generated ``source``; if not, it was moved away, for it to be written.
-
-    Raises EntryRefusedError in strict mode, and in every mode where the file cannot be moved away.
-    """
-    try:
-        found = store.read_entry(path)
-    except FileNotFoundError:
-        return False
-    except store.UnusableEntry as unusable:
-        _discard(Refusal(unusable.reason, f"it is {unusable.detail}"), Kind.SOURCE, path, root)
-        return False
-    # Torch names a source by the hash of its stripped text.
-    if found.strip() == source.strip():
-        expect(path, found)
-        return True
-    _discard(Refusal(Reason.DAMAGED, "it is not what was generated"), Kind.SOURCE, path, root)
-    return False
-
-
-def admit_source(path: str, key: str, name_of: Callable[[str], str]) -> str:
-    """Where to read the Python source from that is about to be executed: ``path``, or the bytes that were verified.
-
-    ``name_of`` is how torch names a source. Raises EntryRefusedError if nothing vouches for it, OSError as in stock.
-    """
-    try:
-        content = store.read_entry(path)
-    except store.UnusableEntry as unusable:
-        raise EntryRefusedError(f"safecache: {Kind.SOURCE.noun} {path} is {unusable.detail}.") from unusable
-    named = _is_known(path, content) or name_of(content.decode(errors="replace").strip()) == key
-    if not named and not _is_private(path):
-        evidence = "nobody in this process generated it, and its name is not the hash of its content"
-        raise EntryRefusedError(f"safecache: {Kind.SOURCE.noun} {path} is not executed: {evidence}.")
-    return _out_of_reach(path, content)
-
-
-def _is_known(path: str, content: bytes) -> bool:
+def is_known(path: str, content: bytes) -> bool:
+    """Whether this process has vouched for this content there."""
     return hashlib.sha256(content).digest() in _known.get(path, ())
 
 
-def _is_private(path: str) -> bool:
+def is_private(path: str) -> bool:
+    """Whether it is enough here that nobody else could have written the file, and nobody could."""
     # Without a key nothing can be sealed: not even what a compile worker of ours has just built.
     enough = config.current().trust == "private" or keyring.current().signing is None
     return enough and ownership.why_not_private(path) is None
 
 
-def _out_of_reach(path: str, content: bytes) -> str:
+def out_of_reach(path: str, content: bytes) -> str:
     """``path`` if nobody else can replace what lies there between a check and its use; else the name of a copy."""
     return path if ownership.why_not_private(path) is None else sealed_copy.make(os.path.basename(path), content)
 
 
-# Compiled code -----------------------------------------------------------------------------------------------------
+def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, content: bytes | None = None) -> None:
+    """Vouch for the file that this process has just made at ``path``, and for it in the cache ``root`` from now on.
 
-
-def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> None:
-    """Vouch for the file that this process has just made at ``path``, and for it in the cache ``root`` from now on."""
-    file, status = _read(path)
-    _known.setdefault(path, set()).add(file.digest)
+    ``content``: what was written, where that is known; it is not believed to lie there still.
+    """
+    digest = hashlib.sha256(content).digest() if content is not None else _read(path).digest
+    _known.setdefault(path, set()).add(digest)
     keys = keyring.current()
     if keys.signing is None:
         return
     name = _name(path, kind)
-    stamp = [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
-    payload = json.dumps({"sha256": file.digest.hex(), "stamp": stamp}).encode()
+    payload = json.dumps({"sha256": digest.hex(), "stamp": _stamp(os.lstat(path))}).encode()
     said = {**provenance.describe(), "cpu": cpu.instructions() if kind is Kind.NATIVE_CODE else ""}
     try:
         store.publish(
@@ -195,12 +157,12 @@ def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> None:
     """
     try:
         refusal = _judge(path, root, kind)
-    except FileNotFoundError:
-        return
+    except OSError:
+        return  # it is not there, or whoever must read it fails as in stock
     except store.UnusableEntry as unusable:
         refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
     if refusal is not None:
-        _discard(refusal, kind, path, root)
+        discard(refusal, kind, path, root)
 
 
 def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str, bytes | None]:
@@ -210,17 +172,19 @@ def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str
     """
     try:
         refusal = _judge(path, root, kind)
-        content = _read(path)[0].content
+        content = _read(path).content
     except store.UnusableEntry as unusable:
         refusal, content = Refusal(unusable.reason, f"it is {unusable.detail}"), None
     except OSError:
-        return path, None  # fails as in stock
-    if refusal is not None or (content is not None and not _is_known(path, content)):
+        if ownership.why_not_private(os.path.dirname(path)) is None:
+            return path, None  # fails as in stock
+        raise
+    if refusal is not None or (content is not None and not is_known(path, content)):
         evidence = refusal.evidence if refusal else "it was replaced while it was verified"
         raise EntryRefusedError(f"safecache: {kind.noun} {path} is not loaded: {evidence}.")
     if content is None or mounts.forbids_execution(path):
         return path, content  # a copy in memory would get round a noexec mount
-    return _out_of_reach(path, content), content
+    return out_of_reach(path, content), content
 
 
 def admit_fresh(path: str, root: str, kind: Kind) -> str:
@@ -239,15 +203,14 @@ def _judge(path: str, root: str, kind: Kind) -> Refusal | None:
     verdict = seal.verify(record, kind, name, keys.find, config.current().namespace)
     stated = json.loads(seal.payload_of(record)) if verdict.reason is None else {}
     status = os.lstat(path)
-    stamp = [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
-    if status.st_size >= _LARGE and stated.get("stamp") == stamp:
+    if status.st_size >= _LARGE and stated.get("stamp") == _stamp(status):
         return _foreign_instructions(verdict)
-    file, _ = _read(path)
+    file = _read(path)
     if file.digest in _known.get(path, ()):
         return None
     if verdict.reason is None and file.digest.hex() == stated["sha256"]:
         refusal = _foreign_instructions(verdict)
-    elif _is_private(path):
+    elif is_private(path):
         refusal = None
     elif verdict.reason is None:
         refusal = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
@@ -259,7 +222,8 @@ def _judge(path: str, root: str, kind: Kind) -> Refusal | None:
     return refusal
 
 
-def _discard(refusal: Refusal, kind: Kind, path: str, root: str) -> None:
+def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> None:
+    """Move away what is refused, and report it. Raises EntryRefusedError in strict mode, or if it cannot be moved."""
     moved = store.quarantine(path, root, refusal.reason)
     if moved is None and os.path.lexists(path):
         raise EntryRefusedError(
@@ -270,14 +234,19 @@ def _discard(refusal: Refusal, kind: Kind, path: str, root: str) -> None:
     loading.note(refusal.reason, kind, path, refusal.evidence, f"It was moved to {moved}. {_REMEDY}")
 
 
-def _read(path: str) -> tuple[_File, os.stat_result]:
+def _stamp(status: os.stat_result) -> list[int]:
+    """What no writer can leave as it was: the kernel sets the time of change, and only to the time that it is."""
+    return [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
+
+
+def _read(path: str) -> _File:
     status = os.lstat(path)
     if status.st_size < _LARGE:
         content = store.read_entry(path)
-        return _File(hashlib.sha256(content).digest(), content), status
+        return _File(hashlib.sha256(content).digest(), content)
     store.check_regular(status)
     digest = files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
-    return _File(digest, None), status
+    return _File(digest, None)
 
 
 def _record(root: str, name: str) -> str:

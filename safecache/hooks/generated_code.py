@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import vouching
+from safecache import sources, vouching
 
 __all__ = [
     "build",
@@ -64,7 +64,7 @@ def write_to_disk(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
     # As write_atomic encodes it: with the locale's encoding, which is UTF-8 wherever torch is used.
     source = content.encode() if isinstance(content, str) else content
-    if not vouching.settle(path, source, _root(path)):
+    if not sources.settle(path, source, _root(path)):
         again()
         vouching.expect(path, source)
 
@@ -73,7 +73,7 @@ def reload_python_module(wrapped: Callable[..., Any], instance: Any, args: Any, 
     """_reload_python_module: executes what was verified."""
 
     def reload(key: str, path: str, *rest: Any, **named: Any) -> Any:
-        source = vouching.admit_source(path, key, _codecache().code_hash)
+        source = sources.admit(path, key, _codecache().code_hash)
         module = wrapped(key, source, *rest, **named)
         module.__file__ = path
         return module

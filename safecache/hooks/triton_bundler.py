@@ -26,9 +26,9 @@ def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             if os.path.isdir(os.path.dirname(path)):
                 vouching.restore(path, content, _root(path), Kind.KERNEL)
         result = wrapped(bundle)
-        for path, _ in files:
+        for path, content in files:
             if os.path.exists(path) and not vouching.has_record(path, _root(path), Kind.KERNEL):
-                vouching.keep(path, _root(path), Kind.KERNEL)
+                vouching.keep(path, _root(path), Kind.KERNEL, content)
         return result
 
     return emit(*args, **kwargs)

@@ -29,8 +29,8 @@ def put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> s
     def put_file(data: str | bytes, filename: str, *rest: Any, **named: Any) -> str:
         path: str = wrapped(data, filename, *rest, **named)
         if _is_cache(instance) and not _thread.remote:
-            vouching.expect(path, data if isinstance(data, bytes) else str(data).encode())
-            vouching.keep(path, _root(instance), Kind.KERNEL)
+            content = data if isinstance(data, bytes) else str(data).encode()
+            vouching.keep(path, _root(instance), Kind.KERNEL, content)
         return path
 
     return put_file(*args, **kwargs)

@@ -9,8 +9,6 @@ import pytest
 from safecache import config, cpu, events, keyring, vouching
 from safecache.errors import EntryRefusedError
 
-SOURCE = b"print('generated')\n"
-
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
@@ -169,6 +167,15 @@ def test_without_a_key_it_is_taken_if_nobody_else_could_have_written_it(library,
 def test_library_that_is_missing_fails_as_in_stock(root):
     path = str(root / "gone.so")
     assert vouching.admit_code(path, str(root)) == (path, None)
+    root.chmod(0o777)
+    with pytest.raises(FileNotFoundError):
+        vouching.admit_code(path, str(root))
+
+
+def test_record_is_of_what_was_written_not_of_what_lies_there(library, root, monkeypatch):
+    vouching.keep(str(library), str(root), content=b"what was written")
+    forget(monkeypatch)
+    assert not admit(library, root) and events.counters()["damaged"] == 1
 
 
 def test_copy_out_of_reach_holds_what_was_verified(library, root):
@@ -182,39 +189,3 @@ def test_copy_out_of_reach_holds_what_was_verified(library, root):
     with pytest.raises(OSError), open(path, "r+b") as file:
         file.write(b"x")
         file.flush()
-
-
-def test_source_that_is_what_was_generated_stays(root):
-    path = root / "source.py"
-    path.write_bytes(b"\n" + SOURCE)
-    assert vouching.settle(str(path), SOURCE, str(root)) and path.exists() and not events.counters()
-
-
-def test_source_that_is_not_is_moved_away(root):
-    path = root / "source.py"
-    path.write_bytes(SOURCE + b"import evil")
-    assert not vouching.settle(str(path), SOURCE, str(root))
-    assert not path.exists() and events.counters() == {"damaged": 1, "quarantined": 1}
-
-
-def test_source_that_cannot_be_moved_away_is_refused(root, monkeypatch):
-    path = root / "source.py"
-    path.write_bytes(b"import evil")
-    monkeypatch.setattr(vouching.store, "quarantine", lambda *arguments: None)
-    with pytest.raises(EntryRefusedError, match="cannot be moved away"):
-        vouching.settle(str(path), SOURCE, str(root))
-
-
-def test_source_is_executed_if_its_name_is_the_hash_of_its_content(root):
-    path = root / "source.py"
-    path.write_bytes(SOURCE)
-    assert vouching.admit_source(str(path), "name", lambda text: "name") == str(path)
-    with pytest.raises(EntryRefusedError, match="nobody in this process generated it"):
-        vouching.admit_source(str(path), "name", lambda text: "other")
-    vouching.expect(str(path), SOURCE)
-    assert vouching.admit_source(str(path), "name", lambda text: "other") == str(path)
-
-
-def test_missing_source_is_missing_as_in_stock(root):
-    with pytest.raises(FileNotFoundError):
-        vouching.admit_source(str(root / "gone.py"), "name", str)

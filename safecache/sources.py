@@ -1,0 +1,51 @@
+"""Generated sources: vouched for by whoever generated them, who has the text, or by a name that is the text's hash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from safecache import store, vouching
+from safecache.errors import EntryRefusedError
+from safecache.reasons import Reason
+from safecache.seal import Kind
+from safecache.trust import Refusal
+
+__all__ = ["admit", "settle"]
+
+
+def settle(path: str, source: bytes, root: str) -> bool:
+    """Whether the file at ``path`` holds the generated ``source``; if not, it was moved away, for it to be written.
+
+    Raises EntryRefusedError in strict mode, and in every mode where the file cannot be moved away.
+    """
+    try:
+        found = store.read_entry(path)
+    except FileNotFoundError:
+        return False
+    except store.UnusableEntry as unusable:
+        vouching.discard(Refusal(unusable.reason, f"it is {unusable.detail}"), Kind.SOURCE, path, root)
+        return False
+    except OSError:
+        return True  # whoever must read it fails as in stock; nobody vouches for what is in it
+    # Torch names a source by the hash of its stripped text.
+    if found.strip() == source.strip():
+        vouching.expect(path, found)
+        return True
+    vouching.discard(Refusal(Reason.DAMAGED, "it is not what was generated"), Kind.SOURCE, path, root)
+    return False
+
+
+def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
+    """Where to read the Python source from that is about to be executed: ``path``, or the bytes that were verified.
+
+    ``name_of`` is how torch names a source. Raises EntryRefusedError if nothing vouches for it, OSError as in stock.
+    """
+    try:
+        content = store.read_entry(path)
+    except store.UnusableEntry as unusable:
+        raise EntryRefusedError(f"safecache: {Kind.SOURCE.noun} {path} is {unusable.detail}.") from unusable
+    named = vouching.is_known(path, content) or name_of(content.decode(errors="replace").strip()) == key
+    if not named and not vouching.is_private(path):
+        evidence = "nobody in this process generated it, and its name is not the hash of its content"
+        raise EntryRefusedError(f"safecache: {Kind.SOURCE.noun} {path} is not executed: {evidence}.")
+    return vouching.out_of_reach(path, content)

@@ -1,0 +1,52 @@
+"""A generated source is executed if it is what was generated, or named after what it is."""
+
+from __future__ import annotations
+
+import pytest
+
+from safecache import events, sources, vouching
+from safecache.errors import EntryRefusedError
+
+SOURCE = b"print('generated')\n"
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    monkeypatch.setattr(vouching, "_known", {})
+    return tmp_path
+
+
+def test_source_that_is_what_was_generated_stays(root):
+    path = root / "source.py"
+    path.write_bytes(b"\n" + SOURCE)
+    assert sources.settle(str(path), SOURCE, str(root)) and path.exists() and not events.counters()
+
+
+def test_source_that_is_not_is_moved_away(root):
+    path = root / "source.py"
+    path.write_bytes(SOURCE + b"import evil")
+    assert not sources.settle(str(path), SOURCE, str(root))
+    assert not path.exists() and events.counters() == {"damaged": 1, "quarantined": 1}
+
+
+def test_source_that_cannot_be_moved_away_is_refused(root, monkeypatch):
+    path = root / "source.py"
+    path.write_bytes(b"import evil")
+    monkeypatch.setattr(sources.store, "quarantine", lambda *arguments: None)
+    with pytest.raises(EntryRefusedError, match="cannot be moved away"):
+        sources.settle(str(path), SOURCE, str(root))
+
+
+def test_source_is_executed_if_its_name_is_the_hash_of_its_content(root):
+    path = root / "source.py"
+    path.write_bytes(SOURCE)
+    assert sources.admit(str(path), "name", lambda text: "name") == str(path)
+    with pytest.raises(EntryRefusedError, match="nobody in this process generated it"):
+        sources.admit(str(path), "name", lambda text: "other")
+    vouching.expect(str(path), SOURCE)
+    assert sources.admit(str(path), "name", lambda text: "other") == str(path)
+
+
+def test_missing_source_is_missing_as_in_stock(root):
+    with pytest.raises(FileNotFoundError):
+        sources.admit(str(root / "gone.py"), "name", str)
