@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import NamedTuple
 
 from safecache import (
     config,
@@ -58,11 +57,8 @@ _UNVOUCHED = {
 
 # What this process has generated, built or verified: digests by path.
 _known: dict[str, set[bytes]] = {}
-
-
-class _File(NamedTuple):
-    digest: bytes
-    content: bytes | None  # None for a large file
+# And what the kernel said of the files that were verified: they are loaded more than once.
+_judged: dict[str, list[int]] = {}
 
 
 def expect(path: str, content: bytes) -> None:
@@ -92,7 +88,11 @@ def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, content: bytes | N
 
     ``content``: what was written, where that is known; it is not believed to lie there still.
     """
-    digest = hashlib.sha256(content).digest() if content is not None else _read(path).digest
+    digest = (
+        hashlib.sha256(content).digest()
+        if content is not None
+        else files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
+    )
     _known.setdefault(path, set()).add(digest)
     keys = keyring.current()
     if keys.signing is None:
@@ -166,24 +166,27 @@ def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> None:
 
 
 def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str, bytes | None]:
-    """Where to load the code at ``path`` from, and its bytes unless it is large: those that were verified.
+    """Where to load the code at ``path`` from, and its bytes if that is a copy, out of the reach of others.
 
-    Raises EntryRefusedError if nothing vouches for it.
+    Raises EntryRefusedError if nothing vouches for it; OSError if it cannot be read, and others could change that.
     """
     try:
         refusal = _judge(path, root, kind)
-        content = _read(path).content
     except store.UnusableEntry as unusable:
-        refusal, content = Refusal(unusable.reason, f"it is {unusable.detail}"), None
+        refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
     except OSError:
-        if ownership.why_not_private(os.path.dirname(path)) is None:
-            return path, None  # fails as in stock
-        raise
-    if refusal is not None or (content is not None and not is_known(path, content)):
-        evidence = refusal.evidence if refusal else "it was replaced while it was verified"
-        raise EntryRefusedError(f"safecache: {kind.noun} {path} is not loaded: {evidence}.")
-    if content is None or mounts.forbids_execution(path):
-        return path, content  # a copy in memory would get round a noexec mount
+        if ownership.why_not_private(os.path.dirname(path)) is not None:
+            raise
+        return path, None  # fails as in stock
+    if refusal is not None:
+        raise EntryRefusedError(f"safecache: {kind.noun} {path} is not loaded: {refusal.evidence}.")
+    if ownership.why_not_private(path) is None or mounts.forbids_execution(
+        path
+    ):  # a copy in memory would get round a noexec mount
+        return path, None
+    content = files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
+    if not is_known(path, content):
+        raise EntryRefusedError(f"safecache: {kind.noun} {path} is not loaded: it was replaced since it was verified.")
     return out_of_reach(path, content), content
 
 
@@ -197,29 +200,32 @@ def admit_fresh(path: str, root: str, kind: Kind) -> str:
 
 def _judge(path: str, root: str, kind: Kind) -> Refusal | None:
     """None if something vouches for the file. Raises OSError and UnusableEntry."""
+    status = os.lstat(path)
+    store.check_regular(status)
+    if _judged.get(path) == _stamp(status):
+        return None
     name = _name(path, kind)
     record = _read_record(root, name)
-    keys = keyring.current()
-    verdict = seal.verify(record, kind, name, keys.find, config.current().namespace)
+    verdict = seal.verify(record, kind, name, keyring.current().find, config.current().namespace)
     stated = json.loads(seal.payload_of(record)) if verdict.reason is None else {}
-    status = os.lstat(path)
     if status.st_size >= _LARGE and stated.get("stamp") == _stamp(status):
         return _foreign_instructions(verdict)
-    file = _read(path)
-    if file.digest in _known.get(path, ()):
-        return None
-    if verdict.reason is None and file.digest.hex() == stated["sha256"]:
-        refusal = _foreign_instructions(verdict)
-    elif is_private(path):
-        refusal = None
-    elif verdict.reason is None:
-        refusal = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-    else:
-        refusal = Refusal(verdict.reason, _UNVOUCHED.get(verdict.reason) or trust.evidence(verdict))
-    if refusal is None:
+    digest = files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
+    if digest not in _known.get(path, ()):
+        if verdict.reason is None and digest.hex() == stated["sha256"]:
+            refusal = _foreign_instructions(verdict)
+        elif is_private(path):
+            refusal = None
+        elif verdict.reason is None:
+            refusal = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
+        else:
+            refusal = Refusal(verdict.reason, _UNVOUCHED.get(verdict.reason) or trust.evidence(verdict))
+        if refusal is not None:
+            return refusal
         events.count(Count.CODE_VERIFIED)
-        _known.setdefault(path, set()).add(file.digest)
-    return refusal
+        _known.setdefault(path, set()).add(digest)
+    _judged[path] = _stamp(status)
+    return None
 
 
 def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> None:
@@ -237,16 +243,6 @@ def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> None:
 def _stamp(status: os.stat_result) -> list[int]:
     """What no writer can leave as it was: the kernel sets the time of change, and only to the time that it is."""
     return [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
-
-
-def _read(path: str) -> _File:
-    status = os.lstat(path)
-    if status.st_size < _LARGE:
-        content = store.read_entry(path)
-        return _File(hashlib.sha256(content).digest(), content)
-    store.check_regular(status)
-    digest = files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
-    return _File(digest, None)
 
 
 def _record(root: str, name: str) -> str:

@@ -40,12 +40,18 @@ def test_server_that_trusts_the_farm_hits_and_seals_with_its_own_key(farm):
     assert answer.ok and answer.hits == WARM and answer.warnings == [], answer
 
 
+def entries_in_quarantine(home):
+    """Compiled code of the same name has to make room."""
+    return [path for path in home.quarantined if ".so." not in path.name]
+
+
 def test_entries_of_a_revoked_farm_are_compiled_anew(farm):
     key_directory.add(str(farm.keys / "keys"), revoked(PUBLIC))
     answer = farm.run()
     assert answer.ok and answer.hits == (0, 0) and answer.stats["revoked key"] >= 1, answer
-    assert "safecache verify" in answer.warnings[0] and PUBLIC.id.hex() in answer.warnings[0], answer
-    assert farm.quarantined == [] and farm.run().hits == WARM
+    about_entries = [text for text in answer.warnings if " entry " in text]
+    assert "safecache verify" in about_entries[0] and PUBLIC.id.hex() in about_entries[0], answer
+    assert entries_in_quarantine(farm) == [] and farm.run().hits == WARM
 
 
 def test_entries_of_another_namespace_are_compiled_anew_and_left(farm):
@@ -53,5 +59,5 @@ def test_entries_of_another_namespace_are_compiled_anew_and_left(farm):
     prod = farm.farm | {"SAFECACHE_NAMESPACE": "prod"}
     answer = farm.run(env=prod)
     assert answer.ok and answer.hits == (0, 0) and answer.stats["other namespace"] >= 1, answer
-    assert farm.quarantined == [] and set(before) < set(farm.aot_entries)
+    assert entries_in_quarantine(farm) == [] and set(before) < set(farm.aot_entries)
     assert farm.run(env=prod).hits == WARM and farm.run(env=farm.farm).hits == WARM
