@@ -44,13 +44,20 @@ _state = _State()
 
 
 @contextmanager
-def origin(where: str) -> Iterator[None]:
-    """What require() calls the bytes that this thread hands it in this block."""
-    outer, _state.origin = _state.origin, where
+def _with_state(**values: Any) -> Iterator[None]:
+    outer = {name: getattr(_state, name) for name in values}
+    vars(_state).update(values)
     try:
         yield
     finally:
-        _state.origin = outer
+        vars(_state).update(outer)
+
+
+@contextmanager
+def origin(where: str) -> Iterator[None]:
+    """What require() calls the bytes that this thread hands it in this block."""
+    with _with_state(origin=where):
+        yield
 
 
 def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
@@ -79,11 +86,8 @@ def read(kind: Kind, cache_key: str, path: str) -> bytes | None:
 @contextmanager
 def only(content: bytes) -> Iterator[None]:
     """Have unpickle() take nothing but ``content`` first in this thread: torch reads the file once more by itself."""
-    outer, _state.only = _state.only, content
-    try:
+    with _with_state(only=content):
         yield
-    finally:
-        _state.only = outer
 
 
 def only_was_set() -> bool:

@@ -5,29 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import wrapt
-
 from safecache import artifacts, saving
+from safecache.hooks.pickle_module import SealingPickle
 from safecache.seal import Kind
 
 __all__ = ["sealing_pickle"]
 
 
-class _GraphPickle(wrapt.ObjectProxy[Any]):
+class _GraphPickle(SealingPickle):
     """The pickle module, but that every graph is sealed, and verified before it is unpickled."""
-
-    def __init__(self, module: Any, enabled: Callable[[], bool]) -> None:
-        super().__init__(module)
-        self._self_enabled = enabled
 
     def dumps(self, obj: object, *args: Any, **kwargs: Any) -> bytes:
         """As pickle.dumps, with a seal."""
-
-        def pickled() -> bytes:
-            content: bytes = self.__wrapped__.dumps(obj, *args, **kwargs)
-            return content
-
-        return saving.sealed(saving.dump(obj, pickled), Kind.AOT_GRAPH) if self._self_enabled() else pickled()
+        content = super().dumps(obj, *args, **kwargs)
+        return saving.sealed(content, Kind.AOT_GRAPH) if self._self_enabled() else content
 
     def loads(self, data: bytes, *args: Any, **kwargs: Any) -> Any:
         """As pickle.loads. Raises EntryRefusedError, in default mode too, for a graph that is refused."""

@@ -9,10 +9,10 @@ import wrapt
 
 from safecache import artifacts, saving
 
-__all__ = ["sealing_pickle"]
+__all__ = ["SealingPickle", "sealing_pickle"]
 
 
-class _SealingPickle(wrapt.ObjectProxy[Any]):
+class SealingPickle(wrapt.ObjectProxy[Any]):
     """The pickle module, but for entries in the middle of their save, and files in the middle of their load."""
 
     def __init__(self, module: Any, enabled: Callable[[], bool]) -> None:
@@ -35,4 +35,4 @@ class _SealingPickle(wrapt.ObjectProxy[Any]):
 
 def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
     """A stand-in for the module ``pickle`` that seals entries while ``enabled()``."""
-    return _SealingPickle(module, enabled)
+    return SealingPickle(module, enabled)

@@ -7,35 +7,12 @@ import hmac
 
 import pytest
 
-from safecache import seal, signatures, trust
 from safecache.errors import KeyringError
-from safecache.keys import Algorithm, Key
-from safecache.reasons import Count, Reason
-from safecache.seal import Kind
+from safecache.keys import Key
+from safecache.reasons import Reason
 from unit.key_cases import BOTH, MAC, PRIVATE, PUBLIC
-from unit.sealed import FOOTER, PAYLOAD, PROVENANCE, verify
-
-DOMAIN = b"safecache seal 2\0"
-STRANGERS = {
-    Algorithm.HMAC_SHA256: Key.derive(b"s" * 32),
-    Algorithm.ED25519: Key.ed25519(signatures.public_of(b"s" * 32), b"s" * 32),
-}
-
-
-def sealed(key, kind=Kind.AOT_ENTRY, cache_key="the key", namespace="default", payload=PAYLOAD):
-    return seal.attach(payload, kind, cache_key, key, PROVENANCE, namespace)
-
-
-def judged(content):
-    """The reason of the whole path that a load goes, by the keys in the keyring directory."""
-    found = trust.examine(content, Kind.AOT_ENTRY, "the key", None)
-    return None if found is Count.VERIFIED else found.reason
-
-
-def parts(content, key):
-    """payload, body, tag, footer"""
-    body_end = len(content) - FOOTER - key.algorithm.tag_size
-    return content[: len(PAYLOAD)], content[len(PAYLOAD) : body_end], content[body_end:-FOOTER], content[-FOOTER:]
+from unit.sealed import PAYLOAD, verify
+from unit.signed import DOMAIN, parts, sealed
 
 
 @BOTH
