@@ -47,8 +47,10 @@ __all__ = [
 ]
 
 _RECORDS = os.path.join(".safecache", "records")
-# From here on a file is not read again if the kernel says that it is the one that was sealed, and not written since.
-_LARGE = 8 << 20
+# From here on a file that nobody else can write to is not read again, if the kernel says that it is the one that was
+# sealed, and not written since. (Others could write in the very tick of the clock in which it was sealed.)
+# Inductor's libraries can have 2 MB with their debug information: 24 ms of each warm start of a small transformer.
+_LARGE = 1 << 20
 _REMEDY = "It is made anew."
 _UNVOUCHED = {
     Reason.UNSEALED: "there is no sealed record of it, as when stock torch built it",
@@ -208,7 +210,7 @@ def _judge(path: str, root: str, kind: Kind) -> Refusal | None:
     record = _read_record(root, name)
     verdict = seal.verify(record, kind, name, keyring.current().find, config.current().namespace)
     stated = json.loads(seal.payload_of(record)) if verdict.reason is None else {}
-    if status.st_size >= _LARGE and stated.get("stamp") == _stamp(status):
+    if status.st_size >= _LARGE and stated.get("stamp") == _stamp(status) and ownership.why_not_private(path) is None:
         return _foreign_instructions(verdict)
     digest = files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
     if digest not in _known.get(path, ()):

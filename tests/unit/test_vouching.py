@@ -149,9 +149,22 @@ class TestLargeFile:
         library.write_bytes(content)
         assert admit(library, root) and events.counters()["code verified"] == 1
 
-    def test_is_loaded_from_where_it_lies(self, library, root):
+    @pytest.mark.parametrize("mode", [0o644, 0o666], ids=["private", "open"])
+    def test_is_read_each_time_where_others_could_have_written_in_the_same_tick(self, library, root, monkeypatch, mode):
+        monkeypatch.setattr(vouching, "_stamp", lambda status: [0])
+        library.chmod(mode)
         vouching.keep(str(library), str(root))
-        assert vouching.admit_code(str(library), str(root)) == (str(library), None)
+        library.write_bytes(b"\x7fELF evil")
+        forget(monkeypatch)
+        assert admit(library, root) is (mode == 0o644)
+
+    def test_is_loaded_from_a_copy_where_others_could_write(self, library, root, monkeypatch):
+        vouching.keep(str(library), str(root))
+        library.chmod(0o666)
+        vouching.keep(str(library), str(root))
+        forget(monkeypatch)
+        path, content = vouching.admit_code(str(library), str(root))
+        assert path != str(library) and content == library.read_bytes()
 
 
 def test_without_a_key_it_is_taken_if_nobody_else_could_have_written_it(library, root, monkeypatch):
