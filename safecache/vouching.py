@@ -88,29 +88,34 @@ def out_of_reach(path: str, content: bytes) -> str:
 def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, content: bytes | None = None) -> None:
     """Vouch for the file that this process has just made at ``path``, and for it in the cache ``root`` from now on.
 
-    ``content``: what was written, where that is known; it is not believed to lie there still.
+    ``content``: what it is about to write there. Other processes find the record then before they find the file.
     """
-    digest = (
-        hashlib.sha256(content).digest()
-        if content is not None
-        else files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
-    )
+    stamp: list[int] | None = None
+    if content is None:
+        stamp = _stamp(os.lstat(path))
+        digest = files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
+    else:
+        digest = hashlib.sha256(content).digest()
     _known.setdefault(path, set()).add(digest)
     keys = keyring.current()
     if keys.signing is None:
         return
     name = _name(path, kind)
-    payload = json.dumps({"sha256": digest.hex(), "stamp": _stamp(os.lstat(path))}).encode()
+    payload = json.dumps({"sha256": digest.hex(), "stamp": stamp}).encode()
     said = {**provenance.describe(), "cpu": cpu.instructions() if kind is Kind.NATIVE_CODE else ""}
-    try:
-        store.publish(
-            _record(root, name), seal.attach(payload, kind, name, keys.signing, said, config.current().namespace), root
-        )
-    except OSError as error:
-        text = f"{kind.noun} {path} was not sealed: {error.strerror}."
-        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It will be built again.")
-    else:
+    sealed = seal.attach(payload, kind, name, keys.signing, said, config.current().namespace)
+    if _write(_record(root, name), sealed, root, f"the record of {kind.noun} {path}"):
         events.count(Count.CODE_SEALED)
+
+
+def _write(path: str, content: bytes, root: str, what: str) -> bool:
+    try:
+        store.publish(path, content, root)
+    except OSError as error:
+        text = f"{what} was not written: {error.strerror}."
+        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It will be made anew.")
+        return False
+    return True
 
 
 def restore(path: str, content: bytes, root: str, kind: Kind) -> None:
@@ -120,11 +125,8 @@ def restore(path: str, content: bytes, root: str, kind: Kind) -> None:
     """
     admit_build(path, root, kind)
     if not os.path.lexists(path):
-        try:
-            store.publish(path, content, root)
-        except OSError as error:
-            text = f"{kind.noun} {path} was not written: {error.strerror}."
-            events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It is compiled instead.")
+        keep(path, root, kind, content)
+        _write(path, content, root, f"{kind.noun} {path}")
 
 
 def has_record(path: str, root: str, kind: Kind) -> bool:

@@ -20,22 +20,16 @@ def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """
 
     def emit(bundle: Any) -> Any:
-        files = list(_files_of(bundle))
-        for path, content in files:
+        for path, content in _files_of(bundle):
+            root = os.path.dirname(os.path.dirname(path))
             vouching.expect(path, content)
+            if not vouching.has_record(path, root, Kind.KERNEL):
+                vouching.keep(path, root, Kind.KERNEL, content)
             if os.path.isdir(os.path.dirname(path)):
-                vouching.restore(path, content, _root(path), Kind.KERNEL)
-        result = wrapped(bundle)
-        for path, content in files:
-            if os.path.exists(path) and not vouching.has_record(path, _root(path), Kind.KERNEL):
-                vouching.keep(path, _root(path), Kind.KERNEL, content)
-        return result
+                vouching.restore(path, content, root, Kind.KERNEL)
+        return wrapped(bundle)
 
     return emit(*args, **kwargs)
-
-
-def _root(path: str) -> str:
-    return os.path.dirname(os.path.dirname(path))
 
 
 def _files_of(bundle: Any) -> Iterator[tuple[str, bytes]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import threading
@@ -27,10 +28,10 @@ def put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> s
     """FileCacheManager.put."""
 
     def put_file(data: str | bytes, filename: str, *rest: Any, **named: Any) -> str:
-        path: str = wrapped(data, filename, *rest, **named)
         if _is_cache(instance) and not _thread.remote:
             content = data if isinstance(data, bytes) else str(data).encode()
-            vouching.keep(path, _root(instance), Kind.KERNEL, content)
+            vouching.keep(os.path.join(instance.cache_dir, filename), _root(instance), Kind.KERNEL, content)
+        path: str = wrapped(data, filename, *rest, **named)
         return path
 
     return put_file(*args, **kwargs)
@@ -43,19 +44,21 @@ def get_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
 
 def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> dict[str, str] | None:
-    """FileCacheManager.get_group: nor is a group of which one file is not vouched for, its list included."""
+    """FileCacheManager.get_group: nor is a group of which one file is not vouched for, its list included, or missing.
+
+    Triton up to 3.7 takes a group without its missing files, and dies of a missing cubin at the launch.
+    """
 
     def get(filename: str) -> dict[str, str] | None:
         if not _is_cache(instance):
             group: dict[str, str] | None = wrapped(filename)
             return group
-        listed = os.path.join(instance.cache_dir, f"__grp__{filename}")
-        if not os.path.lexists(listed) or _admit(listed, instance) is None:
+        listed = _admit(os.path.join(instance.cache_dir, f"__grp__{filename}"), instance)
+        if listed is None or not wrapped(filename):
             return None
-        found = wrapped(filename)
-        if not found:
-            return None
-        admitted = {name: _admit(os.path.join(instance.cache_dir, name), instance) for name in found}
+        with open(listed) as file:
+            names = json.load(file)["child_paths"]
+        admitted = {name: _admit(os.path.join(instance.cache_dir, name), instance) for name in names}
         return {name: path for name, path in admitted.items() if path} if all(admitted.values()) else None
 
     return get(*args, **kwargs)
