@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from safecache import config, keyring, layout, ownership, provenance, resealing, seal, store, trust, vouching
+from safecache import binding, config, keyring, layout, ownership, resealing, seal, store, trust, vouching
 from safecache.errors import EntryRefusedError
 from safecache.resealing import Resealing
 
@@ -29,11 +29,11 @@ def adopt(root: str) -> Resealing:
     def seal_file(location: layout.Location) -> bool:
         content = _adoptable(location, keys)
         if content is not None:
-            resealing.replace(location, content, root, key, {**provenance.describe(), "adopted": "yes"})
+            resealing.replace(location, content, root, key, {**binding.statement(location.kind), "adopted": "yes"})
         return content is not None
 
     steps = [(location.path, partial(seal_file, location)) for location in layout.walk(root)]
-    return resealing.each(steps + [(path, partial(vouching.adopt, path, root)) for path in layout.libraries(root)])
+    return resealing.each(steps + [(file.path, partial(vouching.adopt, *file)) for file in layout.code(root)])
 
 
 def _adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None:

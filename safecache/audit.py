@@ -1,20 +1,22 @@
-"""Judges the entries of a cache as a load would, without unpickling or changing any."""
+"""Judges the entries and the compiled code of a cache as a load would, without loading or changing any."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
 from typing import NamedTuple
 
-from safecache import store, trust
-from safecache.layout import Location
-from safecache.reasons import Reason
+from safecache import store, trust, vouching
+from safecache.layout import Code, Location
+from safecache.reasons import Count, Reason
+from safecache.trust import Refusal
 
 __all__ = ["Audit", "Refused", "audit"]
 
 
 class Refused(NamedTuple):
-    """An entry that a load would not use."""
+    """A file that a load would not use."""
 
     path: str
     reason: str
@@ -22,32 +24,39 @@ class Refused(NamedTuple):
 
 
 class Audit(NamedTuple):
-    """``outcomes``: how many entries by the value of their Count or Reason."""
+    """``outcomes``: how many files by the value of their Count or Reason."""
 
     outcomes: dict[str, int]
     refused: list[Refused]
 
 
-def audit(locations: Iterable[Location]) -> Audit:
-    """Judge every one of them. Raises OSError from ``locations`` alone."""
+def audit(locations: Iterable[Location], code: Iterable[Code]) -> Audit:
+    """Judge every one of them. Raises OSError from the arguments alone."""
     outcomes: Counter[str] = Counter()
     refused = []
-    for location in locations:
-        found = _examine(location)
-        outcomes[found.reason if isinstance(found, Refused) else found] += 1
+    for path, judge in [(each.path, partial(_entry, each)) for each in locations] + [
+        (each.path, partial(_code, each)) for each in code
+    ]:
+        found = _examine(path, judge)
+        outcomes[found.reason if isinstance(found, Refused) else found.value] += 1
         if isinstance(found, Refused):
             refused.append(found)
     return Audit(dict(outcomes), refused)
 
 
-def _examine(location: Location) -> str | Refused:
+def _examine(path: str, judge: Callable[[], Count | Refusal]) -> Count | Refused:
     try:
-        content = store.read_entry(location.path)
+        found = judge()
     except store.UnusableEntry as error:
-        return Refused(location.path, error.reason.value, error.detail)
+        return Refused(path, error.reason.value, error.detail)
     except OSError as error:
-        return Refused(location.path, Reason.UNREADABLE.value, error.strerror or str(error))
-    found = trust.examine(content, location.kind, location.cache_key, location.path)
-    if isinstance(found, trust.Refusal):
-        return Refused(location.path, found.reason.value, found.evidence)
-    return found.value
+        return Refused(path, Reason.UNREADABLE.value, error.strerror or str(error))
+    return Refused(path, found.reason.value, found.evidence) if isinstance(found, Refusal) else found
+
+
+def _entry(entry: Location) -> Count | Refusal:
+    return trust.examine(store.read_entry(entry.path), entry.kind, entry.cache_key, entry.path)
+
+
+def _code(file: Code) -> Count | Refusal:
+    return vouching.judge(*file) or Count.CODE_VERIFIED

@@ -1,7 +1,8 @@
-"""Where torch keeps entries below TORCHINDUCTOR_CACHE_DIR, and how it names them.
+"""Where torch keeps entries and compiled code below TORCHINDUCTOR_CACHE_DIR, and how it names them.
 
 Source: ``_get_tmp_dir_for_key`` of AOTAutogradCache and FxGraphCache, and ``sha256_hash`` in
-torch/_inductor/codecache.py; the same in torch 2.11 to 2.15.
+torch/_inductor/codecache.py; ``triton_cache_dir`` in torch/_inductor/runtime/cache_dir_utils.py; ``_base32`` in
+triton/runtime/cache.py. The same in torch 2.11 to 2.15.
 """
 
 from __future__ import annotations
@@ -9,17 +10,21 @@ from __future__ import annotations
 import base64
 import hashlib
 import os
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from safecache import store
 from safecache.seal import Kind
 
-__all__ = ["Location", "cache_root", "entry_name", "libraries", "locate", "walk"]
+__all__ = ["Code", "Location", "cache_root", "code", "entry_name", "locate", "walk"]
 
 # <root>/aotautograd/<key>/<entry> and <root>/fxgraph/<two letters>/<key>/<entry>
 _AOT_FOLDER = "aotautograd"
 _FX_FOLDER = "fxgraph"
+# <triton's cache>/<key>/<file>, where that is often <root>/triton/<device>
+_TRITON_FOLDER = "triton"
+_TRITON_KEY = re.compile(r"[A-Z2-7]{52}")
 
 
 class Location(NamedTuple):
@@ -28,6 +33,14 @@ class Location(NamedTuple):
     path: str
     kind: Kind
     cache_key: str
+
+
+class Code(NamedTuple):
+    """A file of compiled code, and the directory that it is vouched for in."""
+
+    path: str
+    root: str
+    kind: Kind
 
 
 def entry_name(content: bytes) -> str:
@@ -68,12 +81,18 @@ def walk(root: str) -> Iterator[Location]:
                     yield Location(os.path.join(directory, name), kind, os.path.basename(directory))
 
 
-def libraries(root: str) -> Iterator[str]:
-    """Every file of compiled code that Inductor has put below the cache directory ``root``. Raises OSError."""
+def code(root: str) -> Iterator[Code]:
+    """Every file of compiled code below the cache directory ``root``, of Inductor or of Triton. Raises OSError."""
     for directory in _subdirectories(root):
-        for name in store.list_entries(directory):
-            if name.endswith((".so", ".o")):
-                yield os.path.join(directory, name)
+        if _TRITON_KEY.fullmatch(os.path.basename(directory)):
+            for name in store.list_entries(directory):
+                yield Code(os.path.join(directory, name), root, Kind.KERNEL)
+        else:
+            for name in store.list_entries(directory):
+                if name.endswith((".so", ".o")):
+                    yield Code(os.path.join(directory, name), root, Kind.NATIVE_CODE)
+    for directory in _subdirectories(os.path.join(root, _TRITON_FOLDER)):
+        yield from code(directory)
 
 
 def _subdirectories(directory: str) -> Iterator[str]:

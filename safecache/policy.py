@@ -29,13 +29,21 @@ class Action(NamedTuple):
 # An entry that somebody else may still read (stock torch, the owner of another key, a process of another namespace, a
 # newer safecache) is left where it is; one that is broken or misplaced for everybody is moved away.
 _QUARANTINED = frozenset(
-    {Reason.DAMAGED, Reason.BAD_SEAL, Reason.OTHER_KIND, Reason.OTHER_CACHE_KEY, Reason.WRONG_TYPE}
+    {
+        Reason.DAMAGED,
+        Reason.BAD_SEAL,
+        Reason.OTHER_KIND,
+        Reason.OTHER_CACHE_KEY,
+        Reason.OTHER_BUILD,
+        Reason.OTHER_GPU,
+        Reason.WRONG_TYPE,
+    }
 )
 
-# INCOMPLETE follows from another save that failed, which was said or raised there. Beside a key that is refused the
-# others go on working; what needed that one is refused, and raised, by itself.
-_SILENT = frozenset({Reason.INCOMPLETE})
-_NEVER_RAISED = frozenset({Reason.INCOMPLETE, Reason.STOOD_DOWN, Reason.KEY_REFUSED})
+# INCOMPLETE follows from another save that failed, which was said or raised there. OUTDATED follows from an upgrade.
+# Beside a key that is refused the others go on working; what needed that one is refused, and raised, by itself.
+_SILENT = frozenset({Reason.INCOMPLETE, Reason.OUTDATED})
+_NEVER_RAISED = frozenset({Reason.INCOMPLETE, Reason.OUTDATED, Reason.STOOD_DOWN, Reason.KEY_REFUSED})
 
 _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {
     Reason.UNREADABLE: CacheReadError,

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import os
 import platform
 import re
 import sys
 from importlib import metadata
+from importlib.machinery import PathFinder
 
 from safecache._version import __version__
 
@@ -19,8 +21,21 @@ def describe() -> dict[str, str]:
 
 
 def torch_version() -> str:
-    """The version of torch that is imported, local part included, or else installed; empty if none is."""
-    return str(getattr(sys.modules.get("torch"), "__version__", "")) or _installed("torch")
+    """The version of torch that is imported, or else installed, its local part included; empty if none is."""
+    return str(getattr(sys.modules.get("torch"), "__version__", "")) or _version_in_file() or _installed("torch")
+
+
+def _version_in_file() -> str:
+    """What ``torch.__version__`` will be. The metadata of torch's wheels says it without the local part: +cu130."""
+    spec = PathFinder.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return ""
+    try:
+        with open(os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8") as file:
+            found = re.search(r"(?m)^__version__ = '(.+)'$", file.read())
+    except OSError:
+        return ""
+    return found[1] if found else ""
 
 
 def torch_release() -> tuple[int, int]:

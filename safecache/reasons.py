@@ -27,6 +27,9 @@ class Reason(Enum):
     FOREIGN_OWNER = "foreign owner"
     WRONG_TYPE = "wrong type"
     OTHER_CPU = "other CPU"
+    OTHER_GPU = "other GPU"
+    OTHER_BUILD = "other build"
+    OUTDATED = "outdated"
     UNSAFE_NAME = "unsafe name"
     # not read
     UNREADABLE = "unreadable"

@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from safecache import config, keyring, layout, provenance, seal, store, trust
+from safecache import config, files, keyring, layout, seal, store, trust, vouching
 from safecache.errors import EntryRefusedError, KeyringError
 from safecache.keyring import Key
-from safecache.layout import Location
+from safecache.layout import Code, Location
+from safecache.reasons import Reason
 
 __all__ = ["Resealing", "countersign", "each", "replace", "sealing_key"]
 
@@ -51,8 +52,8 @@ def replace(location: Location, content: bytes, root: str, key: Key, origin: Map
     os.unlink(location.path)
 
 
-def countersign(locations: Iterable[Location]) -> Resealing:
-    """Seal every entry that verifies now, by any trusted key, with our own. What does not verify is skipped.
+def countersign(locations: Iterable[Location], code: Iterable[Code]) -> Resealing:
+    """Seal everything that verifies now, by any trusted key, with our own. What does not verify is skipped.
 
     The provenance stays that of the build, with the id of the key that vouched for it. Raises KeyringError without a
     key to seal with.
@@ -60,17 +61,35 @@ def countersign(locations: Iterable[Location]) -> Resealing:
     key = sealing_key()
     keys, namespace = keyring.current(), config.current().namespace
 
-    def seal_file(location: Location) -> bool:
+    def seal_entry(location: Location) -> bool:
         content = store.read_entry(location.path)
         verdict = seal.verify(content, location.kind, location.cache_key, keys.find, namespace)
-        if verdict.reason in trust.UNVOUCHED:
-            raise EntryRefusedError(f"{verdict.reason.value}: nobody that is trusted has sealed it")
-        if verdict.reason is not None:
-            raise EntryRefusedError(f"{verdict.reason.value}: {trust.evidence(verdict)}")
-        if verdict.key_id is None or verdict.key_id == key.id:
-            return False
-        origin = {**(verdict.provenance or provenance.describe()), "countersigned": verdict.key_id.hex()}
-        replace(location, content, layout.cache_root(location.path), key, origin)
-        return True
+        origin = _countersigned(verdict, key)
+        if origin is not None:
+            replace(location, content, layout.cache_root(location.path), key, origin)
+        return origin is not None
 
-    return each([(location.path, partial(seal_file, location)) for location in locations])
+    def seal_record(file: Code) -> bool:
+        verdict, stated = vouching.read_record(*file)
+        origin = _countersigned(verdict, key)
+        if origin is None:
+            return False
+        if files.digest_regular(file.path, store.check_regular, flags=os.O_NOFOLLOW).hex() != stated["sha256"]:
+            raise EntryRefusedError(f"{Reason.DAMAGED.value}: its digest is not the one that was sealed")
+        return vouching.write_record(*file, stated, key, origin)
+
+    return each(
+        [(location.path, partial(seal_entry, location)) for location in locations]
+        + [(file.path, partial(seal_record, file)) for file in code]
+    )
+
+
+def _countersigned(verdict: seal.Verdict, key: Key) -> dict[str, str] | None:
+    """The provenance to seal again with ``key``; None if that has sealed it. Raises EntryRefusedError if nobody has."""
+    if verdict.reason in trust.UNVOUCHED:
+        raise EntryRefusedError(f"{verdict.reason.value}: nobody that is trusted has sealed it")
+    if verdict.reason is not None:
+        raise EntryRefusedError(f"{verdict.reason.value}: {trust.evidence(verdict)}")
+    if verdict.key_id is None or verdict.key_id == key.id:
+        return None
+    return {**(verdict.provenance or {}), "countersigned": verdict.key_id.hex()}

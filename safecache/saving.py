@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from safecache import config, events, keyring, layout, picklepath, provenance, seal, store
+from safecache import binding, config, events, keyring, layout, picklepath, seal, store
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
@@ -211,7 +211,7 @@ def _seal(payload: bytes, kind: Kind, cache_key: str) -> bytes:
         return payload
     events.count(Count.SEALED)
     namespace = config.current().namespace
-    return seal.attach(payload, kind, cache_key, keys.signing, provenance.describe(), namespace)
+    return seal.attach(payload, kind, cache_key, keys.signing, binding.statement(kind), namespace)
 
 
 def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from safecache import config, events, keyring, layout, ownership, seal
+from safecache import binding, config, events, keyring, layout, ownership, seal
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["UNVOUCHED", "Refusal", "evidence", "examine", "judge"]
+__all__ = ["UNVOUCHED", "Refusal", "evidence", "examine", "foreign", "judge"]
 
 # What can be said against an entry that nobody we know has sealed, as opposed to one that is broken.
 UNVOUCHED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
@@ -41,7 +41,7 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
     keys = keyring.current()
     verdict = seal.verify(content, kind, cache_key, keys.find, config.current().namespace)
     if verdict.reason is None:
-        return Count.VERIFIED
+        return foreign(verdict, kind) or Count.VERIFIED
     if verdict.reason not in UNVOUCHED:
         return Refusal(verdict.reason, evidence(verdict), _REMEDIES.get(verdict.reason, ""))
     # Torch names every entry by the hash of its content, so a truncated or altered one shows even without a seal.
@@ -53,6 +53,12 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
             return Count.ACCEPTED_PRIVATE
         return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", _adopt_remedy(path))
     return _unvouched(verdict, keys, path)
+
+
+def foreign(verdict: seal.Verdict, kind: Kind) -> Refusal | None:
+    """What can be said against using here what was built there, by a verdict whose seal holds."""
+    found = binding.mismatch(kind, verdict.provenance or {})
+    return None if found is None else Refusal(*found)
 
 
 _EVIDENCE = {

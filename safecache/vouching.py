@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from safecache import (
+    binding,
     config,
-    cpu,
     events,
     files,
     keyring,
@@ -20,13 +22,13 @@ from safecache import (
     mounts,
     ownership,
     policy,
-    provenance,
     seal,
     sealed_copy,
     store,
     trust,
 )
 from safecache.errors import EntryRefusedError
+from safecache.keys import Key
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
@@ -41,9 +43,12 @@ __all__ = [
     "has_record",
     "is_known",
     "is_private",
+    "judge",
     "keep",
     "out_of_reach",
+    "read_record",
     "restore",
+    "write_record",
 ]
 
 _RECORDS = os.path.join(".safecache", "records")
@@ -97,15 +102,21 @@ def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, content: bytes | N
     else:
         digest = hashlib.sha256(content).digest()
     _known.setdefault(path, set()).add(digest)
-    keys = keyring.current()
-    if keys.signing is None:
-        return
+    key = keyring.current().signing
+    if key is not None:
+        write_record(path, root, kind, {"sha256": digest.hex(), "stamp": stamp}, key, binding.statement(kind))
+
+
+def write_record(
+    path: str, root: str, kind: Kind, stated: Mapping[str, Any], key: Key, provenance: Mapping[str, str]
+) -> bool:
+    """Seal what is ``stated`` of the file; False, and reported, if that cannot be written."""
     name = _name(path, kind)
-    payload = json.dumps({"sha256": digest.hex(), "stamp": stamp}).encode()
-    said = {**provenance.describe(), "cpu": cpu.instructions() if kind is Kind.NATIVE_CODE else ""}
-    sealed = seal.attach(payload, kind, name, keys.signing, said, config.current().namespace)
-    if _write(_record(root, name), sealed, root, f"the record of {kind.noun} {path}"):
+    sealed = seal.attach(json.dumps(stated).encode(), kind, name, key, provenance, config.current().namespace)
+    written = _write(_record(root, name), sealed, root, f"the record of {kind.noun} {path}")
+    if written:
         events.count(Count.CODE_SEALED)
+    return written
 
 
 def _write(path: str, content: bytes, root: str, what: str) -> bool:
@@ -140,17 +151,17 @@ def _name(path: str, kind: Kind) -> str:
     return f"{os.path.basename(directory)}/{name}" if kind is Kind.KERNEL else name
 
 
-def adopt(path: str, root: str) -> bool:
+def adopt(path: str, root: str, kind: Kind) -> bool:
     """Vouch, on the user's word, for compiled code that nobody else could have written; False if it is done already.
 
     Raises EntryRefusedError, OSError and UnusableEntry.
     """
-    if _judge(path, root, Kind.NATIVE_CODE) is None:
+    if judge(path, root, kind) is None:
         return False
     objection = ownership.why_not_private(path)
     if objection is not None:
         raise EntryRefusedError(f"not private: {objection}")
-    keep(path, root)
+    keep(path, root, kind)
     return True
 
 
@@ -160,7 +171,7 @@ def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> None:
     Raises EntryRefusedError in strict mode, and in every mode where it cannot be moved away.
     """
     try:
-        refusal = _judge(path, root, kind)
+        refusal = judge(path, root, kind)
     except OSError:
         return  # it is not there, or whoever must read it fails as in stock
     except store.UnusableEntry as unusable:
@@ -175,7 +186,7 @@ def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str
     Raises EntryRefusedError if nothing vouches for it; OSError if it cannot be read, and others could change that.
     """
     try:
-        refusal = _judge(path, root, kind)
+        refusal = judge(path, root, kind)
     except store.UnusableEntry as unusable:
         refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
     except OSError:
@@ -202,22 +213,20 @@ def admit_fresh(path: str, root: str, kind: Kind) -> str:
     return path if ownership.why_not_private(path) is None else admit_code(path, root, kind)[0]
 
 
-def _judge(path: str, root: str, kind: Kind) -> Refusal | None:
+def judge(path: str, root: str, kind: Kind) -> Refusal | None:
     """None if something vouches for the file. Raises OSError and UnusableEntry."""
     status = os.lstat(path)
     store.check_regular(status)
     if _judged.get(path) == _stamp(status):
         return None
-    name = _name(path, kind)
-    record = _read_record(root, name)
-    verdict = seal.verify(record, kind, name, keyring.current().find, config.current().namespace)
-    stated = json.loads(seal.payload_of(record)) if verdict.reason is None else {}
+    verdict, stated = read_record(path, root, kind)
+    foreign = trust.foreign(verdict, kind) if verdict.reason is None else None
     if status.st_size >= _LARGE and stated.get("stamp") == _stamp(status) and ownership.why_not_private(path) is None:
-        return _foreign_instructions(verdict)
+        return foreign
     digest = files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
     if digest not in _known.get(path, ()):
         if verdict.reason is None and digest.hex() == stated["sha256"]:
-            refusal = _foreign_instructions(verdict)
+            refusal = foreign
         elif is_private(path):
             refusal = None
         elif verdict.reason is None:
@@ -254,17 +263,12 @@ def _record(root: str, name: str) -> str:
     return os.path.join(root, _RECORDS, hashed[:2], hashed)
 
 
-def _read_record(root: str, name: str) -> bytes:
+def read_record(path: str, root: str, kind: Kind) -> tuple[seal.Verdict, dict[str, Any]]:
+    """What the seal of the file's record says, and if it holds, what is stated there of the file."""
+    name = _name(path, kind)
     try:
-        return store.read_entry(_record(root, name))
+        record = store.read_entry(_record(root, name))
     except (OSError, store.UnusableEntry):
-        return b""  # as good as none: the file is then unsealed
-
-
-def _foreign_instructions(verdict: seal.Verdict) -> Refusal | None:
-    """Inductor builds with -march=native under a name that does not tell for which CPU."""
-    built_for = set((verdict.provenance or {}).get("cpu", "").split())
-    missing = sorted(built_for - set(cpu.instructions().split()))
-    if not missing:
-        return None
-    return Refusal(Reason.OTHER_CPU, f"it was built on a CPU with {' '.join(missing[:5])}, which this one lacks")
+        record = b""  # as good as none: the file is then unsealed
+    verdict = seal.verify(record, kind, name, keyring.current().find, config.current().namespace)
+    return verdict, json.loads(seal.payload_of(record)) if verdict.reason is None else {}

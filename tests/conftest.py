@@ -87,14 +87,15 @@ class Zygote:
             raise RuntimeError(f"the zygote died: {Path(self.stderr.name).read_text()[-4000:]}")
         return json.loads(line)
 
-    def run(self, scene, environment, *, unprivileged=False, stock=False, **arguments) -> Answer:
-        """Run a scene with ``arguments``: as stock torch, or as a user whom file modes bind."""
+    def run(self, scene, environment, *, unprivileged=False, stock=False, build=None, **arguments) -> Answer:
+        """Run a scene with ``arguments``: as stock torch, as a user whom file modes bind, or as another build."""
         request = {
             "scene": scene,
             "arguments": arguments,
             "environment": environment,
             "unprivileged": unprivileged,
             "stock": stock,
+            "build": build or {},
             "timeout": 120,
         }
         print(json.dumps(request), file=self.process.stdin, flush=True)

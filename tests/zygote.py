@@ -1,6 +1,7 @@
 """A process with torch imported that forks one child for each scene: a fresh state for the price of a fork.
 
-Reads one JSON request a line, {"scene", "arguments", "environment", "unprivileged", "stock"}, and answers with one JSON line.
+Reads one JSON request a line, {"scene", "arguments", "environment", "unprivileged", "stock", "build"}, and answers with
+one JSON line.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ import torch._inductor.compile_fx
 import torch._inductor.standalone_compile
 import scenes
 
-from safecache import config, events, keyring
+from safecache import config, events, keyring, provenance
 
 
 # Imported when they are asked for: a torch for the CPU alone does without Triton, which some of them need.
@@ -80,6 +81,8 @@ def run_scene(request):
     config.reload()
     if request["stock"]:
         safecache.deactivate()
+    here = provenance.describe()
+    provenance.describe = lambda: here | request["build"]
     if request["unprivileged"]:
         drop_file_capabilities()
     collector = Collector()

@@ -11,7 +11,7 @@ from safecache import layout
 from safecache.audit import audit
 from safecache.cli.terminal import printable
 from safecache.errors import EntryRefusedError
-from safecache.layout import Location
+from safecache.layout import Code, Location
 from safecache.resealing import Resealing, countersign
 
 __all__ = ["run", "show_resealing"]
@@ -21,9 +21,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
     # All of them before the first is changed: a path that is mistyped must not leave half of the work done.
     locations = [location for path in arguments.paths for location in _locate(path)]
+    code = [file for path in arguments.paths if os.path.isdir(path) for file in layout.code(os.path.abspath(path))]
     if arguments.command == "sign":
-        return show_resealing(countersign(locations), as_json=arguments.json)
-    return _verify(locations, as_json=arguments.json)
+        return show_resealing(countersign(locations, code), as_json=arguments.json)
+    return _verify(locations, code, as_json=arguments.json)
 
 
 def _locate(path: str) -> Iterator[Location]:
@@ -50,14 +51,19 @@ def show_resealing(result: Resealing, *, as_json: bool) -> int:
     return int(bool(result.skipped))
 
 
-def _verify(locations: list[Location], *, as_json: bool) -> int:
-    outcomes, refused = audit(locations)
+def _verify(locations: list[Location], code: list[Code], *, as_json: bool) -> int:
+    outcomes, refused = audit(locations, code)
     if as_json:
-        report = {"entries": len(locations), "outcomes": outcomes, "refused": [each._asdict() for each in refused]}
+        report = {
+            "entries": len(locations),
+            "code": len(code),
+            "outcomes": outcomes,
+            "refused": [each._asdict() for each in refused],
+        }
         print(json.dumps(report))
     else:
         counts = "".join(f", {count} {outcome}" for outcome, count in sorted(outcomes.items()))
-        print(f"{len(locations)} entries{counts}")
+        print(f"{len(locations)} entries, {len(code)} files of code{counts}")
         for path, reason, evidence in refused:
             print(printable(f"refused {path}: {evidence} [{reason}]"))
     return int(bool(refused))

@@ -10,7 +10,7 @@ from safecache.seal import Kind
 
 KEY = Key.derive(b"k" * 32)
 PAYLOAD = pickle.dumps({"graph": list(range(100))})
-PROVENANCE = {"torch": "2.15.0", "gpu": "sm_90"}
+PROVENANCE = {"python": "3.11.7", "gpu": "sm_90"}
 ENTRY = seal.attach(PAYLOAD, Kind.AOT_ENTRY, "the key", KEY, PROVENANCE)
 # The layout in the docstring of seal, as distances from the end.
 FOOTER, TAG = 62, 32

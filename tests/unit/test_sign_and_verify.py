@@ -37,7 +37,7 @@ def cache(tmp_path):
 
 
 def sealed(key, kind=Kind.AOT_ENTRY, cache_key="akey", namespace="default"):
-    return seal.attach(PAYLOAD, kind, cache_key, key, {"torch": "2.15"}, namespace)
+    return seal.attach(PAYLOAD, kind, cache_key, key, {"python": "3.11"}, namespace)
 
 
 @BOTH
@@ -58,7 +58,7 @@ def test_entries_of_a_trusted_key_are_signed_with_ours_and_the_others_left(run, 
     for path in signed:
         place = layout.locate(str(path))
         verdict = seal.verify(path.read_bytes(), place.kind, place.cache_key, {own.id: own}.get)
-        assert verdict == (None, own.id, {"torch": "2.15", "countersigned": key.id.hex()})
+        assert verdict == (None, own.id, {"python": "3.11", "countersigned": key.id.hex()})
     assert len(signed) == 2
     assert json.loads(run("sign", *signed, "--json").out) == {"sealed": 0, "already_sealed": 2, "skipped": []}
 
@@ -117,14 +117,16 @@ def test_verify_counts_outcomes_and_lists_what_is_refused(run, cache):
         str(damaged): "damaged",
     }
     plain = run("verify", cache.root)
-    assert plain.lines[0] == "4 entries, 1 damaged, 1 unknown key, 2 verified" and len(plain.lines) == 3
+    assert (
+        plain.lines[0] == "4 entries, 0 files of code, 1 damaged, 1 unknown key, 2 verified" and len(plain.lines) == 3
+    )
     assert {path: path.read_bytes() for path in cache.root.rglob("*") if path.is_file()} == before
 
 
 def test_verify_of_single_entries_judges_those_alone(run, cache):
     good, bad = cache(sealed(keyring.current().signing)), cache(PAYLOAD)
     assert run("verify", good).code == 0 and run("verify", bad).code == 1
-    assert run("verify", good, bad).lines[0] == "2 entries, 1 unsealed, 1 verified"
+    assert run("verify", good, bad).lines[0] == "2 entries, 0 files of code, 1 unsealed, 1 verified"
 
 
 def test_verify_unpickles_nothing(run, cache, tmp_path):
@@ -135,7 +137,7 @@ def test_verify_unpickles_nothing(run, cache, tmp_path):
     hostile = pickle.dumps(Hostile())
     cache(hostile)
     cache(seal.attach(hostile, Kind.AOT_ENTRY, "akey", keyring.current().signing, {}))
-    assert run("verify", cache.root).lines[0] == "2 entries, 1 unsealed, 1 verified"
+    assert run("verify", cache.root).lines[0] == "2 entries, 0 files of code, 1 unsealed, 1 verified"
     assert not (tmp_path / "ran").exists()
 
 
@@ -143,7 +145,7 @@ def test_verify_says_what_private_trust_accepts(run, cache, settings):
     cache(PAYLOAD)
     settings(SAFECACHE_TRUST="private")
     said = run("verify", cache.root)
-    assert said.code == 0 and said.lines == ["1 entries, 1 accepted as private"]
+    assert said.code == 0 and said.lines == ["1 entries, 0 files of code, 1 accepted as private"]
 
 
 @pytest.mark.timeout(20, method="signal")  # would hang for ever
@@ -152,7 +154,7 @@ def test_verify_waits_for_no_fifo_and_follows_no_link(run, cache):
     os.mkfifo(path.parent / "fifo")
     (path.parent / "link").symlink_to(path)
     said = run("verify", cache.root)
-    assert said.code == 1 and said.lines[0] == "3 entries, 2 not a file, 1 verified"
+    assert said.code == 1 and said.lines[0] == "3 entries, 0 files of code, 2 not a file, 1 verified"
 
 
 @pytest.mark.parametrize("command", ["sign", "verify"])
@@ -185,7 +187,7 @@ def test_farm_seals_and_a_server_with_the_public_part_verifies_until_it_is_revok
     assert command("adopt", cache.root, SAFECACHE_KEY_FILE=str(private), **farm).returncode == 0
     assert command("verify", cache.root, **server).returncode == 1
     assert command("trust", "-", given=public.read_bytes(), **server).returncode == 0
-    assert command("verify", cache.root, **server).stdout == b"1 entries, 1 verified\n"
+    assert command("verify", cache.root, **server).stdout == b"1 entries, 0 files of code, 1 verified\n"
     assert command("revoke", key_id[:8], **server).returncode == 0
     refused = command("verify", cache.root, **server)
     assert refused.returncode == 1 and b"[revoked key]" in refused.stdout
