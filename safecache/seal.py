@@ -50,8 +50,8 @@ class Kind(Enum):
     DYNAMO_PACKAGE = "dynamo_package"
     PGO_STATE = "pgo_state"
     MEMO = "memo"
-    # Never sealed, since nothing unpickles them: these are here to be named when one is refused.
     AUTOTUNING = "autotuning"
+    # Never sealed, since nothing unpickles it: here to be named when it is refused.
     OTHER = "other"
 
     @property

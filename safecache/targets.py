@@ -153,6 +153,18 @@ TARGETS: tuple[Target, ...] = (
     Target(_CACHING, "_OnDiskCacheImpl.insert", "caching:insert", ("self, key, value",)),
     Target(
         "torch._inductor.runtime.autotune_cache",
+        "AutotuneCache.read_best",
+        "autotune_cache:read_best",
+        ("self, inductor_meta, configs",),
+    ),
+    Target(
+        "torch._inductor.runtime.autotune_cache",
+        "AutotuneCache.save",
+        "autotune_cache:save",
+        ("self, config, time_taken_ns, found_by_coordesc=, triton_cache_hash=",),
+    ),
+    Target(
+        "torch._inductor.runtime.autotune_cache",
         "_AutotuneCacheBundlerImpl._load_cache",
         "autotune_cache:load_cache",
         ("self",),

@@ -48,6 +48,7 @@ __all__ = [
     "out_of_reach",
     "read_record",
     "restore",
+    "states",
     "write_record",
 ]
 
@@ -127,6 +128,16 @@ def _write(path: str, content: bytes, root: str, what: str) -> bool:
         events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It will be made anew.")
         return False
     return True
+
+
+def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
+    """Whether this process or a sealed record says that this is the content of ``path``, or nobody else wrote there."""
+    if is_known(path, content):
+        return True
+    verdict, stated = read_record(path, root, kind)
+    if verdict.reason is None and trust.foreign(verdict, kind) is None:
+        return bool(stated["sha256"] == hashlib.sha256(content).hexdigest())
+    return is_private(path)
 
 
 def restore(path: str, content: bytes, root: str, kind: Kind) -> None:

@@ -227,6 +227,34 @@ def load_profile_mega_cache(path):
     return load_profile(path)
 
 
+def _tuner(filename):
+    """What torch looks results of autotuning up with, and the candidates that Inductor proposes."""
+    import triton
+    from torch._inductor.runtime import autotune_cache
+
+    candidates = [triton.Config({"XBLOCK": size}, num_warps=4, num_stages=1) for size in (64, 128)]
+    meta = {"autotune_local_cache": True, "autotune_remote_cache": False, "coordinate_descent_tuning": True}
+    return autotune_cache.AutotuneCache.create(meta, filename, "the hash of the candidates"), meta, candidates
+
+
+def save_tuning(filename, size, coordesc=False):
+    """Save that the kernel at ``filename`` is fastest with blocks of this size."""
+    import triton
+
+    os.makedirs(os.path.dirname(filename), exist_ok=True)
+    tuner, _, candidates = _tuner(filename)
+    best = next((each for each in candidates if each.kwargs["XBLOCK"] == size), None)
+    tuner.save(best or triton.Config({"XBLOCK": size}, num_warps=8, num_stages=1), 1000000, coordesc)
+
+
+def read_tuning(filename):
+    """The size of block to launch that kernel with; None if it is to be tuned. And whether a candidate was altered."""
+    tuner, meta, candidates = _tuner(filename)
+    best = tuner.read_best(meta, candidates)
+    altered = any(getattr(each, "extra_options", None) for each in candidates)
+    return {"size": best and best.kwargs["XBLOCK"], "altered": altered}
+
+
 def load_bundle(names):
     """Take a bundle of autotuning results with these names from a remote cache."""
     from torch._inductor.runtime import autotune_cache

@@ -1,14 +1,110 @@
-"""torch._inductor.runtime.autotune_cache: autotuning results that arrive in bundles."""
+"""torch._inductor.runtime.autotune_cache: which configuration of a kernel was the fastest.
+
+A result is JSON that stock torch must be able to read, so its seal is a record, as for compiled code. It is over what
+the JSON says: results also come from mega-caches and bundles, and what is used is what was read then.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from safecache import artifacts, loading
+from safecache import artifacts, events, loading, vouching
+from safecache.reasons import Reason
 from safecache.seal import Kind
 
-__all__ = ["load_cache"]
+__all__ = ["load_cache", "read_best", "save"]
+
+_REMEDY = "The kernel is tuned again."
+
+
+class _Results:
+    """The local cache of results for one call: what is put there is vouched for, what comes from there is judged."""
+
+    def __init__(self, cache: Any) -> None:
+        self._cache = cache
+        self.found = False
+        self.vouched = False
+
+    def get(self, key: str) -> Any:
+        # What is no file would be waited for.
+        if os.path.lexists(key) and loading.read(Kind.AUTOTUNING, key) is None:
+            return None
+        self.found = True
+        result = self._cache.get(key)
+        self.vouched = result is not None and vouching.states(key, _root(), Kind.AUTOTUNING, _canonical(result))
+        return result
+
+    def put(self, key: str, result: Any) -> None:
+        vouching.keep(key, _root(), Kind.AUTOTUNING, _canonical(result))
+        try:
+            self._cache.put(key, result)
+        except OSError as error:
+            text = f"{Kind.AUTOTUNING.noun} {key} was not saved: {error.strerror}."
+            events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {key}", remedy="It will be tuned again.")
+
+
+@contextmanager
+def _judged(instance: Any) -> Iterator[_Results]:
+    local = instance.local_cache
+    results = _Results(local[0] if local else None)
+    if local:
+        instance.local_cache = (results, *local[1:])
+    try:
+        yield results
+    finally:
+        instance.local_cache = local
+
+
+def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """AutotuneCache.save: what was tuned here is vouched for."""
+    with _judged(instance):
+        return wrapped(*args, **kwargs)
+
+
+def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """AutotuneCache.read_best: a result that nobody vouches for can only choose among Inductor's own candidates.
+
+    Torch would make any configuration that it names; and a block that is too small computes something else.
+    """
+
+    def read(inductor_meta: Any, configs: list[Any]) -> Any:
+        where = instance.local_cache[1] if instance.local_cache else "in the remote cache"
+        with loading.reading():
+            with _judged(instance) as results:
+                try:
+                    best = wrapped(inductor_meta, configs)
+                except Exception as error:
+                    if results.vouched or not results.found:
+                        raise
+                    text = f"it cannot be read: {type(error).__name__}: {error}"
+                    return loading.note(Reason.UNLOADABLE, Kind.AUTOTUNING, where, text, _REMEDY, error)
+            if best is None or results.vouched or _is_candidate(best, configs):
+                return best
+            text = "it names a configuration that Inductor did not propose, and nobody that is trusted has sealed it"
+            return loading.note(Reason.UNSEALED, Kind.AUTOTUNING, where, text, _REMEDY)
+
+    return read(*args, **kwargs)
+
+
+def _is_candidate(best: Any, configs: list[Any]) -> bool:
+    options = getattr(best, "extra_options", None)
+    if options:
+        best.extra_options = None  # a candidate stays as it was
+    return not options and any(best is config for config in configs)
+
+
+def _canonical(result: Any) -> bytes:
+    return json.dumps(result, sort_keys=True).encode()
+
+
+def _root() -> str:
+    root: str = sys.modules["torch._inductor.runtime.cache_dir_utils"].cache_dir()
+    return root
 
 
 class _SafeNames:
