@@ -58,6 +58,7 @@ _CPP_BUILDER = "torch._inductor.cpp_builder"
 _CPP_EXTENSION = "torch.utils.cpp_extension"
 _BUNDLER = "torch._inductor.triton_bundler"
 _TRITON_CACHE = "triton.runtime.cache"
+_COMPILE_DLL = ("cls, source_code, dst_file_ext, extra_args=",)
 _TRITON_BUILD = "triton.runtime.build"
 # A module global in place of which SealingPickle stands, rather than a function.
 PICKLE_MODULE = "<module pickle>"
@@ -79,6 +80,15 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(_CODECACHE, "FxGraphCache._write_to_local_cache", "codecache:write_to_local_cache", ("key, content",)),
     Target(_CODECACHE, "CppCodeCache._load_library", "codecache:load_library", ("cls, path, key",)),
+    Target(
+        _CODECACHE,
+        "CUTLASSCodeCache.compile",
+        "codecache:compile_dll",
+        ("cls, source_code, dst_file_ext, extra_args=",),
+    ),
+    Target(
+        _CODECACHE, "ROCmCodeCache.compile", "codecache:compile_dll", ("cls, source_code, dst_file_ext, extra_args=",)
+    ),
     Target(_CODECACHE, "DLLWrapper.__init__", "codecache:load_dll", ("self, lib_path",)),
     Target(_CODECACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
     Target(_AUTOGRAD_CACHE, "AOTAutogradCache.save", "autograd_cache:save", ("key, entry, remote",)),

@@ -201,3 +201,30 @@ def header_command(directory):
     words = line.split()
     place = words.index("-o")
     return [word for word in words[:place] + words[place + 2 :] if not word.endswith(".h")]
+
+
+def load_cutlass_kernel(source):
+    """Compile a kernel as for CUTLASS, with the C++ compiler in the place of nvcc, and load it: its compiler's commands."""
+    from torch._inductor import codecache
+
+    commands = []
+
+    class Cache(codecache.CUTLASSCodeCache):
+        _SOURCE_CODE_SUFFIX = "cpp"
+        _BACKEND = "test"
+
+        @classmethod
+        def _use_re_build(cls):
+            return False
+
+        @classmethod
+        def _source_code_extra(cls):
+            return ""
+
+        @classmethod
+        def _compile_command(cls, sources, target, extension, extra_args=None):
+            commands.append(extension)
+            return " ".join(["g++", "-fPIC", "-c" if extension == "o" else "-shared", *sources, "-o", target])
+
+    library, _, _ = Cache.load(source, "so")
+    return {"commands": commands, "path": library.lib_path, "answer": library.DLL.answer()}

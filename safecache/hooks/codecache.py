@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from safecache import config, exec_directory, load_failure, loading, saving, vouching
 from safecache.seal import Kind
 
-__all__ = ["iterate_over_candidates", "load_dll", "load_library", "save_graph", "write_to_local_cache"]
+__all__ = ["compile_dll", "iterate_over_candidates", "load_dll", "load_library", "save_graph", "write_to_local_cache"]
 
 
 def iterate_over_candidates(
@@ -52,20 +53,42 @@ def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """CppCodeCache._load_library: loads what was verified; says what to do where the cache is mounted noexec."""
 
     def load(path: str, key: str) -> Any:
-        verified, content = vouching.admit_code(path, _root())
-        place = exec_directory.place(path, content) if config.current().exec_dir else verified
-        return load_failure.explain(wrapped, (place, key), {}, "TORCHINDUCTOR_CACHE_DIR")
+        return load_failure.explain(wrapped, (_admit(path), key), {}, "TORCHINDUCTOR_CACHE_DIR")
 
     return load(*args, **kwargs)
 
 
 def load_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """DLLWrapper.__init__, of CUTLASS's kernels: likewise."""
+    """DLLWrapper.__init__, of the kernels of CUTLASS and Composable Kernel: likewise."""
 
     def load(lib_path: str) -> None:
-        load_failure.explain(wrapped, (exec_directory.place(lib_path),), {}, "TORCHINDUCTOR_CACHE_DIR")
+        of_cache = lib_path.startswith(os.path.join(_root(), ""))
+        place = _admit(lib_path) if of_cache else exec_directory.place(lib_path)
+        load_failure.explain(wrapped, (place,), {}, "TORCHINDUCTOR_CACHE_DIR")
 
     load(*args, **kwargs)
+
+
+def _admit(path: str) -> str:
+    """Where to load the library from."""
+    verified, content = vouching.admit_code(path, _root())
+    return exec_directory.place(path, content) if config.current().exec_dir else verified
+
+
+def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """CUTLASSCodeCache.compile and ROCmCodeCache.compile: build unless there is a file; one nobody vouches for goes."""
+
+    def build(source_code: str, dst_file_ext: str, *rest: Any, **named: Any) -> Any:
+        _, source = instance.write(source_code, dst_file_ext)
+        path = source.removesuffix(instance._SOURCE_CODE_SUFFIX) + dst_file_ext
+        vouching.admit_build(path, _root())
+        was_there = os.path.lexists(path)
+        result = wrapped(source_code, dst_file_ext, *rest, **named)
+        if not was_there and os.path.lexists(path):
+            vouching.keep(path, _root())
+        return result
+
+    return build(*args, **kwargs)
 
 
 def _codecache() -> Any:

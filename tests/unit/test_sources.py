@@ -29,6 +29,28 @@ def test_source_that_is_not_is_moved_away(root):
     assert not path.exists() and events.counters() == {"damaged": 1, "quarantined": 1}
 
 
+def test_commands_that_torch_adds_to_a_source_as_comments_are_no_change(root):
+    """As CUTLASSCodeCache.compile does."""
+    added = b"\n// CUDA Compilation cmd\n// nvcc -c a.cu\n\n// CUDA Linking cmd\n// nvcc a.o\n"
+    (root / "a.cu").write_bytes(SOURCE + added)
+    assert sources.settle(str(root / "a.cu"), SOURCE, str(root)) and not events.counters()
+
+
+@pytest.mark.parametrize(
+    ("name", "added"),
+    [
+        ("a.py", b"\n// nvcc"),
+        ("a.cu", b"// nvcc"),
+        ("a.cu", b"\n//\rint evil;"),
+        ("a.cu", b"\n// nvcc\nint evil;"),
+        ("a.cu", b"\n// nvcc\nint evil;\n// nvcc"),
+    ],
+)
+def test_anything_else_that_is_added_is_a_change(root, name, added):
+    (root / name).write_bytes(SOURCE.strip() + added)
+    assert not sources.settle(str(root / name), SOURCE, str(root))
+
+
 def test_source_that_cannot_be_moved_away_is_refused(root, monkeypatch):
     path = root / "source.py"
     path.write_bytes(b"import evil")

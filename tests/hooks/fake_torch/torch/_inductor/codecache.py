@@ -45,6 +45,18 @@ class DLLWrapper:
         torch.called("DLLWrapper", lib_path)
 
 
+class CUTLASSCodeCache:
+    @classmethod
+    def compile(cls, source_code, dst_file_ext, extra_args=None):
+        return torch.called("compile", source_code)
+
+
+class ROCmCodeCache:
+    @classmethod
+    def compile(cls, source_code, dst_file_ext, extra_args=None):
+        return torch.called("compile", source_code)
+
+
 torch.reached("middle", globals())
 
 
