@@ -229,6 +229,15 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         _CPP_EXTENSION,
+        "_write_ninja_file_and_build_library",
+        "cpp_extension:build_library",
+        (
+            "name, sources, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, extra_ldflags, extra_include_paths, "
+            "build_directory, verbose, with_cuda, with_sycl, is_standalone=",
+        ),
+    ),
+    Target(
+        _CPP_EXTENSION,
         "_import_module_from_library",
         "cpp_extension:import_module_from_library",
         ("module_name, path, is_python_module",),

@@ -224,7 +224,7 @@ def admit_fresh(path: str, root: str, kind: Kind) -> str:
     return path if ownership.why_not_private(path) is None else admit_code(path, root, kind)[0]
 
 
-def judge(path: str, root: str, kind: Kind) -> Refusal | None:
+def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
     """None if something vouches for the file. Raises OSError and UnusableEntry."""
     status = os.lstat(path)
     store.check_regular(status)

@@ -1,4 +1,4 @@
-"""The libraries of CUTLASS's kernels: what somebody else put in their place is built anew, and never loaded."""
+"""Libraries of CUTLASS's kernels and of extensions: what somebody else put in their place is built anew, not loaded."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def load(home):
 
 @pytest.fixture
 def plant(home, tmp_path):
-    """Put a library in the place of that of a kernel, or an object in the place of its object."""
+    """Put a library in the place of another one, or an object in the place of its object."""
     marker = tmp_path / "ran"
 
     def plant(extension):
-        (path,) = home.cache.glob(f"??/*.{extension}")
+        (path,) = [*home.cache.glob(f"??/*.{extension}"), *home.base.glob(f"extensions/*.{extension}")]
         how = "-shared" if extension == "so" else "-c"
         source = EVIL.replace("MARKER", str(marker))
         subprocess.run(["g++", "-xc++", "-", how, "-fPIC", "-o", str(path)], input=source, text=True, check=True)
@@ -69,3 +69,57 @@ def test_kernel_of_stock_torch_is_built_anew_once(load):
     answer = load(built=BOTH)
     assert answer.stats["unsealed"] == 2, answer
     assert not load(built=NONE).warnings
+
+
+# --- torch.utils.cpp_extension
+
+
+@pytest.fixture
+def extend(home):
+    """Load an extension, and return how often ninja has built something in its directory."""
+    home.environment["TORCH_EXTENSIONS_DIR"] = str(home.base / "extensions")
+
+    def extend(*, warnings=0, **how):
+        answer = home.run("load_operators", source=SOURCE, **how)
+        assert answer.ok and answer.result["answer"] == 42 and len(answer.warnings) == warnings, answer
+        return answer.result["steps"]
+
+    return extend
+
+
+def test_extension_is_built_once_and_taken_by_stock_torch_too(extend):
+    assert extend() == extend() == extend(stock=True)
+
+
+@STRICTNESS
+@pytest.mark.parametrize("extension", ["so", "o"])
+def test_planted_extension_is_built_anew(home, extend, plant, extension, strict):
+    built = extend()
+    marker = plant(extension)
+    if strict:
+        assert home.run("load_operators", source=SOURCE, strict=True).errors == ["EntryRefusedError"]
+    else:
+        assert extend(warnings=1) > built
+        assert extend() == extend()
+    assert not marker.exists()
+
+
+def test_planted_extension_runs_on_stock_torch(extend, plant):
+    extend()
+    marker = plant("so")
+    extend(stock=True)
+    assert marker.exists()
+
+
+def test_extension_whose_source_changed_is_built_and_sealed_again(home, extend):
+    built = extend()
+    with open(home.base / "extensions" / "probe.cpp", "a") as file:
+        file.write("int more;\n")
+    again = extend()
+    assert again > built and extend(strict=True) == again
+
+
+def test_extension_of_stock_torch_is_built_anew_once(extend):
+    built = extend(stock=True)
+    again = extend(warnings=1)
+    assert again > built and extend() == again
