@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from safecache import key_changes, key_files, signatures
 from safecache.cli import workload
 from safecache.cli.workload import Cache
 from safecache.provenance import torch_version
@@ -42,7 +44,7 @@ def show(*, pairs: int, as_json: bool) -> int:
         tempfile.TemporaryDirectory(prefix="safecache-bench-") as name,
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):
-        task = progress.add_task("", total=5 * pairs + 4)
+        task = progress.add_task("", total=6 * pairs + 5)
 
         def step(what: str) -> None:
             progress.update(task, description=what)
@@ -98,24 +100,41 @@ def _saves(base: Path, step: Callable[[str], None]) -> Iterator[Figure]:
 
 
 def _warm_starts(base: Path, pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:
-    caches = (Cache(base / "stock", stock=True), Cache(base / "safecache", stock=False))
+    stock, *ours = caches = (
+        Cache(base / "stock torch", stock=True),
+        Cache(base / "safecache", stock=False),
+        Cache(base / "everything on", stock=False, settings=_everything(base)),
+    )
     for cache in caches:
         step(f"cold compile, {cache.base.name}")
         cache.directory.mkdir(parents=True)
         cache.run()
-    answers: tuple[list[dict[str, float]], list[dict[str, float]]] = ([], [])
+    answers: dict[Cache, list[dict[str, float]]] = {cache: [] for cache in caches}
     for number in range(pairs):
-        # The order within a pair alternates: the second of two runs finds the machine as the first has left it.
-        for which in (0, 1) if number % 2 else (1, 0):
-            step(f"warm start {number + 1} of {pairs}, {caches[which].base.name}")
-            outcome = caches[which].run()
+        # The order alternates: who comes second finds the machine as the first has left it.
+        for cache in caches if number % 2 else reversed(caches):
+            step(f"warm start {number + 1} of {pairs}, {cache.base.name}")
+            outcome = cache.run()
             if outcome.error or not outcome.hit:
                 raise OSError(f"a warm start did not hit: {outcome.answer} {outcome.stderr[-500:]}")
-            answers[which].append(outcome.answer)
-    for what, name in (("warm start: first step", "seconds"), ("warm start: CPU of the first step", "cpu_seconds")):
-        stock, ours = ([answer[name] for answer in found] for found in answers)
-        ratio = statistics.median(b / a for a, b in zip(stock, ours, strict=True))
-        yield Figure(what, "s", statistics.median(stock), statistics.median(ours), ratio)
+            answers[cache].append(outcome.answer)
+    for cache in ours:
+        note = ", everything on" if cache.settings else ""
+        for what, name in (("warm start: first step", "seconds"), ("warm start: CPU of the first step", "cpu_seconds")):
+            theirs, own = ([answer[name] for answer in answers[each]] for each in (stock, cache))
+            ratio = statistics.median(b / a for a, b in zip(theirs, own, strict=True))
+            yield Figure(what + note, "s", statistics.median(theirs), statistics.median(own), ratio)
+
+
+def _everything(base: Path) -> dict[str, str]:
+    """The settings that cost: signatures where the library for them is installed, and copies of libraries."""
+    chosen = {"SAFECACHE_STRICT": "1", "SAFECACHE_NAMESPACE": "bench", "SAFECACHE_EXEC_DIR": str(base / "exec")}
+    os.mkdir(chosen["SAFECACHE_EXEC_DIR"], 0o700)
+    if signatures.problem() is not None:
+        return chosen
+    path = str(base / "farm.json")
+    key_files.save(path, key_changes.generate(ed25519=True))
+    return chosen | {"SAFECACHE_KEY_FILE": path}
 
 
 def _print(figures: list[Figure]) -> None:

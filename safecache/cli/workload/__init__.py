@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,16 +55,17 @@ class Outcome(NamedTuple):
 
 
 class Cache:
-    """A cache directory with the keys that belong to it, used by stock torch or by safecache."""
+    """A cache directory with the keys that belong to it, used by stock torch or by safecache with these settings."""
 
-    def __init__(self, base: Path, *, stock: bool) -> None:
+    def __init__(self, base: Path, *, stock: bool, settings: Mapping[str, str] | None = None) -> None:
         self.base = base
         self.stock = stock
+        self.settings = settings or {}
         self.directory = base / "cache"
 
     def run(self, *options: str) -> Outcome:
         """Do the work once, in a fresh process."""
-        environment = environment_with_safecache() | places(self.base)
+        environment = environment_with_safecache() | places(self.base) | dict(self.settings)
         command = [sys.executable, str(_SCRIPT), *(["--stock"] if self.stock else []), *options]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_SECONDS)
         lines = done.stdout.strip().splitlines()
@@ -74,7 +76,7 @@ class Cache:
     def copy(self, base: Path) -> Cache:
         """The same cache and keys in another place."""
         shutil.copytree(self.base, base, symlinks=True)
-        return Cache(base, stock=self.stock)
+        return Cache(base, stock=self.stock, settings=self.settings)
 
     def entries(self, folder: str) -> list[Path]:
         """The entries below ``aotautograd`` or ``fxgraph``."""
