@@ -1,13 +1,20 @@
-"""Who can write the files on a path: what ``SAFECACHE_TRUST=private`` and ``safecache adopt`` ask."""
+"""Who can write the files on a path: what ``SAFECACHE_TRUST=private`` and ``safecache adopt`` ask, and all that builds.
+
+A file with several names (hard links) is judged by its own owner and mode, and by the path of the name that is used:
+another name gives nobody a right to write to it, and a directory of somebody else's is an objection all the same.
+"""
 
 from __future__ import annotations
 
 import errno
+import functools
+import grp
 import os
+import pwd
 import stat
 from collections.abc import Iterator
 
-__all__ = ["foreign_owner", "why_not_private"]
+__all__ = ["foreign_owner", "own_group", "why_not_private"]
 
 _MOST_LINKS = 40  # as the kernel
 
@@ -17,17 +24,34 @@ def foreign_owner(status: os.stat_result) -> bool:
     return status.st_uid not in (os.geteuid(), 0)
 
 
-def why_not_private(path: str) -> str | None:
+@functools.cache
+def own_group() -> int | None:
+    """The group that has this user's name and, as far as it says, no other member; None if there is none, and for root.
+
+    Where every user has such a group (useradd(8)), pam_umask(8) sets a umask of 002, and a cache is group-writable.
+    """
+    user = os.geteuid()
+    try:
+        name, group = pwd.getpwuid(user).pw_name, grp.getgrgid(os.getegid())
+    except KeyError:
+        return None
+    return group.gr_gid if user and group.gr_name == name and set(group.gr_mem) <= {name} else None
+
+
+def why_not_private(path: str, *, group: int | None = None) -> str | None:
     """Why somebody other than this user (and root) could have written ``path`` or replaced it; None if nobody could.
+
+    ``group``: one whose members' right to write is no objection.
 
     Every directory and symbolic link on the way from the root counts. A sticky directory such as /tmp is no objection
     to what lies in it: there only an owner (or root) can rename or remove a name (see unlink(2)), and the owner of
     that name is checked next.
     """
     try:
-        steps = list(_steps(os.path.abspath(path)))
+        # Not abspath(), for which link/.. is where the link lies: for the kernel it is above where the link leads.
+        steps = list(_steps(os.path.join(os.getcwd(), path)))
         for step in steps:
-            objection = _objection(step, os.lstat(step), last=step is steps[-1])
+            objection = _objection(step, os.lstat(step), last=step is steps[-1], group=group)
             if objection is not None:
                 return objection
     except OSError as error:
@@ -47,6 +71,7 @@ def _steps(path: str) -> Iterator[str]:
             continue
         if name == "..":
             reached = os.path.dirname(reached)
+            yield reached
             continue
         step = os.path.join(reached, name)
         yield step
@@ -61,12 +86,13 @@ def _steps(path: str) -> Iterator[str]:
         names += target.split(os.sep)[::-1]
 
 
-def _objection(step: str, status: os.stat_result, *, last: bool) -> str | None:
+def _objection(step: str, status: os.stat_result, *, last: bool, group: int | None) -> str | None:
     if foreign_owner(status):
         return f"{step} belongs to uid {status.st_uid}"
     if stat.S_ISLNK(status.st_mode):
         return None  # a link has no mode of its own; who may replace it is up to its directory
     sticky = status.st_mode & stat.S_ISVTX and not last
-    if status.st_mode & 0o022 and not sticky:
+    others = 0o002 if status.st_gid == group else 0o022
+    if status.st_mode & others and not sticky:
         return f"{step} has mode {stat.S_IMODE(status.st_mode):04o}"
     return None

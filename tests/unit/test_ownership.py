@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import grp
 import os
+import pwd
+from types import SimpleNamespace
 
 import pytest
 from conftest import needs_root
@@ -102,6 +105,144 @@ def test_link_that_others_could_replace_is_an_objection(entry, tmp_path):
     shared.chmod(0o777)
     (shared / "link").symlink_to(entry.parent)
     assert why_not_private(str(shared / "link" / "entry")) is not None
+
+
+@needs_root
+def test_link_of_somebody_else_is_named(entry, tmp_path):
+    """In a sticky directory too, where he alone can point it elsewhere."""
+    sticky = tmp_path / "sticky"
+    sticky.mkdir()
+    sticky.chmod(0o1777)
+    link = sticky / "link"
+    link.symlink_to(entry.parent)
+    assert why_not_private(str(link / "entry")) is None
+    os.chown(link, STRANGER, -1, follow_symlinks=False)
+    assert why_not_private(str(link / "entry")) == f"{link} belongs to uid {STRANGER}"
+
+
+@needs_root
+def test_directory_of_somebody_else_behind_a_link_of_ours_is_named(entry, tmp_path):
+    link = tmp_path / "link"
+    link.symlink_to(entry.parents[1])
+    os.chown(entry.parent, STRANGER, -1)
+    assert why_not_private(str(link / "key" / "entry")) == f"{entry.parent} belongs to uid {STRANGER}"
+
+
+def test_relative_link_and_one_to_a_link_are_followed_as_the_kernel_does(entry, tmp_path):
+    (tmp_path / "first").symlink_to("cache/../second")
+    (tmp_path / "second").symlink_to(entry.parent)
+    assert why_not_private(str(tmp_path / "first" / "entry")) is None
+    entry.parents[1].chmod(0o777)
+    assert why_not_private(str(tmp_path / "first" / "entry")) == f"{entry.parents[1]} has mode 0777"
+
+
+def test_way_through_a_link_to_itself_ends(tmp_path):
+    (tmp_path / "loop").symlink_to("loop")
+    assert "symbolic links" in why_not_private(str(tmp_path / "loop" / "entry"))
+
+
+@pytest.mark.parametrize("how", ["in-the-path", "in-a-link"])
+def test_directory_that_dots_lead_out_of_counts(entry, tmp_path, how):
+    """Whoever may replace it decides where they lead."""
+    passed = tmp_path / "passed"
+    passed.mkdir()
+    passed.chmod(0o777)
+    path = f"{passed}/../cache/key"
+    if how == "in-a-link":
+        (tmp_path / "link").symlink_to(path)
+        path = f"{tmp_path}/link"
+    assert why_not_private(f"{path}/entry") == f"{passed} has mode 0777"
+
+
+def test_dots_after_a_link_lead_to_above_its_target(entry, tmp_path):
+    (tmp_path / "elsewhere" / "deep").mkdir(parents=True)
+    (tmp_path / "link").symlink_to("elsewhere/deep")
+    (tmp_path / "elsewhere" / "entry").write_bytes(b"entry")
+    (tmp_path / "elsewhere" / "entry").chmod(0o666)
+    (tmp_path / "entry").write_bytes(b"private")
+    assert why_not_private(f"{tmp_path}/link/../entry") == f"{tmp_path}/elsewhere/entry has mode 0666"
+
+
+def test_sticky_directory_that_dots_lead_to_is_not_private(entry):
+    entry.parent.chmod(0o1777)
+    (entry.parent / "below").mkdir()
+    assert why_not_private(f"{entry.parent}/below/..") == f"{entry.parent} has mode 1777"
+
+
+def test_relative_path_is_judged_from_where_we_are(entry, monkeypatch):
+    monkeypatch.chdir(entry.parents[1])
+    assert why_not_private("key/entry") is None
+    entry.parent.chmod(0o777)
+    assert why_not_private("key/entry") == f"{entry.parent} has mode 0777"
+
+
+@needs_root
+def test_hard_link_in_a_directory_of_somebody_else_is_not_private(entry, tmp_path):
+    """He may put there what is ours, and lead it to another key; where we put it, it stays private."""
+    theirs = tmp_path / "theirs"
+    theirs.mkdir()
+    os.link(entry, theirs / "entry")
+    os.chown(theirs, STRANGER, -1)
+    assert why_not_private(str(theirs / "entry")) == f"{theirs} belongs to uid {STRANGER}"
+    assert why_not_private(str(entry)) is None
+
+
+@needs_root
+def test_hard_link_of_ours_to_a_file_of_somebody_else_is_named(entry, tmp_path):
+    theirs = tmp_path / "theirs"
+    theirs.write_bytes(b"theirs")
+    os.chown(theirs, STRANGER, -1)
+    entry.unlink()
+    os.link(theirs, entry)
+    assert why_not_private(str(entry)) == f"{entry} belongs to uid {STRANGER}"
+
+
+class TestGroupOfOneUser:
+    """Named after him, as useradd(8) makes it: its right to write is nobody else's."""
+
+    @pytest.fixture(autouse=True)
+    def forget(self):
+        ownership.own_group.cache_clear()
+        yield
+        ownership.own_group.cache_clear()
+
+    def be(self, monkeypatch, *, user=STRANGER, name="user", group="user", members=()):
+        monkeypatch.setattr(os, "geteuid", lambda: user)
+        monkeypatch.setattr(os, "getegid", lambda: 4242)
+        monkeypatch.setattr(pwd, "getpwuid", lambda uid: SimpleNamespace(pw_name=name))
+        monkeypatch.setattr(grp, "getgrgid", lambda gid: SimpleNamespace(gr_gid=gid, gr_name=group, gr_mem=[*members]))
+
+    @pytest.mark.parametrize("members", [(), ("user",)], ids=["no-members", "himself"])
+    def test_is_his_own(self, monkeypatch, members):
+        self.be(monkeypatch, members=members)
+        assert ownership.own_group() == 4242
+
+    @pytest.mark.parametrize(
+        "other",
+        [{"group": "staff"}, {"members": ("user", "colleague")}, {"user": 0, "name": "root", "group": "root"}],
+        ids=["another-name", "another-member", "root"],
+    )
+    def test_is_not_where_others_may_be_in_it(self, monkeypatch, other):
+        self.be(monkeypatch, **other)
+        assert ownership.own_group() is None
+
+    def test_user_without_a_name_has_none(self, monkeypatch):
+        def unknown(uid):
+            raise KeyError(uid)
+
+        self.be(monkeypatch)
+        monkeypatch.setattr(pwd, "getpwuid", unknown)
+        assert ownership.own_group() is None
+
+    @needs_root
+    def test_its_right_to_write_is_no_objection_where_it_is_named(self, entry):
+        os.chown(entry.parent, -1, 4242)
+        entry.parent.chmod(0o775)
+        assert why_not_private(str(entry), group=4242) is None
+        assert why_not_private(str(entry), group=4243) == f"{entry.parent} has mode 0775"
+        assert why_not_private(str(entry)) == f"{entry.parent} has mode 0775"
+        entry.parent.chmod(0o777)
+        assert why_not_private(str(entry), group=4242) == f"{entry.parent} has mode 0777"
 
 
 def test_entry_that_is_cleared_while_it_is_judged_is_refused(settings, tmp_path):
