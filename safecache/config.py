@@ -140,6 +140,18 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
+        name="shared",
+        variable="SAFECACHE_SHARED",
+        default=False,
+        parse=_parse_switch,
+        allowed=_SWITCH,
+        help=(
+            "`1` says that several users share the cache directories on purpose: files of other owners are read too, "
+            "and count if they are sealed. Without it they are not, and a directory that others can write to gets a "
+            "warning."
+        ),
+    ),
+    Setting(
         name="exec_dir",
         variable="SAFECACHE_EXEC_DIR",
         default=None,
@@ -162,6 +174,7 @@ class Config:
     key_file: str | None
     keyring: str | None
     namespace: str
+    shared: bool
     exec_dir: str | None
     config_home: str | None
 

@@ -26,6 +26,7 @@ __all__ = [
     "read",
     "reading",
     "refusals",
+    "report",
     "without_candidates",
 ]
 
@@ -122,6 +123,7 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
             yield from _load(source, content, origin=path, is_local=True)
 
 
+_SHARED_REMEDY = "It is skipped; remove it, or set SAFECACHE_SHARED=1 if users share this cache on purpose."
 _READ_REMEDY = "The graph is compiled instead; make it readable or remove it."
 
 
@@ -132,7 +134,8 @@ def read(kind: Kind, path: str) -> bytes | None:
     except FileNotFoundError:
         return None  # cleared by another process since the listing: as good as never written
     except store.UnusableEntry as unusable:
-        note(unusable.reason, kind, path, f"it is {unusable.detail}", "It is skipped; remove it.")
+        remedy = _SHARED_REMEDY if unusable.reason is Reason.FOREIGN_OWNER else "It is skipped; remove it."
+        note(unusable.reason, kind, path, f"it is {unusable.detail}", remedy)
     except OSError as error:
         note(Reason.UNREADABLE, kind, path, f"{error.strerror}", _READ_REMEDY, error)
     return None
@@ -200,8 +203,13 @@ def note(
     message = f"{kind.noun} {where} was not used: {evidence}."
     if _reading.depth:
         _reading.notes.append(message)
+    report(reason, message, cause=kind.value, remedy=remedy, error=error)
+
+
+def report(reason: Reason, message: str, *, cause: str, remedy: str, error: BaseException | None = None) -> None:
+    """As events.report(); what it raises in strict mode leaves reading() even where torch swallows it."""
     try:
-        events.report(reason, message, cause=kind.value, remedy=remedy, error=error)
+        events.report(reason, message, cause=cause, remedy=remedy, error=error)
     except SafecacheError as strict:
         if _reading.depth:
             _reading.error = strict

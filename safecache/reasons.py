@@ -31,6 +31,7 @@ class Reason(Enum):
     OTHER_BUILD = "other build"
     OUTDATED = "outdated"
     UNSAFE_NAME = "unsafe name"
+    EXPOSED_DIRECTORY = "exposed directory"
     # not read
     UNREADABLE = "unreadable"
     UNLOADABLE = "unloadable"

@@ -5,22 +5,36 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from safecache import store, vouching
+from safecache import exposure, ownership, store, vouching
 from safecache.errors import EntryRefusedError
 from safecache.reasons import Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
 
-__all__ = ["admit", "settle"]
+__all__ = ["admit", "known_text", "settle", "vouch"]
 
 _COMMENTS = re.compile(rb"(\n+//[ -~]*)+")
+# What this process has generated where others can write, and compilers are to read: text by path.
+_texts: dict[str, bytes] = {}
 
+
+def vouch(path: str, text: bytes) -> None:
+    """Vouch for this source at ``path``, in this process; it is remembered if others could replace it there."""
+    vouching.expect(path, text)
+    if not path.endswith(".py") and ownership.why_not_private(path) is not None:
+        _texts[path] = text
+
+
+def known_text(path: str) -> bytes | None:
+    """The source that this process has vouched for at ``path``, whatever lies there now; None if it is not kept."""
+    return _texts.get(path)
 
 def settle(path: str, source: bytes, root: str) -> bool:
     """Whether the file at ``path`` holds the generated ``source``; if not, it was moved away, for it to be written.
 
     Raises EntryRefusedError in strict mode, and in every mode where the file cannot be moved away.
     """
+    exposure.check(root)
     try:
         found = store.read_entry(path)
     except FileNotFoundError:
@@ -31,7 +45,7 @@ def settle(path: str, source: bytes, root: str) -> bool:
     except OSError:
         return True  # whoever must read it fails as in stock; nobody vouches for what is in it
     if _is_same(found, source, path):
-        vouching.expect(path, found)
+        vouch(path, found)
         return True
     vouching.discard(Refusal(Reason.DAMAGED, "it is not what was generated"), Kind.SOURCE, path, root)
     return False

@@ -9,7 +9,7 @@ import secrets
 import stat
 import time
 
-from safecache import files
+from safecache import config, files
 from safecache.ownership import foreign_owner
 from safecache.reasons import Reason
 
@@ -40,8 +40,8 @@ def list_entries(directory: str) -> list[str]:
 def read_entry(path: str) -> bytes:
     """The bytes of the entry at ``path``.
 
-    Raises UnusableEntry for anything but a regular file of this user or root, at once: a FIFO is not waited for, a
-    link not followed. Raises OSError where the file system refuses, FileNotFoundError for an entry that is gone.
+    Raises UnusableEntry for what check_regular() refuses, at once: a FIFO is not waited for, a link not followed.
+    Raises OSError where the file system refuses, FileNotFoundError for an entry that is gone.
     """
     # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
     check_regular(os.lstat(path))
@@ -49,10 +49,10 @@ def read_entry(path: str) -> bytes:
 
 
 def check_regular(status: os.stat_result) -> None:
-    """Raise UnusableEntry for anything but a regular file of this user or root."""
+    """Raise UnusableEntry for anything but a regular file of this user or root, or of anybody in a shared cache."""
     if not stat.S_ISREG(status.st_mode):
         raise UnusableEntry(Reason.NOT_A_FILE, f"a {_type_name(status.st_mode)}")
-    if foreign_owner(status):
+    if foreign_owner(status) and not config.current().shared:
         raise UnusableEntry(Reason.FOREIGN_OWNER, f"of uid {status.st_uid}")
 
 
@@ -61,16 +61,17 @@ def _type_name(mode: int) -> str:
     return names.get(stat.S_IFMT(mode), "device")
 
 
-def publish(path: str, content: bytes, root: str) -> None:
+def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     """Make ``content`` appear at ``path``, whole or not at all; a file where its directory should be is set aside.
 
+    All that is made here has its mode less the umask: that and setgid directories decide what users share.
     Raises OSError, with nothing left behind.
     """
     directory = os.path.dirname(path)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             _make_directory(directory, root)
-            return replace(path, content)
+            return replace(path, content, mode)
         except FileNotFoundError:
             # Another process cleared the cache between two of these calls.
             if attempt == _ATTEMPTS:
@@ -111,7 +112,7 @@ def quarantine(path: str, root: str, reason: Reason) -> str | None:
     destination = os.path.join(directory, f"{name}.{secrets.token_hex(4)}")
     note = {"from": path, "reason": reason.value, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
+        os.makedirs(directory, exist_ok=True)
         os.rename(path, destination)
         with open(destination + ".json", "x", encoding="utf-8") as file:
             json.dump(note, file)

@@ -16,6 +16,7 @@ from safecache import (
     binding,
     config,
     events,
+    exposure,
     files,
     keyring,
     loading,
@@ -41,7 +42,9 @@ __all__ = [
     "discard",
     "expect",
     "has_record",
+    "is_expected",
     "is_known",
+    "is_known_digest",
     "is_private",
     "judge",
     "keep",
@@ -76,7 +79,17 @@ def expect(path: str, content: bytes) -> None:
 
 def is_known(path: str, content: bytes) -> bool:
     """Whether this process has vouched for this content there."""
-    return hashlib.sha256(content).digest() in _known.get(path, ())
+    return is_known_digest(path, hashlib.sha256(content).digest())
+
+
+def is_known_digest(path: str, digest: bytes) -> bool:
+    """As is_known(), of content with this SHA-256."""
+    return digest in _known.get(path, ())
+
+
+def is_expected(path: str) -> bool:
+    """Whether this process has vouched for any content there."""
+    return path in _known
 
 
 def is_private(path: str) -> bool:
@@ -96,6 +109,7 @@ def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, content: bytes | N
 
     ``content``: what it is about to write there. Other processes find the record then before they find the file.
     """
+    exposure.check(root)
     stamp: list[int] | None = None
     if content is None:
         stamp = _stamp(os.lstat(path))
@@ -227,6 +241,7 @@ def admit_fresh(path: str, root: str, kind: Kind) -> str:
 def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
     """None if something vouches for the file. Raises OSError and UnusableEntry."""
     status = os.lstat(path)
+    exposure.check(root)
     store.check_regular(status)
     if _judged.get(path) == _stamp(status):
         return None

@@ -30,6 +30,7 @@ def isolated_environment(base: Path) -> dict[str, str]:
         "SAFECACHE_KEY_FILE": "",
         "SAFECACHE_KEYRING": "",
         "SAFECACHE_NAMESPACE": "",
+        "SAFECACHE_SHARED": "0",
     }
 
 
@@ -87,13 +88,20 @@ class Zygote:
             raise RuntimeError(f"the zygote died: {Path(self.stderr.name).read_text()[-4000:]}")
         return json.loads(line)
 
-    def run(self, scene, environment, *, unprivileged=False, stock=False, build=None, **arguments) -> Answer:
-        """Run a scene with ``arguments``: as stock torch, as a user whom file modes bind, or as another build."""
+    def run(
+        self, scene, environment, *, unprivileged=False, user=None, umask=None, stock=False, build=None, **arguments
+    ) -> Answer:
+        """Run a scene with ``arguments``.
+
+        As stock torch, as root whom file modes bind, as (user, group), or as another build.
+        """
         request = {
             "scene": scene,
             "arguments": arguments,
             "environment": environment,
             "unprivileged": unprivileged,
+            "user": user,
+            "umask": umask,
             "stock": stock,
             "build": build or {},
             "timeout": 120,

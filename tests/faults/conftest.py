@@ -8,6 +8,8 @@ import sysconfig
 
 import pytest
 
+from faults.trojan import CONSTRUCTOR
+
 SOURCE = """
 #include <Python.h>
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "probe", 0, -1, 0};
@@ -23,6 +25,15 @@ def shared_object(tmp_path_factory):
     source.write_text(SOURCE)
     include = sysconfig.get_path("include")
     subprocess.run(["g++", "-xc", "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(path)], check=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def trojan(tmp_path_factory):
+    """A shared object that leaves a file where the variable TROJAN_MARKER says when it is loaded."""
+    path = tmp_path_factory.mktemp("trojan") / "trojan.so"
+    source = f"#include <stdio.h>\n#include <stdlib.h>\n{CONSTRUCTOR}"
+    subprocess.run(["g++", "-xc++", "-", "-shared", "-fPIC", "-o", str(path)], input=source, text=True, check=True)
     return path
 
 

@@ -9,46 +9,9 @@ import subprocess
 import pytest
 from conftest import WARM
 
+from faults.trojan import CONSTRUCTOR, PYTHON, Attack
+
 STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
-
-
-@pytest.fixture(scope="module")
-def trojan(tmp_path_factory):
-    """A shared object that leaves a file where the variable TROJAN_MARKER says when it is loaded."""
-    path = tmp_path_factory.mktemp("trojan") / "trojan.so"
-    source = f"#include <stdio.h>\n#include <stdlib.h>\n{CONSTRUCTOR}"
-    subprocess.run(["g++", "-xc++", "-", "-shared", "-fPIC", "-o", str(path)], input=source, text=True, check=True)
-    return path
-
-
-CONSTRUCTOR = """
-__attribute__((constructor)) static void leave_marker() {
-    const char* path = getenv("TROJAN_MARKER");
-    if (path) fclose(fopen(path, "w"));
-}
-"""
-PYTHON = "import os; open(os.environ['TROJAN_MARKER'], 'w').close()\n"
-
-
-class Attack:
-    """Plants into a cache, runs the model there, and tells whether what was planted ran."""
-
-    def __init__(self, home):
-        self.home = home
-        self.marker = home.base / "ran"
-
-    def run(self, **kwargs):
-        self.marker.unlink(missing_ok=True)
-        return self.home.run(env={"TROJAN_MARKER": str(self.marker)}, **kwargs)
-
-    @property
-    def ran(self):
-        return self.marker.exists()
-
-    def files(self, pattern):
-        found = sorted(path for path in self.home.cache.glob(f"??/{pattern}") if ".safecache" not in path.parts)
-        assert found, pattern
-        return found
 
 
 @pytest.fixture
@@ -187,7 +150,8 @@ def test_private_trust_takes_what_has_no_record(warm):
 def test_cache_that_others_can_write_to_runs_from_copies_out_of_their_reach(warm):
     warm.cache.chmod(0o777)
     answer = warm.run("compile_model_and_say_where")
-    assert answer.ok and not answer.warnings, answer
+    assert answer.ok and answer.hits == WARM, answer
+    assert len(answer.warnings) == 1 and f"{warm.cache} has mode 0777" in answer.warnings[0], answer
     files = answer.result["files"]
     assert {path[-3:] for path in files} == {".py", ".so"}, answer
     assert not any(path.startswith(str(warm.cache)) for path in files), answer

@@ -15,7 +15,7 @@ from safecache import config
 from safecache.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-SWITCHES = ("SAFECACHE", "SAFECACHE_STRICT")
+SWITCHES = ("SAFECACHE", "SAFECACHE_STRICT", "SAFECACHE_SHARED")
 HOME = {"HOME": "/home/user"}
 
 
@@ -31,6 +31,7 @@ DEFAULTS = {
     "SAFECACHE_KEY_FILE": None,
     "SAFECACHE_KEYRING": None,
     "SAFECACHE_NAMESPACE": "default",
+    "SAFECACHE_SHARED": False,
     "SAFECACHE_EXEC_DIR": None,
 }
 PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_EXEC_DIR")
@@ -161,6 +162,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_KEY_FILE": "unset",
         "SAFECACHE_KEYRING": "unset",
         "SAFECACHE_NAMESPACE": "default",
+        "SAFECACHE_SHARED": "0",
         "SAFECACHE_EXEC_DIR": "unset",
     }
 

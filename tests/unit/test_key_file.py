@@ -41,7 +41,9 @@ def test_key_file_open_to_others_is_refused_with_the_remedy(key_file, open_mode,
 
 
 @needs_root
-def test_key_file_of_another_user_is_refused(key_file):
+@pytest.mark.parametrize("shared", [0, 1], ids=["own-cache", "shared-cache"])
+def test_key_file_of_another_user_is_refused(key_file, settings, shared):
+    settings(SAFECACHE_SHARED=shared)
     os.chown(key_file, STRANGER, -1)
     with pytest.raises(KeyringError, match=f"{key_file} belongs to uid {STRANGER}"):
         keyring.load(str(key_file), None)

@@ -45,6 +45,7 @@ TABLE = {
     Reason.OUTDATED: (LEFT, SILENT, None),
     Reason.WRONG_TYPE: (MOVED, SAID, EntryRefusedError),
     Reason.UNSAFE_NAME: (LEFT, SAID, EntryRefusedError),
+    Reason.EXPOSED_DIRECTORY: (LEFT, SAID, EntryRefusedError),
     Reason.UNREADABLE: (LEFT, SAID, CacheReadError),
     Reason.UNLOADABLE: (LEFT, SAID, CacheReadError),
     Reason.REMOTE_FAILED: (LEFT, SAID, CacheReadError),

@@ -36,9 +36,28 @@ def test_entry_is_moved_with_a_note_of_why(entry):
     assert (note["from"], note["reason"]) == (str(entry), "bad seal")
 
 
-def test_quarantine_is_closed_to_others(entry):
+@pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o700), (0o022, 0o755), (0o002, 0o775)], ids="{:04o}".format)
+def test_quarantine_is_open_to_whom_the_umask_lets_in(entry, umask, mode):
+    """Or the second user of a shared cache could move nothing away."""
+    before = os.umask(umask)
+    try:
+        moved = Path(quarantine(entry))
+    finally:
+        os.umask(before)
+    made = (moved.parent, moved.parent.parent)
+    assert [stat.S_IMODE(directory.stat().st_mode) for directory in made] == [mode, mode]
+
+
+def test_quarantine_that_is_there_keeps_its_mode_and_belongs_to_the_group_of_a_setgid_cache(entry):
+    root = entry.parents[2]
+    os.chown(root, -1, os.getegid())
+    root.chmod(0o2755)
     moved = Path(quarantine(entry))
-    assert stat.S_IMODE(moved.parent.stat().st_mode) == 0o700
+    assert moved.parent.stat().st_mode & stat.S_ISGID
+    moved.parent.chmod(0o711)
+    entry.write_bytes(b"another")
+    assert Path(quarantine(entry)).parent == moved.parent
+    assert stat.S_IMODE(moved.parent.stat().st_mode) == 0o711
 
 
 def test_entries_of_one_name_are_all_kept(entry):

@@ -89,6 +89,22 @@ def test_file_of_another_user_is_refused(tmp_path):
     assert (caught.value.reason, caught.value.detail) == (Reason.FOREIGN_OWNER, "of uid 54321")
 
 
+@needs_root
+def test_file_of_another_user_is_read_where_the_cache_is_shared(tmp_path, settings):
+    settings(SAFECACHE_SHARED=1)
+    (tmp_path / "entry").write_bytes(b"entry")
+    os.chown(tmp_path / "entry", 54321, -1)
+    assert store.read_entry(str(tmp_path / "entry")) == b"entry"
+
+
+@pytest.mark.parametrize("what", NOT_FILES, ids=lambda what: what.replace(" ", "-"))
+def test_what_is_not_a_file_is_refused_in_a_shared_cache_too(tmp_path, settings, what):
+    settings(SAFECACHE_SHARED=1)
+    NOT_FILES[what](tmp_path / "entry")
+    with pytest.raises(store.UnusableEntry):
+        store.read_entry(str(tmp_path / "entry"))
+
+
 @pytest.fixture
 def swapped(tmp_path, monkeypatch):
     """An entry's path whose first look finds a regular file of ours: what lies there by then has been put later."""

@@ -1,0 +1,138 @@
+"""A cache directory that others can write to is named once, with the remedy; in strict mode it is an error each time."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from conftest import needs_root
+
+from safecache import events, exposure, layout, loading, ownership, sources, trust, vouching
+from safecache.errors import EntryRefusedError
+from safecache.reasons import Reason
+from safecache.seal import Kind
+
+
+@pytest.fixture(autouse=True)
+def afresh(monkeypatch):
+    monkeypatch.setattr(exposure, "_settled", set())
+    monkeypatch.setattr(exposure, "_parent_tells", False)
+
+
+@pytest.fixture
+def root(tmp_path):
+    directory = tmp_path / "cache"
+    directory.mkdir()
+    return directory
+
+
+@pytest.fixture
+def exposed(root):
+    root.chmod(0o777)
+    return root
+
+
+def test_private_directory_is_silent(root, caplog):
+    exposure.check(str(root))
+    assert not events.counters() and not caplog.records
+
+
+def test_is_said_once_with_the_evidence_and_every_remedy(exposed, caplog):
+    for _ in range(3):
+        exposure.check(str(exposed))
+    (record,) = caplog.records
+    for words in (f"directory {exposed},", f"{exposed} has mode 0777", "chmod go-w", "another", "SAFECACHE_SHARED=1"):
+        assert words in record.getMessage()
+    assert events.counters() == {"exposed directory": 1}
+
+
+def test_two_directories_below_the_one_at_fault_are_one_warning(exposed, caplog):
+    for name in ("one", "other"):
+        (exposed / name).mkdir()
+        exposure.check(str(exposed / name))
+    assert len(caplog.records) == 1 and events.counters() == {"exposed directory": 2}
+
+
+def test_is_looked_at_once_a_process(exposed, monkeypatch):
+    exposure.check(str(exposed))
+    monkeypatch.setattr(ownership, "why_not_private", lambda *rest, **named: pytest.fail("looked again"))
+    exposure.check(str(exposed))
+
+
+def test_strict_mode_raises_each_time(exposed, settings):
+    settings(SAFECACHE_STRICT=1)
+    for _ in range(2):
+        with pytest.raises(EntryRefusedError, match=f"{exposed} has mode 0777"):
+            exposure.check(str(exposed))
+
+
+@pytest.mark.parametrize("strict", [0, 1], ids=["default", "strict"])
+def test_directory_that_is_shared_on_purpose_is_silent(exposed, settings, strict, caplog):
+    settings(SAFECACHE_SHARED=1, SAFECACHE_STRICT=strict)
+    exposure.check(str(exposed))
+    assert not events.counters() and not caplog.records
+
+
+def test_directory_that_is_not_there_yet_is_looked_at_when_it_is(root):
+    exposure.check(str(root / "later"))
+    (root / "later").mkdir()
+    (root / "later").chmod(0o777)
+    exposure.check(str(root / "later"))
+    assert events.counters() == {"exposed directory": 1}
+
+
+@needs_root
+def test_group_of_this_user_alone_is_nobody_else(root, monkeypatch):
+    os.chown(root, -1, 4242)
+    root.chmod(0o775)
+    monkeypatch.setattr(ownership, "own_group", lambda: 4242)
+    exposure.check(str(root))
+    assert not events.counters()
+
+
+def test_worker_leaves_the_warning_to_its_parent_and_is_strict_itself(exposed, settings):
+    exposure.leave_to_parent()
+    exposure.check(str(exposed))
+    assert not events.counters()
+    settings(SAFECACHE_STRICT=1)
+    exposure._settled.clear()
+    with pytest.raises(EntryRefusedError):
+        exposure.check(str(exposed))
+
+
+def keep(root):
+    vouching.keep(str(root / "library.so"), str(root), content=b"content")
+
+
+def judge(root):
+    (root / "library.so").touch()
+    vouching.admit_build(str(root / "library.so"), str(root))
+
+
+def settle(root):
+    sources.settle(str(root / "source.cpp"), b"content", str(root))
+
+
+@pytest.mark.parametrize("use", [keep, judge, settle])
+def test_whatever_is_sealed_or_verified_below_it_is_said(exposed, use):
+    use(exposed)
+    assert events.counters()["exposed directory"] == 1
+
+
+def test_strict_error_leaves_a_lookup_though_torch_swallows_it(exposed, settings):
+    settings(SAFECACHE_STRICT=1)
+    with pytest.raises(EntryRefusedError), loading.reading():
+        try:
+            exposure.check(str(exposed))
+        except Exception:
+            pass
+
+
+def test_unsealed_entry_of_an_exposed_directory_is_refused_by_private_trust(exposed, settings):
+    """Shared or not."""
+    path = exposed / layout.entry_name(b"content")
+    path.write_bytes(b"content")
+    for shared in (0, 1):
+        settings(SAFECACHE_TRUST="private", SAFECACHE_SHARED=shared)
+        refusal = trust.judge(b"content", Kind.FX_ENTRY, "key", str(path))
+        assert refusal is not None and refusal.reason is Reason.NOT_PRIVATE
