@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import BinaryIO
 
-__all__ = ["digest_regular", "read_regular"]
+__all__ = ["copy_regular", "digest_regular", "read_regular"]
 
 _CHUNK = 1 << 20
 
@@ -27,6 +27,16 @@ def digest_regular(path: str, check: Callable[[os.stat_result], None], *, flags:
     with _open(path, check, flags) as file:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
+    return digest.digest()
+
+
+def copy_regular(path: str, check: Callable[[os.stat_result], None], destination: str, *, flags: int = 0) -> bytes:
+    """Copy a file that need not fit into memory to a new one; the SHA-256 of what was copied."""
+    digest = hashlib.sha256()
+    with _open(path, check, flags) as file, open(destination, "xb") as copy:
+        while chunk := file.read(_CHUNK):
+            digest.update(chunk)
+            copy.write(chunk)
     return digest.digest()
 
 

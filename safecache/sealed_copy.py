@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import atexit
 import fcntl
-import functools
 import os
-import shutil
-import tempfile
 
-from safecache import ownership
+from safecache import private_directory
 
 __all__ = ["make"]
 
@@ -26,23 +22,6 @@ def make(name: str, content: bytes) -> str:
         file.write(content)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     # Under a name of its own: Python tells an extension module by its suffix. By pid, for child processes.
-    path = os.path.join(_directory(os.getpid()), f"{descriptor}-{name}")
+    path = os.path.join(private_directory.of_process(), f"{descriptor}-{name}")
     os.symlink(f"/proc/{os.getpid()}/fd/{descriptor}", path)
     return path
-
-
-@functools.lru_cache(maxsize=1)
-def _directory(pid: int) -> str:
-    """This process's own directory of names; a forked child makes another."""
-    directory = tempfile.mkdtemp(prefix="safecache-")
-    objection = ownership.why_not_private(directory)
-    if objection is not None:
-        os.rmdir(directory)
-        raise PermissionError(f"no copy out of the reach of others can be made: {objection}")
-    atexit.register(_remove, directory, pid)
-    return directory
-
-
-def _remove(directory: str, pid: int) -> None:
-    if os.getpid() == pid:
-        shutil.rmtree(directory, ignore_errors=True)

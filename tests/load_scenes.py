@@ -187,6 +187,17 @@ def build_with_header(directory):
     return sorted(name for name in os.listdir(directory) if not name.startswith(".") and name != "locks")
 
 
+def build_under_attack(directory, compiler):
+    """build_with_header, by a compiler that is not torch's choice; whether a kernel of it can be called."""
+    from torch._inductor import codecache, config, cpp_builder
+
+    cpp_builder.cpp_compiler_search.cache_clear()
+    with config.patch({"cpp.cxx": (None, compiler)}):
+        build_with_header(directory)
+        kernel = 'extern "C" long kernel(long x) { return x; }'
+        return codecache.CppPythonBindingsCodeCache.load_pybinding(["long"], kernel)(3) is None
+
+
 def header_command(directory):
     """The command that precompiles the header of build_with_header, without its names."""
     from unittest import mock

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import os
+import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import sources, vouching
+from safecache import events, private_build, private_directory, sources, vouching
+from safecache.reasons import Reason
 
 __all__ = [
     "build",
@@ -66,7 +69,7 @@ def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
     source = content.encode() if isinstance(content, str) else content
     if not sources.settle(path, source, _root(path)):
         again()
-        vouching.expect(path, source)
+        sources.vouch(path, source)
 
 
 def reload_python_module(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -96,13 +99,33 @@ def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, 
 
 
 def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CppBuilder.build: what it built is vouched for."""
-    result = wrapped(*args, **kwargs)
-    if _thread.guarded:
-        with guarding(False):
-            path = instance.get_target_file_path()
-        vouching.keep(path, _root(path))
+    """CppBuilder.build: what it built is vouched for; it was built where nobody else could interfere."""
+    if not _thread.guarded:
+        return wrapped(*args, **kwargs)
+    with guarding(False):
+        path = instance.get_target_file_path()
+        root = _root(path)
+        if private_build.is_needed(path) and _build_privately(instance, path, root):
+            return None
+        result = wrapped(*args, **kwargs)
+    vouching.keep(path, root)
     return result
+
+
+def _build_privately(builder: Any, path: str, root: str) -> bool:
+    """Build ``path`` in a private directory and publish it; False, and a warning, if this builder is unlike we know."""
+    with private_directory.made() as directory:
+        command = private_build.command(shlex.split(builder.get_command_line()), path, root, directory)
+        if command is not None:
+            private = copy.copy(builder)
+            private._name, private._output_dir = "build", directory
+            private.get_command_line = lambda: shlex.join(command)
+            private.build()
+            if private_build.publish(directory, path, root):
+                return True
+    message = f"{path} was built where others can write, for what it is built of is not known to safecache."
+    events.report(Reason.STOOD_DOWN, message, cause=root, remedy="Build where nobody else can.")
+    return False
 
 
 def _codecache() -> Any:

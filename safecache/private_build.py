@@ -1,0 +1,120 @@
+"""A build out of the reach of others, for a target that lies where they can write: there, what a compiler reads can be
+exchanged while it runs.
+
+Each input is written, with the bytes that this process knows, into a private directory, and the output published from
+there, its record first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+import tempfile
+import threading
+from contextlib import suppress
+
+from safecache import files, ownership, private_directory, sources, store, vouching
+from safecache.errors import EntryRefusedError
+
+__all__ = ["command", "is_needed", "publish"]
+
+# GCC does not mind where its precompiled headers lie. Clang's are of use beside their sources alone.
+_PRECOMPILED, _IMMOVABLE = ".gch", ".pch"
+
+_headers: dict[str, str] = {}
+_lock = threading.Lock()
+
+
+def is_needed(target: str) -> bool:
+    """Whether others could exchange what lies beside ``target`` while it is built."""
+    return ownership.why_not_private(os.path.dirname(target)) is not None
+
+
+def command(stock: list[str], target: str, root: str, directory: str) -> list[str] | None:
+    """The ``stock`` command line, with all it reads and writes below the cache ``root`` in ``directory`` instead.
+
+    None if there is something in it that we do not know. Raises EntryRefusedError for an input that was exchanged.
+    """
+    if stock.count(target) != 1 or target.endswith(_IMMOVABLE):
+        return None
+    words: list[str] = []
+    for option, word in itertools.pairwise(["", *stock]):
+        ours: str | None = word
+        if word == target:
+            ours = _inside(directory, target)
+        elif option == "-include" and is_needed(word):
+            ours = _header(word)
+        elif word.startswith(os.path.join(root, "")):
+            ours = _input(word, directory)
+        elif root in word:
+            ours = None
+        if ours is None:
+            return None
+        words.append(ours)
+    # A compiler's own intermediate files, where the temporary directory is none that can be trusted.
+    elsewhere = os.path.dirname(directory) != tempfile.gettempdir()
+    return ["env", f"TMPDIR={directory}", *words] if elsewhere else words
+
+
+def publish(directory: str, target: str, root: str) -> bool:
+    """Vouch for the output of a build in ``directory`` and put it at ``target``; False if there is none.
+
+    Raises OSError.
+    """
+    try:
+        with open(_inside(directory, target), "rb") as file:
+            content, mode = file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    except FileNotFoundError:
+        return False
+    vouching.keep(target, root, content=content)
+    store.publish(target, content, root, mode)
+    return True
+
+
+def _inside(directory: str, path: str) -> str:
+    return os.path.join(directory, os.path.basename(path))
+
+
+def _input(path: str, directory: str) -> str | None:
+    content = sources.known_text(path)
+    if content is None:
+        if not vouching.is_expected(path):
+            return None
+        with suppress(OSError, store.UnusableEntry):
+            content = store.read_entry(path)
+        if content is None or not vouching.is_known(path, content):
+            raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
+    copy = _inside(directory, path)
+    with open(copy, "xb") as file:
+        file.write(content)
+    return copy
+
+
+def _header(path: str) -> str | None:
+    """A copy of a header for all builds of this process, with its precompiled form if that is in order."""
+    text = sources.known_text(path)
+    if text is None:
+        return None
+    with _lock:
+        place = private_directory.of_process()
+        if not _headers.get(path, "").startswith(place):  # a fork has a directory of its own
+            copy = _inside(tempfile.mkdtemp(prefix="header-", dir=place), path)
+            with open(copy, "xb") as file:
+                file.write(text)
+            _take_precompiled(path, copy)
+            _headers[path] = copy
+        return _headers[path]
+
+
+def _take_precompiled(path: str, copy: str) -> None:
+    """Hundreds of megabytes: without it a build takes longer, and is as good."""
+    compiled, copied = path + _PRECOMPILED, copy + _PRECOMPILED
+    try:
+        digest = files.copy_regular(compiled, store.check_regular, copied, flags=os.O_NOFOLLOW)
+        if vouching.is_known_digest(compiled, digest):
+            return
+    except (OSError, store.UnusableEntry):
+        pass
+    with suppress(OSError):
+        os.unlink(copied)

@@ -1,0 +1,65 @@
+"""A private directory is one that others can neither enter nor rename, wherever TMPDIR points."""
+
+from __future__ import annotations
+
+import os
+import stat
+import tempfile
+
+import pytest
+from conftest import python
+
+from safecache import ownership, private_directory
+
+
+@pytest.fixture(autouse=True)
+def afresh(monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+def use(monkeypatch, directory, mode):
+    directory.chmod(mode)
+    monkeypatch.setenv("TMPDIR", str(directory))
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777], ids="{:04o}".format)
+def test_lies_in_the_temporary_directory_if_that_will_do(monkeypatch, tmp_path, mode):
+    use(monkeypatch, tmp_path, mode)
+    with private_directory.made() as directory:
+        assert os.path.dirname(directory) == str(tmp_path) and stat.S_IMODE(os.stat(directory).st_mode) == 0o700
+        (tmp_path / os.path.basename(directory) / "file").touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lies_elsewhere_if_not(monkeypatch, tmp_path):
+    use(monkeypatch, tmp_path, 0o777)
+    with private_directory.made() as directory:
+        assert ownership.why_not_private(directory) is None and not directory.startswith(str(tmp_path))
+    assert list(tmp_path.iterdir()) == [] and not os.path.exists(directory)
+
+
+def test_lies_nowhere_if_there_is_no_place_and_says_why(monkeypatch, tmp_path):
+    use(monkeypatch, tmp_path, 0o777)
+    monkeypatch.setattr(private_directory, "_OTHER_PARENTS", (str(tmp_path / "absent"),))
+    with pytest.raises(PermissionError, match=f"{tmp_path} has mode 0777"), private_directory.made():
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+FORK = """
+import os
+from safecache import private_directory
+ours = private_directory.of_process()
+assert private_directory.of_process() == ours
+child = os.fork()
+if child == 0:
+    theirs = private_directory.of_process()
+    assert theirs != ours and os.path.isdir(theirs)
+    raise SystemExit
+assert os.waitpid(child, 0)[1] == 0 and os.path.isdir(ours)
+"""
+
+
+def test_is_one_for_a_process_and_is_removed_with_it(tmp_path):
+    done = python(FORK, env={"TMPDIR": str(tmp_path)})
+    assert done.returncode == 0 and list(tmp_path.iterdir()) == [], done
