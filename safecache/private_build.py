@@ -17,7 +17,7 @@ from contextlib import suppress
 from safecache import files, ownership, private_directory, sources, store, vouching
 from safecache.errors import EntryRefusedError
 
-__all__ = ["command", "is_needed", "publish"]
+__all__ = ["command", "is_dispensable", "is_needed", "publish"]
 
 # GCC does not mind where its precompiled headers lie. Clang's are of use beside their sources alone.
 _PRECOMPILED, _IMMOVABLE = ".gch", ".pch"
@@ -29,6 +29,11 @@ _lock = threading.Lock()
 def is_needed(target: str) -> bool:
     """Whether others could exchange what lies beside ``target`` while it is built."""
     return ownership.why_not_private(os.path.dirname(target)) is not None
+
+
+def is_dispensable(target: str) -> bool:
+    """Whether what needs ``target`` is built without it too: a precompiled header, of some hundred megabytes."""
+    return target.endswith(_PRECOMPILED)
 
 
 def command(stock: list[str], target: str, root: str, directory: str) -> list[str] | None:
@@ -108,7 +113,6 @@ def _header(path: str) -> str | None:
 
 
 def _take_precompiled(path: str, copy: str) -> None:
-    """Hundreds of megabytes: without it a build takes longer, and is as good."""
     compiled, copied = path + _PRECOMPILED, copy + _PRECOMPILED
     try:
         digest = files.copy_regular(compiled, store.check_regular, copied, flags=os.O_NOFOLLOW)
@@ -118,3 +122,12 @@ def _take_precompiled(path: str, copy: str) -> None:
         pass
     with suppress(OSError):
         os.unlink(copied)
+
+
+def _renew_lock() -> None:
+    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

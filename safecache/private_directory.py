@@ -15,7 +15,8 @@ from safecache import ownership
 __all__ = ["made", "of_process"]
 
 # An emptyDir of Kubernetes, mounted at /tmp, has mode 0777 and is not sticky: anybody can rename what lies in it.
-_OTHER_PARENTS = ("/dev/shm", "/var/tmp")
+# Memory comes last, of which a container has 64 MB there.
+_OTHER_PARENTS = ("/var/tmp", "/dev/shm")
 
 
 @contextmanager

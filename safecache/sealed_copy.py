@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import tempfile
 
 from safecache import private_directory
 
@@ -15,8 +16,14 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 def make(name: str, content: bytes) -> str:
     """The path of a file that holds ``content``, for as long as this process lives; it ends in ``name``.
 
-    The content is in memory (memfd_create(2)), where no noexec mount matters: ask first, if it is code. Raises OSError.
+    A library is in memory (memfd_create(2)), where no noexec mount matters: ask first. Anything else is a file in this
+    process's private directory, for a process has few descriptors, and a kernel eight files. Raises OSError.
     """
+    if not name.endswith(".so"):
+        descriptor, path = tempfile.mkstemp(suffix=f"-{name[-200:]}", dir=private_directory.of_process())
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        return path
     descriptor = os.memfd_create(name[:200], os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     with open(descriptor, "wb", closefd=False) as file:
         file.write(content)

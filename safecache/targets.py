@@ -302,6 +302,7 @@ TARGETS: tuple[Target, ...] = (
     Target("torch._export", "aot_load", "output_code:load_compiled", ("so_path, device",)),
     Target(_OUTPUT_CODE, "CompiledAOTI.__post_init__", "output_code:load_compiled", ("self",)),
     Target(_TRITON_CACHE, "FileCacheManager.put", "triton_cache:put", ("self, data, filename, binary=",)),
+    Target(_TRITON_CACHE, "FileCacheManager.put_group", "triton_cache:put_group", ("self, filename, group",)),
     Target(_TRITON_CACHE, "FileCacheManager.get_file", "triton_cache:get_file", ("self, filename",)),
     Target(_TRITON_CACHE, "FileCacheManager.get_group", "triton_cache:get_group", ("self, filename",)),
     Target(_TRITON_CACHE, "RemoteCacheManager._materialize", "triton_cache:materialize", ("self, filename, data",)),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
 from unittest import mock
 
 import triton
@@ -33,6 +35,13 @@ def compile_kernel():
     }
 
 
+def compile_kernel_and_count_descriptors():
+    """How many are open afterwards that were not before."""
+    before = len(os.listdir("/proc/self/fd"))
+    compile_kernel()
+    return len(os.listdir("/proc/self/fd")) - before
+
+
 def build_module():
     """Whether a module had to be built."""
     built = []
@@ -40,6 +49,59 @@ def build_module():
     with mock.patch.object(build, "_build", lambda *rest, **named: built.append(1) or stock(*rest, **named)):
         module = build.compile_module_from_src(MODULE, "probe")
     return {"compiled": bool(built), "module": module.__name__}
+
+
+@contextlib.contextmanager
+def exchanging(evil):
+    """As somebody would who can write to the cache, at once when a file of these suffixes appears in it."""
+    replace = os.replace
+
+    def and_exchange(source, destination):
+        replace(source, destination)
+        if os.path.splitext(destination)[1] in evil:
+            with open(destination, "wb") as file:
+                file.write(bytes.fromhex(evil[os.path.splitext(destination)[1]]))
+
+    with mock.patch.object(cache.os, "replace", and_exchange):
+        yield
+
+
+def compile_kernel_under_attack(evil):
+    with exchanging(evil):
+        return compile_kernel()
+
+
+def build_module_under_attack(evil):
+    with exchanging(evil):
+        return build_module()
+
+
+def collect_under_attack(evil):
+    """What goes into an entry of a kernel whose files are exchanged just before, and just after, they are verified."""
+    from torch._inductor import config, triton_bundler
+
+    compile_kernel()
+    root = os.environ["TRITON_CACHE_DIR"]
+    (key,) = [
+        name for name in os.listdir(root) if any(".cubin" in file for file in os.listdir(os.path.join(root, name)))
+    ]
+    bundler = triton_bundler.TritonBundler
+    listdir = os.listdir
+
+    def and_exchange(directory):
+        names = listdir(directory)
+        if sys._getframe(1).f_globals["__name__"] == triton_bundler.__name__:
+            for name in names:
+                if name.endswith(".cubin"):
+                    with open(os.path.join(directory, name), "wb") as file:
+                        file.write(bytes.fromhex(evil))
+        return names
+
+    with config.patch(bundle_triton_into_fx_graph_cache=True), mock.patch.object(os, "listdir", and_exchange):
+        bundler.begin_compile()
+        bundler._entries.append(triton_bundler.TritonBundleEntry(key, 0, root))
+        bundle, _ = bundler.collect()
+    return [artifact.payload.hex() for kernel in bundle.kernel_artifacts for artifact in kernel.artifacts]
 
 
 def dump_kernel(directory):

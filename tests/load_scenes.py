@@ -140,6 +140,41 @@ def find_vector_instructions():
     return isa.check_build(isa._avx_code)
 
 
+def probed_libraries():
+    """What find_vector_instructions has another process load."""
+    import subprocess
+    from unittest import mock
+
+    from torch._inductor import cpu_vec_isa
+
+    commands = []
+    run = subprocess.run
+    look = mock.patch.object(
+        cpu_vec_isa.subprocess, "run", lambda command, **how: commands.append(command) or run(command, **how)
+    )
+    with look:
+        assert find_vector_instructions()
+    return [word.split('LoadLibrary("')[1].split('"')[0] for _, *words in commands for word in words if "Load" in word]
+
+
+def check_exposure(directory):
+    """What is counted when a directory is looked at."""
+    from safecache import events, exposure
+
+    exposure.check(directory)
+    return events.counters()
+
+
+def check_exposure_in_worker(directory):
+    from torch._inductor.compile_worker.subproc_pool import SubprocPool
+
+    pool = SubprocPool(1)
+    try:
+        return pool.submit(check_exposure, directory).result(timeout=100)
+    finally:
+        pool.shutdown()
+
+
 def build(site, headers=True, broken=False):
     """Have one of the layers compile a Python module, perhaps without Python.h, or from a source with an error."""
     if not headers:

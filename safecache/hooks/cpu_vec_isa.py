@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import events, exec_directory, load_failure, mounts
+from safecache import config, events, exec_directory, load_failure, mounts, vouching
 from safecache.hooks.generated_code import guarding
 from safecache.reasons import Reason
 
@@ -30,9 +30,10 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """VecISA._probe_load: from where code is allowed to be."""
+    """VecISA._probe_load: loads what was verified, in a process of its own, from where code is allowed to be."""
 
     def probe(output_path: str) -> Any:
-        return wrapped(exec_directory.place(output_path))
+        verified, content = vouching.admit_code(output_path, sys.modules["torch._inductor.codecache"].cache_dir())
+        return wrapped(exec_directory.place(output_path, content) if config.current().exec_dir else verified)
 
     return probe(*args, **kwargs)

@@ -120,7 +120,12 @@ def _build_privately(builder: Any, path: str, root: str) -> bool:
             private = copy.copy(builder)
             private._name, private._output_dir = "build", directory
             private.get_command_line = lambda: shlex.join(command)
-            private.build()
+            try:
+                private.build()
+            except Exception:
+                if not private_build.is_dispensable(path):
+                    raise
+                return True
             if private_build.publish(directory, path, root):
                 return True
     message = f"{path} was built where others can write, for what it is built of is not known to safecache."

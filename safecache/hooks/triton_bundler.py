@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import saving, vouching
+from safecache import ownership, saving, vouching
 from safecache.seal import Kind
 
 __all__ = ["collect", "put_static_autotuner", "read_and_emit"]
@@ -36,21 +37,37 @@ def _files_of(bundle: Any) -> Iterator[tuple[str, bytes]]:
     """The path and the content of every file that the bundle stands for."""
     bundler = sys.modules["torch._inductor.triton_bundler"]
     for kernel in bundle.kernel_artifacts:
-        directory = os.path.join(bundler.triton_cache_dir(kernel.device), kernel.kernel_hash)
-        for artifact in kernel.artifacts:
-            content: bytes = artifact.payload
-            if artifact.filename.endswith(".json"):
-                content = content.replace(bundler.TritonBundler._REPLACE_BYTES, directory.encode())
-            yield os.path.join(directory, artifact.filename), content
+        yield from _files_of_kernel(kernel, os.path.join(bundler.triton_cache_dir(kernel.device), kernel.kernel_hash))
+
+
+def _files_of_kernel(kernel: Any, directory: str) -> Iterator[tuple[str, bytes]]:
+    placeholder = sys.modules["torch._inductor.triton_bundler"].TritonBundler._REPLACE_BYTES
+    for artifact in kernel.artifacts:
+        content: bytes = artifact.payload
+        if artifact.filename.endswith(".json"):
+            content = content.replace(placeholder, directory.encode())
+        yield os.path.join(directory, artifact.filename), content
 
 
 def collect(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """TritonBundler.collect: what it reads from Triton's cache and puts into an entry is verified first."""
+    """TritonBundler.collect: what it reads from Triton's cache and puts into an entry is verified first.
+
+    And where others could have replaced it in between, once more: a kernel that is not what it was is left out.
+    """
+    directories = {}
     for kernel in getattr(sys.modules["torch._inductor.triton_bundler"].TritonBundler, "_entries", None) or ():
-        directory = os.path.join(kernel.directory, kernel.kernel_hash)
+        directory = directories[kernel.kernel_hash] = os.path.join(kernel.directory, kernel.kernel_hash)
         for name in os.listdir(directory) if os.path.isdir(directory) else ():
             vouching.admit_build(os.path.join(directory, name), kernel.directory, Kind.KERNEL)
-    return wrapped(*args, **kwargs)
+    bundle, *rest = wrapped(*args, **kwargs)
+    sound = [kernel for kernel in bundle.kernel_artifacts if _is_sound(kernel, directories[kernel.kernel_hash])]
+    return dataclasses.replace(bundle, kernel_artifacts=sound), *rest
+
+
+def _is_sound(kernel: Any, directory: str) -> bool:
+    if ownership.why_not_private(directory) is None:
+        return True
+    return all(vouching.is_known(path, content) for path, content in _files_of_kernel(kernel, directory))
 
 
 def put_static_autotuner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:

@@ -9,10 +9,10 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from safecache import vouching
+from safecache import mounts, vouching
 from safecache.seal import Kind
 
-__all__ = ["get_file", "get_group", "materialize", "put"]
+__all__ = ["get_file", "get_group", "materialize", "put", "put_group"]
 
 
 class _Thread(threading.local):
@@ -25,16 +25,28 @@ _thread = _Thread()
 
 
 def put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """FileCacheManager.put."""
+    """FileCacheManager.put: whoever put a file there reads it again, from where nobody else can replace it."""
 
     def put_file(data: str | bytes, filename: str, *rest: Any, **named: Any) -> str:
-        if _is_cache(instance) and not _thread.remote:
-            content = data if isinstance(data, bytes) else str(data).encode()
+        ours = _is_cache(instance) and not _thread.remote
+        content = data if isinstance(data, bytes) else str(data).encode()
+        if ours:
             vouching.keep(os.path.join(instance.cache_dir, filename), _root(instance), Kind.KERNEL, content)
         path: str = wrapped(data, filename, *rest, **named)
-        return path
+        return path if not ours or mounts.forbids_execution(path) else vouching.out_of_reach(path, content)
 
     return put_file(*args, **kwargs)
+
+
+def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
+    """FileCacheManager.put_group: for other processes the files are in the cache."""
+
+    def put(filename: str, group: dict[str, str]) -> str:
+        named = {name: os.path.join(instance.cache_dir, name) for name in group} if _is_cache(instance) else group
+        path: str = wrapped(filename, named)
+        return path
+
+    return put(*args, **kwargs)
 
 
 def get_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:

@@ -14,8 +14,8 @@ LOADS = pytest.mark.parametrize("site", ["inductor", "inductor-python", "cutlass
 
 @pytest.fixture
 def approved(home):
-    directory = home.base / "approved"
-    directory.mkdir(mode=0o755)
+    directory = home.base / "site" / "approved"
+    directory.mkdir(mode=0o755, parents=True)
     return directory
 
 

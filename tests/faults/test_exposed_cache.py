@@ -99,3 +99,27 @@ def test_temporary_directory_that_others_can_write_to(home):
         assert answer.ok and answer.hits == hits and len(answer.warnings) == 1, answer
         assert not any(path.startswith(str(volume)) for path in answer.result["files"]), answer
     assert not list(volume.glob("safecache-*"))
+
+
+def test_compile_worker_leaves_the_warning_to_its_parent(home):
+    """Of which there are as many as cores."""
+    home.cache.mkdir()
+    home.cache.chmod(0o777)
+    assert home.run("check_exposure", directory=str(home.cache)).result == {"exposed directory": 1}
+    worker = home.run("check_exposure_in_worker", directory=str(home.cache))
+    assert worker.ok and worker.result == {}, worker
+    strict = home.run("check_exposure_in_worker", directory=str(home.cache), strict=True)
+    assert any("EntryRefusedError" in text for text in strict.messages), strict
+
+
+def test_probe_of_vector_instructions_is_loaded_from_a_copy(home, zygote):
+    if tuple(map(int, zygote.torch.split(".")[:2])) < (2, 13):
+        pytest.skip("older torch has its probe loaded from where it lies")
+    home.cache.mkdir()
+    for mode in (0o755, 0o777):
+        home.cache.chmod(mode)
+        for marker in home.cache.glob("??/*.load_ok"):
+            marker.unlink()
+        answer = home.run("probed_libraries")
+        (library,) = answer.result
+        assert library.startswith(str(home.cache)) is (mode == 0o755), answer

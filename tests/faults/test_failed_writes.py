@@ -26,7 +26,7 @@ def full_disk(home, **functorch):
     size = sum(p.stat().st_size + 8192 for p in cold.rglob("*")) + (1 << 20)
     shutil.rmtree(home.cache)
     home.cache.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(home.cache)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size},mode=755", "tmpfs", str(home.cache)], check=True)
     try:
         shutil.copytree(cold, home.cache, dirs_exist_ok=True)
         filler = home.cache / "filler"

@@ -67,7 +67,7 @@ def test_package_is_unpacked_to_a_noexec_mount(home, shared_object, zygote):
 @pytest.fixture
 def noexec_cache(home):
     home.cache.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec", "none", str(home.cache)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec,mode=755", "none", str(home.cache)], check=True)
     yield home
     subprocess.run(["umount", str(home.cache)], check=True)
 

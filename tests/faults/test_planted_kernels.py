@@ -137,6 +137,53 @@ def test_private_trust_takes_the_cache_of_stock_triton(home):
     assert answer.ok and not answer.result["compiled"] and not answer.warnings, answer
 
 
+@pytest.fixture
+def exposed(home):
+    (home.base / "triton").mkdir()
+    (home.base / "triton").chmod(0o777)
+    return home
+
+
+@pytest.mark.parametrize("who", ["stock", "safecache"])
+def test_kernel_that_is_exchanged_as_soon_as_it_is_written_is_not_taken(exposed, who):
+    evil = b"evil".hex()
+    answer = exposed.run("compile_kernel_under_attack", evil={".cubin": evil}, stock=who == "stock")
+    assert answer.ok and (answer.result["cubin"] == evil) is (who == "stock"), answer
+    again = exposed.run("compile_kernel", stock=who == "stock")
+    assert again.ok and (again.result["cubin"] == evil) is (who == "stock"), again
+
+
+@pytest.mark.parametrize("who", ["stock", "safecache"])
+def test_module_that_is_exchanged_as_soon_as_it_is_written_is_not_loaded(exposed, trojan, monkeypatch, who):
+    marker = exposed.base / "ran"
+    evil = {".so": trojan.read_bytes().hex()}
+    environment = {"TROJAN_MARKER": str(marker)}
+    answer = exposed.run("build_module_under_attack", evil=evil, env=environment, stock=who == "stock")
+    assert marker.exists() is (who == "stock") and answer.ok is (who == "safecache"), answer
+
+
+@pytest.mark.parametrize("who", ["stock", "safecache"])
+def test_kernel_that_is_exchanged_before_it_is_saved_is_not_saved(exposed, who):
+    evil = b"evil".hex()
+    answer = exposed.run("collect_under_attack", evil=evil, stock=who == "stock")
+    assert answer.ok and (evil in answer.result) is (who == "stock"), answer
+
+
+def test_kernels_of_an_exposed_cache_do_not_use_up_descriptors(exposed):
+    """Each has eight files, and all were open for as long as the process lived."""
+    before, after = (exposed.run("compile_kernel_and_count_descriptors").result for _ in range(2))
+    assert before == after == 0
+
+
+def test_group_names_the_files_in_the_cache_for_others(exposed):
+    assert exposed.run("compile_kernel").ok
+    (group,) = files(exposed, "__grp__*")
+    for name, path in json.loads(group.read_text())["child_paths"].items():
+        assert path == str(group.parent / name)
+    stock = exposed.run("compile_kernel", stock=True)
+    assert stock.ok and not stock.result["compiled"], stock
+
+
 def test_kernel_is_read_out_of_the_reach_of_others(cache):
     (cache.base / "triton").chmod(0o777)
     answer = cache.run("compile_kernel")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import stat
+import subprocess
 import tempfile
 
 import pytest
@@ -177,11 +178,15 @@ def test_build_without_output_publishes_nothing(root, place):
     assert list(root.iterdir()) == []
 
 
+def test_only_a_precompiled_header_can_be_done_without():
+    assert private_build.is_dispensable("/cache/prefix.h.gch") and not private_build.is_dispensable("/cache/kernel.so")
+
+
 class Builder:
     """What the hook uses of a CppBuilder; ``words`` follow the source on its command line."""
 
-    def __init__(self, root, source, *words):
-        self.target = str(root / "kernel.so")
+    def __init__(self, root, source, *words, target="kernel.so"):
+        self.target = str(root / target)
         self.words = ["cp", str(source), *words, self.target]
         self.built = []
 
@@ -194,7 +199,7 @@ class Builder:
     def build(self):
         words = shlex.split(self.get_command_line())
         self.built.append(words)
-        assert os.spawnvp(os.P_WAIT, words[0], words) == 0
+        subprocess.run(words, check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -223,6 +228,18 @@ def test_hook_builds_as_stock_what_it_does_not_know_and_says_so(root, source, bu
     assert builder.built == [builder.words] and (root / "kernel.so").read_bytes() == TEXT
     assert events.counters()["stood down"] == 1 and events.counters()["code sealed"] == 1
     assert any("built where others can write" in record.getMessage() for record in caplog.records)
+
+
+def test_build_that_fails_fails_as_in_stock(root, source, build):
+    with pytest.raises(subprocess.CalledProcessError):
+        build(Builder(root, source, "--no-such-option"))
+    assert sorted(os.listdir(root)) == ["kernel.cpp"]
+
+
+def test_header_that_cannot_be_precompiled_is_done_without(root, source, build):
+    """Where there is no room for it, in a container that has nothing private but 64 MB of memory."""
+    build(Builder(root, source, "--no-such-option", target="prefix.h.gch"))
+    assert sorted(os.listdir(root)) == ["kernel.cpp"] and "stood down" not in events.counters()
 
 
 def test_hook_builds_as_stock_where_nobody_else_can_write(root, source, build):

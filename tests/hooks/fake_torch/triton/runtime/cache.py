@@ -5,6 +5,9 @@ class FileCacheManager:
     def put(self, data, filename, binary=True):
         return torch.called("put", filename)
 
+    def put_group(self, filename, group):
+        return torch.called("put_group", filename)
+
     def get_file(self, filename):
         return torch.called("get_file", filename)
 
