@@ -26,7 +26,10 @@ def check(root: str) -> None:
     """
     if root in _settled or config.current().shared or not os.path.lexists(root):
         return
-    objection = ownership.why_not_private(root, group=ownership.own_group())
+    objection = ownership.why_not_private(root)
+    if objection is not None:
+        # Only now: it may have to be asked of a server.
+        objection = ownership.why_not_private(root, group=ownership.own_group())
     if objection is not None and not (_parent_tells and not config.current().strict):
         message = f"others can write to the cache directory {root}, or replace it: {objection}."
         loading.report(Reason.EXPOSED_DIRECTORY, message, cause=objection, remedy=_REMEDY)

@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import errno
 import functools
-import grp
 import os
-import pwd
 import stat
 from collections.abc import Iterator
 
@@ -30,6 +28,9 @@ def own_group() -> int | None:
 
     Where every user has such a group (useradd(8)), pam_umask(8) sets a umask of 002, and a cache is group-writable.
     """
+    import grp
+    import pwd
+
     user = os.geteuid()
     try:
         name, group = pwd.getpwuid(user).pw_name, grp.getgrgid(os.getegid())

@@ -65,4 +65,4 @@ def test_bad_setting_is_one_line(command_line, arguments):
 
 def test_table_names_every_hook(command_line):
     said = command_line("status", COLUMNS="200")
-    assert said.returncode == 0 and sum(" active " in line for line in said.lines) == 70, said.lines
+    assert said.returncode == 0 and sum(" active " in line for line in said.lines) == 71, said.lines
