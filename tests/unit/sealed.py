@@ -18,3 +18,10 @@ FOOTER, TAG = 62, 32
 
 def verify(content, kind=Kind.AOT_ENTRY, cache_key="the key", keys=(KEY,), namespace="default"):
     return seal.verify(content, kind, cache_key, {key.id: key for key in keys}.get, namespace)
+
+
+def flipped(content: bytes, bit: int) -> bytes:
+    """``content`` with one bit the other way."""
+    changed = bytearray(content)
+    changed[bit // 8] ^= 1 << bit % 8
+    return bytes(changed)
