@@ -175,8 +175,10 @@ def _compare(body: bytes, kind: Kind, cache_key: str, namespace: str, key: Key) 
     try:
         statement = json.loads(body)
         stated = statement["kind"], statement["key"], statement["namespace"]
-        provenance = dict(statement["provenance"])
-    except (ValueError, TypeError, KeyError):
+        provenance = dict(statement["provenance"].items())
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Verdict(Reason.UNKNOWN_FORMAT, key.id)
+    if not all(isinstance(said, str) for said in provenance.values()):
         return Verdict(Reason.UNKNOWN_FORMAT, key.id)
     reason = None
     if stated[0] != kind.value:

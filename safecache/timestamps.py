@@ -23,4 +23,5 @@ def parse(text: str) -> float:
 
 def write(seconds: float) -> str:
     """RFC 3339, in UTC, to the second."""
-    return datetime.fromtimestamp(int(seconds), timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    # strftime() writes the year 30 with two digits.
+    return datetime.fromtimestamp(int(seconds), timezone.utc).replace(tzinfo=None).isoformat() + "Z"

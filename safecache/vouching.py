@@ -297,4 +297,16 @@ def read_record(path: str, root: str, kind: Kind) -> tuple[seal.Verdict, dict[st
     except (OSError, store.UnusableEntry):
         record = b""  # as good as none: the file is then unsealed
     verdict = seal.verify(record, kind, name, keyring.current().find, config.current().namespace)
-    return verdict, json.loads(seal.payload_of(record)) if verdict.reason is None else {}
+    if verdict.reason is not None:
+        return verdict, {}
+    stated = _statement(record)
+    return (verdict, stated) if stated else (verdict._replace(reason=Reason.UNKNOWN_FORMAT), {})
+
+
+def _statement(record: bytes) -> dict[str, Any]:
+    """What a record says whose seal holds; empty for what this version does not write, whoever sealed it."""
+    try:
+        stated = json.loads(seal.payload_of(record))
+    except (ValueError, RecursionError):
+        return {}
+    return stated if isinstance(stated, dict) and isinstance(stated.get("sha256"), str) else {}

@@ -43,6 +43,17 @@ def zero_page(path: Path) -> None:
     path.write_bytes(content[:4096] + bytes(4096) + content[8192:])
 
 
+def zero_tail(path: Path) -> None:
+    """The size was written before the power failed, and the data was not."""
+    content = path.read_bytes()
+    half = len(content) // 2
+    path.write_bytes(content[:half] + bytes(len(content) - half))
+
+
+def zeros(path: Path) -> None:
+    path.write_bytes(bytes(path.stat().st_size))
+
+
 def _flip(path: Path, position: int) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= 1
@@ -132,6 +143,8 @@ DAMAGE = [
     empty,
     garbage,
     zero_page,
+    zero_tail,
+    zeros,
     flip_in_payload,
     flip_in_tag,
     flip_in_footer,
@@ -147,6 +160,9 @@ DAMAGE = [
     entry_of_another_kind,
     moved_to_another_key,
 ]
+
+# What is left of a file that was cut short, or that a power failure caught.
+CUT = [truncate_to_half, empty, zero_tail]
 
 # What stays where it is, since it is no file or not ours to move, and is passed over on every start.
 STAYS = {directory, fifo, dangling_link, link_to_itself_elsewhere}

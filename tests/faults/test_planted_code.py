@@ -10,6 +10,7 @@ import pytest
 from conftest import WARM
 
 from faults.trojan import CONSTRUCTOR, PYTHON, Attack
+from faults import damage
 
 STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 
@@ -86,6 +87,24 @@ def test_what_is_planted_is_refused_by_name_in_strict_mode(attack, trojan, plant
     plant(attack, trojan)
     answer = attack.run(strict=True)
     assert "EntryRefusedError" in answer.errors and not attack.ran, answer
+
+
+@pytest.mark.parametrize("cut", damage.CUT, ids=lambda cut: cut.__name__)
+@pytest.mark.parametrize("pattern", ["??/*.py", "??/*.cpp", "??/*.so", ".safecache/records/*/*"])
+def test_code_or_record_that_was_cut_short_is_never_run_and_heals(attack, pattern, cut):
+    spoiled = {path: damage.digest(path) for path in attack.home.cache.glob(pattern)}
+    before = {path: path.read_bytes() for path in spoiled}
+    for path in spoiled:
+        cut(path)
+    spoiled = {path: damage.digest(path) for path in spoiled}
+    assert spoiled
+    answer = attack.run()
+    assert answer.ok, answer
+    if pattern.endswith((".py", ".cpp")):
+        assert {path: path.read_bytes() for path in before} == before
+    again = attack.run()
+    assert again.ok and again.hits == WARM and not again.warnings, again
+    assert not any(damage.digest(path) == spoiled[path] for path in spoiled if path.exists())
 
 
 @STRICTNESS

@@ -6,11 +6,12 @@ import pickle
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from unit.key_cases import MAC, PRIVATE
+from unit.sealed import FOOTER
+
 from safecache import seal
 from safecache.keys import Algorithm, Key
 from safecache.seal import Kind
-from unit.key_cases import MAC, PRIVATE
-from unit.sealed import FOOTER
 
 # What torch never unpickles is never sealed.
 KINDS = [kind for kind in Kind if kind not in (Kind.AUTOTUNING, Kind.OTHER)]

@@ -5,10 +5,12 @@ None is accepted, not even where the payload is what it was, and none raises.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
 
 import pytest
+from unit.sealed import flipped
 
 from fuzz import sealings
 from fuzz.sealings import Sealing
@@ -16,7 +18,6 @@ from safecache import events, seal, store, vouching
 from safecache.keys import Algorithm
 from safecache.reasons import Reason
 from safecache.seal import Kind
-from unit.sealed import flipped
 
 # A flip is verified in microseconds under a MAC, and in a tenth of a millisecond under a signature.
 FLIPS = {Algorithm.HMAC_SHA256: 8_000, Algorithm.ED25519: 2_000}
@@ -91,7 +92,7 @@ def test_no_flip_in_a_library_or_in_its_record_is_accepted(library, spoil):
     ends = [0, len(content)]
     if footer is not None:
         ends = [0, footer.payload_size, footer.payload_size + footer.body_size, len(content) - 62, len(content)]
-    parts = [range(*pair) for pair in zip(ends, ends[1:], strict=False)]
+    parts = [range(*pair) for pair in itertools.pairwise(ends)]
     events.reset()
     for what, changed in spoiled(content, parts, RECORD_FLIPS, random.Random(spoil)):
         with open(name, "wb") as file:

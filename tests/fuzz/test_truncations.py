@@ -8,12 +8,12 @@ from __future__ import annotations
 import random
 
 import pytest
+from unit.key_cases import BOTH, MAC
 
 from fuzz import sealings
 from safecache import seal
 from safecache.reasons import Reason
 from safecache.seal import Kind
-from unit.key_cases import BOTH, MAC
 
 PAGE = 4096
 CUTS = 10_000

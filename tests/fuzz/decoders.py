@@ -1,0 +1,247 @@
+"""Everything of safecache that decodes bytes which nobody has vouched for yet, and what must hold of it for any bytes.
+
+``check`` raises AssertionError where something does not hold, and whatever else a decoder raises that it should not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+from unittest import mock
+
+from unit.key_cases import MAC
+
+from fuzz import mutators, reference, world
+from safecache import artifacts, cpu, elf, key_format, keyring, loading, seal, signatures, timestamps, trust, vouching
+from safecache.errors import KeyringError
+from safecache.hooks import compiler_cache
+from safecache.keys import Algorithm, Key
+from safecache.reasons import Reason
+from safecache.seal import Kind
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+class Decoder(NamedTuple):
+    """``change`` makes another input of one; ``check`` tries it."""
+
+    name: str
+    change: Callable[[bytes, Random], bytes]
+    check: Callable[[bytes], None]
+
+    @property
+    def corpus(self) -> Path:
+        """The directory of the inputs that are kept."""
+        return CORPUS / self.name
+
+    def kept(self) -> list[bytes]:
+        """Those inputs, in the order of their names."""
+        return [path.read_bytes() for path in sorted(self.corpus.iterdir())]
+
+
+def check_seal(content: bytes) -> None:
+    """Nothing is taken but what a key whose word counts has sealed for just this question; and all of that is."""
+    verdict = _verify(content, world.ASKED)
+    taken = [verdict.reason is None]
+    genuine = [reference.payload_if_genuine(content, world.ASKED)]
+    if verdict.provenance is not None:
+        # Its tag is good, so only the question stands between it and being used.
+        taken += [_verify(content, question).reason is None for question in world.OTHERS]
+        genuine += [reference.payload_if_genuine(content, question) for question in world.OTHERS]
+        assert sum(taken) <= 1, "one seal for two questions"
+        assert all(isinstance(said, str) for said in verdict.provenance.values()), verdict
+    assert taken == [payload is not None for payload in genuine], (verdict, genuine)
+    payload = seal.payload_of(content)
+    assert content.startswith(payload)
+    assert all(payload == each for each in genuine if each is not None)
+    if verdict.reason not in (None, *trust.UNVOUCHED):
+        assert trust.evidence(verdict)
+
+
+def _verify(content: bytes, question: world.Question) -> seal.Verdict:
+    kind, cache_key, namespace = question
+    verdict = seal.verify(content, kind, cache_key, world.TRUSTED.get, namespace)
+    assert verdict == seal.verify(content, kind, cache_key, world.TRUSTED.get, namespace), "two verdicts"
+    assert (verdict.reason is Reason.UNSEALED) == (verdict.key_id is None and seal.split(content) is None)
+    return verdict
+
+
+# --- records
+
+LIBRARY = b"\x7fELF code"
+_STAMP = [1, 2, len(LIBRARY), 3]
+_STATUS = os.stat_result((0o100644, 2, 1, 1, os.geteuid(), 0, len(LIBRARY), 0, 0, 0))
+_RING = keyring.Keyring(MAC, trusted=world.TRUSTED)
+_RECORD: world.Question = (Kind.NATIVE_CODE, "abc.so", "default")
+
+
+def record(**statement: object) -> bytes:
+    """The record of LIBRARY, or one that states something else."""
+    import hashlib
+
+    stated = {"sha256": hashlib.sha256(LIBRARY).hexdigest(), "stamp": None} | statement
+    return world.sealed(question=_RECORD, payload=json.dumps(stated).encode())
+
+
+def check_record(content: bytes) -> None:
+    """A file is taken if a genuine record states its digest, or, for a large one, what the kernel says of it."""
+    payload = reference.payload_if_genuine(content, _RECORD)
+    try:
+        stated = {} if payload is None else json.loads(payload)
+    except (ValueError, RecursionError):
+        stated = {}
+    stated = stated if isinstance(stated, dict) else {}
+    footer = seal.split(content)
+    said = (
+        reference.statement(content[footer.payload_size :][: footer.body_size])
+        if footer and payload is not None
+        else {}
+    )
+    runs_here = set(str(said["provenance"].get("cpu", "")).split()) <= {"x86_64", "avx2"} if said else False
+    digest = vouching.hashlib.sha256(LIBRARY).hexdigest()
+    is_whole = isinstance(stated.get("sha256"), str)
+    by_digest = is_whole and stated["sha256"] == digest
+    by_stamp = is_whole and stated.get("stamp") == _STAMP
+    assert (_judge(content, large=1 << 20) is None) == (by_digest and runs_here), (stated, said)
+    assert (_judge(content, large=0) is None) == ((by_digest or by_stamp) and runs_here), (stated, said)
+
+
+def _judge(content: bytes, large: int) -> trust.Refusal | None:
+    """As a process that has seen nothing before, and finds LIBRARY with ``content`` as its record."""
+    with (
+        mock.patch.multiple(vouching, _known={}, _judged={}, _LARGE=large),
+        mock.patch.multiple(vouching, _read_record=lambda *_: content, _stamp=lambda _: list(_STAMP)),
+        mock.patch.object(vouching.os, "lstat", lambda _: _STATUS),
+        mock.patch.object(vouching.files, "digest_regular", lambda *_, **__: vouching.hashlib.sha256(LIBRARY).digest()),
+        mock.patch.object(vouching.ownership, "why_not_private", lambda _: None),
+        mock.patch.object(keyring, "current", lambda: _RING),
+        mock.patch.object(cpu, "instructions", lambda: "x86_64 avx2"),
+    ):
+        found = vouching._judge("/cache/ab/abc.so", "/cache", Kind.NATIVE_CODE)
+        again = vouching._judge("/cache/ab/abc.so", "/cache", Kind.NATIVE_CODE)
+    assert found == again, "two verdicts"
+    return found
+
+
+# --- keys and times
+
+
+def check_key_file(content: bytes) -> None:
+    """A key has the id of its material, what is public is no secret, and nothing is raised but KeyringError."""
+    keys = [_key(content, any_secret) for any_secret in (True, False)]
+    assert keys[1] in (None, keys[0]), "what is a key in a directory is the same key in SAFECACHE_KEY_FILE"
+    for key in filter(None, keys):
+        _check_key(key)
+        if _reads_as_text(content, "{") or _reads_as_text(content, "-----BEGIN"):
+            assert key != Key.derive(content.rstrip(b"\r\n")), "a file that says what it is was taken for a raw secret"
+
+
+def _reads_as_text(content: bytes, start: str) -> bool:
+    try:
+        return content.decode().lstrip().startswith(start)
+    except UnicodeDecodeError:
+        return False
+
+
+def _key(content: bytes, any_secret: bool) -> Key | None:
+    try:
+        key = key_format.recognise(content, any_secret=any_secret)
+    except KeyringError as error:
+        assert str(error).isprintable(), error
+        return None
+    assert key == key_format.recognise(content, any_secret=any_secret), "two keys"
+    return key
+
+
+def _check_key(key: Key) -> None:
+    if key.secret or key.public:
+        made = Key.ed25519(key.public) if key.algorithm is Algorithm.ED25519 else Key.mac(key.secret)
+        assert key.id == made.id, "an id of other material"
+    else:
+        assert key.revoked is not None, "no material"
+    if key.algorithm is Algorithm.ED25519 and key.secret:
+        assert signatures.public_of(key.secret) == key.public
+    key.allows("default")
+    key.objection(0.0)
+    written = key_format.encode(key)
+    assert key_format.encode(key_format.decode(written)) == written, "it does not survive its file"
+
+
+def check_timestamp(content: bytes) -> None:
+    """A moment, or ValueError; what is written of it is the same moment, to the second."""
+    text = content.decode("utf-8", "surrogateescape")
+    try:
+        seconds = timestamps.parse(text)
+        written = timestamps.write(seconds)
+    except (ValueError, OverflowError):
+        return
+    assert timestamps.parse(written) == int(seconds), written
+
+
+# --- names
+
+
+def check_name(content: bytes) -> None:
+    """No name that is let pass leaves its directory, or names anything hidden there."""
+    name = content.decode("utf-8", "surrogateescape")
+    if artifacts.is_plain(name):
+        _check_inside(name, 1)
+    if artifacts.is_autotuning_name(name):
+        assert artifacts.is_plain(name) and name.endswith(".best_config")
+    if compiler_cache._is_autotuning_key(name):
+        _check_inside(name, 2)
+        assert name.endswith(".best_config")
+    if compiler_cache._is_inside(name):
+        _check_inside(name, name.count("/") + 1)
+
+
+def _check_inside(name: str, depth: int) -> None:
+    parts = os.path.normpath(os.path.join("/cache", name)).split("/")
+    assert parts[:2] == ["", "cache"] and len(parts) == 2 + depth, name
+    assert not any(part.startswith(".") for part in parts[2:]) and "\0" not in name, name
+
+
+# --- what a remote cache answers
+
+
+def check_remote(content: bytes) -> None:
+    """Bytes or nothing; and they are admitted if they are a genuine entry."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return
+    kind, cache_key, _ = world.ASKED
+    with mock.patch.object(keyring, "current", lambda: _RING), mock.patch.object(loading.events, "report"):
+        found = loading.fetch(kind, cache_key, mock.Mock(get=lambda _: value))
+        assert found is None or isinstance(found, bytes)
+        if found is not None:
+            admitted = loading.admit(kind, cache_key, found, origin="the remote cache")
+            assert admitted == (reference.payload_if_genuine(found, world.ASKED) is not None)
+
+
+# --- libraries that do not load
+
+
+def check_elf(content: bytes) -> None:
+    """Headers and symbols, or NotElfError."""
+    try:
+        file = elf.Elf(content)
+        assert file.loaded_size >= 0 and file.is_library in (True, False)
+        assert file.undefined() == file.undefined() and file.defined() == file.defined()
+    except elf.NotElfError as error:
+        assert str(error)
+
+
+DECODERS = [
+    Decoder("seal", mutators.change_entry, check_seal),
+    Decoder("record", mutators.change_record, check_record),
+    Decoder("key_file", mutators.change_key_file, check_key_file),
+    Decoder("timestamp", mutators.change_text, check_timestamp),
+    Decoder("name", mutators.change_text, check_name),
+    Decoder("remote", mutators.change_remote, check_remote),
+    Decoder("elf", mutators.change_bytes, check_elf),
+]
