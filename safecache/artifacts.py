@@ -38,6 +38,7 @@ _AUTOTUNING_NAME = re.compile(r"[A-Za-z0-9_-]+\.best_config")
 class _State(threading.local):
     origin = ""
     only: bytes | None = None
+    kind = Kind.OTHER
 
 
 _state = _State()
@@ -84,9 +85,9 @@ def read(kind: Kind, cache_key: str, path: str) -> bytes | None:
 
 
 @contextmanager
-def only(content: bytes) -> Iterator[None]:
+def only(kind: Kind, content: bytes) -> Iterator[None]:
     """Have unpickle() take nothing but ``content`` first in this thread: torch reads the file once more by itself."""
-    with _with_state(only=content):
+    with _with_state(only=content, kind=kind):
         yield
 
 
@@ -96,13 +97,18 @@ def only_was_set() -> bool:
 
 
 def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
-    """What ``loads`` returns. Raises EntryRefusedError inside only() for other bytes than those.
+    """What ``loads`` returns. Raises EntryRefusedError inside only() for other bytes than those, and reports them.
 
     Only the first is checked: what unpickling it unpickles in turn came with it.
     """
     verified, _state.only = _state.only, None
     if verified is not None and content != verified:
-        raise EntryRefusedError("safecache: a file was replaced while it was read, and was not used.")
+        # Torch catches what is raised here, and goes on as without a file.
+        with loading.reading():
+            loading.note(
+                Reason.DAMAGED, _state.kind, "on disk", "it was replaced while it was read", "Find out by whom."
+            )
+            raise EntryRefusedError(f"safecache: {loading.refusals()[-1]}")
     return loads()
 
 

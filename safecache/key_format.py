@@ -26,7 +26,9 @@ _PARTS = {Algorithm.HMAC_SHA256: ("secret",), Algorithm.ED25519: ("public", "pri
 _MINIMUM_RAW = 32
 _HEX_SECRET = re.compile(rb"[0-9a-fA-F]{64}\s*")
 # Public keys in other wrappings: OpenSSH's, and the DER that is inside a PEM file.
-_PUBLIC_STARTS = (b"ssh-", b"---- BEGIN SSH2", bytes.fromhex("302a300506032b6570"))
+_PUBLIC_STARTS = ("ssh-", "ecdsa-", "sk-", "---- BEGIN SSH2")
+_PUBLIC_DER = bytes.fromhex("302a300506032b6570")
+_PEM = "-----BEGIN"
 
 
 def encode(key: Key) -> bytes:
@@ -58,12 +60,14 @@ def recognise(content: bytes, *, any_secret: bool) -> Key:
     A raw secret is whatever holds 32 bytes or more; without ``any_secret`` it is 64 hex digits, so that a page of text
     is not taken for a key. Raises KeyringError.
     """
-    if content.lstrip().startswith(b"-----BEGIN"):
+    text = _text(content)
+    # There may be more in front of it, such as what `openssl pkey -text` writes.
+    if _PEM in text or _PEM.encode() in content:
         return Key.ed25519(*signatures.read_pem(content))
-    if _is_json(content):
+    if text.startswith("{"):
         return decode(content)
     # What is public must never become a MAC secret.
-    if content.startswith(_PUBLIC_STARTS):
+    if text.startswith(_PUBLIC_STARTS) or content.startswith(_PUBLIC_DER):
         raise KeyringError("is a public key, and not in a form that safecache reads: use PEM")
     if any_secret and len(content) < _MINIMUM_RAW:
         raise KeyringError(f"holds {len(content)} bytes; it needs at least {_MINIMUM_RAW}")
@@ -73,12 +77,15 @@ def recognise(content: bytes, *, any_secret: bool) -> Key:
     return Key.derive(content.rstrip(b"\r\n"))
 
 
-def _is_json(content: bytes) -> bool:
-    # A raw secret may begin with a brace as with any other byte, but 32 random bytes are never text.
+def _text(content: bytes) -> str:
+    """``content`` as text, without what an editor or a shell put around it; empty if it is none.
+
+    A raw secret may begin with a brace as with any other byte, but 32 random bytes are never text.
+    """
     try:
-        return content.decode().lstrip().startswith("{")
+        return content.decode(json.detect_encoding(content)).strip()
     except UnicodeDecodeError:
-        return False
+        return ""
 
 
 def decode(content: bytes) -> Key:

@@ -219,15 +219,21 @@ def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str
             raise
         return path, None  # fails as in stock
     if refusal is not None:
-        raise EntryRefusedError(f"safecache: {kind.noun} {path} is not loaded: {refusal.evidence}.")
+        raise _not_loaded(refusal, kind, path)
     if ownership.why_not_private(path) is None or mounts.forbids_execution(
         path
     ):  # a copy in memory would get round a noexec mount
         return path, None
     content = files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
     if not is_known(path, content):
-        raise EntryRefusedError(f"safecache: {kind.noun} {path} is not loaded: it was replaced since it was verified.")
+        raise _not_loaded(Refusal(Reason.DAMAGED, "it was replaced since it was verified"), kind, path)
     return out_of_reach(path, content), content
+
+
+def _not_loaded(refusal: Refusal, kind: Kind, path: str) -> EntryRefusedError:
+    """Counted, but not reported: the error says it, in every mode."""
+    events.count(refusal.reason)
+    return EntryRefusedError(f"safecache: {kind.noun} {path} is not loaded: {refusal.evidence}.")
 
 
 def admit_fresh(path: str, root: str, kind: Kind) -> str:

@@ -182,12 +182,23 @@ def warm_template(session_directory, zygote):
     return home
 
 
+@pytest.fixture(scope="session")
+def new_home(session_directory, zygote):
+    """Makes homes that last as long as the session."""
+
+    def make() -> Home:
+        base = Path(tempfile.mkdtemp(dir=session_directory))
+        os.chmod(base, 0o755)
+        return Home(base, zygote)
+
+    return make
+
+
 @pytest.fixture
-def home(session_directory, zygote, request):
-    base = Path(tempfile.mkdtemp(dir=session_directory))
-    os.chmod(base, 0o755)
-    yield Home(base, zygote)
-    shutil.rmtree(base, ignore_errors=True)
+def home(new_home):
+    home = new_home()
+    yield home
+    shutil.rmtree(home.base, ignore_errors=True)
 
 
 @pytest.fixture

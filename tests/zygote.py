@@ -34,6 +34,7 @@ from safecache import config, events, keyring, provenance
 # Imported when they are asked for: a torch for the CPU alone does without Triton, which some of them need.
 SCENES = (
     "artifact_scenes",
+    "authenticity_scenes",
     "load_scenes",
     "kernel_scenes",
     "launcher_scenes",

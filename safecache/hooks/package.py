@@ -35,7 +35,7 @@ def read(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             content = artifacts.read(Kind.DYNAMO_PACKAGE, _key(path), _file(instance, path))
             if content is None:
                 raise EntryRefusedError(f"safecache: {loading.refusals()[-1]}")
-            with artifacts.only(content):
+            with artifacts.only(Kind.DYNAMO_PACKAGE, content):
                 return wrapped(path)
 
     return load(*args, **kwargs)
@@ -50,7 +50,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             content = artifacts.read(Kind.DYNAMO_PACKAGE, _key(key), _file(instance, key))
             if content is None:
                 return None
-            with artifacts.only(content):
+            with artifacts.only(Kind.DYNAMO_PACKAGE, content):
                 return wrapped(fn)
 
     return find(*args, **kwargs)

@@ -23,7 +23,7 @@ def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
             content = artifacts.read(Kind.PGO_STATE, cache_key, path)
             if content is None:
                 return None
-            with artifacts.only(content):
+            with artifacts.only(Kind.PGO_STATE, content):
                 return wrapped(cache_key)
 
     return get(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A shared object, and one where no code can be loaded from."""
+"""Shared objects: a good one, one where no code can be loaded from, and one that tells when it is loaded."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def shared_object(tmp_path_factory):
     return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def trojan(tmp_path_factory):
     """A shared object that leaves a file where the variable TROJAN_MARKER says when it is loaded."""
     path = tmp_path_factory.mktemp("trojan") / "trojan.so"

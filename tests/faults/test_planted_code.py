@@ -9,8 +9,8 @@ import subprocess
 import pytest
 from conftest import WARM
 
-from faults.trojan import CONSTRUCTOR, PYTHON, Attack
 from faults import damage
+from faults.trojan import CONSTRUCTOR, PYTHON, Attack
 
 STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 

@@ -34,8 +34,8 @@ def _isolated() -> Iterator[None]:
         yield
 
 
-def fuzz(name: str, arguments: list[str]) -> None:
-    """Hand this process to libFuzzer, with its own arguments."""
+def fuzz(name: str, command: list[str]) -> None:
+    """Hand this process to libFuzzer, with its own command line."""
     import atheris
 
     with atheris.instrument_imports(include=["safecache"]):
@@ -49,17 +49,21 @@ def fuzz(name: str, arguments: list[str]) -> None:
             return atheris.Mutate(content, most)
         return decoder.change(content, chance)[:most]
 
-    atheris.Setup([sys.argv[0], f"-max_len={_MOST_BYTES}", *arguments], decoder.check, custom_mutator=change)
+    atheris.Setup([*command, f"-max_len={_MOST_BYTES}"], decoder.check, custom_mutator=change)
     atheris.Fuzz()
 
 
 def _with_atheris(name: str, seconds: int, corpus: Path) -> int:
     """Fuzz in a process of its own, then merge what was new into the corpus."""
-    command = [sys.executable, __file__, "--engine", name]
-    with tempfile.TemporaryDirectory() as found:
-        done = subprocess.run([*command, f"-max_total_time={seconds}", "-print_final_stats=1", found, str(corpus)])
+    with tempfile.TemporaryDirectory() as base:
+        found, engine = Path(base, "found"), Path(base, "engine")
+        found.mkdir()
+        # A program of its own, since libFuzzer starts itself again to merge.
+        engine.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} --engine {name} "$0" "$@"\n')
+        engine.chmod(0o755)
+        done = subprocess.run([engine, f"-max_total_time={seconds}", "-print_final_stats=1", found, corpus])
         if done.returncode == 0:
-            done = subprocess.run([*command, "-merge=1", str(corpus), found], stderr=subprocess.DEVNULL)
+            done = subprocess.run([engine, "-merge=1", corpus, found], stderr=subprocess.DEVNULL)
     return done.returncode
 
 

@@ -136,15 +136,18 @@ def check_key_file(content: bytes) -> None:
     assert keys[1] in (None, keys[0]), "what is a key in a directory is the same key in SAFECACHE_KEY_FILE"
     for key in filter(None, keys):
         _check_key(key)
-        if _reads_as_text(content, "{") or _reads_as_text(content, "-----BEGIN"):
+        if b"-----BEGIN" in content or any(_reads_as(content, coding) for coding in ("utf-8-sig", "utf-16", "utf-32")):
             assert key != Key.derive(content.rstrip(b"\r\n")), "a file that says what it is was taken for a raw secret"
 
 
-def _reads_as_text(content: bytes, start: str) -> bool:
+def _reads_as(content: bytes, coding: str) -> bool:
+    """Whether somebody sees a key file in it who reads it in this encoding, of those that begin with a mark."""
     try:
-        return content.decode().lstrip().startswith(start)
+        text = content.decode(coding).strip()
     except UnicodeDecodeError:
         return False
+    marked = coding == "utf-8-sig" or content.startswith((b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff"))
+    return marked and (text.startswith("{") or "-----BEGIN" in text)
 
 
 def _key(content: bytes, any_secret: bool) -> Key | None:

@@ -8,6 +8,7 @@ import pytest
 
 from safecache import artifacts
 from safecache.errors import EntryRefusedError
+from safecache.seal import Kind
 
 VALUE = {"graph": [1, 2, 3]}
 CONTENT = pickle.dumps(VALUE)
@@ -22,23 +23,23 @@ def test_anything_is_unpickled_outside_of_a_load():
 
 
 def test_verified_bytes_are_unpickled():
-    with artifacts.only(CONTENT):
+    with artifacts.only(Kind.PGO_STATE, CONTENT):
         assert artifacts.only_was_set() and unpickle() == VALUE
 
 
 @pytest.mark.parametrize("verified", [b"", CONTENT + b" ", CONTENT[:-1]], ids=["no-file", "longer", "shorter"])
 def test_file_replaced_after_it_was_verified_is_refused(verified):
-    with artifacts.only(verified), pytest.raises(EntryRefusedError, match="replaced while it was read"):
+    with artifacts.only(Kind.PGO_STATE, verified), pytest.raises(EntryRefusedError, match="replaced while it was read"):
         unpickle()
 
 
 def test_what_verified_bytes_unpickle_in_turn_came_with_them():
-    with artifacts.only(CONTENT):
+    with artifacts.only(Kind.PGO_STATE, CONTENT):
         assert artifacts.unpickle(CONTENT, lambda: unpickle(pickle.dumps(7))) == 7
 
 
 def test_a_load_that_unpickled_nothing_leaves_nothing_behind():
-    with artifacts.only(CONTENT):
+    with artifacts.only(Kind.PGO_STATE, CONTENT):
         pass
     assert unpickle(pickle.dumps(7)) == 7
 

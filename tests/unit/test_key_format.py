@@ -159,12 +159,34 @@ def test_raw_secret_is_a_mac_key(content):
         b"-----BEGIN CERTIFICATE-----\nAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n-----END CERTIFICATE-----\n",
         b"-----BEGIN PUBLIC KEY-----\nAAAAAAAAAAAAAAAAAAAAAAAAAAA\n-----END PUBLIC KEY-----\n",
         key_format.encode(PUBLIC)[:-10],
+        b"\xef\xbb\xbfssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ/8mRbNDxoU farm@host\n",
+        b"\x1e-----BEGIN PUBLIC KEY-----\nAAAAAAAAAAAAAAAAAAAAAAAAAAA\n-----END PUBLIC KEY-----\n",
+        b"\xff-----BEGIN PUBLIC KEY-----\nAAAAAAAAAAAAAAAAAAAAAAAAAAA\n-----END PUBLIC KEY-----\n",
+        "-----BEGIN PUBLIC KEY-----\nAAAAAAAAAAAAAAAA\n-----END PUBLIC KEY-----\n".encode("utf-16"),
     ],
-    ids=["openssh", "der", "json", "certificate", "damaged-pem", "truncated-key-file"],
+    ids=[
+        "openssh",
+        "der",
+        "json",
+        "certificate",
+        "damaged-pem",
+        "truncated-key-file",
+        "openssh-after-a-mark",
+        "pem-after-a-separator",
+        "pem-after-a-byte",
+        "pem-of-wide-characters",
+    ],
 )
 def test_what_is_public_or_of_another_kind_is_never_taken_for_a_raw_secret(content, any_secret):
     with pytest.raises(KeyringError):
         key_format.recognise(content, any_secret=any_secret)
+
+
+@pytest.mark.parametrize("coding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
+def test_key_file_that_an_editor_saved_in_another_encoding_never_becomes_a_raw_secret(coding):
+    """A raw secret made of a public part would be one that everybody has."""
+    content = key_format.encode(PUBLIC).decode().encode(coding)
+    assert key_format.recognise(content, any_secret=True) == PUBLIC
 
 
 @pytest.mark.parametrize(
@@ -195,6 +217,13 @@ def test_pem_of_openssl_is_read_and_its_parts_belong_together(pem):
     public = key_format.recognise(openssl("pkey", "-pubout", given=pem), any_secret=False)
     assert private.can_seal and not public.can_seal and private.public_part() == public
     assert signatures.verify(public.public, private.tag(b"message"), b"message")
+
+
+@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"Ours, of 2026:\n", b"\n\n"], ids=["mark", "text", "lines"])
+def test_pem_with_something_in_front_of_it_is_read(pem, before):
+    public = openssl("pkey", "-pubout", given=pem)
+    for content in (pem, public):
+        assert key_format.recognise(before + content, any_secret=True) == key_format.recognise(content, any_secret=True)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,494 @@
+"""Every place where the local caches hand bytes to an unpickler, to Python or to the loader, attacked in each way.
+
+``face`` runs in one process of its own for each of these places (sinks). What is planted is hostile: a pickle, library or
+source that leaves a file behind if it is unpickled, loaded or executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import shutil
+from pathlib import Path
+from unittest import mock
+
+import artifact_scenes
+from faults.damage import Marker
+from faults.doors import MAGIC
+from fuzz import grammar
+from unit import key_cases
+
+from safecache import config, cpu, events, keyring, layout, seal, vouching
+from safecache.keys import Key
+from safecache.seal import Kind
+
+STRANGER = Key.derive(b"a key that nobody here knows. . .")
+REVOKED = Key.derive(b"a key that was revoked. . . . . .")
+EXPIRED = Key.derive(b"a key that has expired . . . . . ")
+HARMLESS = pickle.dumps({"harmless": 1})
+
+
+class Sink:
+    """One place: what lies at ``path`` is used by ``use`` as ``kind`` under ``cache_key``, and has its seal in it."""
+
+    kind: Kind
+    cache_key = ""
+    path: Path
+    header = b""
+    # Outside of the seal, before it.
+    version = b""
+    # What is called, by then the last time in a use, to find out whether it may be used.
+    looks = (seal, "verify", 1)
+
+    def __init__(self, base: Path, trojan: str) -> None:
+        self.base = base
+        self.marker = base / "ran"
+
+    def hostile(self) -> bytes:
+        """What does harm if it is used."""
+        return self.header + pickle.dumps(Marker(self.marker))
+
+    def harmless(self) -> bytes:
+        """What does none."""
+        return self.header + HARMLESS
+
+    def plant(self, content: bytes, sealing) -> None:
+        """Put ``content`` there; ``sealing`` makes its seal. It may depend on the bytes, and so may the path."""
+        self.put(sealing(content))
+
+    def put(self, sealed: bytes) -> None:
+        """Put these bytes there, seal included."""
+        self.clear()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_bytes(sealed)
+
+    def clear(self) -> None:
+        """Have nothing there."""
+        if self.path.is_dir() and not self.path.is_symlink():
+            shutil.rmtree(self.path)
+        self.path.unlink(missing_ok=True)
+
+    def use(self) -> bool:
+        """Ask torch for it: whether there was anything."""
+        raise NotImplementedError
+
+
+class Entry(Sink):
+    """An entry of one of the two caches, named after what it is."""
+
+    cache_key = "f" + "k" * 50
+
+    def __init__(self, base, trojan):
+        super().__init__(base, trojan)
+        self.path = self.directory / "entry"
+
+    @property
+    def cache(self):
+        from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
+        from torch._inductor.codecache import FxGraphCache
+
+        return AOTAutogradCache if self.kind is Kind.AOT_ENTRY else FxGraphCache
+
+    @property
+    def directory(self) -> Path:
+        return Path(self.cache._get_tmp_dir_for_key(self.cache_key))
+
+    def put(self, sealed):
+        self.path = self.directory / layout.entry_name(sealed)
+        super().put(sealed)
+
+    def clear(self):
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def use(self):
+        return bool(list(self.cache.iterate_over_candidates(True, None, self.cache_key)))
+
+
+class AotEntry(Entry):
+    kind = Kind.AOT_ENTRY
+
+
+class FxEntry(Entry):
+    kind = Kind.FX_ENTRY
+
+
+class Artifact(Sink):
+    """What is compiled ahead of time, handed over by its caller."""
+
+    name: str
+
+    def __init__(self, base, trojan):
+        super().__init__(base, trojan)
+        self.path = base / "artifact"
+        getattr(artifact_scenes, f"save_{self.name}")(str(self.path))
+        content = self.path.read_bytes()
+        self.header = content[: len(MAGIC) + 1] if content.startswith(MAGIC) else b""
+
+    def use(self):
+        return getattr(artifact_scenes, f"load_{self.name}")(str(self.path))
+
+
+class Function(Artifact):
+    kind, name = Kind.AOT_FUNCTION, "function"
+
+
+class Model(Artifact):
+    kind, name = Kind.AOT_MODEL, "model"
+
+
+class Graph(Artifact):
+    kind, name = Kind.AOT_GRAPH, "graph_module"
+
+
+class Precompile(Sink):
+    kind = Kind.DYNAMO_PACKAGE
+
+    def __init__(self, base, trojan):
+        super().__init__(base, trojan)
+        from torch._dynamo.package import CompilePackage, DynamoCache
+
+        self.cache = DynamoCache
+        key = CompilePackage.source_id_from_fn(artifact_scenes.function)
+        self.cache_key = os.path.basename(key)
+        self.path = Path(DynamoCache.path_prefix(), key, "entry")
+
+    def use(self):
+        return self.cache.load(artifact_scenes.function) is not None
+
+
+class Profile(Sink):
+    kind, cache_key = Kind.PGO_STATE, "job"
+
+    def __init__(self, base, trojan):
+        super().__init__(base, trojan)
+        with artifact_scenes._job() as pgo:
+            self.cache_key = pgo.get_cache_key()
+            self.path = Path(pgo.code_state_path(self.cache_key))
+
+    def use(self):
+        with artifact_scenes._job() as pgo:
+            return pgo.get_local_code_state(self.cache_key) is not None
+
+
+class Memo(Sink):
+    kind = Kind.MEMO
+
+    def __init__(self, base, trojan):
+        super().__init__(base, trojan)
+        self.place = base / "memo"
+        self.place.mkdir()
+        artifact_scenes.save_memo(str(self.place))
+        (self.path,) = (path for path in self.place.glob("*/cache/sub/*") if path.suffix != ".lock")
+        self.version = self.path.read_bytes()[:4]
+        self.cache_key = str(self.path.relative_to(self.path.parents[1]))
+
+    def put(self, sealed):
+        super().put(self.version + sealed)
+
+    def use(self):
+        return artifact_scenes.load_memo(str(self.place))
+
+
+class Vouched(Sink):
+    """A file of code, which has its seal in a record."""
+
+    root: Path
+    looks = (vouching, "_judge", 2)
+
+    def plant(self, content, sealing):
+        statement = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None}
+        self.clear()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path.write_bytes(content)
+        self.put_record(sealing(json.dumps(statement).encode()))
+
+    @property
+    def record(self) -> Path:
+        return Path(vouching._record(str(self.root), self.cache_key))
+
+    def put_record(self, sealed: bytes) -> None:
+        self.record.unlink(missing_ok=True)
+        self.record.parent.mkdir(parents=True, exist_ok=True)
+        self.record.write_bytes(sealed)
+
+
+class Library(Vouched):
+    """A kernel of Inductor's: built unless there is one, then loaded."""
+
+    kind, cache_key = Kind.NATIVE_CODE, "planted.so"
+
+    def __init__(self, base, trojan):
+        super().__init__(base, trojan)
+        self.root = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+        self.path = self.root / "pl" / self.cache_key
+        self.trojan = Path(trojan).read_bytes()
+
+    def hostile(self):
+        return self.trojan
+
+    def harmless(self):
+        return b"\x7fELF but not much more"
+
+    def use(self):
+        from torch._inductor.codecache import CppCodeCache
+
+        vouching.admit_build(str(self.path), str(self.root))
+        if not self.path.exists():
+            return False
+        CppCodeCache._load_library(str(self.path), "key")
+        return True
+
+
+class Kernel(Vouched):
+    """A file in Triton's cache; that it is handed out counts as harm done."""
+
+    kind = Kind.KERNEL
+
+    def __init__(self, base, trojan):
+        super().__init__(base, trojan)
+        from triton.runtime.cache import FileCacheManager
+
+        self.manager = FileCacheManager("KEY")
+        self.path = Path(self.manager.cache_dir, "kernel.cubin")
+        self.root = self.path.parents[1]
+        self.cache_key = "KEY/kernel.cubin"
+
+    def hostile(self):
+        return b"hostile"
+
+    def harmless(self):
+        return b"harmless"
+
+    def use(self):
+        found = self.manager.get_file(self.path.name)
+        if found and Path(found).read_bytes() == self.hostile():
+            self.marker.touch()
+        return found is not None
+
+
+class Source(Sink):
+    """A Python module that Inductor generates, writes unless it is there, and executes. It has no seal."""
+
+    kind = Kind.SOURCE
+    looks = (vouching, "out_of_reach", 1)
+    text = "harmless = True\n"
+
+    def __init__(self, base, trojan):
+        super().__init__(base, trojan)
+        from torch._inductor import codecache
+
+        self.codecache = codecache
+        self.path = Path(codecache.PyCodeCache.write(self.text)[1])
+
+    def hostile(self):
+        return f"open({str(self.marker)!r}, 'w').close()\n".encode()
+
+    def harmless(self):
+        return self.text.encode()
+
+    def plant(self, content, sealing):
+        self.put(content)
+
+    def use(self):
+        self.codecache.PyCodeCache.modules_no_attr.clear()
+        self.codecache.PyCodeCache.load(self.text)
+        return True
+
+
+SINKS = {
+    "aot": AotEntry,
+    "fx": FxEntry,
+    "source": Source,
+    "library": Library,
+    "kernel": Kernel,
+    "function": Function,
+    "model": Model,
+    "graph": Graph,
+    "precompile": Precompile,
+    "profile": Profile,
+    "memo": Memo,
+}
+
+
+# --- attacks: each plants something in a sink, and may say how the attacker acts while it is used
+
+
+class Forger:
+    """Makes seals as ``sink`` asks for them, with our own key unless told otherwise."""
+
+    def __init__(self, sink: Sink) -> None:
+        self.sink = sink
+        self.own = keyring.current().signing
+
+    def seal(self, payload: bytes, **other) -> bytes:
+        asked = {"kind": self.sink.kind, "cache_key": self.sink.cache_key, "key": self.own, "namespace": "default"}
+        said = asked | other
+        provenance = {"cpu": cpu.instructions() if self.sink.kind is Kind.NATIVE_CODE else ""}
+        return seal.attach(payload, said["kind"], said["cache_key"], said["key"], provenance, said["namespace"])
+
+    def with_parts(self, change):
+        """A way to seal: ours, with its parts changed afterwards."""
+        return lambda payload: change(grammar.take_apart(self.seal(payload))).content
+
+
+def _older(parts, key):
+    """An entry as format 1 had them, in full: by its own domain, and without a namespace."""
+    stated = json.loads(parts.body)
+    del stated["namespace"]
+    old = parts._replace(body=grammar.body(**stated), format=1).with_sizes()
+    return old._replace(tag=key.tag(b"safecache seal 1\0" + old.footer + old.body))
+
+
+def _sealed_by(**other):
+    return lambda sink, forger: sink.plant(sink.hostile(), lambda payload: forger.seal(payload, **other))
+
+
+def _changed(change):
+    return lambda sink, forger: sink.plant(sink.hostile(), forger.with_parts(lambda parts: change(parts, forger.own)))
+
+
+def no_tag(sink, forger):
+    sink.plant(sink.hostile(), lambda payload: payload)
+    if isinstance(sink, Vouched):
+        sink.record.unlink()
+
+
+def secret_of_another(sink, forger):
+    impostor = Key(forger.own.id, STRANGER.secret)
+    sink.plant(sink.hostile(), lambda payload: forger.seal(payload, key=impostor))
+
+
+def other_kind(sink, forger):
+    kind = Kind.FX_ENTRY if sink.kind is not Kind.FX_ENTRY else Kind.AOT_ENTRY
+    sink.plant(sink.hostile(), lambda payload: forger.seal(payload, kind=kind))
+
+
+def symbolic_link(sink, forger):
+    """To what would be used if it lay there itself."""
+    sink.plant(sink.hostile(), forger.seal)
+    elsewhere = sink.base / "elsewhere"
+    sink.path.replace(elsewhere)
+    sink.path.symlink_to(elsewhere)
+
+
+def hard_link(sink, forger):
+    """To what is good elsewhere: of a source, another source."""
+    sink.plant(sink.hostile(), lambda payload: forger.seal(payload, cache_key="elsewhere"))
+    place = sink.record if isinstance(sink, Vouched) else sink.path
+    elsewhere = sink.base / "elsewhere"
+    elsewhere.unlink(missing_ok=True)
+    place.replace(elsewhere)
+    os.link(elsewhere, place)
+
+
+def foreign_owner(sink, forger):
+    sink.plant(sink.hostile(), forger.seal)
+    os.chown(sink.path, 12345, 12345)
+
+
+@contextlib.contextmanager
+def open_ancestor(sink, forger):
+    """Where unsealed files are trusted, if nobody else could have written them."""
+    no_tag(sink, forger)
+    sink.path.parent.chmod(0o777)
+    with _settings(SAFECACHE_TRUST="private"):
+        yield
+
+
+@contextlib.contextmanager
+def swap(sink, forger):
+    """As soon as what lies there was looked at for the last time, something else does."""
+    sink.plant(sink.harmless(), forger.seal)
+    sink.path.parent.chmod(0o777)
+    module, name, last = sink.looks
+    looked, calls = getattr(module, name), []
+
+    def look(*rest, **named):
+        found = looked(*rest, **named)
+        calls.append(name)
+        if len(calls) == last:
+            sink.path.unlink()
+            sink.path.write_bytes(sink.version + sink.hostile())
+        return found
+
+    with mock.patch.object(module, name, look):
+        yield
+    assert len(calls) >= last, "nobody looked"
+
+
+@contextlib.contextmanager
+def _settings(**variables):
+    with mock.patch.dict(os.environ, variables):
+        config.reload()
+        yield
+    config.reload()
+
+
+ATTACKS = {
+    "as it should be": _sealed_by(),
+    "no tag": no_tag,
+    "unknown key": _sealed_by(key=STRANGER),
+    "secret of another key": secret_of_another,
+    "revoked key": _sealed_by(key=REVOKED),
+    "expired key": _sealed_by(key=EXPIRED),
+    "other cache key": _sealed_by(cache_key="another"),
+    "other kind": other_kind,
+    "other namespace": _sealed_by(namespace="staging"),
+    "older format": _changed(_older),
+    "format byte": _changed(lambda parts, _: parts._replace(format=1)),
+    "truncated tag": _changed(lambda parts, _: parts._replace(tag=parts.tag[:-1])),
+    "symbolic link": symbolic_link,
+    "hard link": hard_link,
+    "foreign owner": foreign_owner,
+    "open ancestor": open_ancestor,
+    "swap": swap,
+}
+
+
+def _cell(sink: Sink, attack, strict: bool) -> dict:
+    """What came of one attack, in a process that remembers nothing of the one before."""
+    for memory in (vouching._known, vouching._judged):
+        memory.clear()
+    events.reset()
+    sink.marker.unlink(missing_ok=True)
+    sink.clear()
+    sink.path.parent.mkdir(parents=True, exist_ok=True)
+    sink.path.parent.chmod(0o755)
+    with _settings(SAFECACHE_STRICT=str(int(strict))):
+        during = attack(sink, Forger(sink))
+        events.reset()
+        with during or contextlib.nullcontext():
+            try:
+                outcome = "hit" if sink.use() else "miss"
+            except Exception as error:
+                outcome = type(error).__name__
+    return {"ran": sink.marker.exists(), "outcome": outcome, "counts": events.counters()}
+
+
+def plant_in_entries(attack, kind, directory):
+    """Attack every entry of a kind that is there; for what only lies there, and waits for another process."""
+    _trust_but_not(REVOKED, EXPIRED)
+    entry = SINKS[kind](Path(directory), __file__)
+    root = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    keys = [place.cache_key for place in layout.walk(str(root)) if place.kind is entry.kind]
+    for entry.cache_key in keys:
+        with ATTACKS[attack](entry, Forger(entry)) or contextlib.nullcontext():
+            pass
+    return len(keys)
+
+
+def _trust_but_not(revoked, expired):
+    key_cases.put(key_cases.revoked(revoked))
+    key_cases.put(key_cases.expired(expired))
+    keyring.reset()
+
+
+def face(sink, attacks, directory, trojan):
+    """What comes of each of these attacks on this sink: in default mode, and in strict mode."""
+    os.environ["TROJAN_MARKER"] = os.path.join(directory, "ran")
+    _trust_but_not(REVOKED, EXPIRED)
+    place = SINKS[sink](Path(directory), trojan)
+    return {name: [_cell(place, ATTACKS[name], strict) for strict in (False, True)] for name in attacks}

@@ -1,0 +1,54 @@
+"""The authenticity matrix: what is said of every attack on every place where the local caches hand out bytes.
+
+A cell is the reason of the refusal, or in words why there is nothing to refuse. The attacks and the places (sinks) are in
+tests/authenticity_scenes.py.
+"""
+
+from __future__ import annotations
+
+from safecache.reasons import Reason
+
+ENTRIES = ("aot", "fx")
+# These have no miss: a refusal is EntryRefusedError in default mode too.
+AHEAD_OF_TIME = ("function", "model", "graph")
+SINKS = (*ENTRIES, "source", "library", "kernel", *AHEAD_OF_TIME, "precompile", "profile", "memo")
+
+NO_SEAL = "a source has no seal: it is compared with what was generated, as in the row 'no tag'"
+BYTES = "its caller reads it, from wherever: safecache gets bytes, and trusts their seal alone"
+TORCH_READS = "torch reads it, and hands over bytes: their seal alone is trusted, and it is good here"
+SAME_BYTES = "the bytes that were verified are the ones that are used: what lies there since is not read again"
+
+Cell = Reason | str
+
+
+def _row(usual: Cell, *, ahead_of_time: Cell | None = None, **others: Cell) -> dict[str, Cell]:
+    special = others | (dict.fromkeys(AHEAD_OF_TIME, ahead_of_time) if ahead_of_time is not None else {})
+    return {sink: special.get(sink, usual) for sink in SINKS}
+
+
+MATRIX: dict[str, dict[str, Cell]] = {
+    "no tag": _row(Reason.UNSEALED, source=Reason.DAMAGED),
+    "unknown key": _row(Reason.UNKNOWN_KEY, source=NO_SEAL),
+    "secret of another key": _row(Reason.BAD_SEAL, source=NO_SEAL),
+    "revoked key": _row(Reason.REVOKED_KEY, source=NO_SEAL),
+    "expired key": _row(Reason.EXPIRED_KEY, source=NO_SEAL),
+    "other cache key": _row(Reason.OTHER_CACHE_KEY, source=NO_SEAL),
+    "other kind": _row(Reason.OTHER_KIND, source=NO_SEAL),
+    "other namespace": _row(Reason.OTHER_NAMESPACE, source=NO_SEAL),
+    "older format": _row(Reason.UNKNOWN_FORMAT, source=NO_SEAL),
+    "format byte": _row(Reason.UNKNOWN_FORMAT, source=NO_SEAL),
+    "truncated tag": _row(Reason.DAMAGED, source=NO_SEAL),
+    "symbolic link": _row(Reason.NOT_A_FILE, ahead_of_time=BYTES, memo=TORCH_READS),
+    "hard link": _row(Reason.OTHER_CACHE_KEY, source=Reason.DAMAGED),
+    "foreign owner": _row(Reason.FOREIGN_OWNER, ahead_of_time=BYTES, memo=TORCH_READS),
+    # What is trusted by its seal alone is so in private mode too.
+    "open ancestor": _row(Reason.UNSEALED, source=Reason.DAMAGED, aot=Reason.NOT_PRIVATE, fx=Reason.NOT_PRIVATE),
+    "swap": _row(
+        SAME_BYTES,
+        ahead_of_time=BYTES,
+        library=Reason.DAMAGED,
+        kernel=Reason.DAMAGED,
+        precompile=Reason.DAMAGED,
+        profile=Reason.DAMAGED,
+    ),
+}
