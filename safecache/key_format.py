@@ -82,10 +82,12 @@ def _text(content: bytes) -> str:
 
     A raw secret may begin with a brace as with any other byte, but 32 random bytes are never text.
     """
-    try:
-        return content.decode(json.detect_encoding(content)).strip()
-    except UnicodeDecodeError:
-        return ""
+    for coding in (json.detect_encoding(content), "utf-8-sig"):
+        try:
+            return content.decode(coding).strip()
+        except UnicodeDecodeError:
+            continue
+    return ""
 
 
 def decode(content: bytes) -> Key:

@@ -29,6 +29,7 @@ def known_text(path: str) -> bytes | None:
     """The source that this process has vouched for at ``path``, whatever lies there now; None if it is not kept."""
     return _texts.get(path)
 
+
 def settle(path: str, source: bytes, root: str) -> bool:
     """Whether the file at ``path`` holds the generated ``source``; if not, it was moved away, for it to be written.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import os
+import pickle
 import sys
 import tempfile
 from unittest import mock
@@ -212,6 +213,34 @@ def populate(artifacts):
     return {name: keys for name, keys in manager.populate_caches(arrived).artifacts.items() if keys}
 
 
+def populate_and_load(artifacts, door, path):
+    """populate(), and then ask for what arrived."""
+    populate(artifacts)
+    return globals()[f"load_{door}"](path)
+
+
+def plant_in_standalone(path, marker):
+    """Replace every entry in a binary artifact by a hostile pickle, as somebody would who has torch."""
+    from faults.damage import Marker
+    from torch.compiler._cache import CacheArtifactManager
+    from torch.utils._appending_byte_serializer import BytesReader, BytesWriter
+
+    reader = BytesReader(_read(path))
+    header, torch_key, key, blob = reader.read_bytes(), reader.read_bytes(), reader.read_str(), reader.read_bytes()
+    hostile = pickle.dumps(Marker(marker))
+    with CacheArtifactManager.with_fresh_cache():
+        for name, found in CacheArtifactManager.deserialize(blob).items():
+            for artifact in found if name in ("inductor", "aot_autograd") else ():
+                CacheArtifactManager.record_artifact(name, artifact.key, hostile)
+        planted, _ = CacheArtifactManager.serialize()
+    writer = BytesWriter()
+    writer.write_bytes(header)
+    writer.write_bytes(torch_key)
+    writer.write_str(key)
+    writer.write_bytes(planted)
+    _write(path, writer.to_bytes())
+
+
 def save_profile_mega_cache(path):
     from torch.compiler import _cache
 
@@ -261,19 +290,3 @@ def load_bundle(names):
 
     remote = mock.Mock(get=lambda key: {name: {"configs_hash": "x"} for name in names})
     return autotune_cache._AutotuneCacheBundlerImpl("key", remote)._load_cache()
-
-
-def audited(inner, arguments, needle):
-    """Run another scene; what Python loaded, opened for it or ran meanwhile that mentions ``needle``."""
-    seen = []
-
-    def hook(event, args):
-        if event in ("pickle.find_class", "exec", "import", "ctypes.dlopen") and needle in repr(args):
-            seen.append(f"{event} {args!r}")
-
-    sys.addaudithook(hook)
-    try:
-        outcome = (globals().get(inner) or getattr(scenes, inner))(**arguments)
-    except Exception as error:
-        outcome = type(error).__name__
-    return {"seen": seen, "outcome": outcome}

@@ -45,6 +45,7 @@ class Answer:
         self.messages = [text for _, text in raw.get("error_chain", ())]
         self.traceback = raw.get("traceback", "")
         self.warnings = raw.get("warnings", [])
+        self.seen = raw.get("seen", [])
         self.torch_warnings = raw.get("torch_warnings", [])
         counters = raw.get("stats", {})
         self.stats = {name: n for name, n in counters.items() if not name.startswith("code ")}
@@ -64,6 +65,10 @@ class Answer:
 
 
 WARM = (1, 2)  # one AOT hit, and an FX hit for the forward and one for the backward graph
+
+
+# As root whom file modes bind, as (user, group), with a umask, as stock torch, as another build, watched (planted.py).
+HOW = {"unprivileged": False, "user": None, "umask": None, "stock": False, "build": {}, "audit": False}
 
 
 class Zygote:
@@ -88,23 +93,15 @@ class Zygote:
             raise RuntimeError(f"the zygote died: {Path(self.stderr.name).read_text()[-4000:]}")
         return json.loads(line)
 
-    def run(
-        self, scene, environment, *, unprivileged=False, user=None, umask=None, stock=False, build=None, **arguments
-    ) -> Answer:
-        """Run a scene with ``arguments``.
-
-        As stock torch, as root whom file modes bind, as (user, group), or as another build.
-        """
+    def run(self, scene, environment, **arguments) -> Answer:
+        """Run a scene with ``arguments``, as one of HOW says."""
+        how = {name: arguments.pop(name, default) for name, default in HOW.items()}
         request = {
             "scene": scene,
             "arguments": arguments,
             "environment": environment,
-            "unprivileged": unprivileged,
-            "user": user,
-            "umask": umask,
-            "stock": stock,
-            "build": build or {},
             "timeout": 120,
+            **how,
         }
         print(json.dumps(request), file=self.process.stdin, flush=True)
         return Answer(self._reply())

@@ -306,28 +306,3 @@ def compile_model_and_say_where():
     source = mock.patch.dict(reload, open=lambda path, *rest: files.append(path) or open(path, *rest))  # noqa: SIM115
     with spec, source:
         return compile_model() | {"files": files}
-
-
-def audit(trojan):
-    """Compile the model; which of the code that Python is asked to run (sys.addaudithook) is not what was generated."""
-    import sys
-    from contextlib import suppress
-
-    with open(trojan, "rb") as file:
-        hostile = file.read()
-    seen, executed = [], []
-
-    def look(event, arguments):
-        if event == "exec" and "TROJAN_MARKER" in getattr(arguments[0], "co_consts", ()):
-            executed.append(arguments[0].co_filename)
-        elif event == "exec" and arguments[0].co_filename.startswith(os.environ["TORCHINDUCTOR_CACHE_DIR"]):
-            seen.append(arguments[0].co_filename)
-        elif (event == "import" and arguments[1]) or (event == "ctypes.dlopen" and arguments[0]):
-            path = str(arguments[1] if event == "import" else arguments[0])
-            with suppress(OSError), open(path, "rb") as library:
-                (executed if library.read() == hostile else seen).append(path)
-
-    sys.addaudithook(look)
-    with suppress(Exception):
-        compile_model()
-    return {"seen": seen, "executed": executed}

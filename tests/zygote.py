@@ -1,7 +1,7 @@
 """A process with torch imported that forks one child for each scene: a fresh state for the price of a fork.
 
-Reads one JSON request a line, {"scene", "arguments", "environment", "unprivileged", "user", "umask", "stock", "build"},
-and answers with one JSON line.
+Reads one JSON request a line, {"scene", "arguments", "environment"} and what conftest.HOW names, and answers with one JSON
+line.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ import traceback
 os.environ.update(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1", TORCH_WARM_POOL="0")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-import safecache  # noqa: I001
+import planted  # noqa: I001
+import safecache
 import torch
 import torch._inductor.compile_fx
 import torch._inductor.standalone_compile
@@ -109,8 +110,11 @@ def run_scene(request):
     for name in ("safecache", "torch._inductor.codecache", "torch._functorch._aot_autograd.autograd_cache"):
         logging.getLogger(name).addHandler(collector)
     answer = {"result": None, "error": None, "error_chain": []}
+    # The scenes are imported by now, whose sources say what is planted.
+    scene = find_scene(request["scene"])
+    noticed = planted.watch() if request["audit"] else []
     try:
-        answer["result"] = find_scene(request["scene"])(**request["arguments"])
+        answer["result"] = scene(**request["arguments"])
     except BaseException as error:
         answer["error"] = type(error).__name__
         answer["traceback"] = traceback.format_exc()
@@ -118,7 +122,12 @@ def run_scene(request):
         while seen is not None and len(answer["error_chain"]) < 10:
             answer["error_chain"].append([type(seen).__name__, str(seen)])
             seen = getattr(seen, "inner_exception", None) or seen.__cause__ or seen.__context__
-    answer |= {"warnings": collector.ours, "torch_warnings": collector.torchs, "stats": events.counters()}
+    answer |= {
+        "seen": list(noticed),
+        "warnings": collector.ours,
+        "torch_warnings": collector.torchs,
+        "stats": events.counters(),
+    }
     return answer
 
 

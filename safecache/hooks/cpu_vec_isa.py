@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import config, events, exec_directory, load_failure, mounts, vouching
+from safecache import config, events, exec_directory, load_failure, loading, mounts, vouching
 from safecache.hooks.generated_code import guarding
 from safecache.reasons import Reason
 
@@ -15,7 +15,8 @@ __all__ = ["check_build", "probe_load"]
 
 def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
     """VecISA.check_build: verifies its library; says so when the cache's mount makes it answer no, and kernels slow."""
-    with guarding():
+    # Torch catches whatever is raised in there, and takes it that the CPU has no such instructions.
+    with loading.reading(), guarding():
         usable: bool = wrapped(*args, **kwargs)
     cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
     if not usable and mounts.forbids_execution(cache):

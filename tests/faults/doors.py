@@ -69,7 +69,3 @@ def assert_refused(door, answer, strict, where=""):
     else:
         assert answer.errors[0] == "EntryRefusedError" and door.noun in answer.messages[0], answer
     assert len(answer.warnings) == 1 and door.noun in answer.warnings[0] and where in answer.warnings[0], answer
-
-
-# Unpickled, it looks up and calls a function of a module that does not exist.
-HOSTILE = b"cplanted_module\nrun\n(tR."

@@ -1,16 +1,18 @@
-"""Generated sources and compiled code that somebody else put into the cache are replaced, and never run."""
+"""Generated sources and compiled code that somebody else put into the cache are replaced.
+
+That they never run is in test_hostile_bytes.py.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 
 import pytest
 from conftest import WARM
 
-from faults import damage
-from faults.trojan import CONSTRUCTOR, PYTHON, Attack
+from faults import damage, hostile
+from faults.trojan import Attack
 
 STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 
@@ -20,73 +22,16 @@ def attack(warm):
     return Attack(warm)
 
 
-def source_in_a_warm_cache(attack, trojan):
-    for path in attack.files("*.py"):
-        path.write_text(PYTHON + path.read_text())
-
-
-def source_in_a_cold_cache(attack, trojan):
-    source_in_a_warm_cache(attack, trojan)
-    forget_entries(attack)
-
-
-def library_in_a_warm_cache(attack, trojan):
-    for path in attack.files("*.so"):
-        shutil.copy(trojan, path)
-
-
-def library_in_a_cold_cache(attack, trojan):
-    library_in_a_warm_cache(attack, trojan)
-    forget_entries(attack)
-    shutil.rmtree(attack.home.cache / ".safecache")
-
-
-def source_of_a_library(attack, trojan):
-    for path in attack.files("*.cpp"):
-        path.write_text(f"#include <cstdio>\n#include <cstdlib>\n{CONSTRUCTOR}{path.read_text()}")
-    for path in attack.files("*.so"):
-        path.unlink()
-
-
-def forget_entries(attack):
-    for folder in ("aotautograd", "fxgraph"):
-        shutil.rmtree(attack.home.cache / folder)
-
-
-ATTACKS = [
-    source_in_a_warm_cache,
-    source_in_a_cold_cache,
-    library_in_a_warm_cache,
-    library_in_a_cold_cache,
-    source_of_a_library,
-]
-
-
-@pytest.mark.parametrize("plant", ATTACKS)
-def test_what_is_planted_runs_on_stock_torch(attack, trojan, plant):
-    """Or the tests here would prove nothing."""
-    plant(attack, trojan)
-    attack.run(stock=True)
-    assert attack.ran
-
-
-@pytest.mark.parametrize("plant", ATTACKS)
-def test_what_is_planted_does_not_run_and_is_healed(attack, trojan, plant):
+@pytest.mark.parametrize("plant", hostile.CODE, ids=lambda plant: plant.__name__)
+def test_what_is_planted_is_healed(attack, trojan, plant):
     before = {path: path.read_bytes() for pattern in ("*.py", "*.cpp") for path in attack.files(pattern)}
-    plant(attack, trojan)
+    plant(attack.home, trojan)
     answer = attack.run()
     assert answer.ok and not attack.ran, answer
     assert len(answer.warnings) == 1 and str(attack.home.cache) in answer.warnings[0], answer
     assert {path: path.read_bytes() for path in before} == before
     again = attack.run()
     assert again.ok and again.hits == WARM and not again.warnings and not attack.ran, again
-
-
-@pytest.mark.parametrize("plant", ATTACKS)
-def test_what_is_planted_is_refused_by_name_in_strict_mode(attack, trojan, plant):
-    plant(attack, trojan)
-    answer = attack.run(strict=True)
-    assert "EntryRefusedError" in answer.errors and not attack.ran, answer
 
 
 @pytest.mark.parametrize("cut", damage.CUT, ids=lambda cut: cut.__name__)
@@ -176,70 +121,21 @@ def test_cache_that_others_can_write_to_runs_from_copies_out_of_their_reach(warm
     assert not any(path.startswith(str(warm.cache)) for path in files), answer
 
 
-def header(trojan, directory):
-    (path,) = directory.glob("*.h")
-    path.write_text(f"#include <cstdio>\n#include <cstdlib>\n{CONSTRUCTOR}")
-    path.with_suffix(".h.gch").unlink()
-
-
-def precompiled_header(trojan, directory):
-    """Precompiled with the flags of the kernels, or the compiler would not take it."""
-    (path,) = directory.glob("*.h")
-    genuine = path.read_text()
-    header(trojan, directory)
-    command = trojan.with_name("command").read_text().split()
-    subprocess.run([*command, str(path), "-o", f"{path}.gch"], check=True, stderr=subprocess.DEVNULL)
-    path.write_text(genuine)
-
-
-@pytest.mark.parametrize("plant", [header, precompiled_header])
-def test_planted_header_is_not_compiled_in(attack, trojan, plant):
+@pytest.mark.parametrize("plant", [hostile.header, hostile.precompiled_header], ids=lambda plant: plant.__name__)
+def test_planted_header_is_made_anew(attack, trojan, plant):
     """The headers lie outside of the cache: in the temporary directory, by default."""
+    scene = plant(attack.home, trojan)
     directory = attack.home.base / "headers"
-    arguments = {"scene": "build_with_header", "directory": str(directory)}
-    built = attack.run(**arguments)
-    assert built.ok and [name[-2:] for name in built.result] == [".h", "ch"], built
-    if plant is precompiled_header:
-        flags = attack.home.run("header_command", directory=str(directory)).result
-        trojan.with_name("command").write_text(" ".join(flags))
-
-    def spoil():
-        plant(trojan, directory)
-        for path in attack.files("*.so"):
-            path.unlink()
-
-    genuine = {path.name: path.read_bytes() for path in directory.glob("*.h")}
-    spoil()
-    assert attack.run(stock=True, **arguments).ok and attack.ran
-    attack.run(**arguments)
-    spoil()
-    answer = attack.run(**arguments)
+    answer = attack.run(**scene)
     assert answer.ok and not attack.ran and len(answer.warnings) == 1, answer
     assert str(directory) in answer.warnings[0], answer
-    assert {path.name: path.read_bytes() for path in directory.glob("*.h")} == genuine
+    (header,) = directory.glob("*.h")
+    assert hostile.CONSTRUCTOR not in header.read_text()
+    again = attack.run(**scene)
+    assert again.ok and not again.warnings and not attack.ran, again
 
 
-def test_planted_probe_of_vector_instructions_does_not_run(attack, trojan):
-    assert attack.run(scene="find_vector_instructions").result is True
-    probes = {path for path in attack.home.cache.glob("??/*.so") if ".main." not in path.name}
-
-    def spoil():
-        for path in probes:
-            shutil.copy(trojan, path)
-            path.with_name(f"{path.name}.load_ok").unlink(missing_ok=True)
-
-    spoil()
-    attack.run(scene="find_vector_instructions", stock=True)
-    assert attack.ran
-    spoil()
-    answer = attack.run(scene="find_vector_instructions")
-    assert answer.result is True and not attack.ran and len(answer.warnings) == 1, answer
-
-
-def test_audit_hook_sees_nothing_run_before_it_is_verified(attack, trojan):
-    for plant in (source_in_a_warm_cache, library_in_a_warm_cache):
-        plant(attack, trojan)
-    stock = attack.run(scene="audit", trojan=str(trojan), stock=True)
-    assert stock.result["executed"], stock
-    answer = attack.run(scene="audit", trojan=str(trojan))
-    assert answer.result["seen"] and not answer.result["executed"], answer
+def test_planted_probe_of_vector_instructions_is_made_anew(attack, trojan):
+    scene = hostile.probe_of_vector_instructions(attack.home, trojan)
+    answer = attack.run(**scene)
+    assert answer.result is True and len(answer.warnings) == 1, answer

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import subprocess
 
 import pytest
 
-pytest.importorskip("triton")
+from faults import hostile
+from faults.hostile import triton_files as files
 
-STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
+pytest.importorskip("triton")
 
 
 @pytest.fixture(scope="module")
@@ -35,12 +35,6 @@ def cache(home, compiled):
         answer = home.run(scene)
         assert answer.ok and answer.result["compiled"], answer
     return home
-
-
-def files(home, pattern):
-    found = [path for path in (home.base / "triton").glob(f"*/{pattern}") if ".safecache" not in path.parts]
-    assert found, pattern
-    return found
 
 
 def test_what_was_compiled_is_taken(cache):
@@ -84,42 +78,16 @@ def test_damaged_file_of_a_kernel_is_a_miss_and_heals(cache, pattern, damage):
     assert again.ok and not again.result["compiled"] and again.result["cubin"] == answer.result["cubin"], again
 
 
-@STRICTNESS
-def test_kernel_of_somebody_else_is_not_taken(cache, strict):
-    """One with its own list of files, metadata and cubin."""
-    (group,) = files(cache, "__grp__*")
-    evil = cache.base / "evil.cubin"
-    evil.write_bytes(b"evil")
-    listed = json.loads(group.read_text())
-    name = next(name for name in listed["child_paths"] if name.endswith(".cubin"))
-    listed["child_paths"][name] = str(evil)
-    group.write_text(json.dumps(listed))
-    stock = cache.run("compile_kernel", stock=True)
-    assert stock.ok and stock.result["cubin"] == b"evil".hex(), stock
-    answer = cache.run("compile_kernel", strict=strict)
-    if strict:
-        assert answer.error == "EntryRefusedError", answer
-    else:
-        assert answer.ok and answer.result["compiled"] and answer.result["cubin"] != b"evil".hex(), answer
-        assert len(answer.warnings) == 1 and str(group) in answer.warnings[0], answer
+def test_kernel_of_somebody_else_is_made_anew(home, trojan):
+    answer = home.run(**hostile.kernel(home, trojan))
+    assert answer.ok and answer.result["compiled"] and not hostile.did_harm(home, answer), answer
+    (group,) = files(home, "__grp__*")
+    assert len(answer.warnings) == 1 and str(group) in answer.warnings[0], answer
 
 
-@STRICTNESS
-def test_module_of_somebody_else_is_not_loaded(cache, tmp_path, strict):
-    marker = tmp_path / "ran"
-    source = f'#include <stdio.h>\n__attribute__((constructor)) static void f() {{ fclose(fopen("{marker}", "w")); }}\n'
-    (module,) = files(cache, "probe*.so")
-    subprocess.run(["g++", "-xc++", "-", "-shared", "-fPIC", "-o", str(module)], input=source, text=True, check=True)
-    evil = module.read_bytes()
-    answer = cache.run("build_module", strict=strict)
-    assert not marker.exists()
-    if strict:
-        assert answer.error == "EntryRefusedError", answer
-    else:
-        assert answer.ok and answer.result["compiled"] and len(answer.warnings) == 1, answer
-    module.write_bytes(evil)
-    cache.run("build_module", stock=True)
-    assert marker.exists()
+def test_module_of_somebody_else_is_made_anew(home, trojan):
+    answer = home.run(**hostile.module_of_triton(home, trojan))
+    assert answer.ok and answer.result["compiled"] and len(answer.warnings) == 1, answer
 
 
 def test_cache_of_stock_triton_is_made_anew_once(home):

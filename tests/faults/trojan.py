@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-CONSTRUCTOR = """
-__attribute__((constructor)) static void leave_marker() {
-    const char* path = getenv("TROJAN_MARKER");
+from planted import MARKER
+
+INCLUDES = "#include <cstdio>\n#include <cstdlib>\n"
+CONSTRUCTOR = f"""
+__attribute__((constructor)) static void leave_marker() {{
+    const char* path = getenv("{MARKER}");
     if (path) fclose(fopen(path, "w"));
-}
+}}
 """
-PYTHON = "import os; open(os.environ['TROJAN_MARKER'], 'w').close()\n"
+PYTHON = f"import os; open(os.environ[{MARKER!r}], 'w').close()\n"
+
+
+def files(home, pattern):
+    """The files of generated or built code in the cache of such a name."""
+    found = sorted(path for path in home.cache.glob(f"??/{pattern}") if ".safecache" not in path.parts)
+    assert found, pattern
+    return found
 
 
 class Attack:
@@ -20,13 +30,11 @@ class Attack:
 
     def run(self, **kwargs):
         self.marker.unlink(missing_ok=True)
-        return self.home.run(env={"TROJAN_MARKER": str(self.marker)}, **kwargs)
+        return self.home.run(env={MARKER: str(self.marker)}, **kwargs)
 
     @property
     def ran(self):
         return self.marker.exists()
 
     def files(self, pattern):
-        found = sorted(path for path in self.home.cache.glob(f"??/{pattern}") if ".safecache" not in path.parts)
-        assert found, pattern
-        return found
+        return files(self.home, pattern)
