@@ -219,7 +219,12 @@ def build_with_header(directory):
     codecache._precompile_header.cache_clear()
     kernel = 'extern "C" long kernel(long x) { return x; }'
     codecache.CppPythonBindingsCodeCache.load_pybinding(["long"], kernel)
-    return sorted(name for name in os.listdir(directory) if not name.startswith(".") and name != "locks")
+    return sorted(
+        name
+        for place, _, names in os.walk(directory)
+        for name in names
+        if ".safecache" not in place and name[-4:] != "lock"
+    )
 
 
 def build_under_attack(directory, compiler):

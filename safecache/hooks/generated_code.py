@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import events, private_build, private_directory, sources, vouching
+from safecache import events, keyring, private_build, private_directory, sources, vouching
 from safecache.reasons import Reason
 
 __all__ = [
@@ -46,6 +46,9 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
     """codecache.write: a file that is there already holds what would have been written, or is replaced."""
 
     def write_source(content: str | bytes, *rest: Any, **named: Any) -> Any:
+        if "specified_dir" in named:
+            named["specified_dir"] = _own_headers(named["specified_dir"])
+
         def again() -> tuple[str, str]:
             name, path = wrapped(content, *rest, **named)
             return name, path
@@ -55,6 +58,17 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
         return name, path
 
     return write_source(*args, **kwargs)
+
+
+def _own_headers(directory: str) -> str:
+    """For precompiled headers, a directory of each key: they lie outside of the cache, where all of a user's meet.
+
+    The next process with another key, or stock torch, would otherwise make them anew each time, of some 300 MB.
+    """
+    key = keyring.current().signing
+    if key is None or directory != getattr(_codecache(), "_HEADER_DIR", None):
+        return directory
+    return os.path.join(directory, f"safecache-{key.id.hex()}")
 
 
 def write_to_disk(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:

@@ -216,28 +216,36 @@ CODE = [
 ]
 
 
+def headers(home: Home) -> list[Path]:
+    """The header of build_with_header, where stock torch keeps it and where safecache does, for each key."""
+    found = [path for path in (home.base / "headers").rglob("*.h") if ".safecache" not in path.parts]
+    assert found
+    return found
+
+
 def header(home, trojan):
     scene = {"scene": "build_with_header", "directory": str(home.base / "headers")}
     built = _must(home.run(**scene))
     assert [name[-2:] for name in built.result] == [".h", "ch"], built
+    _must(home.run(**scene, stock=True))
     for path in files(home, "*.so"):
         path.unlink()
-    (path,) = (home.base / "headers").glob("*.h")
-    path.write_text(f"{INCLUDES}{CONSTRUCTOR}")
-    path.with_suffix(".h.gch").unlink()
+    for path in headers(home):
+        path.write_text(f"{INCLUDES}{CONSTRUCTOR}")
+        path.with_suffix(".h.gch").unlink()
     return scene
 
 
 def precompiled_header(home, trojan):
     """Precompiled with the flags of the kernels, or the compiler would not take it."""
-    directory = home.base / "headers"
-    command = _must(home.run("header_command", directory=str(directory))).result
-    _must(home.run("build_with_header", directory=str(directory)))
-    (path,) = directory.glob("*.h")
-    genuine = path.read_text()
+    directory = str(home.base / "headers")
+    command = _must(home.run("header_command", directory=directory)).result
+    _must(home.run("build_with_header", directory=directory))
+    genuine = headers(home)[0].read_text()
     scene = header(home, trojan)
-    subprocess.run([*command, str(path), "-o", f"{path}.gch"], check=True, stderr=subprocess.DEVNULL)
-    path.write_text(genuine)
+    for path in headers(home):
+        subprocess.run([*command, str(path), "-o", f"{path}.gch"], check=True, stderr=subprocess.DEVNULL)
+        path.write_text(genuine)
     return scene
 
 

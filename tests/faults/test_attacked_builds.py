@@ -60,7 +60,7 @@ def test_it_is_neither_loaded_nor_sealed(attack):
     built = attack.build()
     assert built.ok and built.result and not attack.ran, built
     assert built.stats["exposed directory"] == 2 and "stood down" not in built.stats, built
-    for path in attack.files("*.so") + list(attack.headers.glob("*.h")):
+    for path in attack.files("*.so") + list(attack.headers.rglob("*.h")):
         assert b"leave_marker" not in path.read_bytes() or path.suffix == ".h", path
     again = attack.build()
     assert again.ok and again.result and not attack.ran, again

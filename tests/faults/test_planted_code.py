@@ -129,7 +129,7 @@ def test_planted_header_is_made_anew(attack, trojan, plant):
     answer = attack.run(**scene)
     assert answer.ok and not attack.ran and len(answer.warnings) == 1, answer
     assert str(directory) in answer.warnings[0], answer
-    (header,) = directory.glob("*.h")
+    (header,) = directory.glob("safecache-*/*.h")
     assert hostile.CONSTRUCTOR not in header.read_text()
     again = attack.run(**scene)
     assert again.ok and not again.warnings and not attack.ran, again
@@ -139,3 +139,17 @@ def test_planted_probe_of_vector_instructions_is_made_anew(attack, trojan):
     scene = hostile.probe_of_vector_instructions(attack.home, trojan)
     answer = attack.run(**scene)
     assert answer.result is True and len(answer.warnings) == 1, answer
+
+
+def test_headers_of_two_keys_and_of_stock_torch_do_not_get_in_each_others_way(home):
+    """All processes of a user keep them in one place, whatever their cache."""
+    environments = [
+        {"XDG_CONFIG_HOME": str(home.base / name), "TORCHINDUCTOR_CACHE_DIR": str(home.base / name)}
+        for name in ("one", "two")
+    ]
+    directory = str(home.base / "headers")
+    assert home.run("build_with_header", directory=directory, stock=True).ok
+    for environment in environments * 2:
+        answer = home.run("build_with_header", directory=directory, env=environment, strict=True)
+        assert answer.ok and not answer.warnings, answer
+    assert len(answer.result) == 2 * 3, answer
