@@ -82,12 +82,13 @@ def _text(content: bytes) -> str:
 
     A raw secret may begin with a brace as with any other byte, but 32 random bytes are never text.
     """
-    for coding in (json.detect_encoding(content), "utf-8-sig"):
-        try:
-            return content.decode(coding).strip()
-        except UnicodeDecodeError:
-            continue
-    return ""
+    coding = json.detect_encoding(content)
+    # Two or four bytes a character are told by the first ones, and a file is no less one of text for an error in it.
+    errors = "strict" if coding.startswith("utf-8") else "replace"
+    try:
+        return content.decode(coding, errors).strip()
+    except UnicodeDecodeError:
+        return ""
 
 
 def decode(content: bytes) -> Key:

@@ -136,8 +136,17 @@ def check_key_file(content: bytes) -> None:
     assert keys[1] in (None, keys[0]), "what is a key in a directory is the same key in SAFECACHE_KEY_FILE"
     for key in filter(None, keys):
         _check_key(key)
+        assert _stated_id(content) in (None, key.id.hex()), "an id that the file does not say"
         if b"-----BEGIN" in content or any(_reads_as(content, coding) for coding in ("utf-8-sig", "utf-16", "utf-32")):
             assert key != Key.derive(content.rstrip(b"\r\n")), "a file that says what it is was taken for a raw secret"
+
+
+def _stated_id(content: bytes) -> str | None:
+    try:
+        fields = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    return fields.get("id") if isinstance(fields, dict) else None
 
 
 def _reads_as(content: bytes, coding: str) -> bool:

@@ -5,6 +5,7 @@ The same inputs and changes as those of fuzz/campaign.py, which goes on for as l
 
 from __future__ import annotations
 
+import importlib.util
 import random
 
 import hypothesis
@@ -69,3 +70,37 @@ def test_changed_inputs_that_shrink(decoder, data):
 @hypothesis.given(content=strategies.binary(max_size=300))
 def test_arbitrary_bytes(decoder, content):
     decoder.check(content)
+
+
+@pytest.fixture
+def campaign(monkeypatch, tmp_path):
+    from fuzz import campaign
+
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments):
+        monkeypatch.setattr(campaign.sys, "argv", ["campaign.py", *arguments])
+        return campaign.main()
+
+    return run
+
+
+def test_campaign_without_atheris_says_how_to_install_it(campaign, monkeypatch, capsys):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit) as ended:
+        campaign("name", "--seconds", "1")
+    assert ended.value.code == 2 and "pip install 'safecache[fuzz]'" in capsys.readouterr().err
+
+
+def test_campaign_leaves_the_input_that_failed(campaign, monkeypatch, tmp_path):
+    changed = []
+
+    def fail(content):
+        changed.append(content)
+        raise AssertionError("found something")
+
+    monkeypatch.setattr(decoders, "DECODERS", [decoder._replace(check=fail) for decoder in DECODERS])
+    with pytest.raises(AssertionError, match="found something"):
+        campaign("name", "--blind", "--seconds", "60")
+    (left,) = tmp_path.glob("crash-name-*")
+    assert [left.read_bytes()] == changed
