@@ -113,7 +113,7 @@ def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, content: bytes | N
     stamp: list[int] | None = None
     if content is None:
         stamp = _stamp(os.lstat(path))
-        digest = files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
+        digest = _digest(path)
     else:
         digest = hashlib.sha256(content).digest()
     _known.setdefault(path, set()).add(digest)
@@ -251,26 +251,38 @@ def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None
     store.check_regular(status)
     if _judged.get(path) == _stamp(status):
         return None
+    # What this process knows needs no record; a large file may not even have to be read.
+    known = status.st_size < _LARGE and path in _known and _digest(path) in _known[path]
+    refusal = None if known else _judge_by_record(path, root, kind, status)
+    if refusal is None:
+        _judged[path] = _stamp(status)
+    return refusal
+
+
+def _judge_by_record(path: str, root: str, kind: Kind, status: os.stat_result) -> Refusal | None:
     verdict, stated = read_record(path, root, kind)
     foreign = trust.foreign(verdict, kind) if verdict.reason is None else None
     if status.st_size >= _LARGE and stated.get("stamp") == _stamp(status) and ownership.why_not_private(path) is None:
         return foreign
-    digest = files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
-    if digest not in _known.get(path, ()):
-        if verdict.reason is None and digest.hex() == stated["sha256"]:
-            refusal = foreign
-        elif is_private(path):
-            refusal = None
-        elif verdict.reason is None:
-            refusal = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-        else:
-            refusal = Refusal(verdict.reason, _UNVOUCHED.get(verdict.reason) or trust.evidence(verdict))
-        if refusal is not None:
-            return refusal
+    digest = _digest(path)
+    if digest in _known.get(path, ()):
+        return None
+    if verdict.reason is None and digest.hex() == stated["sha256"]:
+        refusal = foreign
+    elif is_private(path):
+        refusal = None
+    elif verdict.reason is None:
+        refusal = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
+    else:
+        refusal = Refusal(verdict.reason, _UNVOUCHED.get(verdict.reason) or trust.evidence(verdict))
+    if refusal is None:
         events.count(Count.CODE_VERIFIED)
         _known.setdefault(path, set()).add(digest)
-    _judged[path] = _stamp(status)
-    return None
+    return refusal
+
+
+def _digest(path: str) -> bytes:
+    return files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
 
 
 def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> None:
