@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest import mock
 
 TESTS = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(TESTS), str(TESTS.parent)]
@@ -29,8 +30,8 @@ _INSTALL = "atheris is not installed: pip install 'safecache[fuzz]', or fuzz wit
 
 @contextmanager
 def _isolated() -> Iterator[None]:
-    with tempfile.TemporaryDirectory() as base:
-        os.environ.update(XDG_CONFIG_HOME=base, SAFECACHE_KEY_FILE="", SAFECACHE_KEYRING="", SAFECACHE_NAMESPACE="")
+    unset = dict.fromkeys(("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_NAMESPACE"), "")
+    with tempfile.TemporaryDirectory() as base, mock.patch.dict(os.environ, unset, XDG_CONFIG_HOME=base):
         yield
 
 
