@@ -27,11 +27,12 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 class Decoder(NamedTuple):
-    """``change`` makes another input of one; ``check`` tries it."""
+    """``change`` makes another input of one; ``check`` tries it. ``changes``: how many a run of the tests tries."""
 
     name: str
     change: Callable[[bytes, Random], bytes]
     check: Callable[[bytes], None]
+    changes: int = 20_000
 
     @property
     def corpus(self) -> Path:
@@ -243,7 +244,7 @@ def check_elf(content: bytes) -> None:
     try:
         file = elf.Elf(content)
         assert file.loaded_size >= 0 and file.is_library in (True, False)
-        assert file.undefined() == file.undefined() and file.defined() == file.defined()
+        assert all(isinstance(name, str) for name in (*file.defined(), *file.undefined()))
     except elf.NotElfError as error:
         assert str(error)
 
@@ -254,6 +255,7 @@ DECODERS = [
     Decoder("key_file", mutators.change_key_file, check_key_file),
     Decoder("timestamp", mutators.change_text, check_timestamp),
     Decoder("name", mutators.change_text, check_name),
-    Decoder("remote", mutators.change_remote, check_remote),
-    Decoder("elf", mutators.change_bytes, check_elf),
+    Decoder("remote", mutators.change_remote, check_remote, changes=10_000),
+    # A header that claims 65,000 others takes some milliseconds.
+    Decoder("elf", mutators.change_bytes, check_elf, changes=1_000),
 ]

@@ -19,7 +19,6 @@ from safecache.reasons import Reason
 
 EACH = pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
 KEPT = [(decoder, path) for decoder in DECODERS for path in sorted(decoder.corpus.iterdir())]
-CHANGES = 20_000
 
 
 @pytest.mark.parametrize(("decoder", "path"), KEPT, ids=lambda value: getattr(value, "name", ""))
@@ -48,7 +47,7 @@ def test_changes_lead_to_every_verdict():
 def test_changed_inputs(decoder):
     """Those that a seed gives; the text of a failure is one that can be repeated."""
     kept = decoder.kept()
-    for number in range(CHANGES):
+    for number in range(decoder.changes):
         chance = random.Random(f"{decoder.name} {number}")
         content = decoder.change(chance.choice(kept), chance)
         try:
