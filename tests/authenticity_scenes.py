@@ -21,7 +21,7 @@ from faults.doors import MAGIC
 from fuzz import grammar
 from unit import key_cases
 
-from safecache import config, cpu, events, keyring, layout, seal, vouching
+from safecache import binding, config, events, keyring, layout, seal, vouching
 from safecache.keys import Key
 from safecache.seal import Kind
 
@@ -196,7 +196,7 @@ class Vouched(Sink):
     """A file of code, which has its seal in a record."""
 
     root: Path
-    looks = (vouching, "_judge", 2)
+    looks = (vouching, "judge", 2)
 
     def plant(self, content, sealing):
         statement = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None}
@@ -324,10 +324,10 @@ class Forger:
         self.own = keyring.current().signing
 
     def seal(self, payload: bytes, **other) -> bytes:
-        asked = {"kind": self.sink.kind, "cache_key": self.sink.cache_key, "key": self.own, "namespace": "default"}
-        said = asked | other
-        provenance = {"cpu": cpu.instructions() if self.sink.kind is Kind.NATIVE_CODE else ""}
-        return seal.attach(payload, said["kind"], said["cache_key"], said["key"], provenance, said["namespace"])
+        kind, cache_key = other.get("kind", self.sink.kind), other.get("cache_key", self.sink.cache_key)
+        provenance = binding.statement(kind) | other.get("build", {})
+        key, namespace = other.get("key", self.own), other.get("namespace", "default")
+        return seal.attach(payload, kind, cache_key, key, provenance, namespace)
 
     def with_parts(self, change):
         """A way to seal: ours, with its parts changed afterwards."""
@@ -437,6 +437,8 @@ ATTACKS = {
     "other cache key": _sealed_by(cache_key="another"),
     "other kind": other_kind,
     "other namespace": _sealed_by(namespace="staging"),
+    "other GPU": _sealed_by(build={"gpu": "sm_80"}),
+    "other build": _sealed_by(build={"torch": "2.10.0", "triton": "3.5.0"}),
     "older format": _changed(_older),
     "format byte": _changed(lambda parts, _: parts._replace(format=1)),
     "truncated tag": _changed(lambda parts, _: parts._replace(tag=parts.tag[:-1])),

@@ -17,6 +17,9 @@ NO_SEAL = "a source has no seal: it is compared with what was generated, as in t
 BYTES = "its caller reads it, from wherever: safecache gets bytes, and trusts their seal alone"
 TORCH_READS = "torch reads it, and hands over bytes: their seal alone is trusted, and it is good here"
 SAME_BYTES = "the bytes that were verified are the ones that are used: what lies there since is not read again"
+ON_THE_CPU = "Inductor's C++ runs on the CPU, whatever the GPU"
+NAMED = "Triton names a kernel by the architecture that it is for"
+NOT_EXECUTED = "nothing of it is executed: what it says is as good on another GPU and with another torch"
 
 Cell = Reason | str
 
@@ -35,6 +38,12 @@ MATRIX: dict[str, dict[str, Cell]] = {
     "other cache key": _row(Reason.OTHER_CACHE_KEY, source=NO_SEAL),
     "other kind": _row(Reason.OTHER_KIND, source=NO_SEAL),
     "other namespace": _row(Reason.OTHER_NAMESPACE, source=NO_SEAL),
+    "other GPU": _row(
+        Reason.OTHER_GPU, source=NO_SEAL, library=ON_THE_CPU, kernel=NAMED, profile=NOT_EXECUTED, memo=NOT_EXECUTED
+    ),
+    "other build": _row(
+        Reason.OTHER_BUILD, source=NO_SEAL, library=Reason.OUTDATED, profile=NOT_EXECUTED, memo=NOT_EXECUTED
+    ),
     "older format": _row(Reason.UNKNOWN_FORMAT, source=NO_SEAL),
     "format byte": _row(Reason.UNKNOWN_FORMAT, source=NO_SEAL),
     "truncated tag": _row(Reason.DAMAGED, source=NO_SEAL),
