@@ -66,8 +66,14 @@ def _gpu_architectures() -> str:
     # Asking must not initialise CUDA: Inductor forks workers, and a fork with a CUDA context is unusable.
     torch = sys.modules.get("torch")
     cuda = getattr(torch, "cuda", None)
-    if torch is None or cuda is None or not cuda.is_initialized():
-        return ""
+    return _devices() if cuda is not None and cuda.is_initialized() else ""
+
+
+@functools.lru_cache(maxsize=1)
+def _devices() -> str:
+    """Those that CUDA was initialised with: they stay the same."""
+    torch = sys.modules["torch"]
+    cuda = torch.cuda
     if torch.version.hip:
         names = {cuda.get_device_properties(i).gcnArchName for i in range(cuda.device_count())}
     else:

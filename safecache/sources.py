@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 
 from safecache import exposure, ownership, store, vouching
-from safecache.errors import EntryRefusedError
 from safecache.reasons import Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
@@ -69,9 +68,10 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
     try:
         content = store.read_entry(path)
     except store.UnusableEntry as unusable:
-        raise EntryRefusedError(f"safecache: {Kind.SOURCE.noun} {path} is {unusable.detail}.") from unusable
+        refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
+        raise vouching.not_loaded(refusal, Kind.SOURCE, path) from unusable
     named = vouching.is_known(path, content) or name_of(content.decode(errors="replace").strip()) == key
     if not named and not vouching.is_private(path):
         evidence = "nobody in this process generated it, and its name is not the hash of its content"
-        raise EntryRefusedError(f"safecache: {Kind.SOURCE.noun} {path} is not executed: {evidence}.")
+        raise vouching.not_loaded(Refusal(Reason.UNSEALED, evidence), Kind.SOURCE, path)
     return vouching.out_of_reach(path, content)

@@ -48,6 +48,7 @@ __all__ = [
     "is_private",
     "judge",
     "keep",
+    "not_loaded",
     "out_of_reach",
     "read_record",
     "restore",
@@ -219,18 +220,17 @@ def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str
             raise
         return path, None  # fails as in stock
     if refusal is not None:
-        raise _not_loaded(refusal, kind, path)
-    if ownership.why_not_private(path) is None or mounts.forbids_execution(
-        path
-    ):  # a copy in memory would get round a noexec mount
+        raise not_loaded(refusal, kind, path)
+    # A copy in memory would get round a noexec mount.
+    if ownership.why_not_private(path) is None or mounts.forbids_execution(path):
         return path, None
     content = files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
     if not is_known(path, content):
-        raise _not_loaded(Refusal(Reason.DAMAGED, "it was replaced since it was verified"), kind, path)
+        raise not_loaded(Refusal(Reason.DAMAGED, "it was replaced since it was verified"), kind, path)
     return out_of_reach(path, content), content
 
 
-def _not_loaded(refusal: Refusal, kind: Kind, path: str) -> EntryRefusedError:
+def not_loaded(refusal: Refusal, kind: Kind, path: str) -> EntryRefusedError:
     """Counted, but not reported: the error says it, in every mode."""
     events.count(refusal.reason)
     return EntryRefusedError(f"safecache: {kind.noun} {path} is not loaded: {refusal.evidence}.")

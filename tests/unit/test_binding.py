@@ -61,6 +61,21 @@ def test_one_gpu_of_several_will_do():
     assert binding.mismatch(Kind.AOT_ENTRY, {**HERE, "gpu": "sm_90"}) is None
 
 
+def test_architectures_are_told_from_when_cuda_is_initialised_on(monkeypatch):
+    initialised = []
+    cuda = SimpleNamespace(
+        is_initialized=lambda: bool(initialised),
+        device_count=lambda: 3,
+        get_device_capability=lambda i: (9 - i // 2, 0),
+    )
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=cuda, version=SimpleNamespace(hip=None)))
+    provenance._devices.cache_clear()
+    assert provenance._gpu_architectures() == ""
+    initialised.append(True)
+    assert provenance._gpu_architectures() == "sm_80,sm_90"
+    provenance._devices.cache_clear()
+
+
 @pytest.mark.parametrize("imported", [True, False])
 def test_version_of_torch_is_the_same_before_and_after_its_import(monkeypatch, tmp_path, imported):
     package = tmp_path / "torch"

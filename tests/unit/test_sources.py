@@ -65,6 +65,7 @@ def test_source_is_executed_if_its_name_is_the_hash_of_its_content(root):
     assert sources.admit(str(path), "name", lambda text: "name") == str(path)
     with pytest.raises(EntryRefusedError, match="nobody in this process generated it"):
         sources.admit(str(path), "name", lambda text: "other")
+    assert events.counters() == {"unsealed": 1}
     vouching.expect(str(path), SOURCE)
     assert sources.admit(str(path), "name", lambda text: "other") == str(path)
 
