@@ -50,7 +50,7 @@ def why_not_private(path: str, *, group: int | None = None) -> str | None:
     """
     try:
         # Not abspath(), for which link/.. is where the link lies: for the kernel it is above where the link leads.
-        steps = list(_steps(os.path.join(os.getcwd(), path)))
+        steps = list(_steps(path if os.path.isabs(path) else os.path.join(os.getcwd(), path)))
         for step in steps:
             objection = _objection(step, os.lstat(step), last=step is steps[-1], group=group)
             if objection is not None:

@@ -80,15 +80,8 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(_CODECACHE, "FxGraphCache._write_to_local_cache", "codecache:write_to_local_cache", ("key, content",)),
     Target(_CODECACHE, "CppCodeCache._load_library", "codecache:load_library", ("cls, path, key",)),
-    Target(
-        _CODECACHE,
-        "CUTLASSCodeCache.compile",
-        "codecache:compile_dll",
-        ("cls, source_code, dst_file_ext, extra_args=",),
-    ),
-    Target(
-        _CODECACHE, "ROCmCodeCache.compile", "codecache:compile_dll", ("cls, source_code, dst_file_ext, extra_args=",)
-    ),
+    Target(_CODECACHE, "CUTLASSCodeCache.compile", "codecache:compile_dll", _COMPILE_DLL),
+    Target(_CODECACHE, "ROCmCodeCache.compile", "codecache:compile_dll", _COMPILE_DLL),
     Target(_CODECACHE, "DLLWrapper.__init__", "codecache:load_dll", ("self, lib_path",)),
     Target(_CODECACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
     Target(_AUTOGRAD_CACHE, "AOTAutogradCache.save", "autograd_cache:save", ("key, entry, remote",)),

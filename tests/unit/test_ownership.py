@@ -250,3 +250,12 @@ def test_entry_that_is_cleared_while_it_is_judged_is_refused(settings, tmp_path)
     gone = tmp_path / layout.entry_name(b"content")
     refusal = trust.judge(b"content", Kind.FX_ENTRY, "key", str(gone))
     assert refusal is not None and refusal.reason in Reason
+
+
+def test_directory_that_is_gone_from_below_the_process_does_not_matter_to_absolute_paths(tmp_path, monkeypatch):
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    assert ownership.why_not_private(str(tmp_path)) is None
+    assert ownership.why_not_private("relative") is not None
