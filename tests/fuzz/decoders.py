@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -16,7 +17,20 @@ from unittest import mock
 from unit.key_cases import MAC
 
 from fuzz import mutators, reference, world
-from safecache import artifacts, cpu, elf, key_format, keyring, loading, seal, signatures, timestamps, trust, vouching
+from safecache import (
+    artifacts,
+    cpu,
+    elf,
+    key_format,
+    keyring,
+    loading,
+    provenance,
+    seal,
+    signatures,
+    timestamps,
+    trust,
+    vouching,
+)
 from safecache.errors import KeyringError
 from safecache.hooks import compiler_cache
 from safecache.keys import Algorithm, Key
@@ -102,7 +116,7 @@ def check_record(content: bytes) -> None:
         if footer and payload is not None
         else {}
     )
-    runs_here = set(str(said["provenance"].get("cpu", "")).split()) <= {"x86_64", "avx2"} if said else False
+    runs_here = reference.runs_here(Kind.NATIVE_CODE, said["provenance"]) if said else False
     digest = vouching.hashlib.sha256(LIBRARY).hexdigest()
     is_whole = isinstance(stated.get("sha256"), str)
     by_digest = is_whole and stated["sha256"] == digest
@@ -115,17 +129,26 @@ def _judge(content: bytes, large: int) -> trust.Refusal | None:
     """As a process that has seen nothing before, and finds LIBRARY with ``content`` as its record."""
     with (
         mock.patch.multiple(vouching, _known={}, _judged={}, _LARGE=large),
-        mock.patch.multiple(vouching, _read_record=lambda *_: content, _stamp=lambda _: list(_STAMP)),
+        mock.patch.object(vouching, "_stamp", lambda _: list(_STAMP)),
+        mock.patch.object(vouching.store, "read_entry", lambda _: content),
         mock.patch.object(vouching.os, "lstat", lambda _: _STATUS),
         mock.patch.object(vouching.files, "digest_regular", lambda *_, **__: vouching.hashlib.sha256(LIBRARY).digest()),
         mock.patch.object(vouching.ownership, "why_not_private", lambda _: None),
         mock.patch.object(keyring, "current", lambda: _RING),
-        mock.patch.object(cpu, "instructions", lambda: "x86_64 avx2"),
+        _here(),
     ):
-        found = vouching._judge("/cache/ab/abc.so", "/cache", Kind.NATIVE_CODE)
-        again = vouching._judge("/cache/ab/abc.so", "/cache", Kind.NATIVE_CODE)
+        found = vouching.judge("/cache/ab/abc.so", "/cache")
+        again = vouching.judge("/cache/ab/abc.so", "/cache")
     assert found == again, "two verdicts"
     return found
+
+
+def _here() -> contextlib.AbstractContextManager:
+    """Where everything that is loaded runs."""
+    here = contextlib.ExitStack()
+    here.enter_context(mock.patch.object(provenance, "describe", lambda: dict(reference.HERE)))
+    here.enter_context(mock.patch.object(cpu, "instructions", lambda: reference.CPU))
+    return here
 
 
 # --- keys and times
@@ -228,12 +251,14 @@ def check_remote(content: bytes) -> None:
     except (ValueError, RecursionError):
         return
     kind, cache_key, _ = world.ASKED
-    with mock.patch.object(keyring, "current", lambda: _RING), mock.patch.object(loading.events, "report"):
+    with mock.patch.object(keyring, "current", lambda: _RING), mock.patch.object(loading.events, "report"), _here():
         found = loading.fetch(kind, cache_key, mock.Mock(get=lambda _: value))
         assert found is None or isinstance(found, bytes)
         if found is not None:
             admitted = loading.admit(kind, cache_key, found, origin="the remote cache")
-            assert admitted == (reference.payload_if_genuine(found, world.ASKED) is not None)
+            footer, payload = seal.split(found), reference.payload_if_genuine(found, world.ASKED)
+            said = reference.statement(found[footer.payload_size :][: footer.body_size]) if payload is not None else {}
+            assert admitted == bool(said and reference.runs_here(kind, said["provenance"])), said
 
 
 # --- libraries that do not load

@@ -12,6 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fuzz.world import GOOD, Question
 from safecache.keys import Algorithm, Key
+from safecache.seal import Kind
 
 MAGIC = b"\x93SAFECA\n"
 
@@ -66,3 +67,19 @@ def _says(body: bytes, question: Question) -> bool:
         cache_key,
         namespace,
     )
+
+
+# What a process is, for what it would load.
+HERE = {"machine": "x86_64", "torch": "2.15.0", "triton": "3.9.0", "gpu": "sm_90"}
+CPU = "x86_64 avx2"
+
+
+def runs_here(kind: Kind, provenance: dict) -> bool:
+    """Whether what was built where ``provenance`` says may run in such a process: a library, or an entry."""
+    is_library = kind is Kind.NATIVE_CODE
+    same = ("machine", "torch") if is_library else ("machine", "torch", "triton")
+    if any(provenance.get(name, "") not in ("", HERE[name]) for name in same):
+        return False
+    if is_library:
+        return set(provenance.get("cpu", "").split()) <= set(CPU.split())
+    return not provenance.get("gpu") or HERE["gpu"] in provenance["gpu"].split(",")

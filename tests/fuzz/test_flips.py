@@ -17,7 +17,6 @@ from fuzz.sealings import Sealing
 from safecache import events, seal, store, vouching
 from safecache.keys import Algorithm
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 # A flip is verified in microseconds under a MAC, and in a tenth of a millisecond under a signature.
 FLIPS = {Algorithm.HMAC_SHA256: 8_000, Algorithm.ED25519: 2_000}
@@ -80,7 +79,7 @@ def judge(library):
     """What a process says of it that has seen nothing before."""
     vouching._known.clear()
     vouching._judged.clear()
-    return vouching._judge(str(library), str(library.parents[1]), Kind.NATIVE_CODE)
+    return vouching.judge(str(library), str(library.parents[1]))
 
 
 @pytest.mark.parametrize("spoil", ["record", "library"])
