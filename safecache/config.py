@@ -25,6 +25,7 @@ __all__ = [
 ]
 
 TRUST_MODES = ("signed", "private")
+FSYNC_MODES = ("auto", "always", "never")
 DEFAULT_NAMESPACE = "default"
 _LONGEST_NAMESPACE = 128
 _NAMESPACE_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-")
@@ -55,11 +56,14 @@ def _parse_switch(text: str) -> bool:
     raise ValueError(text)
 
 
-def _parse_trust(text: str) -> str:
-    word = text.strip().lower()
-    if word not in TRUST_MODES:
-        raise ValueError(text)
-    return word
+def _one_of(words: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(text)
+        return word
+
+    return parse
 
 
 def _parse_path(text: str) -> str:
@@ -97,7 +101,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="trust",
         variable="SAFECACHE_TRUST",
         default="signed",
-        parse=_parse_trust,
+        parse=_one_of(TRUST_MODES),
         allowed=" or ".join(TRUST_MODES),
         help=(
             "`signed` takes only entries sealed by a key we hold. `private` also takes unsealed ones and those of "
@@ -152,6 +156,19 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
+        name="fsync",
+        variable="SAFECACHE_FSYNC",
+        default="auto",
+        parse=_one_of(FSYNC_MODES),
+        allowed="auto, always or never",
+        help=(
+            "Whether to wait for the disk before a file gets its name, and after: at a loss of power, what was not "
+            "waited for can be gone or torn, which is found out and compiled again (stock torch would read it). `auto` "
+            "waits on network file systems, where otherwise another host could read it too early, and a full disk be "
+            "noticed too late."
+        ),
+    ),
+    Setting(
         name="exec_dir",
         variable="SAFECACHE_EXEC_DIR",
         default=None,
@@ -175,6 +192,7 @@ class Config:
     keyring: str | None
     namespace: str
     shared: bool
+    fsync: str
     exec_dir: str | None
     config_home: str | None
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
 import stat
 import time
 
-from safecache import config, files
+from safecache import config, durability, files, temporaries
 from safecache.ownership import foreign_owner
 from safecache.reasons import Reason
 
 __all__ = ["UnusableEntry", "check_regular", "list_entries", "publish", "quarantine", "read_entry", "replace"]
 
 _QUARANTINE = os.path.join(".safecache", "quarantine")
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _ATTEMPTS = 3
 
 
@@ -71,11 +71,13 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             _make_directory(directory, root)
-            return replace(path, content, mode)
+            replace(path, content, mode, durably=durability.is_wanted(root))
+            break
         except FileNotFoundError:
             # Another process cleared the cache between two of these calls.
             if attempt == _ATTEMPTS:
                 raise
+    temporaries.reap_once(directory)
 
 
 def _make_directory(directory: str, root: str) -> None:
@@ -86,19 +88,35 @@ def _make_directory(directory: str, root: str) -> None:
         os.makedirs(directory, exist_ok=True)
 
 
-def replace(path: str, content: bytes, mode: int = 0o666) -> None:
-    """Write a file of this mode, less the umask, and rename it to ``path``. Raises OSError, and leaves nothing."""
-    # A random name: two containers on one volume can have the same pid and thread id, as torch's names are made of.
-    temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.tmp")
-    descriptor = os.open(temporary, _CREATE, mode)
+def replace(path: str, content: bytes, mode: int = 0o666, *, durably: bool = False) -> None:
+    """Write a file of this mode, less the umask, and rename it to ``path``. Raises OSError, and leaves nothing.
+
+    ``durably``: what was there, or else this, is there after a loss of power, whole.
+    """
+    temporary = temporaries.Temporary(os.path.dirname(path), mode)
     try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-        os.rename(temporary, path)
+        temporary.write(content, durably=durably)
+        os.rename(temporary.path, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary)
+            os.unlink(temporary.path)
         raise
+    finally:
+        temporary.close()
+    if durably:
+        _sync_directory(os.path.dirname(path))
+
+
+def _sync_directory(directory: str) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        # Some file systems cannot, and need not.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def quarantine(path: str, root: str, reason: Reason) -> str | None:

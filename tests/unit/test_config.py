@@ -32,6 +32,7 @@ DEFAULTS = {
     "SAFECACHE_KEYRING": None,
     "SAFECACHE_NAMESPACE": "default",
     "SAFECACHE_SHARED": False,
+    "SAFECACHE_FSYNC": "auto",
     "SAFECACHE_EXEC_DIR": None,
 }
 PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_EXEC_DIR")
@@ -78,6 +79,7 @@ def test_namespace_is_taken_as_it_is(text):
     ("variable", "text"),
     [(switch, text) for switch in SWITCHES for text in ("2", "enable", "y", " ", "-1")]
     + [("SAFECACHE_TRUST", text) for text in ("all", "sign", "signed,private", "0")]
+    + [("SAFECACHE_FSYNC", text) for text in ("1", "sometimes")]
     + [(path, text) for path in PATHS for text in ("key", "./key", "~/key", " /key")]
     + [("SAFECACHE_NAMESPACE", text) for text in ("a b", "prod ", "a*", "a\nb", "grün", "a:b", "x" * 129)],
 )
@@ -91,7 +93,8 @@ def test_bad_value_names_variable_value_and_what_is_allowed(variable, text):
 
 @pytest.mark.parametrize("setting", config.SETTINGS, ids=lambda setting: setting.variable)
 def test_what_is_allowed_spells_out_every_choice(setting):
-    choices = {"SAFECACHE_TRUST": config.TRUST_MODES, "SAFECACHE_NAMESPACE": ("letters", "digits", ". _ - /", "128")}
+    choices = {"SAFECACHE_TRUST": config.TRUST_MODES, "SAFECACHE_FSYNC": config.FSYNC_MODES}
+    choices["SAFECACHE_NAMESPACE"] = ("letters", "digits", ". _ - /", "128")
     choices |= dict.fromkeys(PATHS, ("absolute path",))
     for word in choices.get(setting.variable, (*config._TRUE, *config._FALSE)):
         assert word in setting.allowed
@@ -163,6 +166,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_KEYRING": "unset",
         "SAFECACHE_NAMESPACE": "default",
         "SAFECACHE_SHARED": "0",
+        "SAFECACHE_FSYNC": "auto",
         "SAFECACHE_EXEC_DIR": "unset",
     }
 

@@ -1,0 +1,82 @@
+"""Files that are being written, beside what they will replace. Each is locked for as long as its writer lives."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import time
+
+__all__ = ["Temporary", "reap", "reap_once"]
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_OURS = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_TORCHS = re.compile(r"\.\d+\.\d+\.tmp")
+# A lock may not be seen from another host, and its clock be another one; torch's files have none.
+_PATIENCE, _PATIENCE_WITHOUT_LOCK = 3600.0, 86400.0
+
+_reaped: set[str] = set()
+
+
+class Temporary:
+    """A new file in ``directory``, with this mode less the umask. Raises OSError."""
+
+    def __init__(self, directory: str, mode: int) -> None:
+        # A random name: two containers on one volume can have the same pid and thread id, as torch's names are made of.
+        self.path = os.path.join(directory, f".{secrets.token_hex(8)}.tmp")
+        self._descriptor = os.open(self.path, _CREATE, mode)
+        with contextlib.suppress(OSError):  # of a file system without locks
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def write(self, content: bytes, *, durably: bool) -> None:
+        """Write all of it, and wait for the disk if ``durably``. Raises OSError, also for what a close reports."""
+        with os.fdopen(os.dup(self._descriptor), "wb") as file:
+            file.write(content)
+            if durably:
+                file.flush()
+                os.fsync(self._descriptor)
+
+    def close(self) -> None:
+        """Unlock it: call this when it has its name, or none."""
+        os.close(self._descriptor)
+
+
+def reap_once(directory: str) -> None:
+    """reap(), if this process has not done it there yet; what cannot be removed stays."""
+    if directory not in _reaped:
+        _reaped.add(directory)
+        with contextlib.suppress(OSError):
+            reap(directory)
+
+
+def reap(directory: str) -> int:
+    """Remove what dead writers have left in ``directory``, torch's among them, and return its size in bytes.
+
+    Raises OSError if the directory cannot be read.
+    """
+    size = 0
+    with os.scandir(directory) as found:
+        for item in found:
+            if _OURS.fullmatch(item.name) or _TORCHS.fullmatch(item.name):
+                with contextlib.suppress(OSError):
+                    size += _remove_if_dead(item)
+    return size
+
+
+def _remove_if_dead(item: os.DirEntry[str]) -> int:
+    status = item.stat(follow_symlinks=False)
+    locked = _OURS.fullmatch(item.name) is not None
+    if not item.is_file(follow_symlinks=False) or time.time() - status.st_mtime < (
+        _PATIENCE if locked else _PATIENCE_WITHOUT_LOCK
+    ):
+        return 0
+    descriptor = os.open(item.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        if locked:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its writer lives
+        os.unlink(item.path)
+    finally:
+        os.close(descriptor)
+    return status.st_size

@@ -1,0 +1,106 @@
+"""What is waited for, where, and in which order."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from safecache import durability, mounts, store
+from safecache.mounts import Mount
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What a publishing does, in order: the syncs, by the kind of what is synced, and the rename."""
+    seen = []
+    sync, rename = os.fsync, os.rename
+
+    def note_sync(descriptor):
+        seen.append("sync directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "sync file")
+        sync(descriptor)
+
+    def note_rename(*paths):
+        seen.append("rename")
+        rename(*paths)
+
+    monkeypatch.setattr(os, "fsync", note_sync)
+    monkeypatch.setattr(os, "rename", note_rename)
+    return seen
+
+
+@pytest.fixture
+def on(monkeypatch):
+    """Have the cache lie on such a file system."""
+
+    def on(file_system):
+        durability._is_over_a_network.cache_clear()
+        monkeypatch.setattr(mounts, "mount_of", lambda path: file_system and Mount("/", file_system, ()))
+
+    yield on
+    durability._is_over_a_network.cache_clear()
+
+
+WAITING, NOT = ["sync file", "rename", "sync directory"], ["rename"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "file_system", "expected"),
+    [
+        ("always", "ext4", WAITING),
+        ("never", "nfs4", NOT),
+        ("auto", "ext4", NOT),
+        ("auto", "tmpfs", NOT),
+        ("auto", "overlay", NOT),
+        ("auto", None, NOT),
+        *(("auto", name, WAITING) for name in ("nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "fuse.s3fs", "ceph")),
+    ],
+)
+def test_publishing_waits_as_it_is_set(tmp_path, settings, calls, on, chosen, file_system, expected):
+    settings(SAFECACHE_FSYNC=chosen)
+    on(file_system)
+    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    assert calls == expected and (tmp_path / "entry").read_bytes() == b"content"
+
+
+def test_all_is_written_before_it_is_waited_for(tmp_path, settings, monkeypatch):
+    settings(SAFECACHE_FSYNC="always")
+    sizes = []
+    sync = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size) or sync(fd))
+    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    assert sizes[0] == len(b"content")
+
+
+@pytest.mark.parametrize(("error", "raised"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
+def test_directory_that_cannot_be_synced(tmp_path, settings, monkeypatch, error, raised):
+    settings(SAFECACHE_FSYNC="always")
+    sync = os.fsync
+
+    def fail(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):
+            raise OSError(error, os.strerror(error))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fail)
+    if raised:
+        with pytest.raises(OSError, match=os.strerror(error)):
+            store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    else:
+        store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    assert (tmp_path / "entry").read_bytes() == b"content"
+
+
+def test_failed_sync_of_a_file_leaves_what_was_there(tmp_path, settings, monkeypatch):
+    settings(SAFECACHE_FSYNC="always")
+    entry = tmp_path / "entry"
+    entry.write_bytes(b"old")
+
+    def fail(descriptor):
+        raise OSError(errno.EIO, "I/O error")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError):
+        store.publish(str(entry), b"new", str(tmp_path))
+    assert entry.read_bytes() == b"old" and os.listdir(tmp_path) == ["entry"]

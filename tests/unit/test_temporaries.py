@@ -1,0 +1,117 @@
+"""A temporary file lives as long as its writer; what dead ones have left is removed, in time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import SOURCE
+
+from safecache import store, temporaries
+from safecache.temporaries import Temporary
+
+HOUR = 3600.0
+DAY = 24 * HOUR
+
+
+def age(path, seconds):
+    moment = time.time() - seconds
+    os.utime(path, (moment, moment))
+
+
+@pytest.fixture
+def living(tmp_path):
+    """A temporary file of a process that is about to write it."""
+    code = (
+        f"from safecache.temporaries import Temporary; t = Temporary({str(tmp_path)!r}, 0o666); print(t.path); input()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        env=os.environ | {"PYTHONPATH": str(SOURCE)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    path = process.stdout.readline().strip()
+    yield process, path
+    process.kill()
+    process.communicate()
+
+
+def test_file_of_a_living_writer_stays_however_old_it_is(tmp_path, living):
+    _, path = living
+    age(path, 30 * DAY)
+    assert temporaries.reap(str(tmp_path)) == 0 and os.path.exists(path)
+
+
+def test_file_of_a_killed_writer_is_removed_after_an_hour(tmp_path, living):
+    process, path = living
+    process.kill()
+    process.communicate()
+    age(path, 0.5 * HOUR)
+    temporaries.reap(str(tmp_path))
+    assert os.path.exists(path)
+    age(path, 2 * HOUR)
+    temporaries.reap(str(tmp_path))
+    assert not os.path.exists(path)
+
+
+def test_size_of_what_was_removed_is_told(tmp_path):
+    temporary = Temporary(str(tmp_path), 0o666)
+    temporary.write(b"content", durably=False)
+    temporary.close()
+    age(temporary.path, 2 * HOUR)
+    assert temporaries.reap(str(tmp_path)) == len(b"content")
+
+
+@pytest.mark.parametrize(("old", "stays"), [(2 * HOUR, True), (2 * DAY, False)])
+def test_file_of_stock_torch_which_has_no_lock_stays_for_a_day(tmp_path, old, stays):
+    path = tmp_path / ".123.456.tmp"
+    path.touch()
+    age(path, old)
+    temporaries.reap(str(tmp_path))
+    assert path.exists() == stays
+
+
+@pytest.mark.parametrize("name", ["entry", ".hidden", ".0123456789abcdef.tmp.json", ".0123456789ABCDEF.tmp", ".1.tmp"])
+def test_nothing_else_is_removed(tmp_path, name):
+    path = tmp_path / name
+    path.touch()
+    age(path, 30 * DAY)
+    temporaries.reap(str(tmp_path))
+    assert path.exists()
+
+
+@pytest.mark.timeout(20, method="signal")  # would hang for ever
+def test_what_is_no_file_stays(tmp_path):
+    os.mkfifo(tmp_path / ".0123456789abcdef.tmp")
+    (tmp_path / ".1.2.tmp").mkdir()
+    os.symlink("nowhere", tmp_path / ".3.4.tmp")
+    for path in tmp_path.iterdir():
+        os.utime(path, (0, 0), follow_symlinks=False)
+    assert temporaries.reap(str(tmp_path)) == 0 and len(list(tmp_path.iterdir())) == 3
+
+
+def test_first_publishing_in_a_directory_removes_what_is_left_there(tmp_path):
+    left = tmp_path / ".0123456789abcdef.tmp"
+    left.touch()
+    age(left, 2 * HOUR)
+    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["entry"]
+
+
+def test_file_is_locked_until_it_has_its_name(tmp_path, monkeypatch):
+    """Or somebody could take it for a dead writer's between its close and its rename."""
+    rename, tried = os.rename, []
+
+    def reap_first(source, destination):
+        age(source, 2 * HOUR)
+        tried.append(temporaries.reap(str(tmp_path)))
+        rename(source, destination)
+
+    monkeypatch.setattr(os, "rename", reap_first)
+    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    assert tried == [0] and (tmp_path / "entry").read_bytes() == b"content"
