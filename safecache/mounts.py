@@ -9,9 +9,19 @@ import tempfile
 from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["Mount", "can_execute_from", "find_executable_directory", "forbids_execution", "mount_of"]
+__all__ = [
+    "Mount",
+    "can_execute_from",
+    "find_executable_directory",
+    "forbids_execution",
+    "is_over_a_network",
+    "mount_of",
+]
 
 _MOUNTINFO = "/proc/self/mountinfo"
+_NETWORK = re.compile(r"nfs\d?|cifs|smb\d?|lustre|gpfs|beegfs|ceph|glusterfs|9p|afs|virtiofs|fuse\..*")
+
+_network_devices: dict[int, bool] = {}
 
 
 class Mount(NamedTuple):
@@ -56,6 +66,15 @@ def _unescape(text: str) -> str:
 
 def _is_below(path: str, point: str) -> bool:
     return path == point or path.startswith(point.rstrip("/") + "/")
+
+
+def is_over_a_network(path: str) -> bool:
+    """Whether another host may have what is at ``path`` too; False where that is not told. Raises OSError."""
+    device = os.stat(path).st_dev
+    if device not in _network_devices:
+        mount = mount_of(path)
+        _network_devices[device] = mount is not None and _NETWORK.fullmatch(mount.file_system) is not None
+    return _network_devices[device]
 
 
 def forbids_execution(path: str) -> bool:

@@ -71,7 +71,7 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     for attempt in range(1, _ATTEMPTS + 1):
         try:
             _make_directory(directory, root)
-            replace(path, content, mode, durably=durability.is_wanted(root))
+            replace(path, content, mode, durably=durability.is_wanted(directory))
             break
         except FileNotFoundError:
             # Another process cleared the cache between two of these calls.

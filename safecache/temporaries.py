@@ -1,4 +1,7 @@
-"""Files that are being written, beside what they will replace. Each is locked for as long as its writer lives."""
+"""Files that are being written, beside what they will replace. Each is locked for as long as its writer lives.
+
+Except over a network: there a lock may be for this host alone, or not be had for minutes.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +12,14 @@ import re
 import secrets
 import time
 
+from safecache import mounts
+
 __all__ = ["Temporary", "reap", "reap_once"]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OURS = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _TORCHS = re.compile(r"\.\d+\.\d+\.tmp")
-# A lock may not be seen from another host, and its clock be another one; torch's files have none.
+# Seconds. Clocks differ; and without a lock only its age tells of a writer that it must be dead.
 _PATIENCE, _PATIENCE_WITHOUT_LOCK = 3600.0, 86400.0
 
 _reaped: set[str] = set()
@@ -28,7 +33,8 @@ class Temporary:
         self.path = os.path.join(directory, f".{secrets.token_hex(8)}.tmp")
         self._descriptor = os.open(self.path, _CREATE, mode)
         with contextlib.suppress(OSError):  # of a file system without locks
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not mounts.is_over_a_network(directory):
+                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def write(self, content: bytes, *, durably: bool) -> None:
         """Write all of it, and wait for the disk if ``durably``. Raises OSError, also for what a close reports."""
@@ -57,20 +63,20 @@ def reap(directory: str) -> int:
     Raises OSError if the directory cannot be read.
     """
     size = 0
+    locks = not mounts.is_over_a_network(directory)
     with os.scandir(directory) as found:
         for item in found:
-            if _OURS.fullmatch(item.name) or _TORCHS.fullmatch(item.name):
+            ours = _OURS.fullmatch(item.name) is not None
+            if ours or _TORCHS.fullmatch(item.name):
                 with contextlib.suppress(OSError):
-                    size += _remove_if_dead(item)
+                    size += _remove_if_dead(item, locked=ours and locks)
     return size
 
 
-def _remove_if_dead(item: os.DirEntry[str]) -> int:
+def _remove_if_dead(item: os.DirEntry[str], *, locked: bool) -> int:
     status = item.stat(follow_symlinks=False)
-    locked = _OURS.fullmatch(item.name) is not None
-    if not item.is_file(follow_symlinks=False) or time.time() - status.st_mtime < (
-        _PATIENCE if locked else _PATIENCE_WITHOUT_LOCK
-    ):
+    patience = _PATIENCE if locked else _PATIENCE_WITHOUT_LOCK
+    if not item.is_file(follow_symlinks=False) or time.time() - status.st_mtime < patience:
         return 0
     descriptor = os.open(item.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:

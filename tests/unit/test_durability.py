@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from safecache import durability, mounts, store
+from safecache import mounts, store
 from safecache.mounts import Mount
 
 
@@ -35,11 +35,10 @@ def on(monkeypatch):
     """Have the cache lie on such a file system."""
 
     def on(file_system):
-        durability._is_over_a_network.cache_clear()
+        monkeypatch.setattr(mounts, "_network_devices", {})
         monkeypatch.setattr(mounts, "mount_of", lambda path: file_system and Mount("/", file_system, ()))
 
-    yield on
-    durability._is_over_a_network.cache_clear()
+    return on
 
 
 WAITING, NOT = ["sync file", "rename", "sync directory"], ["rename"]

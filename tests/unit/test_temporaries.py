@@ -59,6 +59,19 @@ def test_file_of_a_killed_writer_is_removed_after_an_hour(tmp_path, living):
     assert not os.path.exists(path)
 
 
+def test_over_a_network_nothing_is_locked_and_only_age_counts(tmp_path, monkeypatch):
+    monkeypatch.setattr(temporaries.mounts, "is_over_a_network", lambda path: True)
+    monkeypatch.setattr(temporaries.fcntl, "flock", None)
+    temporary = Temporary(str(tmp_path), 0o666)
+    age(temporary.path, 2 * HOUR)
+    temporaries.reap(str(tmp_path))
+    assert os.path.exists(temporary.path)
+    age(temporary.path, 2 * DAY)
+    temporaries.reap(str(tmp_path))
+    assert not os.path.exists(temporary.path)
+    temporary.close()
+
+
 def test_size_of_what_was_removed_is_told(tmp_path):
     temporary = Temporary(str(tmp_path), 0o666)
     temporary.write(b"content", durably=False)
