@@ -101,9 +101,9 @@ def _saves(base: Path, step: Callable[[str], None]) -> Iterator[Figure]:
 
 def _warm_starts(base: Path, pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:
     stock, *ours = caches = (
-        Cache(base / "stock torch", stock=True),
+        Cache(base / "stock", stock=True),
         Cache(base / "safecache", stock=False),
-        Cache(base / "everything on", stock=False, settings=_everything(base)),
+        Cache(base / "everything-on", stock=False, settings=_everything(base)),
     )
     for cache in caches:
         step(f"cold compile, {cache.base.name}")
