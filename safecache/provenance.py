@@ -26,7 +26,7 @@ def torch_version() -> str:
 
 
 def _version_in_file() -> str:
-    """What ``torch.__version__`` will be. The metadata of torch's wheels says it without the local part: +cu130."""
+    """What torch will say of itself once it is imported; the metadata of its wheels leaves out the local part."""
     spec = PathFinder.find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
