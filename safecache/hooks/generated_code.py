@@ -63,7 +63,7 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 def _own_headers(directory: str) -> str:
     """For precompiled headers, a directory of each key: they lie outside of the cache, where all of a user's meet.
 
-    The next process with another key, or stock torch, would otherwise make them anew each time, of some 300 MB.
+    The next process with another key, or stock torch, would otherwise make them anew each time, of some 150 MB.
     """
     key = keyring.current().signing
     if key is None or directory != getattr(_codecache(), "_HEADER_DIR", None):
