@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import importlib
 import inspect
+import pkgutil
 import sys
 import types
 from enum import Enum
 from typing import Any
 
 from wrapt import (
+    BoundFunctionWrapper,
     FunctionWrapper,
     PathResolutionError,
     WrapperNotOutermostError,
@@ -66,11 +69,43 @@ class _Hook:
         return False
 
 
-class _Wrapper(FunctionWrapper[Any, Any]):
-    """Pickles by name, as the function does: torch sends some of those that we wrap to its compile workers."""
+def _by_name(function: Any) -> tuple[Any, tuple[str]]:
+    return pkgutil.resolve_name, (f"{function.__module__}:{function.__qualname__}",)
 
-    def __reduce_ex__(self, protocol: Any) -> str:
-        return str(self.__qualname__)
+
+class _BoundWrapper(BoundFunctionWrapper[Any, Any]):
+    """Pickles and copies as the method does, of its instance or class: autotuners hold some of those that we wrap."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        method = self.__wrapped__
+        if isinstance(method, types.MethodType):
+            return getattr, (method.__self__, method.__name__)
+        return _by_name(method)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        method = self.__wrapped__
+        if not isinstance(method, types.MethodType):
+            return self
+        return getattr(copy.deepcopy(method.__self__, memo), method.__name__)
+
+
+class _Wrapper(FunctionWrapper[Any, Any]):
+    """Pickles by name and copies as itself, as the function does: torch sends some to its compile workers."""
+
+    __bound_function_wrapper__ = _BoundWrapper
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        imported = getattr(sys.modules[self.__module__], self.__qualname__, None) is not self
+        return _by_name(self) if imported else self.__qualname__
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
 
 
 class Patch:

@@ -23,9 +23,35 @@ from probe import *
 
 ON_AND_OFF = """
 import_all()
+import copy, inspect, pickle
+
+def travels(found):
+    "How pickling and copying it, of its class and of an instance, ends: torch keeps methods in what it saves."
+    said = []
+    for travel in (lambda it: pickle.loads(pickle.dumps(it))), copy.copy, copy.deepcopy:
+        try:
+            copied = travel(found)
+            said.append([copied == found, getattr(copied, "__qualname__", None), type(getattr(copied, "__self__", 0)).__name__])
+        except Exception as error:
+            said.append(type(error).__name__)
+    return said
+
+def journeys():
+    said = {}
+    for target in TARGETS:
+        if target.name not in known or target.signatures == (PICKLE_MODULE,):
+            continue
+        owner, name, _ = wrapt.resolve_path(sys.modules[target.module], target.attribute)
+        said[target.name] = [travels(getattr(owner, name))]
+        if isinstance(owner, type) and not inspect.isabstract(owner) and "__getattr__" not in vars(owner):
+            said[target.name].append(travels(getattr(object.__new__(owner), name)))
+    return said
+
 import safecache, torch
 from safecache import layout, patching
-from safecache.targets import TARGETS
+from safecache.targets import PICKLE_MODULE, TARGETS
+import wrapt
+known = states()
 assert not torch.__file__.startswith(sys.path[-1])
 codecache = sys.modules[CODECACHE]
 said = {
@@ -36,9 +62,11 @@ said = {
     },
     "entry_name": [layout.entry_name(b"x"), codecache.sha256_hash(b"x")],
 }
+said["stock journeys"] = journeys()
 before = snapshot()
 safecache.activate()
 said["on"], said["reasons"] = states(), reasons()
+said["journeys"] = journeys()
 said["patched"] = [".".join(key) for key in differences(before, snapshot())]
 safecache.deactivate()
 said["left over"] = differences(before, snapshot())
@@ -134,6 +162,11 @@ def test_deactivating_puts_back_every_identical_object(on_and_off):
 def test_every_signature_is_in_the_table(on_and_off):
     for name, (found, known) in on_and_off["signatures"].items():
         assert found in known, name
+
+
+def test_functions_and_methods_pickle_and_copy_as_in_stock(on_and_off):
+    journeys = on_and_off["journeys"]
+    assert journeys == on_and_off["stock journeys"] and any("PicklingError" not in said[0] for said in journeys.values())
 
 
 def test_entries_are_named_as_torch_names_them(on_and_off):
