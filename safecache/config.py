@@ -72,6 +72,10 @@ def _parse_path(text: str) -> str:
     return text
 
 
+def _parse_paths(text: str) -> tuple[str, ...]:
+    return tuple(_parse_path(path) for path in text.split(os.pathsep) if path)
+
+
 def _parse_namespace(text: str) -> str:
     if len(text) > _LONGEST_NAMESPACE or not set(text) <= _NAMESPACE_LETTERS:
         raise ValueError(text)
@@ -169,6 +173,18 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
+        name="lower",
+        variable="SAFECACHE_LOWER",
+        default=(),
+        parse=_parse_paths,
+        allowed="absolute paths, with : between them",
+        help=(
+            "Cache directories that are read where the cache itself has nothing, the first of them first, and never "
+            "written: such as one that is part of a container's image. What lies there is verified like everything "
+            "else."
+        ),
+    ),
+    Setting(
         name="exec_dir",
         variable="SAFECACHE_EXEC_DIR",
         default=None,
@@ -193,6 +209,7 @@ class Config:
     namespace: str
     shared: bool
     fsync: str
+    lower: tuple[str, ...]
     exec_dir: str | None
     config_home: str | None
 
@@ -257,6 +274,6 @@ def settings_table() -> str:
     """The table of settings in Markdown, as the README and ``safecache --help`` show it."""
     rows = ["| variable | default | allowed | what it does |", "|---|---|---|---|"]
     for setting in SETTINGS:
-        default = {True: "1", False: "0", None: "unset"}.get(setting.default, setting.default)
+        default = {True: "1", False: "0", None: "unset", (): "unset"}.get(setting.default, setting.default)
         rows.append(f"| `{setting.variable}` | `{default}` | {setting.allowed} | {setting.help} |")
     return "\n".join(rows)

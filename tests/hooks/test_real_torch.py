@@ -166,7 +166,9 @@ def test_every_signature_is_in_the_table(on_and_off):
 
 def test_functions_and_methods_pickle_and_copy_as_in_stock(on_and_off):
     journeys = on_and_off["journeys"]
-    assert journeys == on_and_off["stock journeys"] and any("PicklingError" not in said[0] for said in journeys.values())
+    assert journeys == on_and_off["stock journeys"] and any(
+        "PicklingError" not in said[0] for said in journeys.values()
+    )
 
 
 def test_entries_are_named_as_torch_names_them(on_and_off):

@@ -33,6 +33,7 @@ DEFAULTS = {
     "SAFECACHE_NAMESPACE": "default",
     "SAFECACHE_SHARED": False,
     "SAFECACHE_FSYNC": "auto",
+    "SAFECACHE_LOWER": (),
     "SAFECACHE_EXEC_DIR": None,
 }
 PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_EXEC_DIR")
@@ -70,6 +71,11 @@ def test_key_file_is_taken_as_it_is():
     assert value("SAFECACHE_KEY_FILE", "/run/secrets/a key ") == "/run/secrets/a key "
 
 
+@pytest.mark.parametrize("text", ["/a:/b c", "/a::/b c:"])
+def test_layers_are_the_absolute_paths_between_colons(text):
+    assert value("SAFECACHE_LOWER", text) == ("/a", "/b c")
+
+
 @pytest.mark.parametrize("text", ["prod", "team-a/Model_7.1", "x" * 128, "..", "0"])
 def test_namespace_is_taken_as_it_is(text):
     assert value("SAFECACHE_NAMESPACE", text) == text
@@ -81,6 +87,7 @@ def test_namespace_is_taken_as_it_is(text):
     + [("SAFECACHE_TRUST", text) for text in ("all", "sign", "signed,private", "0")]
     + [("SAFECACHE_FSYNC", text) for text in ("1", "sometimes")]
     + [(path, text) for path in PATHS for text in ("key", "./key", "~/key", " /key")]
+    + [("SAFECACHE_LOWER", text) for text in ("cache", "/a:b", "/a,b:c")]
     + [("SAFECACHE_NAMESPACE", text) for text in ("a b", "prod ", "a*", "a\nb", "grün", "a:b", "x" * 129)],
 )
 def test_bad_value_names_variable_value_and_what_is_allowed(variable, text):
@@ -95,6 +102,7 @@ def test_bad_value_names_variable_value_and_what_is_allowed(variable, text):
 def test_what_is_allowed_spells_out_every_choice(setting):
     choices = {"SAFECACHE_TRUST": config.TRUST_MODES, "SAFECACHE_FSYNC": config.FSYNC_MODES}
     choices["SAFECACHE_NAMESPACE"] = ("letters", "digits", ". _ - /", "128")
+    choices["SAFECACHE_LOWER"] = ("absolute paths", ":")
     choices |= dict.fromkeys(PATHS, ("absolute path",))
     for word in choices.get(setting.variable, (*config._TRUE, *config._FALSE)):
         assert word in setting.allowed
@@ -167,6 +175,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_NAMESPACE": "default",
         "SAFECACHE_SHARED": "0",
         "SAFECACHE_FSYNC": "auto",
+        "SAFECACHE_LOWER": "unset",
         "SAFECACHE_EXEC_DIR": "unset",
     }
 
