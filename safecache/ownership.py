@@ -50,21 +50,21 @@ def why_not_private(path: str, *, group: int | None = None) -> str | None:
     """
     try:
         # Not abspath(), for which link/.. is where the link lies: for the kernel it is above where the link leads.
-        steps = list(_steps(path if os.path.isabs(path) else os.path.join(os.getcwd(), path)))
-        for step in steps:
-            objection = _objection(step, os.lstat(step), last=step is steps[-1], group=group)
+        *above, last = _steps(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
+        for step, status in above:
+            objection = _objection(step, status, last=False, group=group)
             if objection is not None:
                 return objection
+        return _objection(*last, last=True, group=group)
     except OSError as error:
         return f"{error.filename or path}: {error.strerror}"
-    return None
 
 
-def _steps(path: str) -> Iterator[str]:
+def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
     """Every name that the kernel looks up on the way to the absolute ``path``, links and their targets included."""
     names = path.split(os.sep)[::-1]
     reached = os.sep
-    yield reached
+    yield reached, os.lstat(reached)
     links = 0
     while names:
         name = names.pop()
@@ -72,11 +72,12 @@ def _steps(path: str) -> Iterator[str]:
             continue
         if name == "..":
             reached = os.path.dirname(reached)
-            yield reached
+            yield reached, os.lstat(reached)
             continue
         step = os.path.join(reached, name)
-        yield step
-        if not os.path.islink(step):
+        status = os.lstat(step)
+        yield step, status
+        if not stat.S_ISLNK(status.st_mode):
             reached = step
             continue
         links += 1

@@ -107,7 +107,8 @@ def worker_compile_cpp(wrapped: Callable[..., Any], instance: Any, args: Any, kw
 def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """CppBuilder.get_target_file_path: asked, in there, whether there is a file; one that is not vouched for goes."""
     path: str = wrapped(*args, **kwargs)
-    if _thread.guarded:
+    # A probe of the vector instructions that has succeeded once is not loaded again (torch 2.14).
+    if _thread.guarded and not os.path.lexists(path + ".load_ok"):
         vouching.admit_build(path, _root(path))
     return path
 
