@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from safecache import config, files, keyring, layout, seal, store, trust, vouching
+from safecache import config, files, keyring, layout, records, seal, store, trust
 from safecache.errors import EntryRefusedError, KeyringError
 from safecache.keyring import Key
 from safecache.layout import Code, Location
@@ -70,13 +70,13 @@ def countersign(locations: Iterable[Location], code: Iterable[Code]) -> Resealin
         return origin is not None
 
     def seal_record(file: Code) -> bool:
-        verdict, stated = vouching.read_record(*file)
+        verdict, stated = records.read(*file)
         origin = _countersigned(verdict, key)
         if origin is None:
             return False
         if files.digest_regular(file.path, store.check_regular, flags=os.O_NOFOLLOW).hex() != stated["sha256"]:
             raise EntryRefusedError(f"{Reason.DAMAGED.value}: its digest is not the one that was sealed")
-        return vouching.write_record(*file, stated, key, origin)
+        return records.write(*file, stated, key, origin)
 
     return each(
         [(location.path, partial(seal_entry, location)) for location in locations]

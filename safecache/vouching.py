@@ -1,16 +1,12 @@
 """Files of code that carry no seal of their own, and what vouches for them before they run.
 
-That is the process that made them, or a record: the digest of the file, sealed under its name, in
-``<cache>/.safecache/records``. No torch and no Triton looks there, and a cache that is copied keeps its records.
+That is the process that made them, or a record: the digest of the file, sealed under its name.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-from collections.abc import Mapping
-from typing import Any
 
 from safecache import (
     binding,
@@ -23,13 +19,12 @@ from safecache import (
     mounts,
     ownership,
     policy,
-    seal,
+    records,
     sealed_copy,
     store,
     trust,
 )
 from safecache.errors import EntryRefusedError
-from safecache.keys import Key
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
@@ -41,7 +36,6 @@ __all__ = [
     "adopt",
     "discard",
     "expect",
-    "has_record",
     "is_expected",
     "is_known",
     "is_known_digest",
@@ -50,13 +44,10 @@ __all__ = [
     "keep",
     "not_loaded",
     "out_of_reach",
-    "read_record",
     "restore",
     "states",
-    "write_record",
 ]
 
-_RECORDS = os.path.join(".safecache", "records")
 # From here on a file that nobody else can write to is not read again, if the kernel says that it is the one that was
 # sealed, and not written since. (Others could write in the very tick of the clock in which it was sealed.)
 # Inductor's libraries can have 2 MB with their debug information: 24 ms of each warm start of a small transformer.
@@ -120,36 +111,14 @@ def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, content: bytes | N
     _known.setdefault(path, set()).add(digest)
     key = keyring.current().signing
     if key is not None:
-        write_record(path, root, kind, {"sha256": digest.hex(), "stamp": stamp}, key, binding.statement(kind))
-
-
-def write_record(
-    path: str, root: str, kind: Kind, stated: Mapping[str, Any], key: Key, provenance: Mapping[str, str]
-) -> bool:
-    """Seal what is ``stated`` of the file; False, and reported, if that cannot be written."""
-    name = _name(path, kind)
-    sealed = seal.attach(json.dumps(stated).encode(), kind, name, key, provenance, config.current().namespace)
-    written = _write(_record(root, name), sealed, root, f"the record of {kind.noun} {path}")
-    if written:
-        events.count(Count.CODE_SEALED)
-    return written
-
-
-def _write(path: str, content: bytes, root: str, what: str) -> bool:
-    try:
-        store.publish(path, content, root)
-    except OSError as error:
-        text = f"{what} was not written: {error.strerror}."
-        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It will be made anew.")
-        return False
-    return True
+        records.write(path, root, kind, {"sha256": digest.hex(), "stamp": stamp}, key, binding.statement(kind))
 
 
 def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
     """Whether this process or a sealed record says that this is the content of ``path``, or nobody else wrote there."""
     if is_known(path, content):
         return True
-    verdict, stated = read_record(path, root, kind)
+    verdict, stated = records.read(path, root, kind)
     if verdict.reason is None and trust.foreign(verdict, kind) is None:
         return bool(stated["sha256"] == hashlib.sha256(content).hexdigest())
     return is_private(path)
@@ -163,18 +132,7 @@ def restore(path: str, content: bytes, root: str, kind: Kind) -> None:
     admit_build(path, root, kind)
     if not os.path.lexists(path):
         keep(path, root, kind, content)
-        _write(path, content, root, f"{kind.noun} {path}")
-
-
-def has_record(path: str, root: str, kind: Kind) -> bool:
-    """Whether somebody has kept a file of that name; says nothing about what is in it."""
-    return os.path.exists(_record(root, _name(path, kind)))
-
-
-def _name(path: str, kind: Kind) -> str:
-    """What a file is called in its record. Triton calls the files of all its kernels alike, in a directory for each."""
-    directory, name = os.path.split(path)
-    return f"{os.path.basename(directory)}/{name}" if kind is Kind.KERNEL else name
+        records.publish(path, content, root, f"{kind.noun} {path}")
 
 
 def adopt(path: str, root: str, kind: Kind) -> bool:
@@ -260,7 +218,7 @@ def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None
 
 
 def _judge_by_record(path: str, root: str, kind: Kind, status: os.stat_result) -> Refusal | None:
-    verdict, stated = read_record(path, root, kind)
+    verdict, stated = records.read(path, root, kind)
     foreign = trust.foreign(verdict, kind) if verdict.reason is None else None
     if status.st_size >= _LARGE and stated.get("stamp") == _stamp(status) and ownership.why_not_private(path) is None:
         return foreign
@@ -300,31 +258,3 @@ def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> None:
 def _stamp(status: os.stat_result) -> list[int]:
     """What no writer can leave as it was: the kernel sets the time of change, and only to the time that it is."""
     return [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
-
-
-def _record(root: str, name: str) -> str:
-    hashed = hashlib.sha256(name.encode()).hexdigest()
-    return os.path.join(root, _RECORDS, hashed[:2], hashed)
-
-
-def read_record(path: str, root: str, kind: Kind) -> tuple[seal.Verdict, dict[str, Any]]:
-    """What the seal of the file's record says, and if it holds, what is stated there of the file."""
-    name = _name(path, kind)
-    try:
-        record = store.read_entry(_record(root, name))
-    except (OSError, store.UnusableEntry):
-        record = b""  # as good as none: the file is then unsealed
-    verdict = seal.verify(record, kind, name, keyring.current().find, config.current().namespace)
-    if verdict.reason is not None:
-        return verdict, {}
-    stated = _statement(record)
-    return (verdict, stated) if stated else (verdict._replace(reason=Reason.UNKNOWN_FORMAT), {})
-
-
-def _statement(record: bytes) -> dict[str, Any]:
-    """What a record says whose seal holds; empty for what this version does not write, whoever sealed it."""
-    try:
-        stated = json.loads(seal.payload_of(record))
-    except (ValueError, RecursionError):
-        return {}
-    return stated if isinstance(stated, dict) and isinstance(stated.get("sha256"), str) else {}

@@ -21,7 +21,7 @@ from faults.doors import MAGIC
 from fuzz import grammar
 from unit import key_cases
 
-from safecache import binding, config, events, keyring, layout, seal, vouching
+from safecache import binding, config, events, keyring, layout, records, seal, vouching
 from safecache.keys import Key
 from safecache.seal import Kind
 
@@ -207,7 +207,7 @@ class Vouched(Sink):
 
     @property
     def record(self) -> Path:
-        return Path(vouching._record(str(self.root), self.cache_key))
+        return Path(records._place(str(self.root), self.cache_key))
 
     def put_record(self, sealed: bytes) -> None:
         self.record.unlink(missing_ok=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import ownership, saving, vouching
+from safecache import ownership, records, saving, vouching
 from safecache.seal import Kind
 
 __all__ = ["collect", "put_static_autotuner", "read_and_emit"]
@@ -24,7 +24,7 @@ def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         for path, content in _files_of(bundle):
             root = os.path.dirname(os.path.dirname(path))
             vouching.expect(path, content)
-            if not vouching.has_record(path, root, Kind.KERNEL):
+            if not records.exists(path, root, Kind.KERNEL):
                 vouching.keep(path, root, Kind.KERNEL, content)
             if os.path.isdir(os.path.dirname(path)):
                 vouching.restore(path, content, root, Kind.KERNEL)

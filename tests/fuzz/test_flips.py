@@ -14,7 +14,7 @@ from unit.sealed import flipped
 
 from fuzz import sealings
 from fuzz.sealings import Sealing
-from safecache import events, seal, store, vouching
+from safecache import events, records, seal, store, vouching
 from safecache.keys import Algorithm
 from safecache.reasons import Reason
 
@@ -85,7 +85,11 @@ def judge(library):
 @pytest.mark.parametrize("spoil", ["record", "library"])
 def test_no_flip_in_a_library_or_in_its_record_is_accepted(library, spoil):
     assert judge(library) is None
-    name = vouching._record(str(library.parents[1]), library.name) if spoil == "record" else str(library)
+    name = (
+        records.path_of(str(library), str(library.parents[1]), seal.Kind.NATIVE_CODE)
+        if spoil == "record"
+        else str(library)
+    )
     content = store.read_entry(name)
     footer = seal.split(content)
     ends = [0, len(content)]

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from safecache import key_files, keyring, layout, vouching
+from safecache import key_files, keyring, layout, records, vouching
 from safecache.seal import Kind
 from unit import key_cases
 from unit.key_cases import PRIVATE, PUBLIC, put
@@ -89,7 +89,7 @@ def test_code_of_a_trusted_key_is_signed_with_ours_and_the_rest_left(run, of_a_f
     put(key_cases.revoked(PUBLIC))
     outcomes = json.loads(run("verify", of_a_farm, "--json").out)["outcomes"]
     assert outcomes == {"code verified": 2, "revoked key": 1}
-    verdict, _ = vouching.read_record(str(of_a_farm / INDUCTOR), str(of_a_farm), Kind.NATIVE_CODE)
+    verdict, _ = records.read(str(of_a_farm / INDUCTOR), str(of_a_farm), Kind.NATIVE_CODE)
     assert verdict.provenance["countersigned"] == PUBLIC.id.hex() and "cpu" in verdict.provenance
 
 

@@ -6,8 +6,9 @@ import os
 
 import pytest
 
-from safecache import config, cpu, events, keyring, vouching
+from safecache import config, cpu, events, keyring, records, vouching
 from safecache.errors import EntryRefusedError
+from safecache.seal import Kind
 
 
 @pytest.fixture
@@ -69,9 +70,9 @@ def test_record_of_one_file_does_not_vouch_for_another(library, root, monkeypatc
     vouching.keep(str(library), str(root))
     other = library.with_name("other.so")
     other.write_bytes(library.read_bytes())
-    record = vouching._record(str(root), "other.so")
+    record = records.path_of("other.so", str(root), Kind.NATIVE_CODE)
     os.makedirs(os.path.dirname(record), exist_ok=True)
-    os.link(vouching._record(str(root), library.name), record)
+    os.link(records.path_of(library.name, str(root), Kind.NATIVE_CODE), record)
     forget(monkeypatch)
     assert not admit(other, root) and events.counters()["other cache key"] == 1
 
@@ -90,7 +91,7 @@ def test_record_of_another_key_does_not_vouch(library, root, monkeypatch, tmp_pa
 @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"", lambda content: b"x" * 300])
 def test_damaged_record_does_not_vouch(library, root, monkeypatch, damage):
     vouching.keep(str(library), str(root))
-    with open(vouching._record(str(root), library.name), "r+b") as file:
+    with open(records.path_of(library.name, str(root), Kind.NATIVE_CODE), "r+b") as file:
         content = damage(file.read())
         file.seek(0)
         file.truncate()

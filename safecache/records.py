@@ -1,0 +1,86 @@
+"""Sealed records: what is said of a file that carries no seal of its own, under its name, in the same cache.
+
+They lie in ``<cache>/.safecache/records``. No torch and no Triton looks there, and a cache that is copied keeps them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from typing import Any
+
+from safecache import config, events, keyring, seal, store
+from safecache.keys import Key
+from safecache.reasons import Count, Reason
+from safecache.seal import Kind
+
+__all__ = ["exists", "path_of", "publish", "read", "write"]
+
+_RECORDS = os.path.join(".safecache", "records")
+
+
+def write(path: str, root: str, kind: Kind, stated: Mapping[str, Any], key: Key, provenance: Mapping[str, str]) -> bool:
+    """Seal what is ``stated`` of the file; False, and reported, if that cannot be written."""
+    name = _name(path, kind)
+    sealed = seal.attach(json.dumps(stated).encode(), kind, name, key, provenance, config.current().namespace)
+    written = publish(_place(root, name), sealed, root, f"the record of {kind.noun} {path}")
+    if written:
+        events.count(Count.CODE_SEALED)
+    return written
+
+
+def publish(path: str, content: bytes, root: str, what: str) -> bool:
+    """Have ``content`` at ``path`` of the cache ``root``; False, and reported as ``what``, if it cannot be written."""
+    try:
+        store.publish(path, content, root)
+    except OSError as error:
+        text = f"{what} was not written: {error.strerror}."
+        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It will be made anew.")
+        return False
+    return True
+
+
+def path_of(path: str, root: str, kind: Kind) -> str:
+    """Where in the cache ``root`` the record of the file is, if it has one."""
+    return _place(root, _name(path, kind))
+
+
+def exists(path: str, root: str, kind: Kind) -> bool:
+    """Whether somebody has kept a file of that name; says nothing about what is in it."""
+    return os.path.exists(path_of(path, root, kind))
+
+
+def _name(path: str, kind: Kind) -> str:
+    """What a file is called in its record. Triton calls the files of all its kernels alike, in a directory for each."""
+    directory, name = os.path.split(path)
+    return f"{os.path.basename(directory)}/{name}" if kind is Kind.KERNEL else name
+
+
+def _place(root: str, name: str) -> str:
+    hashed = hashlib.sha256(name.encode()).hexdigest()
+    return os.path.join(root, _RECORDS, hashed[:2], hashed)
+
+
+def read(path: str, root: str, kind: Kind) -> tuple[seal.Verdict, dict[str, Any]]:
+    """What the seal of the file's record says, and if it holds, what is stated there of the file."""
+    name = _name(path, kind)
+    try:
+        record = store.read_entry(_place(root, name))
+    except (OSError, store.UnusableEntry):
+        record = b""  # as good as none: the file is then unsealed
+    verdict = seal.verify(record, kind, name, keyring.current().find, config.current().namespace)
+    if verdict.reason is not None:
+        return verdict, {}
+    stated = _statement(record)
+    return (verdict, stated) if stated else (verdict._replace(reason=Reason.UNKNOWN_FORMAT), {})
+
+
+def _statement(record: bytes) -> dict[str, Any]:
+    """What a record says whose seal holds; empty for what this version does not write, whoever sealed it."""
+    try:
+        stated = json.loads(seal.payload_of(record))
+    except (ValueError, RecursionError):
+        return {}
+    return stated if isinstance(stated, dict) and isinstance(stated.get("sha256"), str) else {}
