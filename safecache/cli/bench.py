@@ -53,7 +53,7 @@ def show(*, pairs: int, as_json: bool) -> int:
         base = Path(name)
         figures = [
             *_imports(pairs, step),
-            *_saves(base, step),
+            *_entries(base, step),
             *_launches(base, step),
             *_warm_starts(base, pairs, step),
         ]
@@ -80,7 +80,9 @@ def _imports(pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:
 def _answer_of(script: str, base: Path) -> dict[str, dict[str, float]]:
     command = [sys.executable, str(Path(workload.__file__).with_name(script))]
     environment = workload.environment_with_safecache() | workload.places(base / script)
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{script} failed: {done.stderr[-2000:]}")
     answer: dict[str, dict[str, float]] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
@@ -91,11 +93,14 @@ def _launches(base: Path, step: Callable[[str], None]) -> Iterator[Figure]:
         yield Figure(f"launch: {what}", "us", times["stock"] / 1e3, times["ours"] / 1e3, times["ratio"])
 
 
-def _saves(base: Path, step: Callable[[str], None]) -> Iterator[Figure]:
-    step("save and verify")
+def _entries(base: Path, step: Callable[[str], None]) -> Iterator[Figure]:
+    step("save and read")
     for size, times in _answer_of("microbench.py", base).items():
         label = f"{int(size) // 1000} kB"
-        yield Figure(f"save {label}", "ms", times["stock"], times["ours"], times["ours"] / times["stock"])
+        for what in ("save", "read"):
+            stock, ours = times[f"stock {what}"], times[what]
+            yield Figure(f"{what} {label}", "ms", stock, ours, ours / stock)
+        yield Figure(f"save {label}, synced", "ms", None, times["synced save"], None)
         yield Figure(f"verify {label}", "ms", None, times["verify"], None)
 
 

@@ -22,7 +22,8 @@ def _milliseconds(work: Callable[[], object]) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-def _save_and_verify(size: int, directory: str) -> dict[str, float]:
+def _costs(size: int, directory: str) -> dict[str, float]:
+    """Milliseconds of saving and of reading an entry of this size, of torch and of ours."""
     from torch._inductor.codecache import sha256_hash, write_atomic
 
     from safecache import keyring, layout, provenance, seal, store
@@ -30,30 +31,45 @@ def _save_and_verify(size: int, directory: str) -> dict[str, float]:
 
     key = keyring.Key.derive(os.urandom(32))
     payload = os.urandom(size)
-    sealed = seal.attach(payload, Kind.FX_ENTRY, "key", key, provenance.describe())
+    stocks = os.path.join(directory, "stock", sha256_hash(payload))
 
-    def stock() -> None:
-        write_atomic(os.path.join(directory, "stock", sha256_hash(payload)), payload, make_dirs=True)
+    def sealed() -> bytes:
+        return seal.attach(payload, Kind.FX_ENTRY, "key", key, provenance.describe())
 
-    def ours() -> None:
-        content = seal.attach(payload, Kind.FX_ENTRY, "key", key, provenance.describe())
-        store.publish(os.path.join(directory, "ours", layout.entry_name(content)), content, directory)
+    def save() -> str:
+        content = sealed()
+        path = os.path.join(directory, "ours", layout.entry_name(content))
+        store.publish(path, content, directory)
+        return path
 
-    def verify() -> None:
-        if seal.verify(sealed, Kind.FX_ENTRY, "key", lambda _: key).reason is not None:
+    def verify(content: bytes) -> None:
+        if seal.verify(content, Kind.FX_ENTRY, "key", lambda _: key).reason is not None:
             raise AssertionError("a good entry was refused")
 
-    times: dict[str, list[float]] = {"stock": [], "ours": [], "verify": []}
+    def stock_read() -> bytes:
+        with open(stocks, "rb") as file:
+            return file.read()
+
+    entry, path = sealed(), save()
+    work: dict[str, Callable[[], object]] = {
+        "stock save": lambda: write_atomic(stocks, payload, make_dirs=True),
+        "save": save,
+        "synced save": lambda: store.replace(path, sealed(), durably=True),
+        "stock read": stock_read,
+        "read": lambda: verify(store.read_entry(path)),
+        "verify": lambda: verify(entry),
+    }
+    times: dict[str, list[float]] = {name: [] for name in work}
     for _ in range(_ROUNDS):
-        for name, work in (("stock", stock), ("ours", ours), ("verify", verify)):
-            times[name].append(_milliseconds(work))
+        for name, each in work.items():
+            times[name].append(_milliseconds(each))
     return {name: statistics.median(found) for name, found in times.items()}
 
 
 def main() -> None:
     """Measure and print."""
     with tempfile.TemporaryDirectory() as directory:
-        print(json.dumps({size: _save_and_verify(size, directory) for size in _SIZES}))
+        print(json.dumps({size: _costs(size, directory) for size in _SIZES}))
 
 
 if __name__ == "__main__":
