@@ -1,10 +1,15 @@
-"""Whether to wait until what is written would survive a loss of power: ``SAFECACHE_FSYNC``."""
+"""Whether, and how, to wait until what is written would survive a loss of power: ``SAFECACHE_FSYNC``."""
 
 from __future__ import annotations
 
-from safecache import config, mounts
+import errno
+import os
 
-__all__ = ["is_wanted"]
+from safecache import config, filesystem, mounts
+
+__all__ = ["is_wanted", "sync_directory"]
+
+_READ_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def is_wanted(directory: str) -> bool:
@@ -15,3 +20,19 @@ def is_wanted(directory: str) -> bool:
     """
     chosen = config.current().fsync
     return chosen == "always" or (chosen == "auto" and mounts.is_over_a_network(directory))
+
+
+def sync_directory(directory: str) -> None:
+    """Wait until the names in ``directory`` are on the disk, where that can be waited for. Raises OSError."""
+    try:
+        descriptor = filesystem.open(directory, _READ_DIRECTORY)
+    except PermissionError:
+        return  # one to write to and not to read
+    try:
+        filesystem.fsync(descriptor)
+    except OSError as error:
+        # Some file systems cannot, and need not.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise
+    finally:
+        filesystem.close(descriptor)

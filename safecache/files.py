@@ -1,50 +1,94 @@
-"""Opening what may be anything: a name in a directory that others can write, or a path from a setting."""
+"""Opening what may be anything: a name in a directory that others can write, or a path from a setting.
+
+What fails and may not fail again is tried again: see filesystem.READING.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
-from typing import BinaryIO
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from safecache import filesystem
 
 __all__ = ["copy_regular", "digest_regular", "read_regular"]
 
 _CHUNK = 1 << 20
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
-def read_regular(path: str, check: Callable[[os.stat_result], None], *, flags: int = 0, limit: int = -1) -> bytes:
+def read_regular(
+    path: str,
+    check: Callable[[os.stat_result], None],
+    *,
+    flags: int = 0,
+    limit: int = sys.maxsize,
+    passing: frozenset[int] = filesystem.READING,
+) -> bytes:
     """Up to ``limit`` bytes of ``path``, after ``check`` has let the opened file pass; it raises what it likes.
 
     A FIFO is not waited for, a terminal not taken over, and the check is of the very file that is read.
+    ``passing``: the numbers of the errors to try again after.
     """
-    with _open(path, check, flags) as file:
-        return file.read(limit)
+
+    def read() -> bytes:
+        with _opened(path, check, flags) as (descriptor, size):
+            # In one call, and another that says that there is no more: a large file is not copied on its way.
+            return b"".join(_chunks(descriptor, size + 1, limit))
+
+    return filesystem.retried(read, passing)
 
 
 def digest_regular(path: str, check: Callable[[os.stat_result], None], *, flags: int = 0) -> bytes:
     """The SHA-256 of a file that need not fit into memory, opened as read_regular does."""
-    digest = hashlib.sha256()
-    with _open(path, check, flags) as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.digest()
+
+    def digested() -> bytes:
+        digest = hashlib.sha256()
+        with _opened(path, check, flags) as (descriptor, _):
+            for chunk in _chunks(descriptor, _CHUNK):
+                digest.update(chunk)
+        return digest.digest()
+
+    return filesystem.retried(digested, filesystem.READING)
 
 
 def copy_regular(path: str, check: Callable[[os.stat_result], None], destination: str, *, flags: int = 0) -> bytes:
-    """Copy a file that need not fit into memory to a new one; the SHA-256 of what was copied."""
+    """Copy a file that need not fit into memory to a new one; the SHA-256 of what was copied. Leaves all or nothing."""
+    return filesystem.retried(lambda: _copy(path, check, destination, flags), filesystem.READING)
+
+
+def _copy(path: str, check: Callable[[os.stat_result], None], destination: str, flags: int) -> bytes:
     digest = hashlib.sha256()
-    with _open(path, check, flags) as file, open(destination, "xb") as copy:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-            copy.write(chunk)
+    with _opened(path, check, flags) as (descriptor, _):
+        copy = filesystem.open(destination, _NEW, 0o666)
+        try:
+            try:
+                for chunk in _chunks(descriptor, _CHUNK):
+                    digest.update(chunk)
+                    filesystem.write_all(copy, chunk)
+            finally:
+                filesystem.close(copy)
+        except BaseException:
+            filesystem.unlink(destination)
+            raise
     return digest.digest()
 
 
-def _open(path: str, check: Callable[[os.stat_result], None], flags: int) -> BinaryIO:
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
+def _chunks(descriptor: int, most: int, limit: int = sys.maxsize) -> Iterator[bytes]:
+    while limit and (chunk := filesystem.read(descriptor, min(most, limit))):
+        yield chunk
+        limit -= len(chunk)
+
+
+@contextmanager
+def _opened(path: str, check: Callable[[os.stat_result], None], flags: int) -> Iterator[tuple[int, int]]:
+    """The descriptor of the file, and the size that it has now."""
+    descriptor = filesystem.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
     try:
-        check(os.fstat(descriptor))
-        return os.fdopen(descriptor, "rb")
-    except BaseException:
-        os.close(descriptor)
-        raise
+        status = filesystem.fstat(descriptor)
+        check(status)
+        yield descriptor, status.st_size
+    finally:
+        filesystem.close(descriptor)

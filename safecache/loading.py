@@ -118,7 +118,7 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
         return
     for name in names:
         path = os.path.join(source.directory, name)
-        content = read(source.kind, path)
+        content = read(source.kind, path, listed=True)
         if content is not None and admit(source.kind, source.cache_key, content, path=path, root=source.root):
             yield from _load(source, content, origin=path, is_local=True)
 
@@ -127,10 +127,13 @@ _SHARED_REMEDY = "It is skipped; remove it, or set SAFECACHE_SHARED=1 if users s
 _READ_REMEDY = "The graph is compiled instead; make it readable or remove it."
 
 
-def read(kind: Kind, path: str) -> bytes | None:
-    """The bytes of the file at ``path``, not verified; None if there is none, or one that is not to be read."""
+def read(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
+    """The bytes of the file at ``path``, not verified; None if there is none, or one that is not to be read.
+
+    ``listed``: see store.read_entry().
+    """
     try:
-        return store.read_entry(path)
+        return store.read_entry(path, listed=listed)
     except FileNotFoundError:
         return None  # cleared by another process since the listing: as good as never written
     except store.UnusableEntry as unusable:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import os
-import secrets
 import stat
-import time
+from collections.abc import Iterator
 
-from safecache import config, durability, files, temporaries
+from safecache import config, durability, files, filesystem, temporaries
 from safecache.ownership import foreign_owner
+from safecache.quarantine import quarantine
 from safecache.reasons import Reason
 
 __all__ = ["UnusableEntry", "check_regular", "list_entries", "publish", "quarantine", "read_entry", "replace"]
 
-_QUARANTINE = os.path.join(".safecache", "quarantine")
-_ATTEMPTS = 3
+# What a cache that another process clears meanwhile says between two calls, and what the file system may not say twice.
+_PASSING = filesystem.PASSING | {errno.ENOENT}
 
 
 class UnusableEntry(Exception):
@@ -32,20 +31,23 @@ class UnusableEntry(Exception):
 def list_entries(directory: str) -> list[str]:
     """The names of the entries in ``directory``, sorted; none if it does not exist. Raises OSError."""
     try:
-        return sorted(name for name in os.listdir(directory) if not name.startswith("."))
+        names = filesystem.retried(lambda: filesystem.listdir(directory), filesystem.READING)
     except FileNotFoundError:
         return []
+    return sorted(name for name in names if not name.startswith("."))
 
 
-def read_entry(path: str) -> bytes:
+def read_entry(path: str, *, listed: bool = False) -> bytes:
     """The bytes of the entry at ``path``.
 
     Raises UnusableEntry for what check_regular() refuses, at once: a FIFO is not waited for, a link not followed.
-    Raises OSError where the file system refuses, FileNotFoundError for an entry that is gone.
+    Raises OSError where the file system refuses, FileNotFoundError for an entry that is gone. ``listed``: its directory
+    has just named it. If it is not found then, that is asked again, for another host may have moved it there.
     """
+    passing = filesystem.READING | {errno.ENOENT} if listed else filesystem.READING
     # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
-    check_regular(os.lstat(path))
-    return files.read_regular(path, check_regular, flags=os.O_NOFOLLOW)
+    check_regular(filesystem.retried(lambda: filesystem.lstat(path), passing))
+    return files.read_regular(path, check_regular, flags=os.O_NOFOLLOW, passing=passing)
 
 
 def check_regular(status: os.stat_result) -> None:
@@ -67,25 +69,58 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     All that is made here has its mode less the umask: that and setgid directories decide what users share.
     Raises OSError, with nothing left behind.
     """
+    filesystem.retried(lambda: _publish(path, content, root, mode), _PASSING)
+    temporaries.reap_once(os.path.dirname(path))
+
+
+def _publish(path: str, content: bytes, root: str, mode: int) -> None:
     directory = os.path.dirname(path)
-    for attempt in range(1, _ATTEMPTS + 1):
-        try:
-            _make_directory(directory, root)
-            replace(path, content, mode, durably=durability.is_wanted(directory))
-            break
-        except FileNotFoundError:
-            # Another process cleared the cache between two of these calls.
-            if attempt == _ATTEMPTS:
-                raise
-    temporaries.reap_once(directory)
-
-
-def _make_directory(directory: str, root: str) -> None:
     try:
-        os.makedirs(directory, exist_ok=True)
+        made = _make_directories(directory)
     except FileExistsError:
         quarantine(directory, root, Reason.NOT_A_FILE)
-        os.makedirs(directory, exist_ok=True)
+        made = _make_directories(directory)
+    durably = durability.is_wanted(directory)
+    replace(path, content, mode, durably=durably)
+    if durably:
+        # Up to the root in any case: another process may have made them, and not have got as far as this.
+        for above in sorted({*_above(directory, root), *map(os.path.dirname, made)}):
+            durability.sync_directory(above)
+
+
+def _make_directories(directory: str) -> list[str]:
+    """Those that were not there. Raises OSError."""
+    parent = os.path.dirname(directory)
+    try:
+        filesystem.mkdir(directory)
+        return [directory]
+    except FileNotFoundError:
+        if parent == directory:
+            raise
+    except OSError:
+        # Not only FileExistsError: a file system may rather say that it is read-only.
+        if _is_directory(directory):
+            return []
+        raise
+    made = _make_directories(parent)
+    with contextlib.suppress(FileExistsError):
+        filesystem.mkdir(directory)
+        made.append(directory)
+    return made
+
+
+def _is_directory(path: str) -> bool:
+    try:
+        return stat.S_ISDIR(filesystem.stat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _above(directory: str, root: str) -> Iterator[str]:
+    root = root.rstrip(os.sep)
+    while directory.startswith(root + os.sep):
+        directory = os.path.dirname(directory)
+        yield directory
 
 
 def replace(path: str, content: bytes, mode: int = 0o666, *, durably: bool = False) -> None:
@@ -96,44 +131,12 @@ def replace(path: str, content: bytes, mode: int = 0o666, *, durably: bool = Fal
     temporary = temporaries.Temporary(os.path.dirname(path), mode)
     try:
         temporary.write(content, durably=durably)
-        os.rename(temporary.path, path)
+        filesystem.rename(temporary.path, path)
     except BaseException:
         with contextlib.suppress(OSError):
-            os.unlink(temporary.path)
+            filesystem.unlink(temporary.path)
         raise
     finally:
         temporary.close()
     if durably:
-        _sync_directory(os.path.dirname(path))
-
-
-def _sync_directory(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        # Some file systems cannot, and need not.
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)
-
-
-def quarantine(path: str, root: str, reason: Reason) -> str | None:
-    """Move what is at ``path`` out of the cache, to ``root/.safecache/quarantine``, with a note of why.
-
-    Returns its new path; None where the file system refuses, and then the entry is where it was.
-    """
-    directory = os.path.join(root, _QUARANTINE)
-    # Cut in bytes: a name of the longest kind must have room for what is added to it.
-    name = os.fsdecode(os.fsencode(os.path.basename(path))[:64])
-    destination = os.path.join(directory, f"{name}.{secrets.token_hex(4)}")
-    note = {"from": path, "reason": reason.value, "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
-    try:
-        os.makedirs(directory, exist_ok=True)
-        os.rename(path, destination)
-        with open(destination + ".json", "x", encoding="utf-8") as file:
-            json.dump(note, file)
-    except OSError:
-        return destination if os.path.lexists(destination) else None
-    return destination
+        durability.sync_directory(os.path.dirname(path))

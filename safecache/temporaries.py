@@ -10,9 +10,10 @@ import fcntl
 import os
 import re
 import secrets
+import stat
 import time
 
-from safecache import mounts
+from safecache import filesystem, mounts
 
 __all__ = ["Temporary", "reap", "reap_once"]
 
@@ -31,22 +32,25 @@ class Temporary:
     def __init__(self, directory: str, mode: int) -> None:
         # A random name: two containers on one volume can have the same pid and thread id, as torch's names are made of.
         self.path = os.path.join(directory, f".{secrets.token_hex(8)}.tmp")
-        self._descriptor = os.open(self.path, _CREATE, mode)
+        self._descriptor = filesystem.open(self.path, _CREATE, mode)
         with contextlib.suppress(OSError):  # of a file system without locks
             if not mounts.is_over_a_network(directory):
-                fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                filesystem.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def write(self, content: bytes, *, durably: bool) -> None:
-        """Write all of it, and wait for the disk if ``durably``. Raises OSError, also for what a close reports."""
-        with os.fdopen(os.dup(self._descriptor), "wb") as file:
-            file.write(content)
-            if durably:
-                file.flush()
-                os.fsync(self._descriptor)
+        """Write all of it, and wait for the disk if ``durably``. Raises OSError, also for what a close reports.
+
+        After that the file is of no use: what could not be written once counts as written when it is synced again.
+        """
+        filesystem.write_all(self._descriptor, content)
+        if durably:
+            filesystem.fsync(self._descriptor)
+        # Some file systems say only at a close that the disk is full; and the file must stay locked.
+        filesystem.close(filesystem.dup(self._descriptor))
 
     def close(self) -> None:
         """Unlock it: call this when it has its name, or none."""
-        os.close(self._descriptor)
+        filesystem.close(self._descriptor)
 
 
 def reap_once(directory: str) -> None:
@@ -64,25 +68,24 @@ def reap(directory: str) -> int:
     """
     size = 0
     locks = not mounts.is_over_a_network(directory)
-    with os.scandir(directory) as found:
-        for item in found:
-            ours = _OURS.fullmatch(item.name) is not None
-            if ours or _TORCHS.fullmatch(item.name):
-                with contextlib.suppress(OSError):
-                    size += _remove_if_dead(item, locked=ours and locks)
+    for name in filesystem.listdir(directory):
+        ours = _OURS.fullmatch(name) is not None
+        if ours or _TORCHS.fullmatch(name):
+            with contextlib.suppress(OSError):
+                size += _remove_if_dead(os.path.join(directory, name), locked=ours and locks)
     return size
 
 
-def _remove_if_dead(item: os.DirEntry[str], *, locked: bool) -> int:
-    status = item.stat(follow_symlinks=False)
+def _remove_if_dead(path: str, *, locked: bool) -> int:
+    status = filesystem.lstat(path)
     patience = _PATIENCE if locked else _PATIENCE_WITHOUT_LOCK
-    if not item.is_file(follow_symlinks=False) or time.time() - status.st_mtime < patience:
+    if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < patience:
         return 0
-    descriptor = os.open(item.path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = filesystem.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         if locked:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its writer lives
-        os.unlink(item.path)
+            filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its writer lives
+        filesystem.unlink(path)
     finally:
-        os.close(descriptor)
+        filesystem.close(descriptor)
     return status.st_size

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from safecache import mounts, store
+from safecache import filesystem, mounts, store
 from safecache.mounts import Mount
 
 
@@ -15,7 +15,7 @@ from safecache.mounts import Mount
 def calls(monkeypatch):
     """What a publishing does, in order: the syncs, by the kind of what is synced, and the rename."""
     seen = []
-    sync, rename = os.fsync, os.rename
+    sync, rename = filesystem.fsync, filesystem.rename
 
     def note_sync(descriptor):
         seen.append("sync directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "sync file")
@@ -25,8 +25,8 @@ def calls(monkeypatch):
         seen.append("rename")
         rename(*paths)
 
-    monkeypatch.setattr(os, "fsync", note_sync)
-    monkeypatch.setattr(os, "rename", note_rename)
+    monkeypatch.setattr(filesystem, "fsync", note_sync)
+    monkeypatch.setattr(filesystem, "rename", note_rename)
     return seen
 
 
@@ -66,8 +66,8 @@ def test_publishing_waits_as_it_is_set(tmp_path, settings, calls, on, chosen, fi
 def test_all_is_written_before_it_is_waited_for(tmp_path, settings, monkeypatch):
     settings(SAFECACHE_FSYNC="always")
     sizes = []
-    sync = os.fsync
-    monkeypatch.setattr(os, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size) or sync(fd))
+    sync = filesystem.fsync
+    monkeypatch.setattr(filesystem, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size) or sync(fd))
     store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
     assert sizes[0] == len(b"content")
 
@@ -75,14 +75,14 @@ def test_all_is_written_before_it_is_waited_for(tmp_path, settings, monkeypatch)
 @pytest.mark.parametrize(("error", "raised"), [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.EIO, True)])
 def test_directory_that_cannot_be_synced(tmp_path, settings, monkeypatch, error, raised):
     settings(SAFECACHE_FSYNC="always")
-    sync = os.fsync
+    sync = filesystem.fsync
 
     def fail(descriptor):
         if os.path.isdir(f"/proc/self/fd/{descriptor}"):
             raise OSError(error, os.strerror(error))
         sync(descriptor)
 
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(filesystem, "fsync", fail)
     if raised:
         with pytest.raises(OSError, match=os.strerror(error)):
             store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
@@ -99,7 +99,7 @@ def test_failed_sync_of_a_file_leaves_what_was_there(tmp_path, settings, monkeyp
     def fail(descriptor):
         raise OSError(errno.EIO, "I/O error")
 
-    monkeypatch.setattr(os, "fsync", fail)
+    monkeypatch.setattr(filesystem, "fsync", fail)
     with pytest.raises(OSError):
         store.publish(str(entry), b"new", str(tmp_path))
     assert entry.read_bytes() == b"old" and os.listdir(tmp_path) == ["entry"]

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from safecache import store
+from safecache import filesystem, store
 
 
 @pytest.fixture
@@ -26,35 +26,18 @@ def names(entry):
     return sorted(os.listdir(entry.parent))
 
 
-class FailingFile:
-    """A file whose writing stops after one byte, or whose closing does, as when the disk gets full meanwhile."""
-
-    def __init__(self, file, operation, error):
-        self.file, self.operation, self.error = file, operation, error
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        self.file.close()
-        if self.operation == "close":
-            raise self.error
-
-    def write(self, content):
-        self.file.write(content[:1])
-        if self.operation == "write":
-            raise self.error
-
-
 def fail(monkeypatch, operation, error):
+    """Have this call fail; a write after one byte, as when the disk gets full meanwhile."""
+    real = getattr(filesystem, operation)
+
     def failing(*args, **kwargs):
+        if operation == "write":
+            real(args[0], args[1][:1])
+        elif operation == "close":
+            real(*args)
         raise error
 
-    real = os.fdopen
-    if operation in ("open", "rename"):
-        monkeypatch.setattr(os, operation, failing)
-    else:
-        monkeypatch.setattr(os, "fdopen", lambda *args: FailingFile(real(*args), operation, error))
+    monkeypatch.setattr(filesystem, operation, failing)
 
 
 def test_entry_is_published_whole_and_its_directories_made(entry):
@@ -103,15 +86,15 @@ def test_directory_in_place_of_the_entry_is_an_error_with_nothing_left(entry):
 
 
 def clear_cache_when_directory_is_made(monkeypatch, entry, times):
-    real, left = os.makedirs, [times]
+    real, left = filesystem.mkdir, [times]
 
-    def makedirs(path, *args, **kwargs):
-        real(path, *args, **kwargs)
+    def mkdir(path):
+        real(path)
         if path == str(entry.parent) and left[0]:
             left[0] -= 1
             shutil.rmtree(entry.parents[2])
 
-    monkeypatch.setattr(os, "makedirs", makedirs)
+    monkeypatch.setattr(filesystem, "mkdir", mkdir)
 
 
 @pytest.mark.parametrize("times", [1, 2])

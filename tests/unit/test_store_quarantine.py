@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from safecache import store
+from safecache import filesystem, store
 from safecache.reasons import Reason
 
 
@@ -93,13 +93,13 @@ def test_what_is_no_file_is_moved_too(entry, make):
     assert not os.path.lexists(entry) and stat.S_IFMT(os.lstat(moved).st_mode) == kind
 
 
-@pytest.mark.parametrize("operation", ["rename", "makedirs"])
+@pytest.mark.parametrize("operation", ["rename", "mkdir", "open"])
 def test_entry_that_cannot_be_moved_stays_and_none_is_returned(entry, monkeypatch, operation):
     def failing(*args, **kwargs):
         raise OSError(errno.EROFS, "Read-only file system")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, operation, failing)
+        patch.setattr(filesystem, operation, failing)
         assert quarantine(entry) is None
     assert entry.read_bytes() == b"damaged"
 
@@ -114,6 +114,6 @@ def test_entry_is_moved_though_its_note_cannot_be_written(entry, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(store, "open", full, raising=False)
+        patch.setattr(filesystem, "write", full)
         moved = quarantine(entry)
     assert not entry.exists() and Path(moved).read_bytes() == b"damaged"

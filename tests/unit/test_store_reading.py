@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import needs_root
 
-from safecache import store
+from safecache import filesystem, store
 from safecache.reasons import Reason
 
 # A FIFO that is opened without O_NONBLOCK is waited for; the signal ends that test only.
@@ -74,7 +74,7 @@ def test_device_is_refused_without_opening_it(monkeypatch):
         raise AssertionError("opened")
 
     with monkeypatch.context() as patch:
-        patch.setattr(os, "open", opened)
+        patch.setattr(filesystem, "open", opened)
         with pytest.raises(store.UnusableEntry) as caught:
             store.read_entry("/dev/null")
     assert (caught.value.reason, caught.value.detail) == (Reason.NOT_A_FILE, "a device")
@@ -111,7 +111,7 @@ def swapped(tmp_path, monkeypatch):
     decoy = tmp_path / "decoy"
     decoy.touch()
     status = decoy.lstat()
-    monkeypatch.setattr(store.os, "lstat", lambda path: status)
+    monkeypatch.setattr(filesystem, "lstat", lambda path: status)
     return tmp_path / "entry"
 
 

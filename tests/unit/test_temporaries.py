@@ -10,7 +10,7 @@ import time
 import pytest
 from conftest import SOURCE
 
-from safecache import store, temporaries
+from safecache import filesystem, store, temporaries
 from safecache.temporaries import Temporary
 
 HOUR = 3600.0
@@ -61,7 +61,7 @@ def test_file_of_a_killed_writer_is_removed_after_an_hour(tmp_path, living):
 
 def test_over_a_network_nothing_is_locked_and_only_age_counts(tmp_path, monkeypatch):
     monkeypatch.setattr(temporaries.mounts, "is_over_a_network", lambda path: True)
-    monkeypatch.setattr(temporaries.fcntl, "flock", None)
+    monkeypatch.setattr(filesystem, "flock", None)
     temporary = Temporary(str(tmp_path), 0o666)
     age(temporary.path, 2 * HOUR)
     temporaries.reap(str(tmp_path))
@@ -118,13 +118,13 @@ def test_first_publishing_in_a_directory_removes_what_is_left_there(tmp_path):
 
 def test_file_is_locked_until_it_has_its_name(tmp_path, monkeypatch):
     """Or somebody could take it for a dead writer's between its close and its rename."""
-    rename, tried = os.rename, []
+    rename, tried = filesystem.rename, []
 
     def reap_first(source, destination):
         age(source, 2 * HOUR)
         tried.append(temporaries.reap(str(tmp_path)))
         rename(source, destination)
 
-    monkeypatch.setattr(os, "rename", reap_first)
+    monkeypatch.setattr(filesystem, "rename", reap_first)
     store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
     assert tried == [0] and (tmp_path / "entry").read_bytes() == b"content"

@@ -1,0 +1,140 @@
+"""Where damaged files go: out of sight of the caches, each beside a note of why, and no more of them than is of use.
+
+No link on the way there from the cache's root is followed: whoever could put one there would have files moved to a
+place of his choice, under names and with content of his choice.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import stat
+import time
+from contextlib import suppress
+
+from safecache import filesystem
+from safecache.reasons import Reason
+
+__all__ = ["quarantine"]
+
+_PLACE = (".safecache", "quarantine")
+# The latest tell what is wrong; and a disk that damages all of a cache is not to fill up with what it damaged.
+_MOST_FILES, _MOST_BYTES = 100, 256 << 20
+_OURS = re.compile(r"(.+\.[0-9a-f]{8})(\.json)?", re.DOTALL)
+# Not O_RDONLY: who shares a cache may be let in and not be shown what else lies there.
+_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def quarantine(path: str, root: str, reason: Reason) -> str | None:
+    """Move what is at ``path`` out of the cache, to ``root/.safecache/quarantine``, with a note of why.
+
+    Returns its new path; None where the file system refuses, and then the entry is where it was. The latest stay: see
+    _MOST_FILES and _MOST_BYTES.
+    """
+    # Cut in bytes: a name of the longest kind must have room for what is added to it.
+    name = f"{os.fsdecode(os.fsencode(os.path.basename(path))[:64])}.{secrets.token_hex(4)}"
+    moved = False
+    # What cannot be looked through or closed has been moved all the same.
+    with suppress(OSError):
+        place = _enter(root)
+        try:
+            moved = _move(path, place, name, reason)
+            if moved:
+                _remove_oldest(place, name)
+        finally:
+            filesystem.close(place)
+    return os.path.join(root, *_PLACE, name) if moved else None
+
+
+def _enter(root: str) -> int:
+    """A descriptor of the quarantine, which is made if there is none. Raises OSError."""
+    above = filesystem.open(os.path.join(root, ""), _ENTER & ~os.O_NOFOLLOW)
+    for name in _PLACE:
+        try:
+            with suppress(FileExistsError):
+                filesystem.mkdir(name, dir_fd=above)
+            below = filesystem.open(name, _ENTER, dir_fd=above)
+        finally:
+            filesystem.close(above)
+        above = below
+    return above
+
+
+def _move(path: str, place: int, name: str, reason: Reason) -> bool:
+    note = name + ".json"
+    # First the note: nothing lies there without one, whenever this process is killed.
+    with suppress(OSError):
+        _write_note(place, note, path, reason)
+    try:
+        filesystem.retried(lambda: filesystem.rename(path, name, dst_dir_fd=place), filesystem.PASSING)
+        return True
+    except OSError:
+        with suppress(OSError):
+            filesystem.lstat(name, dir_fd=place)
+            return True  # done, and reported as if not: NFS may ask a server twice
+        with suppress(OSError):
+            filesystem.unlink(note, dir_fd=place)
+        return False
+
+
+def _write_note(place: int, note: str, path: str, reason: Reason) -> None:
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    content = json.dumps({"from": path, "reason": reason.value, "time": moment}).encode()
+    descriptor = filesystem.open(note, _CREATE, 0o666, dir_fd=place)
+    try:
+        filesystem.write_all(descriptor, content)
+    except OSError:
+        filesystem.unlink(note, dir_fd=place)
+        raise
+    finally:
+        filesystem.close(descriptor)
+
+
+def _remove_oldest(place: int, newest: str) -> None:
+    """Down to what may lie there, the newest whatever its size. Raises OSError."""
+    directory = filesystem.open(".", _LIST, dir_fd=place)
+    try:
+        found = _found(directory)
+        _, size = found.pop(newest, (0, 0))
+        for number, name in enumerate(sorted(found, key=lambda name: found[name], reverse=True), start=2):
+            size += found[name][1]
+            if number > _MOST_FILES or size > _MOST_BYTES:
+                _remove(directory, name)
+    finally:
+        filesystem.close(directory)
+
+
+def _found(directory: int) -> dict[str, tuple[int, int]]:
+    """When each was moved there, and its size, note included. A file that nobody put there by quarantine() is not told."""
+    found: dict[str, tuple[int, int]] = {}
+    for name in filesystem.listdir(directory):
+        ours = _OURS.fullmatch(name)
+        if ours is None:
+            continue
+        with suppress(OSError):  # removed by another process
+            status = filesystem.lstat(name, dir_fd=directory)
+            moment, size = found.get(ours[1], (0, 0))
+            # A renaming sets the time of change: no writer can set that.
+            found[ours[1]] = max(moment, status.st_ctime_ns), size + _size(directory, name, status)
+    return found
+
+
+def _size(directory: int, name: str, status: os.stat_result) -> int:
+    if not stat.S_ISDIR(status.st_mode):
+        return status.st_size
+    size = 0
+    for _, _, names, below in filesystem.fwalk(name, dir_fd=directory):
+        size += sum(filesystem.lstat(name, dir_fd=below).st_size for name in names)
+    return size
+
+
+def _remove(directory: int, name: str) -> None:
+    for own in (name + ".json", name):
+        with suppress(OSError):  # gone, or another user's
+            filesystem.unlink(own, dir_fd=directory)
+    # If it is a directory; by this path, since rmtree() takes a descriptor only from Python 3.11 on.
+    filesystem.rmtree(f"/proc/self/fd/{directory}/{name}", ignore_errors=True)
