@@ -9,7 +9,7 @@ import hashlib
 import os
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from safecache import filesystem
 
@@ -91,4 +91,5 @@ def _opened(path: str, check: Callable[[os.stat_result], None], flags: int) -> I
         check(status)
         yield descriptor, status.st_size
     finally:
-        filesystem.close(descriptor)
+        with suppress(OSError):  # nothing was written through it
+            filesystem.close(descriptor)

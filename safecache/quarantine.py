@@ -12,19 +12,20 @@ import re
 import secrets
 import stat
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 
 from safecache import filesystem
 from safecache.reasons import Reason
 
 __all__ = ["quarantine"]
 
-_PLACE = (".safecache", "quarantine")
+_OURS, _PLACE = ".safecache", "quarantine"
 # The latest tell what is wrong; and a disk that damages all of a cache is not to fill up with what it damaged.
 _MOST_FILES, _MOST_BYTES = 100, 256 << 20
-_OURS = re.compile(r"(.+\.[0-9a-f]{8})(\.json)?", re.DOTALL)
+_NAME = re.compile(r"(.+\.[0-9a-f]{8})(\.json)?", re.DOTALL)
 # Not O_RDONLY: who shares a cache may be let in and not be shown what else lies there.
-_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -38,30 +39,26 @@ def quarantine(path: str, root: str, reason: Reason) -> str | None:
     # Cut in bytes: a name of the longest kind must have room for what is added to it.
     name = f"{os.fsdecode(os.fsencode(os.path.basename(path))[:64])}.{secrets.token_hex(4)}"
     moved = False
-    # What cannot be looked through or closed has been moved all the same.
-    with suppress(OSError):
-        place = _enter(root)
-        try:
-            moved = _move(path, place, name, reason)
-            if moved:
-                _remove_oldest(place, name)
-        finally:
-            filesystem.close(place)
-    return os.path.join(root, *_PLACE, name) if moved else None
+    # What cannot be looked through has been moved all the same.
+    with suppress(OSError), _entered(root) as cache, _entered(_OURS, cache) as ours, _entered(_PLACE, ours) as place:
+        moved = _move(path, place, name, reason)
+        if moved:
+            _remove_oldest(place, name)
+    return os.path.join(root, _OURS, _PLACE, name) if moved else None
 
 
-def _enter(root: str) -> int:
-    """A descriptor of the quarantine, which is made if there is none. Raises OSError."""
-    above = filesystem.open(os.path.join(root, ""), _ENTER & ~os.O_NOFOLLOW)
-    for name in _PLACE:
-        try:
-            with suppress(FileExistsError):
-                filesystem.mkdir(name, dir_fd=above)
-            below = filesystem.open(name, _ENTER, dir_fd=above)
-        finally:
-            filesystem.close(above)
-        above = below
-    return above
+@contextmanager
+def _entered(directory: str, above: int | None = None) -> Iterator[int]:
+    """A descriptor of the directory; of one that is made if need be and is no link, if it is given where. Raises OSError."""
+    if above is not None:
+        with suppress(FileExistsError):
+            filesystem.mkdir(directory, dir_fd=above)
+    descriptor = filesystem.open(directory, _ENTER if above is None else _ENTER | os.O_NOFOLLOW, dir_fd=above)
+    try:
+        yield descriptor
+    finally:
+        with suppress(OSError):  # nothing was written through it
+            filesystem.close(descriptor)
 
 
 def _move(path: str, place: int, name: str, reason: Reason) -> bool:
@@ -112,14 +109,14 @@ def _found(directory: int) -> dict[str, tuple[int, int]]:
     """When each was moved there, and its size, note included. A file that nobody put there by quarantine() is not told."""
     found: dict[str, tuple[int, int]] = {}
     for name in filesystem.listdir(directory):
-        ours = _OURS.fullmatch(name)
-        if ours is None:
+        named = _NAME.fullmatch(name)
+        if named is None:
             continue
         with suppress(OSError):  # removed by another process
             status = filesystem.lstat(name, dir_fd=directory)
-            moment, size = found.get(ours[1], (0, 0))
+            moment, size = found.get(named[1], (0, 0))
             # A renaming sets the time of change: no writer can set that.
-            found[ours[1]] = max(moment, status.st_ctime_ns), size + _size(directory, name, status)
+            found[named[1]] = max(moment, status.st_ctime_ns), size + _size(directory, name, status)
     return found
 
 
