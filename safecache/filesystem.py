@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable
 from fcntl import flock
-from os import close, dup, fstat, fsync, fwalk, listdir, lstat, mkdir, open, read, rename, stat, unlink, write
+from os import close, dup, fstat, fsync, fwalk, link, listdir, lstat, mkdir, open, read, rename, stat, unlink, write
 from shutil import rmtree
 from time import monotonic, sleep
 from typing import TypeVar
@@ -22,6 +22,7 @@ __all__ = [
     "fstat",
     "fsync",
     "fwalk",
+    "link",
     "listdir",
     "lstat",
     "mkdir",
@@ -37,7 +38,7 @@ __all__ = [
     "write_all",
 ]
 
-# Another host has just replaced or removed it (NFS says ESTALE, or EBUSY), or a signal came: for PEP 475 covers few calls.
+# Another host has just replaced or removed it (NFS says ESTALE, or EBUSY), or a signal came (PEP 475 covers few calls).
 PASSING = frozenset({errno.EINTR, errno.ESTALE, errno.EBUSY, errno.EAGAIN})
 # And what a process may meet that its neighbours do not. In a distributed job a rank that alone compiles hangs all of
 # them, so that a hit must not become a miss by chance.

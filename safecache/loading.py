@@ -171,17 +171,18 @@ def admit(
     refusal = trust.judge(content, kind, cache_key, path)
     if refusal is None:
         return True
-    _refuse(refusal, kind, path, root, origin)
+    _refuse(refusal, kind, path, root, origin, content)
     return False
 
 
-def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: str) -> None:
+def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: str, content: bytes) -> None:
     remedy = refusal.remedy
     if path is not None and policy.decide(refusal.reason, strict=False).quarantine:
-        moved = store.quarantine(path, root, refusal.reason)
+        moved = store.quarantine(path, root, refusal.reason, content)
         if moved is not None:
             events.count(Count.QUARANTINED)
-        remedy = f"It was moved to {moved}." if moved else f"It could not be moved away; remove {path}."
+        stays = f"It could not be moved away, or was replaced since: remove {path} if it stays."
+        remedy = f"It was moved to {moved}." if moved else stays
     note(refusal.reason, kind, path or origin, refusal.evidence, remedy)
 
 
@@ -196,7 +197,7 @@ def _load(source: Source, content: bytes, *, origin: str, is_local: bool) -> Ite
         yield entry, content, is_local
     else:
         refusal = Refusal(Reason.WRONG_TYPE, f"it holds a {type(entry).__module__}.{type(entry).__qualname__}")
-        _refuse(refusal, source.kind, origin if is_local else None, source.root, origin)
+        _refuse(refusal, source.kind, origin if is_local else None, source.root, origin, content)
 
 
 def note(

@@ -6,6 +6,7 @@ place of his choice, under names and with content of his choice.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from safecache import filesystem
+from safecache import files, filesystem
 from safecache.reasons import Reason
 
 __all__ = ["quarantine"]
@@ -30,26 +31,51 @@ _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def quarantine(path: str, root: str, reason: Reason) -> str | None:
+def quarantine(path: str, root: str, reason: Reason, content: bytes | None = None) -> str | None:
     """Move what is at ``path`` out of the cache, to ``root/.safecache/quarantine``, with a note of why.
 
-    Returns its new path; None where the file system refuses, and then the entry is where it was. The latest stay: see
-    _MOST_FILES and _MOST_BYTES.
+    Returns its new path; None where the file system refuses, and then the entry is where it was. ``content``: what was
+    found there; something else, such as what another process has saved in its place since, is left there.
+    The latest stay in quarantine: see _MOST_FILES and _MOST_BYTES.
     """
     # Cut in bytes: a name of the longest kind must have room for what is added to it.
     name = f"{os.fsdecode(os.fsencode(os.path.basename(path))[:64])}.{secrets.token_hex(4)}"
     moved = False
     # What cannot be looked through has been moved all the same.
     with suppress(OSError), _entered(root) as cache, _entered(_OURS, cache) as ours, _entered(_PLACE, ours) as place:
-        moved = _move(path, place, name, reason)
+        moved = _holds(path, content) and _move(path, place, name, reason)
+        if moved and not _holds(f"/proc/self/fd/{place}/{name}", content):
+            _put_back(path, place, name)
+            moved = False
         if moved:
             _remove_oldest(place, name)
     return os.path.join(root, _OURS, _PLACE, name) if moved else None
 
 
+def _holds(path: str, content: bytes | None) -> bool:
+    """Raises OSError."""
+    # A file that is judged and renamed by its name may be another each time.
+    return content is None or files.read_regular(path, _check_regular, flags=os.O_NOFOLLOW) == content
+
+
+def _check_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("no longer a file")
+
+
+def _put_back(path: str, place: int, name: str) -> None:
+    """Unless there is one again. Raises OSError."""
+    try:
+        filesystem.link(name, path, src_dir_fd=place, follow_symlinks=False)
+    except OSError as error:
+        if error.errno != errno.EEXIST:  # a file system without hard links
+            filesystem.rename(name, path, src_dir_fd=place)
+    _remove(place, name)
+
+
 @contextmanager
 def _entered(directory: str, above: int | None = None) -> Iterator[int]:
-    """A descriptor of the directory; of one that is made if need be and is no link, if it is given where. Raises OSError."""
+    """A descriptor of a directory; if it is given where, of one that is made if need be, and no link. Raises OSError."""
     if above is not None:
         with suppress(FileExistsError):
             filesystem.mkdir(directory, dir_fd=above)
@@ -106,7 +132,7 @@ def _remove_oldest(place: int, newest: str) -> None:
 
 
 def _found(directory: int) -> dict[str, tuple[int, int]]:
-    """When each was moved there, and its size, note included. A file that nobody put there by quarantine() is not told."""
+    """When each was moved there, and its size, note included; without what was not put there by quarantine()."""
     found: dict[str, tuple[int, int]] = {}
     for name in filesystem.listdir(directory):
         named = _NAME.fullmatch(name)
@@ -130,8 +156,9 @@ def _size(directory: int, name: str, status: os.stat_result) -> int:
 
 
 def _remove(directory: int, name: str) -> None:
-    for own in (name + ".json", name):
-        with suppress(OSError):  # gone, or another user's
-            filesystem.unlink(own, dir_fd=directory)
-    # If it is a directory; by this path, since rmtree() takes a descriptor only from Python 3.11 on.
+    with suppress(OSError):  # gone, or another user's, or a directory
+        filesystem.unlink(name, dir_fd=directory)
+    # By this path, since rmtree() takes a descriptor only from Python 3.11 on.
     filesystem.rmtree(f"/proc/self/fd/{directory}/{name}", ignore_errors=True)
+    with suppress(OSError):
+        filesystem.unlink(name + ".json", dir_fd=directory)

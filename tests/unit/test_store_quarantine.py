@@ -117,3 +117,65 @@ def test_entry_is_moved_though_its_note_cannot_be_written(entry, monkeypatch):
         patch.setattr(filesystem, "write", full)
         moved = quarantine(entry)
     assert not entry.exists() and Path(moved).read_bytes() == b"damaged"
+
+
+def everything(entry):
+    return sorted(path.name for path in entry.parents[2].rglob("*") if path.is_file())
+
+
+def move_what_is_damaged(entry):
+    return store.quarantine(str(entry), str(entry.parents[2]), Reason.DAMAGED, b"damaged")
+
+
+def test_entry_that_is_still_what_was_found_is_moved(entry):
+    assert Path(move_what_is_damaged(entry)).read_bytes() == b"damaged" and not entry.exists()
+
+
+def save_just_before_it_is_moved(monkeypatch, entry):
+    rename = filesystem.rename
+
+    def save_first(*args, **kwargs):
+        monkeypatch.setattr(filesystem, "rename", rename)
+        store.replace(str(entry), b"good")
+        rename(*args, **kwargs)
+
+    monkeypatch.setattr(filesystem, "rename", save_first)
+
+
+def test_good_entry_that_was_saved_there_meanwhile_is_not_even_moved(entry, monkeypatch):
+    store.replace(str(entry), b"good")
+    monkeypatch.setattr(filesystem, "rename", None)
+    assert move_what_is_damaged(entry) is None
+    assert entry.read_bytes() == b"good" and everything(entry) == ["entry"]
+
+
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_good_entry_that_was_saved_there_in_the_last_moment_is_put_back(entry, monkeypatch, hard_links):
+    def no_link(*args, **kwargs):
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    save_just_before_it_is_moved(monkeypatch, entry)
+    if not hard_links:
+        monkeypatch.setattr(filesystem, "link", no_link)
+    assert move_what_is_damaged(entry) is None
+    assert entry.read_bytes() == b"good" and everything(entry) == ["entry"]
+
+
+def test_entry_saved_after_that_is_not_put_over(entry, monkeypatch):
+    """It was moved away by its name, and yet another one has been saved before it can be put back."""
+    link = filesystem.link
+
+    def save_another(*args, **kwargs):
+        store.replace(str(entry), b"better")
+        link(*args, **kwargs)
+
+    save_just_before_it_is_moved(monkeypatch, entry)
+    monkeypatch.setattr(filesystem, "link", save_another)
+    assert move_what_is_damaged(entry) is None
+    assert entry.read_bytes() == b"better" and everything(entry) == ["entry"]
+
+
+def test_fifo_in_place_of_what_was_found_stays(entry):
+    entry.unlink()
+    os.mkfifo(entry)
+    assert move_what_is_damaged(entry) is None and stat.S_ISFIFO(entry.lstat().st_mode)

@@ -114,7 +114,9 @@ def test_file_whose_sync_failed_is_not_synced_again(entry, calls, error, monkeyp
 
 def read_all(entry):
     """As a lookup does: list, then read what is named."""
-    return [store.read_entry(os.path.join(entry.parent, name), listed=True) for name in store.list_entries(entry.parent)]
+    return [
+        store.read_entry(os.path.join(entry.parent, name), listed=True) for name in store.list_entries(entry.parent)
+    ]
 
 
 def copied(entry):

@@ -1,82 +1,78 @@
-"""A writer that is killed, at whatever system call, leaves the old file or the new one, and nothing that stays."""
+"""Who is killed, at whatever system call, leaves the old file or the new one, and nothing that stays."""
 
 from __future__ import annotations
 
+import json
 import os
-import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
-from conftest import SOURCE
 
-from safecache import store
-
-pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
-
-OLD, NEW = b"old" * 5000, b"new" * 7000
-START = "/where-it-starts"
-CODE = f"""
-import os, sys
-from safecache import store
-root = sys.argv[1]
-os.path.exists({START!r})
-store.publish(os.path.join(root, "key", "entry"), {NEW!r}, root)
-"""
-# What publishing does to files. Others, such as for memory, change nothing that outlives the process.
-CALLS = ["mkdir", "openat", "flock", "dup", "fcntl", "write", "fsync", "close", "rename", "getdents64"]
+from faults.store import traced
+from faults.store.traced import NEW, OLD, needs_strace
+from safecache import store, temporaries
+from safecache.reasons import Reason
 
 
-def publish(root, *options):
-    """In a process, under strace with these options."""
-    command = ["strace", "-f", "-qq", "-o", str(root.parent / "trace"), *options, sys.executable, "-S", "-c", CODE]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [SOURCE, *sys.path[1:]]))}
-    environment |= {"SAFECACHE_FSYNC": "always", "PYTHONHASHSEED": "0", "HOME": str(root.parent)}
-    return subprocess.run([*command, str(root)], env=environment, capture_output=True, text=True)
+def killed(action, root, there):
+    """Kill it at each of its system calls, the cache prepared anew each time; yields what was there, and the call."""
+    traced.prepare(root, there)
+    for call in traced.calls(action, root):
+        entry = traced.prepare(root, there)
+        done = traced.run(
+            action, root, "-e", f"trace={call.name}", "-e", f"inject={call.name}:signal=KILL:when={call.number}"
+        )
+        assert done.returncode != 0, call
+        yield entry, call
 
 
-def before_it_starts(root):
-    """How often each call is made until then, and how often in all."""
-    done = publish(root, "-e", "trace=" + ",".join([*CALLS, "newfstatat", "stat"]))
-    assert done.returncode == 0, done.stderr
-    counts, total = dict.fromkeys(CALLS, 0), dict.fromkeys(CALLS, 0)
-    started = False
-    for line in (root.parent / "trace").read_text().splitlines():
-        name = line.split(None, 1)[1].split("(")[0]
-        started = started or START in line
-        if name in total:
-            total[name] += 1
-            counts[name] += not started
-    assert started
-    return counts, total
-
-
-@pytest.mark.parametrize("there", [True, False], ids=["replaced", "first"])
-@pytest.mark.parametrize("call", CALLS)
-def test_writer_is_killed_at_each_call(tmp_path, call, there):
+@needs_strace
+@pytest.mark.parametrize("there", [OLD, None], ids=["replaced", "first"])
+def test_writer_that_is_killed_leaves_the_old_file_or_the_new_one(tmp_path, there):
     root = tmp_path / "cache"
-    entry = root / "key" / "entry"
-
-    def prepare():
-        shutil.rmtree(root, ignore_errors=True)
-        root.mkdir()
-        if there:
-            store.publish(str(entry), OLD, str(root))
-
-    prepare()
-    counts, total = before_it_starts(root)
-    killed = 0
-    for number in range(counts[call] + 1, total[call] + 1):
-        prepare()
-        done = publish(root, "-e", f"trace={call}", "-e", f"inject={call}:signal=KILL:when={number}")
-        killed += done.returncode != 0
+    seen = []
+    for entry, call in killed("put", root, there):
         found = entry.read_bytes() if entry.exists() else None
-        assert found in ((OLD, NEW) if there else (None, NEW)), f"{call} {number}"
+        assert found in (there, NEW), call
         left = list(root.rglob(".*.tmp"))
-        assert len(left) <= 1
+        assert len(left) <= 1, call
         for path in left:
             os.utime(path, (time.time() - 7200,) * 2)
-        assert publish(root).returncode == 0
-        assert entry.read_bytes() == NEW and [path.name for path in entry.parent.iterdir()] == ["entry"]
-    assert killed or total[call] == counts[call], (counts, total)
+        temporaries._reaped.clear()
+        store.publish(str(entry), NEW, str(root))
+        assert entry.read_bytes() == NEW and os.listdir(entry.parent) == ["entry"], call
+        seen.append((found, len(left)))
+    assert {(there, 0), (there, 1), (NEW, 0)} == set(seen)
+
+
+@needs_strace
+def test_reader_that_is_killed_leaves_all_as_it_was(tmp_path):
+    root = tmp_path / "cache"
+    for entry, call in killed("get", root, OLD):
+        assert [path for path in root.rglob("*") if path.is_file()] == [entry], call
+        assert entry.read_bytes() == OLD, call
+
+
+@needs_strace
+def test_who_is_killed_while_it_moves_a_file_away_leaves_it_here_or_there_with_a_note(tmp_path):
+    root = tmp_path / "cache"
+    seen = set()
+    for entry, call in killed("quarantine", root, OLD):
+        place = root / ".safecache" / "quarantine"
+        moved = [path for path in place.glob("entry.*") if path.suffix != ".json"]
+        assert [path.read_bytes() for path in [*moved, *filter(Path.exists, [entry])]] == [OLD], call
+        for path in moved:
+            assert json.loads(path.with_name(path.name + ".json").read_text())["reason"] == "damaged", call
+        assert moved or store.quarantine(str(entry), str(root), Reason.DAMAGED), call
+        seen.add(bool(moved))
+    assert seen == {False, True}
+
+
+def test_processes_killed_at_random_leave_nothing_wrong():
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("kill.py")), "--kills", "60"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
