@@ -75,7 +75,7 @@ def _put_back(path: str, place: int, name: str) -> None:
 
 @contextmanager
 def _entered(directory: str, above: int | None = None) -> Iterator[int]:
-    """A descriptor of a directory; if it is given where, of one that is made if need be, and no link. Raises OSError."""
+    """A descriptor of a directory; if given where, of one that is made if need be, and no link. Raises OSError."""
     if above is not None:
         with suppress(FileExistsError):
             filesystem.mkdir(directory, dir_fd=above)

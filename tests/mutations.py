@@ -1,0 +1,167 @@
+"""Break the code in each place that safety hangs on, and see a test fail: ``python tests/mutations.py [MODULE …]``.
+
+One at a time, in a copy of the package: each sync, renaming, lock and write is left out, each O_EXCL and O_NOFOLLOW
+dropped, and each comparison and condition taken for true, and for false. Prints what fails for each, and what SURVIVED:
+a test that is missing, or else a change that changes nothing and is listed in EQUIVALENT with the reason.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from queue import SimpleQueue
+from typing import NamedTuple
+
+SOURCE = Path(__file__).resolve().parents[1]
+_STORE = ["tests/unit/test_store_publishing.py", "tests/unit/test_durability.py", "tests/unit/test_store_reading.py"]
+_STORE += ["tests/unit/test_store_quarantine.py", "tests/unit/test_temporaries.py", "tests/faults/store"]
+_TRUST = ["tests/unit/test_signatures.py", "tests/unit/test_sign_and_verify.py", "tests/unit/test_trust.py"]
+# The tests of each module, without torch, those that are most about it first.
+TESTS = {
+    "store": _STORE,
+    "temporaries": ["tests/unit/test_temporaries.py", *_STORE],
+    "files": ["tests/unit/test_files.py", *_STORE, "tests/unit/test_key_file.py"],
+    "filesystem": ["tests/faults/store/test_each_error.py", *_STORE],
+    "durability": ["tests/unit/test_durability.py", "tests/faults/store"],
+    "quarantine": ["tests/unit/test_quarantine_limits.py", "tests/unit/test_store_quarantine.py", "tests/faults/store"],
+    "seal": ["tests/unit/test_seal.py", "tests/unit/test_seal_damage.py", "tests/unit/test_seal_forgery.py", *_TRUST],
+    "trust": [*_TRUST, "tests/unit/test_adopt.py", "tests/unit/test_binding.py", "tests/unit/test_seal_audit.py"],
+    "vouching": ["tests/unit/test_vouching.py", "tests/unit/test_sign_code.py", "tests/unit/test_private_build.py"],
+}
+_CALLS = {"fsync", "rename", "link", "unlink", "flock", "write_all", "close", "dup", "sync_directory", "lstat"}
+_FLAGS = {"O_EXCL", "O_NOFOLLOW", "O_NONBLOCK", "O_CREAT", "LOCK_NB"}
+# By module, the changed text, and what it becomes: why that changes nothing that a user could see.
+EQUIVALENT: dict[tuple[str, str, str], str] = {}
+
+
+class Mutant(NamedTuple):
+    """A module with ``old``, which starts at ``start``, replaced by ``new``."""
+
+    module: str
+    line: int
+    start: int
+    old: str
+    new: str
+
+    def __str__(self) -> str:
+        return f"{self.module}:{self.line} {' '.join(self.old.split())[:70]} -> {self.new}"
+
+    @property
+    def source(self) -> str:
+        text = _read(self.module)
+        return text[: self.start] + self.new + text[self.start + len(self.old) :]
+
+
+def _path(module: str) -> Path:
+    return SOURCE / "safecache" / f"{module}.py"
+
+
+def _read(module: str) -> str:
+    return _path(module).read_text(encoding="utf-8")
+
+
+def mutants(module: str) -> list[Mutant]:
+    """All of a module, in order."""
+    text = _read(module)
+    starts = [0]
+    for line in text.splitlines(keepends=True):
+        starts.append(starts[-1] + len(line))
+    found = set()
+    for node, new in _changes(ast.parse(text)):
+        old = ast.get_source_segment(text, node)
+        assert old is not None and text.isascii()
+        found.add(Mutant(module, node.lineno, starts[node.lineno - 1] + node.col_offset, old, new))
+    return sorted(found, key=lambda mutant: (mutant.start, len(mutant.old), mutant.new))
+
+
+def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CALLS:
+            yield node, "None"
+        elif isinstance(node, ast.Attribute) and node.attr in _FLAGS:
+            yield node, "0"
+        for condition in _conditions(node):
+            yield condition, "True"
+            yield condition, "False"
+
+
+def _conditions(node: ast.AST) -> list[ast.expr]:
+    if isinstance(node, ast.Compare):
+        return [node]
+    if isinstance(node, (ast.If, ast.IfExp)):
+        return [node.test]
+    if isinstance(node, ast.BoolOp):
+        return node.values
+    if isinstance(node, ast.comprehension):
+        return node.ifs
+    is_bool = isinstance(node, ast.FunctionDef) and isinstance(node.returns, ast.Name) and node.returns.id == "bool"
+    return [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Return) and inner.value] if is_bool else []
+
+
+def _test(copy: Path, tests: list[str]) -> str | None:
+    """The first test that fails; None if all pass."""
+    options = ["-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-o", "timeout=60"]
+    there = [path for path in dict.fromkeys(tests) if (copy / path).exists()]
+    command = [sys.executable, "-m", "pytest", *options, *there]
+    environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)}
+    done = subprocess.run(command, cwd=copy, capture_output=True, text=True, env=environment)
+    if done.returncode == 0:
+        return None
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    return failed[1] if failed else (done.stdout + done.stderr).strip().splitlines()[-1][:100]
+
+
+def _outcome(mutant: Mutant, copies: SimpleQueue[Path]) -> str | None:
+    copy = copies.get()
+    target = copy / "safecache" / f"{mutant.module}.py"
+    try:
+        target.write_text(mutant.source, encoding="utf-8")
+        return _test(copy, TESTS[mutant.module])
+    finally:
+        target.write_text(_read(mutant.module), encoding="utf-8")
+        copies.put(copy)
+
+
+def _copies(base: str, jobs: int) -> SimpleQueue[Path]:
+    copies: SimpleQueue[Path] = SimpleQueue()
+    for number in range(jobs):
+        copy = Path(base, str(number))
+        for name in ("safecache", "tests"):
+            shutil.copytree(SOURCE / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copy(SOURCE / "pyproject.toml", copy)
+        copies.put(copy)
+    return copies
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("module", nargs="*", metavar="MODULE", help=f"of {', '.join(TESTS)}; all, without one")
+    parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--list", action="store_true", help="only say what would be changed")
+    chosen = parser.parse_args()
+    todo = [mutant for module in chosen.module or TESTS for mutant in mutants(module)]
+    if chosen.list:
+        print(*todo, sep="\n")
+        return 0
+    survived = 0
+    with tempfile.TemporaryDirectory() as base, ThreadPoolExecutor(chosen.jobs) as pool:
+        copies = _copies(base, chosen.jobs)
+        for mutant, killer in zip(todo, pool.map(lambda mutant: _outcome(mutant, copies), todo), strict=True):
+            why = EQUIVALENT.get((mutant.module, " ".join(mutant.old.split()), mutant.new))
+            survived += killer is None and why is None
+            print(f"{mutant}: {killer or (f'changes nothing: {why}' if why else 'SURVIVED')}", flush=True)
+    print(f"{len(todo)} changes, {survived} survived")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
