@@ -71,15 +71,16 @@ def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
             raise EntryRefusedError(f"safecache: {loading.refusals()[-1]} Compile it anew.")
 
 
-def read(kind: Kind, cache_key: str, path: str) -> bytes | None:
+def read(kind: Kind, cache_key: str, path: str, root: str = "") -> bytes | None:
     """The bytes of the file at ``path`` if they may be unpickled, empty if there is none; None if not, and reported.
 
-    Raises in strict mode for what may not.
+    One that is bad for everybody is moved away if it lies in a cache, its ``root``, and not where the user named it.
+    Raises in strict mode for what may not be unpickled.
     """
     if not os.path.lexists(path):
         return b""
     content = loading.read(kind, path)
-    if content is None or not loading.admit(kind, cache_key, content, origin=path):
+    if content is None or not loading.admit(kind, cache_key, content, origin=path, root=root):
         return None
     return content
 

@@ -162,20 +162,29 @@ def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
 
 
 def admit(
-    kind: Kind, cache_key: str, content: bytes, *, path: str | None = None, root: str = "", origin: str = ""
+    kind: Kind,
+    cache_key: str,
+    content: bytes,
+    *,
+    path: str | None = None,
+    root: str = "",
+    origin: str = "",
+    whole: bool = True,
 ) -> bool:
     """Whether ``content`` may be used; a refusal is reported, and a file that is bad for everybody moved away.
 
-    Give the ``path`` of an entry in the cache ``root``, or for other bytes their ``origin`` in words.
+    Give the ``path`` of an entry in the cache ``root``, or for other bytes their ``origin`` in words: with a ``root``
+    the path of a file there whose name tells nothing. ``whole``: nothing else is in that file.
     """
     refusal = trust.judge(content, kind, cache_key, path)
     if refusal is None:
         return True
-    _refuse(refusal, kind, path, root, origin, content)
+    file = path or (origin if root else None)
+    _refuse(refusal, kind, file, root, origin, content if whole else None)
     return False
 
 
-def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: str, content: bytes) -> None:
+def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: str, content: bytes | None) -> None:
     remedy = refusal.remedy
     if path is not None and policy.decide(refusal.reason, strict=False).quarantine:
         moved = store.quarantine(path, root, refusal.reason, content)

@@ -79,7 +79,8 @@ def mutants(module: str) -> list[Mutant]:
     for node, new in _changes(ast.parse(text)):
         old = ast.get_source_segment(text, node)
         assert old is not None and text.isascii()
-        found.add(Mutant(module, node.lineno, starts[node.lineno - 1] + node.col_offset, old, new))
+        if old != new:
+            found.add(Mutant(module, node.lineno, starts[node.lineno - 1] + node.col_offset, old, new))
     return sorted(found, key=lambda mutant: (mutant.start, len(mutant.old), mutant.new))
 
 

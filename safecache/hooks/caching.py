@@ -19,8 +19,9 @@ def get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> A
         hit = wrapped(key)
         if hit is None:
             return None
-        path = instance._fpath_from_key(key)
-        admitted = loading.admit(Kind.MEMO, _cache_key(instance, key), hit.value, origin=str(path))
+        path, root = str(instance._fpath_from_key(key)), str(instance._base_dir)
+        # Torch's own header is before it in the file.
+        admitted = loading.admit(Kind.MEMO, _cache_key(instance, key), hit.value, origin=path, root=root, whole=False)
         return hit if admitted else None
 
     return find(*args, **kwargs)

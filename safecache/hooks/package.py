@@ -47,7 +47,8 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     def find(fn: Callable[..., Any]) -> Any:
         key = sys.modules["torch._dynamo.package"].CompilePackage.source_id_from_fn(fn)
         with loading.reading():
-            content = artifacts.read(Kind.DYNAMO_PACKAGE, _key(key), _file(instance, key))
+            root = os.path.dirname(instance.path_prefix())
+            content = artifacts.read(Kind.DYNAMO_PACKAGE, _key(key), _file(instance, key), root)
             if content is None:
                 return None
             with artifacts.only(Kind.DYNAMO_PACKAGE, content):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -20,7 +21,8 @@ def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
         if path is None:
             return wrapped(cache_key)
         with loading.reading():
-            content = artifacts.read(Kind.PGO_STATE, cache_key, path)
+            root = os.path.dirname(os.path.dirname(path))
+            content = artifacts.read(Kind.PGO_STATE, cache_key, path, root)
             if content is None:
                 return None
             with artifacts.only(Kind.PGO_STATE, content):

@@ -71,6 +71,23 @@ def test_refused_artifact_heals(home, door):
     assert door.load(home, stock=True).result is True
 
 
+@MISSES
+def test_damaged_artifact_is_moved_to_quarantine_and_heals(home, door):
+    """A result of autotuning is not: nobody can tell a damaged one from one that stock torch has written."""
+    path = door.save(home)
+    damage.flip_in_payload(path)
+    damaged = damage.digest(path)
+    answer = door.load(home)
+    assert_refused(door, answer, strict=False)
+    (moved,) = [p for p in home.base.rglob(".safecache/quarantine/*") if p.suffix != ".json"]
+    assert damage.digest(moved) == damaged and answer.stats["quarantined"] == 1, answer
+    assert not path.exists() or damage.digest(path) != damaged, "a profile is saved anew at once"
+    assert str(moved) in answer.warnings[0] and '"damaged"' in moved.with_name(moved.name + ".json").read_text()
+    assert home.run(f"save_{door.name}", path=door.path(home)).ok
+    again = door.load(home)
+    assert again.ok and again.result is True and again.warnings == [], again
+
+
 @pytest.mark.parametrize("cut", damage.CUT, ids=lambda cut: cut.__name__)
 @MISSES
 def test_artifact_that_was_cut_short_is_a_miss_and_heals(home, door, cut):

@@ -63,6 +63,38 @@ def test_publishing_waits_as_it_is_set(tmp_path, settings, calls, on, chosen, fi
     assert calls == expected and (tmp_path / "entry").read_bytes() == b"content"
 
 
+@pytest.mark.parametrize(("chosen", "synced"), [("always", ["cache", "ke", "key"]), ("never", [])])
+def test_directories_up_to_the_cache_are_waited_for_or_none(tmp_path, settings, monkeypatch, chosen, synced):
+    """Not only those made now: who made the others may be killed before he has waited for them."""
+    settings(SAFECACHE_FSYNC=chosen)
+    entry = tmp_path / "cache" / "ke" / "key" / "entry"
+    entry.parent.mkdir(parents=True)
+    seen, sync = [], filesystem.fsync
+
+    def note(descriptor):
+        seen.append(os.path.basename(os.readlink(f"/proc/self/fd/{descriptor}")))
+        sync(descriptor)
+
+    monkeypatch.setattr(filesystem, "fsync", note)
+    store.publish(str(entry), b"content", str(tmp_path / "cache"))
+    assert sorted(name for name in seen if not name.endswith(".tmp")) == synced
+
+
+def test_directory_that_may_be_written_and_not_read_is_not_waited_for(tmp_path, settings, monkeypatch):
+    settings(SAFECACHE_FSYNC="always")
+    open_, refused = filesystem.open, []
+
+    def refuse(path, flags, *args):
+        if flags & os.O_DIRECTORY:
+            refused.append(path)
+            raise PermissionError(errno.EACCES, "Permission denied", path)
+        return open_(path, flags, *args)
+
+    monkeypatch.setattr(filesystem, "open", refuse)
+    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    assert refused == [str(tmp_path)] and (tmp_path / "entry").read_bytes() == b"content"
+
+
 def test_all_is_written_before_it_is_waited_for(tmp_path, settings, monkeypatch):
     settings(SAFECACHE_FSYNC="always")
     sizes = []

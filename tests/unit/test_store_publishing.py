@@ -110,6 +110,13 @@ def test_cache_that_is_cleared_again_and_again_is_an_error(entry, monkeypatch):
         publish(entry)
 
 
+def test_entry_without_a_directory_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        store.publish("entry", b"content", "")
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_file_in_place_of_the_directory_is_set_aside(entry):
     entry.parent.parent.mkdir(parents=True)
     entry.parent.write_bytes(b"in the way")

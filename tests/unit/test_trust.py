@@ -1,0 +1,64 @@
+"""The judgement that stands before every unpickling: what may be used is counted, and what may not is told why."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from safecache import binding, events, keyring, keys, layout, seal, trust
+from safecache.reasons import Reason
+from safecache.seal import Kind
+
+KEY = "the key"
+
+
+def sealed(kind=Kind.FX_ENTRY, **provenance):
+    return seal.attach(b"payload", kind, KEY, keyring.current().signing, {**binding.statement(kind), **provenance})
+
+
+def test_sealed_entry_is_taken_and_counted():
+    assert trust.judge(sealed(), Kind.FX_ENTRY, KEY, None) is None
+    assert events.counters() == {"verified": 1}
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (lambda: sealed()[1:], Reason.DAMAGED),
+        (lambda: sealed(Kind.AOT_ENTRY), Reason.OTHER_KIND),
+        (lambda: sealed(machine="vax"), Reason.OTHER_BUILD),
+        (lambda: b"payload", Reason.UNSEALED),
+    ],
+    ids=["damaged", "other-kind", "other-build", "unsealed"],
+)
+def test_refused_entry_is_not_counted_as_used(content, reason):
+    refusal = trust.judge(content(), Kind.FX_ENTRY, KEY, None)
+    assert refusal.reason is reason and events.counters() == {}
+
+
+def test_private_trust_takes_nothing_unsealed_that_came_from_no_file(settings):
+    settings(SAFECACHE_TRUST="private")
+    assert trust.judge(b"payload", Kind.FX_ENTRY, KEY, None).reason is Reason.UNSEALED
+
+
+@pytest.mark.parametrize("value", [5, None, ["x86_64"], {}])
+def test_seal_that_states_its_provenance_in_no_words_is_refused(value):
+    """Whoever holds a key can state what he likes; what reads it expects text."""
+    key = keys.Key.derive(b"k" * 32)
+    content = seal.attach(b"payload", Kind.FX_ENTRY, KEY, key, {"machine": value})
+    assert json.dumps(value).encode() in content
+    assert seal.verify(content, Kind.FX_ENTRY, KEY, {key.id: key}.get).reason is Reason.UNKNOWN_FORMAT
+
+
+@pytest.mark.parametrize(("mode", "reason"), [(0o755, None), (0o777, Reason.NOT_PRIVATE)])
+def test_private_trust_takes_what_nobody_else_could_have_written(tmp_path, settings, mode, reason):
+    settings(SAFECACHE_TRUST="private")
+    directory = tmp_path / "cache"
+    directory.mkdir()
+    directory.chmod(mode)
+    path = directory / layout.entry_name(b"payload")
+    path.write_bytes(b"payload")
+    refusal = trust.judge(b"payload", Kind.FX_ENTRY, KEY, str(path))
+    assert (refusal and refusal.reason) == reason
+    assert events.counters() == ({} if reason else {"accepted as private": 1})
