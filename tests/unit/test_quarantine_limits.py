@@ -161,3 +161,40 @@ def test_file_that_was_moved_though_the_server_said_otherwise_counts_as_moved(ca
     monkeypatch.setattr(filesystem, "rename", twice)
     moved = put_away(cache, 0)
     assert moved.read_bytes() == b"damaged" and moved.with_name(moved.name + ".json").exists()
+
+
+@pytest.mark.parametrize("make", [os.link, os.symlink], ids=lambda make: make.__name__)
+def test_note_is_not_written_into_what_lies_under_its_name(cache, tmp_path, monkeypatch, make):
+    """Somebody would have to guess the name, of 32 random bits."""
+    put_away(cache, 0)
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    monkeypatch.setattr(quarantine.secrets, "token_hex", lambda size: "0" * 8)
+    make(victim, cache / ".safecache" / "quarantine" / f"damaged-001.{'0' * 8}.json")
+    assert put_away(cache, 1).read_bytes() == b"damaged" and victim.read_bytes() == b"mine"
+
+
+def test_note_that_could_not_be_written_whole_is_not_there(cache, monkeypatch):
+    write = filesystem.write
+
+    def full(descriptor, content):
+        if len(content) < 20:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, content[:-10])
+
+    monkeypatch.setattr(filesystem, "write", full)
+    moved = put_away(cache, 0)
+    assert moved.read_bytes() == b"damaged" and os.listdir(moved.parent) == [moved.name]
+
+
+def test_no_more_is_removed_than_must_be(cache, monkeypatch):
+    """Exactly as many, and as large, as is allowed."""
+    monkeypatch.setattr(quarantine, "_MOST_FILES", 2)
+    sizes = [
+        sum(path.stat().st_size for path in (moved, moved.with_name(moved.name + ".json")))
+        for moved in (put_away(cache, 0), put_away(cache, 1))
+    ]
+    monkeypatch.setattr(quarantine, "_MOST_BYTES", sizes[1] + sizes[0])
+    assert kept(cache) == [0, 1]
+    put_away(cache, 2)
+    assert kept(cache) == [1, 2]

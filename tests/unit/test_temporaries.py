@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -128,3 +129,67 @@ def test_file_is_locked_until_it_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(filesystem, "rename", reap_first)
     store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
     assert tried == [0] and (tmp_path / "entry").read_bytes() == b"content"
+
+
+def make_link(path, target):
+    path.symlink_to(target)
+
+
+def make_hard_link(path, target):
+    os.link(target, path)
+
+
+@pytest.mark.parametrize("plant", [make_link, make_hard_link])
+def test_what_lies_under_its_name_is_not_written_to(tmp_path, monkeypatch, plant):
+    """Somebody would have to guess the name, of 64 random bits."""
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"mine")
+    monkeypatch.setattr(temporaries.secrets, "token_hex", lambda size: "0" * 16)
+    plant(tmp_path / f".{'0' * 16}.tmp", victim)
+    with pytest.raises(FileExistsError):
+        store.replace(str(tmp_path / "entry"), b"content")
+    assert victim.read_bytes() == b"mine" and sorted(os.listdir(tmp_path)) == [f".{'0' * 16}.tmp", "victim"]
+
+
+@pytest.mark.timeout(20, method="signal")  # would hang for ever
+def test_lock_that_another_has_is_not_waited_for(tmp_path, monkeypatch):
+    flock, others = filesystem.flock, []
+
+    def lock_first(descriptor, operation):
+        others.append(os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY))
+        fcntl.flock(others[0], fcntl.LOCK_EX)
+        flock(descriptor, operation)
+
+    monkeypatch.setattr(filesystem, "flock", lock_first)
+    store.replace(str(tmp_path / "entry"), b"content")
+    assert (tmp_path / "entry").read_bytes() == b"content" and len(others) == 1
+    os.close(others[0])
+
+
+def test_only_the_first_publishing_in_a_directory_looks_for_what_is_left(tmp_path, monkeypatch):
+    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    monkeypatch.setattr(filesystem, "listdir", None)
+    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+
+
+@pytest.mark.timeout(20, method="signal")  # would hang for ever
+@pytest.mark.parametrize("what", ["fifo", "link"])
+def test_what_is_put_in_place_of_a_dead_writers_file_is_not_waited_for_nor_followed(tmp_path, monkeypatch, what):
+    left = tmp_path / ".0123456789abcdef.tmp"
+    left.touch()
+    age(left, 2 * HOUR)
+    status = left.lstat()
+    left.unlink()
+    os.mkfifo(tmp_path / "target")
+    os.mkfifo(left) if what == "fifo" else left.symlink_to("target")
+    opened, open_ = [], filesystem.open
+
+    def note(path, *args):
+        descriptor = open_(path, *args)
+        opened.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return descriptor
+
+    monkeypatch.setattr(filesystem, "lstat", lambda path: status)
+    monkeypatch.setattr(filesystem, "open", note)
+    temporaries.reap(str(tmp_path))
+    assert opened == ([str(left)] if what == "fifo" else []) and os.path.exists(tmp_path / "target")

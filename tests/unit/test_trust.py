@@ -62,3 +62,12 @@ def test_private_trust_takes_what_nobody_else_could_have_written(tmp_path, setti
     refusal = trust.judge(b"payload", Kind.FX_ENTRY, KEY, str(path))
     assert (refusal and refusal.reason) == reason
     assert events.counters() == ({} if reason else {"accepted as private": 1})
+
+
+@pytest.mark.parametrize("about_key", [True, False])
+def test_key_is_named_where_the_refusal_is_about_it(about_key):
+    reason = Reason.REVOKED_KEY if about_key else Reason.DAMAGED
+    verdict = seal.Verdict(reason, b"\xab" * 8)
+    assert trust.evidence(verdict).endswith("revoked: " + "ab" * 8 if about_key else "does not match its content")
+    assert not trust.evidence(verdict._replace(key_id=None)).endswith(":")
+    assert trust.evidence(verdict._replace(reason=None)) == ""
