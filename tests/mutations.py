@@ -23,16 +23,17 @@ from typing import NamedTuple
 
 SOURCE = Path(__file__).resolve().parents[1]
 _STORE = ["tests/unit/test_store_publishing.py", "tests/unit/test_durability.py", "tests/unit/test_store_reading.py"]
-_STORE += ["tests/unit/test_store_quarantine.py", "tests/unit/test_temporaries.py", "tests/faults/store"]
-_TRUST = ["tests/unit/test_signatures.py", "tests/unit/test_sign_and_verify.py", "tests/unit/test_trust.py"]
+_STORE += ["tests/unit/test_store_quarantine.py", "tests/unit/test_temporaries.py"]
+_STORE += ["tests/faults/store/test_each_error.py", "tests/faults/store/test_power_loss.py"]
+_TRUST = ["tests/unit/test_trust.py", "tests/unit/test_signatures.py", "tests/unit/test_sign_and_verify.py"]
 # The tests of each module, without torch, those that are most about it first.
 TESTS = {
     "store": _STORE,
     "temporaries": ["tests/unit/test_temporaries.py", *_STORE],
     "files": ["tests/unit/test_files.py", *_STORE, "tests/unit/test_key_file.py"],
     "filesystem": ["tests/faults/store/test_each_error.py", *_STORE],
-    "durability": ["tests/unit/test_durability.py", "tests/faults/store"],
-    "quarantine": ["tests/unit/test_quarantine_limits.py", "tests/unit/test_store_quarantine.py", "tests/faults/store"],
+    "durability": ["tests/unit/test_durability.py", "tests/faults/store/test_power_loss.py", *_STORE],
+    "quarantine": ["tests/unit/test_quarantine_limits.py", "tests/unit/test_store_quarantine.py", *_STORE],
     "seal": ["tests/unit/test_seal.py", "tests/unit/test_seal_damage.py", "tests/unit/test_seal_forgery.py", *_TRUST],
     "trust": [*_TRUST, "tests/unit/test_adopt.py", "tests/unit/test_binding.py", "tests/unit/test_seal_audit.py"],
     "vouching": ["tests/unit/test_vouching.py", "tests/unit/test_sign_code.py", "tests/unit/test_private_build.py"],

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from safecache import binding, events, keyring, keys, layout, seal, trust
+from safecache.keyring import Keyring
 from safecache.reasons import Reason
 from safecache.seal import Kind
 
@@ -71,3 +72,32 @@ def test_key_is_named_where_the_refusal_is_about_it(about_key):
     assert trust.evidence(verdict).endswith("revoked: " + "ab" * 8 if about_key else "does not match its content")
     assert not trust.evidence(verdict._replace(key_id=None)).endswith(":")
     assert trust.evidence(verdict._replace(reason=None)) == ""
+
+
+OURS, THEIRS = keys.Key.derive(b"o" * 32), keys.Key.derive(b"t" * 32)
+
+
+@pytest.mark.parametrize(
+    ("ring", "said"),
+    [
+        (Keyring(OURS), f"and this process holds {OURS.id.hex()}"),
+        (Keyring(OURS, fresh=True), f"and this process holds {OURS.id.hex()}, made just now"),
+        (Keyring(OURS, trusted={OURS.id: OURS, b"8" * 8: OURS}), ", and trusts 2 keys in all"),
+        (Keyring(None, problem="the disk is full"), "no key could be had: the disk is full"),
+        (Keyring(OURS, refused={THEIRS.id: "its file has mode 0666"}), "is not used: its file has mode 0666"),
+    ],
+    ids=["ours", "fresh", "several", "none", "refused"],
+)
+def test_refusal_of_an_unknown_key_says_which_keys_there_are(monkeypatch, ring, said):
+    monkeypatch.setattr(keyring, "current", lambda: ring)
+    content = seal.attach(b"payload", Kind.FX_ENTRY, KEY, THEIRS, {})
+    refusal = trust.judge(content, Kind.FX_ENTRY, KEY, None)
+    assert refusal.reason is Reason.UNKNOWN_KEY and refusal.evidence.endswith(said)
+
+
+@pytest.mark.parametrize("from_a_file", [True, False])
+def test_remedy_for_what_nobody_has_sealed_is_adopting_a_file_and_a_key_for_the_rest(tmp_path, from_a_file):
+    path = tmp_path / "aotautograd" / "key" / layout.entry_name(b"payload") if from_a_file else None
+    refusal = trust.judge(b"payload", Kind.AOT_ENTRY, KEY, path and str(path))
+    assert (f"safecache adopt {tmp_path}" in refusal.remedy) == from_a_file
+    assert ("SAFECACHE_KEY_FILE" in refusal.remedy) != from_a_file
