@@ -36,7 +36,12 @@ TESTS = {
     "quarantine": ["tests/unit/test_quarantine_limits.py", "tests/unit/test_store_quarantine.py", *_STORE],
     "seal": ["tests/unit/test_seal.py", "tests/unit/test_seal_damage.py", "tests/unit/test_seal_forgery.py", *_TRUST],
     "trust": [*_TRUST, "tests/unit/test_adopt.py", "tests/unit/test_binding.py", "tests/unit/test_seal_audit.py"],
-    "vouching": ["tests/unit/test_vouching.py", "tests/unit/test_sign_code.py", "tests/unit/test_private_build.py"],
+    "vouching": [
+        "tests/unit/test_vouching.py",
+        "tests/unit/test_vouching_records.py",
+        "tests/unit/test_sign_code.py",
+        "tests/unit/test_private_build.py",
+    ],
 }
 _CALLS = {"fsync", "rename", "link", "unlink", "flock", "write_all", "close", "dup", "sync_directory", "lstat"}
 _FLAGS = {"O_EXCL", "O_NOFOLLOW", "O_NONBLOCK", "O_CREAT", "LOCK_NB"}

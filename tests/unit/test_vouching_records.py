@@ -1,0 +1,287 @@
+"""Sources, results and kernels that are vouched for by this process, by a sealed record, or by where they lie."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from safecache import binding, cpu, events, filesystem, keyring, ownership, seal, vouching
+from safecache.errors import EntryRefusedError
+from safecache.reasons import Reason
+from safecache.seal import Kind
+from safecache.store import UnusableEntry
+
+CONTENT = b"def call(args): ..."
+SOURCE = Kind.SOURCE
+
+
+@pytest.fixture
+def source(tmp_path, monkeypatch):
+    forget(monkeypatch)
+    path = tmp_path / "cache" / "ab" / "source.py"
+    path.parent.mkdir(parents=True)
+    return path
+
+
+def forget(monkeypatch):
+    """As a new process would begin."""
+    monkeypatch.setattr(vouching, "_known", {})
+    monkeypatch.setattr(vouching, "_judged", {})
+    keyring.reset()
+
+
+def root_of(path):
+    return str(path.parents[1])
+
+
+def keep(path, content=CONTENT, kind=SOURCE):
+    vouching.keep(str(path), root_of(path), kind, content)
+
+
+def states(path, content=CONTENT, kind=SOURCE):
+    return vouching.states(str(path), root_of(path), kind, content)
+
+
+def refuse_writes(monkeypatch):
+    def full(*args):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(filesystem, "write", full)
+
+
+def test_process_vouches_for_what_it_expects_without_a_record(source):
+    assert not states(source)
+    vouching.expect(str(source), CONTENT)
+    assert states(source) and not states(source, b"another")
+    assert not vouching.has_record(str(source), root_of(source), SOURCE)
+
+
+def test_record_vouches_for_one_content_in_the_next_process(source, monkeypatch):
+    keep(source)
+    forget(monkeypatch)
+    assert vouching.has_record(str(source), root_of(source), SOURCE)
+    assert states(source) and not states(source, b"another")
+
+
+def test_record_of_another_build_does_not_vouch(source, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(binding, "statement", lambda kind: {"machine": "vax"})
+        keep(source)
+    forget(monkeypatch)
+    assert not states(source)
+
+
+def test_record_that_does_not_verify_vouches_for_nothing(source, monkeypatch):
+    keep(source)
+    (record,) = source.parents[1].glob(".safecache/records/*/*")
+    record.write_bytes(record.read_bytes()[1:])
+    forget(monkeypatch)
+    assert not states(source)
+
+
+@pytest.mark.parametrize(("mode", "vouched"), [(0o755, True), (0o777, False)])
+def test_private_trust_takes_what_nobody_else_could_have_written(source, settings, mode, vouched):
+    settings(SAFECACHE_TRUST="private")
+    source.write_bytes(CONTENT)
+    source.parent.chmod(mode)
+    assert states(source) == vouching.is_private(str(source)) == vouched
+
+
+def test_signed_trust_takes_nothing_for_lying_where_nobody_else_writes(source):
+    source.write_bytes(CONTENT)
+    assert not vouching.is_private(str(source))
+
+
+def test_kernels_of_one_name_in_two_directories_have_records_of_their_own(tmp_path, monkeypatch):
+    forget(monkeypatch)
+    one, other = [tmp_path / "cache" / key / "kernel.cubin" for key in ("one", "other")]
+    keep(one, kind=Kind.KERNEL)
+    assert vouching.has_record(str(one), root_of(one), Kind.KERNEL)
+    assert not vouching.has_record(str(other), root_of(other), Kind.KERNEL)
+
+
+def test_record_that_cannot_be_written_is_said_and_not_counted(source, monkeypatch):
+    with monkeypatch.context() as patch:
+        refuse_writes(patch)
+        written = vouching.write_record(
+            str(source), root_of(source), SOURCE, {"sha256": ""}, keyring.current().signing, {}
+        )
+    assert not written and events.counters() == {"unwritable": 1}
+    assert vouching.write_record(str(source), root_of(source), SOURCE, {}, keyring.current().signing, {})
+    assert events.counters() == {"unwritable": 1, "code sealed": 1}
+
+
+def restore(path):
+    vouching.restore(str(path), CONTENT, root_of(path), SOURCE)
+    return path.read_bytes()
+
+
+def test_missing_source_is_restored_with_a_record(source, monkeypatch):
+    assert restore(source) == CONTENT
+    forget(monkeypatch)
+    assert states(source)
+
+
+def test_source_that_is_vouched_for_stays_as_it_is(source):
+    keep(source, b"kept")
+    source.write_bytes(b"kept")
+    assert restore(source) == b"kept"
+
+
+def test_planted_source_is_moved_away_and_restored(source):
+    source.write_bytes(b"planted")
+    assert restore(source) == CONTENT
+    assert [path.read_bytes() for path in source.parents[1].glob(".safecache/quarantine/*.????????")] == [b"planted"]
+
+
+def test_planted_file_that_cannot_be_moved_away_is_not_used(source, monkeypatch):
+    def refuse(*args, **kwargs):
+        raise PermissionError(1, "Operation not permitted")
+
+    source.write_bytes(b"planted")
+    monkeypatch.setattr(filesystem, "rename", refuse)
+    with pytest.raises(EntryRefusedError, match="cannot be moved away"):
+        restore(source)
+    assert events.counters().get("quarantined") is None
+
+
+def test_planted_file_is_an_error_in_strict_mode(source, settings):
+    settings(SAFECACHE_STRICT=1)
+    source.write_bytes(b"planted")
+    with pytest.raises(EntryRefusedError):
+        restore(source)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd")], ids=["fifo", "link"])
+def test_what_is_no_file_is_moved_away_before_anything_is_made_there(source, make):
+    make(source)
+    assert restore(source) == CONTENT and not source.is_symlink()
+    assert events.counters()["not a file"] == 1
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd")], ids=["fifo", "link"])
+def test_what_is_no_file_is_not_loaded(source, make):
+    make(source)
+    with pytest.raises(EntryRefusedError, match="not loaded: it is a"):
+        vouching.admit_code(str(source), root_of(source))
+
+
+def test_damaged_record_moves_the_file_away_and_counts(source, monkeypatch):
+    keep(source)
+    source.write_bytes(b"damaged")
+    forget(monkeypatch)
+    events.reset()
+    assert restore(source) == CONTENT
+    assert events.counters()["damaged"] == events.counters()["quarantined"] == 1
+
+
+def adopt(path):
+    return vouching.adopt(str(path), root_of(path), SOURCE)
+
+
+def test_private_file_is_adopted_once(source, monkeypatch):
+    source.write_bytes(CONTENT)
+    assert adopt(source) and not adopt(source)
+    forget(monkeypatch)
+    assert not adopt(source) and states(source)
+
+
+def test_file_that_others_could_have_written_is_not_adopted(source, monkeypatch):
+    source.write_bytes(CONTENT)
+    source.chmod(0o666)
+    with pytest.raises(EntryRefusedError, match="not private"):
+        adopt(source)
+    forget(monkeypatch)
+    assert not states(source)
+
+
+def test_what_is_no_file_is_not_adopted(source):
+    os.mkfifo(source)
+    with pytest.raises(UnusableEntry):
+        adopt(source)
+
+
+@pytest.fixture
+def exposed(source, monkeypatch):
+    """The file lies where others can replace it."""
+    source.write_bytes(CONTENT)
+    source.parent.chmod(0o777)
+    assert ownership.why_not_private(str(source))
+    return source
+
+
+def test_code_that_others_can_replace_is_loaded_from_a_copy(exposed):
+    keep(exposed)
+    path, content = vouching.admit_code(str(exposed), root_of(exposed), SOURCE)
+    assert content == CONTENT and path != str(exposed) and open_bytes(path) == CONTENT
+    fresh = vouching.admit_fresh(str(exposed), root_of(exposed), SOURCE)
+    assert fresh != str(exposed) and open_bytes(fresh) == CONTENT
+
+
+def test_code_that_is_replaced_after_it_was_judged_is_not_loaded(exposed, monkeypatch):
+    keep(exposed)
+    judge = vouching.judge
+
+    def judge_and_replace(*args):
+        refusal = judge(*args)
+        exposed.write_bytes(b"planted")
+        return refusal
+
+    monkeypatch.setattr(vouching, "judge", judge_and_replace)
+    with pytest.raises(EntryRefusedError, match="replaced since it was verified"):
+        vouching.admit_code(str(exposed), root_of(exposed), SOURCE)
+
+
+def test_unreadable_code_that_others_can_replace_is_not_handed_on(exposed):
+    exposed.unlink()
+    with pytest.raises(FileNotFoundError):
+        vouching.admit_code(str(exposed), root_of(exposed), SOURCE)
+
+
+def test_private_code_is_loaded_from_where_it_lies(source):
+    keep(source)
+    source.write_bytes(CONTENT)
+    assert vouching.admit_code(str(source), root_of(source), SOURCE) == (str(source), None)
+    assert vouching.admit_fresh(str(source), root_of(source), SOURCE) == str(source)
+    assert vouching.out_of_reach(str(source), CONTENT) == str(source)
+
+
+def test_code_of_a_noexec_mount_is_not_copied_to_memory(exposed, monkeypatch):
+    keep(exposed)
+    monkeypatch.setattr(vouching.mounts, "forbids_execution", lambda path: True)
+    assert vouching.admit_code(str(exposed), root_of(exposed), SOURCE) == (str(exposed), None)
+
+
+def test_library_for_a_cpu_that_has_more_is_refused_whatever_its_size(source, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(cpu, "instructions", lambda: "avx2 avx512f")
+        for name, size in (("small.so", 10), ("large.so", vouching._LARGE)):
+            path = source.with_name(name)
+            path.write_bytes(bytes(size))
+            vouching.keep(str(path), root_of(path))
+    forget(monkeypatch)
+    monkeypatch.setattr(cpu, "instructions", lambda: "avx2")
+    for name in ("small.so", "large.so"):
+        refusal = vouching.judge(str(source.with_name(name)), root_of(source))
+        assert refusal.reason is Reason.OTHER_CPU, name
+
+
+@pytest.mark.parametrize(
+    "statement", [b"[]", b"{}", b'{"sha256": 5}', pytest.param(b"[" * 100_000, id="deep"), b"\xff", b'"sha256"']
+)
+def test_record_of_another_form_vouches_for_nothing(source, monkeypatch, statement):
+    """Whoever has a key can seal anything."""
+    keep(source)
+    (record,) = source.parents[1].glob(".safecache/records/*/*")
+    signing = keyring.current().signing
+    record.write_bytes(seal.attach(statement, SOURCE, source.name, signing, binding.statement(SOURCE)))
+    forget(monkeypatch)
+    assert not states(source)
+    verdict, stated = vouching.read_record(str(source), root_of(source), SOURCE)
+    assert verdict.reason is Reason.UNKNOWN_FORMAT and stated == {}
+
+
+def open_bytes(path):
+    with open(path, "rb") as file:
+        return file.read()
