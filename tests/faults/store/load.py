@@ -22,7 +22,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TESTS.parent)]
 
-from safecache import events, keyring, layout, loading, seal, store, trust  # noqa: E402
+from safecache import config, events, keyring, layout, loading, seal, store, trust  # noqa: E402
 from safecache.reasons import Count  # noqa: E402
 from safecache.seal import Kind  # noqa: E402
 
@@ -115,6 +115,7 @@ def run(processes: int, operations: int) -> dict:
         root, results = os.path.join(base, "cache"), os.path.join(base, "results")
         os.mkdir(results)
         os.environ |= {"XDG_CONFIG_HOME": os.path.join(base, "config")}
+        config.reload()
         keyring.reset()
         keyring.current()
         children = []
