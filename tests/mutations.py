@@ -26,6 +26,8 @@ _STORE = ["tests/unit/test_store_publishing.py", "tests/unit/test_durability.py"
 _STORE += ["tests/unit/test_store_quarantine.py", "tests/unit/test_temporaries.py"]
 _STORE += ["tests/faults/store/test_each_error.py", "tests/faults/store/test_power_loss.py"]
 _TRUST = ["tests/unit/test_trust.py", "tests/unit/test_signatures.py", "tests/unit/test_sign_and_verify.py"]
+_VOUCHING = ["tests/unit/test_vouching.py", "tests/unit/test_vouching_records.py", "tests/unit/test_sign_code.py"]
+_VOUCHING += ["tests/unit/test_private_build.py"]
 # The tests of each module, without torch, those that are most about it first.
 TESTS = {
     "store": _STORE,
@@ -36,12 +38,8 @@ TESTS = {
     "quarantine": ["tests/unit/test_quarantine_limits.py", "tests/unit/test_store_quarantine.py", *_STORE],
     "seal": ["tests/unit/test_seal.py", "tests/unit/test_seal_damage.py", "tests/unit/test_seal_forgery.py", *_TRUST],
     "trust": [*_TRUST, "tests/unit/test_adopt.py", "tests/unit/test_binding.py", "tests/unit/test_seal_audit.py"],
-    "vouching": [
-        "tests/unit/test_vouching.py",
-        "tests/unit/test_vouching_records.py",
-        "tests/unit/test_sign_code.py",
-        "tests/unit/test_private_build.py",
-    ],
+    "records": _VOUCHING,
+    "vouching": _VOUCHING,
 }
 _CALLS = {"fsync", "rename", "link", "unlink", "flock", "write_all", "close", "dup", "sync_directory", "lstat"}
 _FLAGS = {"O_EXCL", "O_NOFOLLOW", "O_NONBLOCK", "O_CREAT", "LOCK_NB"}

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from safecache import binding, cpu, events, filesystem, keyring, ownership, seal, vouching
+from safecache import binding, cpu, events, filesystem, keyring, ownership, records, seal, vouching
 from safecache.errors import EntryRefusedError
 from safecache.reasons import Reason
 from safecache.seal import Kind
@@ -54,13 +54,13 @@ def test_process_vouches_for_what_it_expects_without_a_record(source):
     assert not states(source)
     vouching.expect(str(source), CONTENT)
     assert states(source) and not states(source, b"another")
-    assert not vouching.has_record(str(source), root_of(source), SOURCE)
+    assert not records.exists(str(source), root_of(source), SOURCE)
 
 
 def test_record_vouches_for_one_content_in_the_next_process(source, monkeypatch):
     keep(source)
     forget(monkeypatch)
-    assert vouching.has_record(str(source), root_of(source), SOURCE)
+    assert records.exists(str(source), root_of(source), SOURCE)
     assert states(source) and not states(source, b"another")
 
 
@@ -97,18 +97,16 @@ def test_kernels_of_one_name_in_two_directories_have_records_of_their_own(tmp_pa
     forget(monkeypatch)
     one, other = [tmp_path / "cache" / key / "kernel.cubin" for key in ("one", "other")]
     keep(one, kind=Kind.KERNEL)
-    assert vouching.has_record(str(one), root_of(one), Kind.KERNEL)
-    assert not vouching.has_record(str(other), root_of(other), Kind.KERNEL)
+    assert records.exists(str(one), root_of(one), Kind.KERNEL)
+    assert not records.exists(str(other), root_of(other), Kind.KERNEL)
 
 
 def test_record_that_cannot_be_written_is_said_and_not_counted(source, monkeypatch):
     with monkeypatch.context() as patch:
         refuse_writes(patch)
-        written = vouching.write_record(
-            str(source), root_of(source), SOURCE, {"sha256": ""}, keyring.current().signing, {}
-        )
+        written = records.write(str(source), root_of(source), SOURCE, {"sha256": ""}, keyring.current().signing, {})
     assert not written and events.counters() == {"unwritable": 1}
-    assert vouching.write_record(str(source), root_of(source), SOURCE, {}, keyring.current().signing, {})
+    assert records.write(str(source), root_of(source), SOURCE, {}, keyring.current().signing, {})
     assert events.counters() == {"unwritable": 1, "code sealed": 1}
 
 
@@ -278,7 +276,7 @@ def test_record_of_another_form_vouches_for_nothing(source, monkeypatch, stateme
     record.write_bytes(seal.attach(statement, SOURCE, source.name, signing, binding.statement(SOURCE)))
     forget(monkeypatch)
     assert not states(source)
-    verdict, stated = vouching.read_record(str(source), root_of(source), SOURCE)
+    verdict, stated = records.read(str(source), root_of(source), SOURCE)
     assert verdict.reason is Reason.UNKNOWN_FORMAT and stated == {}
 
 
