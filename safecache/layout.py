@@ -17,7 +17,7 @@ from typing import NamedTuple
 from safecache import store
 from safecache.seal import Kind
 
-__all__ = ["Code", "Location", "cache_root", "code", "entry_name", "locate", "walk"]
+__all__ = ["Code", "Location", "cache_root", "code", "entry_name", "locate", "triton_caches", "walk"]
 
 # <root>/aotautograd/<key>/<entry> and <root>/fxgraph/<two letters>/<key>/<entry>
 _AOT_FOLDER = "aotautograd"
@@ -93,6 +93,12 @@ def code(root: str) -> Iterator[Code]:
                     yield Code(os.path.join(directory, name), root, Kind.NATIVE_CODE)
     for directory in _subdirectories(os.path.join(root, _TRITON_FOLDER)):
         yield from code(directory)
+
+
+def triton_caches(root: str) -> Iterator[str]:
+    """Where Triton's keys may have directories: in ``root``, or in Inductor's folders below it. Raises OSError."""
+    yield root
+    yield from _subdirectories(os.path.join(root, _TRITON_FOLDER))
 
 
 def _subdirectories(directory: str) -> Iterator[str]:

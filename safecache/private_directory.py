@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 from safecache import ownership
 
-__all__ = ["made", "of_process"]
+__all__ = ["made", "of_process", "write"]
 
 # An emptyDir of Kubernetes, mounted at /tmp, has mode 0777 and is not sticky: anybody can rename what lies in it.
 # Memory comes last, of which a container has 64 MB there.
@@ -22,7 +22,7 @@ _OTHER_PARENTS = ("/var/tmp", "/dev/shm")
 @contextmanager
 def made() -> Iterator[str]:
     """A directory of mode 0700 for this block, removed after it. Raises PermissionError if none can be had."""
-    directory = _make()
+    directory = _make((tempfile.gettempdir(), *_OTHER_PARENTS))
     try:
         yield directory
     finally:
@@ -34,9 +34,32 @@ def of_process() -> str:
     return _of_process(os.getpid())
 
 
-@functools.lru_cache(maxsize=1)
-def _of_process(pid: int) -> str:
-    directory = _make()
+def write(name: str, content: bytes) -> str:
+    """The path of a new file of this content and name, removed when the process ends; memory is used if a disk is full.
+
+    Raises OSError, with nothing left behind.
+    """
+    try:
+        return _write(of_process(), name, content)
+    except OSError:
+        return _write(_of_process(os.getpid(), _OTHER_PARENTS[::-1]), name, content)
+
+
+def _write(parent: str, name: str, content: bytes) -> str:
+    directory = tempfile.mkdtemp(dir=parent)
+    path = os.path.join(directory, name)
+    try:
+        with open(path, "xb") as file:
+            file.write(content)
+    except BaseException:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+    return path
+
+
+@functools.lru_cache(maxsize=2)
+def _of_process(pid: int, parents: tuple[str, ...] = ()) -> str:
+    directory = _make(parents or (tempfile.gettempdir(), *_OTHER_PARENTS))
     atexit.register(_remove, directory, pid)
     return directory
 
@@ -46,9 +69,9 @@ def _remove(directory: str, pid: int) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _make() -> str:
+def _make(parents: tuple[str, ...]) -> str:
     objections = []
-    for parent in (tempfile.gettempdir(), *_OTHER_PARENTS):
+    for parent in parents:
         with suppress(OSError):
             directory = tempfile.mkdtemp(prefix="safecache-", dir=parent)
             objection = ownership.why_not_private(directory)

@@ -25,19 +25,21 @@ def write(path: str, root: str, kind: Kind, stated: Mapping[str, Any], key: Key,
     """Seal what is ``stated`` of the file; False, and reported, if that cannot be written."""
     name = _name(path, kind)
     sealed = seal.attach(json.dumps(stated).encode(), kind, name, key, provenance, config.current().namespace)
-    written = publish(_place(root, name), sealed, root, f"the record of {kind.noun} {path}")
+    written = publish(_place(root, name), sealed, root, f"the record of {kind.noun} {path}", kind)
     if written:
         events.count(Count.CODE_SEALED)
     return written
 
 
-def publish(path: str, content: bytes, root: str, what: str) -> bool:
+def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool:
     """Have ``content`` at ``path`` of the cache ``root``; False, and reported as ``what``, if it cannot be written."""
     try:
         store.publish(path, content, root)
     except OSError as error:
         text = f"{what} was not written: {error.strerror}."
-        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It will be made anew.")
+        variable = "TRITON_CACHE_DIR" if kind is Kind.KERNEL else "TORCHINDUCTOR_CACHE_DIR"
+        remedy = f"It will be made anew. Make room there, or let {variable} name a directory that can be written."
+        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=remedy, error=error)
         return False
     return True
 

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 from safecache import (
     binding,
@@ -44,7 +47,6 @@ __all__ = [
     "keep",
     "not_loaded",
     "out_of_reach",
-    "restore",
     "states",
 ]
 
@@ -96,10 +98,17 @@ def out_of_reach(path: str, content: bytes) -> str:
     return path if ownership.why_not_private(path) is None else sealed_copy.make(os.path.basename(path), content)
 
 
-def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, content: bytes | None = None) -> None:
+def keep(
+    path: str,
+    root: str,
+    kind: Kind = Kind.NATIVE_CODE,
+    content: bytes | None = None,
+    also: Mapping[str, Any] = MappingProxyType({}),
+) -> bool:
     """Vouch for the file that this process has just made at ``path``, and for it in the cache ``root`` from now on.
 
     ``content``: what it is about to write there. Other processes find the record then before they find the file.
+    ``also``: what else to state of it. False, and reported, if its record cannot be written.
     """
     exposure.check(root)
     stamp: list[int] | None = None
@@ -110,8 +119,10 @@ def keep(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, content: bytes | N
         digest = hashlib.sha256(content).digest()
     _known.setdefault(path, set()).add(digest)
     key = keyring.current().signing
-    if key is not None:
-        records.write(path, root, kind, {"sha256": digest.hex(), "stamp": stamp}, key, binding.statement(kind))
+    if key is None:
+        return True
+    stated = {"sha256": digest.hex(), "stamp": stamp, **also}
+    return records.write(path, root, kind, stated, key, binding.statement(kind))
 
 
 def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
@@ -124,15 +135,6 @@ def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
     return is_private(path)
 
 
-def restore(path: str, content: bytes, root: str, kind: Kind) -> None:
-    """Have a file at ``path`` that is vouched for: the one that lies there, or else ``content``.
-
-    Raises EntryRefusedError as admit_build does.
-    """
-    admit_build(path, root, kind)
-    if not os.path.lexists(path):
-        keep(path, root, kind, content)
-        records.publish(path, content, root, f"{kind.noun} {path}")
 
 
 def adopt(path: str, root: str, kind: Kind) -> bool:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
+from typing import ClassVar
 from unittest import mock
 
 import triton
@@ -111,13 +113,30 @@ def dump_kernel(directory):
         return compile_kernel()["compiled"]
 
 
-def materialize_remote():
-    """Whether a file of one's own is there for the next who asks, and one that a remote cache delivered."""
-    own = cache.FileCacheManager("KEY")
-    own.put(b"own", "own.bin")
-    manager = cache.RemoteCacheManager.__new__(cache.RemoteCacheManager)
-    manager._file_cache_manager = own
-    manager._materialize("remote.bin", b"remote")
-    assert os.path.exists(os.path.join(own.cache_dir, "remote.bin"))
-    again = cache.FileCacheManager("KEY")
-    return {"own": again.get_file("own.bin") is not None, "remote": again.get_file("remote.bin") is not None}
+class RemoteBackend(cache.RemoteCacheBackend):
+    """A remote cache that all of a process share; what it delivers is what it was given, or ``evil``."""
+
+    contents: ClassVar = {}
+    evil = None
+
+    def __init__(self, key):
+        self.key = key
+
+    def get(self, filenames):
+        found = {name: self.contents[self.key, name] for name in filenames if (self.key, name) in self.contents}
+        return {name: self.evil if self.evil and name.endswith(".cubin") else data for name, data in found.items()}
+
+    def put(self, filename, data):
+        self.contents[self.key, filename] = data
+
+
+def compile_with_remote_cache(evil=None, clear=True):
+    """Twice, the second time with an empty local cache and, in one file, ``evil`` from the remote one."""
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.manager_class = cache.RemoteCacheManager
+        triton.knobs.cache.remote_manager_class = RemoteBackend
+        first = compile_kernel()
+        if clear:
+            shutil.rmtree(os.environ["TRITON_CACHE_DIR"])
+        RemoteBackend.evil = evil and bytes.fromhex(evil)
+        return {"first": first, "second": compile_kernel()}

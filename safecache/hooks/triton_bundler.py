@@ -8,36 +8,30 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import ownership, records, saving, vouching
+from safecache import ownership, saving, triton_files, triton_leftovers, vouching
 from safecache.seal import Kind
 
 __all__ = ["collect", "put_static_autotuner", "read_and_emit"]
 
 
 def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """TritonBundler.read_and_emit: the entry was verified, and vouches for the files in it.
+    """TritonBundler.read_and_emit: the entry was verified, and vouches for the files in it, published one by one.
 
-    Torch writes none of them where there is a directory already; those that are not in order are put right first.
+    Torch makes a directory of them, which it leaves behind where it has no room for it, and fails; and it writes none
+    where there is a directory already. Here it loads the autotuners only, after that.
     """
 
     def emit(bundle: Any) -> Any:
-        for path, content in _files_of(bundle):
-            root = os.path.dirname(os.path.dirname(path))
-            vouching.expect(path, content)
-            if not records.exists(path, root, Kind.KERNEL):
-                vouching.keep(path, root, Kind.KERNEL, content)
-            if os.path.isdir(os.path.dirname(path)):
-                vouching.restore(path, content, root, Kind.KERNEL)
-        return wrapped(bundle)
+        bundler = sys.modules["torch._inductor.triton_bundler"]
+        if not bundler.TritonBundler.is_enabled():
+            return wrapped(bundle)
+        for kernel in bundle.kernel_artifacts:
+            directory = os.path.join(bundler.triton_cache_dir(kernel.device), kernel.kernel_hash)
+            files = {os.path.basename(path): content for path, content in _files_of_kernel(kernel, directory)}
+            triton_files.restore(directory, files)
+        return wrapped(dataclasses.replace(bundle, kernel_artifacts=[]))
 
     return emit(*args, **kwargs)
-
-
-def _files_of(bundle: Any) -> Iterator[tuple[str, bytes]]:
-    """The path and the content of every file that the bundle stands for."""
-    bundler = sys.modules["torch._inductor.triton_bundler"]
-    for kernel in bundle.kernel_artifacts:
-        yield from _files_of_kernel(kernel, os.path.join(bundler.triton_cache_dir(kernel.device), kernel.kernel_hash))
 
 
 def _files_of_kernel(kernel: Any, directory: str) -> Iterator[tuple[str, bytes]]:
@@ -58,10 +52,17 @@ def collect(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     for kernel in getattr(sys.modules["torch._inductor.triton_bundler"].TritonBundler, "_entries", None) or ():
         directory = directories[kernel.kernel_hash] = os.path.join(kernel.directory, kernel.kernel_hash)
         for name in os.listdir(directory) if os.path.isdir(directory) else ():
-            vouching.admit_build(os.path.join(directory, name), kernel.directory, Kind.KERNEL)
+            if not triton_leftovers.is_temporary(name):
+                vouching.admit_build(os.path.join(directory, name), kernel.directory, Kind.KERNEL)
     bundle, *rest = wrapped(*args, **kwargs)
-    sound = [kernel for kernel in bundle.kernel_artifacts if _is_sound(kernel, directories[kernel.kernel_hash])]
+    kernels = map(_without_temporaries, bundle.kernel_artifacts)
+    sound = [kernel for kernel in kernels if _is_sound(kernel, directories[kernel.kernel_hash])]
     return dataclasses.replace(bundle, kernel_artifacts=sound), *rest
+
+
+def _without_temporaries(kernel: Any) -> Any:
+    artifacts = [artifact for artifact in kernel.artifacts if not triton_leftovers.is_temporary(artifact.filename)]
+    return dataclasses.replace(kernel, artifacts=artifacts)
 
 
 def _is_sound(kernel: Any, directory: str) -> bool:

@@ -1,49 +1,71 @@
-"""triton.runtime.cache: each file that Triton puts into its cache is vouched for, and verified when asked for."""
+"""triton.runtime.cache: Triton's file manager with our files, and its remote one."""
 
 from __future__ import annotations
 
-import json
+import locale
 import os
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
 
-from safecache import mounts, vouching
-from safecache.seal import Kind
+from safecache import triton_files
 
-__all__ = ["get_file", "get_group", "materialize", "put", "put_group"]
+__all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
+
+# What a manager was made for, as an attribute of it: the directories to dump to and to override from are people's.
+_ROLE = "_safecache_role"
 
 
 class _Thread(threading.local):
-    """Whether this thread puts into the cache what came from a remote one, for which nobody here vouches."""
+    """Whether this thread sends to a remote cache what it keeps, rather than keep what came from there."""
 
-    remote = False
+    sends = False
 
 
 _thread = _Thread()
+
+
+def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """FileCacheManager.__init__: a directory that cannot be made is one with nothing in it; put() says why."""
+
+    def make(key: str, override: bool = False, dump: bool = False) -> None:
+        setattr(instance, _ROLE, "dump" if dump else "override" if override else "cache")
+        try:
+            wrapped(key, override, dump)
+        except OSError:
+            if not getattr(instance, "cache_dir", None):
+                raise
+
+    make(*args, **kwargs)
 
 
 def put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """FileCacheManager.put: whoever put a file there reads it again, from where nobody else can replace it."""
 
     def put_file(data: str | bytes, filename: str, *rest: Any, **named: Any) -> str:
-        ours = _is_cache(instance) and not _thread.remote
-        content = data if isinstance(data, bytes) else str(data).encode()
-        if ours:
-            vouching.keep(os.path.join(instance.cache_dir, filename), _root(instance), Kind.KERNEL, content)
-        path: str = wrapped(data, filename, *rest, **named)
-        return path if not ours or mounts.forbids_execution(path) else vouching.out_of_reach(path, content)
+        role = getattr(instance, _ROLE, "cache")
+        if role == "override" or not instance.cache_dir:
+            path: str = wrapped(data, filename, *rest, **named)
+            return path
+        keep = triton_files.dump if role == "dump" else triton_files.put
+        return keep(instance.cache_dir, filename, _encoded(data))
 
     return put_file(*args, **kwargs)
+
+
+def _encoded(data: Any) -> bytes:
+    # Triton reads text as the locale has it; what that has no letter for is in the comments of an IR.
+    return data if isinstance(data, bytes) else str(data).encode(locale.getpreferredencoding(False), "backslashreplace")
 
 
 def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """FileCacheManager.put_group: for other processes the files are in the cache."""
 
     def put(filename: str, group: dict[str, str]) -> str:
-        named = {name: os.path.join(instance.cache_dir, name) for name in group} if _is_cache(instance) else group
-        path: str = wrapped(filename, named)
+        if _is_cache(instance):
+            directory = instance.cache_dir
+            group = {name: os.path.join(directory, name) for name in triton_files.listed(directory, group)}
+        path: str = wrapped(filename, group)
         return path
 
     return put(*args, **kwargs)
@@ -51,8 +73,13 @@ def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 def get_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
     """FileCacheManager.get_file: a file that nobody vouches for is not there."""
-    path: str | None = wrapped(*args, **kwargs)
-    return _admit(path, instance) if path is not None and _is_cache(instance) else path
+
+    def get(filename: str) -> str | None:
+        path: str | None
+        path = triton_files.get_file(instance.cache_dir, filename) if _is_cache(instance) else wrapped(filename)
+        return path
+
+    return get(*args, **kwargs)
 
 
 def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> dict[str, str] | None:
@@ -62,41 +89,39 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     """
 
     def get(filename: str) -> dict[str, str] | None:
-        if not _is_cache(instance):
-            group: dict[str, str] | None = wrapped(filename)
-            return group
-        listed = _admit(os.path.join(instance.cache_dir, f"__grp__{filename}"), instance)
-        if listed is None or not wrapped(filename):
-            return None
-        with open(listed) as file:
-            names = json.load(file)["child_paths"]
-        admitted = {name: _admit(os.path.join(instance.cache_dir, name), instance) for name in names}
-        return {name: path for name, path in admitted.items() if path} if all(admitted.values()) else None
+        group: dict[str, str] | None
+        group = triton_files.get_group(instance.cache_dir, filename) if _is_cache(instance) else wrapped(filename)
+        return group
 
     return get(*args, **kwargs)
 
 
-def materialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """RemoteCacheManager._materialize."""
-    _thread.remote = True
+def remote_put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """RemoteCacheManager.put."""
+    _thread.sends = True
     try:
-        path: str = wrapped(*args, **kwargs)
-        return path
+        return wrapped(*args, **kwargs)
     finally:
-        _thread.remote = False
+        _thread.sends = False
 
 
-def _admit(path: str, manager: Any) -> str | None:
-    vouching.admit_build(path, _root(manager), Kind.KERNEL)
-    return vouching.admit_code(path, _root(manager), Kind.KERNEL)[0] if os.path.lexists(path) else None
+def materialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
+    """RemoteCacheManager._materialize: what a remote cache delivers is there only if something here vouches for it."""
+
+    def keep(filename: str, data: bytes) -> str | None:
+        manager = instance._file_cache_manager
+        path: str | None
+        path = wrapped(filename, data) if _thread.sends else triton_files.accept(manager.cache_dir, filename, data)
+        return path
+
+    return keep(*args, **kwargs)
 
 
-def _root(manager: Any) -> str:
-    directory: str = manager.cache_dir
-    return os.path.dirname(directory)
+def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> dict[str, str] | None:
+    """RemoteCacheManager.get_group: nor is a group of which one file is not."""
+    group: dict[str, str] | None = wrapped(*args, **kwargs)
+    return group if group and all(group.values()) else None
 
 
 def _is_cache(manager: Any) -> bool:
-    """Not a directory for overriding kernels or dumping them, which people fill and read by hand."""
-    knobs = sys.modules["triton.knobs"].cache
-    return _root(manager) not in (knobs.override_dir, knobs.dump_dir)
+    return getattr(manager, _ROLE, "cache") == "cache" and bool(manager.cache_dir)

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache import detached, events, kernel_recipe, launchers, vouching
+from safecache import detached, events, kernel_recipe, launchers, triton_files, vouching
 from safecache.reasons import Reason
 from safecache.seal import Kind
 
@@ -32,8 +32,17 @@ def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def reload_cubin_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """StaticTritonCompileResult.reload_cubin_path: a cubin that nobody vouches for is not there."""
-    wrapped(*args, **kwargs)
+    """StaticTritonCompileResult.reload_cubin_path: a cubin that nobody vouches for is not there.
+
+    Where one cannot be written, the kernel's own is loaded from a private copy.
+    """
+    try:
+        wrapped(*args, **kwargs)
+    except OSError as error:
+        if instance.kernel.cubin_raw is None:
+            raise
+        instance.kernel.cubin_path = triton_files.put_aside(instance.kernel.name, instance.kernel.cubin_raw, error)
+        return
     path: str = instance.kernel.cubin_path
     vouching.admit_build(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
     if not os.path.exists(path):

@@ -167,7 +167,13 @@ def test_override_and_dump_directories_are_left_alone(home):
     assert list((home.base / "dump").glob("*/*.ttir"))
 
 
-def test_what_a_remote_cache_delivers_is_not_vouched_for(home):
+@pytest.mark.parametrize("who", ["stock", "safecache"])
+def test_what_a_remote_cache_delivers_is_not_taken_unless_we_have_sealed_the_same(home, who):
     home.environment["TRITON_CACHE_DIR"] = str(home.base / "triton")
-    answer = home.run("materialize_remote")
-    assert answer.ok and answer.result == {"own": True, "remote": False}, answer
+    evil = b"evil".hex()
+    answer = home.run("compile_with_remote_cache", evil=evil, stock=who == "stock")
+    second = answer.result["second"]
+    assert answer.ok and (second["cubin"] == evil) is (who == "stock"), answer
+    assert second["compiled"] is (who == "safecache") and len(answer.warnings) == (who == "safecache"), answer
+    ours = home.run("compile_with_remote_cache", clear=False)
+    assert ours.ok and not ours.result["second"]["compiled"] and not ours.warnings, ours

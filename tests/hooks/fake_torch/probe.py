@@ -25,6 +25,7 @@ MODULES = (
     "torch._inductor.triton_bundler",
     "triton.runtime.build",
     "triton.runtime.cache",
+    "triton.compiler.compiler",
     "torch.utils._triton",
     "torch.utils.cpp_extension",
     "torch._inductor.cpp_builder",

@@ -1,0 +1,177 @@
+"""Triton's cache: each file is published whole, the list of a kernel's files after them, and no compile fails of one.
+
+A file that cannot be kept is read from a private copy, and one that cannot be read is compiled anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from safecache import (
+    events,
+    keyring,
+    layers,
+    layout,
+    loading,
+    private_directory,
+    store,
+    triton_leftovers,
+    triton_place,
+    vouching,
+    written_files,
+)
+from safecache.patience import patiently
+from safecache.reasons import Reason
+from safecache.seal import Kind
+from safecache.triton_place import LIST, Found, Place
+
+__all__ = ["accept", "dump", "get_file", "get_group", "listed", "put", "put_aside", "restore"]
+
+
+def put(directory: str, name: str, content: bytes) -> str:
+    """Keep a file that this process has made, and tell where to read it.
+
+    That is a private copy if it could not be kept, which is reported, or if others could exchange it. A list is not
+    kept without its files. Raises OSError if there is no place for the copy either; CacheWriteError in strict mode.
+    """
+    place = Place(directory)
+    path = place.path(name)
+    stated = _stated(place, content) if name.startswith(LIST) else {}
+    if stated is None:
+        return path
+    kept = vouching.keep(path, place.root, Kind.KERNEL, content, stated) and _publish(path, content, place.root)
+    readable = triton_place.reachable(path, content) if kept else private_directory.write(name, content)
+    written_files.note(directory, name, content, readable, kept=kept)
+    return readable
+
+
+def _stated(place: Place, content: bytes) -> dict[str, object] | None:
+    """What the record of a list states besides its digest; None if there is one among its files that was not kept."""
+    digests = {name: _digest(place, name) for name in triton_place.names_in(content) or ()}
+    return {"files": digests} if all(digests.values()) else None
+
+
+def _digest(place: Place, name: str) -> str | None:
+    known, digest = written_files.digest(place.directory, name)
+    if known:
+        return digest
+    return None if place.take(name) is None else hashlib.sha256(store.read_entry(place.path(name))).hexdigest()
+
+
+def _publish(path: str, content: bytes, root: str) -> bool:
+    try:
+        patiently(lambda: store.publish(path, content, root))
+    except OSError as error:
+        _report_unwritable(f"{Kind.KERNEL.noun} {path}", "TRITON_CACHE_DIR", root, error)
+        return False
+    triton_leftovers.reap_once(os.path.dirname(path))
+    return True
+
+
+def _report_unwritable(what: str, variable: str, root: str, error: OSError) -> None:
+    remedy = f"Make room there, or let {variable} name a directory that can be written."
+    text = f"{what} was not written: {error.strerror}."
+    events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=remedy, error=error)
+
+
+def put_aside(name: str, content: bytes, error: OSError) -> str:
+    """Report that a file could not be kept, and tell where a private copy of it lies. Raises OSError."""
+    _report_unwritable(f"{Kind.KERNEL.noun} {name}", "TRITON_CACHE_DIR", "", error)
+    return private_directory.write(name, content)
+
+
+def dump(directory: str, name: str, content: bytes) -> str:
+    """Write a file for people to read; a failure is reported. Raises CacheWriteError in strict mode."""
+    path = os.path.join(directory, name)
+
+    def write() -> None:
+        os.makedirs(directory, exist_ok=True)
+        store.replace(path, content)
+
+    try:
+        patiently(write)
+    except OSError as error:
+        _report_unwritable(f"the dump {path}", "TRITON_DUMP_DIR", os.path.dirname(directory), error)
+    return path
+
+
+def listed(directory: str, names: Iterable[str]) -> list[str]:
+    """Those of a new group that lie in ``directory``: with TRITON_ALWAYS_COMPILE it can hold some of a layer, too."""
+    place = Place(directory)
+    return [name for name in names if written_files.digest(directory, name)[0] or place.take(name) is not None]
+
+
+def restore(directory: str, contents: Mapping[str, bytes]) -> None:
+    """Have files of these names in ``directory``: those that lie there, if they are vouched for, or else these.
+
+    What cannot be written is reported, as put() does.
+    """
+    place = Place(directory)
+    for name in sorted(contents, key=lambda name: name.startswith(LIST)):
+        path = place.path(name)
+        vouching.expect(path, contents[name])
+        is_there = os.path.lexists(path) and place.is_vouched_for(path)
+        if not is_there or not vouching.has_record(path, place.root, Kind.KERNEL):
+            put(directory, name, contents[name])
+    written_files.forget()
+
+
+def accept(directory: str, name: str, content: bytes) -> str | None:
+    """Where to read what a remote cache has delivered, if something here vouches for it; if not, that is reported."""
+    path, root = os.path.join(directory, name), os.path.dirname(directory)
+    if not vouching.states(path, root, Kind.KERNEL, content):
+        where, why = f"{name} of Triton's remote cache", "there is no sealed record of it here"
+        loading.note(Reason.UNSEALED, Kind.KERNEL, where, why, "It is compiled anew.")
+        return None
+    # A list comes before its files: what they hold was stated when it was made.
+    recorded = vouching.has_record(path, root, Kind.KERNEL) or vouching.keep(path, root, Kind.KERNEL, content)
+    kept = recorded and _publish(path, content, root)
+    return triton_place.reachable(path, content) if kept else private_directory.write(name, content)
+
+
+def get_file(directory: str, name: str) -> str | None:
+    """Where to read the file, if there is one that is vouched for, in the cache or else in a layer below it."""
+    for place in _places(directory):
+        found = place.take(name)
+        if found is not None:
+            return found.path
+    return None
+
+
+def get_group(directory: str, name: str) -> dict[str, str] | None:
+    """Where to read the files of the group; None unless all are there, vouched for, and of one writer.
+
+    A group of a layer is copied into the cache: torch looks there for the binary, and for what it bundles.
+    """
+    for place in _places(directory):
+        found = place.group(name)
+        if found is not None:
+            paths = _copied(directory, name, found) if place.is_layer else None
+            return paths or {file: taken.path for file, taken in found.items()}
+    return None
+
+
+def _places(directory: str) -> Iterator[Place]:
+    """Where the files of a key may be. A layer may be a cache directory of Triton's or of Inductor's."""
+    yield Place(directory)
+    for _, layer in layers.below(directory, os.path.dirname(directory)):
+        try:
+            for cache in layout.triton_caches(layer):
+                yield Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
+        except OSError as error:
+            loading.note(Reason.UNREADABLE, Kind.KERNEL, layer, f"{error.strerror}", triton_place.REMEDY, error)
+
+
+def _copied(directory: str, name: str, found: Mapping[str, Found]) -> dict[str, str] | None:
+    contents = {file: taken.content for file, taken in found.items() if taken.content is not None}
+    # Where nothing can be written, the layer serves as well, and there is nothing to warn of.
+    if len(contents) < len(found) or keyring.current().signing is None or not os.access(directory, os.W_OK):
+        return None
+    paths = {file: put(directory, file, content) for file, content in contents.items()}
+    children = {file: os.path.join(directory, file) for file in contents}
+    put(directory, LIST + name, json.dumps({"child_paths": children}).encode())
+    written_files.forget()
+    return paths

@@ -1,0 +1,175 @@
+"""One key's directory of Triton's cache, or of a layer below it: what lies there is verified before it is read.
+
+The files of a kernel are a group, and the record of its list states what is in each. So a reader has all of one
+writer's files or none, and the paths in the list, which are of the place where it was written, do not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from typing import NamedTuple
+
+from safecache import config, events, exposure, loading, mounts, ownership, store, trust, vouching
+from safecache.errors import EntryRefusedError
+from safecache.patience import patiently
+from safecache.reasons import Count, Reason
+from safecache.seal import Kind
+from safecache.trust import Refusal
+
+__all__ = ["LIST", "REMEDY", "Found", "Place", "forget", "names_in", "reachable"]
+
+LIST = "__grp__"
+REMEDY = "It is compiled anew; make it readable or remove it."
+
+# Digests by path, each with what the kernel said of the file when it was read.
+_digests: dict[str, tuple[tuple[int, ...], str]] = {}
+
+
+class Found(NamedTuple):
+    """A file that is vouched for: where to read it; its bytes, if it had to be read."""
+
+    path: str
+    content: bytes | None
+
+
+def forget() -> None:
+    """Verify each file anew."""
+    _digests.clear()
+
+
+def names_in(content: bytes) -> list[str] | None:
+    """The names in a list; None unless they are all plain."""
+    try:
+        names = list(json.loads(content)["child_paths"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return names if all(isinstance(name, str) and name and os.path.basename(name) == name for name in names) else None
+
+
+def reachable(path: str, content: bytes) -> str:
+    """``path``, or a copy of it that nobody else can exchange. Raises OSError."""
+    # A library's copy would be in memory, and so get round a noexec mount.
+    if path.endswith(".so") and mounts.forbids_execution(path):
+        return path
+    return vouching.out_of_reach(path, content)
+
+
+class Place(NamedTuple):
+    """The directory; in a layer nothing is moved away."""
+
+    directory: str
+    is_layer: bool = False
+
+    @property
+    def root(self) -> str:
+        """The cache that it is part of, with its records."""
+        return os.path.dirname(self.directory)
+
+    def path(self, name: str) -> str:
+        """Where the file of this name is."""
+        return os.path.join(self.directory, name)
+
+    def take(self, name: str) -> Found | None:
+        """The file, if it is there and something vouches for it."""
+        path = self.path(name)
+        if not os.path.lexists(path) or not self.is_vouched_for(path):
+            return None
+        if ownership.why_not_private(path) is None:
+            return Found(path, None)
+        content = self._read(path)
+        if content is None or not vouching.is_known(path, content):
+            return None
+        return Found(reachable(path, content), content)
+
+    def group(self, name: str) -> dict[str, Found] | None:
+        """The files of a group, if all are there and as its list's record states, or each vouched for by its own."""
+        if not os.path.lexists(self.path(LIST + name)):
+            return None
+        stated = self._stated(self.path(LIST + name))
+        # Once for all of them: each such question takes a dozen system calls.
+        is_private = bool(stated) and ownership.why_not_private(self.directory) is None
+        found = {}
+        for file, digest in (stated or {}).items():
+            taken = self.take(file) if digest is None else self._take_stated(self.path(file), digest, is_private)
+            if taken is None:
+                return None
+            found[file] = taken
+        return found or None
+
+    def _stated(self, path: str) -> dict[str, str | None] | None:
+        """The files that the list names, if it is vouched for, and their digests, where its record states them."""
+        content = self._read(path)
+        if content is None:
+            return None
+        verdict, stated = vouching.read_record(path, self.root, Kind.KERNEL)
+        sound = verdict.reason is None and trust.foreign(verdict, Kind.KERNEL) is None
+        if sound and stated["sha256"] == hashlib.sha256(content).hexdigest() and isinstance(stated.get("files"), dict):
+            exposure.check(self.root)
+            events.count(Count.CODE_VERIFIED)
+            return {file: str(digest) for file, digest in stated["files"].items()}
+        # Of an older safecache, adopted, or trusted as private; or else refused, and then that is said.
+        if not self.is_vouched_for(path) or not vouching.is_known(path, content):
+            return None
+        return dict.fromkeys(names_in(content) or ())
+
+    def _take_stated(self, path: str, digest: str, is_private: bool) -> Found | None:
+        try:
+            status = patiently(lambda: os.lstat(path))
+        except OSError:
+            return None  # gone, whoever removed it: no fault of what is left
+        is_private = is_private and not ownership.foreign_owner(status) and not status.st_mode & 0o022
+        stamp = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+        if is_private and _digests.get(path) == (stamp, digest):
+            return Found(path, None)
+        content = self._read(path)
+        if content is None:
+            return None
+        if hashlib.sha256(content).hexdigest() != digest:
+            # Damaged, and then moved away; or of another writer, who is not done, or was killed.
+            self.is_vouched_for(path)
+            return None
+        _digests[path] = stamp, digest
+        return Found(path if is_private else reachable(path, content), content)
+
+    def is_vouched_for(self, path: str) -> bool:
+        """If not, what lies there is moved away, unless that cannot be or this is a layer, and reported."""
+        try:
+            refusal = patiently(lambda: vouching.judge(path, self.root, Kind.KERNEL))
+        except store.UnusableEntry as unusable:
+            refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
+        except OSError as error:
+            _note_unreadable(path, error)
+            return False
+        if refusal is not None:
+            self._set_aside(refusal, path)
+        return refusal is None
+
+    def _set_aside(self, refusal: Refusal, path: str) -> None:
+        if self.is_layer:
+            loading.note(refusal.reason, Kind.KERNEL, path, refusal.evidence, "It lies in a layer, and is left there.")
+            return
+        try:
+            vouching.discard(refusal, Kind.KERNEL, path, self.root)
+        except EntryRefusedError:
+            if config.current().strict:
+                raise
+            remedy = "It could not be moved away; remove it."
+            loading.note(refusal.reason, Kind.KERNEL, path, refusal.evidence, remedy)
+
+    def _read(self, path: str) -> bytes | None:
+        """The bytes of the file, not verified; None if it is gone, or not to be read, which is reported."""
+        try:
+            return patiently(lambda: store.read_entry(path))
+        except store.UnusableEntry:
+            self.is_vouched_for(path)
+        except OSError as error:
+            _note_unreadable(path, error)
+        return None
+
+
+def _note_unreadable(path: str, error: OSError) -> None:
+    # In a directory that cannot be entered nothing can be written either: that is said then.
+    if os.path.lexists(path):
+        loading.note(Reason.UNREADABLE, Kind.KERNEL, path, f"{error.strerror}", REMEDY, error)
