@@ -38,6 +38,7 @@ SCENES = (
     "authenticity_scenes",
     "load_scenes",
     "kernel_scenes",
+    "triton_cache_scenes",
     "launcher_scenes",
     "autotuner_scenes",
     "launcher_entry_scenes",

@@ -1,0 +1,118 @@
+"""Scenes with the file system under Triton's cache: what fails there, and when."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from types import SimpleNamespace
+from unittest import mock
+
+import triton
+from kernel_scenes import build_module, compile_kernel
+from triton.backends.compiler import GPUTarget
+from triton.runtime import autotuner, cache, driver
+from triton_kernels import autotuned_scale
+
+# Functions of os that have the file's path first.
+BY_PATH = ("open", "mkdir", "rename", "replace", "lstat", "listdir", "scandir")
+
+
+@contextlib.contextmanager
+def failing(call, error, below, times=None):
+    """Let a function of os fail for what lies ``below``, at first ``times`` times; by descriptor, for all it is."""
+    real = getattr(os, call)
+    left = [times]
+
+    def fail(first, *rest, **named):
+        ours = str(first).startswith(below) if call in BY_PATH else below in os.readlink(f"/proc/self/fd/{first}")
+        if not ours or left[0] == 0:
+            return real(first, *rest, **named)
+        if left[0] is not None:
+            left[0] -= 1
+        raise OSError(getattr(errno, error), os.strerror(getattr(errno, error)), str(first))
+
+    with mock.patch.object(os, call, fail):
+        yield
+
+
+def compile_while_failing(call, error, times=None, scene="compile_kernel"):
+    with failing(call, error, os.environ["TRITON_CACHE_DIR"], times):
+        return {"compile_kernel": compile_kernel, "build_module": build_module}[scene]()
+
+
+def compile_where_clean_up_fails():
+    """As where another client of a network file system has the directory open: rmdir(2) says EBUSY."""
+
+    def busy(path, *rest, **named):
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY), path)
+
+    with mock.patch.object(os, "rmdir", busy):
+        return compile_kernel()
+
+
+def compile_and_clear(when):
+    """The cache is cleared ``when`` a method of the manager returns."""
+    method = getattr(cache.FileCacheManager, when)
+
+    def and_clear(self, *rest, **named):
+        answer = method(self, *rest, **named)
+        shutil.rmtree(os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
+        return answer
+
+    with mock.patch.object(cache.FileCacheManager, when, and_clear):
+        return compile_kernel()
+
+
+def compile_in_two_caches(second):
+    """TRITON_CACHE_DIR names another directory from one kernel to the next, and the first one again."""
+    first = os.environ["TRITON_CACHE_DIR"]
+    compiled = []
+    for directory in (first, second, first, second):
+        os.environ["TRITON_CACHE_DIR"] = directory
+        compiled.append(compile_kernel()["compiled"])
+    return compiled
+
+
+def compile_twice():
+    return [compile_kernel()["compiled"], compile_kernel()["compiled"]]
+
+
+def put_as_another_writer(name, content):
+    """Replace a file of the only kernel, as a writer does who is not done with the group."""
+    root = os.environ["TRITON_CACHE_DIR"]
+    (key,) = [entry for entry in os.listdir(root) if not entry.startswith(".")]
+    cache.FileCacheManager(key).put(bytes.fromhex(content), name)
+
+
+def tune():
+    """Whether configurations were timed, or their times were in the cache."""
+    timed = []
+
+    def bench():
+        timed.append(1)
+        autotuned_scale.configs_timings = {config: [1.0, 1.0, 1.0] for config in autotuned_scale.configs}
+
+    active = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32))
+    with (
+        mock.patch.object(type(driver.driver), "active", active),
+        mock.patch.object(autotuner, "driver", driver.driver),
+    ):
+        autotuned_scale.check_disk_cache(("n",), autotuned_scale.configs, bench)
+    return bool(timed)
+
+
+def text_of(extension):
+    """The kernel's text at this stage, with overriding as the environment says."""
+    with mock.patch.object(triton.compiler.CompiledKernel, "__del__", lambda self: None, create=True):
+        seen = []
+        make = triton.compiler.CompiledKernel.__init__
+
+        def keep(self, *rest, **named):
+            make(self, *rest, **named)
+            seen.append(self.asm[extension])
+
+        with mock.patch.object(triton.compiler.CompiledKernel, "__init__", keep):
+            compile_kernel()
+    return seen[0]
