@@ -9,10 +9,10 @@ import shutil
 from types import SimpleNamespace
 from unittest import mock
 
-import triton
 from kernel_scenes import build_module, compile_kernel
 from triton.backends.compiler import GPUTarget
-from triton.runtime import autotuner, cache, driver
+from triton.compiler import CompiledKernel
+from triton.runtime import autotuner, cache
 from triton_kernels import autotuned_scale
 
 # Functions of os that have the file's path first.
@@ -95,24 +95,20 @@ def tune():
         autotuned_scale.configs_timings = {config: [1.0, 1.0, 1.0] for config in autotuned_scale.configs}
 
     active = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32))
-    with (
-        mock.patch.object(type(driver.driver), "active", active),
-        mock.patch.object(autotuner, "driver", driver.driver),
-    ):
+    with mock.patch.object(autotuner, "driver", SimpleNamespace(active=active)):
         autotuned_scale.check_disk_cache(("n",), autotuned_scale.configs, bench)
     return bool(timed)
 
 
 def text_of(extension):
     """The kernel's text at this stage, with overriding as the environment says."""
-    with mock.patch.object(triton.compiler.CompiledKernel, "__del__", lambda self: None, create=True):
-        seen = []
-        make = triton.compiler.CompiledKernel.__init__
+    seen = []
+    make = CompiledKernel.__init__
 
-        def keep(self, *rest, **named):
-            make(self, *rest, **named)
-            seen.append(self.asm[extension])
+    def keep(self, *rest, **named):
+        make(self, *rest, **named)
+        seen.append(self.asm[extension])
 
-        with mock.patch.object(triton.compiler.CompiledKernel, "__init__", keep):
-            compile_kernel()
+    with mock.patch.object(CompiledKernel, "__init__", keep):
+        compile_kernel()
     return seen[0]

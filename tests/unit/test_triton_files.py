@@ -1,0 +1,193 @@
+"""The files of Triton's cache, without Triton: a group is one writer's or a miss, and what cannot be kept is readable."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+import time
+
+import pytest
+
+from safecache import events, store, triton_files, triton_leftovers, triton_place, vouching, written_files
+
+NAMES = ("k.ttir", "k.cubin", "k.json")
+
+
+@pytest.fixture
+def directory(tmp_path):
+    return str(tmp_path / "cache" / "KEY")
+
+
+def write(directory, version, names=NAMES):
+    """As Triton does: each file, and then the list of them."""
+    for name in names:
+        triton_files.put(directory, name, f"{name} {version}".encode())
+    listed = {name: os.path.join(directory, name) for name in triton_files.listed(directory, names)}
+    return triton_files.put(directory, "__grp__k.json", json.dumps({"child_paths": listed}).encode())
+
+
+def fresh():
+    """As a process that has made nothing."""
+    vouching._known.clear()
+    vouching._judged.clear()
+    triton_place.forget()
+    written_files.forget()
+
+
+def read(directory):
+    """The versions of the files in the group; None for a miss."""
+    fresh()
+    group = triton_files.get_group(directory, "k.json")
+    if group is None:
+        return None
+    contents = {}
+    for name, path in group.items():
+        with open(path, encoding="utf-8") as file:
+            contents[name] = file.read().removeprefix(f"{name} ")
+    assert set(contents) == set(NAMES)
+    return set(contents.values())
+
+
+def test_group_is_read_as_it_was_written(directory):
+    assert read(directory) is None
+    write(directory, "one")
+    assert read(directory) == {"one"}
+    write(directory, "two")
+    assert read(directory) == {"two"}
+
+
+@pytest.mark.parametrize("number", range(len(NAMES)))
+def test_group_of_a_writer_who_is_not_done_is_a_miss(directory, number):
+    write(directory, "one")
+    fresh()
+    for name in NAMES[: number + 1]:
+        triton_files.put(directory, name, f"{name} two".encode())
+    assert read(directory) is None
+    assert "quarantined" not in events.counters(), "each file is in order"
+    write(directory, "three")
+    assert read(directory) == {"three"}
+
+
+def test_list_is_not_written_without_one_of_its_files(directory, monkeypatch):
+    real = os.rename
+
+    def rename(source, destination):
+        if destination.endswith("k.cubin"):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        return real(source, destination)
+
+    monkeypatch.setattr(os, "rename", rename)
+    write(directory, "one")
+    assert not os.path.exists(os.path.join(directory, "__grp__k.json")) and read(directory) is None
+    assert events.counters()["unwritable"] == 1
+    monkeypatch.undo()
+    write(directory, "two")
+    assert read(directory) == {"two"}
+
+
+def test_moved_cache_hits(directory, tmp_path):
+    write(directory, "one")
+    shutil.move(tmp_path / "cache", tmp_path / "elsewhere")
+    assert read(str(tmp_path / "elsewhere" / "KEY")) == {"one"}
+
+
+@pytest.mark.parametrize("name", ["../outside", "", "a/b"])
+def test_name_that_leads_out_of_the_directory_is_no_name(name):
+    assert triton_place.names_in(json.dumps({"child_paths": {"k.json": "", name: ""}}).encode()) is None
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b"{}", b'{"child_paths": 1}', b"\xff", b"[" * 100000])
+def test_list_that_is_none_has_no_names(content):
+    assert triton_place.names_in(content) is None
+
+
+def test_file_that_cannot_be_kept_is_read_from_a_copy_and_the_next_attempt_keeps_it(directory, monkeypatch, caplog):
+    def full(*rest, **named):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(store, "publish", full)
+    path = triton_files.put(directory, "k.cubin", b"cubin")
+    assert os.path.basename(path) == "k.cubin" and not path.startswith(directory)
+    with open(path, "rb") as file:
+        assert file.read() == b"cubin"
+    triton_files.put(directory, "k.json", b"json")
+    assert len(caplog.messages) == 1 and "TRITON_CACHE_DIR" in caplog.messages[0]
+    monkeypatch.undo()
+    assert triton_files.put(directory, "k.cubin", b"cubin") == os.path.join(directory, "k.cubin")
+
+
+def test_kernel_is_made_from_memory_where_its_files_are_gone(directory):
+    group = {"k.json": triton_files.put(directory, "k.json", b"json")}
+    shutil.rmtree(directory)
+
+    def construct(group):
+        with open(group["k.json"], "rb") as file:
+            return file.read()
+
+    assert written_files.read_by(construct, group) == b"json"
+    with pytest.raises(FileNotFoundError):
+        written_files.read_by(construct, group)
+
+
+def test_other_errors_of_a_kernel_that_is_made_are_its_own(directory):
+    group = {"k.json": triton_files.put(directory, "k.json", b"json")}
+    made = []
+
+    def construct(group):
+        made.append(group)
+        raise OSError(errno.EIO, os.strerror(errno.EIO), "/somewhere/else")
+
+    with pytest.raises(OSError, match="somewhere"):
+        written_files.read_by(construct, group)
+    assert len(made) == 1 and not events.counters().get("unreadable")
+
+
+def leave(directory, pid, age):
+    path = os.path.join(directory, f"tmp.pid_{pid}_01234567-89ab-cdef-0123-456789abcdef")
+    os.makedirs(path)
+    with open(os.path.join(path, "k.cubin"), "wb") as file:
+        file.write(b"half")
+    os.utime(path, (time.time() - age,) * 2)
+    return path
+
+
+def dead_pid():
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return pid
+
+
+@pytest.mark.parametrize(
+    ("whose", "age", "stays"), [("dead", 2 * 86400, False), ("dead", 60, True), ("living", 2 * 86400, True)]
+)
+def test_directory_of_a_dead_writer_is_removed_by_the_next(directory, whose, age, stays):
+    path = leave(directory, dead_pid() if whose == "dead" else os.getpid(), age)
+    triton_files.put(directory, "k.cubin", b"cubin")
+    assert os.path.exists(path) is stays
+
+
+def test_what_looks_like_a_writer_s_directory_and_is_a_link_is_left(directory, tmp_path):
+    os.makedirs(directory)
+    (tmp_path / "precious").mkdir()
+    link = os.path.join(directory, f"tmp.pid_{dead_pid()}_01234567-89ab-cdef-0123-456789abcdef")
+    os.symlink(tmp_path / "precious", link)
+    os.utime(link, (0, 0), follow_symlinks=False)
+    triton_files.put(directory, "k.cubin", b"cubin")
+    assert (tmp_path / "precious").exists() and os.path.islink(link)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("tmp.pid_12_01234567-89ab-cdef-0123-456789abcdef", True),
+        (".0123456789abcdef.tmp", True),
+        ("k.cubin", False),
+        ("tmp.pid_12_k", False),
+    ],
+)
+def test_name_tells_what_is_still_written(name, expected):
+    assert triton_leftovers.is_temporary(name) is expected
