@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 from kernel_scenes import build_module, compile_kernel
+from torch._inductor import config, triton_bundler
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.runtime import autotuner, cache
@@ -112,3 +113,29 @@ def text_of(extension):
     with mock.patch.object(CompiledKernel, "__init__", keep):
         compile_kernel()
     return seen[0]
+
+
+def _collect():
+    """What goes into an entry of the only kernel in the cache."""
+    root = os.environ["TRITON_CACHE_DIR"]
+    (key,) = [name for name in os.listdir(root) if not name.startswith(".")]
+    with config.patch(bundle_triton_into_fx_graph_cache=True):
+        triton_bundler.TritonBundler.begin_compile()
+        triton_bundler.TritonBundler._entries.append(triton_bundler.TritonBundleEntry(key, 0, root))
+        return triton_bundler.TritonBundler.collect()[0]
+
+
+def bundled_names():
+    compile_kernel()
+    return [artifact.filename for kernel in _collect().kernel_artifacts for artifact in kernel.artifacts]
+
+
+def emit_bundle(directory):
+    """A kernel out of an entry, in a cache that has it not; then it is asked for."""
+    compile_kernel()
+    bundle = _collect()
+    assert bundle.kernel_artifacts
+    os.environ["TRITON_CACHE_DIR"] = directory
+    with config.patch(bundle_triton_into_fx_graph_cache=True):
+        triton_bundler.TritonBundler.read_and_emit(bundle)
+    return compile_kernel()
