@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from safecache import store
+from safecache import store, triton_leftovers
 from safecache.seal import Kind
 
 __all__ = ["Code", "Location", "cache_root", "code", "entry_name", "locate", "triton_caches", "walk"]
@@ -86,7 +86,8 @@ def code(root: str) -> Iterator[Code]:
     for directory in _subdirectories(root):
         if _TRITON_KEY.fullmatch(os.path.basename(directory)):
             for name in store.list_entries(directory):
-                yield Code(os.path.join(directory, name), root, Kind.KERNEL)
+                if not triton_leftovers.is_temporary(name):
+                    yield Code(os.path.join(directory, name), root, Kind.KERNEL)
         else:
             for name in store.list_entries(directory):
                 if name.endswith((".so", ".o")):

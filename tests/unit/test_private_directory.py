@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
 import os
 import stat
 import tempfile
@@ -63,3 +65,23 @@ assert os.waitpid(child, 0)[1] == 0 and os.path.isdir(ours)
 def test_is_one_for_a_process_and_is_removed_with_it(tmp_path):
     done = python(FORK, env={"TMPDIR": str(tmp_path)})
     assert done.returncode == 0 and list(tmp_path.iterdir()) == [], done
+
+
+def test_file_is_written_to_memory_where_the_temporary_directory_is_full(monkeypatch, tmp_path):
+    use(monkeypatch, tmp_path, 0o700)
+    private_directory._of_process.cache_clear()
+    real = open
+
+    def full(path, mode):
+        if path.startswith(str(tmp_path)):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        return real(path, mode)
+
+    monkeypatch.setattr(builtins, "open", full)
+    path = private_directory.write("name.json", b"content")
+    monkeypatch.undo()
+    with open(path, "rb") as file:
+        assert file.read() == b"content"
+    assert os.path.basename(path) == "name.json" and not path.startswith(str(tmp_path))
+    assert [len(os.listdir(directory)) for directory in tmp_path.iterdir()] == [0], "nothing is left where it failed"
+    private_directory._of_process.cache_clear()

@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from safecache import events, store, triton_files, triton_leftovers, triton_place, vouching, written_files
+from safecache import events, layout, store, triton_files, triton_leftovers, triton_place, vouching, written_files
 
 NAMES = ("k.ttir", "k.cubin", "k.json")
 
@@ -170,16 +170,6 @@ def test_directory_of_a_dead_writer_is_removed_by_the_next(directory, whose, age
     assert os.path.exists(path) is stays
 
 
-def test_what_looks_like_a_writer_s_directory_and_is_a_link_is_left(directory, tmp_path):
-    os.makedirs(directory)
-    (tmp_path / "precious").mkdir()
-    link = os.path.join(directory, f"tmp.pid_{dead_pid()}_01234567-89ab-cdef-0123-456789abcdef")
-    os.symlink(tmp_path / "precious", link)
-    os.utime(link, (0, 0), follow_symlinks=False)
-    triton_files.put(directory, "k.cubin", b"cubin")
-    assert (tmp_path / "precious").exists() and os.path.islink(link)
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
@@ -191,3 +181,10 @@ def test_what_looks_like_a_writer_s_directory_and_is_a_link_is_left(directory, t
 )
 def test_name_tells_what_is_still_written(name, expected):
     assert triton_leftovers.is_temporary(name) is expected
+
+
+def test_what_is_still_written_is_no_code_of_the_cache(tmp_path):
+    directory = str(tmp_path / ("A" * 52))
+    leave(directory, os.getpid(), 0)
+    path = triton_files.put(directory, "k.cubin", b"cubin")
+    assert [code.path for code in layout.code(str(tmp_path))] == [path]
