@@ -58,7 +58,9 @@ def _digest(place: Place, name: str) -> str | None:
     known, digest = written_files.digest(place.directory, name)
     if known:
         return digest
-    return None if place.take(name) is None else hashlib.sha256(store.read_entry(place.path(name))).hexdigest()
+    path = place.path(name)
+    content = place.read(path) if place.take(name) is not None else None
+    return None if content is None or not vouching.is_known(path, content) else hashlib.sha256(content).hexdigest()
 
 
 def _publish(path: str, content: bytes, root: str) -> bool:

@@ -78,7 +78,7 @@ class Place(NamedTuple):
             return None
         if ownership.why_not_private(path) is None:
             return Found(path, None)
-        content = self._read(path)
+        content = self.read(path)
         if content is None or not vouching.is_known(path, content):
             return None
         return Found(reachable(path, content), content)
@@ -100,7 +100,7 @@ class Place(NamedTuple):
 
     def _stated(self, path: str) -> dict[str, str | None] | None:
         """The files that the list names, if it is vouched for, and their digests, where its record states them."""
-        content = self._read(path)
+        content = self.read(path)
         if content is None:
             return None
         verdict, stated = vouching.read_record(path, self.root, Kind.KERNEL)
@@ -123,7 +123,7 @@ class Place(NamedTuple):
         stamp = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
         if is_private and _digests.get(path) == (stamp, digest):
             return Found(path, None)
-        content = self._read(path)
+        content = self.read(path)
         if content is None:
             return None
         if hashlib.sha256(content).hexdigest() != digest:
@@ -158,7 +158,7 @@ class Place(NamedTuple):
             remedy = "It could not be moved away; remove it."
             loading.note(refusal.reason, Kind.KERNEL, path, refusal.evidence, remedy)
 
-    def _read(self, path: str) -> bytes | None:
+    def read(self, path: str) -> bytes | None:
         """The bytes of the file, not verified; None if it is gone, or not to be read, which is reported."""
         try:
             return patiently(lambda: store.read_entry(path))

@@ -7,10 +7,12 @@ import json
 import os
 import shutil
 import time
+from types import SimpleNamespace
 
 import pytest
 
 from safecache import events, layout, store, triton_files, triton_leftovers, triton_place, vouching, written_files
+from safecache.hooks import triton_heuristics
 
 NAMES = ("k.ttir", "k.cubin", "k.json")
 
@@ -188,3 +190,19 @@ def test_what_is_still_written_is_no_code_of_the_cache(tmp_path):
     leave(directory, os.getpid(), 0)
     path = triton_files.put(directory, "k.cubin", b"cubin")
     assert [code.path for code in layout.code(str(tmp_path))] == [path]
+
+
+@pytest.mark.parametrize("raw", [b"cubin", None], ids=["at-hand", "not-at-hand"])
+def test_binary_that_cannot_be_written_to_its_place_is_loaded_from_a_copy(raw, caplog):
+    def read_only():
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/cache/KEY/k.cubin")
+
+    result = SimpleNamespace(kernel=SimpleNamespace(name="k", cubin_raw=raw, cubin_path=None))
+    if raw is None:
+        with pytest.raises(OSError, match="Read-only"):
+            triton_heuristics.reload_cubin_path(read_only, result, (), {})
+        return
+    triton_heuristics.reload_cubin_path(read_only, result, (), {})
+    with open(result.kernel.cubin_path, "rb") as file:
+        assert file.read() == raw
+    assert len(caplog.messages) == 1 and "Read-only file system" in caplog.messages[0]
