@@ -14,6 +14,8 @@ from time import monotonic, sleep
 from typing import TypeVar
 
 __all__ = [
+    "GONE",
+    "LISTED",
     "PASSING",
     "READING",
     "close",
@@ -43,6 +45,10 @@ PASSING = frozenset({errno.EINTR, errno.ESTALE, errno.EBUSY, errno.EAGAIN})
 # And what a process may meet that its neighbours do not. In a distributed job a rank that alone compiles hangs all of
 # them, so that a hit must not become a miss by chance.
 READING = PASSING | {errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT}
+# Another process has cleared the cache in between; or another host has moved there what is not yet seen here.
+GONE = PASSING | {errno.ENOENT}
+# Of what a directory or a list has just named.
+LISTED = READING | GONE
 
 # Seconds. An error that itself took long, as over a network that is down, is not waited for again.
 _WAITS = (0.01, 0.05, 0.2)

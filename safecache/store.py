@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import stat
 from collections.abc import Iterator
@@ -14,9 +13,6 @@ from safecache.quarantine import quarantine
 from safecache.reasons import Reason
 
 __all__ = ["UnusableEntry", "check_regular", "list_entries", "publish", "quarantine", "read_entry", "replace"]
-
-# What a cache that another process clears meanwhile says between two calls, and what the file system may not say twice.
-_PASSING = filesystem.PASSING | {errno.ENOENT}
 
 
 class UnusableEntry(Exception):
@@ -44,7 +40,7 @@ def read_entry(path: str, *, listed: bool = False) -> bytes:
     Raises OSError where the file system refuses, FileNotFoundError for an entry that is gone. ``listed``: its directory
     has just named it. If it is not found then, that is asked again, for another host may have moved it there.
     """
-    passing = filesystem.READING | {errno.ENOENT} if listed else filesystem.READING
+    passing = filesystem.LISTED if listed else filesystem.READING
     # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
     check_regular(filesystem.retried(lambda: filesystem.lstat(path), passing))
     return files.read_regular(path, check_regular, flags=os.O_NOFOLLOW, passing=passing)
@@ -69,7 +65,7 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     All that is made here has its mode less the umask: that and setgid directories decide what users share.
     Raises OSError, with nothing left behind.
     """
-    filesystem.retried(lambda: _publish(path, content, root, mode), _PASSING)
+    filesystem.retried(lambda: _publish(path, content, root, mode), filesystem.GONE)
     temporaries.reap_once(os.path.dirname(path))
 
 

@@ -12,18 +12,19 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from safecache import (
     events,
+    filesystem,
     keyring,
     layers,
     layout,
     loading,
     private_directory,
+    records,
     store,
     triton_leftovers,
     triton_place,
     vouching,
     written_files,
 )
-from safecache.patience import patiently
 from safecache.reasons import Reason
 from safecache.seal import Kind
 from safecache.triton_place import LIST, Found, Place
@@ -65,7 +66,7 @@ def _digest(place: Place, name: str) -> str | None:
 
 def _publish(path: str, content: bytes, root: str) -> bool:
     try:
-        patiently(lambda: store.publish(path, content, root))
+        store.publish(path, content, root)
     except OSError as error:
         _report_unwritable(f"{Kind.KERNEL.noun} {path}", "TRITON_CACHE_DIR", root, error)
         return False
@@ -94,7 +95,7 @@ def dump(directory: str, name: str, content: bytes) -> str:
         store.replace(path, content)
 
     try:
-        patiently(write)
+        filesystem.retried(write, filesystem.GONE)
     except OSError as error:
         _report_unwritable(f"the dump {path}", "TRITON_DUMP_DIR", os.path.dirname(directory), error)
     return path
@@ -116,7 +117,7 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
         path = place.path(name)
         vouching.expect(path, contents[name])
         is_there = os.path.lexists(path) and place.is_vouched_for(path)
-        if not is_there or not vouching.has_record(path, place.root, Kind.KERNEL):
+        if not is_there or not records.exists(path, place.root, Kind.KERNEL):
             put(directory, name, contents[name])
     written_files.forget()
 
@@ -129,7 +130,7 @@ def accept(directory: str, name: str, content: bytes) -> str | None:
         loading.note(Reason.UNSEALED, Kind.KERNEL, where, why, "It is compiled anew.")
         return None
     # A list comes before its files: what they hold was stated when it was made.
-    recorded = vouching.has_record(path, root, Kind.KERNEL) or vouching.keep(path, root, Kind.KERNEL, content)
+    recorded = records.exists(path, root, Kind.KERNEL) or vouching.keep(path, root, Kind.KERNEL, content)
     kept = recorded and _publish(path, content, root)
     return triton_place.reachable(path, content) if kept else private_directory.write(name, content)
 

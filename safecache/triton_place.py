@@ -11,9 +11,8 @@ import json
 import os
 from typing import NamedTuple
 
-from safecache import config, events, exposure, loading, mounts, ownership, store, trust, vouching
+from safecache import config, events, exposure, filesystem, loading, mounts, ownership, records, store, trust, vouching
 from safecache.errors import EntryRefusedError
-from safecache.patience import patiently
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
@@ -103,7 +102,7 @@ class Place(NamedTuple):
         content = self.read(path)
         if content is None:
             return None
-        verdict, stated = vouching.read_record(path, self.root, Kind.KERNEL)
+        verdict, stated = records.read(path, self.root, Kind.KERNEL)
         sound = verdict.reason is None and trust.foreign(verdict, Kind.KERNEL) is None
         if sound and stated["sha256"] == hashlib.sha256(content).hexdigest() and isinstance(stated.get("files"), dict):
             exposure.check(self.root)
@@ -116,7 +115,7 @@ class Place(NamedTuple):
 
     def _take_stated(self, path: str, digest: str, is_private: bool) -> Found | None:
         try:
-            status = patiently(lambda: os.lstat(path))
+            status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.LISTED)
         except OSError:
             return None  # gone, whoever removed it: no fault of what is left
         is_private = is_private and not ownership.foreign_owner(status) and not status.st_mode & 0o022
@@ -136,7 +135,7 @@ class Place(NamedTuple):
     def is_vouched_for(self, path: str) -> bool:
         """If not, what lies there is moved away, unless that cannot be or this is a layer, and reported."""
         try:
-            refusal = patiently(lambda: vouching.judge(path, self.root, Kind.KERNEL))
+            refusal = vouching.judge(path, self.root, Kind.KERNEL)
         except store.UnusableEntry as unusable:
             refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
         except OSError as error:
@@ -161,7 +160,7 @@ class Place(NamedTuple):
     def read(self, path: str) -> bytes | None:
         """The bytes of the file, not verified; None if it is gone, or not to be read, which is reported."""
         try:
-            return patiently(lambda: store.read_entry(path))
+            return store.read_entry(path, listed=True)
         except store.UnusableEntry:
             self.is_vouched_for(path)
         except OSError as error:

@@ -17,6 +17,7 @@ from safecache import (
     events,
     exposure,
     files,
+    filesystem,
     keyring,
     loading,
     mounts,
@@ -135,8 +136,6 @@ def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
     return is_private(path)
 
 
-
-
 def adopt(path: str, root: str, kind: Kind) -> bool:
     """Vouch, on the user's word, for compiled code that nobody else could have written; False if it is done already.
 
@@ -206,7 +205,7 @@ def admit_fresh(path: str, root: str, kind: Kind) -> str:
 
 def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
     """None if something vouches for the file. Raises OSError and UnusableEntry."""
-    status = os.lstat(path)
+    status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
     exposure.check(root)
     store.check_regular(status)
     if _judged.get(path) == _stamp(status):

@@ -12,8 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from safecache import events, private_directory
-from safecache.patience import patiently
+from safecache import events, filesystem, private_directory
 from safecache.reasons import Reason
 
 __all__ = ["digest", "forget", "note", "read_by"]
@@ -61,7 +60,7 @@ def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[st
     contents = _written.contents
     forget()
     try:
-        return patiently(lambda: construct(group))
+        return filesystem.retried(lambda: construct(group), filesystem.GONE)
     except OSError as error:
         failed = None if error.filename is None else os.fspath(error.filename)
         if failed not in contents:

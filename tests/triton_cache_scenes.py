@@ -16,13 +16,15 @@ from triton.compiler import CompiledKernel
 from triton.runtime import autotuner, cache
 from triton_kernels import autotuned_scale
 
+from safecache import filesystem
+
 # Functions of os that have the file's path first.
 BY_PATH = ("open", "mkdir", "rename", "replace", "lstat", "listdir", "scandir")
 
 
 @contextlib.contextmanager
 def failing(call, error, below, times=None):
-    """Let a function of os fail for what lies ``below``, at first ``times`` times; by descriptor, for all it is."""
+    """Let a function of os, for Triton and for us, fail for what lies ``below``, at first ``times`` times; by descriptor, for all it is."""
     real = getattr(os, call)
     left = [times]
 
@@ -34,7 +36,10 @@ def failing(call, error, below, times=None):
             left[0] -= 1
         raise OSError(getattr(errno, error), os.strerror(getattr(errno, error)), str(first))
 
-    with mock.patch.object(os, call, fail):
+    with contextlib.ExitStack() as stack:
+        for module in (os, filesystem):
+            if hasattr(module, call):
+                stack.enter_context(mock.patch.object(module, call, fail))
         yield
 
 

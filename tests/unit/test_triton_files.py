@@ -11,7 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import events, layout, store, triton_files, triton_leftovers, triton_place, vouching, written_files
+from safecache import (
+    events,
+    filesystem,
+    layout,
+    store,
+    triton_files,
+    triton_leftovers,
+    triton_place,
+    vouching,
+    written_files,
+)
 from safecache.hooks import triton_heuristics
 
 NAMES = ("k.ttir", "k.cubin", "k.json")
@@ -73,14 +83,14 @@ def test_group_of_a_writer_who_is_not_done_is_a_miss(directory, number):
 
 
 def test_list_is_not_written_without_one_of_its_files(directory, monkeypatch):
-    real = os.rename
+    real = filesystem.rename
 
     def rename(source, destination):
         if destination.endswith("k.cubin"):
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         return real(source, destination)
 
-    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(filesystem, "rename", rename)
     write(directory, "one")
     assert not os.path.exists(os.path.join(directory, "__grp__k.json")) and read(directory) is None
     assert events.counters()["unwritable"] == 1
