@@ -16,7 +16,7 @@ from safecache.keys import Key
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["exists", "path_of", "publish", "read", "write"]
+__all__ = ["copy", "exists", "path_of", "publish", "read", "write"]
 
 _RECORDS = os.path.join(".safecache", "records")
 
@@ -42,6 +42,19 @@ def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool
         events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=remedy, error=error)
         return False
     return True
+
+
+def copy(path: str, root: str, kind: Kind, destination: str) -> bool:
+    """Have the file's record in another cache too, as it is: its signer can be revoked there. False if it has none.
+
+    False also, and reported, if it cannot be written.
+    """
+    name = _name(path, kind)
+    try:
+        record = store.read_entry(_place(root, name))
+    except (OSError, store.UnusableEntry):
+        return False
+    return publish(_place(destination, name), record, destination, f"the record of {kind.noun} {path}", kind)
 
 
 def path_of(path: str, root: str, kind: Kind) -> str:

@@ -151,9 +151,10 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
     """
     for place in _places(directory):
         found = place.group(name)
+        if found is not None and place.is_layer:
+            found = _copied(directory, name, place, found) or found
         if found is not None:
-            paths = _copied(directory, name, found) if place.is_layer else None
-            return paths or {file: taken.path for file, taken in found.items()}
+            return {file: taken.path for file, taken in found.items()}
     return None
 
 
@@ -168,13 +169,25 @@ def _places(directory: str) -> Iterator[Place]:
             loading.note(Reason.UNREADABLE, Kind.KERNEL, layer, f"{error.strerror}", triton_place.REMEDY, error)
 
 
-def _copied(directory: str, name: str, found: Mapping[str, Found]) -> dict[str, str] | None:
-    contents = {file: taken.content for file, taken in found.items() if taken.content is not None}
+def _copied(directory: str, name: str, layer: Place, found: Mapping[str, Found]) -> dict[str, Found] | None:
+    here = Place(directory)
     # Where nothing can be written, the layer serves as well, and there is nothing to warn of.
-    if len(contents) < len(found) or keyring.current().signing is None or not os.access(directory, os.W_OK):
+    if not os.access(directory, os.W_OK):
         return None
-    paths = {file: put(directory, file, content) for file, content in contents.items()}
-    children = {file: os.path.join(directory, file) for file in contents}
-    put(directory, LIST + name, json.dumps({"child_paths": children}).encode())
-    written_files.forget()
-    return paths
+    for file in (*found, LIST + name):
+        content = layer.read(layer.path(file))
+        if content is None or not records.copy(layer.path(file), layer.root, Kind.KERNEL, here.root):
+            return None
+        if not _publish(here.path(file), content, here.root):
+            return None
+    _relist(here, LIST + name, found)
+    return here.group(name)
+
+
+def _relist(place: Place, name: str, files: Iterable[str]) -> None:
+    """Have a copied list name its files where they lie now, as stock Triton needs it, if it is ours to seal."""
+    signing = keyring.current().signing
+    verdict, _ = vouching.read_record(place.path(name), place.root, Kind.KERNEL)
+    if signing is not None and verdict.key_id == signing.id:
+        put(place.directory, name, json.dumps({"child_paths": {file: place.path(file) for file in files}}).encode())
+        written_files.forget()

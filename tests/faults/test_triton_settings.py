@@ -9,8 +9,10 @@ import subprocess
 
 import pytest
 from conftest import needs_root
+from unit.key_cases import PRIVATE, PUBLIC, revoked
 
 from faults.hostile import triton_files as files
+from safecache import key_directory, key_files
 
 pytest.importorskip("triton")
 
@@ -148,6 +150,22 @@ def test_kernel_of_a_layer_is_taken_and_kept_in_the_cache(compiled, layout):
     for stock in (False, True):
         answer = compiled.run("compile_kernel", env=elsewhere(compiled), stock=stock)
         assert answer.ok and not answer.result["compiled"] and not answer.warnings, answer
+
+
+def test_kernel_of_a_layer_is_kept_under_the_key_that_sealed_it(home):
+    """Else what a key has sealed would go on being used after its revocation."""
+    key_files.save(str(home.base / "farm"), PRIVATE)
+    assert home.run("compile_kernel", env={"SAFECACHE_KEY_FILE": str(home.base / "farm")}).ok
+    layer = as_triton_has_it(home)
+    key_directory.add(str(home.keys / "keys"), PUBLIC)
+    env = elsewhere(home) | {"SAFECACHE_LOWER": str(layer)}
+    answer = home.run("compile_kernel", env=env)
+    assert answer.ok and not answer.result["compiled"] and not answer.warnings, answer
+    shutil.rmtree(layer)
+    assert not home.run("compile_kernel", env=env).result["compiled"], "it was copied"
+    key_directory.add(str(home.keys / "keys"), revoked(PUBLIC))
+    answer = home.run("compile_kernel", env=env)
+    assert answer.ok and answer.result["compiled"] and answer.stats["revoked key"] >= 1, answer
 
 
 @needs_root
