@@ -6,7 +6,7 @@ Tests replace a name here to have that call fail, stop short or be noted; nothin
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from fcntl import flock
 from os import close, dup, fstat, fsync, fwalk, link, listdir, lstat, mkdir, open, read, rename, stat, unlink, write
 from shutil import rmtree
@@ -57,10 +57,13 @@ _PATIENCE = 1.0
 T = TypeVar("T")
 
 
-def retried(action: Callable[[], T], errors: frozenset[int]) -> T:
-    """What ``action`` returns, tried a few times while it raises OSError with one of these numbers. Raises the last."""
+def retried(action: Callable[[], T], errors: frozenset[int], waits: Iterable[float] = _WAITS) -> T:
+    """What ``action`` returns, tried again after each wait if it raises OSError with one of these numbers.
+
+    Raises what the last try raised.
+    """
     end = monotonic() + _PATIENCE
-    for wait in _WAITS:
+    for wait in waits:
         try:
             return action()
         except OSError as error:

@@ -14,6 +14,9 @@ from safecache.reasons import Reason
 
 __all__ = ["UnusableEntry", "check_regular", "list_entries", "publish", "quarantine", "read_entry", "replace"]
 
+# What the file system says between two calls of a put if another process has cleared the cache: tried again at once.
+_CLEARED, _AT_ONCE = frozenset({errno.ENOENT}), (0.0, 0.0)
+
 
 class UnusableEntry(Exception):
     """Something lies in the entry's place that is not read: ``reason`` and ``detail`` say what."""
@@ -65,7 +68,11 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     All that is made here has its mode less the umask: that and setgid directories decide what users share.
     Raises OSError, with nothing left behind.
     """
-    filesystem.retried(lambda: _publish(path, content, root, mode), filesystem.GONE)
+
+    def put() -> None:
+        filesystem.retried(lambda: _publish(path, content, root, mode), _CLEARED, _AT_ONCE)
+
+    filesystem.retried(put, filesystem.PASSING)
     temporaries.reap_once(os.path.dirname(path))
 
 

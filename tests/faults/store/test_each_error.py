@@ -187,6 +187,12 @@ def test_error_that_took_long_is_not_waited_for_again(entry, calls, waits, monke
     assert raised.errno == errno.EIO and waits == []
 
 
+def test_put_where_no_directory_can_be_is_not_waited_for(calls, waits):
+    with pytest.raises(FileNotFoundError):
+        store.publish("/proc/nowhere/key/entry", NEW, "/proc/nowhere")
+    assert sum(waits) == 0
+
+
 def quarantined(entry):
     place = Path(root_of(entry), ".safecache", "quarantine")
     return sorted(place.iterdir()) if place.exists() else []
