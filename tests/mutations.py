@@ -44,7 +44,13 @@ TESTS = {
 _CALLS = {"fsync", "rename", "link", "unlink", "flock", "write_all", "close", "dup", "sync_directory", "lstat"}
 _FLAGS = {"O_EXCL", "O_NOFOLLOW", "O_NONBLOCK", "O_CREAT", "LOCK_NB"}
 # By module, the changed text, and what it becomes: why that changes nothing that a user could see.
-EQUIVALENT: dict[tuple[str, str, str], str] = {}
+EQUIVALENT = {
+    ("temporaries", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
+    ("quarantine", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
+    ("quarantine", "moved", "True"): "what was not moved is not there to be read, nor to be the newest",
+    ("vouching", "verdict.reason is None", "True"): "a verdict that is none states no build that could be foreign",
+    ("vouching", "os.O_NOFOLLOW", "0"): "what was read is compared with what is vouched for, wherever it lies",
+}
 
 
 class Mutant(NamedTuple):

@@ -179,3 +179,9 @@ def test_fifo_in_place_of_what_was_found_stays(entry):
     entry.unlink()
     os.mkfifo(entry)
     assert move_what_is_damaged(entry) is None and stat.S_ISFIFO(entry.lstat().st_mode)
+
+
+def test_link_in_place_of_what_was_found_stays_though_it_leads_to_the_same(entry):
+    entry.rename(entry.with_name("elsewhere"))
+    entry.symlink_to("elsewhere")
+    assert move_what_is_damaged(entry) is None and entry.is_symlink()

@@ -280,6 +280,58 @@ def test_record_of_another_form_vouches_for_nothing(source, monkeypatch, stateme
     assert verdict.reason is Reason.UNKNOWN_FORMAT and stated == {}
 
 
+def judge(path, kind=SOURCE):
+    return vouching.judge(str(path), root_of(path), kind)
+
+
+def refuse_reading(monkeypatch, *names):
+    for name in names:
+        monkeypatch.setattr(vouching.files, name, None)
+
+
+def test_file_that_was_altered_since_this_process_vouched_for_it_is_refused(source):
+    keep(source)
+    source.write_bytes(b"altered")
+    assert [judge(source).reason for _ in range(2)] == [Reason.DAMAGED] * 2, "and so the second time"
+
+
+def test_file_that_nobody_vouches_for_is_refused_each_time(source):
+    source.write_bytes(CONTENT)
+    assert [judge(source).reason for _ in range(2)] == [Reason.UNSEALED] * 2
+
+
+def test_what_this_process_has_made_needs_no_record(source, monkeypatch):
+    vouching.expect(str(source), CONTENT)
+    source.write_bytes(CONTENT)
+    refuse_reading(monkeypatch, "read_regular")
+    assert judge(source) is None
+
+
+def test_file_is_read_once_while_the_kernel_says_it_is_the_same(source, monkeypatch):
+    keep(source)
+    source.write_bytes(CONTENT)
+    assert judge(source) is None
+    refuse_reading(monkeypatch, "read_regular", "digest_regular")
+    assert judge(source) is None
+
+
+def test_large_library_that_this_process_has_built_is_not_read_again(source, monkeypatch):
+    source.write_bytes(bytes(vouching._LARGE))
+    vouching.keep(str(source), root_of(source))
+    refuse_reading(monkeypatch, "digest_regular")
+    assert judge(source, Kind.NATIVE_CODE) is None
+
+
+def test_what_a_worker_has_just_made_where_nobody_else_writes_needs_nothing(source):
+    source.write_bytes(CONTENT)
+    assert vouching.admit_fresh(str(source), root_of(source), SOURCE) == str(source)
+
+
+def test_what_lies_open_to_others_and_is_not_vouched_for_is_not_taken_for_a_workers(exposed):
+    with pytest.raises(EntryRefusedError):
+        vouching.admit_fresh(str(exposed), root_of(exposed), SOURCE)
+
+
 def open_bytes(path):
     with open(path, "rb") as file:
         return file.read()
