@@ -187,7 +187,7 @@ def _copied(directory: str, name: str, layer: Place, found: Mapping[str, Found])
 def _relist(place: Place, name: str, files: Iterable[str]) -> None:
     """Have a copied list name its files where they lie now, as stock Triton needs it, if it is ours to seal."""
     signing = keyring.current().signing
-    verdict, _ = vouching.read_record(place.path(name), place.root, Kind.KERNEL)
+    verdict, _ = records.read(place.path(name), place.root, Kind.KERNEL)
     if signing is not None and verdict.key_id == signing.id:
         put(place.directory, name, json.dumps({"child_paths": {file: place.path(file) for file in files}}).encode())
         written_files.forget()
