@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 
+from safecache import sizes
 from safecache.errors import ConfigError
 
 # Not from typing: importing that would be half of what `import safecache` costs.
@@ -185,6 +186,33 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
+        name="max_bytes",
+        variable="SAFECACHE_MAX_BYTES",
+        default=None,
+        parse=sizes.parse_size,
+        allowed=sizes.SIZES,
+        help=(
+            "How much the files of a cache directory may hold. What was not used for the longest time is removed, at "
+            "most every ten minutes, after something was published; see `safecache gc`."
+        ),
+    ),
+    Setting(
+        name="max_files",
+        variable="SAFECACHE_MAX_FILES",
+        default=None,
+        parse=sizes.parse_count,
+        allowed="a number",
+        help="How many files a cache directory may hold, likewise.",
+    ),
+    Setting(
+        name="max_age",
+        variable="SAFECACHE_MAX_AGE",
+        default=None,
+        parse=sizes.parse_age,
+        allowed=sizes.AGES,
+        help="How long what is not used stays in a cache directory, likewise.",
+    ),
+    Setting(
         name="exec_dir",
         variable="SAFECACHE_EXEC_DIR",
         default=None,
@@ -210,6 +238,9 @@ class Config:
     shared: bool
     fsync: str
     lower: tuple[str, ...]
+    max_bytes: int | None
+    max_files: int | None
+    max_age: int | None
     exec_dir: str | None
     config_home: str | None
 

@@ -17,14 +17,27 @@ from typing import NamedTuple
 from safecache import store, triton_leftovers
 from safecache.seal import Kind
 
-__all__ = ["Code", "Location", "cache_root", "code", "entry_name", "locate", "triton_caches", "walk"]
+__all__ = [
+    "AOT_FOLDER",
+    "FX_FOLDER",
+    "TRITON_FOLDER",
+    "TRITON_KEY",
+    "Code",
+    "Location",
+    "cache_root",
+    "code",
+    "entry_name",
+    "locate",
+    "triton_caches",
+    "walk",
+]
 
 # <root>/aotautograd/<key>/<entry> and <root>/fxgraph/<two letters>/<key>/<entry>
-_AOT_FOLDER = "aotautograd"
-_FX_FOLDER = "fxgraph"
+AOT_FOLDER = "aotautograd"
+FX_FOLDER = "fxgraph"
 # <triton's cache>/<key>/<file>, where that is often <root>/triton/<device>
-_TRITON_FOLDER = "triton"
-_TRITON_KEY = re.compile(r"[A-Z2-7]{52}")
+TRITON_FOLDER = "triton"
+TRITON_KEY = re.compile(r"[A-Z2-7]{52}")
 
 
 class Location(NamedTuple):
@@ -52,19 +65,19 @@ def cache_root(path: str) -> str:
     """The cache directory that the entry at ``path`` lies in; its own directory if it lies in none."""
     directory = os.path.dirname(path)
     above = os.path.dirname(os.path.dirname(path))
-    if os.path.basename(above) == _AOT_FOLDER:
+    if os.path.basename(above) == AOT_FOLDER:
         return os.path.dirname(above)
     above = os.path.dirname(above)
-    return os.path.dirname(above) if os.path.basename(above) == _FX_FOLDER else directory
+    return os.path.dirname(above) if os.path.basename(above) == FX_FOLDER else directory
 
 
 def locate(path: str) -> Location | None:
     """What the place of the file at ``path`` says it is; None if it does not lie where torch keeps entries."""
     path = os.path.abspath(path)
     directory, above = os.path.dirname(path), os.path.dirname(os.path.dirname(path))
-    if os.path.basename(above) == _AOT_FOLDER:
+    if os.path.basename(above) == AOT_FOLDER:
         return Location(path, Kind.AOT_ENTRY, os.path.basename(directory))
-    if os.path.basename(os.path.dirname(above)) == _FX_FOLDER:
+    if os.path.basename(os.path.dirname(above)) == FX_FOLDER:
         return Location(path, Kind.FX_ENTRY, os.path.basename(directory))
     return None
 
@@ -72,8 +85,8 @@ def locate(path: str) -> Location | None:
 def walk(root: str) -> Iterator[Location]:
     """Every entry below the cache directory ``root``, whatever kind of file it is. Raises OSError."""
     for kind, parents in (
-        (Kind.AOT_ENTRY, [os.path.join(root, _AOT_FOLDER)]),
-        (Kind.FX_ENTRY, list(_subdirectories(os.path.join(root, _FX_FOLDER)))),
+        (Kind.AOT_ENTRY, [os.path.join(root, AOT_FOLDER)]),
+        (Kind.FX_ENTRY, list(_subdirectories(os.path.join(root, FX_FOLDER)))),
     ):
         for parent in parents:
             for directory in _subdirectories(parent):
@@ -84,7 +97,7 @@ def walk(root: str) -> Iterator[Location]:
 def code(root: str) -> Iterator[Code]:
     """Every file of compiled code below the cache directory ``root``, of Inductor or of Triton. Raises OSError."""
     for directory in _subdirectories(root):
-        if _TRITON_KEY.fullmatch(os.path.basename(directory)):
+        if TRITON_KEY.fullmatch(os.path.basename(directory)):
             for name in store.list_entries(directory):
                 if not triton_leftovers.is_temporary(name):
                     yield Code(os.path.join(directory, name), root, Kind.KERNEL)
@@ -92,14 +105,14 @@ def code(root: str) -> Iterator[Code]:
             for name in store.list_entries(directory):
                 if name.endswith((".so", ".o")):
                     yield Code(os.path.join(directory, name), root, Kind.NATIVE_CODE)
-    for directory in _subdirectories(os.path.join(root, _TRITON_FOLDER)):
+    for directory in _subdirectories(os.path.join(root, TRITON_FOLDER)):
         yield from code(directory)
 
 
 def triton_caches(root: str) -> Iterator[str]:
     """Where Triton's keys may have directories: in ``root``, or in Inductor's folders below it. Raises OSError."""
     yield root
-    yield from _subdirectories(os.path.join(root, _TRITON_FOLDER))
+    yield from _subdirectories(os.path.join(root, TRITON_FOLDER))
 
 
 def _subdirectories(directory: str) -> Iterator[str]:

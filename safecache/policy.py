@@ -43,7 +43,9 @@ _QUARANTINED = frozenset(
 # INCOMPLETE follows from another save that failed, which was said or raised there. OUTDATED follows from an upgrade.
 # Beside a key that is refused the others go on working; what needed that one is refused, and raised, by itself.
 _SILENT = frozenset({Reason.INCOMPLETE, Reason.OUTDATED})
-_NEVER_RAISED = frozenset({Reason.INCOMPLETE, Reason.OUTDATED, Reason.STOOD_DOWN, Reason.KEY_REFUSED})
+_NEVER_RAISED = frozenset(
+    {Reason.INCOMPLETE, Reason.OUTDATED, Reason.STOOD_DOWN, Reason.KEY_REFUSED, Reason.NOT_TRIMMED}
+)
 
 _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {
     Reason.UNREADABLE: CacheReadError,

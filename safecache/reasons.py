@@ -46,6 +46,8 @@ class Reason(Enum):
     # not loaded as code
     NOT_EXECUTABLE = "not executable"
     EXEC_DIR_UNUSABLE = "exec dir unusable"
+    # not kept within its limits
+    NOT_TRIMMED = "not trimmed"
     # keys and hooks
     NO_KEY = "no key"
     KEY_REFUSED = "key refused"

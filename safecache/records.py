@@ -16,7 +16,7 @@ from safecache.keys import Key
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["copy", "exists", "path_of", "publish", "read", "write"]
+__all__ = ["copy", "exists", "hashed_name", "path_of", "publish", "read", "write"]
 
 _RECORDS = os.path.join(".safecache", "records")
 
@@ -74,8 +74,13 @@ def _name(path: str, kind: Kind) -> str:
 
 
 def _place(root: str, name: str) -> str:
-    hashed = hashlib.sha256(name.encode()).hexdigest()
+    hashed = hashed_name(name)
     return os.path.join(root, _RECORDS, hashed[:2], hashed)
+
+
+def hashed_name(name: str) -> str:
+    """What the record of a file of this name is called: of its directory and itself, for Triton's files."""
+    return hashlib.sha256(name.encode()).hexdigest()
 
 
 def read(path: str, root: str, kind: Kind) -> tuple[seal.Verdict, dict[str, Any]]:

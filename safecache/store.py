@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-from safecache import config, durability, files, filesystem, temporaries
+from safecache import config, durability, files, filesystem, limits, stamps, temporaries
 from safecache.ownership import foreign_owner
 from safecache.quarantine import quarantine
 from safecache.reasons import Reason
@@ -46,7 +46,9 @@ def read_entry(path: str, *, listed: bool = False) -> bytes:
     """
     passing = filesystem.LISTED if listed else filesystem.READING
     # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
-    check_regular(filesystem.retried(lambda: filesystem.lstat(path), passing))
+    status = filesystem.retried(lambda: filesystem.lstat(path), passing)
+    check_regular(status)
+    stamps.use(path, status)
     return files.read_regular(path, check_regular, flags=os.O_NOFOLLOW, passing=passing)
 
 
@@ -75,6 +77,7 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
 
     filesystem.retried(put, filesystem.PASSING)
     temporaries.reap_once(os.path.dirname(path))
+    limits.published(root)
 
 
 def _publish(path: str, content: bytes, root: str, mode: int) -> None:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markdown import Markdown
 
-from safecache import config
+from safecache import config, stamps
 from safecache._version import __version__
-from safecache.cli import key_arguments
+from safecache.cli import key_arguments, limit_arguments
 from safecache.errors import ConfigError, SafecacheError
 
 __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_OK", "EXIT_USAGE", "main"]
@@ -61,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     adopt.add_argument("--json", action="store_true", help="print JSON")
 
     key_arguments.add(commands)
+    limit_arguments.add(commands)
 
     doctor = commands.add_parser("doctor", help="say why a shared object does not load, without running it")
     doctor.add_argument("--load", metavar="FILE", required=True, help="the shared object, as the error names it")
@@ -80,7 +81,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     try:
         config.current()
-        return _dispatch(arguments)
+        with stamps.suspended():
+            return _dispatch(arguments)
     except ConfigError as error:
         print(f"safecache: {error}", file=sys.stderr)
         return EXIT_CONFIG
@@ -113,6 +115,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         from safecache.cli import entries
 
         return entries.run(arguments)
+    if arguments.command in limit_arguments.COMMANDS:
+        return limit_arguments.run(arguments)
     if arguments.command == "demo":
         from safecache.cli import demo
 

@@ -34,6 +34,9 @@ DEFAULTS = {
     "SAFECACHE_SHARED": False,
     "SAFECACHE_FSYNC": "auto",
     "SAFECACHE_LOWER": (),
+    "SAFECACHE_MAX_BYTES": None,
+    "SAFECACHE_MAX_FILES": None,
+    "SAFECACHE_MAX_AGE": None,
     "SAFECACHE_EXEC_DIR": None,
 }
 PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_EXEC_DIR")
@@ -76,6 +79,19 @@ def test_layers_are_the_absolute_paths_between_colons(text):
     assert value("SAFECACHE_LOWER", text) == ("/a", "/b c")
 
 
+@pytest.mark.parametrize(
+    ("variable", "text", "number"),
+    [
+        ("SAFECACHE_MAX_BYTES", "10G", 10**10),
+        ("SAFECACHE_MAX_BYTES", "500MiB", 500 << 20),
+        ("SAFECACHE_MAX_FILES", "100000", 100_000),
+        ("SAFECACHE_MAX_AGE", "30d", 30 * 86400),
+    ],
+)
+def test_limit_is_a_number_with_its_unit(variable, text, number):
+    assert value(variable, text) == number
+
+
 @pytest.mark.parametrize("text", ["prod", "team-a/Model_7.1", "x" * 128, "..", "0"])
 def test_namespace_is_taken_as_it_is(text):
     assert value("SAFECACHE_NAMESPACE", text) == text
@@ -87,6 +103,9 @@ def test_namespace_is_taken_as_it_is(text):
     + [("SAFECACHE_TRUST", text) for text in ("all", "sign", "signed,private", "0")]
     + [("SAFECACHE_FSYNC", text) for text in ("1", "sometimes")]
     + [(path, text) for path in PATHS for text in ("key", "./key", "~/key", " /key")]
+    + [("SAFECACHE_MAX_BYTES", text) for text in ("0", "-1G", "10 parsecs", "G", "1e9", "inf", "10Bi")]
+    + [("SAFECACHE_MAX_FILES", text) for text in ("0", "-1", "1.5", "10k")]
+    + [("SAFECACHE_MAX_AGE", text) for text in ("0d", "30", "1y", "d", "-1d", "30D")]
     + [("SAFECACHE_LOWER", text) for text in ("cache", "/a:b", "/a,b:c")]
     + [("SAFECACHE_NAMESPACE", text) for text in ("a b", "prod ", "a*", "a\nb", "grün", "a:b", "x" * 129)],
 )
@@ -104,6 +123,9 @@ def test_what_is_allowed_spells_out_every_choice(setting):
     choices["SAFECACHE_NAMESPACE"] = ("letters", "digits", ". _ - /", "128")
     choices["SAFECACHE_LOWER"] = ("absolute paths", ":")
     choices |= dict.fromkeys(PATHS, ("absolute path",))
+    choices["SAFECACHE_MAX_BYTES"] = ("bytes", "k", "M", "G", "T", "1000", "Ki", "Mi", "Gi", "Ti", "1024", "B")
+    choices["SAFECACHE_MAX_FILES"] = ("number",)
+    choices["SAFECACHE_MAX_AGE"] = ("s", "min", "h", "d", "w")
     for word in choices.get(setting.variable, (*config._TRUE, *config._FALSE)):
         assert word in setting.allowed
 
@@ -176,6 +198,9 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_SHARED": "0",
         "SAFECACHE_FSYNC": "auto",
         "SAFECACHE_LOWER": "unset",
+        "SAFECACHE_MAX_BYTES": "unset",
+        "SAFECACHE_MAX_FILES": "unset",
+        "SAFECACHE_MAX_AGE": "unset",
         "SAFECACHE_EXEC_DIR": "unset",
     }
 

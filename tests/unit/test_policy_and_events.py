@@ -59,6 +59,7 @@ TABLE = {
     Reason.EXEC_DIR_UNUSABLE: (LEFT, SAID, ExecutionError),
     Reason.NO_KEY: (LEFT, SAID, KeyringError),
     Reason.KEY_REFUSED: (LEFT, SAID, None),
+    Reason.NOT_TRIMMED: (LEFT, SAID, None),
     Reason.STOOD_DOWN: (LEFT, SAID, None),
 }
 BY_REASON = pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value.replace(" ", "-"))

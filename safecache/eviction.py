@@ -1,0 +1,221 @@
+"""Brings a cache within its limits: removes whole groups, the least recently used first, and none that is in use."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import NamedTuple
+
+from safecache import config, files, jobs, mounts, removal, stamps, store, temporaries
+from safecache.errors import CacheWriteError
+from safecache.inventory import File, Group, GroupKind, Inventory, take
+
+__all__ = ["Limits", "Sweep", "sweep"]
+
+_FX_KEY = re.compile(rb"f[a-z2-7]{51}")
+_DAY = 86400.0
+# Of no use to any compile, so these go first.
+_WORTHLESS = (GroupKind.QUARANTINE, GroupKind.RECORD, GroupKind.LOCK)
+# In the time in which no stamp is renewed, what refers to others goes before them, and last what took a compiler.
+_RANK = {kind: rank for rank, kind in enumerate(GroupKind)}
+_CODE = (GroupKind.CODE, GroupKind.KERNEL, GroupKind.HEADER)
+
+
+class Limits(NamedTuple):
+    """Bytes, files, and seconds since the last use; None where there is no limit."""
+
+    size: int | None = None
+    files: int | None = None
+    age: float | None = None
+
+
+class Sweep(NamedTuple):
+    """``removed``: the groups; ``kept``: those that a limit would remove, and why they stay.
+
+    ``size`` and ``files`` are what all groups have now; ``reaped`` the bytes of what dead writers had left.
+    """
+
+    removed: list[Group]
+    kept: list[tuple[Group, str]]
+    size: int
+    files: int
+    reaped: int
+
+
+def sweep(
+    root: str, limits: Limits, *, now: float | None = None, heed_jobs: bool = True, dry_run: bool = False
+) -> Sweep | None:
+    """Bring the cache directory ``root`` within ``limits``, as far as it is not in use; None if another process does.
+
+    ``now``: the time by the clock that stamps are made with. Without ``heed_jobs`` all counts as not in use.
+    ``dry_run``: only tell what would be removed.
+
+    Raises CacheWriteError for a directory of another user, unless it is shared; OSError for one that cannot be read.
+    """
+    root = os.path.realpath(root)
+    owner = os.lstat(root).st_uid
+    if _is_foreign(owner):
+        raise CacheWriteError(f"{root} belongs to uid {owner}, and is left alone")
+    with _alone(root) as alone:
+        if not alone:
+            return None
+        inventory = take(root)
+        reaped = 0 if dry_run else _reap(inventory)
+        moment = time.time() if now is None else now
+        return _Sweeper(root, inventory, limits, moment, heed_jobs=heed_jobs, dry_run=dry_run).run(reaped)
+
+
+def _is_foreign(owner: int) -> bool:
+    return owner not in (os.geteuid(), 0) and not config.current().shared
+
+
+@contextmanager
+def _alone(root: str) -> Iterator[bool]:
+    """Whether no other sweep is under way. Nothing depends on it: two of them only do the same work twice."""
+    if mounts.is_over_a_network(root):
+        yield True
+        return
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield jobs.lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reap(inventory: Inventory) -> int:
+    """Remove what dead writers, and sweeps that were killed, have left."""
+    size = 0
+    for directory in inventory.writing:
+        with suppress(FileNotFoundError):
+            size += temporaries.reap(directory)
+    for group in inventory.groups:
+        if group.kind is GroupKind.TEMPORARY and os.path.basename(os.path.dirname(group.paths[0])) == "trash":
+            shutil.rmtree(group.paths[0], ignore_errors=True)
+            size += group.size
+    return size
+
+
+class _Sweeper:
+    def __init__(
+        self, root: str, inventory: Inventory, limits: Limits, now: float, *, heed_jobs: bool, dry_run: bool
+    ) -> None:
+        self._limits, self._now = limits, now
+        self._heed_jobs, self._dry_run = heed_jobs, dry_run
+        self._over_a_network = mounts.is_over_a_network(root)
+        self._groups = [group for group in inventory.groups if group.kind is not GroupKind.TEMPORARY]
+        self._size = sum(group.size for group in self._groups)
+        self._files = sum(len(group.all_files) for group in self._groups)
+        self._used = {id(group): self._last_use(group) for group in self._groups}
+        # By the paths of AOT entries: the keys of the graphs that they refer to.
+        self._references: dict[str, set[str]] = {}
+        self._referred_to: set[str] = set()
+
+    def run(self, reaped: int) -> Sweep:
+        removed, kept = [], []
+        self._count_references()
+        for group in sorted(self._groups, key=self._order):
+            if not self._is_due(group):
+                continue
+            objection = self._objection(group) or self._remove(group)
+            if objection is None:
+                removed.append(group)
+                self._size -= group.size
+                self._files -= len(group.all_files)
+            else:
+                kept.append((group, objection))
+                self._referred_to |= self._references.get(group.paths[0], set()) if group.paths else set()
+        return Sweep(removed, kept, self._size, self._files, reaped)
+
+    def _last_use(self, group: Group) -> float:
+        """A stamp in the future, of a clock that was wrong, would never age: it is set to now."""
+        past = [stamp for stamp in group.stamps if stamp <= self._now + stamps.GRACE]
+        if past:
+            return max(past)
+        for file in [] if self._dry_run else group.all_files:
+            with suppress(OSError):
+                os.utime(file.path, (self._now, self._now), follow_symlinks=False)
+        return self._now
+
+    def _order(self, group: Group) -> tuple[bool, float, int, float]:
+        used = self._used[id(group)]
+        return group.kind not in _WORTHLESS, used // stamps.INTERVAL, _RANK[group.kind], used
+
+    def _is_due(self, group: Group) -> bool:
+        size, files, age = self._limits
+        return (
+            (group.kind is GroupKind.RECORD and self._age(group) >= stamps.GRACE)
+            or (size is not None and self._size > size)
+            or (files is not None and self._files > files)
+            or (age is not None and self._age(group) > age)
+        )
+
+    def _age(self, group: Group) -> float:
+        return self._now - self._used[id(group)]
+
+    def _count_references(self) -> None:
+        """An FX graph entry was used when an AOTAutograd entry was that refers to it.
+
+        Without it that entry would be a hit that leads nowhere, and stock torch adds another at each start.
+        """
+        graphs = {group.name: group for group in self._groups if group.kind is GroupKind.FX_ENTRY}
+        if not any(self._is_due(group) for group in graphs.values()):
+            return
+        for group in self._groups:
+            if group.kind is GroupKind.AOT_ENTRY:
+                keys = {key for file in group.files for key in _referred(file)}
+                self._references[group.paths[0]] = keys
+                for graph in (graphs[key] for key in keys if key in graphs):
+                    self._used[id(graph)] = max(self._used[id(graph)], self._used[id(group)])
+
+    def _objection(self, group: Group) -> str | None:
+        """Why the group is not removed though a limit says so; None if nothing stands against it."""
+        foreign = next((file.owner for file in group.all_files if _is_foreign(file.owner)), None)
+        if foreign is not None:
+            return f"it belongs to uid {foreign}"
+        if group.kind is GroupKind.FX_ENTRY and group.name in self._referred_to:
+            return "an AOTAutograd entry that stays refers to it"
+        if not self._heed_jobs:
+            return None
+        # Who has a library mapped on another host cannot be seen here.
+        grace = _DAY if self._over_a_network and group.kind in _CODE else stamps.GRACE
+        if self._age(group) < grace:
+            return f"it was used in the last {grace / 3600:.0f} h"
+        pids = (self._mapped.get((os.path.basename(file.path), file.inode)) for file in group.files)
+        pid = next(filter(None, pids), None) if group.kind in _CODE else None
+        return None if pid is None else f"process {pid} has it mapped"
+
+    @cached_property
+    def _mapped(self) -> dict[tuple[str, int], int]:
+        return jobs.mapped()
+
+    def _remove(self, group: Group) -> str | None:
+        """Remove it; why it is there still, if it is."""
+        if self._dry_run:
+            return None
+        try:
+            with jobs.locked(group.lock.path if group.lock else None) as free:
+                if not free and self._heed_jobs:
+                    return "its lock is held"
+                if not removal.remove(group):
+                    return "it was used just now"
+                if group.lock and free:
+                    # While it is held: filelock takes no lock of a file that has no name any more.
+                    with suppress(FileNotFoundError):
+                        os.unlink(group.lock.path)
+        except OSError as error:
+            return f"it cannot be removed: {error.strerror}"
+        return None
+
+
+def _referred(file: File) -> set[str]:
+    """The FX cache keys in an AOTAutograd entry: found in its bytes, of which nothing is unpickled."""
+    try:
+        content = files.read_regular(file.path, store.check_regular, flags=os.O_NOFOLLOW)
+    except (OSError, store.UnusableEntry):
+        return set()
+    return {key.decode() for key in _FX_KEY.findall(content)}

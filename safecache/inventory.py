@@ -1,0 +1,315 @@
+"""What lies in a cache directory, in groups that are of use as a whole or not at all.
+
+A group is a directory of entries for one key; the files of one generated source, with the library built of it; the
+directory of a Triton kernel; a precompiled header; a result of autotuning; each with its records and its lock. What is
+not recognised by its place and name is counted, and belongs to no group.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+from typing import NamedTuple
+
+from safecache import layout, vouching
+from safecache.cache_directories import HEADERS_FOLDER
+
+__all__ = ["File", "Group", "GroupKind", "Inventory", "below", "take"]
+
+_AOT_KEY, _FX_KEY = re.compile(r"a[a-z2-7]{51}"), re.compile(r"f[a-z2-7]{51}")
+_CODE_FOLDER, _CODE_NAME = re.compile(r"[a-z2-7]{2}"), re.compile(r"(c[a-z2-7]{51})\..+")
+_RECORD_NAME = re.compile(r"[0-9a-f]{64}")
+_TRITONS_TEMPORARY = re.compile(r"tmp\.(pid_\d+_)?[0-9a-f-]{36}")
+_TEMPORARY = re.compile(r"\.([0-9a-f]{16}|\d+\.\d+)\.tmp")
+# What a process looks for first. Once it is away, nobody begins to use the rest.
+_LOOKED_FOR_FIRST = re.compile(r"__grp__.+|.+\.(py|cpp|c|h|hpp|cu|cuh)")
+
+
+class GroupKind(Enum):
+    """What a group is. What refers to others comes before them."""
+
+    AOT_ENTRY = "AOTAutograd entries"
+    FX_ENTRY = "FX graph entries"
+    CODE = "sources and libraries"
+    AUTOTUNING = "autotuning results"
+    KERNEL = "Triton kernels"
+    HEADER = "precompiled headers"
+    TEMPORARY = "temporary files"
+    QUARANTINE = "quarantine"
+    RECORD = "records of nothing"
+    LOCK = "locks of nothing"
+
+
+class File(NamedTuple):
+    """A file as the directory told of it, links and the like included."""
+
+    path: str
+    size: int
+    modified: float
+    owner: int
+    inode: int
+
+
+@dataclass
+class Group:
+    """``paths``: what is moved to remove it, files or one directory; ``files``: all that lie there.
+
+    ``root`` is the directory whose ``.safecache`` has its records.
+    """
+
+    kind: GroupKind
+    root: str
+    name: str
+    paths: list[str]
+    files: list[File]
+    records: list[File] = field(default_factory=list)
+    lock: File | None = None
+
+    @property
+    def all_files(self) -> list[File]:
+        """Its lock too."""
+        return self.files + self.records + ([self.lock] if self.lock else [])
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(file.size for file in self.all_files)
+
+    @property
+    def stamps(self) -> list[float]:
+        """When its files were used. A lock is not changed by being held."""
+        stamped = self.files + self.records or self.all_files
+        return [file.modified for file in stamped] or [_modified(path) for path in self.paths]
+
+    @property
+    def steps(self) -> tuple[list[str], list[str]]:
+        """What to move away first, and what after another look at the stamps."""
+        if self.kind is GroupKind.KERNEL:
+            first = [file.path for file in self.files if _is_looked_for_first(file.path)]
+            return first, self.paths
+        if self.kind is GroupKind.CODE:
+            first = [path for path in self.paths if _is_looked_for_first(path)]
+            return first, [path for path in self.paths if path not in first]
+        return self.paths, []
+
+
+def _is_looked_for_first(path: str) -> bool:
+    return _LOOKED_FOR_FIRST.fullmatch(os.path.basename(path)) is not None
+
+
+def _modified(path: str) -> float:
+    try:
+        return os.lstat(path).st_mtime
+    except OSError:
+        return 0.0  # it is gone
+
+
+class Inventory(NamedTuple):
+    """``other``: the files that belong to no group. ``writing``: the directories that hold temporary files."""
+
+    groups: list[Group]
+    other: list[File]
+    writing: list[str]
+
+
+def take(root: str) -> Inventory:
+    """The inventory of the cache directory ``root``: Inductor's, Triton's, or its headers'. Raises OSError."""
+    os.scandir(root).close()
+    of_headers = os.path.basename(root) == HEADERS_FOLDER
+    found = list(_headers(root) if of_headers else _parts(root))
+    groups = [part for part in found if isinstance(part, Group)]
+    other = [part for part in found if isinstance(part, File)]
+    _give_locks(groups)
+    _give_records(groups, other, root)
+    writing = {os.path.dirname(file.path) for group in groups for file in group.files if _is_temporary(file.path)}
+    return Inventory([group for group in groups if group.all_files or group.paths], other, sorted(writing))
+
+
+def _is_temporary(path: str) -> bool:
+    return _TEMPORARY.fullmatch(os.path.basename(path)) is not None
+
+
+def _parts(root: str) -> Iterator[Group | File]:
+    for item in _listed(root):
+        name = item.name
+        if not _is_directory(item):
+            yield from below(item.path)
+        elif name == layout.AOT_FOLDER:
+            yield from _keyed(root, item.path, GroupKind.AOT_ENTRY, _AOT_KEY)
+        elif name == layout.FX_FOLDER:
+            yield from _in_each(item, partial(_keyed, root, kind=GroupKind.FX_ENTRY, key=_FX_KEY))
+        elif name == layout.TRITON_FOLDER:
+            yield from _in_each(item, _parts)
+        elif name == HEADERS_FOLDER:
+            yield from _headers(item.path)
+        elif layout.TRITON_KEY.fullmatch(name):
+            yield _directory(GroupKind.KERNEL, root, item.path)
+        elif _CODE_FOLDER.fullmatch(name):
+            yield from _code(root, item.path, _listed(item.path), GroupKind.CODE)
+        elif _TRITONS_TEMPORARY.fullmatch(name):
+            yield _directory(GroupKind.TEMPORARY, root, item.path)
+        else:
+            yield from _beside(root, item)
+
+
+def _beside(root: str, item: os.DirEntry[str]) -> Iterator[Group | File]:
+    if item.name == "locks":
+        yield from _locks(root, item.path)
+    elif item.name == ".safecache":
+        yield from _ours(root, item.path)
+    else:
+        yield from below(item.path)
+
+
+def _in_each(item: os.DirEntry[str], parts: Callable[[str], Iterator[Group | File]]) -> Iterator[Group | File]:
+    for each in _listed(item.path):
+        yield from parts(each.path) if _is_directory(each) else below(each.path)
+
+
+def _keyed(root: str, directory: str, kind: GroupKind, key: re.Pattern[str]) -> Iterator[Group | File]:
+    for item in _listed(directory):
+        if _is_directory(item) and key.fullmatch(item.name):
+            yield _directory(kind, root, item.path)
+        else:
+            yield from below(item.path)
+
+
+def _directory(kind: GroupKind, root: str, path: str) -> Group:
+    return Group(kind, root, os.path.basename(path), [path], list(below(path)))
+
+
+def _code(root: str, directory: str, items: Iterable[os.DirEntry[str]], kind: GroupKind) -> Iterator[Group | File]:
+    """Of one folder of generated files, by what their names have in common."""
+    groups: dict[str, Group] = {}
+    for item in items:
+        named = _CODE_NAME.fullmatch(item.name)
+        if named and kind is GroupKind.CODE and named[1][1:3] != os.path.basename(directory):
+            named = None  # it is not what lies in this folder
+        for file in below(item.path):
+            if not item.is_file(follow_symlinks=False):
+                yield file
+            elif named:
+                group = groups.setdefault(named[1], Group(kind, root, named[1], [], []))
+                group.paths.append(file.path)
+                group.files.append(file)
+            elif item.name.endswith(".best_config"):
+                yield Group(GroupKind.AUTOTUNING, root, item.name, [file.path], [file])
+            else:
+                yield _temporary_or_other(root, file)
+    yield from groups.values()
+
+
+def _temporary_or_other(root: str, file: File) -> Group | File:
+    name = os.path.basename(file.path)
+    return Group(GroupKind.TEMPORARY, root, name, [file.path], [file]) if _is_temporary(name) else file
+
+
+def _headers(directory: str) -> Iterator[Group | File]:
+    """Each key has a directory of its own below that of stock torch."""
+    files = []
+    for item in _listed(directory):
+        if not _is_directory(item):
+            files.append(item)
+        elif item.name.startswith("safecache-"):
+            yield from _headers(item.path)
+        else:
+            yield from _beside(directory, item)
+    yield from _code(directory, directory, files, GroupKind.HEADER)
+
+
+def _locks(root: str, directory: str) -> Iterator[Group | File]:
+    for item in _listed(directory):
+        named = _CODE_NAME.fullmatch(item.name)
+        for file in below(item.path):
+            if named and item.name == f"{named[1]}.lock" and item.is_file(follow_symlinks=False):
+                yield Group(GroupKind.LOCK, root, named[1], [], [], lock=file)
+            else:
+                yield file
+
+
+def _ours(root: str, directory: str) -> Iterator[Group | File]:
+    """Records, what is in quarantine with its notes, and what a removal that was killed has left."""
+    quarantine: dict[str, Group] = {}
+    for item in _listed(os.path.join(directory, "quarantine")):
+        name = item.name.removesuffix(".json")
+        group = quarantine.setdefault(name, Group(GroupKind.QUARANTINE, root, name, [], []))
+        group.paths.append(item.path)
+        group.files.extend(below(item.path))
+    yield from quarantine.values()
+    for file in below(os.path.join(directory, "records")):
+        name = os.path.basename(file.path)
+        if _RECORD_NAME.fullmatch(name):
+            yield Group(GroupKind.RECORD, root, name, [file.path], [file])
+        else:
+            yield _temporary_or_other(root, file)
+    for item in _listed(os.path.join(directory, "trash")):
+        yield _directory(GroupKind.TEMPORARY, root, item.path)
+
+
+def _give_locks(groups: list[Group]) -> None:
+    """A lock belongs to the group that is built under it. One with a group is none by itself any more."""
+    locks = {group.name: group for group in groups if group.kind is GroupKind.LOCK}
+    for group in groups:
+        if group.kind in (GroupKind.CODE, GroupKind.HEADER) and group.name in locks:
+            lock = locks.pop(group.name)
+            group.lock, lock.lock = lock.lock, None
+
+
+def _give_records(groups: list[Group], other: list[File], top: str) -> None:
+    """A record belongs to the group with the file that it is of. Its name is a hash: vouching says of what."""
+    records = {(group.root, group.name): group for group in groups if group.kind is GroupKind.RECORD}
+    for group in groups:
+        if group.kind not in (GroupKind.RECORD, GroupKind.QUARANTINE):
+            group.records = list(_taken(records, {group.root, top}, group.files))
+    # Of something that we do not know, and leave alone.
+    other += list(_taken(records, {root for root, _ in records}, other))
+
+
+def _taken(records: dict[tuple[str, str], Group], roots: set[str], files: list[File]) -> Iterator[File]:
+    """Take the files of those records that are of these files. What is left of a record is empty."""
+    for name in _record_names(file.path for file in files):
+        for root in roots:
+            record = records.pop((root, name), None)
+            if record is not None:
+                yield from record.files
+                record.paths, record.files = [], []
+
+
+def _record_names(paths: Iterable[str]) -> Iterator[str]:
+    for path in paths:
+        directory, name = os.path.split(path)
+        yield vouching.record_name(name)
+        yield vouching.record_name(f"{os.path.basename(directory)}/{name}")
+
+
+def below(path: str) -> Iterator[File]:
+    """Every file in the directory ``path``, or itself; none if it is gone. No link is followed."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        yield File(path, status.st_size, status.st_mtime, status.st_uid, status.st_ino)
+        return
+    for item in _listed(path):
+        yield from below(item.path)
+
+
+def _is_directory(item: os.DirEntry[str]) -> bool:
+    return item.is_dir(follow_symlinks=False)
+
+
+def _listed(directory: str) -> list[os.DirEntry[str]]:
+    """Sorted; nothing for a directory that another process has removed, and for a link to one."""
+    try:
+        if os.path.islink(directory):
+            return []
+        with os.scandir(directory) as found:
+            return sorted(found, key=lambda item: item.name)
+    except FileNotFoundError:
+        return []
