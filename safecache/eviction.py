@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from safecache import config, files, jobs, mounts, removal, stamps, store, temporaries
 from safecache.errors import CacheWriteError
-from safecache.inventory import File, Group, GroupKind, Inventory, take
+from safecache.inventory import TRASH_FOLDER, File, Group, GroupKind, Inventory, take
 
 __all__ = ["Limits", "Sweep", "sweep"]
 
@@ -94,7 +94,7 @@ def _reap(inventory: Inventory) -> int:
         with suppress(FileNotFoundError):
             size += temporaries.reap(directory)
     for group in inventory.groups:
-        if group.kind is GroupKind.TEMPORARY and os.path.basename(os.path.dirname(group.paths[0])) == "trash":
+        if group.kind is GroupKind.TEMPORARY and os.path.basename(os.path.dirname(group.paths[0])) == TRASH_FOLDER:
             shutil.rmtree(group.paths[0], ignore_errors=True)
             size += group.size
     return size

@@ -19,7 +19,10 @@ from typing import NamedTuple
 from safecache import layout, vouching
 from safecache.cache_directories import HEADERS_FOLDER
 
-__all__ = ["File", "Group", "GroupKind", "Inventory", "below", "take"]
+__all__ = ["TRASH_FOLDER", "File", "Group", "GroupKind", "Inventory", "below", "take"]
+
+# Below .safecache: what is being removed.
+TRASH_FOLDER = "trash"
 
 _AOT_KEY, _FX_KEY = re.compile(r"a[a-z2-7]{51}"), re.compile(r"f[a-z2-7]{51}")
 _CODE_FOLDER, _CODE_NAME = re.compile(r"[a-z2-7]{2}"), re.compile(r"(c[a-z2-7]{51})\..+")
@@ -234,21 +237,34 @@ def _locks(root: str, directory: str) -> Iterator[Group | File]:
 
 def _ours(root: str, directory: str) -> Iterator[Group | File]:
     """Records, what is in quarantine with its notes, and what a removal that was killed has left."""
-    quarantine: dict[str, Group] = {}
-    for item in _listed(os.path.join(directory, "quarantine")):
+    for item in _listed(directory):
+        if item.name == "quarantine":
+            yield from _quarantine(root, item.path)
+        elif item.name == "records":
+            yield from _records(root, item.path)
+        elif item.name == TRASH_FOLDER:
+            yield from (_directory(GroupKind.TEMPORARY, root, each.path) for each in _listed(item.path))
+        else:
+            yield from below(item.path)
+
+
+def _quarantine(root: str, directory: str) -> Iterator[Group]:
+    groups: dict[str, Group] = {}
+    for item in _listed(directory):
         name = item.name.removesuffix(".json")
-        group = quarantine.setdefault(name, Group(GroupKind.QUARANTINE, root, name, [], []))
+        group = groups.setdefault(name, Group(GroupKind.QUARANTINE, root, name, [], []))
         group.paths.append(item.path)
         group.files.extend(below(item.path))
-    yield from quarantine.values()
-    for file in below(os.path.join(directory, "records")):
+    yield from groups.values()
+
+
+def _records(root: str, directory: str) -> Iterator[Group | File]:
+    for file in below(directory):
         name = os.path.basename(file.path)
         if _RECORD_NAME.fullmatch(name):
             yield Group(GroupKind.RECORD, root, name, [file.path], [file])
         else:
             yield _temporary_or_other(root, file)
-    for item in _listed(os.path.join(directory, "trash")):
-        yield _directory(GroupKind.TEMPORARY, root, item.path)
 
 
 def _give_locks(groups: list[Group]) -> None:

@@ -12,11 +12,9 @@ import secrets
 import shutil
 from contextlib import suppress
 
-from safecache.inventory import Group, below
+from safecache.inventory import TRASH_FOLDER, Group, below
 
 __all__ = ["remove"]
-
-_TRASH = os.path.join(".safecache", "trash")
 
 
 def remove(group: Group) -> bool:
@@ -25,7 +23,7 @@ def remove(group: Group) -> bool:
     Raises OSError where the file system refuses, with what was moved back in its place.
     """
     seen = max(group.stamps, default=0.0)
-    aside = _Aside(os.path.join(group.root, _TRASH, secrets.token_hex(8)))
+    aside = _Aside(os.path.join(group.root, ".safecache", TRASH_FOLDER, secrets.token_hex(8)))
     first, rest = group.steps
     try:
         aside.take(first)

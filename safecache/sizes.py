@@ -34,7 +34,7 @@ def parse_age(text: str) -> int:
 
 def parse_count(text: str) -> int:
     """A whole number from 1. Raises ValueError."""
-    if not text.strip().isdecimal():
+    if not text.isascii() or not text.strip().isdecimal():
         raise ValueError(text)
     return _positive(int(text), text)
 
@@ -42,7 +42,7 @@ def parse_count(text: str) -> int:
 def _split(text: str) -> tuple[float, str]:
     text = text.strip()
     digits = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
-    if not digits.strip().replace(".", "", 1).isdecimal():
+    if not digits.isascii() or not digits.strip().replace(".", "", 1).isdecimal():
         raise ValueError(text)
     return float(digits), text[len(digits) :]
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+from contextlib import contextmanager
+from functools import partial
 from types import SimpleNamespace
 
 import hypothesis
@@ -56,3 +60,27 @@ def run(capsys):
         return SimpleNamespace(code=code, out=said.out, err=said.err, lines=said.out.splitlines())
 
     return run
+
+
+@pytest.fixture
+def holding():
+    """Have another process lock a file, or a directory, for a block."""
+
+    return partial(_meanwhile, "import fcntl, os; fcntl.flock(os.open({!r}, os.O_RDONLY), fcntl.LOCK_EX)")
+
+
+@pytest.fixture
+def mapping():
+    """Have another process map a file for a block."""
+    return partial(
+        _meanwhile, "import mmap; f = open({!r}, 'rb'); m = mmap.mmap(f.fileno(), 0, access=mmap.ACCESS_READ)"
+    )
+
+
+@contextmanager
+def _meanwhile(code, path):
+    command = [sys.executable, "-S", "-c", f"{code.format(str(path))}; print(1, flush=True); input()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "1\n"
+        yield process.pid
+        process.communicate("\n")

@@ -1,0 +1,99 @@
+"""A real cache that is swept: what was used stays, and what went is made anew, without a warning or an error."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+from caches import DAY, HOUR, Cache
+from conftest import WARM
+
+from safecache import eviction, inventory, removal
+from safecache.eviction import Limits
+from safecache.inventory import GroupKind
+
+
+def age(home, seconds):
+    """As if nothing had been used for so long."""
+    for path in home.cache.rglob("*"):
+        if path.is_file():
+            moment = path.stat().st_mtime - seconds
+            os.utime(path, (moment, moment))
+
+
+def size_of(home):
+    return sum(group.size for group in inventory.take(str(home.cache)).groups)
+
+
+def test_every_file_that_torch_and_safecache_write_belongs_to_a_group(warm):
+    found = inventory.take(str(warm.cache))
+    assert found.other == [] and found.writing == []
+    kinds = {group.kind for group in found.groups}
+    assert kinds == {GroupKind.AOT_ENTRY, GroupKind.FX_ENTRY, GroupKind.CODE}
+    libraries = [group for group in found.groups if any(file.path.endswith(".so") for file in group.files)]
+    assert libraries and all(group.records and group.lock for group in libraries)
+
+
+def test_all_that_a_warm_start_uses_has_a_new_stamp_and_stays(warm):
+    age(warm, 30 * DAY)
+    assert warm.run().hits == WARM
+    stamps = {group.name: max(group.stamps) for group in inventory.take(str(warm.cache)).groups}
+    now = time.time()
+    # But for the probes of vector instructions, which the zygote had done before.
+    used = {name for name, stamp in stamps.items() if now - stamp < HOUR}
+    done = eviction.sweep(str(warm.cache), Limits(age=DAY))
+    assert {group.name for group in done.removed} == set(stamps) - used
+    assert {group.kind for group in done.removed} <= {GroupKind.CODE}
+    answer = warm.run()
+    assert answer.hits == WARM and answer.warnings == []
+
+
+def test_second_warm_start_stamps_nothing(warm):
+    age(warm, 30 * DAY)
+    warm.run()
+    before = {path: path.stat().st_mtime_ns for path in warm.cache.rglob("*") if path.is_file()}
+    assert warm.run().hits == WARM
+    assert {path: path.stat().st_mtime_ns for path in warm.cache.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize("percent", [90, 70, 50, 30, 10])
+def test_cache_swept_to_any_size_hits_or_is_compiled_anew(warm, percent):
+    age(warm, 2 * HOUR)
+    limit = size_of(warm) * percent // 100
+    done = eviction.sweep(str(warm.cache), Limits(size=limit))
+    assert done.removed and done.kept == [] and done.size == size_of(warm) <= limit
+    for _ in range(2):
+        answer = warm.run()
+        assert answer.ok and answer.warnings == [], answer
+    assert answer.hits == WARM and len(warm.aot_entries) == 1
+
+
+def test_each_source_or_library_alone_can_go(warm):
+    """Whichever it is, nobody stumbles over what is left."""
+
+    def code():
+        groups = inventory.take(str(warm.cache)).groups
+        # The probes of vector instructions were done before, in the zygote.
+        return {g.name: g for g in groups if g.kind is GroupKind.CODE and not any("load_ok" in p for p in g.paths)}
+
+    age(warm, 2 * HOUR)
+    for name in code():
+        assert removal.remove(code()[name])
+        answer = warm.run()
+        assert answer.ok and answer.warnings == [] and answer.hits == WARM, name
+
+
+def test_limit_in_the_environment_is_kept_without_being_asked(warm):
+    old = Cache(warm.cache, time.time())
+    files = [old.aot("old", 30 * DAY, ["old"]), old.fx("old", 30 * DAY), *old.code("old", 30 * DAY)]
+    for entry in warm.aot_entries:
+        if entry not in files:
+            entry.unlink()  # so that one is published
+    answer = warm.run(env={"SAFECACHE_MAX_AGE": "7d"})
+    assert answer.ok and answer.warnings == [] and answer.stats["saved"] == 1, answer
+    deadline = time.monotonic() + 60
+    while any(path.exists() for path in files) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not any(path.exists() for path in files)
+    assert warm.run().hits == WARM
