@@ -238,7 +238,9 @@ def _locks(root: str, directory: str) -> Iterator[Group | File]:
 def _ours(root: str, directory: str) -> Iterator[Group | File]:
     """Records, what is in quarantine with its notes, and what a removal that was killed has left."""
     for item in _listed(directory):
-        if item.name == "quarantine":
+        if not _is_directory(item):
+            yield from below(item.path)
+        elif item.name == "quarantine":
             yield from _quarantine(root, item.path)
         elif item.name == "records":
             yield from _records(root, item.path)
@@ -321,10 +323,8 @@ def _is_directory(item: os.DirEntry[str]) -> bool:
 
 
 def _listed(directory: str) -> list[os.DirEntry[str]]:
-    """Sorted; nothing for a directory that another process has removed, and for a link to one."""
+    """Sorted; nothing for a directory that another process has removed."""
     try:
-        if os.path.islink(directory):
-            return []
         with os.scandir(directory) as found:
             return sorted(found, key=lambda item: item.name)
     except FileNotFoundError:

@@ -139,6 +139,23 @@ def test_group_that_is_used_while_it_is_removed_is_put_back(cache, monkeypatch, 
     assert {path: path.read_bytes() for path in cache.files()} == before
 
 
+@pytest.mark.parametrize("make", ["code", "kernel"])
+def test_what_others_may_be_about_to_load_is_not_even_moved_before_the_stamps_are_looked_at(cache, monkeypatch, make):
+    files = getattr(cache, make)("a", 30 * DAY)
+    cache.use_at_rename(monkeypatch, files[0])
+    rename, moved = os.rename, []
+    monkeypatch.setattr(removal.os, "rename", lambda source, to: moved.append(source) or rename(source, to))
+    sweep(cache, age=DAY)
+    assert [path for path in moved if ".safecache" not in path] == [str(files[0])]
+
+
+def test_within_the_time_of_one_stamp_a_library_goes_after_the_entry_that_leads_to_it(cache):
+    """It took a compiler; and it was there first, when both were new."""
+    cache.code("a", 30 * DAY + 600)
+    cache.aot("a", 30 * DAY + 300)
+    assert removed(sweep(cache, files=4)) == [key("a", "a")]
+
+
 def test_kernel_whose_record_is_stamped_while_it_is_removed_is_put_back(cache, monkeypatch):
     files = cache.kernel("a", 30 * DAY)
     before = cache.files()

@@ -130,11 +130,15 @@ def test_record_of_what_is_not_recognised_stays_with_it(cache):
     assert found.groups == [] and len(found.other) == 2
 
 
-@pytest.mark.parametrize("place", ["aotautograd", "fxgraph", "locks", "triton", ".safecache", "ab", "triton/0"])
+PLACES = ["aotautograd", "fxgraph", "locks", "triton", "precompiled_headers", ".safecache", "ab", "triton/0"]
+
+
+@pytest.mark.parametrize("place", [*PLACES, ".safecache/quarantine", ".safecache/records", ".safecache/trash"])
 def test_link_in_the_place_of_a_directory_is_not_followed(cache, tmp_path, place):
     other = Cache(tmp_path / "other")
-    for make in (other.aot, other.fx, other.code, other.kernel, other.quarantined):
+    for make in (other.aot, other.fx, other.code, other.kernel, other.header, other.quarantined):
         make("a", HOUR)
+    other.file(other.root / ".safecache" / "trash" / "left" / "file", HOUR)
     (cache.root / place).parent.mkdir(exist_ok=True)
     target = other.root / place if (other.root / place).exists() else other.root / key("c", "a")[1:3]
     os.symlink(target, cache.root / place)
