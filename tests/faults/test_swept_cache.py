@@ -14,9 +14,9 @@ from safecache.eviction import Limits
 from safecache.inventory import GroupKind
 
 
-def age(home, seconds):
+def age(directory, seconds):
     """As if nothing had been used for so long."""
-    for path in home.cache.rglob("*"):
+    for path in directory.rglob("*"):
         if path.is_file():
             moment = path.stat().st_mtime - seconds
             os.utime(path, (moment, moment))
@@ -36,7 +36,7 @@ def test_every_file_that_torch_and_safecache_write_belongs_to_a_group(warm):
 
 
 def test_all_that_a_warm_start_uses_has_a_new_stamp_and_stays(warm):
-    age(warm, 30 * DAY)
+    age(warm.cache, 30 * DAY)
     assert warm.run().hits == WARM
     stamps = {group.name: max(group.stamps) for group in inventory.take(str(warm.cache)).groups}
     now = time.time()
@@ -50,7 +50,7 @@ def test_all_that_a_warm_start_uses_has_a_new_stamp_and_stays(warm):
 
 
 def test_second_warm_start_stamps_nothing(warm):
-    age(warm, 30 * DAY)
+    age(warm.cache, 30 * DAY)
     warm.run()
     before = {path: path.stat().st_mtime_ns for path in warm.cache.rglob("*") if path.is_file()}
     assert warm.run().hits == WARM
@@ -59,7 +59,7 @@ def test_second_warm_start_stamps_nothing(warm):
 
 @pytest.mark.parametrize("percent", [90, 70, 50, 30, 10])
 def test_cache_swept_to_any_size_hits_or_is_compiled_anew(warm, percent):
-    age(warm, 2 * HOUR)
+    age(warm.cache, 2 * HOUR)
     limit = size_of(warm) * percent // 100
     done = eviction.sweep(str(warm.cache), Limits(size=limit))
     assert done.removed and done.kept == [] and done.size == size_of(warm) <= limit
@@ -77,7 +77,7 @@ def test_each_source_or_library_alone_can_go(warm):
         # The probes of vector instructions were done before, in the zygote.
         return {g.name: g for g in groups if g.kind is GroupKind.CODE and not any("load_ok" in p for p in g.paths)}
 
-    age(warm, 2 * HOUR)
+    age(warm.cache, 2 * HOUR)
     for name in code():
         assert removal.remove(code()[name])
         answer = warm.run()
@@ -97,3 +97,31 @@ def test_limit_in_the_environment_is_kept_without_being_asked(warm):
         time.sleep(0.05)
     assert not any(path.exists() for path in files)
     assert warm.run().hits == WARM
+
+
+@pytest.mark.parametrize("scene", ["compile_kernel", "build_module"])
+def test_kernel_that_is_used_stays_and_one_that_went_is_compiled_anew(home, scene):
+    pytest.importorskip("triton")
+    triton = home.base / "triton"
+    assert home.run(scene).result["compiled"]
+    found = inventory.take(str(triton))
+    assert found.other == [] and {group.kind for group in found.groups} == {GroupKind.KERNEL}
+    assert all(len(group.records) == len(group.files) for group in found.groups)
+    age(triton, 30 * DAY)
+    assert not home.run(scene).result["compiled"]
+    assert eviction.sweep(str(triton), Limits(age=DAY)).removed == []
+    age(triton, 30 * DAY)
+    assert eviction.sweep(str(triton), Limits(age=DAY)).files == 0
+    for compiled in (True, False):
+        answer = home.run(scene)
+        assert answer.ok and answer.warnings == [] and answer.result["compiled"] == compiled, answer
+
+
+def test_kernel_of_which_a_killed_sweep_took_the_list_is_compiled_anew(home):
+    pytest.importorskip("triton")
+    home.run("compile_kernel")
+    [group] = inventory.take(str(home.base / "triton")).groups
+    for path in group.steps[0]:
+        os.unlink(path)
+    answer = home.run("compile_kernel")
+    assert answer.ok and answer.warnings == [] and answer.result["compiled"], answer
