@@ -185,9 +185,16 @@ class _Sweeper:
         grace = _DAY if self._over_a_network and group.kind in _CODE else stamps.GRACE
         if self._age(group) < grace:
             return f"it was used in the last {grace / 3600:.0f} h"
+        return self._objection_of_a_job(group) if group.kind in _CODE else None
+
+    def _objection_of_a_job(self, group: Group) -> str | None:
         pids = (self._mapped.get((os.path.basename(file.path), file.inode)) for file in group.files)
-        pid = next(filter(None, pids), None) if group.kind in _CODE else None
-        return None if pid is None else f"process {pid} has it mapped"
+        pid = next(filter(None, pids), None)
+        if pid is not None:
+            return f"process {pid} has it mapped"
+        # Inductor looks for a header once in a process, and has the compiler include it in all it builds from then on.
+        pid = jobs.running_torch(self._mapped) if group.kind is GroupKind.HEADER else None
+        return None if pid is None else f"process {pid} runs torch, and may be about to include it"
 
     @cached_property
     def _mapped(self) -> dict[tuple[str, int], int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
-__all__ = ["lock", "locked", "mapped"]
+__all__ = ["lock", "locked", "mapped", "running_torch"]
 
 
 def mapped() -> dict[tuple[str, int], int]:
@@ -28,6 +28,11 @@ def mapped() -> dict[tuple[str, int], int]:
                         name = os.path.basename(fields[5].removesuffix(" (deleted)"))
                         found.setdefault((name, int(fields[4])), int(pid))
     return found
+
+
+def running_torch(found: Mapping[tuple[str, int], int]) -> int | None:
+    """A process that runs torch, if there is one among those that have files ``mapped``."""
+    return next((pid for (name, _), pid in found.items() if name.startswith("libtorch_")), None)
 
 
 @contextmanager

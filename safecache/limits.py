@@ -36,9 +36,9 @@ def published(root: str) -> None:
     top = cache_directories.whole(root, config.child_environment())
     try:
         if _claim(os.path.join(top, _STAMP)):
-            _start([sys.executable, "-m", "safecache", "gc", "--quiet", top])
-    except OSError as error:
-        text = f"the limits of {top} are not kept: {error.filename or sys.executable}: {error.strerror}."
+            _start([sys.executable or "python3", "-m", "safecache", "gc", "--quiet", top])
+    except (OSError, RuntimeError) as error:  # the latter while the interpreter ends
+        text = f"the limits of {top} are not kept: {type(error).__name__}: {error}."
         events.report(Reason.NOT_TRIMMED, text, cause=top, remedy="Run `safecache gc` from time to time.")
 
 

@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import hypothesis
 import pytest
 
-from safecache import config, events, keyring
+from safecache import config, events, jobs, keyring
 from safecache.cli.main import main
 
 # A deadline is a timing assertion; a database would leave files in the checkout.
@@ -60,6 +60,12 @@ def run(capsys):
         return SimpleNamespace(code=code, out=said.out, err=said.err, lines=said.out.splitlines())
 
     return run
+
+
+@pytest.fixture(autouse=True)
+def no_jobs(monkeypatch):
+    """Others on this machine may run torch."""
+    monkeypatch.setattr(jobs, "running_torch", lambda found: None)
 
 
 @pytest.fixture

@@ -8,10 +8,12 @@ import pytest
 from caches import DAY, HOUR, Cache, key
 from conftest import needs_root
 
-from safecache import eviction, mounts, removal
+from safecache import eviction, jobs, mounts, removal
 from safecache.errors import CacheWriteError
 from safecache.eviction import Limits
 from safecache.inventory import GroupKind
+
+RUNNING_TORCH = jobs.running_torch
 
 
 @pytest.fixture
@@ -186,6 +188,19 @@ def test_library_that_a_process_has_mapped_stays(cache, monkeypatch):
     monkeypatch.setattr(eviction.jobs, "mapped", lambda: maps)
     done = sweep(cache, age=DAY)
     assert removed(done) == [key("c", "b")] and reasons(done) == {key("c", "a"): "process 4711 has it mapped"}
+
+
+def test_header_stays_while_a_process_runs_torch(cache, monkeypatch):
+    """One that has looked for it hours ago includes it when it compiles again."""
+    monkeypatch.setattr(jobs, "running_torch", RUNNING_TORCH)
+    cache.header("a", 30 * DAY)
+    cache.code("a", 30 * DAY)
+    monkeypatch.setattr(jobs, "mapped", lambda: {("libc.so.6", 1): 1, ("libtorch_python.so", 2): 4711})
+    done = sweep(cache, age=DAY)
+    assert [group.kind for group in done.removed] == [GroupKind.CODE]
+    assert list(reasons(done).values()) == ["process 4711 runs torch, and may be about to include it"]
+    monkeypatch.setattr(jobs, "mapped", lambda: {("libc.so.6", 1): 1})
+    assert [group.kind for group in sweep(cache, age=DAY).removed] == [GroupKind.HEADER]
 
 
 def test_group_whose_lock_is_held_stays(cache, holding):

@@ -46,6 +46,15 @@ def test_du_tells_what_there_is_by_kind(cache, report):
     assert [entries["oldest_use"], entries["newest_use"]] == stamps
 
 
+@pytest.mark.parametrize("age", [-1e12, 1e11], ids=["future", "past"])
+def test_du_tells_of_stamps_that_are_no_dates(cache, report, age):
+    try:
+        cache.aot("a", age)
+    except OSError:
+        pytest.skip("this file system does not keep such a stamp")
+    assert report("du")["kinds"]["AOTAutograd entries"]["groups"] == 1
+
+
 def test_du_prints_the_same_for_people(cache, run):
     cache.aot("a", 30 * DAY, size=2_500_000)
     said = run("du", cache.root)

@@ -68,7 +68,7 @@ def test_sweep_that_cannot_be_started_is_one_warning_and_no_error(tmp_path, sett
     publish(tmp_path)
     assert events.counters()["not trimmed"] == 2
     [record] = caplog.records
-    assert "/nowhere/python: No such file or directory" in record.message and "safecache gc" in record.message
+    assert "No such file or directory: '/nowhere/python'" in record.message and "safecache gc" in record.message
 
 
 @pytest.mark.parametrize(
