@@ -65,8 +65,8 @@ def sweep(
         if not alone:
             return None
         inventory = take(root)
-        reaped = 0 if dry_run else _reap(inventory)
         moment = time.time() if now is None else now
+        reaped = 0 if dry_run else _reap(inventory, moment)
         return _Sweeper(root, inventory, limits, moment, heed_jobs=heed_jobs, dry_run=dry_run).run(reaped)
 
 
@@ -87,17 +87,24 @@ def _alone(root: str) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _reap(inventory: Inventory) -> int:
+def _reap(inventory: Inventory, now: float) -> int:
     """Remove what dead writers, and sweeps that were killed, have left."""
     size = 0
     for directory in inventory.writing:
         with suppress(FileNotFoundError):
             size += temporaries.reap(directory)
     for group in inventory.groups:
-        if group.kind is GroupKind.TEMPORARY and os.path.basename(os.path.dirname(group.paths[0])) == TRASH_FOLDER:
+        if group.kind is GroupKind.TEMPORARY and _is_left(group, now):
             shutil.rmtree(group.paths[0], ignore_errors=True)
             size += group.size
     return size
+
+
+def _is_left(group: Group, now: float) -> bool:
+    """Of directories: of a sweep that was killed, or of a Triton whose pid says nothing on another host."""
+    [path] = group.paths
+    of_sweep = os.path.basename(os.path.dirname(path)) == TRASH_FOLDER
+    return of_sweep or (os.path.isdir(path) and now - max(group.stamps) > _DAY)
 
 
 class _Sweeper:
@@ -174,7 +181,7 @@ class _Sweeper:
 
     def _objection(self, group: Group) -> str | None:
         """Why the group is not removed though a limit says so; None if nothing stands against it."""
-        foreign = next((file.owner for file in group.all_files if _is_foreign(file.owner)), None)
+        foreign = next(filter(_is_foreign, group.owners), None)
         if foreign is not None:
             return f"it belongs to uid {foreign}"
         if group.kind is GroupKind.FX_ENTRY and group.name in self._referred_to:

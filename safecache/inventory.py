@@ -90,6 +90,12 @@ class Group:
         return [file.modified for file in stamped] or [_modified(path) for path in self.paths]
 
     @property
+    def owners(self) -> set[int]:
+        """The uids that its files belong to; a directory's own, where nothing is in it or nobody else may look."""
+        found = {file.owner for file in self.all_files}
+        return found or {os.lstat(path).st_uid for path in self.paths if os.path.lexists(path)}
+
+    @property
     def steps(self) -> tuple[list[str], list[str]]:
         """What to move away first, and what after another look at the stamps."""
         if self.kind is GroupKind.KERNEL:
@@ -323,9 +329,9 @@ def _is_directory(item: os.DirEntry[str]) -> bool:
 
 
 def _listed(directory: str) -> list[os.DirEntry[str]]:
-    """Sorted; nothing for a directory that another process has removed."""
+    """Sorted; nothing for a directory that another process has removed, or that another user has closed."""
     try:
         with os.scandir(directory) as found:
             return sorted(found, key=lambda item: item.name)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
         return []

@@ -341,6 +341,27 @@ def test_what_dead_writers_and_killed_sweeps_left_is_removed(cache):
     entry = cache.aot("a", 2 * HOUR)
     cache.file(entry.with_name(".0123456789abcdef.tmp"), cache.now)
     cache.file(cache.root / ".safecache" / "trash" / "0123456789abcdef" / "0.a", 0)
-    cache.file(cache.root / "triton" / "0" / "tmp.pid_1_0123-456", 0)
+    uuid = "0bc1d2e3-0bc1-0bc1-0bc1-0bc1d2e30bc1"
+    for age, name in ((2 * DAY, f"tmp.pid_1_{uuid}"), (2 * DAY, f"tmp.{uuid}"), (HOUR, f"tmp.pid_2_{uuid}")):
+        cache.file(cache.root / "triton" / "0" / name / "k.cubin", age)
     done = sweep(cache)
-    assert done.reaped == 2000 and entry.exists() and len(cache.files()) == 2
+    assert done.reaped == 4000 and entry.exists()
+    assert [path.parent.name for path in cache.files() if path != entry] == [f"tmp.pid_2_{uuid}"]
+
+
+@needs_root
+def test_directory_that_another_user_has_closed_stays_and_stops_nothing(cache, monkeypatch):
+    closed = cache.aot("closed", 30 * DAY).parent
+    cache.aot("a", 30 * DAY)
+    os.chown(closed, 4242, -1)
+    os.utime(closed, (0, 0))
+    scandir = os.scandir
+
+    def refuse(path):
+        if path == str(closed):
+            raise PermissionError(13, "Permission denied", path)
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    done = sweep(cache, age=DAY)
+    assert removed(done) == [key("a", "a")] and reasons(done) == {closed.name: "it belongs to uid 4242"}
