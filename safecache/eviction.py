@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 from safecache import config, files, jobs, mounts, removal, stamps, store, temporaries
 from safecache.errors import CacheWriteError
-from safecache.inventory import TRASH_FOLDER, File, Group, GroupKind, Inventory, take
+from safecache.groups import TRASH_FOLDER, File, Group, GroupKind
+from safecache.inventory import Inventory, take
 
 __all__ = ["Limits", "Sweep", "sweep"]
 

@@ -9,113 +9,20 @@ from __future__ import annotations
 
 import os
 import re
-import stat
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
-from enum import Enum
 from functools import partial
 from typing import NamedTuple
 
-from safecache import layout, vouching
+from safecache import layout, temporaries, vouching
 from safecache.cache_directories import HEADERS_FOLDER
+from safecache.groups import TRASH_FOLDER, File, Group, GroupKind, below, listed
 
-__all__ = ["TRASH_FOLDER", "File", "Group", "GroupKind", "Inventory", "below", "take"]
-
-# Below .safecache: what is being removed.
-TRASH_FOLDER = "trash"
+__all__ = ["Inventory", "take"]
 
 _AOT_KEY, _FX_KEY = re.compile(r"a[a-z2-7]{51}"), re.compile(r"f[a-z2-7]{51}")
 _CODE_FOLDER, _CODE_NAME = re.compile(r"[a-z2-7]{2}"), re.compile(r"(c[a-z2-7]{51})\..+")
 _RECORD_NAME = re.compile(r"[0-9a-f]{64}")
 _TRITONS_TEMPORARY = re.compile(r"tmp\.(pid_\d+_)?[0-9a-f-]{36}")
-_TEMPORARY = re.compile(r"\.([0-9a-f]{16}|\d+\.\d+)\.tmp")
-# What a process looks for first. Once it is away, nobody begins to use the rest.
-_LOOKED_FOR_FIRST = re.compile(r"__grp__.+|.+\.(py|cpp|c|h|hpp|cu|cuh)")
-
-
-class GroupKind(Enum):
-    """What a group is. What refers to others comes before them."""
-
-    AOT_ENTRY = "AOTAutograd entries"
-    FX_ENTRY = "FX graph entries"
-    CODE = "sources and libraries"
-    AUTOTUNING = "autotuning results"
-    KERNEL = "Triton kernels"
-    HEADER = "precompiled headers"
-    TEMPORARY = "temporary files"
-    QUARANTINE = "quarantine"
-    RECORD = "records of nothing"
-    LOCK = "locks of nothing"
-
-
-class File(NamedTuple):
-    """A file as the directory told of it, links and the like included."""
-
-    path: str
-    size: int
-    modified: float
-    owner: int
-    inode: int
-
-
-@dataclass
-class Group:
-    """``paths``: what is moved to remove it, files or one directory; ``files``: all that lie there.
-
-    ``root`` is the directory whose ``.safecache`` has its records.
-    """
-
-    kind: GroupKind
-    root: str
-    name: str
-    paths: list[str]
-    files: list[File]
-    records: list[File] = field(default_factory=list)
-    lock: File | None = None
-
-    @property
-    def all_files(self) -> list[File]:
-        """Its lock too."""
-        return self.files + self.records + ([self.lock] if self.lock else [])
-
-    @property
-    def size(self) -> int:
-        """In bytes."""
-        return sum(file.size for file in self.all_files)
-
-    @property
-    def stamps(self) -> list[float]:
-        """When its files were used. A lock is not changed by being held."""
-        stamped = self.files + self.records or self.all_files
-        return [file.modified for file in stamped] or [_modified(path) for path in self.paths]
-
-    @property
-    def owners(self) -> set[int]:
-        """The uids that its files belong to; a directory's own, where nothing is in it or nobody else may look."""
-        found = {file.owner for file in self.all_files}
-        return found or {os.lstat(path).st_uid for path in self.paths if os.path.lexists(path)}
-
-    @property
-    def steps(self) -> tuple[list[str], list[str]]:
-        """What to move away first, and what after another look at the stamps."""
-        if self.kind is GroupKind.KERNEL:
-            first = [file.path for file in self.files if _is_looked_for_first(file.path)]
-            return first, self.paths
-        if self.kind is GroupKind.CODE:
-            first = [path for path in self.paths if _is_looked_for_first(path)]
-            return first, [path for path in self.paths if path not in first]
-        return self.paths, []
-
-
-def _is_looked_for_first(path: str) -> bool:
-    return _LOOKED_FOR_FIRST.fullmatch(os.path.basename(path)) is not None
-
-
-def _modified(path: str) -> float:
-    try:
-        return os.lstat(path).st_mtime
-    except OSError:
-        return 0.0  # it is gone
 
 
 class Inventory(NamedTuple):
@@ -135,16 +42,17 @@ def take(root: str) -> Inventory:
     other = [part for part in found if isinstance(part, File)]
     _give_locks(groups)
     _give_records(groups, other, root)
-    writing = {os.path.dirname(file.path) for group in groups for file in group.files if _is_temporary(file.path)}
+    writing = {
+        os.path.dirname(file.path)
+        for group in groups
+        for file in group.files
+        if temporaries.is_temporary(os.path.basename(file.path))
+    }
     return Inventory([group for group in groups if group.all_files or group.paths], other, sorted(writing))
 
 
-def _is_temporary(path: str) -> bool:
-    return _TEMPORARY.fullmatch(os.path.basename(path)) is not None
-
-
 def _parts(root: str) -> Iterator[Group | File]:
-    for item in _listed(root):
+    for item in listed(root):
         name = item.name
         if not _is_directory(item):
             yield from below(item.path)
@@ -159,7 +67,7 @@ def _parts(root: str) -> Iterator[Group | File]:
         elif layout.TRITON_KEY.fullmatch(name):
             yield _directory(GroupKind.KERNEL, root, item.path)
         elif _CODE_FOLDER.fullmatch(name):
-            yield from _code(root, item.path, _listed(item.path), GroupKind.CODE)
+            yield from _code(root, item.path, listed(item.path), GroupKind.CODE)
         elif _TRITONS_TEMPORARY.fullmatch(name):
             yield _directory(GroupKind.TEMPORARY, root, item.path)
         else:
@@ -176,12 +84,12 @@ def _beside(root: str, item: os.DirEntry[str]) -> Iterator[Group | File]:
 
 
 def _in_each(item: os.DirEntry[str], parts: Callable[[str], Iterator[Group | File]]) -> Iterator[Group | File]:
-    for each in _listed(item.path):
+    for each in listed(item.path):
         yield from parts(each.path) if _is_directory(each) else below(each.path)
 
 
 def _keyed(root: str, directory: str, kind: GroupKind, key: re.Pattern[str]) -> Iterator[Group | File]:
-    for item in _listed(directory):
+    for item in listed(directory):
         if _is_directory(item) and key.fullmatch(item.name):
             yield _directory(kind, root, item.path)
         else:
@@ -215,13 +123,13 @@ def _code(root: str, directory: str, items: Iterable[os.DirEntry[str]], kind: Gr
 
 def _temporary_or_other(root: str, file: File) -> Group | File:
     name = os.path.basename(file.path)
-    return Group(GroupKind.TEMPORARY, root, name, [file.path], [file]) if _is_temporary(name) else file
+    return Group(GroupKind.TEMPORARY, root, name, [file.path], [file]) if temporaries.is_temporary(name) else file
 
 
 def _headers(directory: str) -> Iterator[Group | File]:
     """Each key has a directory of its own below that of stock torch."""
     files = []
-    for item in _listed(directory):
+    for item in listed(directory):
         if not _is_directory(item):
             files.append(item)
         elif item.name.startswith("safecache-"):
@@ -232,7 +140,7 @@ def _headers(directory: str) -> Iterator[Group | File]:
 
 
 def _locks(root: str, directory: str) -> Iterator[Group | File]:
-    for item in _listed(directory):
+    for item in listed(directory):
         named = _CODE_NAME.fullmatch(item.name)
         for file in below(item.path):
             if named and item.name == f"{named[1]}.lock" and item.is_file(follow_symlinks=False):
@@ -243,7 +151,7 @@ def _locks(root: str, directory: str) -> Iterator[Group | File]:
 
 def _ours(root: str, directory: str) -> Iterator[Group | File]:
     """Records, what is in quarantine with its notes, and what a removal that was killed has left."""
-    for item in _listed(directory):
+    for item in listed(directory):
         if not _is_directory(item):
             yield from below(item.path)
         elif item.name == "quarantine":
@@ -251,14 +159,14 @@ def _ours(root: str, directory: str) -> Iterator[Group | File]:
         elif item.name == "records":
             yield from _records(root, item.path)
         elif item.name == TRASH_FOLDER:
-            yield from (_directory(GroupKind.TEMPORARY, root, each.path) for each in _listed(item.path))
+            yield from (_directory(GroupKind.TEMPORARY, root, each.path) for each in listed(item.path))
         else:
             yield from below(item.path)
 
 
 def _quarantine(root: str, directory: str) -> Iterator[Group]:
     groups: dict[str, Group] = {}
-    for item in _listed(directory):
+    for item in listed(directory):
         name = item.name.removesuffix(".json")
         group = groups.setdefault(name, Group(GroupKind.QUARANTINE, root, name, [], []))
         group.paths.append(item.path)
@@ -311,27 +219,5 @@ def _record_names(paths: Iterable[str]) -> Iterator[str]:
         yield vouching.record_name(f"{os.path.basename(directory)}/{name}")
 
 
-def below(path: str) -> Iterator[File]:
-    """Every file in the directory ``path``, or itself; none if it is gone. No link is followed."""
-    try:
-        status = os.lstat(path)
-    except FileNotFoundError:
-        return
-    if not stat.S_ISDIR(status.st_mode):
-        yield File(path, status.st_size, status.st_mtime, status.st_uid, status.st_ino)
-        return
-    for item in _listed(path):
-        yield from below(item.path)
-
-
 def _is_directory(item: os.DirEntry[str]) -> bool:
     return item.is_dir(follow_symlinks=False)
-
-
-def _listed(directory: str) -> list[os.DirEntry[str]]:
-    """Sorted; nothing for a directory that another process has removed, or that another user has closed."""
-    try:
-        with os.scandir(directory) as found:
-            return sorted(found, key=lambda item: item.name)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
-        return []

@@ -12,7 +12,7 @@ import secrets
 import shutil
 from contextlib import suppress
 
-from safecache.inventory import TRASH_FOLDER, Group, below
+from safecache.groups import TRASH_FOLDER, Group, below
 
 __all__ = ["remove"]
 

@@ -15,7 +15,7 @@ import time
 
 from safecache import filesystem, mounts
 
-__all__ = ["Temporary", "reap", "reap_once"]
+__all__ = ["Temporary", "is_temporary", "reap", "reap_once"]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OURS = re.compile(r"\.[0-9a-f]{16}\.tmp")
@@ -51,6 +51,11 @@ class Temporary:
     def close(self) -> None:
         """Unlock it: call this when it has its name, or none."""
         filesystem.close(self._descriptor)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is being written, or was to be: by us or by torch."""
+    return (_OURS.fullmatch(name) or _TORCHS.fullmatch(name)) is not None
 
 
 def reap_once(directory: str) -> None:

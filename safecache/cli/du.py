@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from safecache import cache_directories, config, inventory, timestamps
 from safecache.cli.terminal import printable
-from safecache.inventory import GroupKind
+from safecache.groups import GroupKind
 from safecache.sizes import write_age, write_size
 
 __all__ = ["run"]

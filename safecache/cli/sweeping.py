@@ -11,7 +11,7 @@ from typing import Any
 from safecache import cache_directories, config
 from safecache.cli.terminal import printable
 from safecache.eviction import Sweep
-from safecache.inventory import Group
+from safecache.groups import Group
 from safecache.sizes import write_size
 
 __all__ = ["show", "sweep_each"]

@@ -13,7 +13,7 @@ from conftest import SOURCE
 
 from safecache import eviction, inventory
 from safecache.eviction import Limits
-from safecache.inventory import GroupKind
+from safecache.groups import GroupKind
 
 pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
 

@@ -11,7 +11,7 @@ from conftest import WARM
 
 from safecache import eviction, inventory, removal
 from safecache.eviction import Limits
-from safecache.inventory import GroupKind
+from safecache.groups import GroupKind
 
 
 def age(directory, seconds):

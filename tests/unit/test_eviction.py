@@ -11,7 +11,7 @@ from conftest import needs_root
 from safecache import eviction, jobs, mounts, removal
 from safecache.errors import CacheWriteError
 from safecache.eviction import Limits
-from safecache.inventory import GroupKind
+from safecache.groups import GroupKind
 
 RUNNING_TORCH = jobs.running_torch
 

@@ -9,7 +9,7 @@ from caches import HOUR, NOW, Cache, key
 
 from safecache import eviction, inventory, removal, stamps
 from safecache.eviction import Limits
-from safecache.inventory import GroupKind
+from safecache.groups import GroupKind
 
 STEP = 1200.0
 MODELS = 12

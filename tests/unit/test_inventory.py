@@ -9,7 +9,7 @@ import pytest
 from caches import HOUR, Cache, key
 
 from safecache import inventory
-from safecache.inventory import GroupKind
+from safecache.groups import GroupKind
 
 
 @pytest.fixture

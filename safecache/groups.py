@@ -1,0 +1,125 @@
+"""The groups of files in a cache that are of use as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+__all__ = ["TRASH_FOLDER", "File", "Group", "GroupKind", "below", "listed"]
+
+# Below .safecache: what is being removed.
+TRASH_FOLDER = "trash"
+# What a process looks for first. Once it is away, nobody begins to use the rest.
+_LOOKED_FOR_FIRST = re.compile(r"__grp__.+|.+\.(py|cpp|c|h|hpp|cu|cuh)")
+
+
+class GroupKind(Enum):
+    """What a group is. What refers to others comes before them."""
+
+    AOT_ENTRY = "AOTAutograd entries"
+    FX_ENTRY = "FX graph entries"
+    CODE = "sources and libraries"
+    AUTOTUNING = "autotuning results"
+    KERNEL = "Triton kernels"
+    HEADER = "precompiled headers"
+    TEMPORARY = "temporary files"
+    QUARANTINE = "quarantine"
+    RECORD = "records of nothing"
+    LOCK = "locks of nothing"
+
+
+class File(NamedTuple):
+    """A file as the directory told of it, links and the like included."""
+
+    path: str
+    size: int
+    modified: float
+    owner: int
+    inode: int
+
+
+@dataclass
+class Group:
+    """``paths``: what is moved to remove it, files or one directory; ``files``: all that lie there.
+
+    ``root`` is the directory whose ``.safecache`` has its records.
+    """
+
+    kind: GroupKind
+    root: str
+    name: str
+    paths: list[str]
+    files: list[File]
+    records: list[File] = field(default_factory=list)
+    lock: File | None = None
+
+    @property
+    def all_files(self) -> list[File]:
+        """Its lock too."""
+        return self.files + self.records + ([self.lock] if self.lock else [])
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(file.size for file in self.all_files)
+
+    @property
+    def stamps(self) -> list[float]:
+        """When its files were used. A lock is not changed by being held."""
+        stamped = self.files + self.records or self.all_files
+        return [file.modified for file in stamped] or [_modified(path) for path in self.paths]
+
+    @property
+    def owners(self) -> set[int]:
+        """The uids that its files belong to; a directory's own, where nothing is in it or nobody else may look."""
+        found = {file.owner for file in self.all_files}
+        return found or {os.lstat(path).st_uid for path in self.paths if os.path.lexists(path)}
+
+    @property
+    def steps(self) -> tuple[list[str], list[str]]:
+        """What to move away first, and what after another look at the stamps."""
+        if self.kind is GroupKind.KERNEL:
+            first = [file.path for file in self.files if _is_looked_for_first(file.path)]
+            return first, self.paths
+        if self.kind is GroupKind.CODE:
+            first = [path for path in self.paths if _is_looked_for_first(path)]
+            return first, [path for path in self.paths if path not in first]
+        return self.paths, []
+
+
+def _is_looked_for_first(path: str) -> bool:
+    return _LOOKED_FOR_FIRST.fullmatch(os.path.basename(path)) is not None
+
+
+def _modified(path: str) -> float:
+    try:
+        return os.lstat(path).st_mtime
+    except OSError:
+        return 0.0  # it is gone
+
+
+def below(path: str) -> Iterator[File]:
+    """Every file in the directory ``path``, or itself; none if it is gone. No link is followed."""
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return
+    if not stat.S_ISDIR(status.st_mode):
+        yield File(path, status.st_size, status.st_mtime, status.st_uid, status.st_ino)
+        return
+    for item in listed(path):
+        yield from below(item.path)
+
+
+def listed(directory: str) -> list[os.DirEntry[str]]:
+    """Sorted; nothing for a directory that another process has removed, or that another user has closed."""
+    try:
+        with os.scandir(directory) as found:
+            return sorted(found, key=lambda item: item.name)
+    except (FileNotFoundError, NotADirectoryError, PermissionError):
+        return []
