@@ -140,11 +140,15 @@ class _Sweeper:
         return Sweep(removed, kept, self._size, self._files, reaped)
 
     def _last_use(self, group: Group) -> float:
-        """A stamp in the future, of a clock that was wrong, would never age: it is set to now."""
+        """A stamp in the future, of a clock that was wrong, would never age: it is set to now.
+
+        But of a library: a large one is read anew in each process if its status is not the one that was sealed.
+        """
         past = [stamp for stamp in group.stamps if stamp <= self._now + stamps.GRACE]
         if past:
             return max(past)
-        for file in [] if self._dry_run else group.all_files:
+        stamped = [file for file in group.all_files if not file.path.endswith((".so", ".gch"))] or group.all_files
+        for file in [] if self._dry_run else stamped:
             with suppress(OSError):
                 os.utime(file.path, (self._now, self._now), follow_symlinks=False)
         return self._now
