@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from safecache import layout, temporaries, vouching
+from safecache import layout, records, temporaries
 from safecache.cache_directories import HEADERS_FOLDER
 from safecache.groups import TRASH_FOLDER, File, Group, GroupKind, below, listed
 
@@ -215,8 +215,8 @@ def _taken(records: dict[tuple[str, str], Group], roots: set[str], files: list[F
 def _record_names(paths: Iterable[str]) -> Iterator[str]:
     for path in paths:
         directory, name = os.path.split(path)
-        yield vouching.record_name(name)
-        yield vouching.record_name(f"{os.path.basename(directory)}/{name}")
+        yield records.hashed_name(name)
+        yield records.hashed_name(f"{os.path.basename(directory)}/{name}")
 
 
 def _is_directory(item: os.DirEntry[str]) -> bool:

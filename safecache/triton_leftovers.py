@@ -11,10 +11,11 @@ import shutil
 import time
 from contextlib import suppress
 
+from safecache import temporaries
+
 __all__ = ["is_temporary", "reap_once"]
 
 _NAME = re.compile(r"tmp\.pid_(\d+)_[0-9a-f-]{36}")
-_OURS = re.compile(r"\.[0-9a-f]{16}\.tmp")
 # Seconds. They are not locked, and whether the process lives can be told on its own host alone.
 _PATIENCE = 86400.0
 
@@ -23,7 +24,7 @@ _reaped: set[str] = set()
 
 def is_temporary(name: str) -> bool:
     """Whether a file or directory of this name in Triton's cache is one that somebody, perhaps, still writes."""
-    return _NAME.fullmatch(name) is not None or _OURS.fullmatch(name) is not None
+    return _NAME.fullmatch(name) is not None or temporaries.is_temporary(name)
 
 
 def reap_once(directory: str) -> None:

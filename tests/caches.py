@@ -7,7 +7,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from safecache import vouching
+from safecache import records
 
 HOUR, DAY = 3600.0, 86400.0
 NOW = 1_800_000_000.0  # a moment to count ages from, for what does not run by the clock of this machine
@@ -34,7 +34,7 @@ class Cache:
         os.utime(path, (self.now - age,) * 2)
 
     def record(self, name: str, age: float, root: Path | None = None) -> Path:
-        hashed = vouching.record_name(name)
+        hashed = records.hashed_name(name)
         return self.file((root or self.root) / ".safecache" / "records" / hashed[:2] / hashed, age, b"r" * 100)
 
     def aot(self, name: str, age: float, graphs: tuple[str, ...] = (), size: int = 1000) -> Path:
