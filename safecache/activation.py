@@ -136,6 +136,9 @@ def deactivate() -> None:
         for patches in _patches.values():
             for patch in patches:
                 patch.revert()
+    standin = sys.modules.get("safecache.standin")
+    if standin is not None:
+        standin.undo()
 
 
 def is_active() -> bool:

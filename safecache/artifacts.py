@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import loading
+from safecache import config, events, layers, loading, store
 from safecache.errors import EntryRefusedError
 from safecache.loading import RemoteCache
 from safecache.reasons import Reason
@@ -75,14 +75,35 @@ def read(kind: Kind, cache_key: str, path: str, root: str = "") -> bytes | None:
     """The bytes of the file at ``path`` if they may be unpickled, empty if there is none; None if not, and reported.
 
     One that is bad for everybody is moved away if it lies in a cache, its ``root``, and not where the user named it.
-    Raises in strict mode for what may not be unpickled.
+    One that only a lower layer has is copied there. Raises in strict mode for what may not be unpickled.
     """
     if not os.path.lexists(path):
-        return b""
+        return _from_layer(kind, cache_key, path)
     content = loading.read(kind, path)
     if content is None or not loading.admit(kind, cache_key, content, origin=path, root=root):
         return None
     return content
+
+
+def _from_layer(kind: Kind, cache_key: str, path: str) -> bytes | None:
+    root = config.cache_directory() or os.path.dirname(path)
+    for place, _ in layers.below(path, root):
+        if os.path.lexists(place):
+            content = loading.read(kind, place)
+            if content is not None and loading.admit(kind, cache_key, content, origin=place):
+                return content if _put(path, content, root, kind) else b""
+    return b""
+
+
+def _put(path: str, content: bytes, root: str, kind: Kind) -> bool:
+    # Torch reads the file once more by itself.
+    try:
+        store.publish(path, content, root)
+    except OSError as error:
+        text = f"{kind.noun} {path} was not copied from a lower layer: {error.strerror}."
+        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It is made anew.")
+        return False
+    return True
 
 
 @contextmanager

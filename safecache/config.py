@@ -18,9 +18,12 @@ __all__ = [
     "SETTINGS",
     "Config",
     "Setting",
+    "cache_directory",
     "child_environment",
     "current",
     "load",
+    "redirect_cache",
+    "redirected",
     "reload",
     "settings_table",
 ]
@@ -30,6 +33,9 @@ FSYNC_MODES = ("auto", "always", "never")
 DEFAULT_NAMESPACE = "default"
 _LONGEST_NAMESPACE = 128
 _NAMESPACE_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-")
+_LONGEST_LOCK_TIMEOUT = 86400.0
+_CACHE_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
+_REDIRECTED = "_SAFECACHE_REDIRECTED"
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
 
@@ -75,6 +81,13 @@ def _parse_path(text: str) -> str:
 
 def _parse_paths(text: str) -> tuple[str, ...]:
     return tuple(_parse_path(path) for path in text.split(os.pathsep) if path)
+
+
+def _parse_seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= _LONGEST_LOCK_TIMEOUT:
+        raise ValueError(text)
+    return seconds
 
 
 def _parse_namespace(text: str) -> str:
@@ -213,6 +226,19 @@ SETTINGS: tuple[Setting, ...] = (
         help="How long what is not used stays in a cache directory, likewise.",
     ),
     Setting(
+        name="lock_timeout",
+        variable="SAFECACHE_LOCK_TIMEOUT",
+        default=120.0,
+        parse=_parse_seconds,
+        allowed=f"seconds, 0 to {_LONGEST_LOCK_TIMEOUT:.0f}",
+        help=(
+            "How long a compile waits for a lock of Inductor's that another process holds, before it goes on in a "
+            "private directory, with a warning. Building most kernels takes about 10 s, large ones minutes; what it "
+            "guards against is a holder that is frozen, or a file system that never grants a lock. (Torch alone gives "
+            "up the compile after 600 s.)"
+        ),
+    ),
+    Setting(
         name="exec_dir",
         variable="SAFECACHE_EXEC_DIR",
         default=None,
@@ -241,6 +267,7 @@ class Config:
     max_bytes: int | None
     max_files: int | None
     max_age: int | None
+    lock_timeout: float
     exec_dir: str | None
     config_home: str | None
 
@@ -299,6 +326,29 @@ def reload() -> Config:
 def child_environment() -> dict[str, str]:
     """A copy of this process's environment, to start a child with."""
     return dict(os.environ)
+
+
+def cache_directory() -> str | None:
+    """Where torch keeps what Inductor compiles; None if it has not been told, nor chosen, yet."""
+    return os.environ.get(_CACHE_DIRECTORY)
+
+
+def redirect_cache(directory: str, original: str | None) -> None:
+    """Have torch, and the processes that this one starts, use ``directory`` for now, in place of ``original``.
+
+    None: ``directory`` is the original again.
+    """
+    os.environ[_CACHE_DIRECTORY] = directory
+    if original is None:
+        os.environ.pop(_REDIRECTED, None)
+    else:
+        os.environ[_REDIRECTED] = f"{directory}\n{original}"
+
+
+def redirected() -> tuple[str, str] | None:
+    """The directory, and the original, that this process or the one that started it has last redirected."""
+    directory, separator, original = os.environ.get(_REDIRECTED, "").partition("\n")
+    return (directory, original) if separator else None
 
 
 def settings_table() -> str:

@@ -6,7 +6,7 @@
     ├── EntryRefusedError      an entry failed verification; raised in strict mode, and by a load that cannot recompile
     ├── CacheReadError         an entry, its directory or the remote cache could not be read (strict mode)
     ├── UnpicklableEntryError  an entry could not be prepared or pickled (strict mode)
-    ├── CacheWriteError        an entry could not be written (strict mode)
+    ├── CacheWriteError        an entry, or its directory, could not be written (strict mode)
     ├── ExecutionError         code cannot be loaded from where it lies, or from SAFECACHE_EXEC_DIR (strict mode)
     └── LauncherError          a launcher from an entry cannot load its kernel, raised by its first call
 
@@ -54,7 +54,7 @@ class UnpicklableEntryError(SafecacheError):
 
 
 class CacheWriteError(SafecacheError):
-    """Names the file and the file system's reason. Not an OSError: torch swallows those from a cache write."""
+    """Names the path and the file system's reason. Not an OSError: torch swallows those from a cache write."""
 
 
 class ExecutionError(SafecacheError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from safecache import events, policy, store, trust
+from safecache import events, layers, policy, standin, store, trust
 from safecache.errors import SafecacheError
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
@@ -107,20 +107,29 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
     if remote is not None:
         content = fetch(source.kind, source.cache_key, remote)
         if content is not None and admit(source.kind, source.cache_key, content, origin="the remote cache"):
-            yield from _load(source, content, origin="the remote cache", is_local=False)
+            yield from _load(source, content, origin="the remote cache", root=None)
 
 
 def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
+    yield from _candidates(source, source.directory, source.root)
+    for directory, layer in layers.below(source.directory, source.root):
+        # Why the cache that a private one stands in for cannot be listed has been said.
+        if layer != standin.original(source.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
+            yield from _candidates(source, directory, "")
+
+
+def _candidates(source: Source, directory: str, root: str) -> Iterator[tuple[Any, bytes, bool]]:
+    """Those of one cache: what is refused is moved away there, to ``root``; in a lower layer, with none, it stays."""
     try:
-        names = store.list_entries(source.directory)
+        names = store.list_entries(directory)
     except OSError as error:
-        note(Reason.UNREADABLE, source.kind, source.directory, f"{error.strerror}", _READ_REMEDY, error)
+        note(Reason.UNREADABLE, source.kind, directory, f"{error.strerror}", _READ_REMEDY, error)
         return
     for name in names:
-        path = os.path.join(source.directory, name)
+        path = os.path.join(directory, name)
         content = read(source.kind, path, listed=True)
-        if content is not None and admit(source.kind, source.cache_key, content, path=path, root=source.root):
-            yield from _load(source, content, origin=path, is_local=True)
+        if content is not None and admit(source.kind, source.cache_key, content, path=path, root=root):
+            yield from _load(source, content, origin=path, root=root)
 
 
 _SHARED_REMEDY = "It is skipped; remove it, or set SAFECACHE_SHARED=1 if users share this cache on purpose."
@@ -173,8 +182,8 @@ def admit(
 ) -> bool:
     """Whether ``content`` may be used; a refusal is reported, and a file that is bad for everybody moved away.
 
-    Give the ``path`` of an entry in the cache ``root``, or for other bytes their ``origin`` in words: with a ``root``
-    the path of a file there whose name tells nothing. ``whole``: nothing else is in that file.
+    Give the ``path`` of an entry in the cache ``root``, "" for a lower layer; or for other bytes their ``origin`` in
+    words: with a ``root`` the path of a file there whose name tells nothing. ``whole``: nothing else is in that file.
     """
     refusal = trust.judge(content, kind, cache_key, path)
     if refusal is None:
@@ -186,7 +195,7 @@ def admit(
 
 def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: str, content: bytes | None) -> None:
     remedy = refusal.remedy
-    if path is not None and policy.decide(refusal.reason, strict=False).quarantine:
+    if path is not None and root and policy.decide(refusal.reason, strict=False).quarantine:
         moved = store.quarantine(path, root, refusal.reason, content)
         if moved is not None:
             events.count(Count.QUARANTINED)
@@ -195,7 +204,8 @@ def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: s
     note(refusal.reason, kind, path or origin, refusal.evidence, remedy)
 
 
-def _load(source: Source, content: bytes, *, origin: str, is_local: bool) -> Iterator[tuple[Any, bytes, bool]]:
+def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> Iterator[tuple[Any, bytes, bool]]:
+    """``root`` as for admit(); None for what is no file."""
     try:
         entry = pickle.loads(content)  # noqa: S301  admitted above
     except Exception as error:
@@ -203,10 +213,10 @@ def _load(source: Source, content: bytes, *, origin: str, is_local: bool) -> Ite
         note(Reason.UNLOADABLE, source.kind, origin, text, "The graph is compiled instead.", error)
         return
     if source.is_entry(entry):
-        yield entry, content, is_local
+        yield entry, content, root is not None
     else:
         refusal = Refusal(Reason.WRONG_TYPE, f"it holds a {type(entry).__module__}.{type(entry).__qualname__}")
-        _refuse(refusal, source.kind, origin if is_local else None, source.root, origin, content)
+        _refuse(refusal, source.kind, None if root is None else origin, root or "", origin, content)
 
 
 def note(

@@ -56,6 +56,8 @@ _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {
     Reason.UNPREPARED: UnpicklableEntryError,
     Reason.NOT_CACHEABLE: UnpicklableEntryError,
     Reason.UNWRITABLE: CacheWriteError,
+    Reason.UNUSABLE_DIRECTORY: CacheWriteError,
+    Reason.LOCK_HELD: CacheWriteError,
     Reason.NO_KEY: KeyringError,
     Reason.NOT_EXECUTABLE: ExecutionError,
     Reason.EXEC_DIR_UNUSABLE: ExecutionError,

@@ -6,13 +6,14 @@ import atexit
 import functools
 import os
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from safecache import ownership
 
-__all__ = ["made", "of_process", "write"]
+__all__ = ["lasting", "made", "of_process", "write"]
 
 # An emptyDir of Kubernetes, mounted at /tmp, has mode 0777 and is not sticky: anybody can rename what lies in it.
 # Memory comes last, of which a container has 64 MB there.
@@ -22,7 +23,7 @@ _OTHER_PARENTS = ("/var/tmp", "/dev/shm")
 @contextmanager
 def made() -> Iterator[str]:
     """A directory of mode 0700 for this block, removed after it. Raises PermissionError if none can be had."""
-    directory = _make((tempfile.gettempdir(), *_OTHER_PARENTS))
+    directory = _make()
     try:
         yield directory
     finally:
@@ -59,8 +60,20 @@ def _write(parent: str, name: str, content: bytes) -> str:
 
 @functools.lru_cache(maxsize=2)
 def _of_process(pid: int, parents: tuple[str, ...] = ()) -> str:
-    directory = _make(parents or (tempfile.gettempdir(), *_OTHER_PARENTS))
+    return _removed_at_end(_make(parents=parents), pid)
+
+
+def lasting(is_fit: Callable[[str], bool]) -> str:
+    """Another one, that ``is_fit`` takes, removed when this process ends. Raises as made() does."""
+    return _removed_at_end(_make(is_fit), os.getpid())
+
+
+def _removed_at_end(directory: str, pid: int) -> str:
     atexit.register(_remove, directory, pid)
+    # A process that multiprocessing has forked ends without what was registered above.
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        multiprocessing.Finalize(None, _remove, (directory, pid), exitpriority=0)
     return directory
 
 
@@ -69,14 +82,14 @@ def _remove(directory: str, pid: int) -> None:
         shutil.rmtree(directory, ignore_errors=True)
 
 
-def _make(parents: tuple[str, ...]) -> str:
+def _make(is_fit: Callable[[str], bool] = os.path.isdir, parents: tuple[str, ...] = ()) -> str:
     objections = []
-    for parent in parents:
+    for parent in parents or (tempfile.gettempdir(), *_OTHER_PARENTS):
         with suppress(OSError):
             directory = tempfile.mkdtemp(prefix="safecache-", dir=parent)
             objection = ownership.why_not_private(directory)
-            if objection is None:
+            if objection is None and is_fit(directory):
                 return directory
             os.rmdir(directory)
-            objections.append(objection)
+            objections.append(objection or f"{parent} is full, or no code can be loaded from there")
     raise PermissionError(f"no directory out of the reach of others can be made: {'; '.join(objections)}")

@@ -43,6 +43,8 @@ class Reason(Enum):
     NOT_CACHEABLE = "not cacheable"
     INCOMPLETE = "incomplete"
     UNWRITABLE = "unwritable"
+    UNUSABLE_DIRECTORY = "unusable directory"
+    LOCK_HELD = "lock held"
     # not loaded as code
     NOT_EXECUTABLE = "not executable"
     EXEC_DIR_UNUSABLE = "exec dir unusable"

@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from safecache import config, events, keyring, seal, store
+from safecache import config, directory_faults, events, keyring, rescue, seal, store
 from safecache.keys import Key
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
@@ -36,6 +36,8 @@ def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool
     try:
         store.publish(path, content, root)
     except OSError as error:
+        if kind is not Kind.KERNEL and directory_faults.is_of_file_system(error) and rescue.replaced(error):
+            return False  # which has been said
         text = f"{what} was not written: {error.strerror}."
         variable = "TRITON_CACHE_DIR" if kind is Kind.KERNEL else "TORCHINDUCTOR_CACHE_DIR"
         remedy = f"It will be made anew. Make room there, or let {variable} name a directory that can be written."

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from safecache import binding, config, events, keyring, layout, picklepath, seal, store
+from safecache import binding, config, directory_faults, events, keyring, layout, picklepath, rescue, seal, store
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
@@ -226,6 +226,9 @@ def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes)
     try:
         store.publish(path, content, root)
     except OSError as error:
+        if directory_faults.is_of_file_system(error) and rescue.replaced(error):
+            # The rest of this compile, and what follows it, is kept where this process may read it again.
+            return write(rescue.moved(directory, root), rescue.moved(root, root), kind, cache_key, content)
         text = f"{path}: {error.strerror or error}"
         failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_SPACE_REMEDY, error=error)
         return _not_written(failure, kind, cache_key)

@@ -58,6 +58,15 @@ _CPP_BUILDER = "torch._inductor.cpp_builder"
 _CPP_EXTENSION = "torch.utils.cpp_extension"
 _BUNDLER = "torch._inductor.triton_bundler"
 _TRITON_CACHE = "triton.runtime.cache"
+_CACHE_DIR = "torch._inductor.runtime.cache_dir_utils"
+_COMPILED_GRAPH = (
+    "self, current_callable, graph, gm, output_strides, disabled_cudagraphs_reason, metrics_deltas, counter_deltas, "
+    "cudagraphs, example_inputs, static_input_idxs"
+)
+_COMPILED_GRAPH_TEXTS = (
+    "inputs_to_check, runnable_graph_str, inductor_post_grad_graph_str, compiled_fn_runner=, "
+    "inductor_provenance_mapping_str=, inductor_provenance_stack_traces_str="
+)
 _COMPILE_DLL = ("cls, source_code, dst_file_ext, extra_args=",)
 _TRITON_BUILD = "triton.runtime.build"
 # A module global in place of which SealingPickle stands, rather than a function.
@@ -257,6 +266,15 @@ TARGETS: tuple[Target, ...] = (
     Target(_CPP_BUILDER, "CppBuilder.get_target_file_path", "generated_code:get_target_file_path", ("self",)),
     Target(_CPP_BUILDER, "CppBuilder.build", "generated_code:build", ("self",)),
     Target(_OUTPUT_CODE, "CompiledFxGraph.write_to_disk", "generated_code:write_to_disk", ("self",)),
+    Target(
+        _OUTPUT_CODE,
+        "CompiledFxGraph.__init__",
+        "generated_code:init",
+        (
+            f"{_COMPILED_GRAPH}, fx_kwargs, {_COMPILED_GRAPH_TEXTS}",  # 2.11
+            f"{_COMPILED_GRAPH}, compile_region_name, fx_kwargs, {_COMPILED_GRAPH_TEXTS}",
+        ),
+    ),
     Target(_CPP_BUILDER, "cpp_compiler_search", "cpp_builder:cpp_compiler_search", ("search",)),
     Target(_CPP_BUILDER, "run_compile_cmd", "cpp_builder:run_compile_cmd", ("cmd_line, cwd",)),
     Target("torch._inductor.cpu_vec_isa", "VecISA.check_build", "cpu_vec_isa:check_build", ("self, code",)),
@@ -267,8 +285,32 @@ TARGETS: tuple[Target, ...] = (
         ("self, output_path",),
         since=(2, 13),
     ),
+    Target(_CACHE_DIR, "cache_dir", "cache_dir_utils:cache_dir", ("",)),
+    Target("torch.utils._filelock", "FileLock.__enter__", "filelock:enter", ("self",)),
     Target(
-        "torch._inductor.runtime.cache_dir_utils",
+        _CODECACHE,
+        "CppCodeCache.load_async",
+        "cpp_codecache:load_async",
+        (
+            "cls, main_code, device_type=, submit_fn=, extra_flags=, optimized_code=",  # 2.11, 2.12
+            "cls, main_code, device_type=, submit_fn=, extra_flags=, optimized_code=, "
+            "needs_vec_isa=, kernel_needs_vec_isa=",
+        ),
+    ),
+    Target(
+        _CODECACHE,
+        "_precompile_header",
+        "cpp_codecache:precompile_header",
+        ("header, hashable_cmd_line, compile_command",),
+    ),
+    Target(
+        _CODECACHE,
+        "write_atomic",
+        "generated_code:write_atomic",
+        ("path_, content, make_dirs=, encode_utf_8=",),
+    ),
+    Target(
+        _CACHE_DIR,
         "default_cache_dir",
         "cache_dir_utils:default_cache_dir",
         ("",),

@@ -205,13 +205,21 @@ def warm(home, warm_template):
     return home
 
 
-def python(code: str, *, env: dict[str, str] | None = None, path: Path | None = None, timeout: float = 120, **kwargs):
+def python(
+    code: str,
+    *,
+    env: dict[str, str] | None = None,
+    path: Path | None = None,
+    timeout: float = 120,
+    arguments: tuple[str, ...] = (),
+    **kwargs,
+):
     """Run ``code`` in a fresh interpreter that finds safecache, and first of all ``path``."""
     entries = [str(path)] if path else []
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SAFECACHE")} | (env or {})
     environment["PYTHONPATH"] = os.pathsep.join([*entries, str(SOURCE), os.environ.get("PYTHONPATH", "")]).strip(":")
     return subprocess.run(
-        [sys.executable, "-X", "faulthandler", "-c", code],
+        [sys.executable, "-X", "faulthandler", "-c", code, *arguments],
         env=environment,
         text=True,
         capture_output=True,

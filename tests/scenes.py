@@ -306,3 +306,90 @@ def compile_model_and_say_where():
     source = mock.patch.dict(reload, open=lambda path, *rest: files.append(path) or open(path, *rest))  # noqa: SIM115
     with spec, source:
         return compile_model() | {"files": files}
+
+
+def compile_and_end():
+    """compile_model, in a fork that ends as those of multiprocessing do."""
+    import multiprocessing.util
+
+    result = compile_model()
+    multiprocessing.util._exit_function()
+    return result
+
+
+def compile_and_count_builds():
+    """compile_model; and how often a compiler was run for it."""
+    from unittest import mock
+
+    from torch._inductor import cpp_builder
+
+    with mock.patch.object(cpp_builder, "run_compile_cmd", wraps=cpp_builder.run_compile_cmd) as run:
+        return compile_model() | {"builds": run.call_count}
+
+
+def compile_where_writes_fail(error):
+    """compile_model, while nothing new can be written below the cache directory: each attempt raises this errno."""
+    import sys
+
+    root = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    refused = []
+
+    def refuse(event, arguments):
+        if event in ("open", "os.mkdir", "os.rename") and str(arguments[0]).startswith(root):
+            writes = event != "open" or (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
+            if writes:
+                refused.append(event)
+                raise OSError(error, os.strerror(error), str(arguments[0]))
+
+    sys.addaudithook(refuse)
+    return compile_model() | {"refused": len(refused)}
+
+
+def compile_while_cache_vanishes():
+    """compile_model, while another thread goes on removing all that is in the cache directory."""
+    import shutil
+
+    root, done = os.environ["TORCHINDUCTOR_CACHE_DIR"], threading.Event()
+
+    def remove():
+        while not done.wait(0.001):
+            shutil.rmtree(root, ignore_errors=True)
+
+    remover = threading.Thread(target=remove)
+    remover.start()
+    try:
+        return compile_model()
+    finally:
+        done.set()
+        remover.join()
+
+
+def compile_until_mended(cache):
+    """Compile where a file is in the way of the cache directory, and again when it is gone; where each was kept."""
+    from unittest import mock
+
+    from safecache import rescue
+
+    with open(cache, "w"):
+        pass
+    first = compile_model()
+    kept = [os.environ["TORCHINDUCTOR_CACHE_DIR"]]
+    os.unlink(cache)
+    torch._dynamo.reset()
+    compile_model()
+    kept.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    torch._dynamo.reset()
+    with mock.patch.object(rescue.time, "monotonic", lambda monotonic=rescue.time.monotonic: monotonic() + 61):
+        compile_model()
+    kept.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+    return first | {"kept": kept}
+
+
+def deactivate_in_the_middle():
+    """Where the cache lies while a stand-in is used, and after deactivate()."""
+    import safecache
+
+    compile_model()
+    during = os.environ["TORCHINDUCTOR_CACHE_DIR"]
+    safecache.deactivate()
+    return [during, os.environ["TORCHINDUCTOR_CACHE_DIR"], "_SAFECACHE_REDIRECTED" in os.environ]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import loading, saving
+from safecache.hooks import cache_dir_utils
 from safecache.reasons import Reason
 from safecache.seal import Kind
 
@@ -44,6 +45,7 @@ def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, also where torch is strict."""
     with loading.reading():
+        cache_dir_utils.settle()
         try:
             return wrapped(*args, **kwargs)
         except _autograd_cache().FXGraphCacheMiss:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import artifacts, events, loading, vouching
+from safecache import artifacts, events, layers, loading, vouching
 from safecache.reasons import Reason
 from safecache.seal import Kind
 
@@ -31,12 +31,19 @@ class _Results:
         self.vouched = False
 
     def get(self, key: str) -> Any:
+        root = _root()
+        if os.path.lexists(key):
+            return self._read(key, root)
+        found = ((place, layer) for place, layer in layers.below(key, root) if os.path.lexists(place))
+        return self._read(*next(found, (key, root)))
+
+    def _read(self, key: str, root: str) -> Any:
         # What is no file would be waited for.
         if os.path.lexists(key) and loading.read(Kind.AUTOTUNING, key) is None:
             return None
         self.found = True
         result = self._cache.get(key)
-        self.vouched = result is not None and vouching.states(key, _root(), Kind.AUTOTUNING, _canonical(result))
+        self.vouched = result is not None and vouching.states(key, root, Kind.AUTOTUNING, _canonical(result))
         return result
 
     def put(self, key: str, result: Any) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from safecache import config, exec_directory, exposure, load_failure, loading, saving, vouching
+from safecache.hooks import cache_dir_utils
 from safecache.seal import Kind
 
 __all__ = ["compile_dll", "iterate_over_candidates", "load_dll", "load_library", "save_graph", "write_to_local_cache"]
@@ -23,6 +24,7 @@ def iterate_over_candidates(
         if kind is None:
             stock: Iterator[tuple[Any, bytes, bool]] = wrapped(local, remote_cache, key)
             return stock
+        cache_dir_utils.settle()
         exposure.check(_root())
         source = loading.Source(kind, key, _root(), instance._get_tmp_dir_for_key(key), _ENTRY_TYPES[kind])
         return loading.lookup(source, local=local, remote=remote_cache)

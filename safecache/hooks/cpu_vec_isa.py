@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import config, events, exec_directory, load_failure, loading, mounts, vouching
-from safecache.hooks.generated_code import guarding
+from safecache import config, events, exec_directory, load_failure, loading, mounts, rescue, vouching
+from safecache.hooks import generated_code
 from safecache.reasons import Reason
 
 __all__ = ["check_build", "probe_load"]
@@ -15,9 +15,18 @@ __all__ = ["check_build", "probe_load"]
 
 def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
     """VecISA.check_build: verifies its library; says so when the cache's mount makes it answer no, and kernels slow."""
+
+    def check() -> bool:
+        with generated_code.guarding():
+            usable: bool = wrapped(*args, **kwargs)
+        return usable
+
     # Torch catches whatever is raised in there, and takes it that the CPU has no such instructions.
-    with loading.reading(), guarding():
-        usable: bool = wrapped(*args, **kwargs)
+    with loading.reading():
+        generated_code.failure()
+        usable = rescue.attempt(check)
+        if not usable and rescue.replaced(generated_code.failure()):
+            usable = check()
     cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
     if not usable and mounts.forbids_execution(cache):
         events.report(

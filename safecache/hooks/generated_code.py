@@ -8,28 +8,55 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
-from safecache import events, keyring, private_build, private_directory, sources, vouching
+from safecache import (
+    events,
+    keyring,
+    layer_copies,
+    layers,
+    private_build,
+    private_directory,
+    rescue,
+    sealed_copy,
+    sources,
+    vouching,
+)
 from safecache.reasons import Reason
 
 __all__ = [
     "build",
+    "failure",
     "get_target_file_path",
     "guarding",
+    "init",
     "reload_python_module",
     "worker_compile_cpp",
     "write",
+    "write_atomic",
     "write_to_disk",
 ]
+
+_LOADED = ".load_ok"
+_SCRATCH = "CxxBuild"
 
 
 class _Thread(threading.local):
     guarded = False
+    failure: Exception | None = None
 
 
 _thread = _Thread()
+# The Python that was generated last, by path: until torch reads it, it may be gone, or be exchanged.
+_MOST_REMEMBERED = 16
+_generated: dict[str, bytes] = {}
+
+
+def failure() -> Exception | None:
+    """What the last build that this thread was guarding has raised; None since it was asked for."""
+    failed, _thread.failure = _thread.failure, None
+    return failed
 
 
 @contextmanager
@@ -55,9 +82,27 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
         name, path = again()
         _settle(path, content, again)
+        if path.endswith(".py"):
+            _remember(path, content)
         return name, path
 
-    return write_source(*args, **kwargs)
+    if kwargs.get("specified_dir"):  # that of the precompiled headers: precompile_header looks after it
+        return write_source(*args, **kwargs)
+    return rescue.attempt(lambda: write_source(*args, **kwargs))
+
+
+def write_atomic(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """write_atomic: what could not be written whole is removed."""
+
+    def write_file(path_: Any, *rest: Any, **named: Any) -> None:
+        try:
+            wrapped(path_, *rest, **named)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(os.path.join(os.path.dirname(path_), f".{os.getpid()}.{threading.get_ident()}.tmp"))
+            raise
+
+    write_file(*args, **kwargs)
 
 
 def _own_headers(directory: str) -> str:
@@ -73,14 +118,51 @@ def _own_headers(directory: str) -> str:
 
 def write_to_disk(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """CompiledFxGraph.write_to_disk: likewise, with the source in the entry, which is verified."""
-    path: str = wrapped(*args, **kwargs)
-    _settle(path, instance.source_code, lambda: wrapped(*args, **kwargs))
-    return path
+
+    def write_again() -> str:
+        path: str = wrapped(*args, **kwargs)
+        _settle(path, instance.source_code, lambda: wrapped(*args, **kwargs))
+        _remember(path, instance.source_code)
+        return path
+
+    return rescue.attempt(write_again)
+
+
+def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """CompiledFxGraph.__init__: its entry will hold the source that was generated, not what lies there by now."""
+
+    def initialise(current_callable: Any, graph: Any, *rest: Any, **named: Any) -> None:
+        path = graph.cache_path
+        generated = _generated.get(path)
+        try:
+            wrapped(current_callable, graph, *rest, **named)
+        except OSError:
+            if generated is None:
+                raise
+            graph.cache_path = sealed_copy.make(os.path.basename(path), generated)
+            try:
+                wrapped(current_callable, graph, *rest, **named)
+            finally:
+                graph.cache_path = path
+        if generated is not None:
+            instance.source_code = generated.decode()
+
+    initialise(*args, **kwargs)
+
+
+def _remember(path: str, content: str | bytes) -> None:
+    _generated[path] = _encoded(content)
+    for forgotten in list(_generated)[:-_MOST_REMEMBERED]:
+        _generated.pop(forgotten, None)
+
+
+def _encoded(content: str | bytes) -> bytes:
+    # As write_atomic encodes it: with the locale's encoding, which is UTF-8 wherever torch is used.
+    return content.encode() if isinstance(content, str) else content
 
 
 def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
-    # As write_atomic encodes it: with the locale's encoding, which is UTF-8 wherever torch is used.
-    source = content.encode() if isinstance(content, str) else content
+    source = _encoded(content)
     if not sources.settle(path, source, _root(path)):
         again()
         sources.vouch(path, source)
@@ -90,12 +172,21 @@ def reload_python_module(wrapped: Callable[..., Any], instance: Any, args: Any, 
     """_reload_python_module: executes what was verified."""
 
     def reload(key: str, path: str, *rest: Any, **named: Any) -> Any:
-        source = sources.admit(path, key, _codecache().code_hash)
+        source = _source(path, key, _generated.get(path))
         module = wrapped(key, source, *rest, **named)
         module.__file__ = path
         return module
 
     return reload(*args, **kwargs)
+
+
+def _source(path: str, key: str, generated: bytes | None) -> str:
+    try:
+        return sources.admit(path, key, _codecache().code_hash)
+    except OSError:
+        if generated is None:
+            raise
+        return sealed_copy.make(os.path.basename(path), generated)
 
 
 def worker_compile_cpp(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -108,9 +199,20 @@ def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, 
     """CppBuilder.get_target_file_path: asked, in there, whether there is a file; one that is not vouched for goes."""
     path: str = wrapped(*args, **kwargs)
     # A probe of the vector instructions that has succeeded once is not loaded again (torch 2.14).
-    if _thread.guarded and not os.path.lexists(path + ".load_ok"):
-        vouching.admit_build(path, _root(path))
+    if _thread.guarded and not os.path.lexists(path + _LOADED):
+        root = _root(path)
+        vouching.admit_build(path, root)
+        if layers.exist(root) and not os.path.lexists(path):
+            _take_from_layer(path, root)
     return path
+
+
+def _take_from_layer(path: str, root: str) -> None:
+    place = layer_copies.take(path, root)
+    # Beside a probe of vector instructions lies a note that it could be loaded; its record says on which CPU.
+    if place is not None and os.path.exists(place + _LOADED):
+        with suppress(OSError), open(path + _LOADED, "x"):
+            pass
 
 
 def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -122,9 +224,20 @@ def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
         root = _root(path)
         if private_build.is_needed(path) and _build_privately(instance, path, root):
             return None
-        result = wrapped(*args, **kwargs)
+        result = _build(wrapped, instance, args, kwargs)
     vouching.keep(path, root)
     return result
+
+
+def _build(wrapped: Callable[..., Any], builder: Any, args: Any, kwargs: Any) -> Any:
+    try:
+        return wrapped(*args, **kwargs)
+    except Exception as error:
+        _thread.failure = error
+        # The directory that the compiler ran in.
+        with suppress(OSError):
+            os.rmdir(os.path.join(builder._output_dir, f"{builder._name}_{_SCRATCH}"))
+        raise
 
 
 def _build_privately(builder: Any, path: str, root: str) -> bool:

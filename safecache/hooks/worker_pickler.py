@@ -7,7 +7,7 @@ import sys
 
 from torch._inductor.compile_worker.subproc_pool import SubprocPickler
 
-from safecache import exposure
+from safecache import exposure, rescue
 
 __all__ = ["WorkerPickler"]
 
@@ -19,3 +19,4 @@ class WorkerPickler(SubprocPickler):  # type: ignore[misc]
 # Not where the pool is made: that process imports this too.
 if str(getattr(sys.modules["__main__"], "__file__", "")).endswith(os.path.join("compile_worker", "__main__.py")):
     exposure.leave_to_parent()
+    rescue.leave_to_parent()

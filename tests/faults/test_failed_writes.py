@@ -40,10 +40,10 @@ def full_disk(home, **functorch):
 
 @needs_root
 @TORCH
-def test_full_disk_bypasses_the_save_with_one_warning(warm, functorch):
+def test_full_disk_costs_one_warning(warm, functorch):
     with full_disk(warm, **functorch):
         answer = warm.run("compile_model", **functorch)
-        assert answer.ok and answer.stats["unwritable"] == 3, answer
+        assert answer.ok and "unwritable" not in answer.stats, answer
         assert len(answer.warnings) == 1 and "No space left" in answer.warnings[0], answer
         assert "TORCHINDUCTOR_CACHE_DIR" in answer.warnings[0] and answer.torch_warnings == [], answer
         assert warm.leftovers == [] and warm.aot_entries == warm.fx_entries == []

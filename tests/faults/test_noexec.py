@@ -73,9 +73,9 @@ def noexec_cache(home):
 
 
 @needs_root
-def test_probe_of_vector_instructions_says_why_it_found_none(noexec_cache):
+def test_probe_of_vector_instructions_is_made_elsewhere(noexec_cache):
     answer = noexec_cache.run("find_vector_instructions")
-    assert answer.result is False and len(answer.warnings) == 1, answer
+    assert answer.result is True and len(answer.warnings) == 1, answer
     (said,) = answer.warnings
     assert f"{noexec_cache.cache} (tmpfs: rw,noexec" in said and ": export TORCHINDUCTOR_CACHE_DIR=/" in said
     stock = noexec_cache.run("find_vector_instructions", stock=True)

@@ -37,6 +37,7 @@ DEFAULTS = {
     "SAFECACHE_MAX_BYTES": None,
     "SAFECACHE_MAX_FILES": None,
     "SAFECACHE_MAX_AGE": None,
+    "SAFECACHE_LOCK_TIMEOUT": 120.0,
     "SAFECACHE_EXEC_DIR": None,
 }
 PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_EXEC_DIR")
@@ -106,6 +107,7 @@ def test_namespace_is_taken_as_it_is(text):
     + [("SAFECACHE_MAX_BYTES", text) for text in ("0", "-1G", "10 parsecs", "G", "1e9", "inf", "10Bi")]
     + [("SAFECACHE_MAX_FILES", text) for text in ("0", "-1", "1.5", "10k")]
     + [("SAFECACHE_MAX_AGE", text) for text in ("0d", "30", "1y", "d", "-1d", "30D")]
+    + [("SAFECACHE_LOCK_TIMEOUT", text) for text in ("soon", "-1", "nan", "inf", "86401")]
     + [("SAFECACHE_LOWER", text) for text in ("cache", "/a:b", "/a,b:c")]
     + [("SAFECACHE_NAMESPACE", text) for text in ("a b", "prod ", "a*", "a\nb", "grün", "a:b", "x" * 129)],
 )
@@ -122,6 +124,7 @@ def test_what_is_allowed_spells_out_every_choice(setting):
     choices = {"SAFECACHE_TRUST": config.TRUST_MODES, "SAFECACHE_FSYNC": config.FSYNC_MODES}
     choices["SAFECACHE_NAMESPACE"] = ("letters", "digits", ". _ - /", "128")
     choices["SAFECACHE_LOWER"] = ("absolute paths", ":")
+    choices["SAFECACHE_LOCK_TIMEOUT"] = ("seconds", "0 to 86400")
     choices |= dict.fromkeys(PATHS, ("absolute path",))
     choices["SAFECACHE_MAX_BYTES"] = ("bytes", "k", "M", "G", "T", "1000", "Ki", "Mi", "Gi", "Ti", "1024", "B")
     choices["SAFECACHE_MAX_FILES"] = ("number",)
@@ -201,6 +204,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_MAX_BYTES": "unset",
         "SAFECACHE_MAX_FILES": "unset",
         "SAFECACHE_MAX_AGE": "unset",
+        "SAFECACHE_LOCK_TIMEOUT": "120.0",
         "SAFECACHE_EXEC_DIR": "unset",
     }
 

@@ -55,6 +55,8 @@ TABLE = {
     Reason.NOT_CACHEABLE: (LEFT, SAID, UnpicklableEntryError),
     Reason.INCOMPLETE: (LEFT, SILENT, None),
     Reason.UNWRITABLE: (LEFT, SAID, CacheWriteError),
+    Reason.UNUSABLE_DIRECTORY: (LEFT, SAID, CacheWriteError),
+    Reason.LOCK_HELD: (LEFT, SAID, CacheWriteError),
     Reason.NOT_EXECUTABLE: (LEFT, SAID, ExecutionError),
     Reason.EXEC_DIR_UNUSABLE: (LEFT, SAID, ExecutionError),
     Reason.NO_KEY: (LEFT, SAID, KeyringError),

@@ -26,6 +26,7 @@ MODULES = (
     "triton.runtime.build",
     "triton.runtime.cache",
     "triton.compiler.compiler",
+    "torch.utils._filelock",
     "torch.utils._triton",
     "torch.utils.cpp_extension",
     "torch._inductor.cpp_builder",

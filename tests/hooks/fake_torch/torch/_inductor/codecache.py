@@ -34,7 +34,19 @@ def _worker_compile_cpp(lock_path, cpp_builders):
     return torch.called("_worker_compile_cpp", lock_path)
 
 
+def write_atomic(path_, content, make_dirs=False, encode_utf_8=False):
+    return torch.called("write_atomic", path_)
+
+
+def _precompile_header(header, hashable_cmd_line, **compile_command):
+    return torch.called("_precompile_header", header)
+
+
 class CppCodeCache:
+    @classmethod
+    def load_async(cls, main_code, device_type="cpu", submit_fn=None, extra_flags=(), optimized_code=None):
+        return torch.called("load_async", main_code)
+
     @classmethod
     def _load_library(cls, path, key):
         return torch.called("_load_library", path)

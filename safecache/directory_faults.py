@@ -1,0 +1,132 @@
+"""What is wrong with a directory that files are to be kept in, and whether it was that which an error came of."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from safecache import config, load_failure, mounts
+from safecache.reasons import Reason
+
+__all__ = ["Fault", "find", "is_of_file_system", "objection", "objection_to_code", "probe"]
+
+_USE = os.R_OK | os.W_OK | os.X_OK
+_PROBE_SIZE = 1 << 16
+# Of a file system, whatever file it was: an error of a write(2) or close(2) names none.
+_OF_FILE_SYSTEMS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
+_OF_PATHS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP)
+_LOADERS = ("cannot open shared object file", "failed to map segment from shared object")
+
+
+class Fault(NamedTuple):
+    """What is wrong, as a clause for a person."""
+
+    reason: Reason
+    text: str
+
+
+def objection(directory: str) -> str | None:
+    """Why this process cannot keep files in ``directory``, as far as can be told by looking.
+
+    It is made if it is not there. One system call if there is no objection.
+    """
+    # The separator: a file that may be read, written and executed is no directory.
+    if not os.access(os.path.join(directory, ""), _USE, effective_ids=True):
+        try:
+            os.makedirs(directory, exist_ok=True)
+        except OSError as error:
+            return f"{error.filename or directory}: {error.strerror}"
+        if os.path.isdir(directory) and not os.access(directory, _USE, effective_ids=True):
+            return f"{directory}: {os.strerror(errno.EROFS if _is_read_only(directory) else errno.EACCES)}"
+    return None
+
+
+def objection_to_code(directory: str) -> str | None:
+    """Why no code can be loaded from ``directory``, in a clause that says what to do about it, where that matters."""
+    if config.current().exec_dir is not None or not mounts.forbids_execution(directory):
+        return None
+    return f"it lies{load_failure.advice(directory, 'TORCHINDUCTOR_CACHE_DIR')}"
+
+
+def _is_read_only(directory: str) -> bool:
+    with suppress(OSError):
+        return bool(os.statvfs(directory).f_flag & os.ST_RDONLY)
+    return False
+
+
+def probe(directory: str) -> str | None:
+    """As objection(), but tried: a directory and a file are made in there, and removed."""
+    against = objection(directory)
+    if against is not None:
+        return against
+    try:
+        with (
+            tempfile.TemporaryDirectory(prefix=".safecache-probe-", dir=directory) as place,
+            open(os.path.join(place, "file"), "wb") as file,
+        ):
+            file.write(bytes(_PROBE_SIZE))
+    except OSError as error:
+        return f"{directory}: {error.strerror}"
+    return None
+
+
+def find(error: BaseException, *directories: str) -> Fault | None:
+    """What ``error`` says is wrong with one of these directories or with what lies there; None if it is about others.
+
+    A compiler's or a loader's words count as well as an OSError.
+    """
+    for link in _chain(error):
+        lock = getattr(link, "lock_file", None)
+        if isinstance(link, TimeoutError) and lock is not None:
+            return Fault(
+                Reason.LOCK_HELD, f"the lock {lock} was not granted within {config.current().lock_timeout:g} s"
+            )
+        if isinstance(link, OSError) and link.errno is not None:  # that of the loader has none
+            said = _said_by_system(link, directories)
+        else:
+            said = _said_in_words(str(link), directories)
+        if said is not None:
+            return Fault(Reason.UNUSABLE_DIRECTORY, said)
+    return None
+
+
+def is_of_file_system(error: OSError) -> bool:
+    """Whether whatever else is written there will fail too."""
+    return error.errno in _OF_FILE_SYSTEMS
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    link: BaseException | None = error
+    while link is not None:
+        yield link
+        link = link.__cause__
+
+
+def _said_by_system(error: OSError, directories: tuple[str, ...]) -> str | None:
+    names = [os.fspath(name) for name in (error.filename, error.filename2) if isinstance(name, (str, os.PathLike))]
+    within = next((name for name in names for directory in directories if _is_within(name, directory)), None)
+    if within is None and (names or error.errno not in _OF_FILE_SYSTEMS):
+        return None
+    return f"{within or directories[0]}: {error.strerror or error}"
+
+
+def _is_within(name: str, directory: str) -> bool:
+    return name == directory or name.startswith(os.path.join(directory, ""))
+
+
+def _said_in_words(text: str, directories: tuple[str, ...]) -> str | None:
+    """The words of a compiler that could not write or read there. A header that it does not find is none of ours."""
+    for number in _OF_FILE_SYSTEMS:
+        if os.strerror(number) in text:
+            return f"{directories[0]}: {os.strerror(number)}"
+    words = "|".join(re.escape(word) for word in (*map(os.strerror, _OF_PATHS), *_LOADERS))
+    for directory in directories:
+        found = re.search(rf"({re.escape(directory)}(?:/[^\s:'\"]*)?)['\"]?: ['\"]?({words})", text)
+        if found is not None:
+            return f"{found[1]}: {found[2]}"
+    return None

@@ -1,0 +1,114 @@
+"""An operation is done once more where the directory was at fault, and nothing else is touched."""
+
+from __future__ import annotations
+
+import errno
+import os
+
+import pytest
+
+from safecache import config, events, rescue, standin
+from safecache.errors import CacheWriteError
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch, settings):
+    settings()
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("_SAFECACHE_REDIRECTED", "")
+    for state in (rescue._good_until, rescue._bad_until, rescue._faults, standin._standins, standin._originals):
+        state.clear()
+    (tmp_path / "cache").mkdir()
+    return tmp_path / "cache"
+
+
+def failing_at(cache):
+    """Work that can be done anywhere but there, and where it was tried."""
+    tried = []
+
+    def work():
+        tried.append(config.cache_directory())
+        if tried[-1] == str(cache):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES), str(cache / "file"))
+        return "done"
+
+    return work, tried
+
+
+def test_work_is_done_once_more_elsewhere(cache):
+    work, tried = failing_at(cache)
+    assert rescue.attempt(work) == "done" and len(tried) == 2
+    assert standin.original(tried[1]) == str(cache) and os.stat(tried[1]).st_mode & 0o777 == 0o700
+    assert rescue.attempt(work) == "done" and tried[2] == tried[1], "which stays so for a while"
+
+
+def test_strict_mode_raises_with_its_cause(cache, settings):
+    settings(SAFECACHE_STRICT="1")
+    work, tried = failing_at(cache)
+    with pytest.raises(CacheWriteError, match="Permission denied") as caught:
+        rescue.attempt(work)
+    assert isinstance(caught.value.__cause__, PermissionError) and tried == [str(cache)]
+
+
+def test_other_errors_are_raised_as_they_are(cache):
+    error, calls = ValueError("no"), []
+
+    def work():
+        calls.append(1)
+        raise error
+
+    with pytest.raises(ValueError) as caught:
+        rescue.attempt(work)
+    assert caught.value is error and calls == [1] and config.cache_directory() == str(cache)
+
+
+def test_error_of_the_second_attempt_is_the_last(cache):
+    def work():
+        raise OSError(errno.EACCES, "no", os.path.join(config.cache_directory(), "file"))
+
+    with pytest.raises(PermissionError) as caught:
+        rescue.attempt(work)
+    assert not caught.value.filename.startswith(str(cache))
+
+
+def test_fault_is_said_once(cache, caplog):
+    events.reset()
+    work, _ = failing_at(cache)
+    rescue.attempt(work)
+    standin.undo()
+    rescue.attempt(work)
+    assert len(caplog.records) == 1 and str(cache) in caplog.text
+    assert events.counters()["unusable directory"] == 2
+
+
+def test_directory_that_is_mended_is_used_again_after_a_minute(cache, monkeypatch):
+    cache.rmdir()
+    cache.write_text("in the way")
+    rescue.settle(lambda: str(cache))
+    place = config.cache_directory()
+    assert standin.original(place) == str(cache)
+    cache.unlink()
+    rescue.settle(lambda: str(cache))
+    assert config.cache_directory() == place
+    later = rescue.time.monotonic() + 61
+    monkeypatch.setattr(rescue.time, "monotonic", lambda: later)
+    rescue.settle(lambda: str(cache))
+    assert config.cache_directory() == str(cache) and config.redirected() is None
+
+
+def test_directory_is_looked_at_once_a_minute(cache, monkeypatch):
+    looks = []
+    monkeypatch.setattr(rescue.directory_faults, "objection", looks.append)
+    for _ in range(5):
+        rescue.settle(lambda: str(cache))
+    assert looks == [str(cache)]
+
+
+def test_stand_in_that_was_removed_is_not_used_any_more(cache):
+    work, tried = failing_at(cache)
+    rescue.attempt(work)
+    os.rmdir(tried[1])
+    rescue.settle(lambda: str(cache))
+    assert config.cache_directory() == str(cache)
