@@ -49,6 +49,7 @@ EQUIVALENT = {
     ("quarantine", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
     ("quarantine", "moved", "True"): "what was not moved is not there to be read, nor to be the newest",
     ("vouching", "verdict.reason is None", "True"): "a verdict that is none states no build that could be foreign",
+    ("files", "limit", "True"): "a read of no bytes is the end too",
     ("vouching", "os.O_NOFOLLOW", "0"): "what was read is compared with what is vouched for, wherever it lies",
 }
 

@@ -62,10 +62,10 @@ def test_the_newest_is_kept_whatever_its_size(cache, monkeypatch):
 
 
 def test_directory_counts_with_all_that_it_holds_and_goes_with_it(cache, monkeypatch):
-    monkeypatch.setattr(quarantine, "_MOST_BYTES", 3000)
+    monkeypatch.setattr(quarantine, "_MOST_BYTES", 30_000)
     path = cache / "damaged-001"
     (path / "below").mkdir(parents=True)
-    (path / "below" / "file").write_bytes(b"x" * 4000)
+    (path / "below" / "file").write_bytes(b"x" * 40_000)
     store.quarantine(str(path), str(cache), Reason.NOT_A_FILE)
     assert kept(cache) == [1]
     put_away(cache, 2)

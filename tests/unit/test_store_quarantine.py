@@ -107,6 +107,12 @@ def test_entry_that_cannot_be_moved_stays_and_none_is_returned(entry, monkeypatc
 def test_entry_that_is_gone_already_is_none(entry):
     entry.unlink()
     assert quarantine(entry) is None
+    assert everything(entry) == [], "nor is there a note"
+
+
+def test_cache_that_is_gone_is_not_made_again(entry):
+    assert store.quarantine(str(entry), str(entry.parents[2] / "gone"), Reason.DAMAGED) is None
+    assert entry.exists() and not (entry.parents[2] / "gone").exists()
 
 
 def test_entry_is_moved_though_its_note_cannot_be_written(entry, monkeypatch):
@@ -175,10 +181,12 @@ def test_entry_saved_after_that_is_not_put_over(entry, monkeypatch):
     assert entry.read_bytes() == b"better" and everything(entry) == ["entry"]
 
 
-def test_fifo_in_place_of_what_was_found_stays(entry):
+@pytest.mark.parametrize("found", [b"damaged", b""])
+def test_fifo_in_place_of_what_was_found_stays(entry, found):
     entry.unlink()
     os.mkfifo(entry)
-    assert move_what_is_damaged(entry) is None and stat.S_ISFIFO(entry.lstat().st_mode)
+    assert store.quarantine(str(entry), str(entry.parents[2]), Reason.DAMAGED, found) is None
+    assert stat.S_ISFIFO(entry.lstat().st_mode)
 
 
 def test_link_in_place_of_what_was_found_stays_though_it_leads_to_the_same(entry):

@@ -332,6 +332,36 @@ def test_what_lies_open_to_others_and_is_not_vouched_for_is_not_taken_for_a_work
         vouching.admit_fresh(str(exposed), root_of(exposed), SOURCE)
 
 
+def test_large_library_that_this_process_expects_needs_no_record(source):
+    content = bytes(vouching._LARGE)
+    vouching.expect(str(source), content)
+    source.write_bytes(content)
+    assert judge(source, Kind.NATIVE_CODE) is None
+
+
+def test_refusal_says_what_is_wrong_with_the_record(source, monkeypatch):
+    source.write_bytes(CONTENT)
+    assert "no sealed record" in judge(source).evidence
+    keep(source)
+    (record,) = source.parents[1].glob(".safecache/records/*/*")
+    record.write_bytes(b"x" + record.read_bytes()[1:])
+    forget(monkeypatch)
+    assert judge(source).evidence == "its digest does not match its content"
+
+
+@pytest.mark.parametrize("moved", [None, "elsewhere"], ids=["moved-by-another", "made-anew-by-another"])
+def test_what_another_process_does_at_the_same_time_is_no_error(source, monkeypatch, moved):
+    def quarantine(path, *args):
+        if moved is None:
+            os.unlink(path)
+        return moved
+
+    source.write_bytes(b"planted")
+    monkeypatch.setattr(vouching.store, "quarantine", quarantine)
+    vouching.admit_build(str(source), root_of(source), SOURCE)
+    assert events.counters()["unsealed"] == 1 and "quarantined" not in events.counters()
+
+
 def open_bytes(path):
     with open(path, "rb") as file:
         return file.read()
