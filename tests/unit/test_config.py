@@ -51,7 +51,7 @@ def test_these_are_all_settings():
 @pytest.mark.parametrize("text", [None, ""], ids=["unset", "empty"])
 @pytest.mark.parametrize("variable", DEFAULTS)
 def test_unset_or_empty_setting_has_its_default(variable, text):
-    assert value(variable, text) is DEFAULTS[variable]
+    assert value(variable, text) == DEFAULTS[variable]
 
 
 @pytest.mark.parametrize("text", ["1", "true", "yes", "on", "TRUE", "Yes", " on ", "1\n"])
@@ -190,7 +190,7 @@ def test_child_environment_is_a_copy(monkeypatch):
 def test_table_has_a_row_for_every_setting_with_its_default():
     header, _, *rows = config.settings_table().split("\n")
     assert header.count("|") == 5 and all(row.count("|") == 5 for row in rows)
-    shown = dict(re.match(r"\| `(\w+)` \| `(\w+)` ", row).groups() for row in rows)
+    shown = dict(re.match(r"\| `(\w+)` \| `([\w.]+)` ", row).groups() for row in rows)
     assert shown == {
         "SAFECACHE": "1",
         "SAFECACHE_STRICT": "0",
