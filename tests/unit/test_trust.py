@@ -101,3 +101,9 @@ def test_remedy_for_what_nobody_has_sealed_is_adopting_a_file_and_a_key_for_the_
     refusal = trust.judge(b"payload", Kind.AOT_ENTRY, KEY, path and str(path))
     assert (f"safecache adopt {tmp_path}" in refusal.remedy) == from_a_file
     assert ("SAFECACHE_KEY_FILE" in refusal.remedy) != from_a_file
+
+
+def test_payload_of_a_seal_whose_algorithm_is_not_known_is_all_of_it():
+    content = bytearray(sealed())
+    content[-10] = 99
+    assert seal.split(bytes(content)).algorithm == 99 and seal.payload_of(bytes(content)) == bytes(content)
