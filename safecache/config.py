@@ -228,7 +228,7 @@ SETTINGS: tuple[Setting, ...] = (
     Setting(
         name="lock_timeout",
         variable="SAFECACHE_LOCK_TIMEOUT",
-        default=120.0,
+        default=120,
         parse=_parse_seconds,
         allowed=f"seconds, 0 to {_LONGEST_LOCK_TIMEOUT:.0f}",
         help=(

@@ -37,7 +37,7 @@ DEFAULTS = {
     "SAFECACHE_MAX_BYTES": None,
     "SAFECACHE_MAX_FILES": None,
     "SAFECACHE_MAX_AGE": None,
-    "SAFECACHE_LOCK_TIMEOUT": 120.0,
+    "SAFECACHE_LOCK_TIMEOUT": 120,
     "SAFECACHE_EXEC_DIR": None,
 }
 PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_EXEC_DIR")
@@ -204,7 +204,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_MAX_BYTES": "unset",
         "SAFECACHE_MAX_FILES": "unset",
         "SAFECACHE_MAX_AGE": "unset",
-        "SAFECACHE_LOCK_TIMEOUT": "120.0",
+        "SAFECACHE_LOCK_TIMEOUT": "120",
         "SAFECACHE_EXEC_DIR": "unset",
     }
 
