@@ -246,6 +246,7 @@ class Kernel(Vouched):
     """A file in Triton's cache; that it is handed out counts as harm done."""
 
     kind = Kind.KERNEL
+    looks = (vouching, "judge", 1)
 
     def __init__(self, base, trojan):
         super().__init__(base, trojan)

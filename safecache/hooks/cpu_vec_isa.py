@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import config, events, exec_directory, load_failure, loading, mounts, rescue, vouching
-from safecache.hooks import generated_code
+from safecache.hooks import cache_dir_utils, generated_code
 from safecache.reasons import Reason
 
 __all__ = ["check_build", "probe_load"]
@@ -23,6 +23,7 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
     # Torch catches whatever is raised in there, and takes it that the CPU has no such instructions.
     with loading.reading():
+        cache_dir_utils.settle()
         generated_code.failure()
         usable = rescue.attempt(check)
         if not usable and rescue.replaced(generated_code.failure()):

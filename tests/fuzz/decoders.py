@@ -131,7 +131,7 @@ def _judge(content: bytes, large: int) -> trust.Refusal | None:
         mock.patch.multiple(vouching, _known={}, _judged={}, _LARGE=large),
         mock.patch.object(vouching, "_stamp", lambda _: list(_STAMP)),
         mock.patch.object(vouching.store, "read_entry", lambda _: content),
-        mock.patch.object(vouching.os, "lstat", lambda _: _STATUS),
+        mock.patch.object(vouching.filesystem, "lstat", lambda _: _STATUS),
         mock.patch.object(vouching.files, "digest_regular", lambda *_, **__: vouching.hashlib.sha256(LIBRARY).digest()),
         mock.patch.object(vouching.ownership, "why_not_private", lambda _: None),
         mock.patch.object(keyring, "current", lambda: _RING),
