@@ -63,8 +63,8 @@ def test_attack_is_refused_for_its_reason(face, attack, sink, strict):
         assert reasons <= {"wrong type"}, cell
         return
     assert reasons == {expected.value} and cell["counts"][expected.value] == 1, cell
-    # A swap of code is found when it is about to be loaded: too late for a miss.
-    misses = sink not in AHEAD_OF_TIME and not (attack == "swap" and sink in ("library", "kernel"))
+    # A swap of a library is found when it is about to be loaded: too late for a miss.
+    misses = sink not in AHEAD_OF_TIME and (attack, sink) != ("swap", "library")
     made_anew = "hit" if sink == "source" else "miss"
     raised = strict and expected is not Reason.OUTDATED
     assert cell["outcome"] == (made_anew if misses and not raised else "EntryRefusedError"), cell

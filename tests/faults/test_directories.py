@@ -47,6 +47,7 @@ def test_result_comes_back_with_one_warning_and_the_next_process_recovers(place,
     assert second.ok and second.hits == WARM and not second.warnings, second
 
 
+@pytest.mark.default_release
 @CASE
 def test_strict_mode_names_the_directory(place, name, is_warm):
     case = CASES[name]
@@ -60,6 +61,7 @@ def test_strict_mode_names_the_directory(place, name, is_warm):
     assert str(place.base) in said, answer
 
 
+@pytest.mark.default_release
 @pytest.mark.parametrize(("name", "is_warm"), [case for case in BOTH if None not in CASES[case.values[0]].stock])
 def test_stock_torch_fails_where_we_say_so(place, name, is_warm):
     case = CASES[name]

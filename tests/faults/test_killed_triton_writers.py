@@ -15,7 +15,10 @@ import time
 import pytest
 from conftest import SOURCE
 
-pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed"),
+    pytest.mark.default_release,
+]
 
 NAMES = ("k.cubin", "k.json")
 START = "/where-it-starts"

@@ -65,6 +65,7 @@ print(removed)
 """
 
 
+@pytest.mark.default_release
 @pytest.mark.timeout(120, method="thread")
 def test_sweeps_beside_writers_and_readers(tmp_path):
     cache = Cache(tmp_path / "cache")
