@@ -15,7 +15,10 @@ from safecache import eviction, inventory
 from safecache.eviction import Limits
 from safecache.groups import GroupKind
 
-pytestmark = pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed")
+pytestmark = [
+    pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed"),
+    pytest.mark.default_release,
+]
 
 CODE = f"""
 import sys

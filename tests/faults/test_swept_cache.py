@@ -13,6 +13,8 @@ from safecache import eviction, inventory, removal
 from safecache.eviction import Limits
 from safecache.groups import GroupKind
 
+pytestmark = pytest.mark.default_release
+
 
 def age(directory, seconds):
     """As if nothing had been used for so long."""

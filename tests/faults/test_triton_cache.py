@@ -12,6 +12,7 @@ from conftest import needs_root
 from faults.hostile import triton_files as files
 
 pytest.importorskip("triton")
+pytestmark = pytest.mark.default_release
 
 WHO = pytest.mark.parametrize("who", ["stock", "safecache"])
 
@@ -173,7 +174,6 @@ CALLS = {
 DISPENSABLE = ("lstat", "scandir")
 
 
-@pytest.mark.default_release
 @pytest.mark.parametrize(("call", "error"), [(call, error) for call, errors in CALLS.items() for error in errors])
 def test_call_that_always_fails_costs_a_warning_and_no_compile(home, call, error):
     answer = home.run("compile_while_failing", call=call, error=error, env={"SAFECACHE_FSYNC": "always"})
