@@ -136,9 +136,7 @@ def deactivate() -> None:
         for patches in _patches.values():
             for patch in patches:
                 patch.revert()
-    standin = sys.modules.get("safecache.standin")
-    if standin is not None:
-        standin.undo()
+    config.end_redirection()
 
 
 def is_active() -> bool:

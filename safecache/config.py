@@ -21,6 +21,7 @@ __all__ = [
     "cache_directory",
     "child_environment",
     "current",
+    "end_redirection",
     "load",
     "redirect_cache",
     "redirected",
@@ -349,6 +350,13 @@ def redirected() -> tuple[str, str] | None:
     """The directory, and the original, that this process or the one that started it has last redirected."""
     directory, separator, original = os.environ.get(_REDIRECTED, "").partition("\n")
     return (directory, original) if separator else None
+
+
+def end_redirection() -> None:
+    """Have torch use the original, if what it uses now is a directory in place of it."""
+    found = redirected()
+    if found is not None and found[0] == cache_directory():
+        redirect_cache(found[1], None)
 
 
 def settings_table() -> str:

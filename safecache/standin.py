@@ -10,7 +10,7 @@ import threading
 
 from safecache import config, directory_faults, mounts, ownership, private_directory
 
-__all__ = ["begin", "end", "original", "undo"]
+__all__ = ["begin", "end", "original"]
 
 _standins: dict[str, str] = {}
 _originals: dict[str, str] = {}
@@ -43,13 +43,6 @@ def _is_fit(place: str) -> bool:
 def end(directory: str) -> None:
     """Have torch use ``directory`` again."""
     config.redirect_cache(directory, None)
-
-
-def undo() -> None:
-    """end(), if the directory in use is a stand-in."""
-    directory = original(config.cache_directory() or "")
-    if directory is not None:
-        end(directory)
 
 
 def _inherit() -> None:

@@ -77,7 +77,7 @@ def test_fault_is_said_once(cache, caplog):
     events.reset()
     work, _ = failing_at(cache)
     rescue.attempt(work)
-    standin.undo()
+    config.end_redirection()
     rescue.attempt(work)
     assert len(caplog.records) == 1 and str(cache) in caplog.text
     assert events.counters()["unusable directory"] == 2
