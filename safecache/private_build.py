@@ -86,8 +86,12 @@ def _input(path: str, directory: str) -> str | None:
     if content is None:
         if not vouching.is_expected(path):
             return None
-        with suppress(OSError, store.UnusableEntry):
+        try:
             content = store.read_entry(path)
+        except FileNotFoundError:
+            raise  # the cache was cleared: no exchange, and elsewhere it can be built
+        except (OSError, store.UnusableEntry):
+            content = None
         if content is None or not vouching.is_known(path, content):
             raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
     copy = _inside(directory, path)

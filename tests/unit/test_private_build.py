@@ -78,7 +78,7 @@ def test_object_that_this_process_built_or_verified_is_taken(root, place):
 
 
 @pytest.mark.timeout(20, method="signal")
-@pytest.mark.parametrize("how", ["exchanged", "gone", "fifo", "link"])
+@pytest.mark.parametrize("how", ["exchanged", "fifo", "link"])
 def test_object_that_was_exchanged_since_is_refused(root, place, how):
     path = root / "kernel.o"
     vouching.expect(str(path), b"object")
@@ -90,6 +90,14 @@ def test_object_that_was_exchanged_since_is_refused(root, place, how):
         path.with_name("other").write_bytes(b"object")
         path.symlink_to("other")
     with pytest.raises(EntryRefusedError, match=f"{path} was replaced"):
+        command(root, place, path)
+    assert os.listdir(place) == []
+
+
+def test_object_of_a_cache_that_was_cleared_is_missing_and_not_refused(root, place):
+    path = root / "kernel.o"
+    vouching.expect(str(path), b"object")
+    with pytest.raises(FileNotFoundError):
         command(root, place, path)
     assert os.listdir(place) == []
 
