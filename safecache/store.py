@@ -85,7 +85,9 @@ def _publish(path: str, content: bytes, root: str, mode: int) -> None:
     try:
         made = _make_directories(directory)
     except FileExistsError:
-        quarantine(directory, root, Reason.NOT_A_FILE)
+        # Unless it has been a directory, and was moved away by a sweep: then the next try makes it.
+        if not stat.S_ISDIR(filesystem.lstat(directory).st_mode):
+            quarantine(directory, root, Reason.NOT_A_FILE)
         made = _make_directories(directory)
     durably = durability.is_wanted(directory)
     replace(path, content, mode, durably=durably)

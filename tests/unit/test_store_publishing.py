@@ -134,6 +134,29 @@ def test_dangling_link_in_place_of_the_directory_is_set_aside(entry):
     assert not entry.parent.is_symlink() and entry.read_bytes() == b"content"
 
 
+@pytest.mark.parametrize("back", [False, True], ids=["away", "and back"])
+def test_directory_that_a_sweep_moves_away_for_a_moment_is_not_in_the_way(entry, monkeypatch, back):
+    """Seen when it was to be made, not seen when it is asked what it is: another writer's entries are not set aside."""
+    publish(entry, b"of another")
+    aside, real_stat, real_lstat = entry.parent.with_name("aside"), filesystem.stat, filesystem.lstat
+
+    def move_away(path, *rest, **named):
+        entry.parent.rename(aside)
+        monkeypatch.setattr(filesystem, "stat", real_stat)
+        return real_stat(path, *rest, **named)
+
+    def move_back(path, *rest, **named):
+        if aside.exists():
+            aside.rename(entry.parent)
+        return real_lstat(path, *rest, **named)
+
+    monkeypatch.setattr(filesystem, "stat", move_away)
+    if back:
+        monkeypatch.setattr(filesystem, "lstat", move_back)
+    publish(entry)
+    assert entry.read_bytes() == b"content" and not (entry.parents[2] / ".safecache").exists()
+
+
 def test_entry_published_by_two_threads_is_never_seen_in_part(entry):
     contents = [bytes([letter]) * 300_000 for letter in b"ab"]
     publish(entry, contents[0])
