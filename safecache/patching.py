@@ -98,8 +98,10 @@ class _Wrapper(FunctionWrapper[Any, Any]):
     __bound_function_wrapper__ = _BoundWrapper
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        # One that was made in a function has no name that leads to it: pickle refuses it, as in stock.
+        has_name = "<locals>" not in self.__qualname__
         imported = getattr(sys.modules[self.__module__], self.__qualname__, None) is not self
-        return _by_name(self) if imported else self.__qualname__
+        return _by_name(self) if imported and has_name else self.__qualname__
 
     def __copy__(self) -> Any:
         return self

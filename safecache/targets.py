@@ -93,6 +93,7 @@ TARGETS: tuple[Target, ...] = (
     Target(_CODECACHE, "ROCmCodeCache.compile", "codecache:compile_dll", _COMPILE_DLL),
     Target(_CODECACHE, "DLLWrapper.__init__", "codecache:load_dll", ("self, lib_path",)),
     Target(_CODECACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
+    Target(_CODECACHE, "torch_key", "build_keys:torch_key", ("",)),
     Target(_AUTOGRAD_CACHE, "AOTAutogradCache.save", "autograd_cache:save", ("key, entry, remote",)),
     Target(
         _AUTOGRAD_CACHE,
@@ -336,6 +337,7 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target("torch._export", "aot_load", "output_code:load_compiled", ("so_path, device",)),
     Target(_OUTPUT_CODE, "CompiledAOTI.__post_init__", "output_code:load_compiled", ("self",)),
+    Target(_TRITON_CACHE, "triton_key", "build_keys:triton_key", ("",)),
     Target(_TRITON_CACHE, "FileCacheManager.__init__", "triton_cache:init", ("self, key, override=, dump=",)),
     Target(_TRITON_CACHE, "FileCacheManager.put", "triton_cache:put", ("self, data, filename, binary=",)),
     Target(_TRITON_CACHE, "FileCacheManager.put_group", "triton_cache:put_group", ("self, filename, group",)),

@@ -207,6 +207,36 @@ def keys_computed():
     return sorted(found)
 
 
+def build_keys():
+    """The keys of torch and Triton, and which of the files that they are of were opened for them."""
+    import hashlib
+    import importlib.util
+    import sys
+
+    import torch._inductor.codecache as codecache
+
+    opened, tops = [], ["torch", "triton"]
+    tops = [os.path.dirname(spec.origin) for spec in map(importlib.util.find_spec, tops) if spec is not None]
+
+    def note(event, arguments):
+        if event == "open" and str(arguments[0]).startswith(tuple(tops)) and not str(arguments[0]).endswith(".pyc"):
+            opened.append(str(arguments[0]))
+
+    from safecache import build_keys as kept
+
+    codecache.torch_key.clear()  # this process is a fork of one that has asked
+    kept._keys.clear()
+    kept._SETTLED = -1.0  # they may have been installed just now
+    keys = [lambda: codecache.torch_key().hex()]
+    if len(tops) == 2:
+        from triton.runtime.cache import triton_key
+
+        triton_key.cache_clear()
+        keys.append(lambda: hashlib.sha256(triton_key().encode()).hexdigest())
+    sys.addaudithook(note)
+    return [key() for key in keys], opened
+
+
 class RaisesOnPickle:
     def __getstate__(self):
         raise RuntimeError("this object does not want to be saved")

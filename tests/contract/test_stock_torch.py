@@ -19,6 +19,15 @@ def test_stock_computes_the_same_keys(home, warm):
     assert len(stock.result) == 3 and ours.result == stock.result
 
 
+def test_keys_of_torch_and_triton_are_those_of_stock_and_hashed_once(home):
+    """Stock reads all of torch's sources and Triton's 500 MB in each process."""
+    answers = [home.run("build_keys", stock=stock) for stock in (True, False, False)]
+    assert all(answer.ok for answer in answers), answers
+    (keys, read), *ours = (answer.result for answer in answers)
+    assert [found for found, _ in ours] == [keys, keys]
+    assert len(read) > 1000 and {*read} <= {*ours[0][1]} and ours[1][1] == [], ours[1][1][:10]
+
+
 def test_stock_hits_sealed_entries(warm):
     answer = warm.run(stock=True)
     assert answer.ok and answer.hits == WARM and answer.torch_warnings == [], answer

@@ -94,4 +94,8 @@ class FxGraphCache(GuardedCache):
         return torch.called("fx._write_to_local_cache", key, content)
 
 
+def torch_key():
+    return torch.called("torch_key")
+
+
 torch.reached("end", globals())

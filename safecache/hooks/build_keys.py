@@ -1,0 +1,45 @@
+"""torch_key() and triton_key(): what they hash is read by one process in many."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from safecache import build_keys
+from safecache.build_keys import Installation
+
+__all__ = ["torch_key", "triton_key"]
+
+
+def torch_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
+    """codecache.torch_key: the SHA-256 of torch's version and sources."""
+    torch = sys.modules["torch"]
+    top = os.path.dirname(str(torch.__file__))
+    if not _is_stocks(wrapped, top):
+        computed: bytes = wrapped(*args, **kwargs)
+        return computed
+    installation = Installation(top, str(torch.__version__), packages=True)
+    return bytes.fromhex(build_keys.key("torch_key", installation, _root, lambda: wrapped(*args, **kwargs).hex()))
+
+
+def triton_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
+    """triton.runtime.cache.triton_key: Triton's version, and the SHA-256 of its compiler and of each of its sources."""
+    top = os.path.dirname(str(sys.modules["triton"].__file__))
+    if not _is_stocks(wrapped, top):
+        computed: str = wrapped(*args, **kwargs)
+        return computed
+    return build_keys.key("triton_key", Installation(top, "", packages=False), _root, lambda: wrapped(*args, **kwargs))
+
+
+def _is_stocks(function: Any, top: str) -> bool:
+    """Whether nobody has put another function there, that may hash something else each time."""
+    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+    return code is not None and str(code.co_filename).startswith(os.path.join(top, ""))
+
+
+def _root() -> str:
+    inductor = sys.modules.get("torch._inductor.runtime.cache_dir_utils")
+    root: str = sys.modules["triton"].knobs.cache.dir if inductor is None else inductor.cache_dir()
+    return root
