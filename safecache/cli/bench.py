@@ -44,7 +44,7 @@ def show(*, pairs: int, as_json: bool) -> int:
         tempfile.TemporaryDirectory(prefix="safecache-bench-") as name,
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):
-        task = progress.add_task("", total=6 * pairs + 5)
+        task = progress.add_task("", total=6 * pairs + 7)
 
         def step(what: str) -> None:
             progress.update(task, description=what)
@@ -55,6 +55,7 @@ def show(*, pairs: int, as_json: bool) -> int:
             *_imports(pairs, step),
             *_entries(base, step),
             *_launches(base, step),
+            *_build_keys(base, step),
             *_warm_starts(base, pairs, step),
         ]
     if as_json:
@@ -91,6 +92,14 @@ def _launches(base: Path, step: Callable[[str], None]) -> Iterator[Figure]:
     step("launches")
     for what, times in _answer_of("launches.py", base).items():
         yield Figure(f"launch: {what}", "us", times["stock"] / 1e3, times["ours"] / 1e3, times["ratio"])
+
+
+def _build_keys(base: Path, step: Callable[[str], None]) -> Iterator[Figure]:
+    for what in ("the first process", "another"):
+        step(f"keys of torch and Triton, {what}")
+        answer = _answer_of("build_keys.py", base)
+    for name, times in answer.items():
+        yield Figure(name, "ms", times["stock"] * 1e3, times["ours"] * 1e3, times["ours"] / times["stock"])
 
 
 def _entries(base: Path, step: Callable[[str], None]) -> Iterator[Figure]:
