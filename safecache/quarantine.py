@@ -13,13 +13,13 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from safecache import files, filesystem
 from safecache.reasons import Reason
 
-__all__ = ["quarantine"]
+__all__ = ["is_still", "quarantine"]
 
 _OURS, _PLACE = ".safecache", "quarantine"
 # The latest tell what is wrong; and a disk that damages all of a cache is not to fill up with what it damaged.
@@ -27,24 +27,33 @@ _MOST_FILES, _MOST_BYTES = 100, 256 << 20
 _NAME = re.compile(r"(.+\.[0-9a-f]{8})(\.json)?", re.DOTALL)
 # Not O_RDONLY: who shares a cache may be let in and not be shown what else lies there.
 _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-def quarantine(path: str, root: str, reason: Reason, content: bytes | None = None) -> str | None:
+def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_result | None = None) -> str | None:
     """Move what is at ``path`` out of the cache, to ``root/.safecache/quarantine``, with a note of why.
 
-    Returns its new path; None where the file system refuses, and then the entry is where it was. ``content``: what was
-    found there; something else, such as what another process has saved in its place since, is left there.
+    Returns its new path; None where the file system refuses, and then the entry is where it was. ``found``: what was
+    judged there, by its content, or by its status for what is large or no file; something else, such as what another
+    process has saved in its place since, is left there.
     The latest stay in quarantine: see _MOST_FILES and _MOST_BYTES.
     """
     # Cut in bytes: a name of the longest kind must have room for what is added to it.
     name = f"{os.fsdecode(os.fsencode(os.path.basename(path))[:64])}.{secrets.token_hex(4)}"
     moved = False
     # What cannot be looked through has been moved all the same.
-    with suppress(OSError), _entered(root) as cache, _entered(_OURS, cache) as ours, _entered(_PLACE, ours) as place:
-        moved = _holds(path, content) and _move(path, place, name, reason)
-        if moved and not _holds(f"/proc/self/fd/{place}/{name}", content):
+    with (
+        suppress(OSError),
+        _watched(path, found) as is_it,
+        _entered(root) as cache,
+        _entered(_OURS, cache) as ours,
+        _entered(_PLACE, ours) as place,
+    ):
+        # What is judged and renamed by its name may be another each time.
+        moved = is_it(path) and _move(path, place, name, reason)
+        if moved and not is_it(f"/proc/self/fd/{place}/{name}"):
             _put_back(path, place, name)
             moved = False
         if moved:
@@ -52,10 +61,33 @@ def quarantine(path: str, root: str, reason: Reason, content: bytes | None = Non
     return os.path.join(root, _OURS, _PLACE, name) if moved else None
 
 
-def _holds(path: str, content: bytes | None) -> bool:
-    """Raises OSError."""
-    # A file that is judged and renamed by its name may be another each time.
-    return content is None or files.read_regular(path, _check_regular, flags=os.O_NOFOLLOW) == content
+def is_still(path: str, found: bytes | os.stat_result | None) -> bool:
+    """Whether what was ``found`` lies at ``path``; anything, for None. False also where that cannot be told."""
+    with suppress(OSError), _watched(path, found) as is_it:
+        return is_it(path)
+    return False
+
+
+@contextmanager
+def _watched(path: str, found: bytes | os.stat_result | None) -> Iterator[Callable[[str], bool]]:
+    """Tells if what was ``found`` lies at a path, that one or where it was moved. Raises OSError, and so does that."""
+    if found is None:
+        yield lambda place: bool(filesystem.lstat(place))
+    elif isinstance(found, bytes):
+        yield lambda place: files.read_regular(place, _check_regular, flags=os.O_NOFOLLOW) == found
+    else:
+        # Open, so that nothing else gets its inode: that is all there is to tell by once a renaming has set its time.
+        held = filesystem.open(path, _HOLD)
+        try:
+            unchanged = filesystem.identity(filesystem.fstat(held)) == filesystem.identity(found)
+            yield lambda place: unchanged and _inode(filesystem.lstat(place)) == _inode(filesystem.fstat(held))
+        finally:
+            with suppress(OSError):
+                filesystem.close(held)
+
+
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
 
 
 def _check_regular(status: os.stat_result) -> None:

@@ -36,19 +36,25 @@ def settle(path: str, source: bytes, root: str) -> bool:
     """
     exposure.check(root)
     try:
-        found = store.read_entry(path)
+        return vouching.settled(
+            lambda: _objection(path, source), lambda refusal: vouching.discard(refusal, Kind.SOURCE, path, root)
+        )
     except FileNotFoundError:
-        return False
-    except store.UnusableEntry as unusable:
-        vouching.discard(Refusal(unusable.reason, f"it is {unusable.detail}"), Kind.SOURCE, path, root)
         return False
     except OSError:
         return True  # whoever must read it fails as in stock; nobody vouches for what is in it
-    if _is_same(found, source, path):
-        vouch(path, found)
-        return True
-    vouching.discard(Refusal(Reason.DAMAGED, "it is not what was generated"), Kind.SOURCE, path, root)
-    return False
+
+
+def _objection(path: str, source: bytes) -> Refusal | None:
+    """None, and it is vouched for, if the file holds the source. Raises OSError."""
+    try:
+        found = store.read_entry(path)
+    except store.UnusableEntry as unusable:
+        return vouching.unusable_refusal(unusable)
+    if not _is_same(found, source, path):
+        return Refusal(Reason.DAMAGED, "it is not what was generated", found=found)
+    vouch(path, found)
+    return None
 
 
 def _is_same(found: bytes, source: bytes, path: str) -> bool:
@@ -68,8 +74,7 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
     try:
         content = store.read_entry(path)
     except store.UnusableEntry as unusable:
-        refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
-        raise vouching.not_loaded(refusal, Kind.SOURCE, path) from unusable
+        raise vouching.not_loaded(vouching.unusable_refusal(unusable), Kind.SOURCE, path) from unusable
     named = vouching.is_known(path, content) or name_of(content.decode(errors="replace").strip()) == key
     if not named and not vouching.is_private(path):
         evidence = "nobody in this process generated it, and its name is not the hash of its content"

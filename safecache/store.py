@@ -20,12 +20,13 @@ _CLEARED, _AT_ONCE = frozenset({errno.ENOENT}), (0.0, 0.0)
 
 
 class UnusableEntry(Exception):
-    """Something lies in the entry's place that is not read: ``reason`` and ``detail`` say what."""
+    """Something lies in the entry's place that is not read: ``reason`` and ``detail`` say what, ``status`` which."""
 
-    def __init__(self, reason: Reason, detail: str) -> None:
-        super().__init__(reason, detail)
+    def __init__(self, reason: Reason, detail: str, status: os.stat_result) -> None:
+        super().__init__(reason, detail, status)
         self.reason = reason
         self.detail = detail
+        self.status = status
 
 
 def list_entries(directory: str) -> list[str]:
@@ -55,9 +56,9 @@ def read_entry(path: str, *, listed: bool = False) -> bytes:
 def check_regular(status: os.stat_result) -> None:
     """Raise UnusableEntry for anything but a regular file of this user or root, or of anybody in a shared cache."""
     if not stat.S_ISREG(status.st_mode):
-        raise UnusableEntry(Reason.NOT_A_FILE, f"a {_type_name(status.st_mode)}")
+        raise UnusableEntry(Reason.NOT_A_FILE, f"a {_type_name(status.st_mode)}", status)
     if foreign_owner(status) and not config.current().shared:
-        raise UnusableEntry(Reason.FOREIGN_OWNER, f"of uid {status.st_uid}")
+        raise UnusableEntry(Reason.FOREIGN_OWNER, f"of uid {status.st_uid}", status)
 
 
 def _type_name(mode: int) -> str:
@@ -86,8 +87,9 @@ def _publish(path: str, content: bytes, root: str, mode: int) -> None:
         made = _make_directories(directory)
     except FileExistsError:
         # Unless it has been a directory, and was moved away by a sweep: then the next try makes it.
-        if not stat.S_ISDIR(filesystem.lstat(directory).st_mode):
-            quarantine(directory, root, Reason.NOT_A_FILE)
+        in_the_way = filesystem.lstat(directory)
+        if not stat.S_ISDIR(in_the_way.st_mode):
+            quarantine(directory, root, Reason.NOT_A_FILE, in_the_way)
         made = _make_directories(directory)
     durably = durability.is_wanted(directory)
     replace(path, content, mode, durably=durably)
@@ -119,10 +121,13 @@ def _make_directories(directory: str) -> list[str]:
 
 
 def _is_directory(path: str) -> bool:
+    """Raises OSError where that cannot be told: then there is nothing to say of what is in the way."""
     try:
-        return stat.S_ISDIR(filesystem.stat(path).st_mode)
-    except OSError:
-        return False
+        return stat.S_ISDIR(filesystem.retried(lambda: filesystem.stat(path), filesystem.READING).st_mode)
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+            return False
+        raise
 
 
 def _above(directory: str, root: str) -> Iterator[str]:

@@ -23,7 +23,7 @@ LIST = "__grp__"
 REMEDY = "It is compiled anew; make it readable or remove it."
 
 # Digests by path, each with what the kernel said of the file when it was read.
-_digests: dict[str, tuple[tuple[int, ...], str]] = {}
+_digests: dict[str, tuple[list[int], str]] = {}
 
 
 class Found(NamedTuple):
@@ -122,7 +122,7 @@ class Place(NamedTuple):
         except OSError:
             return None  # gone, whoever removed it: no fault of what is left
         is_private = is_private and not ownership.foreign_owner(status) and not status.st_mode & 0o022
-        stamp = (status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns)
+        stamp = filesystem.identity(status)
         if is_private and _digests.get(path) == (stamp, digest):
             return Found(path, None)
         content = self.read(path)
@@ -138,27 +138,25 @@ class Place(NamedTuple):
     def is_vouched_for(self, path: str) -> bool:
         """If not, what lies there is moved away, unless that cannot be or this is a layer, and reported."""
         try:
-            refusal = vouching.judge(path, self.root, Kind.KERNEL)
-        except store.UnusableEntry as unusable:
-            refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
+            return vouching.settled(
+                lambda: vouching.objection(path, self.root, Kind.KERNEL), lambda refusal: self._set_aside(refusal, path)
+            )
         except OSError as error:
             _note_unreadable(path, error)
             return False
-        if refusal is not None:
-            self._set_aside(refusal, path)
-        return refusal is None
 
-    def _set_aside(self, refusal: Refusal, path: str) -> None:
-        if self.is_layer:
-            loading.note(refusal.reason, Kind.KERNEL, path, refusal.evidence, "It lies in a layer, and is left there.")
-            return
-        try:
-            vouching.discard(refusal, Kind.KERNEL, path, self.root)
-        except EntryRefusedError:
-            if config.current().strict:
-                raise
-            remedy = "It could not be moved away; remove it."
-            loading.note(refusal.reason, Kind.KERNEL, path, refusal.evidence, remedy)
+    def _set_aside(self, refusal: Refusal, path: str) -> bool:
+        """False, and nothing is done, if something else lies there by now."""
+        remedy = "It lies in a layer, and is left there."
+        if not self.is_layer:
+            try:
+                return vouching.discard(refusal, Kind.KERNEL, path, self.root)
+            except EntryRefusedError:
+                if config.current().strict:
+                    raise
+                remedy = "It could not be moved away; remove it."
+        loading.note(refusal.reason, Kind.KERNEL, path, refusal.evidence, remedy)
+        return True
 
     def read(self, path: str) -> bytes | None:
         """The bytes of the file, not verified; None if it is gone, or not to be read, which is reported."""

@@ -16,11 +16,15 @@ UNVOUCHED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
 
 
 class Refusal(NamedTuple):
-    """Why an entry is not used: evidence and remedy are clauses for a person."""
+    """Why an entry is not used: evidence and remedy are clauses for a person.
+
+    ``found``: what was judged, where something else may lie by the time that it is moved away; see quarantine().
+    """
 
     reason: Reason
     evidence: str
     remedy: str = ""
+    found: bytes | os.stat_result | None = None
 
 
 def judge(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Refusal | None:

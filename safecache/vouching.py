@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -29,6 +30,7 @@ from safecache import (
     trust,
 )
 from safecache.errors import EntryRefusedError
+from safecache.quarantine import is_still
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
@@ -47,14 +49,19 @@ __all__ = [
     "judge",
     "keep",
     "not_loaded",
+    "objection",
     "out_of_reach",
+    "settled",
     "states",
+    "unusable_refusal",
 ]
 
 # From here on a file that nobody else can write to is not read again, if the kernel says that it is the one that was
 # sealed, and not written since. (Others could write in the very tick of the clock in which it was sealed.)
 # Inductor's libraries can have 2 MB with their debug information: 24 ms of each warm start of a small transformer.
 _LARGE = 1 << 20
+# How often a file is judged that is another one each time.
+_MOST_REPLACED = 3
 _REMEDY = "It is made anew."
 _UNVOUCHED = {
     Reason.UNSEALED: "there is no sealed record of it, as when stock torch built it",
@@ -114,7 +121,7 @@ def keep(
     exposure.check(root)
     stamp: list[int] | None = None
     if content is None:
-        stamp = _stamp(os.lstat(path))
+        stamp = filesystem.identity(os.lstat(path))
         digest = _digest(path)
     else:
         digest = hashlib.sha256(content).digest()
@@ -155,14 +162,8 @@ def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> None:
 
     Raises EntryRefusedError in strict mode, and in every mode where it cannot be moved away.
     """
-    try:
-        refusal = judge(path, root, kind)
-    except OSError:
-        return  # it is not there, or whoever must read it fails as in stock
-    except store.UnusableEntry as unusable:
-        refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
-    if refusal is not None:
-        discard(refusal, kind, path, root)
+    with suppress(OSError):  # it is not there, or whoever must read it fails as in stock
+        settled(lambda: objection(path, root, kind), lambda refusal: discard(refusal, kind, path, root))
 
 
 def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str, bytes | None]:
@@ -171,9 +172,7 @@ def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str
     Raises EntryRefusedError if nothing vouches for it; OSError if it cannot be read, and others could change that.
     """
     try:
-        refusal = judge(path, root, kind)
-    except store.UnusableEntry as unusable:
-        refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
+        refusal = objection(path, root, kind)
     except OSError:
         if ownership.why_not_private(os.path.dirname(path)) is not None:
             raise
@@ -203,25 +202,40 @@ def admit_fresh(path: str, root: str, kind: Kind) -> str:
     return path if ownership.why_not_private(path) is None else admit_code(path, root, kind)[0]
 
 
+def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
+    """None if what lies at ``path`` is a file, and something vouches for it. Raises OSError."""
+    try:
+        return judge(path, root, kind)
+    except store.UnusableEntry as unusable:
+        return unusable_refusal(unusable)
+
+
+def unusable_refusal(unusable: store.UnusableEntry) -> Refusal:
+    """What can be said against what is not even read."""
+    return Refusal(unusable.reason, f"it is {unusable.detail}", found=unusable.status)
+
+
 def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
     """None if something vouches for the file. Raises OSError and UnusableEntry."""
     status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
     exposure.check(root)
     store.check_regular(status)
-    if _judged.get(path) == _stamp(status):
+    if _judged.get(path) == filesystem.identity(status):
         return None
     # What this process knows needs no record; a large file may not even have to be read.
     known = status.st_size < _LARGE and path in _known and _digest(path) in _known[path]
     refusal = None if known else _judge_by_record(path, root, kind, status)
-    if refusal is None:
-        _judged[path] = _stamp(status)
-    return refusal
+    if refusal is not None:
+        return refusal._replace(found=status)
+    _judged[path] = filesystem.identity(status)
+    return None
 
 
 def _judge_by_record(path: str, root: str, kind: Kind, status: os.stat_result) -> Refusal | None:
     verdict, stated = records.read(path, root, kind)
     foreign = trust.foreign(verdict, kind) if verdict.reason is None else None
-    if status.st_size >= _LARGE and stated.get("stamp") == _stamp(status) and ownership.why_not_private(path) is None:
+    is_known = status.st_size >= _LARGE and stated.get("stamp") == filesystem.identity(status)
+    if is_known and ownership.why_not_private(path) is None:
         return foreign
     digest = _digest(path)
     if digest in _known.get(path, ()):
@@ -244,18 +258,32 @@ def _digest(path: str) -> bytes:
     return files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
 
 
-def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> None:
-    """Move away what is refused, and report it. Raises EntryRefusedError in strict mode, or if it cannot be moved."""
-    moved = store.quarantine(path, root, refusal.reason)
+def settled(judged: Callable[[], Refusal | None], set_aside: Callable[[Refusal], bool]) -> bool:
+    """Whether ``judged`` has nothing against what lies there; else that was ``set_aside``, or is replaced for ever.
+
+    Both are called again where the latter says that something else lies there by now, as a good one of another writer.
+    """
+    for _ in range(_MOST_REPLACED):
+        refusal = judged()
+        if refusal is None or set_aside(refusal):
+            return refusal is None
+    return False
+
+
+def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> bool:
+    """Move away what is refused, and report it; False, and nothing is done, if something else lies there by now.
+
+    Raises EntryRefusedError in strict mode, or if it cannot be moved.
+    """
+    moved = store.quarantine(path, root, refusal.reason, refusal.found)
     if moved is None and os.path.lexists(path):
+        if not is_still(path, refusal.found):
+            return False
         raise EntryRefusedError(
             f"safecache: {kind.noun} {path} is not used: {refusal.evidence}, and it cannot be moved away."
         )
     if policy.decide(refusal.reason, strict=False).quarantine:
         events.count(Count.QUARANTINED)
-    loading.note(refusal.reason, kind, path, refusal.evidence, f"It was moved to {moved}. {_REMEDY}")
-
-
-def _stamp(status: os.stat_result) -> list[int]:
-    """What no writer can leave as it was: the kernel sets the time of change, and only to the time that it is."""
-    return [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
+    where = f"It was moved to {moved}." if moved else "Another process has moved it away."
+    loading.note(refusal.reason, kind, path, refusal.evidence, f"{where} {_REMEDY}")
+    return True

@@ -129,7 +129,7 @@ def _judge(content: bytes, large: int) -> trust.Refusal | None:
     """As a process that has seen nothing before, and finds LIBRARY with ``content`` as its record."""
     with (
         mock.patch.multiple(vouching, _known={}, _judged={}, _LARGE=large),
-        mock.patch.object(vouching, "_stamp", lambda _: list(_STAMP)),
+        mock.patch.object(vouching.filesystem, "identity", lambda _: list(_STAMP)),
         mock.patch.object(vouching.store, "read_entry", lambda _: content),
         mock.patch.object(vouching.filesystem, "lstat", lambda _: _STATUS),
         mock.patch.object(vouching.files, "digest_regular", lambda *_, **__: vouching.hashlib.sha256(LIBRARY).digest()),

@@ -73,3 +73,21 @@ def test_source_is_executed_if_its_name_is_the_hash_of_its_content(root):
 def test_missing_source_is_missing_as_in_stock(root):
     with pytest.raises(FileNotFoundError):
         sources.admit(str(root / "gone.py"), "name", str)
+
+
+@pytest.mark.parametrize("found", [b"import evil", None], ids=["file", "link"])
+def test_source_that_another_process_restores_meanwhile_stays(root, monkeypatch, found):
+    path = root / "source.py"
+    if found is None:
+        path.symlink_to("nowhere")
+    else:
+        path.write_bytes(found)
+    quarantine = sources.store.quarantine
+
+    def restore_first(*args):
+        sources.store.replace(str(path), SOURCE)
+        return quarantine(*args)
+
+    monkeypatch.setattr(sources.store, "quarantine", restore_first)
+    assert sources.settle(str(path), SOURCE, str(root))
+    assert path.read_bytes() == SOURCE and not events.counters()

@@ -127,6 +127,24 @@ def test_file_in_place_of_the_directory_is_set_aside(entry):
     assert kept.read_bytes() == b"in the way" and '"reason": "not a file"' in note.read_text()
 
 
+def test_directory_that_another_process_makes_in_place_of_a_file_stays(entry, monkeypatch):
+    """Both have found the file, and the other was faster."""
+    entry.parent.parent.mkdir(parents=True)
+    entry.parent.write_bytes(b"in the way")
+    quarantine = store.quarantine
+
+    def publish_first(*args):
+        monkeypatch.setattr(store, "quarantine", quarantine)
+        publish(entry.with_name("of the other"), b"of the other")
+        return quarantine(*args)
+
+    monkeypatch.setattr(store, "quarantine", publish_first)
+    publish(entry)
+    assert names(entry) == ["entry", "of the other"]
+    aside = entry.parents[2] / ".safecache" / "quarantine"
+    assert [path.read_bytes() for path in aside.glob("*.????????")] == [b"in the way"]
+
+
 def test_dangling_link_in_place_of_the_directory_is_set_aside(entry):
     entry.parent.parent.mkdir(parents=True)
     entry.parent.symlink_to("nowhere")

@@ -193,3 +193,61 @@ def test_link_in_place_of_what_was_found_stays_though_it_leads_to_the_same(entry
     entry.rename(entry.with_name("elsewhere"))
     entry.symlink_to("elsewhere")
     assert move_what_is_damaged(entry) is None and entry.is_symlink()
+
+
+class TestByStatus:
+    """What is large or no file is told by what the kernel says of it, not by its content."""
+
+    @pytest.fixture
+    def found(self, entry):
+        return entry.lstat()
+
+    def move(self, entry, found):
+        return store.quarantine(str(entry), str(entry.parents[2]), Reason.NOT_A_FILE, found)
+
+    def test_entry_that_is_still_what_was_found_is_moved(self, entry, found):
+        assert Path(self.move(entry, found)).read_bytes() == b"damaged" and not entry.exists()
+
+    @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: os.symlink("nowhere", path)])
+    def test_what_is_no_file_is_moved_too(self, entry, make):
+        entry.unlink()
+        make(entry)
+        assert self.move(entry, entry.lstat()) is not None and not os.path.lexists(entry)
+
+    def test_another_file_of_the_same_content_stays(self, entry, found):
+        store.replace(str(entry), b"damaged")
+        assert self.move(entry, found) is None and everything(entry) == ["entry"]
+
+    def test_file_that_was_written_since_stays_even_if_its_times_say_otherwise(self, entry, found):
+        entry.write_bytes(b"good ok")
+        os.utime(entry, ns=(found.st_atime_ns, found.st_mtime_ns))
+        assert self.move(entry, found) is None and entry.read_bytes() == b"good ok"
+
+    def test_directory_that_was_made_there_meanwhile_stays(self, entry, found):
+        entry.unlink()
+        entry.mkdir()
+        assert self.move(entry, found) is None and entry.is_dir() and everything(entry) == []
+
+    @pytest.mark.parametrize("kind", ["file", "directory"])
+    def test_what_was_put_there_in_the_last_moment_is_put_back(self, entry, found, monkeypatch, kind):
+        rename = filesystem.rename
+
+        def replace_first(*args, **kwargs):
+            monkeypatch.setattr(filesystem, "rename", rename)
+            entry.unlink()
+            if kind == "file":
+                entry.write_bytes(b"damaged")
+            else:
+                entry.mkdir()
+            rename(*args, **kwargs)
+
+        monkeypatch.setattr(filesystem, "rename", replace_first)
+        assert self.move(entry, found) is None
+        assert entry.is_dir() if kind == "directory" else entry.read_bytes() == b"damaged"
+        assert everything(entry) == ([] if kind == "directory" else ["entry"])
+
+    def test_descriptors_are_closed(self, entry, found):
+        before = os.listdir("/proc/self/fd")
+        self.move(entry, found)
+        self.move(entry, found)
+        assert os.listdir("/proc/self/fd") == before

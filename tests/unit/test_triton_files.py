@@ -216,3 +216,19 @@ def test_binary_that_cannot_be_written_to_its_place_is_loaded_from_a_copy(raw, c
     with open(result.kernel.cubin_path, "rb") as file:
         assert file.read() == raw
     assert len(caplog.messages) == 1 and "Read-only file system" in caplog.messages[0]
+
+
+def test_file_that_another_writer_replaces_before_it_is_moved_away_is_a_hit(directory, monkeypatch):
+    write(directory, "one")
+    path, good = os.path.join(directory, "k.cubin"), b"k.cubin one"
+    store.replace(path, b"damaged")
+    quarantine = store.quarantine
+
+    def replace_first(*args):
+        store.replace(path, good)
+        return quarantine(*args)
+
+    monkeypatch.setattr(store, "quarantine", replace_first)
+    fresh()
+    assert triton_place.Place(directory).take("k.cubin") is not None
+    assert read(directory) == {"one"} and not events.counters().get("quarantined")

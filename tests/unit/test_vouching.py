@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from safecache import config, cpu, events, keyring, records, vouching
+from safecache import config, cpu, events, keyring, records, store, vouching
 from safecache.errors import EntryRefusedError
 from safecache.seal import Kind
 
@@ -152,7 +152,7 @@ class TestLargeFile:
 
     @pytest.mark.parametrize("mode", [0o644, 0o666], ids=["private", "open"])
     def test_is_read_each_time_where_others_could_have_written_in_the_same_tick(self, library, root, monkeypatch, mode):
-        monkeypatch.setattr(vouching, "_stamp", lambda status: [0])
+        monkeypatch.setattr(vouching.filesystem, "identity", lambda status: [0])
         library.chmod(mode)
         vouching.keep(str(library), str(root))
         library.write_bytes(b"\x7fELF evil")
@@ -205,3 +205,53 @@ def test_copy_out_of_reach_holds_what_was_verified(library, root, opened):
     with pytest.raises(OSError), open(path, "r+b") as file:
         file.write(b"x")
         file.flush()
+
+
+def replace_when_moved(monkeypatch, path, contents):
+    """Have another writer put these there, one by one, each just before what was judged is moved away."""
+    quarantine, left = store.quarantine, list(contents)
+
+    def replace_first(*args):
+        if left:
+            store.replace(str(path), left.pop(0))
+        return quarantine(*args)
+
+    monkeypatch.setattr(store, "quarantine", replace_first)
+
+
+def quarantined(root):
+    return [path.read_bytes() for path in root.glob(".safecache/quarantine/*.????????")]
+
+
+@pytest.mark.parametrize("large", [4, 1 << 20], ids=["large", "small"])
+def test_good_library_that_another_writer_puts_there_meanwhile_is_taken(library, root, monkeypatch, large):
+    monkeypatch.setattr(vouching, "_LARGE", large)
+    vouching.keep(str(library), str(root))
+    good = library.read_bytes()
+    library.write_bytes(b"\x7fELF evil")
+    forget(monkeypatch)
+    replace_when_moved(monkeypatch, library, [good])
+    assert admit(library, root) and library.read_bytes() == good and quarantined(root) == []
+    assert events.counters() == {"code sealed": 1, "code verified": 1}
+
+
+def test_bad_library_that_another_writer_puts_there_meanwhile_is_moved_away_too(library, root, monkeypatch):
+    replace_when_moved(monkeypatch, library, [b"another"])
+    assert not admit(library, root) and quarantined(root) == [b"another"]
+
+
+def test_bad_library_that_is_replaced_for_ever_is_left_and_not_loaded(library, root, monkeypatch):
+    replace_when_moved(monkeypatch, library, [b"%d" % number for number in range(100)])
+    assert admit(library, root) and quarantined(root) == []
+    with pytest.raises(EntryRefusedError, match="no sealed record"):
+        vouching.admit_code(str(library), str(root))
+
+
+def test_link_that_another_writer_replaces_meanwhile_stays_replaced(library, root, monkeypatch):
+    vouching.keep(str(library), str(root))
+    good = library.read_bytes()
+    library.unlink()
+    library.symlink_to("/etc/passwd")
+    forget(monkeypatch)
+    replace_when_moved(monkeypatch, library, [good])
+    assert admit(library, root) and library.read_bytes() == good and quarantined(root) == []
