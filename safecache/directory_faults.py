@@ -13,7 +13,7 @@ from typing import NamedTuple
 from safecache import config, load_failure, mounts
 from safecache.reasons import Reason
 
-__all__ = ["Fault", "find", "is_of_file_system", "objection", "objection_to_code", "probe"]
+__all__ = ["Fault", "Unreadable", "find", "is_of_file_system", "objection", "objection_to_code", "probe"]
 
 _USE = os.R_OK | os.W_OK | os.X_OK
 _PROBE_SIZE = 1 << 16
@@ -28,6 +28,15 @@ class Fault(NamedTuple):
 
     reason: Reason
     text: str
+
+
+class Unreadable(OSError):
+    """What vouches for a file is there and cannot be read: the file is not used, and not thrown away either."""
+
+    @property
+    def evidence(self) -> str:
+        """A clause about that file, for a person."""
+        return f"its record cannot be read: {self.strerror}"
 
 
 def objection(directory: str) -> str | None:
@@ -91,7 +100,7 @@ def find(error: BaseException, *directories: str) -> Fault | None:
         else:
             said = _said_in_words(str(link), directories)
         if said is not None:
-            return Fault(Reason.UNUSABLE_DIRECTORY, said)
+            return Fault(Reason.UNREADABLE if isinstance(link, Unreadable) else Reason.UNUSABLE_DIRECTORY, said)
     return None
 
 

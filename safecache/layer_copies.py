@@ -6,7 +6,7 @@ import os
 import stat
 from collections.abc import Callable
 
-from safecache import events, files, layers, loading, store, vouching
+from safecache import directory_faults, events, files, layers, loading, store, vouching
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
@@ -44,10 +44,16 @@ def _read(place: str, layer: str, kind: Kind) -> tuple[bytes, int] | None:
     found = _readable(place, kind, content)
     if found is None:
         return None
-    if vouching.states(place, layer, kind, found):
-        events.count(Count.CODE_VERIFIED)
-        return found, modes[-1]
-    refusal = vouching.judge(place, layer, kind)
+    try:
+        if vouching.states(place, layer, kind, found):
+            events.count(Count.CODE_VERIFIED)
+            return found, modes[-1]
+        refusal = vouching.judge(place, layer, kind)
+    except directory_faults.Unreadable as error:
+        # Of the cache that a private one stands in for, this was said under the same cause.
+        text = f"{kind.noun} {place} was not used: {error.evidence}."
+        loading.report(Reason.UNREADABLE, text, cause=layer, remedy=_REMEDY, error=error)
+        return None
     if refusal is not None:
         loading.note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
     return None

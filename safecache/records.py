@@ -5,6 +5,7 @@ They lie in ``<cache>/.safecache/records``. No torch and no Triton looks there, 
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
@@ -18,6 +19,8 @@ from safecache.seal import Kind
 
 __all__ = ["copy", "exists", "hashed_name", "path_of", "publish", "read", "write"]
 
+# The last: a link that was put there since.
+_NONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _RECORDS = os.path.join(".safecache", "records")
 
 
@@ -86,12 +89,20 @@ def hashed_name(name: str) -> str:
 
 
 def read(path: str, root: str, kind: Kind) -> tuple[seal.Verdict, dict[str, Any]]:
-    """What the seal of the file's record says, and if it holds, what is stated there of the file."""
+    """What the seal of the file's record says, and if it holds, what is stated there of the file.
+
+    Raises directory_faults.Unreadable where there may be one and it cannot be read, however often it is tried.
+    """
     name = _name(path, kind)
+    place = _place(root, name)
     try:
-        record = store.read_entry(_place(root, name))
-    except (OSError, store.UnusableEntry):
+        record = store.read_entry(place)
+    except store.UnusableEntry:
         record = b""  # as good as none: the file is then unsealed
+    except OSError as error:
+        if error.errno not in _NONE:
+            raise directory_faults.Unreadable(error.errno, error.strerror, place) from error
+        record = b""
     verdict = seal.verify(record, kind, name, keyring.current().find, config.current().namespace)
     if verdict.reason is not None:
         return verdict, {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from safecache import exposure, ownership, store, vouching
+from safecache import disposal, exposure, ownership, store, vouching
 from safecache.reasons import Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
@@ -36,8 +36,8 @@ def settle(path: str, source: bytes, root: str) -> bool:
     """
     exposure.check(root)
     try:
-        return vouching.settled(
-            lambda: _objection(path, source), lambda refusal: vouching.discard(refusal, Kind.SOURCE, path, root)
+        return disposal.settled(
+            lambda: _objection(path, source), lambda refusal: disposal.discard(refusal, Kind.SOURCE, path, root)
         )
     except FileNotFoundError:
         return False
@@ -50,7 +50,7 @@ def _objection(path: str, source: bytes) -> Refusal | None:
     try:
         found = store.read_entry(path)
     except store.UnusableEntry as unusable:
-        return vouching.unusable_refusal(unusable)
+        return disposal.of_unusable(unusable)
     if not _is_same(found, source, path):
         return Refusal(Reason.DAMAGED, "it is not what was generated", found=found)
     vouch(path, found)
@@ -74,7 +74,7 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
     try:
         content = store.read_entry(path)
     except store.UnusableEntry as unusable:
-        raise vouching.not_loaded(vouching.unusable_refusal(unusable), Kind.SOURCE, path) from unusable
+        raise vouching.not_loaded(disposal.of_unusable(unusable), Kind.SOURCE, path) from unusable
     named = vouching.is_known(path, content) or name_of(content.decode(errors="replace").strip()) == key
     if not named and not vouching.is_private(path):
         evidence = "nobody in this process generated it, and its name is not the hash of its content"

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping
 
 from safecache import (
+    directory_faults,
     events,
     filesystem,
     keyring,
@@ -81,8 +82,11 @@ def _report_unwritable(what: str, variable: str, root: str, error: OSError) -> N
 
 
 def put_aside(name: str, content: bytes, error: OSError) -> str:
-    """Report that a file could not be kept, and tell where a private copy of it lies. Raises OSError."""
-    _report_unwritable(f"{Kind.KERNEL.noun} {name}", "TRITON_CACHE_DIR", "", error)
+    """Report that a file, or what vouches for it, cannot be kept there; where a copy of it lies. Raises OSError."""
+    if isinstance(error, directory_faults.Unreadable):
+        loading.note(Reason.UNREADABLE, Kind.KERNEL, name, error.evidence, triton_place.REMEDY, error)
+    else:
+        _report_unwritable(f"{Kind.KERNEL.noun} {name}", "TRITON_CACHE_DIR", "", error)
     return private_directory.write(name, content)
 
 
@@ -125,9 +129,14 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
 def accept(directory: str, name: str, content: bytes) -> str | None:
     """Where to read what a remote cache has delivered, if something here vouches for it; if not, that is reported."""
     path, root = os.path.join(directory, name), os.path.dirname(directory)
-    if not vouching.states(path, root, Kind.KERNEL, content):
-        where, why = f"{name} of Triton's remote cache", "there is no sealed record of it here"
-        loading.note(Reason.UNSEALED, Kind.KERNEL, where, why, "It is compiled anew.")
+    where, remedy = f"{name} of Triton's remote cache", "It is compiled anew."
+    try:
+        is_stated = vouching.states(path, root, Kind.KERNEL, content)
+    except directory_faults.Unreadable as error:
+        loading.note(Reason.UNREADABLE, Kind.KERNEL, where, error.evidence, remedy, error)
+        return None
+    if not is_stated:
+        loading.note(Reason.UNSEALED, Kind.KERNEL, where, "there is no sealed record of it here", remedy)
         return None
     # A list comes before its files: what they hold was stated when it was made.
     recorded = records.exists(path, root, Kind.KERNEL) or vouching.keep(path, root, Kind.KERNEL, content)
@@ -187,7 +196,10 @@ def _copied(directory: str, name: str, layer: Place, found: Mapping[str, Found])
 def _relist(place: Place, name: str, files: Iterable[str]) -> None:
     """Have a copied list name its files where they lie now, as stock Triton needs it, if it is ours to seal."""
     signing = keyring.current().signing
-    verdict, _ = records.read(place.path(name), place.root, Kind.KERNEL)
+    try:
+        verdict, _ = records.read(place.path(name), place.root, Kind.KERNEL)
+    except directory_faults.Unreadable:
+        return
     if signing is not None and verdict.key_id == signing.id:
         put(place.directory, name, json.dumps({"child_paths": {file: place.path(file) for file in files}}).encode())
         written_files.forget()

@@ -9,9 +9,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from safecache import config, events, exposure, filesystem, loading, mounts, ownership, records, store, trust, vouching
+from safecache import (
+    config,
+    disposal,
+    events,
+    exposure,
+    filesystem,
+    loading,
+    mounts,
+    ownership,
+    records,
+    store,
+    trust,
+    vouching,
+)
+from safecache.directory_faults import Unreadable
 from safecache.errors import EntryRefusedError
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
@@ -105,9 +119,9 @@ class Place(NamedTuple):
         content = self.read(path)
         if content is None:
             return None
-        verdict, stated = records.read(path, self.root, Kind.KERNEL)
-        sound = verdict.reason is None and trust.foreign(verdict, Kind.KERNEL) is None
-        if sound and stated["sha256"] == hashlib.sha256(content).hexdigest() and isinstance(stated.get("files"), dict):
+        stated = self._sealed(path)
+        is_it = stated.get("sha256") == hashlib.sha256(content).hexdigest()
+        if is_it and isinstance(stated.get("files"), dict):
             exposure.check(self.root)
             events.count(Count.CODE_VERIFIED)
             return {file: str(digest) for file, digest in stated["files"].items()}
@@ -115,6 +129,14 @@ class Place(NamedTuple):
         if not self.is_vouched_for(path) or not vouching.is_known(path, content):
             return None
         return dict.fromkeys(names_in(content) or ())
+
+    def _sealed(self, path: str) -> dict[str, Any]:
+        """What the record of the list states; nothing unless that can be read, verifies, and was made for here."""
+        try:
+            verdict, stated = records.read(path, self.root, Kind.KERNEL)
+        except Unreadable:
+            return {}
+        return stated if verdict.reason is None and trust.foreign(verdict, Kind.KERNEL) is None else {}
 
     def _take_stated(self, path: str, digest: str, is_private: bool) -> Found | None:
         try:
@@ -138,7 +160,7 @@ class Place(NamedTuple):
     def is_vouched_for(self, path: str) -> bool:
         """If not, what lies there is moved away, unless that cannot be or this is a layer, and reported."""
         try:
-            return vouching.settled(
+            return disposal.settled(
                 lambda: vouching.objection(path, self.root, Kind.KERNEL), lambda refusal: self._set_aside(refusal, path)
             )
         except OSError as error:
@@ -150,7 +172,7 @@ class Place(NamedTuple):
         remedy = "It lies in a layer, and is left there."
         if not self.is_layer:
             try:
-                return vouching.discard(refusal, Kind.KERNEL, path, self.root)
+                return disposal.discard(refusal, Kind.KERNEL, path, self.root)
             except EntryRefusedError:
                 if config.current().strict:
                     raise
@@ -172,4 +194,5 @@ class Place(NamedTuple):
 def _note_unreadable(path: str, error: OSError) -> None:
     # In a directory that cannot be entered nothing can be written either: that is said then.
     if os.path.lexists(path):
-        loading.note(Reason.UNREADABLE, Kind.KERNEL, path, f"{error.strerror}", REMEDY, error)
+        evidence = error.evidence if isinstance(error, Unreadable) else f"{error.strerror}"
+        loading.note(Reason.UNREADABLE, Kind.KERNEL, path, evidence, REMEDY, error)

@@ -7,30 +7,28 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from safecache import (
     binding,
     config,
+    disposal,
     events,
     exposure,
     files,
     filesystem,
     keyring,
-    loading,
     mounts,
     ownership,
-    policy,
     records,
     sealed_copy,
     store,
     trust,
 )
+from safecache.directory_faults import Unreadable
 from safecache.errors import EntryRefusedError
-from safecache.quarantine import is_still
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
@@ -40,7 +38,6 @@ __all__ = [
     "admit_code",
     "admit_fresh",
     "adopt",
-    "discard",
     "expect",
     "is_expected",
     "is_known",
@@ -51,18 +48,13 @@ __all__ = [
     "not_loaded",
     "objection",
     "out_of_reach",
-    "settled",
     "states",
-    "unusable_refusal",
 ]
 
 # From here on a file that nobody else can write to is not read again, if the kernel says that it is the one that was
 # sealed, and not written since. (Others could write in the very tick of the clock in which it was sealed.)
 # Inductor's libraries can have 2 MB with their debug information: 24 ms of each warm start of a small transformer.
 _LARGE = 1 << 20
-# How often a file is judged that is another one each time.
-_MOST_REPLACED = 3
-_REMEDY = "It is made anew."
 _UNVOUCHED = {
     Reason.UNSEALED: "there is no sealed record of it, as when stock torch built it",
     Reason.UNKNOWN_KEY: "its record is sealed by a key that this process does not trust",
@@ -134,10 +126,18 @@ def keep(
 
 
 def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
-    """Whether this process or a sealed record says that this is the content of ``path``, or nobody else wrote there."""
+    """Whether this process or a sealed record says that this is the content of ``path``, or nobody else wrote there.
+
+    Raises Unreadable if its record cannot be read.
+    """
     if is_known(path, content):
         return True
-    verdict, stated = records.read(path, root, kind)
+    try:
+        verdict, stated = records.read(path, root, kind)
+    except Unreadable:
+        if is_private(path):
+            return True
+        raise
     if verdict.reason is None and trust.foreign(verdict, kind) is None:
         return bool(stated["sha256"] == hashlib.sha256(content).hexdigest())
     return is_private(path)
@@ -160,21 +160,28 @@ def adopt(path: str, root: str, kind: Kind) -> bool:
 def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> None:
     """See to it that what lies at ``path``, if anything, is vouched for: moved away otherwise, to be made anew.
 
-    Raises EntryRefusedError in strict mode, and in every mode where it cannot be moved away.
+    Raises EntryRefusedError in strict mode, and in every mode where it cannot be moved away. Raises Unreadable where
+    its record cannot be read, and then it stays.
     """
-    with suppress(OSError):  # it is not there, or whoever must read it fails as in stock
-        settled(lambda: objection(path, root, kind), lambda refusal: discard(refusal, kind, path, root))
+    try:
+        disposal.settled(
+            lambda: objection(path, root, kind), lambda refusal: disposal.discard(refusal, kind, path, root)
+        )
+    except OSError as error:
+        if isinstance(error, Unreadable):
+            raise  # else it is not there, or whoever must read it fails as in stock
 
 
 def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str, bytes | None]:
     """Where to load the code at ``path`` from, and its bytes if that is a copy, out of the reach of others.
 
-    Raises EntryRefusedError if nothing vouches for it; OSError if it cannot be read, and others could change that.
+    Raises EntryRefusedError if nothing vouches for it; OSError if it cannot be read, and others could change that, or
+    if its record cannot.
     """
     try:
         refusal = objection(path, root, kind)
-    except OSError:
-        if ownership.why_not_private(os.path.dirname(path)) is not None:
+    except OSError as error:
+        if isinstance(error, Unreadable) or ownership.why_not_private(os.path.dirname(path)) is not None:
             raise
         return path, None  # fails as in stock
     if refusal is not None:
@@ -207,12 +214,7 @@ def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | 
     try:
         return judge(path, root, kind)
     except store.UnusableEntry as unusable:
-        return unusable_refusal(unusable)
-
-
-def unusable_refusal(unusable: store.UnusableEntry) -> Refusal:
-    """What can be said against what is not even read."""
-    return Refusal(unusable.reason, f"it is {unusable.detail}", found=unusable.status)
+        return disposal.of_unusable(unusable)
 
 
 def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
@@ -232,7 +234,12 @@ def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None
 
 
 def _judge_by_record(path: str, root: str, kind: Kind, status: os.stat_result) -> Refusal | None:
-    verdict, stated = records.read(path, root, kind)
+    try:
+        verdict, stated = records.read(path, root, kind)
+    except Unreadable:
+        if _digest(path) in _known.get(path, ()) or is_private(path):
+            return None
+        raise
     foreign = trust.foreign(verdict, kind) if verdict.reason is None else None
     is_known = status.st_size >= _LARGE and stated.get("stamp") == filesystem.identity(status)
     if is_known and ownership.why_not_private(path) is None:
@@ -256,34 +263,3 @@ def _judge_by_record(path: str, root: str, kind: Kind, status: os.stat_result) -
 
 def _digest(path: str) -> bytes:
     return files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
-
-
-def settled(judged: Callable[[], Refusal | None], set_aside: Callable[[Refusal], bool]) -> bool:
-    """Whether ``judged`` has nothing against what lies there; else that was ``set_aside``, or is replaced for ever.
-
-    Both are called again where the latter says that something else lies there by now, as a good one of another writer.
-    """
-    for _ in range(_MOST_REPLACED):
-        refusal = judged()
-        if refusal is None or set_aside(refusal):
-            return refusal is None
-    return False
-
-
-def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> bool:
-    """Move away what is refused, and report it; False, and nothing is done, if something else lies there by now.
-
-    Raises EntryRefusedError in strict mode, or if it cannot be moved.
-    """
-    moved = store.quarantine(path, root, refusal.reason, refusal.found)
-    if moved is None and os.path.lexists(path):
-        if not is_still(path, refusal.found):
-            return False
-        raise EntryRefusedError(
-            f"safecache: {kind.noun} {path} is not used: {refusal.evidence}, and it cannot be moved away."
-        )
-    if policy.decide(refusal.reason, strict=False).quarantine:
-        events.count(Count.QUARANTINED)
-    where = f"It was moved to {moved}." if moved else "Another process has moved it away."
-    loading.note(refusal.reason, kind, path, refusal.evidence, f"{where} {_REMEDY}")
-    return True

@@ -40,6 +40,7 @@ TESTS = {
     "trust": [*_TRUST, "tests/unit/test_adopt.py", "tests/unit/test_binding.py", "tests/unit/test_seal_audit.py"],
     "records": _VOUCHING,
     "vouching": _VOUCHING,
+    "disposal": _VOUCHING,
 }
 _CALLS = {"fsync", "rename", "link", "unlink", "flock", "write_all", "close", "dup", "sync_directory", "lstat"}
 _FLAGS = {"O_EXCL", "O_NOFOLLOW", "O_NONBLOCK", "O_CREAT", "LOCK_NB"}

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from safecache import artifacts, events, layers, loading, vouching
+from safecache.directory_faults import Unreadable
 from safecache.reasons import Reason
 from safecache.seal import Kind
 
@@ -29,6 +30,7 @@ class _Results:
         self._cache = cache
         self.found = False
         self.vouched = False
+        self.unread: Unreadable | None = None
 
     def get(self, key: str) -> Any:
         root = _root()
@@ -43,7 +45,10 @@ class _Results:
             return None
         self.found = True
         result = self._cache.get(key)
-        self.vouched = result is not None and vouching.states(key, root, Kind.AUTOTUNING, _canonical(result))
+        try:
+            self.vouched = result is not None and vouching.states(key, root, Kind.AUTOTUNING, _canonical(result))
+        except Unreadable as error:
+            self.unread = error
         return result
 
     def put(self, key: str, result: Any) -> None:
@@ -92,7 +97,11 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
                     return loading.note(Reason.UNLOADABLE, Kind.AUTOTUNING, where, text, _REMEDY, error)
             if best is None or results.vouched or _is_candidate(best, configs):
                 return best
-            text = "it names a configuration that Inductor did not propose, and nobody that is trusted has sealed it"
+            text = "it names a configuration that Inductor did not propose"
+            if results.unread is not None:
+                text = f"{text}, and {results.unread.evidence}"
+                return loading.note(Reason.UNREADABLE, Kind.AUTOTUNING, where, text, _REMEDY, results.unread)
+            text = f"{text}, and nobody that is trusted has sealed it"
             return loading.note(Reason.UNSEALED, Kind.AUTOTUNING, where, text, _REMEDY)
 
     return read(*args, **kwargs)

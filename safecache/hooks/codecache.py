@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import config, exec_directory, exposure, load_failure, loading, saving, vouching
+from safecache import config, exec_directory, exposure, load_failure, loading, rescue, saving, vouching
 from safecache.hooks import cache_dir_utils
 from safecache.seal import Kind
 
@@ -91,7 +91,7 @@ def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
             vouching.keep(path, _root())
         return result
 
-    return build(*args, **kwargs)
+    return rescue.attempt(lambda: build(*args, **kwargs))
 
 
 def _codecache() -> Any:

@@ -7,7 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import build_failure, config, exec_directory, load_failure, vouching
+from safecache import build_failure, config, directory_faults, disposal, exec_directory, load_failure, vouching
+from safecache.reasons import Reason
+from safecache.seal import Kind
+from safecache.trust import Refusal
 
 __all__ = ["build_library", "import_module_from_library", "run_ninja_build"]
 
@@ -28,7 +31,7 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             return [os.path.join(build_directory, each) for each in found]
 
         for path in code():
-            vouching.admit_build(path, build_directory)
+            _settle(path, build_directory)
         result = wrapped(name=name, build_directory=build_directory, is_standalone=is_standalone, **named)
         for path in code():
             if vouching.judge(path, build_directory) is not None:
@@ -37,6 +40,15 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         return result
 
     return build(*args, **kwargs)
+
+
+def _settle(path: str, build_directory: str) -> None:
+    try:
+        vouching.admit_build(path, build_directory)
+    except directory_faults.Unreadable as error:
+        # There is no other directory to build in, and ninja builds only what is not there.
+        refusal = Refusal(Reason.UNREADABLE, error.evidence)
+        disposal.discard(refusal, Kind.NATIVE_CODE, path, build_directory)
 
 
 def import_module_from_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -12,6 +12,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from safecache import (
+    directory_faults,
     events,
     keyring,
     layer_copies,
@@ -54,7 +55,7 @@ _generated: dict[str, bytes] = {}
 
 
 def failure() -> Exception | None:
-    """What the last build that this thread was guarding has raised; None since it was asked for."""
+    """What the last build that this thread was guarding has raised, if that; None since it was asked for."""
     failed, _thread.failure = _thread.failure, None
     return failed
 
@@ -201,7 +202,11 @@ def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, 
     # A probe of the vector instructions that has succeeded once is not loaded again (torch 2.14).
     if _thread.guarded and not os.path.lexists(path + _LOADED):
         root = _root(path)
-        vouching.admit_build(path, root)
+        try:
+            vouching.admit_build(path, root)
+        except directory_faults.Unreadable as error:
+            _thread.failure = error
+            raise
         if layers.exist(root) and not os.path.lexists(path):
             _take_from_layer(path, root)
     return path

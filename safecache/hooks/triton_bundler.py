@@ -8,7 +8,8 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import ownership, saving, triton_files, triton_leftovers, vouching
+from safecache import directory_faults, loading, ownership, saving, triton_files, triton_leftovers, vouching
+from safecache.reasons import Reason
 from safecache.seal import Kind
 
 __all__ = ["collect", "put_static_autotuner", "read_and_emit"]
@@ -49,15 +50,29 @@ def collect(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     And where others could have replaced it in between, once more: a kernel that is not what it was is left out.
     """
     directories = {}
+    unread = set()
     for kernel in getattr(sys.modules["torch._inductor.triton_bundler"].TritonBundler, "_entries", None) or ():
         directory = directories[kernel.kernel_hash] = os.path.join(kernel.directory, kernel.kernel_hash)
-        for name in os.listdir(directory) if os.path.isdir(directory) else ():
-            if not triton_leftovers.is_temporary(name):
-                vouching.admit_build(os.path.join(directory, name), kernel.directory, Kind.KERNEL)
+        if not _admit(directory):
+            unread.add(kernel.kernel_hash)
     bundle, *rest = wrapped(*args, **kwargs)
-    kernels = map(_without_temporaries, bundle.kernel_artifacts)
+    kernels = [_without_temporaries(each) for each in bundle.kernel_artifacts if each.kernel_hash not in unread]
     sound = [kernel for kernel in kernels if _is_sound(kernel, directories[kernel.kernel_hash])]
     return dataclasses.replace(bundle, kernel_artifacts=sound), *rest
+
+
+def _admit(directory: str) -> bool:
+    """See to it that each file there is vouched for; False, and reported, if that cannot be told of one."""
+    for name in os.listdir(directory) if os.path.isdir(directory) else ():
+        path = os.path.join(directory, name)
+        try:
+            if not triton_leftovers.is_temporary(name):
+                vouching.admit_build(path, os.path.dirname(directory), Kind.KERNEL)
+        except directory_faults.Unreadable as error:
+            remedy = "Its kernel is not bundled with the entry; make the record readable or remove it."
+            loading.note(Reason.UNREADABLE, Kind.KERNEL, path, error.evidence, remedy, error)
+            return False
+    return True
 
 
 def _without_temporaries(kernel: Any) -> Any:

@@ -34,17 +34,17 @@ def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 def reload_cubin_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """StaticTritonCompileResult.reload_cubin_path: a cubin that nobody vouches for is not there.
 
-    Where one cannot be written, the kernel's own is loaded from a private copy.
+    Where one cannot be written, or its record not be read, the kernel's own is loaded from a private copy.
     """
     try:
         wrapped(*args, **kwargs)
+        path: str = instance.kernel.cubin_path
+        vouching.admit_build(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
     except OSError as error:
         if instance.kernel.cubin_raw is None:
             raise
         instance.kernel.cubin_path = triton_files.put_aside(instance.kernel.name, instance.kernel.cubin_raw, error)
         return
-    path: str = instance.kernel.cubin_path
-    vouching.admit_build(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
     if not os.path.exists(path):
         wrapped(*args, **kwargs)
         if instance.kernel.cubin_raw is not None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import pytest
 
 from safecache import binding, cpu, events, filesystem, keyring, ownership, records, seal, store, vouching
+from safecache.directory_faults import Unreadable
 from safecache.errors import EntryRefusedError
 from safecache.reasons import Reason
 from safecache.seal import Kind
@@ -369,3 +371,64 @@ def test_what_another_process_does_at_the_same_time_is_no_error(source, monkeypa
 def open_bytes(path):
     with open(path, "rb") as file:
         return file.read()
+
+
+class TestRecordThatCannotBeRead:
+    """It may be a good one: then what it vouches for is good, and not thrown away."""
+
+    @pytest.fixture
+    def unreadable(self, source, monkeypatch):
+        """Have the next so many readings of the source's record fail."""
+        keep(source)
+        source.write_bytes(CONTENT)
+        forget(monkeypatch)
+        events.reset()
+        real, left = filesystem.open, [0]
+
+        def fail(path, *args, **kwargs):
+            if "records" in str(path) and left[0]:
+                left[0] -= 1
+                raise OSError(errno.EIO, os.strerror(errno.EIO), path)
+            return real(path, *args, **kwargs)
+
+        monkeypatch.setattr(filesystem, "open", fail)
+        monkeypatch.setattr(filesystem, "sleep", lambda seconds: None)
+        return lambda times: left.__setitem__(0, times)
+
+    def assert_untouched(self, source):
+        assert source.read_bytes() == CONTENT and not list(source.parents[1].glob(".safecache/quarantine/*"))
+
+    def test_file_stays_and_is_not_used(self, source, unreadable):
+        unreadable(1000)
+        with pytest.raises(Unreadable, match="Input/output error"):
+            vouching.admit_build(str(source), root_of(source), SOURCE)
+        with pytest.raises(Unreadable):
+            vouching.admit_code(str(source), root_of(source), SOURCE)
+        self.assert_untouched(source)
+
+    def test_file_is_used_when_it_can_be_read_again(self, source, unreadable):
+        unreadable(1)
+        assert restore(source) == CONTENT and events.counters() == {"code verified": 1}
+
+    def test_result_is_neither_vouched_for_nor_refused(self, source, unreadable):
+        unreadable(1000)
+        with pytest.raises(Unreadable):
+            states(source)
+
+    def test_what_this_process_has_made_needs_none(self, source, unreadable):
+        unreadable(1000)
+        vouching.expect(str(source), CONTENT)
+        vouching.admit_build(str(source), root_of(source), SOURCE)
+        assert states(source)
+
+    def test_what_nobody_else_could_have_written_needs_none_where_that_is_enough(self, source, unreadable, settings):
+        settings(SAFECACHE_TRUST="private")
+        unreadable(1000)
+        vouching.admit_build(str(source), root_of(source), SOURCE)
+        assert states(source)
+
+    def test_one_that_is_no_file_is_none(self, source, unreadable):
+        (record,) = source.parents[1].glob(".safecache/records/*/*")
+        record.unlink()
+        record.mkdir()
+        assert restore(source) == CONTENT and events.counters()["unsealed"] == 1
