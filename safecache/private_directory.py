@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from safecache import ownership
+from safecache import occupancy, ownership
 
 __all__ = ["lasting", "made", "of_process", "write"]
 
@@ -28,6 +28,7 @@ def made() -> Iterator[str]:
         yield directory
     finally:
         shutil.rmtree(directory, ignore_errors=True)
+        occupancy.leave(directory)
 
 
 def of_process() -> str:
@@ -64,7 +65,12 @@ def _of_process(pid: int, parents: tuple[str, ...] = ()) -> str:
 
 
 def lasting(is_fit: Callable[[str], bool]) -> str:
-    """Another one, that ``is_fit`` takes, removed when this process ends. Raises as made() does."""
+    """Another one, that ``is_fit`` takes, removed when this process ends. Raises as made() does.
+
+    First those are removed that processes which were killed have left behind.
+    """
+    for parent in _parents():
+        occupancy.reap(parent)
     return _removed_at_end(_make(is_fit), os.getpid())
 
 
@@ -80,16 +86,21 @@ def _removed_at_end(directory: str, pid: int) -> str:
 def _remove(directory: str, pid: int) -> None:
     if os.getpid() == pid:
         shutil.rmtree(directory, ignore_errors=True)
+        occupancy.leave(directory)
+
+
+def _parents() -> tuple[str, ...]:
+    return tempfile.gettempdir(), *_OTHER_PARENTS
 
 
 def _make(is_fit: Callable[[str], bool] = os.path.isdir, parents: tuple[str, ...] = ()) -> str:
     objections = []
-    for parent in parents or (tempfile.gettempdir(), *_OTHER_PARENTS):
+    for parent in parents or _parents():
         with suppress(OSError):
             directory = tempfile.mkdtemp(prefix="safecache-", dir=parent)
             objection = ownership.why_not_private(directory)
             if objection is None and is_fit(directory):
-                return directory
+                return occupancy.occupy(directory)
             os.rmdir(directory)
             objections.append(objection or f"{parent} is full, or no code can be loaded from there")
     raise PermissionError(f"no directory out of the reach of others can be made: {'; '.join(objections)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 
-from safecache import config, directory_faults, mounts, ownership, private_directory
+from safecache import config, directory_faults, mounts, occupancy, ownership, private_directory
 
 __all__ = ["begin", "end", "original"]
 
@@ -52,7 +52,7 @@ def _inherit() -> None:
         return
     place, directory = found
     # Its name could be taken by anybody once it is removed.
-    if os.path.isdir(place) and ownership.why_not_private(place) is None:
+    if occupancy.join(place) and ownership.why_not_private(place) is None:
         _standins[directory] = place
         _originals[place] = directory
     else:

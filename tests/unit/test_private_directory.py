@@ -72,10 +72,10 @@ def test_file_is_written_to_memory_where_the_temporary_directory_is_full(monkeyp
     private_directory._of_process.cache_clear()
     real = open
 
-    def full(path, mode):
+    def full(path, *args, **kwargs):
         if path.startswith(str(tmp_path)):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
-        return real(path, mode)
+        return real(path, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "open", full)
     path = private_directory.write("name.json", b"content")
