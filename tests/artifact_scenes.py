@@ -290,3 +290,34 @@ def load_bundle(names):
 
     remote = mock.Mock(get=lambda key: {name: {"configs_hash": "x"} for name in names})
     return autotune_cache._AutotuneCacheBundlerImpl("key", remote)._load_cache()
+
+
+class _Choice:
+    """A way to compute a product, among which max-autotune chooses."""
+
+    def __init__(self, name):
+        self.name = name
+
+    def hash_key(self):
+        return self.name
+
+
+def choose():
+    """What max-autotune finds that each of two choices takes, and whether it had to measure that."""
+    from torch._inductor import codecache
+
+    measured = []
+
+    def benchmark(choices):
+        measured.extend(choice.name for choice in choices)
+        return dict.fromkeys(choices, 1.5)
+
+    codecache.PersistentCache.get_local_cache_path.cache_clear()
+    times = codecache.PersistentCache().lookup([_Choice("one"), _Choice("two")], "mm", "inputs", benchmark)
+    return {"times": {choice.name: time for choice, time in times.items()}, "measured": measured}
+
+
+def log_tuning(filename):
+    from torch._inductor import select_algorithm
+
+    select_algorithm.append_to_log(filename, {"mm": 1.5})

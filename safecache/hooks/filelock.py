@@ -2,15 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from safecache import config
 
-__all__ = ["enter"]
+__all__ = ["bounded", "enter"]
+
+
+class _Thread(threading.local):
+    bounded = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def bounded() -> Iterator[None]:
+    """Have this thread wait no longer than that also for locks that torch would wait for without end, in this block."""
+    outer, _thread.bounded = _thread.bounded, True
+    try:
+        yield
+    finally:
+        _thread.bounded = outer
 
 
 def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """FileLock.__enter__: no longer than ``SAFECACHE_LOCK_TIMEOUT``, where torch does not wait for ever anyway."""
-    instance.timeout = min(instance.timeout, config.current().lock_timeout)
+    """FileLock.__enter__: no longer than ``SAFECACHE_LOCK_TIMEOUT``.
+
+    Where torch waits without end it does so still, unless bounded(): extensions can take hours to build.
+    """
+    most = config.current().lock_timeout
+    if instance.timeout >= 0:
+        instance.timeout = min(instance.timeout, most)
+    elif _thread.bounded:
+        instance.timeout = most
     return wrapped(*args, **kwargs)

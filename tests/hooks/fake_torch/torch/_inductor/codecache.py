@@ -52,6 +52,14 @@ class CppCodeCache:
         return torch.called("_load_library", path)
 
 
+class CacheBase:
+    def get_local_cache(self):
+        return torch.called("get_local_cache")
+
+    def update_local_cache(self, local_cache):
+        return torch.called("update_local_cache", local_cache)
+
+
 class DLLWrapper:
     def __init__(self, lib_path):
         torch.called("DLLWrapper", lib_path)

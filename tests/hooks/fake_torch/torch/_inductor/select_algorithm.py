@@ -1,0 +1,5 @@
+import torch
+
+
+def append_to_log(filename, data):
+    return torch.called("append_to_log", filename)
