@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import locale
 import os
 import shlex
 import sys
@@ -21,6 +22,7 @@ from safecache import (
     rescue,
     sealed_copy,
     sources,
+    store,
     vouching,
 )
 from safecache.reasons import Reason
@@ -92,15 +94,14 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
 
 def write_atomic(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """write_atomic: what could not be written whole is removed."""
+    """write_atomic: torch's own temporary files are named after process and thread, which two containers can share."""
 
-    def write_file(path_: Any, *rest: Any, **named: Any) -> None:
-        try:
-            wrapped(path_, *rest, **named)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(os.path.join(os.path.dirname(path_), f".{os.getpid()}.{threading.get_ident()}.tmp"))
-            raise
+    def write_file(path_: Any, content: Any, make_dirs: bool = False, encode_utf_8: bool = False) -> None:
+        if isinstance(content, (str, bytes)):
+            encoded = content.encode("utf-8") if encode_utf_8 and isinstance(content, str) else _encoded(content)
+            store.write(os.fspath(path_), encoded, make_directories=make_dirs)
+        else:
+            wrapped(path_, content, make_dirs, encode_utf_8)  # which says that it cannot be written
 
     write_file(*args, **kwargs)
 
@@ -145,7 +146,7 @@ def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             finally:
                 graph.cache_path = path
         if generated is not None:
-            instance.source_code = generated.decode()
+            instance.source_code = generated.decode(locale.getpreferredencoding(False))
 
     initialise(*args, **kwargs)
 
@@ -157,8 +158,8 @@ def _remember(path: str, content: str | bytes) -> None:
 
 
 def _encoded(content: str | bytes) -> bytes:
-    # As write_atomic encodes it: with the locale's encoding, which is UTF-8 wherever torch is used.
-    return content.encode() if isinstance(content, str) else content
+    # As torch's write_atomic has the locale encode it.
+    return content.encode(locale.getpreferredencoding(False)) if isinstance(content, str) else content
 
 
 def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
