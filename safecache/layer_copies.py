@@ -6,14 +6,14 @@ import os
 import stat
 from collections.abc import Callable
 
-from safecache import events, files, layers, loading, store, vouching
+from safecache import copies, events, files, layers, loading, records, store, vouching
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = ["take"]
 
-_REMEDY = "It is made anew; a lower layer is never written, so what lies there stays."
+_REMEDY = "It is made anew; what lies there stays, or is replaced by that if it is in a shared level."
 
 
 def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
@@ -24,7 +24,7 @@ def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
     for place, layer in layers.below(path, root):
         if os.path.lexists(place):
             found = _read(place, layer, kind)
-            if found is not None and _put(path, root, kind, *found):
+            if found is not None and _put(path, root, place, layer, kind, *found):
                 return place
     return None
 
@@ -64,13 +64,9 @@ def _readable(place: str, kind: Kind, content: Callable[[], bytes]) -> bytes | N
     return None
 
 
-def _put(path: str, root: str, kind: Kind, content: bytes, mode: int) -> bool:
-    # Its record first: other processes find that before they find the file.
-    vouching.keep(path, root, kind, content)
-    try:
-        store.publish(path, content, root, mode | stat.S_IWUSR)
-    except OSError as error:
-        text = f"{kind.noun} {path} was not copied from a lower layer: {error.strerror}."
-        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It is made anew.")
+def _put(path: str, root: str, place: str, layer: str, kind: Kind, content: bytes, mode: int) -> bool:
+    # Its record first: other processes find that before they find the file. Without one it was trusted as private.
+    vouching.expect(path, content)
+    if records.exists(place, layer, kind) and not records.copy(place, layer, kind, root):
         return False
-    return True
+    return copies.put(path, content, root, kind, mode | stat.S_IWUSR)

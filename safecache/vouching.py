@@ -48,6 +48,7 @@ __all__ = [
     "keep",
     "not_loaded",
     "out_of_reach",
+    "record_of",
     "states",
 ]
 
@@ -126,6 +127,15 @@ def keep(
     return records.write(path, root, kind, stated, key, binding.statement(kind))
 
 
+def record_of(path: str, content: bytes, kind: Kind, also: Mapping[str, Any]) -> bytes | None:
+    """The record that keep() would write of ``content``, for another cache; None without a key to seal it."""
+    key = keyring.current().signing
+    if key is None:
+        return None
+    stated = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None, **also}
+    return records.sealed(path, kind, stated, key, binding.statement(kind))
+
+
 def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
     """Whether this process or a sealed record says that this is the content of ``path``, or nobody else wrote there."""
     if is_known(path, content):
@@ -150,19 +160,22 @@ def adopt(path: str, root: str, kind: Kind) -> bool:
     return True
 
 
-def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> None:
+def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
     """See to it that what lies at ``path``, if anything, is vouched for: moved away otherwise, to be made anew.
+
+    Returns whether anything lies there then.
 
     Raises EntryRefusedError in strict mode, and in every mode where it cannot be moved away.
     """
     try:
         refusal = judge(path, root, kind)
-    except OSError:
-        return  # it is not there, or whoever must read it fails as in stock
+    except OSError as error:
+        return not isinstance(error, FileNotFoundError)  # whoever must read it fails as in stock
     except store.UnusableEntry as unusable:
         refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
     if refusal is not None:
         discard(refusal, kind, path, root)
+    return refusal is None
 
 
 def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str, bytes | None]:

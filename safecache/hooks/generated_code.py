@@ -24,10 +24,13 @@ from safecache import (
     sources,
     store,
     vouching,
+    write_through,
 )
 from safecache.reasons import Reason
+from safecache.seal import Kind
 
 __all__ = [
+    "LOADED",
     "build",
     "failure",
     "get_target_file_path",
@@ -40,13 +43,21 @@ __all__ = [
     "write_to_disk",
 ]
 
-_LOADED = ".load_ok"
+# What torch puts beside a probe of vector instructions that could be loaded.
+LOADED = ".load_ok"
 _SCRATCH = "CxxBuild"
 
 
 class _Thread(threading.local):
     guarded = False
     failure: Exception | None = None
+    # What no layer had in this lookup, as far as it has come: torch asks for the same path more than once.
+    absent: set[str]
+    # What write_atomic has written last, and where.
+    written: tuple[str, bytes] | None = None
+
+    def __init__(self) -> None:
+        self.absent = set()
 
 
 _thread = _Thread()
@@ -65,6 +76,8 @@ def failure() -> Exception | None:
 def guarding(guarded: bool = True) -> Iterator[None]:
     """Around code that builds a library unless there is one: what it finds is verified, what it builds vouched for."""
     outer, _thread.guarded = _thread.guarded, guarded
+    if not outer:
+        _thread.absent.clear()
     try:
         yield
     finally:
@@ -82,8 +95,10 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
             name, path = wrapped(content, *rest, **named)
             return name, path
 
+        _thread.written = None
         name, path = again()
         _settle(path, content, again)
+        _send(path)
         if path.endswith(".py"):
             _remember(path, content)
         return name, path
@@ -99,11 +114,20 @@ def write_atomic(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     def write_file(path_: Any, content: Any, make_dirs: bool = False, encode_utf_8: bool = False) -> None:
         if isinstance(content, (str, bytes)):
             encoded = content.encode("utf-8") if encode_utf_8 and isinstance(content, str) else _encoded(content)
-            store.write(os.fspath(path_), encoded, make_directories=make_dirs)
+            path = os.fspath(path_)
+            store.write(path, encoded, make_directories=make_dirs)
+            _thread.written = path, encoded
         else:
             wrapped(path_, content, make_dirs, encode_utf_8)  # which says that it cannot be written
 
     write_file(*args, **kwargs)
+
+
+def _send(path: str) -> None:
+    """Have the source at ``path`` in a shared level too, if it was written just now."""
+    written, _thread.written = _thread.written, None
+    if written is not None and written[0] == path:
+        write_through.send_content(path, written[1], Kind.SOURCE, anew=False)
 
 
 def _own_headers(directory: str) -> str:
@@ -121,8 +145,10 @@ def write_to_disk(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """CompiledFxGraph.write_to_disk: likewise, with the source in the entry, which is verified."""
 
     def write_again() -> str:
+        _thread.written = None
         path: str = wrapped(*args, **kwargs)
         _settle(path, instance.source_code, lambda: wrapped(*args, **kwargs))
+        _send(path)
         _remember(path, instance.source_code)
         return path
 
@@ -200,19 +226,20 @@ def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, 
     """CppBuilder.get_target_file_path: asked, in there, whether there is a file; one that is not vouched for goes."""
     path: str = wrapped(*args, **kwargs)
     # A probe of the vector instructions that has succeeded once is not loaded again (torch 2.14).
-    if _thread.guarded and not os.path.lexists(path + _LOADED):
+    if _thread.guarded and not os.path.lexists(path + LOADED):
         root = _root(path)
-        vouching.admit_build(path, root)
-        if layers.exist(root) and not os.path.lexists(path):
+        if not vouching.admit_build(path, root) and path not in _thread.absent and layers.exist(root):
             _take_from_layer(path, root)
     return path
 
 
 def _take_from_layer(path: str, root: str) -> None:
     place = layer_copies.take(path, root)
+    if place is None:
+        _thread.absent.add(path)
     # Beside a probe of vector instructions lies a note that it could be loaded; its record says on which CPU.
-    if place is not None and os.path.exists(place + _LOADED):
-        with suppress(OSError), open(path + _LOADED, "x"):
+    if place is not None and os.path.exists(place + LOADED):
+        with suppress(OSError), open(path + LOADED, "x"):
             pass
 
 
@@ -223,10 +250,13 @@ def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
     with guarding(False):
         path = instance.get_target_file_path()
         root = _root(path)
-        if private_build.is_needed(path) and _build_privately(instance, path, root):
-            return None
-        result = _build(wrapped, instance, args, kwargs)
-    vouching.keep(path, root)
+        result = None
+        privately = private_build.is_needed(path) and _build_privately(instance, path, root)
+        if not privately:
+            result = _build(wrapped, instance, args, kwargs)
+    if not privately:
+        vouching.keep(path, root)
+    write_through.send(path, Kind.NATIVE_CODE)
     return result
 
 
