@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from typing import NamedTuple
 
 from safecache import copies, events, files, layers, loading, records, store, vouching
 from safecache.reasons import Count, Reason
@@ -22,15 +23,22 @@ def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
     None if there is none. Raises EntryRefusedError in strict mode for one that is refused.
     """
     for place, layer in layers.below(path, root):
-        if os.path.lexists(place):
-            found = _read(place, layer, kind)
-            if found is not None and _put(path, root, place, layer, kind, *found):
-                return place
+        found = _read(place, layer, kind)
+        if found is not None and _put(path, root, kind, found):
+            return place
     return None
 
 
-def _read(place: str, layer: str, kind: Kind) -> tuple[bytes, int] | None:
-    """What lies at ``place``, and its mode, if it is vouched for."""
+class _Found(NamedTuple):
+    """A file that is vouched for, and by what; without a record it is trusted as private."""
+
+    content: bytes
+    mode: int
+    record: bytes | None
+
+
+def _read(place: str, layer: str, kind: Kind) -> _Found | None:
+    """What lies at ``place``, if it is vouched for."""
     modes = []
 
     def check(status: os.stat_result) -> None:
@@ -44,9 +52,10 @@ def _read(place: str, layer: str, kind: Kind) -> tuple[bytes, int] | None:
     found = _readable(place, kind, content)
     if found is None:
         return None
-    if vouching.states(place, layer, kind, found):
+    record = records.stored(place, layer, kind)
+    if vouching.states_record(record, place, kind, found):
         events.count(Count.CODE_VERIFIED)
-        return found, modes[-1]
+        return _Found(found, modes[-1], record)
     refusal = vouching.judge(place, layer, kind)
     if refusal is not None:
         loading.note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
@@ -56,6 +65,8 @@ def _read(place: str, layer: str, kind: Kind) -> tuple[bytes, int] | None:
 def _readable(place: str, kind: Kind, content: Callable[[], bytes]) -> bytes | None:
     try:
         return content()
+    except FileNotFoundError:
+        return None
     except store.UnusableEntry as unusable:
         refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
         loading.note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
@@ -64,9 +75,10 @@ def _readable(place: str, kind: Kind, content: Callable[[], bytes]) -> bytes | N
     return None
 
 
-def _put(path: str, root: str, place: str, layer: str, kind: Kind, content: bytes, mode: int) -> bool:
-    # Its record first: other processes find that before they find the file. Without one it was trusted as private.
-    vouching.expect(path, content)
-    if records.exists(place, layer, kind) and not records.copy(place, layer, kind, root):
+def _put(path: str, root: str, kind: Kind, found: _Found) -> bool:
+    # Its record first: other processes find that before they find the file. And as it is: its signer can be revoked.
+    vouching.expect(path, found.content)
+    where, what = records.path_of(path, root, kind), f"the record of {kind.noun} {path}"
+    if found.record is not None and not records.publish(where, found.record, root, what, kind):
         return False
-    return copies.put(path, content, root, kind, mode | stat.S_IWUSR)
+    return copies.put(path, found.content, root, kind, found.mode | stat.S_IWUSR)

@@ -43,13 +43,14 @@ def _is_there(shared: str) -> bool:
     """Whether the shared level can be looked into: asked each time, for it can come and go, and be made only later."""
     if levels.is_left_alone(shared, reading=True):
         return False
-    try:
-        os.scandir(os.path.join(shared, os.curdir)).close()
-    except FileNotFoundError:
-        return False
-    except OSError as error:
-        fail(shared, error, reading=True)
-        return False
+    if not os.access(os.path.join(shared, os.curdir), os.R_OK | os.X_OK, effective_ids=True):
+        try:
+            os.listdir(shared)  # which says why
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            fail(shared, error, reading=True)
+            return False
     exposure.check(shared)
     return True
 

@@ -106,7 +106,7 @@ def begin(place: str, shared: str) -> None:
 
 def find(path: str) -> Level | None:
     """The level that ``path`` is, or lies in, if it is in a local one."""
-    return next((level for level in _levels.values() if f"{path}/".startswith(f"{level.place}/")), None)
+    return next((level for level in list(_levels.values()) if f"{path}/".startswith(f"{level.place}/")), None)
 
 
 def counterpart(path: str) -> str | None:
@@ -118,7 +118,7 @@ def counterpart(path: str) -> str | None:
 def is_shared(directory: str) -> bool:
     """Whether ``directory`` is, or lies in, a cache that a local level is, or was to be, before."""
     used = config.cache_directory()
-    caches = [level.shared for level in _levels.values()]
+    caches = [level.shared for level in list(_levels.values())]
     if used is not None and place_of(used) is not None:
         caches.append(used)
     return any(f"{directory}/".startswith(f"{cache}/") for cache in caches)

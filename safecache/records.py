@@ -16,7 +16,7 @@ from safecache.keys import Key
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["copy", "exists", "hashed_name", "path_of", "publish", "read", "sealed", "stored", "write"]
+__all__ = ["copy", "exists", "hashed_name", "path_of", "publish", "read", "sealed", "stored", "verify", "write"]
 
 _RECORDS = os.path.join(".safecache", "records")
 
@@ -96,7 +96,12 @@ def hashed_name(name: str) -> str:
 
 def read(path: str, root: str, kind: Kind) -> tuple[seal.Verdict, dict[str, Any]]:
     """What the seal of the file's record says, and if it holds, what is stated there of the file."""
-    record = stored(path, root, kind) or b""  # without one, the file is unsealed
+    return verify(stored(path, root, kind), path, kind)
+
+
+def verify(record: bytes | None, path: str, kind: Kind) -> tuple[seal.Verdict, dict[str, Any]]:
+    """As read(), of this record; None, for there is none, is that of an unsealed file."""
+    record = record or b""
     verdict = seal.verify(record, kind, _name(path, kind), keyring.current().find, config.current().namespace)
     if verdict.reason is not None:
         return verdict, {}

@@ -169,6 +169,9 @@ def get_file(directory: str, name: str) -> str | None:
     """Where to read the file, if there is one that is vouched for, in the cache or else in a layer below it."""
     for place in _places(directory):
         found = place.take(name)
+        is_shared = place.directory == levels.counterpart(directory)
+        if found is not None and is_shared and _copy(directory, {name: found}, place):
+            found = Place(directory).take(name) or found
         if found is not None:
             return found.path
     return None
@@ -203,18 +206,25 @@ def _places(directory: str) -> Iterator[Place]:
 
 
 def _copied(directory: str, name: str, layer: Place, found: Mapping[str, Found]) -> dict[str, Found] | None:
+    if not _copy(directory, {**found, LIST + name: None}, layer):
+        return None
+    _relist(Place(directory), LIST + name, found)
+    return Place(directory).group(name)
+
+
+def _copy(directory: str, files: Mapping[str, Found | None], layer: Place) -> bool:
     here = Place(directory)
     # Where nothing can be written, the layer serves as well, and there is nothing to warn of.
     if not os.access(directory, os.W_OK):
-        return None
-    for file in (*found, LIST + name):
-        content = layer.read(layer.path(file))
-        if content is None or not records.copy(layer.path(file), layer.root, Kind.KERNEL, here.root):
-            return None
-        if not _publish(here.path(file), content, here.root):
-            return None
-    _relist(here, LIST + name, found)
-    return here.group(name)
+        return False
+    for name, found in files.items():
+        content = found.content if found is not None else None
+        content = layer.read(layer.path(name)) if content is None else content
+        if content is None or not records.copy(layer.path(name), layer.root, Kind.KERNEL, here.root):
+            return False
+        if not _publish(here.path(name), content, here.root):
+            return False
+    return True
 
 
 def _relist(place: Place, name: str, files: Iterable[str]) -> None:

@@ -50,6 +50,7 @@ __all__ = [
     "out_of_reach",
     "record_of",
     "states",
+    "states_record",
 ]
 
 # From here on a file that nobody else can write to is not read again, if the kernel says that it is the one that was
@@ -138,9 +139,12 @@ def record_of(path: str, content: bytes, kind: Kind, also: Mapping[str, Any]) ->
 
 def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
     """Whether this process or a sealed record says that this is the content of ``path``, or nobody else wrote there."""
-    if is_known(path, content):
-        return True
-    verdict, stated = records.read(path, root, kind)
+    return is_known(path, content) or states_record(records.stored(path, root, kind), path, kind, content)
+
+
+def states_record(record: bytes | None, path: str, kind: Kind, content: bytes) -> bool:
+    """As states(), of this record of the file."""
+    verdict, stated = records.verify(record, path, kind)
     if verdict.reason is None and trust.foreign(verdict, kind) is None:
         return bool(stated["sha256"] == hashlib.sha256(content).hexdigest())
     return is_private(path)

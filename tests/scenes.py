@@ -426,3 +426,9 @@ def write_atomically(directory):
         except Exception as error:
             seen.append(type(error).__name__)
     return seen
+
+
+def cache_in_use():
+    from torch._inductor.runtime import cache_dir_utils
+
+    return cache_dir_utils.cache_dir()

@@ -26,9 +26,9 @@ class Nodes:
         (place,) = (self.home.base / name).glob("safecache-local-*/*")
         return place
 
-    def run(self, name, scene=BUILDS, **how):
+    def run(self, name, what=BUILDS, **how):
         environment = {"SAFECACHE_LOCAL": str(self.home.base / name)} | how.pop("env", {})
-        return self.home.run(scene, env=environment, **how)
+        return self.home.run(what, env=environment, **how)
 
 
 @pytest.fixture
