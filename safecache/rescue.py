@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from safecache import config, directory_faults, levels, loading, standin
+from safecache import config, directory_faults, exposure, levels, loading, standin
 from safecache.directory_faults import Fault
 from safecache.errors import SafecacheError
 from safecache.reasons import Reason
@@ -66,6 +66,7 @@ def _use_local_level(shared: str, *, strictly: bool) -> bool:
         fault = _fault(place, levels.objection)
         if fault is None:
             levels.begin(place, shared)
+            exposure.note_private(place)
             _good_until[place] = time.monotonic() + _PATIENCE
             return True
         _leave_local_level(place, shared, fault, None, strictly=strictly)
