@@ -106,6 +106,9 @@ def begin(place: str, shared: str) -> None:
 
 def find(path: str) -> Level | None:
     """The level that ``path`` is, or lies in, if it is in a local one."""
+    inherited = config.redirected()
+    if inherited is not None and inherited[0] not in _levels and place_of(inherited[1]) == inherited[0]:
+        _levels[inherited[0]] = Level(*inherited)  # a compile worker may use Triton's part of it alone
     return next((level for level in list(_levels.values()) if f"{path}/".startswith(f"{level.place}/")), None)
 
 

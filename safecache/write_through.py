@@ -14,11 +14,11 @@ from safecache.seal import Kind
 __all__ = ["send", "send_content"]
 
 
-def send(path: str, kind: Kind, root: str = "") -> bool:
+def send(path: str, kind: Kind, root: str = "", *, anew: bool = True) -> bool:
     """Have the file at ``path``, and its record, in the shared level too, if it lies in a local one.
 
     False if it is not there then; what cannot be written is reported. ``root``: where its records are kept, unless at
-    the top of the level. Raises CacheWriteError in strict mode.
+    the top of the level. Not ``anew``: a file of that size is left as it is. Raises CacheWriteError in strict mode.
     """
     level = levels.find(path)
     if level is None:
@@ -34,7 +34,7 @@ def send(path: str, kind: Kind, root: str = "") -> bool:
     except (OSError, store.UnusableEntry):
         return False  # it is gone, or exchanged: who reads it here finds that out, and says it
     record = records.stored(path, root or level.place, kind)
-    return send_content(path, content, kind, root, record=record, mode=modes[-1])
+    return send_content(path, content, kind, root, record=record, mode=modes[-1], anew=anew)
 
 
 def send_content(
@@ -47,7 +47,7 @@ def send_content(
     mode: int = 0o666,
     anew: bool = True,
 ) -> bool:
-    """As send(), of ``content`` and this ``record``. Not ``anew``: a file of that size is left as it is."""
+    """As send(), of ``content`` and this ``record``."""
     level = levels.find(path)
     if level is None or levels.is_left_alone(level.shared, reading=False):
         return False

@@ -53,8 +53,8 @@ class _Thread(threading.local):
     failure: Exception | None = None
     # What no layer had in this lookup, as far as it has come: torch asks for the same path more than once.
     absent: set[str]
-    # What write_atomic has written last, and where.
-    written: tuple[str, bytes] | None = None
+    # What write_atomic has written last.
+    written = ""
 
     def __init__(self) -> None:
         self.absent = set()
@@ -95,7 +95,7 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
             name, path = wrapped(content, *rest, **named)
             return name, path
 
-        _thread.written = None
+        _thread.written = ""
         name, path = again()
         _settle(path, content, again)
         _send(path)
@@ -114,9 +114,8 @@ def write_atomic(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     def write_file(path_: Any, content: Any, make_dirs: bool = False, encode_utf_8: bool = False) -> None:
         if isinstance(content, (str, bytes)):
             encoded = content.encode("utf-8") if encode_utf_8 and isinstance(content, str) else _encoded(content)
-            path = os.fspath(path_)
-            store.write(path, encoded, make_directories=make_dirs)
-            _thread.written = path, encoded
+            _thread.written = os.fspath(path_)
+            store.write(_thread.written, encoded, make_directories=make_dirs)
         else:
             wrapped(path_, content, make_dirs, encode_utf_8)  # which says that it cannot be written
 
@@ -125,9 +124,8 @@ def write_atomic(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
 def _send(path: str) -> None:
     """Have the source at ``path`` in a shared level too, if it was written just now."""
-    written, _thread.written = _thread.written, None
-    if written is not None and written[0] == path:
-        write_through.send_content(path, written[1], Kind.SOURCE, anew=False)
+    if _thread.written == path:
+        write_through.send(path, Kind.SOURCE, anew=False)
 
 
 def _own_headers(directory: str) -> str:
@@ -145,7 +143,7 @@ def write_to_disk(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """CompiledFxGraph.write_to_disk: likewise, with the source in the entry, which is verified."""
 
     def write_again() -> str:
-        _thread.written = None
+        _thread.written = ""
         path: str = wrapped(*args, **kwargs)
         _settle(path, instance.source_code, lambda: wrapped(*args, **kwargs))
         _send(path)

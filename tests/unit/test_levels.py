@@ -71,6 +71,11 @@ def test_process_that_was_started_goes_on_with_both_levels(shared, local, monkey
     assert config.cache_directory() == local and levels.counterpart(f"{local}/ab/c.so") == f"{shared}/ab/c.so"
 
 
+def test_process_that_was_started_knows_the_levels_before_it_asks_for_the_cache(shared, local, monkeypatch):
+    forget(monkeypatch)
+    assert levels.counterpart(f"{local}/triton/0/KEY") == f"{shared}/triton/0/KEY"
+
+
 def test_process_that_was_started_without_the_setting_uses_the_shared_one(shared, local, monkeypatch, settings):
     forget(monkeypatch)
     settings(SAFECACHE_LOCAL="")
