@@ -7,6 +7,7 @@ import os
 import stat
 
 import pytest
+from conftest import python
 
 from safecache import (
     config,
@@ -74,6 +75,12 @@ def test_process_that_was_started_goes_on_with_both_levels(shared, local, monkey
 def test_process_that_was_started_knows_the_levels_before_it_asks_for_the_cache(shared, local, monkeypatch):
     forget(monkeypatch)
     assert levels.counterpart(f"{local}/triton/0/KEY") == f"{shared}/triton/0/KEY"
+
+
+def test_child_takes_the_local_level_for_no_stand_in(shared, local):
+    code = "import sys; from safecache import layers, standin; print(standin.original(sys.argv[1]), *layers.below(*sys.argv[1:]))"
+    done = python(code, env={"SAFECACHE_LOCAL": config.current().local}, arguments=(f"{local}", local))
+    assert done.stdout.split("\n")[0] == f"None {(str(shared), str(shared))}", done
 
 
 def test_process_that_was_started_without_the_setting_uses_the_shared_one(shared, local, monkeypatch, settings):
