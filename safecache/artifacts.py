@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import config, events, layers, loading, store
+from safecache import config, copies, layers, loading
 from safecache.errors import EntryRefusedError
 from safecache.loading import RemoteCache
 from safecache.reasons import Reason
@@ -91,19 +91,9 @@ def _from_layer(kind: Kind, cache_key: str, path: str) -> bytes | None:
         if os.path.lexists(place):
             content = loading.read(kind, place)
             if content is not None and loading.admit(kind, cache_key, content, origin=place):
-                return content if _put(path, content, root, kind) else b""
+                # Torch reads the file once more by itself.
+                return content if copies.put(path, content, root, kind) else b""
     return b""
-
-
-def _put(path: str, content: bytes, root: str, kind: Kind) -> bool:
-    # Torch reads the file once more by itself.
-    try:
-        store.publish(path, content, root)
-    except OSError as error:
-        text = f"{kind.noun} {path} was not copied from a lower layer: {error.strerror}."
-        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It is made anew.")
-        return False
-    return True
 
 
 @contextmanager

@@ -12,16 +12,22 @@ import re
 import tempfile
 from collections.abc import Mapping
 
+from safecache import levels
+
 __all__ = ["HEADERS_FOLDER", "existing", "whole"]
 
 HEADERS_FOLDER = "precompiled_headers"
 
 
 def existing(environ: Mapping[str, str]) -> list[str]:
-    """Those that exist: of Inductor, of its precompiled headers, of Triton; none that lies in another of them."""
+    """Those that exist: of Inductor, of its precompiled headers, of Triton; none that lies in another of them.
+
+    Of Inductor the local level, where there is to be one, for the shared one is not this node's alone.
+    """
     default = _default()
     headers = os.path.join(default, HEADERS_FOLDER)
-    candidates = [environ.get("TORCHINDUCTOR_CACHE_DIR") or default, headers, _of_triton(environ)]
+    inductors = os.path.abspath(environ.get("TORCHINDUCTOR_CACHE_DIR") or default)
+    candidates = [levels.place_of(inductors) or inductors, headers, _of_triton(environ)]
     found: list[str] = []
     for path in (os.path.realpath(candidate) for candidate in candidates):
         inside = any(f"{path}/".startswith(f"{other}/") for other in found)

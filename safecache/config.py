@@ -200,6 +200,18 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
+        name="local",
+        variable="SAFECACHE_LOCAL",
+        default=None,
+        parse=_parse_path,
+        allowed="an absolute path",
+        help=(
+            "A directory on a fast disk of this node, before a cache directory that nodes share over a network: what "
+            "is looked up is looked for here first, what only the shared one has is copied here, and what is compiled "
+            "is written to both."
+        ),
+    ),
+    Setting(
         name="max_bytes",
         variable="SAFECACHE_MAX_BYTES",
         default=None,
@@ -265,6 +277,7 @@ class Config:
     shared: bool
     fsync: str
     lower: tuple[str, ...]
+    local: str | None
     max_bytes: int | None
     max_files: int | None
     max_age: int | None

@@ -6,7 +6,7 @@ import errno
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -39,15 +39,19 @@ class Unreadable(OSError):
         return f"its record cannot be read: {self.strerror}"
 
 
-def objection(directory: str) -> str | None:
+def _make(directory: str) -> None:
+    os.makedirs(directory, exist_ok=True)
+
+
+def objection(directory: str, make: Callable[[str], None] = _make) -> str | None:
     """Why this process cannot keep files in ``directory``, as far as can be told by looking.
 
-    It is made if it is not there. One system call if there is no objection.
+    It is made, by ``make``, if it is not there. One system call if there is no objection.
     """
     # The separator: a file that may be read, written and executed is no directory.
     if not os.access(os.path.join(directory, ""), _USE, effective_ids=True):
         try:
-            os.makedirs(directory, exist_ok=True)
+            make(directory)
         except OSError as error:
             return f"{error.filename or directory}: {error.strerror}"
         if os.path.isdir(directory) and not os.access(directory, _USE, effective_ids=True):
@@ -55,11 +59,14 @@ def objection(directory: str) -> str | None:
     return None
 
 
-def objection_to_code(directory: str) -> str | None:
-    """Why no code can be loaded from ``directory``, in a clause that says what to do about it, where that matters."""
+def objection_to_code(directory: str, variable: str) -> str | None:
+    """Why no code can be loaded from ``directory``, in a clause that says which ``variable`` moves it; None if it can.
+
+    Or if that does not matter here.
+    """
     if config.current().exec_dir is not None or not mounts.forbids_execution(directory):
         return None
-    return f"it lies{load_failure.advice(directory, 'TORCHINDUCTOR_CACHE_DIR')}"
+    return f"it lies{load_failure.advice(directory, variable)}"
 
 
 def _is_read_only(directory: str) -> bool:

@@ -7,7 +7,7 @@ import os
 from safecache import config, loading, ownership
 from safecache.reasons import Reason
 
-__all__ = ["check", "leave_to_parent"]
+__all__ = ["check", "leave_to_parent", "note_private"]
 
 _REMEDY = (
     "What is sealed is used, and what is not is never; but others can remove it, and see what you compile. Take their "
@@ -33,6 +33,11 @@ def check(root: str) -> None:
     if objection is not None and not (_parent_tells and not config.current().strict):
         message = f"others can write to the cache directory {root}, or replace it: {objection}."
         loading.report(Reason.EXPOSED_DIRECTORY, message, cause=objection, remedy=_REMEDY)
+    _settled.add(root)
+
+
+def note_private(root: str) -> None:
+    """Nobody else can write to ``root``: that was found just now, and need not be looked at again."""
     _settled.add(root)
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Callable
+from typing import NamedTuple
 
-from safecache import directory_faults, events, files, layers, loading, store, vouching
+from safecache import copies, directory_faults, events, files, layers, loading, records, store, vouching
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = ["take"]
 
-_REMEDY = "It is made anew; a lower layer is never written, so what lies there stays."
+_REMEDY = "It is made anew; what lies there stays, or is replaced by that if it is in a shared level."
 
 
 def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
@@ -22,15 +23,22 @@ def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
     None if there is none. Raises EntryRefusedError in strict mode for one that is refused.
     """
     for place, layer in layers.below(path, root):
-        if os.path.lexists(place):
-            found = _read(place, layer, kind)
-            if found is not None and _put(path, root, kind, *found):
-                return place
+        found = _read(place, layer, kind)
+        if found is not None and _put(path, root, kind, found):
+            return place
     return None
 
 
-def _read(place: str, layer: str, kind: Kind) -> tuple[bytes, int] | None:
-    """What lies at ``place``, and its mode, if it is vouched for."""
+class _Found(NamedTuple):
+    """A file that is vouched for, and by what; without a record it is trusted as private."""
+
+    content: bytes
+    mode: int
+    record: bytes | None
+
+
+def _read(place: str, layer: str, kind: Kind) -> _Found | None:
+    """What lies at ``place``, if it is vouched for."""
     modes = []
 
     def check(status: os.stat_result) -> None:
@@ -45,9 +53,10 @@ def _read(place: str, layer: str, kind: Kind) -> tuple[bytes, int] | None:
     if found is None:
         return None
     try:
-        if vouching.states(place, layer, kind, found):
+        record = records.stored(place, layer, kind)
+        if vouching.states_record(record, place, kind, found):
             events.count(Count.CODE_VERIFIED)
-            return found, modes[-1]
+            return _Found(found, modes[-1], record)
         refusal = vouching.judge(place, layer, kind)
     except directory_faults.Unreadable as error:
         # Of the cache that a private one stands in for, this was said under the same cause.
@@ -62,6 +71,8 @@ def _read(place: str, layer: str, kind: Kind) -> tuple[bytes, int] | None:
 def _readable(place: str, kind: Kind, content: Callable[[], bytes]) -> bytes | None:
     try:
         return content()
+    except FileNotFoundError:
+        return None
     except store.UnusableEntry as unusable:
         refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
         loading.note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
@@ -70,13 +81,10 @@ def _readable(place: str, kind: Kind, content: Callable[[], bytes]) -> bytes | N
     return None
 
 
-def _put(path: str, root: str, kind: Kind, content: bytes, mode: int) -> bool:
-    # Its record first: other processes find that before they find the file.
-    vouching.keep(path, root, kind, content)
-    try:
-        store.publish(path, content, root, mode | stat.S_IWUSR)
-    except OSError as error:
-        text = f"{kind.noun} {path} was not copied from a lower layer: {error.strerror}."
-        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="It is made anew.")
+def _put(path: str, root: str, kind: Kind, found: _Found) -> bool:
+    # Its record first: other processes find that before they find the file. And as it is: its signer can be revoked.
+    vouching.expect(path, found.content)
+    where, what = records.path_of(path, root, kind), f"the record of {kind.noun} {path}"
+    if found.record is not None and not records.publish(where, found.record, root, what, kind):
         return False
-    return True
+    return copies.put(path, found.content, root, kind, found.mode | stat.S_IWUSR)

@@ -12,7 +12,7 @@ import threading
 import time
 from contextlib import suppress
 
-from safecache import cache_directories, config, events
+from safecache import cache_directories, config, events, levels
 from safecache.reasons import Reason
 
 __all__ = ["published"]
@@ -30,7 +30,7 @@ def published(root: str) -> None:
     settings = config.current()
     if settings.max_bytes is settings.max_files is settings.max_age is None:
         return
-    if time.monotonic() < _next.get(root, 0.0):
+    if time.monotonic() < _next.get(root, 0.0) or levels.is_shared(root):
         return
     _next[root] = time.monotonic() + _INTERVAL
     top = cache_directories.whole(root, config.child_environment())

@@ -6,11 +6,11 @@ import base64
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from safecache import events, layers, policy, standin, store, trust
+from safecache import copies, events, levels, policy, standin, store, trust
 from safecache.errors import SafecacheError
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
@@ -39,14 +39,26 @@ class RemoteCache(Protocol):
 
 
 class Source:
-    """Where the candidates for one cache key come from, and what they must be."""
+    """Where the candidates for one cache key come from, and what they must be.
 
-    def __init__(self, kind: Kind, cache_key: str, root: str, directory: str, is_entry: Callable[[Any], bool]) -> None:
+    ``lower``: directories as layers.below() gives them, where they are looked for too.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        cache_key: str,
+        root: str,
+        directory: str,
+        is_entry: Callable[[Any], bool],
+        lower: Iterable[tuple[str, str]] = (),
+    ) -> None:
         self.kind = kind
         self.cache_key = cache_key
         self.root = root
         self.directory = directory
         self.is_entry = is_entry
+        self.lower = lower
 
 
 class _Reading(threading.local):
@@ -111,15 +123,21 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
 
 
 def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
-    yield from _candidates(source, source.directory, source.root)
-    for directory, layer in layers.below(source.directory, source.root):
+    tried: set[str] = set()
+    yield from _candidates(source, source.directory, source.root, tried)
+    for directory, layer in source.lower:
+        root = layer if layer == levels.counterpart(source.root) else ""
         # Why the cache that a private one stands in for cannot be listed has been said.
         if layer != standin.original(source.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
-            yield from _candidates(source, directory, "")
+            yield from _candidates(source, directory, root, tried)
 
 
-def _candidates(source: Source, directory: str, root: str) -> Iterator[tuple[Any, bytes, bool]]:
-    """Those of one cache: what is refused is moved away there, to ``root``; in a lower layer, with none, it stays."""
+def _candidates(source: Source, directory: str, root: str, tried: set[str]) -> Iterator[tuple[Any, bytes, bool]]:
+    """Those of one cache that are not among the names ``tried``, to which they come.
+
+    What is refused is moved away there, to ``root``, and what the shared level has is copied; in another layer, with
+    none, it stays.
+    """
     try:
         names = store.list_entries(directory)
     except OSError as error:
@@ -127,8 +145,11 @@ def _candidates(source: Source, directory: str, root: str) -> Iterator[tuple[Any
         return
     for name in names:
         path = os.path.join(directory, name)
-        content = read(source.kind, path, listed=True)
+        content = read(source.kind, path, listed=True) if name not in tried else None
         if content is not None and admit(source.kind, source.cache_key, content, path=path, root=root):
+            tried.add(name)
+            if root not in ("", source.root):
+                copies.put(os.path.join(source.directory, name), content, source.root, source.kind)
             yield from _load(source, content, origin=path, root=root)
 
 

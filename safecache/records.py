@@ -17,7 +17,7 @@ from safecache.keys import Key
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["copy", "exists", "hashed_name", "path_of", "publish", "read", "write"]
+__all__ = ["copy", "exists", "hashed_name", "path_of", "publish", "read", "sealed", "stored", "verify", "write"]
 
 # The last: a link that was put there since.
 _NONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
@@ -26,12 +26,18 @@ _RECORDS = os.path.join(".safecache", "records")
 
 def write(path: str, root: str, kind: Kind, stated: Mapping[str, Any], key: Key, provenance: Mapping[str, str]) -> bool:
     """Seal what is ``stated`` of the file; False, and reported, if that cannot be written."""
-    name = _name(path, kind)
-    sealed = seal.attach(json.dumps(stated).encode(), kind, name, key, provenance, config.current().namespace)
-    written = publish(_place(root, name), sealed, root, f"the record of {kind.noun} {path}", kind)
+    record = sealed(path, kind, stated, key, provenance)
+    written = publish(path_of(path, root, kind), record, root, f"the record of {kind.noun} {path}", kind)
     if written:
         events.count(Count.CODE_SEALED)
     return written
+
+
+def sealed(path: str, kind: Kind, stated: Mapping[str, Any], key: Key, provenance: Mapping[str, str]) -> bytes:
+    """The record of what is ``stated`` of the file."""
+    return seal.attach(
+        json.dumps(stated).encode(), kind, _name(path, kind), key, provenance, config.current().namespace
+    )
 
 
 def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool:
@@ -52,19 +58,38 @@ def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool
 def copy(path: str, root: str, kind: Kind, destination: str) -> bool:
     """Have the file's record in another cache too, as it is: its signer can be revoked there. False if it has none.
 
-    False also, and reported, if it cannot be written.
+    False also if it cannot be read, and, reported, if it cannot be written.
     """
-    name = _name(path, kind)
     try:
-        record = store.read_entry(_place(root, name))
-    except (OSError, store.UnusableEntry):
+        record = stored(path, root, kind)
+    except directory_faults.Unreadable:
         return False
-    return publish(_place(destination, name), record, destination, f"the record of {kind.noun} {path}", kind)
+    if record is None:
+        return False
+    what = f"the record of {kind.noun} {path}"
+    return publish(path_of(path, destination, kind), record, destination, what, kind)
+
+
+def stored(path: str, root: str, kind: Kind) -> bytes | None:
+    """The file's record in the cache ``root``, not verified; None if it has none.
+
+    Raises directory_faults.Unreadable where there may be one and it cannot be read, however often it is tried.
+    """
+    place = path_of(path, root, kind)
+    try:
+        return store.read_entry(place)
+    except store.UnusableEntry:
+        return None  # as good as none: the file is then unsealed
+    except OSError as error:
+        if error.errno not in _NONE:
+            raise directory_faults.Unreadable(error.errno, error.strerror, place) from error
+        return None
 
 
 def path_of(path: str, root: str, kind: Kind) -> str:
     """Where in the cache ``root`` the record of the file is, if it has one."""
-    return _place(root, _name(path, kind))
+    hashed = hashed_name(_name(path, kind))
+    return os.path.join(root, _RECORDS, hashed[:2], hashed)
 
 
 def exists(path: str, root: str, kind: Kind) -> bool:
@@ -78,32 +103,20 @@ def _name(path: str, kind: Kind) -> str:
     return f"{os.path.basename(directory)}/{name}" if kind is Kind.KERNEL else name
 
 
-def _place(root: str, name: str) -> str:
-    hashed = hashed_name(name)
-    return os.path.join(root, _RECORDS, hashed[:2], hashed)
-
-
 def hashed_name(name: str) -> str:
     """What the record of a file of this name is called: of its directory and itself, for Triton's files."""
     return hashlib.sha256(name.encode()).hexdigest()
 
 
 def read(path: str, root: str, kind: Kind) -> tuple[seal.Verdict, dict[str, Any]]:
-    """What the seal of the file's record says, and if it holds, what is stated there of the file.
+    """What the seal of the file's record says, and if it holds, what is stated there of the file. Raises Unreadable."""
+    return verify(stored(path, root, kind), path, kind)
 
-    Raises directory_faults.Unreadable where there may be one and it cannot be read, however often it is tried.
-    """
-    name = _name(path, kind)
-    place = _place(root, name)
-    try:
-        record = store.read_entry(place)
-    except store.UnusableEntry:
-        record = b""  # as good as none: the file is then unsealed
-    except OSError as error:
-        if error.errno not in _NONE:
-            raise directory_faults.Unreadable(error.errno, error.strerror, place) from error
-        record = b""
-    verdict = seal.verify(record, kind, name, keyring.current().find, config.current().namespace)
+
+def verify(record: bytes | None, path: str, kind: Kind) -> tuple[seal.Verdict, dict[str, Any]]:
+    """As read(), of this record; None, for there is none, is that of an unsealed file."""
+    record = record or b""
+    verdict = seal.verify(record, kind, _name(path, kind), keyring.current().find, config.current().namespace)
     if verdict.reason is not None:
         return verdict, {}
     stated = _statement(record)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from safecache import config, directory_faults, loading, standin
+from safecache import config, directory_faults, exposure, levels, loading, standin
 from safecache.directory_faults import Fault
 from safecache.errors import SafecacheError
 from safecache.reasons import Reason
@@ -24,6 +24,7 @@ _PATIENCE = 60.0
 # One that does not grant its locks is tried again, which can take as long as the timeout, a sixth of the time at most.
 _LOCK_PATIENCE = 5
 _REMEDY = "Make it usable, or let TORCHINDUCTOR_CACHE_DIR name another directory; SAFECACHE_LOWER reads one on purpose."
+_LOCAL_REMEDY = "Make it usable, for this user alone, or let SAFECACHE_LOCAL name another directory."
 _LOCK_REMEDY = (
     "Find out who holds it, and whether that process is frozen; SAFECACHE_LOCK_TIMEOUT sets how long to wait."
 )
@@ -44,10 +45,45 @@ def settle(default: Callable[[], str], *, strictly: bool = True) -> None:
         return
     directory = os.path.abspath(directory)
     replaced_one = standin.original(directory)
-    if replaced_one is None:
-        _look(directory, strictly=strictly)
-    else:
-        _look_again(replaced_one, directory, strictly=strictly)
+    if replaced_one is not None:
+        return _look_again(replaced_one, directory, strictly=strictly)
+    shared = levels.shared_of(directory)
+    if not _use_local_level(shared, strictly=strictly):
+        if shared != directory:
+            config.redirect_cache(shared, None)
+        _look(shared, strictly=strictly)
+        if config.current().strict and levels.place_of(shared) is not None:
+            _good_until.pop(shared, None)  # that there is no local level is raised each time
+
+
+def _use_local_level(shared: str, *, strictly: bool) -> bool:
+    """Whether torch uses a local level before ``shared`` from now on: if there is to be one, and it can be used."""
+    place = levels.place_of(shared)
+    if place is None:
+        return False
+    fault = _faults.get(place)
+    if time.monotonic() >= _bad_until.get(place, 0.0):
+        fault = _fault(place, levels.objection)
+        if fault is None:
+            levels.begin(place, shared)
+            exposure.note_private(place)
+            _good_until[place] = time.monotonic() + _PATIENCE
+            return True
+        _leave_local_level(place, shared, fault, None, strictly=strictly)
+    elif fault is not None and strictly and config.current().strict:
+        _leave_local_level(place, shared, fault, None, strictly=strictly)
+    return False
+
+
+def _leave_local_level(
+    place: str, shared: str, fault: Fault, error: BaseException | None, *, strictly: bool = True
+) -> bool:
+    _remember(place, fault)
+    config.redirect_cache(shared, None)
+    if strictly or not config.current().strict:  # else torch may be being imported
+        text = f"the local level {place} cannot be used for now: {fault.text}. {shared} is used without one."
+        _report(place, fault, text, error)
+    return True
 
 
 def _look(directory: str, *, strictly: bool) -> None:
@@ -62,7 +98,8 @@ def _fault(directory: str, objection: Callable[[str], str | None]) -> Fault | No
     against = objection(directory)
     if against is not None:
         return Fault(Reason.UNUSABLE_DIRECTORY, against)
-    against = directory_faults.objection_to_code(directory)
+    variable = "SAFECACHE_LOCAL" if levels.is_local(directory) else "TORCHINDUCTOR_CACHE_DIR"
+    against = directory_faults.objection_to_code(directory, variable)
     return None if against is None else Fault(Reason.NOT_EXECUTABLE, against)
 
 
@@ -113,6 +150,9 @@ def replaced(error: BaseException | None) -> bool:
     fault = fault or _fault(directory, directory_faults.probe)
     if fault is None:
         return False
+    shared = levels.shared_of(directory)
+    if shared != directory:
+        return _leave_local_level(directory, shared, fault, error)
     return _replace(directory, fault, error)
 
 
@@ -153,7 +193,8 @@ def _remember(directory: str, fault: Fault) -> None:
 
 def _report(directory: str, fault: Fault, text: str, error: BaseException | None) -> None:
     if not _parent_tells or config.current().strict:
-        remedy = _LOCK_REMEDY if fault.reason is Reason.LOCK_HELD else _REMEDY
+        remedy = _LOCAL_REMEDY if levels.is_local(directory) else _REMEDY
+        remedy = _LOCK_REMEDY if fault.reason is Reason.LOCK_HELD else remedy
         loading.report(fault.reason, text, cause=directory, remedy=remedy, error=error)
 
 

@@ -13,7 +13,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NoReturn
 
-from safecache import binding, config, directory_faults, events, keyring, layout, picklepath, rescue, seal, store
+from safecache import (
+    binding,
+    config,
+    directory_faults,
+    events,
+    keyring,
+    layout,
+    picklepath,
+    rescue,
+    seal,
+    store,
+    write_through,
+)
+from safecache.errors import CacheWriteError
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
@@ -233,6 +246,12 @@ def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes)
         failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_SPACE_REMEDY, error=error)
         return _not_written(failure, kind, cache_key)
     events.count(Count.SAVED)
+    try:
+        write_through.send_content(path, content, kind)
+    except CacheWriteError as error:
+        if not in_attempt():
+            raise
+        raise SaveAborted(Reason.UNUSABLE_DIRECTORY, str(error), cause=root, remedy="", error=error) from None
 
 
 def _not_written(failure: SaveAborted, kind: Kind, cache_key: str) -> None:

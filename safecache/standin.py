@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 
-from safecache import config, directory_faults, mounts, occupancy, ownership, private_directory
+from safecache import config, directory_faults, levels, mounts, occupancy, ownership, private_directory
 
 __all__ = ["begin", "end", "original"]
 
@@ -48,7 +48,7 @@ def end(directory: str) -> None:
 def _inherit() -> None:
     """Go on with what the process that started this one has begun, unless it has ended, and its directory with it."""
     found = config.redirected()
-    if found is None or found[0] != config.cache_directory():
+    if found is None or found[0] != config.cache_directory() or levels.is_place(*found):
         return
     place, directory = found
     # Its name could be taken by anybody once it is removed.

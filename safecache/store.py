@@ -6,17 +6,18 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from safecache import config, durability, files, filesystem, limits, stamps, temporaries
 from safecache.ownership import foreign_owner
 from safecache.quarantine import quarantine
 from safecache.reasons import Reason
 
-__all__ = ["UnusableEntry", "check_regular", "list_entries", "publish", "quarantine", "read_entry", "replace"]
+__all__ = ["UnusableEntry", "check_regular", "list_entries", "publish", "quarantine", "read_entry", "replace", "write"]
 
 # What the file system says between two calls of a put if another process has cleared the cache: tried again at once.
 _CLEARED, _AT_ONCE = frozenset({errno.ENOENT}), (0.0, 0.0)
+_NO_DIRECTORY = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 class UnusableEntry(Exception):
@@ -73,12 +74,13 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     Raises OSError, with nothing left behind.
     """
 
-    def put() -> None:
-        filesystem.retried(lambda: _publish(path, content, root, mode), _CLEARED, _AT_ONCE)
-
-    filesystem.retried(put, filesystem.PASSING)
+    _persistently(lambda: _publish(path, content, root, mode))
     temporaries.reap_once(os.path.dirname(path))
     limits.published(root)
+
+
+def _persistently(put: Callable[[], None]) -> None:
+    filesystem.retried(lambda: filesystem.retried(put, _CLEARED, _AT_ONCE), filesystem.PASSING)
 
 
 def _publish(path: str, content: bytes, root: str, mode: int) -> None:
@@ -97,6 +99,26 @@ def _publish(path: str, content: bytes, root: str, mode: int) -> None:
         # Up to the root in any case: another process may have made them, and not have got as far as this.
         for above in sorted({*_above(directory, root), *map(os.path.dirname, made)}):
             durability.sync_directory(above)
+
+
+def write(path: str, content: bytes, *, make_directories: bool) -> None:
+    """As publish(), of a file that need not be in a cache: nothing is set aside, and no limit is kept.
+
+    Raises OSError, also for a directory that is not there, unless it is to be made.
+    """
+    path = os.path.join(os.curdir, path)  # a name alone has no directory
+
+    def put() -> None:
+        directory = os.path.dirname(path)
+        made = _make_directories(directory) if make_directories else []
+        durably = durability.is_wanted(directory)
+        replace(path, content, durably=durably)
+        if durably:
+            for above in sorted(set(map(os.path.dirname, made))):
+                durability.sync_directory(above)
+
+    _persistently(put)
+    temporaries.reap_once(os.path.dirname(path))
 
 
 def _make_directories(directory: str) -> list[str]:
@@ -125,7 +147,7 @@ def _is_directory(path: str) -> bool:
     try:
         return stat.S_ISDIR(filesystem.retried(lambda: filesystem.stat(path), filesystem.READING).st_mode)
     except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.ELOOP):
+        if error.errno in _NO_DIRECTORY:
             return False
         raise
 

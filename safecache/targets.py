@@ -159,7 +159,7 @@ TARGETS: tuple[Target, ...] = (
         "pgo:lookup_remote_cache_entry",
         ("remote_cache, cache_key, event_name=",),
     ),
-    Target(_PGO, "put_local_code_state", "pgo:put_code_state", ("cache_key",)),
+    Target(_PGO, "put_local_code_state", "pgo:put_local_code_state", ("cache_key",)),
     Target(_PGO, "put_remote_code_state", "pgo:put_code_state", ("cache_key, extra_code_state=",)),
     Target(_PGO, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
     Target(_CACHING, "_OnDiskCacheImpl.get", "caching:get", ("self, key",)),

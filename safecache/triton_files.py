@@ -17,6 +17,7 @@ from safecache import (
     keyring,
     layers,
     layout,
+    levels,
     loading,
     private_directory,
     records,
@@ -24,6 +25,7 @@ from safecache import (
     triton_leftovers,
     triton_place,
     vouching,
+    write_through,
     written_files,
 )
 from safecache.reasons import Reason
@@ -39,15 +41,43 @@ def put(directory: str, name: str, content: bytes) -> str:
     That is a private copy if it could not be kept, which is reported, or if others could exchange it. A list is not
     kept without its files. Raises OSError if there is no place for the copy either; CacheWriteError in strict mode.
     """
-    place = Place(directory)
+    readable, stated = _keep(Place(directory), name, content)
+    if stated is not None:
+        _send(Place(directory), name, content, stated)
+    return readable
+
+
+def _keep(place: Place, name: str, content: bytes) -> tuple[str, dict[str, object] | None]:
+    """Where to read it; and what was stated in its record, None if it was not kept."""
     path = place.path(name)
     stated = _stated(place, content) if name.startswith(LIST) else {}
     if stated is None:
-        return path
+        return path, None
     kept = vouching.keep(path, place.root, Kind.KERNEL, content, stated) and _publish(path, content, place.root)
     readable = triton_place.reachable(path, content) if kept else private_directory.write(name, content)
-    written_files.note(directory, name, content, readable, kept=kept)
-    return readable
+    written_files.note(place.directory, name, content, readable, kept=kept)
+    return readable, stated if kept else None
+
+
+def _send(place: Place, name: str, content: bytes, stated: Mapping[str, object]) -> None:
+    """Have a library, or with its list a whole group, in the shared level too, if there is one below this cache."""
+    directory = levels.counterpart(place.directory)
+    if directory is None:
+        return
+    if not name.startswith(LIST):
+        if name.endswith(".so"):
+            write_through.send(place.path(name), Kind.KERNEL, place.root)
+        return
+    names = triton_place.names_in(content) or ()
+    if all(write_through.send(place.path(file), Kind.KERNEL, place.root) for file in names):
+        # As stock Triton needs it, with the paths that they have there.
+        listing = _listing({file: os.path.join(directory, file) for file in names})
+        record = vouching.record_of(place.path(name), listing, Kind.KERNEL, stated)
+        write_through.send_content(place.path(name), listing, Kind.KERNEL, place.root, record=record)
+
+
+def _listing(paths: Mapping[str, str]) -> bytes:
+    return json.dumps({"child_paths": paths}).encode()
 
 
 def _stated(place: Place, content: bytes) -> dict[str, object] | None:
@@ -122,7 +152,7 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
         vouching.expect(path, contents[name])
         is_there = os.path.lexists(path) and place.is_vouched_for(path)
         if not is_there or not records.exists(path, place.root, Kind.KERNEL):
-            put(directory, name, contents[name])
+            _keep(place, name, contents[name])
     written_files.forget()
 
 
@@ -148,6 +178,9 @@ def get_file(directory: str, name: str) -> str | None:
     """Where to read the file, if there is one that is vouched for, in the cache or else in a layer below it."""
     for place in _places(directory):
         found = place.take(name)
+        is_shared = place.directory == levels.counterpart(directory)
+        if found is not None and is_shared and _copy(directory, {name: found}, place):
+            found = Place(directory).take(name) or found
         if found is not None:
             return found.path
     return None
@@ -170,7 +203,10 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 def _places(directory: str) -> Iterator[Place]:
     """Where the files of a key may be. A layer may be a cache directory of Triton's or of Inductor's."""
     yield Place(directory)
-    for _, layer in layers.below(directory, os.path.dirname(directory)):
+    for place, layer in layers.below(directory, os.path.dirname(directory)):
+        if place == levels.counterpart(directory):
+            yield Place(place, is_layer=True)
+            continue
         try:
             for cache in layout.triton_caches(layer):
                 yield Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
@@ -179,18 +215,25 @@ def _places(directory: str) -> Iterator[Place]:
 
 
 def _copied(directory: str, name: str, layer: Place, found: Mapping[str, Found]) -> dict[str, Found] | None:
+    if not _copy(directory, {**found, LIST + name: None}, layer):
+        return None
+    _relist(Place(directory), LIST + name, found)
+    return Place(directory).group(name)
+
+
+def _copy(directory: str, files: Mapping[str, Found | None], layer: Place) -> bool:
     here = Place(directory)
     # Where nothing can be written, the layer serves as well, and there is nothing to warn of.
     if not os.access(directory, os.W_OK):
-        return None
-    for file in (*found, LIST + name):
-        content = layer.read(layer.path(file))
-        if content is None or not records.copy(layer.path(file), layer.root, Kind.KERNEL, here.root):
-            return None
-        if not _publish(here.path(file), content, here.root):
-            return None
-    _relist(here, LIST + name, found)
-    return here.group(name)
+        return False
+    for name, found in files.items():
+        content = found.content if found is not None else None
+        content = layer.read(layer.path(name)) if content is None else content
+        if content is None or not records.copy(layer.path(name), layer.root, Kind.KERNEL, here.root):
+            return False
+        if not _publish(here.path(name), content, here.root):
+            return False
+    return True
 
 
 def _relist(place: Place, name: str, files: Iterable[str]) -> None:
@@ -201,5 +244,5 @@ def _relist(place: Place, name: str, files: Iterable[str]) -> None:
     except directory_faults.Unreadable:
         return
     if signing is not None and verdict.key_id == signing.id:
-        put(place.directory, name, json.dumps({"child_paths": {file: place.path(file) for file in files}}).encode())
+        _keep(place, name, _listing({file: place.path(file) for file in files}))
         written_files.forget()

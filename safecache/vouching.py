@@ -48,7 +48,9 @@ __all__ = [
     "not_loaded",
     "objection",
     "out_of_reach",
+    "record_of",
     "states",
+    "states_record",
 ]
 
 # From here on a file that nobody else can write to is not read again, if the kernel says that it is the one that was
@@ -125,6 +127,15 @@ def keep(
     return records.write(path, root, kind, stated, key, binding.statement(kind))
 
 
+def record_of(path: str, content: bytes, kind: Kind, also: Mapping[str, Any]) -> bytes | None:
+    """The record that keep() would write of ``content``, for another cache; None without a key to seal it."""
+    key = keyring.current().signing
+    if key is None:
+        return None
+    stated = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None, **also}
+    return records.sealed(path, kind, stated, key, binding.statement(kind))
+
+
 def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
     """Whether this process or a sealed record says that this is the content of ``path``, or nobody else wrote there.
 
@@ -133,11 +144,17 @@ def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
     if is_known(path, content):
         return True
     try:
-        verdict, stated = records.read(path, root, kind)
+        record = records.stored(path, root, kind)
     except Unreadable:
         if is_private(path):
             return True
         raise
+    return states_record(record, path, kind, content)
+
+
+def states_record(record: bytes | None, path: str, kind: Kind, content: bytes) -> bool:
+    """As states(), of this record of the file."""
+    verdict, stated = records.verify(record, path, kind)
     if verdict.reason is None and trust.foreign(verdict, kind) is None:
         return bool(stated["sha256"] == hashlib.sha256(content).hexdigest())
     return is_private(path)
@@ -157,19 +174,22 @@ def adopt(path: str, root: str, kind: Kind) -> bool:
     return True
 
 
-def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> None:
+def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
     """See to it that what lies at ``path``, if anything, is vouched for: moved away otherwise, to be made anew.
+
+    Returns whether anything lies there then.
 
     Raises EntryRefusedError in strict mode, and in every mode where it cannot be moved away. Raises Unreadable where
     its record cannot be read, and then it stays.
     """
     try:
-        disposal.settled(
+        return disposal.settled(
             lambda: objection(path, root, kind), lambda refusal: disposal.discard(refusal, kind, path, root)
         )
     except OSError as error:
         if isinstance(error, Unreadable):
-            raise  # else it is not there, or whoever must read it fails as in stock
+            raise
+        return not isinstance(error, FileNotFoundError)  # whoever must read it fails as in stock
 
 
 def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str, bytes | None]:

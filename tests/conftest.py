@@ -31,6 +31,7 @@ def isolated_environment(base: Path) -> dict[str, str]:
         "SAFECACHE_KEYRING": "",
         "SAFECACHE_NAMESPACE": "",
         "SAFECACHE_SHARED": "0",
+        "SAFECACHE_LOCAL": "",
     }
 
 

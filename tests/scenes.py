@@ -423,3 +423,42 @@ def deactivate_in_the_middle():
     during = os.environ["TORCHINDUCTOR_CACHE_DIR"]
     safecache.deactivate()
     return [during, os.environ["TORCHINDUCTOR_CACHE_DIR"], "_SAFECACHE_REDIRECTED" in os.environ]
+
+
+def write_atomically(directory):
+    """What write_atomic leaves, or raises, for each kind of content and place."""
+    import pathlib
+
+    from torch._inductor import codecache
+
+    os.makedirs(os.path.join(directory, "folder"))
+    os.chdir(directory)
+    with open("file", "w"):
+        pass
+    cases = [
+        ("bytes", b"\xff\r\n"),
+        (pathlib.Path("text"), "ä\r\n"),
+        ("utf-8", "ä", False, True),
+        ("made/below/it", "text", True),
+        ("not-made/below/it", "text"),
+        ("file/below", "text", True),
+        ("folder", b"content"),
+        ("number", 1),
+        ("surrogate", "\udc80"),
+        (b"name", b"content"),
+    ]
+    seen = []
+    for case in cases:
+        try:
+            codecache.write_atomic(*case)
+            path = pathlib.Path(case[0])
+            seen.append([path.read_bytes().hex(), oct(path.stat().st_mode)])
+        except Exception as error:
+            seen.append(type(error).__name__)
+    return seen
+
+
+def cache_in_use():
+    from torch._inductor.runtime import cache_dir_utils
+
+    return cache_dir_utils.cache_dir()

@@ -144,3 +144,12 @@ def emit_bundle(directory):
     with config.patch(bundle_triton_into_fx_graph_cache=True):
         triton_bundler.TritonBundler.read_and_emit(bundle)
     return compile_kernel()
+
+
+def in_inductors_cache(scene):
+    """Another scene, with Triton's cache where Inductor has it: not where TRITON_CACHE_DIR says."""
+    from torch._inductor.runtime import cache_dir_utils
+
+    os.environ.pop("TRITON_CACHE_DIR", None)
+    os.environ["TRITON_CACHE_DIR"] = cache_dir_utils.triton_cache_dir(0)
+    return {"compile_kernel": compile_kernel, "build_module": build_module}[scene]()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import artifacts, events, layers, loading, vouching
+from safecache import artifacts, copies, events, layers, levels, loading, records, vouching, write_through
 from safecache.directory_faults import Unreadable
 from safecache.reasons import Reason
 from safecache.seal import Kind
@@ -36,8 +36,13 @@ class _Results:
         root = _root()
         if os.path.lexists(key):
             return self._read(key, root)
-        found = ((place, layer) for place, layer in layers.below(key, root) if os.path.lexists(place))
-        return self._read(*next(found, (key, root)))
+        for place, layer in layers.below(key, root):
+            if os.path.lexists(place):
+                result = self._read(place, layer)
+                if self.vouched and layer == levels.counterpart(root):
+                    _copy(key, root, place, layer)
+                return result
+        return self._read(key, root)
 
     def _read(self, key: str, root: str) -> Any:
         # What is no file would be waited for.
@@ -58,6 +63,14 @@ class _Results:
         except OSError as error:
             text = f"{Kind.AUTOTUNING.noun} {key} was not saved: {error.strerror}."
             events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {key}", remedy="It will be tuned again.")
+        else:
+            write_through.send(key, Kind.AUTOTUNING)
+
+
+def _copy(key: str, root: str, place: str, layer: str) -> None:
+    content = loading.read(Kind.AUTOTUNING, place)
+    if content is not None and records.copy(place, layer, Kind.AUTOTUNING, root):
+        copies.put(key, content, root, Kind.AUTOTUNING)
 
 
 @contextmanager

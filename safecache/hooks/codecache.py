@@ -7,7 +7,18 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import config, exec_directory, exposure, load_failure, loading, rescue, saving, vouching
+from safecache import (
+    config,
+    exec_directory,
+    exposure,
+    layers,
+    load_failure,
+    loading,
+    rescue,
+    saving,
+    vouching,
+    write_through,
+)
 from safecache.hooks import cache_dir_utils
 from safecache.seal import Kind
 
@@ -25,8 +36,10 @@ def iterate_over_candidates(
             stock: Iterator[tuple[Any, bytes, bool]] = wrapped(local, remote_cache, key)
             return stock
         cache_dir_utils.settle()
-        exposure.check(_root())
-        source = loading.Source(kind, key, _root(), instance._get_tmp_dir_for_key(key), _ENTRY_TYPES[kind])
+        directory, root = instance._get_tmp_dir_for_key(key), _root()
+        exposure.check(root)
+        lower = layers.below(directory, root)
+        source = loading.Source(kind, key, root, directory, _ENTRY_TYPES[kind], lower)
         return loading.lookup(source, local=local, remote=remote_cache)
 
     return iterate(*args, **kwargs)
@@ -89,6 +102,7 @@ def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         result = wrapped(source_code, dst_file_ext, *rest, **named)
         if not was_there and os.path.lexists(path):
             vouching.keep(path, _root())
+            write_through.send(path, Kind.NATIVE_CODE)
         return result
 
     return rescue.attempt(lambda: build(*args, **kwargs))

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import config, events, exec_directory, load_failure, loading, mounts, rescue, vouching
+from safecache import config, events, exec_directory, load_failure, loading, mounts, rescue, vouching, write_through
 from safecache.hooks import cache_dir_utils, generated_code
 from safecache.reasons import Reason
+from safecache.seal import Kind
 
 __all__ = ["check_build", "probe_load"]
 
@@ -45,6 +46,9 @@ def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
     def probe(output_path: str) -> Any:
         verified, content = vouching.admit_code(output_path, sys.modules["torch._inductor.codecache"].cache_dir())
-        return wrapped(exec_directory.place(output_path, content) if config.current().exec_dir else verified)
+        loaded = wrapped(exec_directory.place(output_path, content) if config.current().exec_dir else verified)
+        if loaded:
+            write_through.send_content(output_path + generated_code.LOADED, b"", Kind.NATIVE_CODE)
+        return loaded
 
     return probe(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import locale
 import os
 import shlex
 import sys
@@ -22,11 +23,15 @@ from safecache import (
     rescue,
     sealed_copy,
     sources,
+    store,
     vouching,
+    write_through,
 )
 from safecache.reasons import Reason
+from safecache.seal import Kind
 
 __all__ = [
+    "LOADED",
     "build",
     "failure",
     "get_target_file_path",
@@ -39,13 +44,21 @@ __all__ = [
     "write_to_disk",
 ]
 
-_LOADED = ".load_ok"
+# What torch puts beside a probe of vector instructions that could be loaded.
+LOADED = ".load_ok"
 _SCRATCH = "CxxBuild"
 
 
 class _Thread(threading.local):
     guarded = False
     failure: Exception | None = None
+    # What no layer had in this lookup, as far as it has come: torch asks for the same path more than once.
+    absent: set[str]
+    # What write_atomic has written last.
+    written = ""
+
+    def __init__(self) -> None:
+        self.absent = set()
 
 
 _thread = _Thread()
@@ -64,6 +77,8 @@ def failure() -> Exception | None:
 def guarding(guarded: bool = True) -> Iterator[None]:
     """Around code that builds a library unless there is one: what it finds is verified, what it builds vouched for."""
     outer, _thread.guarded = _thread.guarded, guarded
+    if not outer:
+        _thread.absent.clear()
     try:
         yield
     finally:
@@ -81,8 +96,10 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
             name, path = wrapped(content, *rest, **named)
             return name, path
 
+        _thread.written = ""
         name, path = again()
         _settle(path, content, again)
+        _send(path)
         if path.endswith(".py"):
             _remember(path, content)
         return name, path
@@ -93,17 +110,23 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
 
 def write_atomic(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """write_atomic: what could not be written whole is removed."""
+    """write_atomic: torch's own temporary files are named after process and thread, which two containers can share."""
 
-    def write_file(path_: Any, *rest: Any, **named: Any) -> None:
-        try:
-            wrapped(path_, *rest, **named)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(os.path.join(os.path.dirname(path_), f".{os.getpid()}.{threading.get_ident()}.tmp"))
-            raise
+    def write_file(path_: Any, content: Any, make_dirs: bool = False, encode_utf_8: bool = False) -> None:
+        if isinstance(content, (str, bytes)):
+            encoded = content.encode("utf-8") if encode_utf_8 and isinstance(content, str) else _encoded(content)
+            _thread.written = os.fspath(path_)
+            store.write(_thread.written, encoded, make_directories=make_dirs)
+        else:
+            wrapped(path_, content, make_dirs, encode_utf_8)  # which says that it cannot be written
 
     write_file(*args, **kwargs)
+
+
+def _send(path: str) -> None:
+    """Have the source at ``path`` in a shared level too, if it was written just now."""
+    if _thread.written == path:
+        write_through.send(path, Kind.SOURCE, anew=False)
 
 
 def _own_headers(directory: str) -> str:
@@ -121,8 +144,10 @@ def write_to_disk(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """CompiledFxGraph.write_to_disk: likewise, with the source in the entry, which is verified."""
 
     def write_again() -> str:
+        _thread.written = ""
         path: str = wrapped(*args, **kwargs)
         _settle(path, instance.source_code, lambda: wrapped(*args, **kwargs))
+        _send(path)
         _remember(path, instance.source_code)
         return path
 
@@ -146,7 +171,7 @@ def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             finally:
                 graph.cache_path = path
         if generated is not None:
-            instance.source_code = generated.decode()
+            instance.source_code = generated.decode(locale.getpreferredencoding(False))
 
     initialise(*args, **kwargs)
 
@@ -158,8 +183,8 @@ def _remember(path: str, content: str | bytes) -> None:
 
 
 def _encoded(content: str | bytes) -> bytes:
-    # As write_atomic encodes it: with the locale's encoding, which is UTF-8 wherever torch is used.
-    return content.encode() if isinstance(content, str) else content
+    # As torch's write_atomic has the locale encode it.
+    return content.encode(locale.getpreferredencoding(False)) if isinstance(content, str) else content
 
 
 def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
@@ -200,23 +225,25 @@ def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, 
     """CppBuilder.get_target_file_path: asked, in there, whether there is a file; one that is not vouched for goes."""
     path: str = wrapped(*args, **kwargs)
     # A probe of the vector instructions that has succeeded once is not loaded again (torch 2.14).
-    if _thread.guarded and not os.path.lexists(path + _LOADED):
+    if _thread.guarded and not os.path.lexists(path + LOADED):
         root = _root(path)
         try:
-            vouching.admit_build(path, root)
+            is_there = vouching.admit_build(path, root)
         except directory_faults.Unreadable as error:
             _thread.failure = error
             raise
-        if layers.exist(root) and not os.path.lexists(path):
+        if not is_there and path not in _thread.absent and layers.exist(root):
             _take_from_layer(path, root)
     return path
 
 
 def _take_from_layer(path: str, root: str) -> None:
     place = layer_copies.take(path, root)
+    if place is None:
+        _thread.absent.add(path)
     # Beside a probe of vector instructions lies a note that it could be loaded; its record says on which CPU.
-    if place is not None and os.path.exists(place + _LOADED):
-        with suppress(OSError), open(path + _LOADED, "x"):
+    if place is not None and os.path.exists(place + LOADED):
+        with suppress(OSError), open(path + LOADED, "x"):
             pass
 
 
@@ -227,10 +254,13 @@ def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
     with guarding(False):
         path = instance.get_target_file_path()
         root = _root(path)
-        if private_build.is_needed(path) and _build_privately(instance, path, root):
-            return None
-        result = _build(wrapped, instance, args, kwargs)
-    vouching.keep(path, root)
+        result = None
+        privately = private_build.is_needed(path) and _build_privately(instance, path, root)
+        if not privately:
+            result = _build(wrapped, instance, args, kwargs)
+    if not privately:
+        vouching.keep(path, root)
+    write_through.send(path, Kind.NATIVE_CODE)
     return result
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import artifacts, loading, saving
+from safecache import artifacts, loading, saving, write_through
 from safecache.errors import EntryRefusedError
 from safecache.seal import Kind
 
@@ -21,6 +21,7 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
         if saving.can_seal(Kind.DYNAMO_PACKAGE):
             with saving.attempt(Kind.DYNAMO_PACKAGE, _key(path), cache_entry):
                 wrapped(cache_entry, path)
+                write_through.send(_file(instance, path), Kind.DYNAMO_PACKAGE)
 
     save(*args, **kwargs)
 

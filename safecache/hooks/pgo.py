@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import artifacts, loading, saving
+from safecache import artifacts, loading, saving, write_through
 from safecache.seal import Kind
 
-__all__ = ["get_local_code_state", "lookup_remote_cache_entry", "put_code_state"]
+__all__ = ["get_local_code_state", "lookup_remote_cache_entry", "put_code_state", "put_local_code_state"]
 
 
 def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -41,8 +41,20 @@ def lookup_remote_cache_entry(wrapped: Callable[..., Any], instance: Any, args: 
     return lookup(*args, **kwargs)
 
 
+def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """put_local_code_state."""
+
+    def put(cache_key: str) -> None:
+        wrapped(cache_key)
+        path = _pgo().code_state_path(cache_key)
+        if path is not None:
+            write_through.send(path, Kind.PGO_STATE)
+
+    put_code_state(put, instance, args, kwargs)
+
+
 def put_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """put_local_code_state and put_remote_code_state."""
+    """put_remote_code_state, and put_local_code_state."""
 
     def put(cache_key: str, *rest: Any, **named: Any) -> None:
         if saving.can_seal(Kind.PGO_STATE):

@@ -118,3 +118,11 @@ def test_seal_tells_where_an_entry_came_from(warm, zygote):
         assert verdict.provenance["torch"] == zygote.torch
         assert set(verdict.provenance) == {"torch", "triton", "python", "machine", "safecache", "gpu"}
         assert str(warm.base) not in str(verdict.provenance)
+
+
+def test_write_atomic_does_and_raises_what_that_of_stock_torch_does(home):
+    answers = [
+        home.run("write_atomically", directory=str(home.base / who), stock=who == "stock") for who in ("stock", "ours")
+    ]
+    assert all(answer.ok for answer in answers), answers
+    assert answers[0].result == answers[1].result and "IsADirectoryError" in answers[0].result, answers

@@ -34,13 +34,14 @@ DEFAULTS = {
     "SAFECACHE_SHARED": False,
     "SAFECACHE_FSYNC": "auto",
     "SAFECACHE_LOWER": (),
+    "SAFECACHE_LOCAL": None,
     "SAFECACHE_MAX_BYTES": None,
     "SAFECACHE_MAX_FILES": None,
     "SAFECACHE_MAX_AGE": None,
     "SAFECACHE_LOCK_TIMEOUT": 120,
     "SAFECACHE_EXEC_DIR": None,
 }
-PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_EXEC_DIR")
+PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_LOCAL", "SAFECACHE_EXEC_DIR")
 
 
 def test_these_are_all_settings():
@@ -201,6 +202,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_SHARED": "0",
         "SAFECACHE_FSYNC": "auto",
         "SAFECACHE_LOWER": "unset",
+        "SAFECACHE_LOCAL": "unset",
         "SAFECACHE_MAX_BYTES": "unset",
         "SAFECACHE_MAX_FILES": "unset",
         "SAFECACHE_MAX_AGE": "unset",

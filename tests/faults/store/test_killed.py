@@ -31,10 +31,11 @@ def killed(action, root, there):
 
 @needs_strace
 @pytest.mark.parametrize("there", [OLD, None], ids=["replaced", "first"])
-def test_writer_that_is_killed_leaves_the_old_file_or_the_new_one(tmp_path, there):
+@pytest.mark.parametrize("action", ["put", "write"])
+def test_writer_that_is_killed_leaves_the_old_file_or_the_new_one(tmp_path, action, there):
     root = tmp_path / "cache"
     seen = []
-    for entry, call in killed("put", root, there):
+    for entry, call in killed(action, root, there):
         found = entry.read_bytes() if entry.exists() else None
         assert found in (there, NEW), call
         left = list(root.rglob(".*.tmp"))

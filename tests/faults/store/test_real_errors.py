@@ -29,9 +29,10 @@ def failing(action, root, error):
 
 
 @pytest.mark.parametrize("error", CHOSEN)
-def test_put_raises_that_error_or_does_its_work(tmp_path, error):
+@pytest.mark.parametrize("action", ["put", "write"])
+def test_put_raises_that_error_or_does_its_work(tmp_path, action, error):
     said_so = 0
-    for entry, said, call in failing("put", tmp_path / "cache", error):
+    for entry, said, call in failing(action, tmp_path / "cache", error):
         assert said in ("", str(getattr(errno, error))), call
         assert entry.read_bytes() == NEW or (said and entry.read_bytes() == OLD), call
         # Nothing is left, though a close that fails is not tried again: its descriptor is gone all the same.

@@ -32,6 +32,7 @@ os.path.exists({end!r})
 """
 ACTIONS = {
     "put": f"store.publish(entry, {NEW!r}, root)",
+    "write": f"store.write(entry, {NEW!r}, make_directories=True)",
     "get": "[store.read_entry(os.path.dirname(entry) + '/' + name) for name in store.list_entries(os.path.dirname(entry))]",
     "quarantine": f"print(store.quarantine(entry, root, Reason.DAMAGED, {OLD!r}))",
 }

@@ -1,0 +1,91 @@
+"""A hit in a node-local level makes the system calls of one without the setting, and none for the shared directory."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from conftest import SOURCE
+
+pytestmark = [
+    pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed"),
+    pytest.mark.default_release,
+]
+START, END = "/where-it-starts", "/where-it-ends"
+COMMON = """
+import json, os, pickle, sys
+from safecache import config, layer_copies, layers, loading, rescue, saving, store, triton_files, vouching, write_through
+from safecache.seal import Kind
+os.path.exists("/where-it-starts")
+rescue.settle(lambda: "nowhere")
+root = config.cache_directory()
+entries, library, kernel = root + "/aotautograd/akey", root + "/ab/cab.so", root + "/triton/0/KEY"
+"""
+MAKE = """
+saving.write(entries, root, Kind.AOT_ENTRY, "akey", saving.sealed(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
+vouching.keep(library, root, content=b"library")
+store.publish(library, b"library", root)
+write_through.send(library, Kind.NATIVE_CODE)
+triton_files.put(kernel, "k.cubin", b"cubin")
+triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin": kernel + "/k.cubin"}}).encode())
+"""
+FIND = """
+source = loading.Source(Kind.AOT_ENTRY, "akey", root, entries, lambda entry: True, layers.below(entries, root))
+assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
+assert vouching.admit_build(library, root) or layer_copies.take(library, root)
+os.makedirs(kernel, exist_ok=True)
+assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}
+os.path.exists("/where-it-ends")
+"""
+
+
+@pytest.fixture
+def process(tmp_path):
+    def run(code, cache, local="", strace=()):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, [SOURCE, *sys.path[1:]]))}
+        environment |= {"XDG_CONFIG_HOME": str(tmp_path), "SAFECACHE_LOCAL": str(local), "PYTHONHASHSEED": "0"}
+        environment |= {"TORCHINDUCTOR_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(
+            [*strace, sys.executable, "-S", "-c", COMMON + code], env=environment, stderr=-1, text=True
+        )
+        assert done.returncode == 0 and not done.stderr, done
+        return done
+
+    return run
+
+
+def calls(process, tmp_path, *where):
+    """Those between the marks, by name, and the lines that tell of them."""
+    trace = tmp_path / "trace"
+    process(FIND, *where, strace=("strace", "-y", "-qq", "-e", "trace=%file,%desc", "-o", str(trace)))
+    text = trace.read_text().split(START)[1].split(END)[0].splitlines()[1:-1]
+    return [line.split("(")[0] for line in text if "mmap" not in line], text
+
+
+def test_hit_in_the_local_level_costs_no_system_call_more_and_does_not_ask_the_shared_one(tmp_path, process):
+    shared = tmp_path / "shared"
+    process(MAKE, shared, tmp_path / "a")
+    process(FIND, shared, tmp_path / "b")
+    (level,) = (tmp_path / "b").glob("*/*")
+    plain = tmp_path / "plain" / "as-deep" / "cache"
+    shutil.copytree(level, plain)
+    process(FIND, plain)
+    expected, _ = calls(process, tmp_path, plain)
+    found, lines = calls(process, tmp_path, shared, tmp_path / "b")
+    assert len(found) > 10 and not Counter(found) - Counter(expected)
+    assert [line for line in lines if f"{shared}/" in line or f'{shared}"' in line] == []
+
+
+def test_nothing_is_read_twice_from_the_shared_level_but_the_list_of_a_kernel(tmp_path, process):
+    shared = tmp_path / "shared"
+    process(MAKE, shared, tmp_path / "a")
+    _, lines = calls(process, tmp_path, shared, tmp_path / "b")
+    opened = [line.split('"')[1] for line in lines if line.startswith("openat") and f'"{shared}/' in line]
+    twice = {path for path in opened if opened.count(path) > 1}
+    (listing,) = shared.glob("triton/0/KEY/__grp__*")
+    assert len(opened) > 5 and {os.path.basename(path) for path in twice if ".safecache" not in path} <= {listing.name}
+    assert sum(".safecache" in path for path in twice) <= 1, "the list's record"
