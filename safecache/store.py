@@ -106,7 +106,7 @@ def write(path: str, content: bytes, *, make_directories: bool) -> None:
 
     Raises OSError, also for a directory that is not there, unless it is to be made.
     """
-    path = os.path.join(os.curdir, path)  # a name alone has no directory
+    path = os.path.join(".", path)  # a name alone has no directory
 
     def put() -> None:
         directory = os.path.dirname(path)
