@@ -20,6 +20,8 @@ _PROBE_SIZE = 1 << 16
 # Of a file system, whatever file it was: an error of a write(2) or close(2) names none.
 _OF_FILE_SYSTEMS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 _OF_PATHS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP)
+# No other directory would do.
+_OF_PROCESS = (errno.EMFILE, errno.ENFILE)
 _LOADERS = ("cannot open shared object file", "failed to map segment from shared object")
 
 
@@ -87,7 +89,7 @@ def probe(directory: str) -> str | None:
         ):
             file.write(bytes(_PROBE_SIZE))
     except OSError as error:
-        return f"{directory}: {error.strerror}"
+        return None if error.errno in _OF_PROCESS else f"{directory}: {error.strerror}"
     return None
 
 
@@ -126,7 +128,7 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
 def _said_by_system(error: OSError, directories: tuple[str, ...]) -> str | None:
     names = [os.fspath(name) for name in (error.filename, error.filename2) if isinstance(name, (str, os.PathLike))]
     within = next((name for name in names for directory in directories if _is_within(name, directory)), None)
-    if within is None and (names or error.errno not in _OF_FILE_SYSTEMS):
+    if error.errno in _OF_PROCESS or (within is None and (names or error.errno not in _OF_FILE_SYSTEMS)):
         return None
     return f"{within or directories[0]}: {error.strerror or error}"
 

@@ -375,6 +375,20 @@ def compile_where_writes_fail(error):
     return compile_model() | {"refused": len(refused)}
 
 
+def compile_with_few_descriptors(spare):
+    """compile_model, where so many more files can be opened."""
+    import resource
+
+    taken = [os.open(os.devnull, os.O_RDONLY)]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    with contextlib.suppress(OSError):
+        while True:
+            taken.append(os.dup(taken[0]))
+    for descriptor in taken[:spare]:
+        os.close(descriptor)
+    return compile_model()
+
+
 def compile_while_cache_vanishes():
     """compile_model, while another thread goes on removing all that is in the cache directory."""
     import shutil

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import errno
 import os
 import subprocess
@@ -49,6 +50,8 @@ OTHERS = {
     "neighbour": error_of(errno.EACCES, f"{CACHE}-of-another/x"),
     "no-compiler": error_of(errno.ENOENT, "g++"),
     "no-name": error_of(errno.ECHILD),
+    "no-more-descriptors": error_of(errno.EMFILE, f"{CACHE}/x"),
+    "no-more-of-the-host": error_of(errno.ENFILE, f"{CACHE}/x"),
     "header": RuntimeError(f"{CACHE}/ab/x.cpp:3:10: fatal error: missing.h: {ABSENT}"),
     "syntax": RuntimeError(f"{CACHE}/ab/x.cpp:3:10: error: expected ';'"),
     "exit-status": subprocess.CalledProcessError(1, ["g++", f"{CACHE}/ab/x.cpp"]),
@@ -83,3 +86,11 @@ def test_file_and_what_lies_below_it_are_no_directories(tmp_path):
     file.touch(mode=0o777)
     for path in (file, file / "cache"):
         assert directory_faults.objection(str(path)).startswith(str(file))
+
+
+def test_directory_is_not_to_blame_for_a_process_that_can_open_no_more_files(tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(builtins, "open", fail)
+    assert directory_faults.probe(str(tmp_path)) is None
