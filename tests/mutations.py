@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 SOURCE = Path(__file__).resolve().parents[1]
 _STORE = ["tests/unit/test_store_publishing.py", "tests/unit/test_durability.py", "tests/unit/test_store_reading.py"]
-_STORE += ["tests/unit/test_store_quarantine.py", "tests/unit/test_temporaries.py"]
+_STORE += ["tests/unit/test_store_quarantine.py", "tests/unit/test_temporaries.py", "tests/unit/test_torch_writes.py"]
 _STORE += ["tests/faults/store/test_each_error.py", "tests/faults/store/test_power_loss.py"]
 _TRUST = ["tests/unit/test_trust.py", "tests/unit/test_signatures.py", "tests/unit/test_sign_and_verify.py"]
 _VOUCHING = ["tests/unit/test_vouching.py", "tests/unit/test_vouching_records.py", "tests/unit/test_sign_code.py"]

@@ -146,10 +146,10 @@ def emit_bundle(directory):
     return compile_kernel()
 
 
-def in_inductors_cache(scene):
+def in_inductors_cache(of):
     """Another scene, with Triton's cache where Inductor has it: not where TRITON_CACHE_DIR says."""
     from torch._inductor.runtime import cache_dir_utils
 
     os.environ.pop("TRITON_CACHE_DIR", None)
     os.environ["TRITON_CACHE_DIR"] = cache_dir_utils.triton_cache_dir(0)
-    return {"compile_kernel": compile_kernel, "build_module": build_module}[scene]()
+    return {"compile_kernel": compile_kernel, "build_module": build_module}[of]()

@@ -16,7 +16,7 @@ def nodes(home):
 
 
 def kernel(nodes, name, scene="compile_kernel", **how):
-    return nodes.run(name, "in_inductors_cache", **how, scene=scene)
+    return nodes.run(name, "in_inductors_cache", **how, of=scene)
 
 
 @SCENES
@@ -33,7 +33,7 @@ def test_kernel_that_one_node_compiles_another_has_and_keeps(nodes, scene):
 @SCENES
 def test_stock_triton_reads_the_shared_level(nodes, scene):
     assert kernel(nodes, "a", scene).ok
-    stock = nodes.home.run("in_inductors_cache", stock=True, scene=scene)
+    stock = nodes.home.run("in_inductors_cache", stock=True, of=scene)
     assert stock.ok and not stock.result["compiled"], stock
     assert all(path.startswith(f"{nodes.shared}/") for path in stock.result.get("files", ())), stock
 

@@ -34,8 +34,9 @@ def forget(monkeypatch):
 
 
 def admit(path, root):
-    vouching.admit_build(str(path), str(root))
-    return path.exists()
+    is_there = vouching.admit_build(str(path), str(root))
+    assert is_there == path.exists()
+    return is_there
 
 
 def test_what_this_process_built_is_taken(library, root):
