@@ -350,6 +350,12 @@ TARGETS: tuple[Target, ...] = (
         "triton_compiler:init",
         ("self, src, metadata_group, hash",),
     ),
+    Target(
+        "triton.compiler.compiler",
+        "get_cache_key",  # from runtime.cache
+        "triton_isolation:get_cache_key",
+        ("src, backend, backend_options, env_vars",),
+    ),
     Target(_BUNDLER, "TritonBundler.read_and_emit", "triton_bundler:read_and_emit", ("bundle",)),
     Target(_BUNDLER, "TritonBundler.collect", "triton_bundler:collect", ("cls",)),
     Target(

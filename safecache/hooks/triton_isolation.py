@@ -1,0 +1,87 @@
+"""triton.compiler.compiler: what is about to be compiled, for the service to do it if the cache has it not."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from safecache import compile_workers, config
+
+__all__ = ["get_cache_key", "group_of"]
+
+# Within a call of these a compile is one of several: of a function, or of whatever is in a module.
+_BENCHMARK = ("triton.runtime.autotuner", "_bench")
+_PRECOMPILE = ("torch._inductor.runtime.triton_heuristics", "_precompile_worker")
+_OF_MAX_AUTOTUNE = ("torch._inductor.select_algorithm", "torch._inductor.autotune_process")
+
+
+class _Thread(threading.local):
+    """What this thread's triton.compile() has computed the key of, and not looked up yet."""
+
+    asked: tuple[Any, Any, Any, str] | None = None
+
+
+_thread = _Thread()
+
+
+def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
+    """get_cache_key, as triton.compile() calls it."""
+
+    def computed(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
+        key: str = wrapped(src, backend, backend_options, env_vars)
+        isolate = config.current().isolate
+        if isolate and (isolate == config.WORKERS or not compile_workers.is_one()):
+            _thread.asked = src, backend, backend_options, key
+        return key
+
+    return computed(*args, **kwargs)
+
+
+def group_of(manager: Any, directory: str, filename: str, found: dict[str, str] | None) -> dict[str, str] | None:
+    """What get_group() found, or what the service has compiled instead. Raises as compiling.obtain() does."""
+    asked, _thread.asked = _thread.asked, None
+    if asked is None or filename != f"{asked[0].name[:150]}.json":
+        return found
+    knobs = sys.modules["triton"].knobs
+    if found is not None and not knobs.compilation.always_compile:
+        return found
+    # Not before: a process that hits needs none of it.
+    from safecache.isolation import compiling, limits
+
+    request = compiling.Request(*asked, metadata=filename)
+    reason = _reason_to_stay(knobs)
+    if reason is not None:
+        compiling.in_process(f"the kernel {request.source.name}", reason)
+        return found
+    return compiling.obtain(request, os.path.dirname(directory), limits.current(tuning=_is_tuning()), manager)
+
+
+def _reason_to_stay(knobs: Any) -> str | None:
+    """Why what the service would give is not what was asked for."""
+    for name, variable in (
+        ("always_compile", "TRITON_ALWAYS_COMPILE"),
+        ("override", "TRITON_KERNEL_OVERRIDE"),
+        ("dump_ir", "TRITON_KERNEL_DUMP"),
+        ("use_ir_loc", "USE_IR_LOC"),
+    ):
+        if getattr(knobs.compilation, name):
+            return f"{variable} is set"
+    has_hook = knobs.runtime.add_stages_inspection_hook is not None
+    return "the program has a hook in Triton's stages (add_stages_inspection_hook)" if has_hook else None
+
+
+def _is_tuning() -> bool:
+    """Asked at a miss only, which takes a thousand times as long."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        where = frame.f_globals.get("__name__"), frame.f_code.co_name
+        if where == _BENCHMARK or where[0] in _OF_MAX_AUTOTUNE:
+            return True
+        if where == _PRECOMPILE:
+            return len(frame.f_locals["self"].configs or ()) > 1
+        frame = frame.f_back
+    return False

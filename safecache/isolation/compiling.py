@@ -1,0 +1,134 @@
+"""Has the service compile what Triton's cache does not hold, and gives Triton what it would have found there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from typing import Any, NamedTuple, Protocol
+
+from safecache import config, events, files, private_directory, store
+from safecache.isolation import client, crashes, encoding, known_bad
+from safecache.isolation.client import Outcome
+from safecache.isolation.limits import Limits
+from safecache.reasons import Count, Reason
+from safecache.triton_place import LIST
+
+__all__ = ["Manager", "Request", "in_process", "obtain"]
+
+_REMEDY = "It is compiled in this process, which a crash of the compiler would end."
+
+
+class Manager(Protocol):
+    """Triton's cache manager, ours or one that stands before it."""
+
+    def put(self, data: bytes, filename: str) -> str:
+        """Keep a file, and tell where to read it."""
+
+    def put_group(self, filename: str, group: dict[str, str]) -> object:
+        """Keep the list of the files."""
+
+
+class Request(NamedTuple):
+    """What triton.compile() is about to look up: ``key`` is its cache key, ``metadata`` the file it looks for."""
+
+    source: Any
+    backend: Any
+    options: Any
+    key: str
+    metadata: str
+
+    @property
+    def hash(self) -> str:
+        """What the kernel's directory is named after."""
+        return hashlib.sha256(self.key.encode()).hexdigest()
+
+
+def in_process(what: str, why: str, error: BaseException | None = None) -> None:
+    """Report, once for each reason, that a compile stays in this process."""
+    events.report(Reason.NOT_ISOLATED, f"{what} is not isolated: {why}.", cause=why, remedy=_REMEDY, error=error)
+
+
+def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> dict[str, str] | None:
+    """The kernel's files by name, and where to read them; None if it is to be compiled in this process.
+
+    That is so too where Triton finds fault with the kernel: the error is then raised as without us. ``root``: Triton's
+    cache directory. Raises TritonCompileCrash, and Triton's PTXASError, which costs no second compile.
+    """
+    note = known_bad.find(root, request.hash, timeout=limits.timeout, memory=limits.memory)
+    if note is not None:
+        raise crashes.skipped(request.hash, note)
+    try:
+        job = _job(request)
+        with private_directory.made() as directory:
+            outcome = client.current().run(job, directory, timeout=limits.timeout, memory=limits.memory)
+            found = crashes.diagnosed(outcome, directory, request.backend.target.backend, limits)
+            if found is not None:
+                raise crashes.confirmed(request, root, job, limits, found, outcome, directory)
+            return _taken(request, outcome, directory, manager)
+    except encoding.CannotTravel as error:
+        in_process(f"the kernel {request.source.name}", str(error), error)
+    except client.ServiceUnavailable as error:
+        in_process("a compile of Triton's", str(error), error)
+    return None
+
+
+def _job(request: Request) -> dict[str, Any]:
+    target = request.backend.target
+    options = vars(request.options)
+    return {
+        "source": encoding.encode(request.source, target, options),
+        "target": [target.backend, target.arch, target.warp_size],
+        "options": options,
+        "environment": config.child_environment(),
+        "key": request.hash,
+        "triton_key": sys.modules["triton.runtime.cache"].triton_key(),
+    }
+
+
+def _taken(request: Request, outcome: Outcome, directory: str, manager: Manager) -> dict[str, str] | None:
+    reply = outcome.reply or {}
+    error = reply.get("error")
+    if error is not None:
+        _raise_of_ptxas(error)
+        return None
+    contents = _contents(request, reply, directory)
+    if contents is None:
+        in_process(f"the kernel {request.source.name}", "the process that compiled it came to another cache key")
+        return None
+    _replay(outcome.stderr)
+    group = {name: manager.put(content, name) for name, content in contents.items()}
+    manager.put_group(request.metadata, group)
+    events.count(Count.ISOLATED)
+    return group
+
+
+def _raise_of_ptxas(error: dict[str, Any]) -> None:
+    errors = sys.modules["triton.runtime.errors"]
+    if error["type"].rpartition(".")[2] == errors.PTXASError.__name__:
+        shown = str(errors.PTXASError(""))
+        raise errors.PTXASError(error["message"].removeprefix(shown))
+
+
+def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[str, bytes] | None:
+    """What the worker has written, the list of the kernel's files last; None if it is not what was asked for."""
+    folder = str(reply.get("folder", ""))
+    if reply.get("key") != request.hash or reply.get("metadata") != request.metadata or not _is_plain(folder):
+        return None
+    folder = os.path.join(directory, folder)
+    names = [name for name in store.list_entries(folder) if not name.startswith(LIST)]
+    names.sort(key=request.metadata.__eq__)
+    if names[-1:] != [request.metadata]:
+        return None
+    paths = {name: os.path.join(folder, name) for name in names}
+    return {name: files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW) for name, path in paths.items()}
+
+
+def _is_plain(name: str) -> bool:
+    return bool(name) and os.path.basename(name) == name and name not in (os.curdir, os.pardir)
+
+
+def _replay(text: str) -> None:
+    """What the compiler said of a sound kernel, such as remarks, is for whoever runs it."""
+    if text:
+        sys.stderr.write(text)
