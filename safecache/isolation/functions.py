@@ -10,7 +10,6 @@ import inspect
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import cache
 from types import CellType, CodeType, FunctionType
 from typing import Any
@@ -47,10 +46,9 @@ class Kernels:
         self._number(kernel)
 
     def encoded(self) -> dict[str, Any]:
-        # Triton up to 3.8 hashes the globals in the order of the addresses of the dictionaries that hold them.
-        order = {address: rank for rank, address in enumerate(sorted(self._scopes))}
+        order = {address: rank for rank, address in enumerate(self._scopes)}
         functions = [record | {"scope": order[record["scope"]]} for record in self._records]
-        return {"functions": functions, "scopes": [self._scopes[address] for address in sorted(self._scopes)]}
+        return {"functions": functions, "scopes": list(self._scopes.values())}
 
     def _number(self, kernel: Any) -> int:
         for number, known in enumerate(self._kernels):
@@ -73,6 +71,8 @@ class Kernels:
         return {
             "language": language,
             "source": kernel.src,
+            # It depends on what else this process has hashed before, in Triton up to 3.8.
+            "hash": kernel.cache_key,
             "file": kernel.fn.__code__.co_filename,
             "line": kernel.starting_line_number,
             "offset": offset,
@@ -103,9 +103,7 @@ class Kernels:
         scope = self._scopes.setdefault(id(values), {})
         free = kernel.fn.__code__.co_freevars
         for name, use in used(kernel.src).items():
-            if name in values:
-                # Triton up to 3.8 hashes the global even where a free variable of that name is what it compiles.
-                use = replace(use, needed=use.needed and name not in free)
+            if name in values and name not in free:
                 encoded = self._encode(values[name], use, kernel, name)
                 scope[name] = _joined(scope[name], encoded) if name in scope else encoded
         return id(values)
@@ -141,7 +139,7 @@ class Rebuilt:
         self.decoder = Decoder(self.kernel)
         self._records = encoded["functions"]
         self._kernels: dict[int, Any] = {}
-        self._scopes: list[dict[str, Any]] = sorted(({} for _ in encoded["scopes"]), key=id)
+        self._scopes: list[dict[str, Any]] = [{} for _ in encoded["scopes"]]
         for number in range(len(self._records)):
             self.kernel(number)
         for scope, values in zip(self._scopes, encoded["scopes"], strict=True):
@@ -161,8 +159,9 @@ class Rebuilt:
         settings = {name: self.decoder.decode(value) for name, value in record["settings"].items()}
         with _source_lines(lines, record["line"]):
             kernel = _CLASSES[record["language"]](self._function(record), **settings)
-        # What Triton calls unsafe here is that others have hashed it already; they have not.
+        # Unsafe, in Triton's words, where others have hashed it; they have not.
         kernel._unsafe_update_src(record["source"])
+        kernel.hash = record["hash"]
         return kernel
 
     def _function(self, record: dict[str, Any]) -> FunctionType:
