@@ -1,0 +1,118 @@
+"""Compiles each case of a corpus in this process and in a worker, and says what differs."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import compiler
+from triton.experimental.gluon._runtime import GluonASTSource
+from triton.runtime import cache
+
+from safecache.isolation import encoding
+
+# All that a worker has of this process: the path of its modules, and what comes through its standard input.
+WORKER = """
+import json, os, sys
+sys.path[:] = json.loads(sys.argv[1])
+from safecache.isolation import job
+for line in sys.stdin:
+    request = json.loads(line)
+    print(json.dumps(job.run(request["job"], request["directory"])), file=sys.__stdout__, flush=True)
+"""
+
+
+class Worker:
+    def __init__(self):
+        command = [sys.executable, "-S", "-c", WORKER, json.dumps(sys.path)]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def run(self, job, directory):
+        print(json.dumps({"job": job, "directory": directory}), file=self.process.stdin, flush=True)
+        return json.loads(self.process.stdout.readline())
+
+    def close(self):
+        self.process.stdin.close()
+        self.process.wait(60)
+        self.process.stdout.close()
+
+
+class Compiled:
+    """A compile in this process, and what came before it that a worker is told."""
+
+    def __init__(self, source, target, options):
+        stock = compiler.get_cache_key
+
+        def remember(source, backend, parsed, env_vars):
+            self.key = stock(source, backend, parsed, env_vars=env_vars)
+            self.source, self.options = source, parsed
+            return self.key
+
+        self.target = target
+        compiler.get_cache_key = remember
+        try:
+            kernel = triton.compile(source, target=target, options=options)
+        finally:
+            compiler.get_cache_key = stock
+        self.hash = kernel.hash
+        self.files = {name: Path(path).read_bytes() for name, path in kernel.metadata_group.items()}
+
+    def encode(self):
+        return encoding.encode(self.source, self.target, vars(self.options))
+
+    def job(self, encoded):
+        target = [self.target.backend, self.target.arch, self.target.warp_size]
+        return {"source": encoded, "target": target, "key": self.key, "triton_key": cache.triton_key()}
+
+
+def source_of(case):
+    of = GluonASTSource if case.kernel.is_gluon() else compiler.ASTSource
+    return of(case.kernel, case.signature, case.constants, case.attributes)
+
+
+def compile_twice(worker, source, target, options):
+    """In both processes; what differs, and what it took to encode it."""
+    here = Compiled(source, target, options)
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        encoded = here.encode()
+        times.append(1000 * (time.perf_counter() - start))
+    with tempfile.TemporaryDirectory() as directory:
+        reply = worker.run(here.job(encoded), directory)
+        if "error" in reply:
+            return {"way": encoded["kind"], "error": reply["error"]}
+        folder = Path(directory, reply["folder"])
+        there = {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith("__grp__")}
+    differing = [Path(name).suffix for name in here.files.keys() | there.keys() if here.files.get(name) != there.get(name)]
+    told = {"way": encoded["kind"], "same key": reply["key"] == here.hash, "differing": sorted(differing)}
+    return told | {"metadata": reply["metadata"], "bytes": len(json.dumps(encoded)), "ms": times}
+
+
+def main(modules):
+    worker = Worker()
+    results = {}
+    for module in modules:
+        for case in importlib.import_module(module).CASES:
+            try:
+                target = GPUTarget("cuda", case.arch, 32)
+                result = compile_twice(worker, source_of(case), target, dict(case.options))
+                results[case.name] = result | {"expected": case.way}
+            except Exception as error:
+                results[case.name] = {"raised": f"{type(error).__name__}: {error}"}
+    worker.close()
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as place:
+        os.environ["TRITON_CACHE_DIR"] = place
+        main(sys.argv[1:])
