@@ -66,12 +66,10 @@ def _reason_to_stay(knobs: Any) -> str | None:
         ("always_compile", "TRITON_ALWAYS_COMPILE"),
         ("override", "TRITON_KERNEL_OVERRIDE"),
         ("dump_ir", "TRITON_KERNEL_DUMP"),
-        ("use_ir_loc", "USE_IR_LOC"),
     ):
         if getattr(knobs.compilation, name):
             return f"{variable} is set"
-    has_hook = knobs.runtime.add_stages_inspection_hook is not None
-    return "the program has a hook in Triton's stages (add_stages_inspection_hook)" if has_hook else None
+    return None
 
 
 def _is_tuning() -> bool:

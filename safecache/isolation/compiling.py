@@ -7,8 +7,8 @@ import os
 import sys
 from typing import Any, NamedTuple, Protocol
 
-from safecache import config, events, files, private_directory, store
-from safecache.isolation import client, crashes, encoding, known_bad
+from safecache import events, files, private_directory, store
+from safecache.isolation import client, crashes, encoding, known_bad, remarks
 from safecache.isolation.client import Outcome
 from safecache.isolation.limits import Limits
 from safecache.reasons import Count, Reason
@@ -62,7 +62,7 @@ def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> dic
         job = _job(request)
         with private_directory.made() as directory:
             outcome = client.current().run(job, directory, timeout=limits.timeout, memory=limits.memory)
-            found = crashes.diagnosed(outcome, directory, request.backend.target.backend, limits)
+            found = crashes.diagnosed(outcome, directory, request.backend.target.backend)
             if found is not None:
                 raise crashes.confirmed(request, root, job, limits, found, outcome, directory)
             return _taken(request, outcome, directory, manager)
@@ -75,13 +75,10 @@ def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> dic
 
 def _job(request: Request) -> dict[str, Any]:
     target = request.backend.target
-    options = vars(request.options)
     return {
-        "source": encoding.encode(request.source, target, options),
+        "source": encoding.encode(request.source, target, vars(request.options)),
         "target": [target.backend, target.arch, target.warp_size],
-        "options": options,
-        "environment": config.child_environment(),
-        "key": request.hash,
+        "key": request.key,
         "triton_key": sys.modules["triton.runtime.cache"].triton_key(),
     }
 
@@ -90,22 +87,24 @@ def _taken(request: Request, outcome: Outcome, directory: str, manager: Manager)
     reply = outcome.reply or {}
     error = reply.get("error")
     if error is not None:
-        _raise_of_ptxas(error)
+        _raise_of_ptxas(error, reply)
         return None
     contents = _contents(request, reply, directory)
     if contents is None:
         in_process(f"the kernel {request.source.name}", "the process that compiled it came to another cache key")
         return None
-    _replay(outcome.stderr)
+    remarks.repeat(reply)
     group = {name: manager.put(content, name) for name, content in contents.items()}
     manager.put_group(request.metadata, group)
     events.count(Count.ISOLATED)
     return group
 
 
-def _raise_of_ptxas(error: dict[str, Any]) -> None:
+def _raise_of_ptxas(error: dict[str, Any], reply: dict[str, Any]) -> None:
+    """With what Triton prints of it: the PTX, among others."""
     errors = sys.modules["triton.runtime.errors"]
     if error["type"].rpartition(".")[2] == errors.PTXASError.__name__:
+        remarks.repeat(reply)
         shown = str(errors.PTXASError(""))
         raise errors.PTXASError(error["message"].removeprefix(shown))
 
@@ -126,9 +125,3 @@ def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[s
 
 def _is_plain(name: str) -> bool:
     return bool(name) and os.path.basename(name) == name and name not in (os.curdir, os.pardir)
-
-
-def _replay(text: str) -> None:
-    """What the compiler said of a sound kernel, such as remarks, is for whoever runs it."""
-    if text:
-        sys.stderr.write(text)

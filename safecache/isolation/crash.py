@@ -25,9 +25,6 @@ _SIGNAL_SHOWN = re.compile(
     r"Assertion `.*' failed|LLVM ERROR:|UNREACHABLE executed|A signal was caught|terminate called|Stack dump:",
     re.DOTALL,
 )
-_OUT_OF_MEMORY = re.compile(
-    r"out of memory|std::bad_alloc|MemoryError|[Cc]annot allocate memory|memory exhausted", re.IGNORECASE
-)
 _BY_OTHERS = (signal.SIGKILL, signal.SIGTERM)
 
 
@@ -70,24 +67,16 @@ def _name(number: int) -> str:
         return f"signal {number}"
 
 
-def diagnose(
-    ending: tuple[str, int] | None, error: Mapping[str, Any] | None, stderr: str, stage: str, memory: int
-) -> Crash | None:
+def diagnose(ending: tuple[str, int] | None, error: Mapping[str, Any] | None, stderr: str, stage: str) -> Crash | None:
     """The crash that a compile ended with; None if it ended well, or with an error that is the kernel's author's.
 
-    ``ending``: of the process, if it ended; ``error``: as the job's reply has it; ``memory``: the limit, in bytes.
+    ``ending``: of the worker, if it has ended; ``error``: as the job's reply has it.
     """
     if ending is not None:
-        how, number = ending
-        lacked_memory = how in ("signal", "exit") and _OUT_OF_MEMORY.search(stderr)
-        return Crash("memory", memory, stage) if lacked_memory else Crash(how, number, stage)
-    if error is None:
+        return Crash(*ending, stage)
+    if error is None or _PASS_FAILED not in error["message"] or not _SIGNAL_SHOWN.search(stderr):
         return None
-    if error["type"].rpartition(".")[2] == "MemoryError":
-        return Crash("memory", memory, stage)
-    if _PASS_FAILED not in error["message"] or not _SIGNAL_SHOWN.search(stderr):
-        return None
-    return Crash("memory", memory, stage) if _OUT_OF_MEMORY.search(stderr) else Crash("recovered", 0, stage)
+    return Crash("recovered", 0, stage)
 
 
 def stage_reached(names: Iterable[str], backend: str) -> str:

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from safecache import events, private_directory, timestamps
+from safecache import config, events, private_directory, timestamps
 from safecache.errors import TritonCompileCrash
 from safecache.isolation import client, description, known_bad, reports
 from safecache.isolation.client import Outcome
@@ -21,16 +21,11 @@ if TYPE_CHECKING:
 __all__ = ["confirmed", "diagnosed", "skipped"]
 
 
-def diagnosed(outcome: Outcome, directory: str, backend: str, limits: Limits) -> Crash | None:
+def diagnosed(outcome: Outcome, directory: str, backend: str) -> Crash | None:
     """The crash, if the compile ended with one. ``directory``: what Triton has written until then."""
-    ending = None if outcome.ending is None else (outcome.ending.how, outcome.ending.number)
     error = (outcome.reply or {}).get("error")
-    stage = stage_reached(_names(directory), backend)
-    return diagnose(ending, error, outcome.stderr, stage, limits.memory)
-
-
-def _names(directory: str) -> list[str]:
-    return [name for _, _, names in os.walk(directory) for name in names]
+    stage = stage_reached(map(os.path.basename, reports.files_in(directory)), backend)
+    return diagnose(outcome.ending, error, outcome.stderr, stage)
 
 
 def skipped(hash: str, note: Note) -> TritonCompileCrash:
@@ -50,8 +45,8 @@ def confirmed(
     with private_directory.made() as second:
         again = None if found.is_of_limit or found.is_by_others else _run_again(request, job, limits, second)
         report, problem = _report(request, root, found, outcome, again, [directory, second])
-    config = description.config_of(request.source, request.options)
-    note = Note(found, request.source.name, config, report, time.time())
+    varied = description.config_of(request.source, request.options)
+    note = Note(found, request.source.name, varied, report, time.time())
     remembered = found.is_of_limit or (again is not None and again[0] is not None)
     if remembered:
         known_bad.remember(root, request.hash, note)
@@ -64,14 +59,14 @@ def confirmed(
 def _run_again(
     request: Request, job: dict[str, Any], limits: Limits, directory: str
 ) -> tuple[Crash | None, Outcome] | None:
-    """Whether it crashes again, where MLIR and Python leave more of a trace; None if it could not be run."""
-    traced = {"TRITON_REPRODUCER_PATH": os.path.join(directory, "kernel"), "PYTHONFAULTHANDLER": "1"}
-    job = {**job, "environment": {**job["environment"], **traced}}
+    """Whether it crashes again, where MLIR leaves a reproducer; None if it could not be run."""
+    traced = {"TRITON_REPRODUCER_PATH": os.path.join(directory, "kernel")}
+    job = {**job, "environment": config.child_environment() | traced}
     try:
         outcome = client.current().run(job, directory, timeout=limits.timeout, memory=limits.memory)
     except client.ServiceUnavailable:
         return None
-    return diagnosed(outcome, directory, request.backend.target.backend, limits), outcome
+    return diagnosed(outcome, directory, request.backend.target.backend), outcome
 
 
 def _report(
@@ -116,8 +111,8 @@ def _remedy(hash: str, note: Note, *, remembered: bool, problem: str) -> str:
 
 
 def _words(note: Note) -> str:
-    config = ", ".join(f"{name}={value}" for name, value in note.config.items())
-    return f"{note.kernel} ({config})" if config else note.kernel
+    varied = ", ".join(f"{name}={value}" for name, value in note.config.items())
+    return f"{note.kernel} ({varied})" if varied else note.kernel
 
 
 def _of(crash: Crash) -> str:

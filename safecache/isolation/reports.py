@@ -21,8 +21,9 @@ from safecache import files, groups, store, timestamps
 from safecache.groups import CRASHES_FOLDER
 from safecache.isolation.crash import STAGES
 from safecache.isolation.reproducer import script
+from safecache.isolation.worker import TEMPORARY
 
-__all__ = ["Facts", "listed", "write"]
+__all__ = ["Facts", "files_in", "listed", "write"]
 
 _SUMMARY = "report.json"
 # The latest tell what is wrong, and a kernel's IR can have megabytes.
@@ -83,7 +84,7 @@ def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
     yield _SUMMARY, json.dumps(summary | facts.described, indent=1, default=repr).encode()
     yield "stderr.txt", facts.stderr.encode(errors="backslashreplace")
     yield "kernel.txt", facts.source.encode(errors="backslashreplace")
-    found = [path for folder in facts.folders for path in _below(folder)]
+    found = [path for folder in facts.folders for path in files_in(folder)]
     stages = {os.path.splitext(path)[1][1:]: path for path in found}
     reached = [stage for stage in STAGES if stage in stages]
     # What the compile started from, and what the stage that crashed was given.
@@ -97,8 +98,10 @@ def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
         yield "reproduce.py", text.encode()
 
 
-def _below(folder: str) -> list[str]:
-    return sorted(os.path.join(directory, name) for directory, _, names in os.walk(folder) for name in names)
+def files_in(folder: str) -> list[str]:
+    """The paths of what a compile has put into its directory; not what ptxas keeps there while it runs."""
+    walked = [each for each in os.walk(folder) if TEMPORARY not in each[0][len(folder) :].split(os.sep)]
+    return sorted(os.path.join(directory, name) for directory, _, names in walked for name in names)
 
 
 def _read(path: str) -> bytes:

@@ -92,7 +92,9 @@ def compile_twice(worker, source, target, options):
             return {"way": encoded["kind"], "error": reply["error"]}
         folder = Path(directory, reply["folder"])
         there = {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith("__grp__")}
-    differing = [Path(name).suffix for name in here.files.keys() | there.keys() if here.files.get(name) != there.get(name)]
+    differing = [
+        Path(name).suffix for name in here.files.keys() | there.keys() if here.files.get(name) != there.get(name)
+    ]
     told = {"way": encoded["kind"], "same key": reply["key"] == here.hash, "differing": sorted(differing)}
     return told | {"metadata": reply["metadata"], "bytes": len(json.dumps(encoded)), "ms": times}
 

@@ -1,0 +1,135 @@
+"""What tests of isolation have a fresh process do: ``python isolation_scenes.py '{"scene": …}'`` prints JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import pickle
+import sys
+from types import SimpleNamespace
+from unittest import mock
+
+import crashing_kernels
+import triton
+from triton.compiler.compiler import CompiledKernel
+from triton.runtime import autotuner
+
+import safecache
+from safecache.errors import TritonCompileCrash
+
+
+def _told(error):
+    told = {"error": type(error).__name__, "text": str(error)}
+    if isinstance(error, TritonCompileCrash):
+        told |= {name: getattr(error, name) for name in ("how", "signal", "stage", "kernel", "config", "report")}
+    return told
+
+
+def _compiled(name):
+    try:
+        kernel = crashing_kernels.compile(name)
+    except Exception as error:
+        return _told(error)
+    files = {key: open(path, "rb").read().hex() for key, path in kernel.metadata_group.items()}  # noqa: SIM115
+    return {"hash": kernel.hash, "files": files}
+
+
+def compile_each(names, options=None):
+    """What became of the compile of each."""
+    return [_compiled(name) for name in names]
+
+
+def tune(kinds):
+    """A launch of a kernel that Triton has to tune, where a benchmark only compiles: the faster, the later."""
+    kernel = crashing_kernels.autotuned(*kinds)
+    launched = []
+    device = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: crashing_kernels.TARGET,
+        get_benchmarker=lambda: bench,
+    )
+
+    def bench(call, quantiles):
+        call()
+        return [1.0 / len(launched)] * 3
+
+    class Integers:
+        dtype = "int32"
+
+        def data_ptr(self):
+            return 16
+
+    def init_handles(self):
+        self.module, self.function, self._run = 1, 1, lambda *rest: launched.append(rest)
+
+    from triton.runtime import jit
+
+    jit.type_canonicalisation_dict.setdefault("int32", "i32")
+    with (
+        mock.patch.object(autotuner, "driver", SimpleNamespace(active=device)),
+        mock.patch.object(jit, "driver", SimpleNamespace(active=device)),
+        mock.patch.object(CompiledKernel, "_init_handles", init_handles),
+    ):
+        try:
+            kernel[(1,)](Integers(), Integers(), N=128)
+        except Exception as error:
+            return _told(error)
+    timings = {config.kwargs["KIND"]: times[0] for config, times in (kernel.configs_timings or {}).items()}
+    return {"best": kernel.best_config.kwargs["KIND"], "timings": {k: str(t) for k, t in timings.items()}}
+
+
+def precompile(kinds):
+    """CachingAutotuner.precompile() up to the compile results, as Inductor does it."""
+    import autotuners
+    from torch._inductor.runtime import hints, triton_heuristics
+
+    made = autotuners.autotuner(
+        function=crashing_kernels.some_configurations, configs=[{"N": 128, "KIND": k} for k in kinds]
+    )
+    made.triton_meta["signature"] = {"x": "*i32", "y": "*i32", "N": "constexpr", "KIND": "constexpr"}
+    try:
+        made._precompile_worker()
+    except triton_heuristics.NoTritonConfigsError as error:
+        return _told(error)
+    return {"kept": [result.config.kwargs["KIND"] for result in made.compile_results]}
+
+
+def pickled(name):
+    """What a process without Triton and one with it make of the pickled error."""
+    try:
+        crashing_kernels.compile(name)
+    except TritonCompileCrash as error:
+        again = pickle.loads(pickle.dumps(error))
+        return {"before": _told(error), "after": _told(again), "same": type(again) is type(error)}
+
+
+class _Kept(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.messages = []
+
+    def emit(self, record):
+        self.messages.append(record.getMessage())
+
+
+def _children():
+    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+        return len(file.read().split())
+
+
+def main(scene, arguments):
+    kept = _Kept()
+    logging.getLogger("safecache").addHandler(kept)
+    with contextlib.redirect_stdout(sys.stderr):
+        result = globals()[scene](**arguments)
+    answer = {"result": result, "warnings": kept.messages, "stats": safecache.stats(), "children": _children()}
+    answer["imported"] = sorted(name for name in sys.modules if name.startswith("safecache.isolation"))
+    print(json.dumps(answer))
+
+
+if __name__ == "__main__":
+    assert triton
+    main(**json.loads(sys.argv[1]))

@@ -1,0 +1,104 @@
+"""triton.compile with real crashes: the process lives, the error says what happened, and the rest is as in stock."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+from isolation.crash_names import DEADLY
+
+STOCK = {"SAFECACHE": "0"}
+
+
+@pytest.mark.parametrize("name", DEADLY)
+def test_abort_of_the_compiler_is_an_error_that_says_in_which_stage(home, name):
+    answer = home.compile(name, "sound")
+    crash, sound = answer.result
+    assert crash["error"] == "TritonCompileCrash"
+    assert (crash["how"], crash["signal"], crash["stage"]) == ("signal", 6, DEADLY[name])
+    assert (
+        crash["kernel"] == name.replace("-", "_") and crash["config"]["N"] == 128 and crash["config"]["num_warps"] == 4
+    )
+    assert "hash" in sound and answer.stats["compile crashed"] == 1
+
+
+def test_signal_caught_in_a_pass_is_a_crash_too(home):
+    [crash] = home.compile("recovered").result
+    assert (crash["error"], crash["how"], crash["signal"], crash["stage"]) == (
+        "TritonCompileCrash",
+        "recovered",
+        None,
+        "ttgir",
+    )
+
+
+def test_hang_ends_with_the_timeout(home):
+    [crash] = home.compile("hang", env={"SAFECACHE_COMPILE_TIMEOUT": "2"}).result
+    assert (crash["error"], crash["how"]) == ("TritonCompileCrash", "timeout")
+    assert "more than 2 s" in crash["text"] and "SAFECACHE_COMPILE_TIMEOUT" in crash["text"]
+
+
+def test_want_of_memory_ends_with_the_limit(home):
+    [crash] = home.compile("memory", env={"SAFECACHE_COMPILE_MEMORY": "1G"}).result
+    assert (crash["error"], crash["how"]) == ("TritonCompileCrash", "memory")
+    assert "more than 1.0 GB" in crash["text"] and "SAFECACHE_COMPILE_MEMORY" in crash["text"]
+
+
+@pytest.mark.parametrize(("name", "error"), [("wrong-instruction", "PTXASError"), ("wrong-types", "CompilationError")])
+def test_ordinary_failure_is_the_error_of_stock(home, name, error):
+    [ours] = home.compile(name).result
+    [stock] = home.compile(name, env=STOCK).result
+    assert ours["error"] == stock["error"] == error
+    assert ours["text"].splitlines()[0] == stock["text"].splitlines()[0]
+    assert home.reports == home.notes == []
+
+
+def test_what_is_compiled_apart_is_what_stock_compiles_under_the_same_key(home):
+    [ours] = home.compile("sound").result
+    shutil.rmtree(home.cache)
+    [stock] = home.compile("sound", env=STOCK).result
+    assert ours == stock
+
+
+def test_stock_reads_what_was_compiled_apart(home):
+    home.compile("sound")
+    stamps = {path: path.stat().st_mtime_ns for path in home.cache.rglob("*.cubin")}
+    home.compile("sound", env=STOCK)
+    assert stamps == {path: path.stat().st_mtime_ns for path in home.cache.rglob("*.cubin")} != {}
+
+
+def test_warm_start_starts_no_process_and_imports_nothing(home):
+    cold = home.compile("sound")
+    warm = home.compile("sound")
+    assert cold.stats["compiled in isolation"] == 1 and cold.children == 1
+    assert warm.result == cold.result and "compiled in isolation" not in warm.stats
+    assert warm.children == 0 and warm.imported == []
+
+
+def test_without_the_setting_nothing_is_isolated(home):
+    answer = home.compile("sound", env={"SAFECACHE_ISOLATE": "0"})
+    assert answer.children == 0 and answer.imported == [] and "compiled in isolation" not in answer.stats
+
+
+def test_crash_is_said_once_for_each_kernel(home):
+    answer = home.compile("unknown-operand", "narrow-register")
+    assert [message.count("crashed on kernel") for message in answer.warnings] == [1, 1]
+
+
+def test_crash_is_a_crash_in_strict_mode_too(home):
+    [crash] = home.compile("unknown-operand", env={"SAFECACHE_STRICT": "1"}).result
+    assert crash["error"] == "TritonCompileCrash"
+
+
+@pytest.mark.parametrize("variable", ["TRITON_ALWAYS_COMPILE", "TRITON_KERNEL_DUMP", "TRITON_KERNEL_OVERRIDE"])
+def test_what_needs_this_process_stays_in_it_with_its_reason(home, variable):
+    answer = home.compile("sound", "sound", env={variable: "1", "TRITON_HOME": str(home.base)})
+    assert answer.children == 0
+    [message] = answer.warnings
+    assert variable in message and "not isolated" in message
+
+
+def test_error_survives_pickling(home):
+    told = home.run("pickled", name="unknown-operand").result
+    assert told["before"] == told["after"] and told["same"]
