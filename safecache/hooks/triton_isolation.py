@@ -11,7 +11,7 @@ from typing import Any
 
 from safecache import compile_workers, config
 
-__all__ = ["get_cache_key", "group_of"]
+__all__ = ["compile", "get_cache_key", "group_of"]
 
 # Within a call of these a compile is one of several: of a function, or of whatever is in a module.
 _BENCHMARK = ("triton.runtime.autotuner", "_bench")
@@ -23,9 +23,35 @@ class _Thread(threading.local):
     """What this thread's triton.compile() has computed the key of, and not looked up yet."""
 
     asked: tuple[Any, Any, Any, str] | None = None
+    # Triton exports triton.compile() from one module to the next, and each of them is hooked.
+    compiles = False
 
 
 _thread = _Thread()
+
+
+def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """triton.compile: a file of IR, which it parses first of all, is compiled before, if the cache has it not."""
+
+    def prepare(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> None:
+        if isinstance(src, str) and _is_isolated():
+            from safecache.isolation import ir_files
+
+            ir_files.prepare(src, target, options, _env_vars, _is_tuning())
+
+    if _thread.compiles:
+        return wrapped(*args, **kwargs)
+    _thread.compiles = True
+    try:
+        prepare(*args, **kwargs)
+        return wrapped(*args, **kwargs)
+    finally:
+        _thread.compiles = False
+
+
+def _is_isolated() -> bool:
+    isolate = config.current().isolate
+    return bool(isolate) and (isolate == config.WORKERS or not compile_workers.is_one())
 
 
 def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
@@ -33,8 +59,7 @@ def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
     def computed(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
         key: str = wrapped(src, backend, backend_options, env_vars)
-        isolate = config.current().isolate
-        if isolate and (isolate == config.WORKERS or not compile_workers.is_one()):
+        if _is_isolated():
             _thread.asked = src, backend, backend_options, key
         return key
 
@@ -53,23 +78,9 @@ def group_of(manager: Any, directory: str, filename: str, found: dict[str, str] 
     from safecache.isolation import compiling, limits
 
     request = compiling.Request(*asked, metadata=filename)
-    reason = _reason_to_stay(knobs)
-    if reason is not None:
-        compiling.in_process(f"the kernel {request.source.name}", reason)
+    if compiling.stays(request.source.name):
         return found
     return compiling.obtain(request, os.path.dirname(directory), limits.current(tuning=_is_tuning()), manager)
-
-
-def _reason_to_stay(knobs: Any) -> str | None:
-    """Why what the service would give is not what was asked for."""
-    for name, variable in (
-        ("always_compile", "TRITON_ALWAYS_COMPILE"),
-        ("override", "TRITON_KERNEL_OVERRIDE"),
-        ("dump_ir", "TRITON_KERNEL_DUMP"),
-    ):
-        if getattr(knobs.compilation, name):
-            return f"{variable} is set"
-    return None
 
 
 def _is_tuning() -> bool:

@@ -14,9 +14,17 @@ from safecache.isolation.limits import Limits
 from safecache.reasons import Count, Reason
 from safecache.triton_place import LIST
 
-__all__ = ["Manager", "Request", "in_process", "obtain"]
+__all__ = ["Manager", "Request", "in_process", "obtain", "stays"]
 
 _REMEDY = "It is compiled in this process, which a crash of the compiler would end."
+
+
+# Knobs for which a hit is not what is wanted.
+_OF_THE_COMPILE = {
+    "always_compile": "TRITON_ALWAYS_COMPILE",
+    "override": "TRITON_KERNEL_OVERRIDE",
+    "dump_ir": "TRITON_KERNEL_DUMP",
+}
 
 
 class Manager(Protocol):
@@ -30,7 +38,10 @@ class Manager(Protocol):
 
 
 class Request(NamedTuple):
-    """What triton.compile() is about to look up: ``key`` is its cache key, ``metadata`` the file it looks for."""
+    """What triton.compile() is about to look up: ``key`` is its cache key, ``metadata`` the file that it looks for.
+
+    "" if that is not known.
+    """
 
     source: Any
     backend: Any
@@ -47,6 +58,15 @@ class Request(NamedTuple):
 def in_process(what: str, why: str, error: BaseException | None = None) -> None:
     """Report, once for each reason, that a compile stays in this process."""
     events.report(Reason.NOT_ISOLATED, f"{what} is not isolated: {why}.", cause=why, remedy=_REMEDY, error=error)
+
+
+def stays(kernel: str) -> bool:
+    """Whether a setting asks for the compile itself, in this process; this is reported."""
+    knobs = sys.modules["triton"].knobs.compilation
+    variable = next((variable for name, variable in _OF_THE_COMPILE.items() if getattr(knobs, name)), None)
+    if variable is not None:
+        in_process(f"the kernel {kernel}", f"{variable} is set")
+    return variable is not None
 
 
 def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> dict[str, str] | None:
@@ -95,7 +115,7 @@ def _taken(request: Request, outcome: Outcome, directory: str, manager: Manager)
         return None
     remarks.repeat(reply)
     group = {name: manager.put(content, name) for name, content in contents.items()}
-    manager.put_group(request.metadata, group)
+    manager.put_group(list(group)[-1], group)
     events.count(Count.ISOLATED)
     return group
 
@@ -112,12 +132,13 @@ def _raise_of_ptxas(error: dict[str, Any], reply: dict[str, Any]) -> None:
 def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[str, bytes] | None:
     """What the worker has written, the list of the kernel's files last; None if it is not what was asked for."""
     folder = str(reply.get("folder", ""))
-    if reply.get("key") != request.hash or reply.get("metadata") != request.metadata or not _is_plain(folder):
+    metadata = request.metadata or reply.get("metadata")
+    if reply.get("key") != request.hash or reply.get("metadata") != metadata or not _is_plain(folder):
         return None
     folder = os.path.join(directory, folder)
     names = [name for name in store.list_entries(folder) if not name.startswith(LIST)]
-    names.sort(key=request.metadata.__eq__)
-    if names[-1:] != [request.metadata]:
+    names.sort(key=metadata.__eq__)
+    if names[-1:] != [metadata]:
         return None
     paths = {name: os.path.join(folder, name) for name in names}
     return {name: files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW) for name, path in paths.items()}

@@ -87,6 +87,7 @@ def _report(
         ended=ended,
         stage=found.stage,
         source=description.source_of(request.source),
+        ir="" if hasattr(request.source, "fn") else request.source.ext,
         language=request.source.language.name,
         options=description.options_of(request.options),
         stderr=stderr,
@@ -116,7 +117,8 @@ def _words(note: Note) -> str:
 
 
 def _of(crash: Crash) -> str:
-    return f"while it made the {crash.stage}: {crash.words}"
+    doing = "read it" if crash.stage == "source" else f"made the {crash.stage}"
+    return f"while it {doing}: {crash.words}"
 
 
 def _error(message: str, note: Note) -> TritonCompileCrash:

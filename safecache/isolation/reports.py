@@ -34,7 +34,8 @@ _TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
 class Facts(NamedTuple):
     """``described``: as describe() has it; ``ended``: how, and of what limit; ``source``: the kernel's text.
 
-    ``language``: the name of Triton's Language; ``options``: for a reproducer; ``folders``: what Triton has written.
+    ``ir``: the suffix that says in what IR, or "" if it is Python; ``language``: the name of Triton's Language;
+    ``options``: for a reproducer; ``folders``: what Triton has written.
     """
 
     hash: str
@@ -42,6 +43,7 @@ class Facts(NamedTuple):
     ended: dict[str, Any]
     stage: str
     source: str
+    ir: str
     language: str
     options: dict[str, Any]
     stderr: str
@@ -83,12 +85,12 @@ def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
     summary = {"hash": facts.hash, "time": timestamps.write(time.time()), "ended": facts.ended, "stage": facts.stage}
     yield _SUMMARY, json.dumps(summary | facts.described, indent=1, default=repr).encode()
     yield "stderr.txt", facts.stderr.encode(errors="backslashreplace")
-    yield "kernel.txt", facts.source.encode(errors="backslashreplace")
+    yield f"kernel.{facts.ir or 'txt'}", facts.source.encode(errors="backslashreplace")
     found = [path for folder in facts.folders for path in files_in(folder)]
     stages = {os.path.splitext(path)[1][1:]: path for path in found}
-    reached = [stage for stage in STAGES if stage in stages]
+    reached = [stage for stage in STAGES if stage in stages or stage == facts.ir]
     # What the compile started from, and what the stage that crashed was given.
-    for stage in dict.fromkeys((*reached[:1], *reached[-1:])):
+    for stage in {*reached[:1], *reached[-1:]} - {facts.ir}:
         yield f"kernel.{stage}", _read(stages[stage])
     for path in found:
         if path.endswith(".mlir"):

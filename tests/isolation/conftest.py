@@ -10,6 +10,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from unit.conftest import isolated, run, settings
+
+__all__ = ["isolated", "run", "settings"]
 
 HERE = Path(__file__).parent
 SOURCE = HERE.parent.parent

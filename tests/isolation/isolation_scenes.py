@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -32,13 +33,21 @@ def _compiled(name):
         kernel = crashing_kernels.compile(name)
     except Exception as error:
         return _told(error)
-    files = {key: open(path, "rb").read().hex() for key, path in kernel.metadata_group.items()}  # noqa: SIM115
+    files = {key: Path(path).read_bytes().hex() for key, path in kernel.metadata_group.items()}
     return {"hash": kernel.hash, "files": files}
 
 
 def compile_each(names, options=None):
     """What became of the compile of each."""
     return [_compiled(name) for name in names]
+
+
+def compile_ir(stage):
+    """The sound kernel from its IR, and not from its source."""
+    path = Path(os.environ["TRITON_CACHE_DIR"]).parent / f"scale.{stage}"
+    path.write_text(crashing_kernels.compile("sound").asm[stage])
+    kernel = triton.compile(str(path), target=crashing_kernels.TARGET)
+    return {"hash": kernel.hash, "cubin": kernel.asm["cubin"].hex()}
 
 
 def tune(kinds):
@@ -81,20 +90,34 @@ def tune(kinds):
     return {"best": kernel.best_config.kwargs["KIND"], "timings": {k: str(t) for k, t in timings.items()}}
 
 
-def precompile(kinds):
-    """CachingAutotuner.precompile() up to the compile results, as Inductor does it."""
+def tune_with_inductor(choices, kinds):
+    """What each of Inductor's loops makes of real crashes: that of max-autotune, and that of CachingAutotuner."""
     import autotuners
-    from torch._inductor.runtime import hints, triton_heuristics
+    from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
-    made = autotuners.autotuner(
-        function=crashing_kernels.some_configurations, configs=[{"N": 128, "KIND": k} for k in kinds]
-    )
+    def benchmark(choice, arguments):
+        crashing_kernels.compile(choice)
+        return 1.0
+
+    with autotuners.driver(), mock.patch.object(AlgorithmSelectorCache, "benchmark_choice", benchmark):
+        timings = AlgorithmSelectorCache.benchmark_choices(choices, None)
+        return {
+            "max-autotune": {choice: str(timing) for choice, timing in timings.items()},
+            "precompile": [_precompiled(autotuners, each) for each in kinds],
+        }
+
+
+def _precompiled(autotuners, kinds):
+    from torch._inductor.runtime.triton_heuristics import NoTritonConfigsError
+
+    configs = [{"N": 128, "KIND": kind} for kind in kinds]
+    made = autotuners.autotuner(function=crashing_kernels.some_configurations, configs=configs)
     made.triton_meta["signature"] = {"x": "*i32", "y": "*i32", "N": "constexpr", "KIND": "constexpr"}
     try:
         made._precompile_worker()
-    except triton_heuristics.NoTritonConfigsError as error:
+    except NoTritonConfigsError as error:
         return _told(error)
-    return {"kept": [result.config.kwargs["KIND"] for result in made.compile_results]}
+    return [result.config.kwargs["KIND"] for result in made.compile_results]
 
 
 def pickled(name):

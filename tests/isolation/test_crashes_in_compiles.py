@@ -33,6 +33,26 @@ def test_signal_caught_in_a_pass_is_a_crash_too(home):
     )
 
 
+def test_death_of_the_parser_is_a_crash_too(home):
+    [crash] = home.compile("empty-module").result
+    assert (crash["error"], crash["how"], crash["signal"], crash["stage"]) == (
+        "TritonCompileCrash",
+        "signal",
+        11,
+        "source",
+    )
+
+
+@pytest.mark.parametrize("stage", ["ttir", "ttgir"])
+def test_file_of_ir_is_compiled_apart_once_as_stock_does(home, stage):
+    cold = home.run("compile_ir", stage=stage)
+    warm = home.run("compile_ir", stage=stage)
+    assert cold.stats["compiled in isolation"] == 2 and cold.children == 1
+    assert warm.children == 0 and "compiled in isolation" not in warm.stats
+    shutil.rmtree(home.cache)
+    assert cold.result == warm.result == home.run("compile_ir", stage=stage, env=STOCK).result
+
+
 def test_hang_ends_with_the_timeout(home):
     [crash] = home.compile("hang", env={"SAFECACHE_COMPILE_TIMEOUT": "2"}).result
     assert (crash["error"], crash["how"]) == ("TritonCompileCrash", "timeout")
