@@ -16,7 +16,7 @@ from safecache.isolation import descriptors, protocol
 
 __all__ = ["Connection", "Ended", "Limits", "ServerGoneError", "ServiceUnavailable"]
 
-_BOOT = "import sys; sys.path[:] = {paths!r}; from safecache.isolation import server; server.main({descriptor})"
+_BOOT = "import sys; sys.path[:] = {!r}; from safecache.isolation import server; server.main({!r}, {!r})"
 # Seconds that the server may take to fork, or to end a worker that SIGKILL does not end at once.
 _PATIENCE = 30.0
 # Seconds that the server may take to end.
@@ -63,30 +63,32 @@ class Connection:
         self._is_ready = False
         self.is_given_up = False
         self._used = time.monotonic()
-        setup = {
-            "parent": os.getpid(),
-            "imports": [*imports],
-            "jobs": jobs,
-            "worker_idle": limits.worker_idle,
-            "server_idle": limits.server_idle,
-        }
         try:
             self._notes = descriptors.notes()
             self._control, theirs = descriptors.socketpair()
             try:
-                self._process = self._start(theirs.fileno())
+                self._process = self._start(theirs.fileno(), jobs)
+            except BaseException:
+                descriptors.close(self._notes, self._control)
+                raise
             finally:
                 descriptors.close(theirs)
-            protocol.send(self._control, setup)
         except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the interpreter is ending
             raise ServiceUnavailable(f"no compile server can be started: {type(error).__name__}: {error}") from error
 
-    def _start(self, descriptor: int) -> subprocess.Popen[bytes]:
+    def _start(self, descriptor: int, jobs: str) -> subprocess.Popen[bytes]:
         if not sys.executable or getattr(sys, "frozen", False):
             raise ValueError("sys.executable names no Python interpreter")
+        setup = {
+            "parent": os.getpid(),
+            "imports": self._imports,
+            "jobs": jobs,
+            "worker_idle": self._limits.worker_idle,
+            "server_idle": self._limits.server_idle,
+        }
         return subprocess.Popen(
             # Without site: what .pth files import is not for a process that forks.
-            [sys.executable, "-S", "-c", _BOOT.format(paths=_paths(self._imports), descriptor=descriptor)],
+            [sys.executable, "-S", "-c", _BOOT.format(_paths(self._imports), descriptor, setup)],
             stdin=subprocess.DEVNULL,
             stdout=self._notes,
             stderr=self._notes,
@@ -107,11 +109,19 @@ class Connection:
         with self._starting:
             if self._is_ready:
                 return
-            problem = self._problem(self._exchange(None, self._limits.start))
+            problem = self._problem(self._first_message())
             self._is_ready = problem is None
         if problem is not None:
             self.close()
             raise ServiceUnavailable(f"the compile server cannot be used: {problem}")
+
+    def _first_message(self) -> dict[str, Any]:
+        try:
+            return self._exchange(None, self._limits.start)
+        except ServerGoneError as error:
+            if isinstance(error.__cause__, TimeoutError):
+                return {"failed": f"it was not ready after {self._limits.start:.0f} s"}
+            raise
 
     def _problem(self, answer: dict[str, Any]) -> str | None:
         if "ready" not in answer:
@@ -178,6 +188,8 @@ class Connection:
         """Have the server end, with all that it has started, and wait for that; its exit status. Idempotent."""
         with suppress(OSError):  # closed already
             self._control.shutdown(socket.SHUT_RDWR)
+        if not self._is_ready:
+            self._process.kill()  # it would first see that it is to end when it has imported everything
         try:
             status = self._process.wait(_FAREWELL)
         except subprocess.TimeoutExpired:

@@ -39,7 +39,8 @@ class Pool:
             if time.monotonic() < self._refuses_until:
                 raise ServiceUnavailable(self._refusal)
             if self._connection is not None and not self._in_use and self._connection.is_stale():
-                self.close()
+                self._connection.close()
+                self._drop()
             if self._connection is None:
                 try:
                     self._connection = Connection(self._jobs, self._imports, self._limits)
@@ -83,8 +84,8 @@ class Pool:
     def close(self) -> None:
         """End the server and all that it has started, also what is in use. A later connect() starts anew."""
         with self._lock:
-            connection, self._connection = self._connection, None
-            self._drop_idle()
+            connection = self._connection
+            self._drop()
         if connection is not None:
             connection.is_given_up = True
             connection.close()
@@ -110,19 +111,19 @@ class Pool:
         self._deaths = 0
 
     def _lost(self, connection: Connection, error: ServerGoneError) -> None:
-        """Have it started again, unless it was lost twice without a job done. Raises ServiceUnavailable if closed."""
+        """Have it started again, unless it was of no use since. Raises ServiceUnavailable if it was closed."""
         with self._lock:
             if connection.is_given_up:
                 raise ServiceUnavailable("the compile service was closed") from error
             if connection is not self._connection:
                 return  # another thread has said so
-            self._connection = None
-            self._drop_idle()
+            self._drop()
             self._deaths += 1
             if self._deaths >= _MOST_DEATHS:
                 self._refuse(f"the compile server has ended twice in a row: {error}")
 
-    def _drop_idle(self) -> None:
+    def _drop(self) -> None:
+        self._connection = None
         while self._idle:
             self._idle.pop().let_go()
 
@@ -144,7 +145,9 @@ class Pool:
 
     def _end(self, worker: Worker, grace: float) -> Ended:
         try:
-            return worker.end(grace)
+            ended = worker.end(grace)
         except ServerGoneError as error:
             self._lost(worker.connection, error)
             raise
+        self._deaths = 0
+        return ended

@@ -54,9 +54,11 @@ def receive(channel: socket.socket, deadline: float | None = None) -> dict[str, 
 
 def receive_with_descriptors(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
     """As receive(), with the descriptors that came with the message, which are the caller's to close."""
-    # One that is held by a program which is started, such as ptxas, would outlive us there.
-    start, descriptors, _, _ = socket.recv_fds(channel, _LENGTH.size, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC)
+    start, descriptors, _, _ = socket.recv_fds(channel, _LENGTH.size, _MOST_DESCRIPTORS)
     try:
+        for descriptor in descriptors:
+            # Not by a flag, which recv_fds() drops. A program that is started, such as ptxas, would hold it open.
+            os.set_inheritable(descriptor, False)
         rest = _read(channel, _LENGTH.size - len(start), None) if start else b""
         return _message(channel, start + rest, None), descriptors
     except BaseException:

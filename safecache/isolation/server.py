@@ -28,13 +28,10 @@ _DEATH = 5.0
 _SIGNALS = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
 
 
-def main(descriptor: int) -> NoReturn:
-    """Serve on this channel until the parent closes it, and exit. The first message says what to import, for whom."""
+def main(descriptor: int, setup: dict[str, Any]) -> NoReturn:
+    """Serve on this channel until the parent closes it, and exit. ``setup``: what to import, and for whom."""
     control = socket.socket(fileno=descriptor)
     _default_signals()
-    setup = protocol.receive(control)
-    if setup is None:
-        os._exit(os.EX_OK)
     try:
         places = {name: getattr(importlib.import_module(name), "__file__", None) for name in setup["imports"]}
         jobs = importlib.import_module(setup["jobs"])

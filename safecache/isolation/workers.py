@@ -28,18 +28,18 @@ class Worker:
         self.jobs = 0
         self.used = time.monotonic()
         self._number = number
+        pair: tuple[descriptors.Closable, ...] = ()
+        pipe: tuple[descriptors.Closable, ...] = ()
         try:
-            self._channel, channel = descriptors.socketpair()
-            self._pipe, written = descriptors.pipe()
-        except OSError as error:
-            raise ServiceUnavailable(f"no worker can be started: {error}") from error
-        try:
+            pair = self._channel, channel = descriptors.socketpair()
+            pipe = self._pipe, written = descriptors.pipe()
             self._pid = connection.fork(number, channel.fileno(), written.fileno())
-        except BaseException:
-            self.let_go()
+        except BaseException as error:
+            descriptors.close(*pair, *pipe)
+            if isinstance(error, OSError):
+                raise ServiceUnavailable(f"no worker can be started: {error}") from error
             raise
-        finally:
-            descriptors.close(channel, written)
+        descriptors.close(channel, written)
         self._since = _start_time(self._pid)
         self.output = Output(self._pipe.fileno())
 

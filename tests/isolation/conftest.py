@@ -1,67 +1,99 @@
-"""A home for what fresh processes compile in isolation."""
+"""Services with jobs that stand in for compiles, and what is left of them."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
+import time
+import uuid
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
-from unit.conftest import isolated, run, settings
 
-__all__ = ["isolated", "run", "settings"]
+from safecache.isolation.client import Service
 
-HERE = Path(__file__).parent
-SOURCE = HERE.parent.parent
+MEMORY = 1 << 30
+LONG = 120.0
 
 
-class Home:
-    """One test's cache of Triton's, and keys; each run() is a fresh process."""
+class Runner:
+    """A service, a directory for its jobs, and a mark on every process that it starts."""
 
-    def __init__(self, base):
-        self.base = base
-        self.cache = base / "triton"
-        self.environment = {
-            name: value for name, value in os.environ.items() if not name.startswith(("SAFECACHE", "TRITON"))
-        } | {
-            "TRITON_CACHE_DIR": str(self.cache),
-            "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
-            "TRITON_DEFAULT_FP_FUSION": "1",  # or Triton 3.9 warns
-            "XDG_CONFIG_HOME": str(base / "config"),
-            "PYTHONPATH": os.pathsep.join(map(str, (SOURCE, HERE, HERE.parent))),
-            "SAFECACHE_ISOLATE": "1",
-        }
+    def __init__(self, directory: Path, mark: str, *arguments, **named) -> None:
+        self.service = Service(*arguments, **named)
+        self.directory = directory
+        self.mark = mark
 
-    def run(self, scene, *, env=None, **arguments):
-        done = subprocess.run(
-            [sys.executable, str(HERE / "isolation_scenes.py"), json.dumps({"scene": scene, "arguments": arguments})],
-            env=self.environment | (env or {}),
-            capture_output=True,
-            text=True,
-            timeout=200,
-        )
-        assert done.returncode == 0, (done.returncode, done.stderr[-4000:])
-        return SimpleNamespace(**json.loads(done.stdout), stderr=done.stderr)
+    def __call__(self, what, *, timeout=LONG, memory=MEMORY, **arguments):
+        return self.service.run({"what": what, **arguments}, str(self.directory), timeout=timeout, memory=memory)
 
-    def compile(self, *names, **how):
-        return self.run("compile_each", names=names, **how)
+    def reply(self, what, **arguments):
+        """What a job replied that is to reply."""
+        outcome = self(what, **arguments)
+        assert outcome.ending is None, outcome
+        return outcome.reply
 
-    def say(self, *arguments):
-        command = [sys.executable, "-m", "safecache", *arguments]
-        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+    def ending(self, what, **arguments):
+        """How a job ended that is not to reply."""
+        outcome = self(what, **arguments)
+        assert outcome.reply is None, outcome
+        return outcome.ending
 
     @property
-    def reports(self):
-        return sorted((self.cache / ".safecache" / "crashes").glob("*"))
+    def server(self) -> int:
+        """Its pid."""
+        return self.reply("surroundings")["server"]
 
-    @property
-    def notes(self):
-        return sorted((self.cache / ".safecache" / "known_bad").glob("*"))
+
+def processes(mark: str) -> list[int]:
+    """Those that live and were started with this variable in their environment, this process excepted."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            is_dead = (path / "stat").read_text(errors="replace").rpartition(")")[2].split()[0] in "ZX"
+            if not is_dead and mark.encode() in (path / "environ").read_bytes():
+                found.append(int(path.name))
+        except OSError:
+            continue
+    return [pid for pid in found if pid != os.getpid()]
+
+
+def eventually(is_so, seconds=30.0):
+    """Whether it comes to be so, however busy the machine is."""
+    until = time.monotonic() + seconds
+    while not is_so():
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
+    return True
 
 
 @pytest.fixture
-def home(tmp_path):
-    return Home(tmp_path)
+def mark(monkeypatch):
+    mark = f"isolation-{uuid.uuid4().hex}"
+    monkeypatch.setenv("MARK_OF_A_TEST", mark)
+    return mark
+
+
+@pytest.fixture
+def service(tmp_path, mark, monkeypatch):
+    """Makes services, by default of two workers; their processes are gone at the end of the test, or it fails."""
+    for name in [name for name in os.environ if name.startswith("SAFECACHE")]:
+        monkeypatch.delenv(name)
+    made = []
+
+    def make(jobs="isolation.stand_in", imports=(), *, size=2, **named):
+        directory = tmp_path / f"jobs-{len(made)}"
+        directory.mkdir()
+        made.append(Runner(directory, mark, jobs, imports, size=size, **named))
+        return made[-1]
+
+    yield make
+    for runner in made:
+        runner.service.close()
+    assert eventually(lambda: processes(mark) == []), processes(mark)
+
+
+@pytest.fixture
+def run(service):
+    """One service of two workers."""
+    return service()

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from isolation.crash_names import DEADLY
+from crashes.crash_names import DEADLY
 
 SCRIPT = Path(__file__).with_name("crashing_kernels.py")
 

@@ -1,4 +1,4 @@
-"""What tests of isolation have a fresh process do: ``python isolation_scenes.py '{"scene": …}'`` prints JSON."""
+"""What tests of isolation have a fresh process do: ``python crash_scenes.py '{"scene": …}'`` prints JSON."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from isolation.crash_names import DEADLY
+from crashes.crash_names import DEADLY
 from safecache.isolation import reports
 from safecache.isolation.reports import Facts
 
@@ -21,7 +21,7 @@ SECRET = "hunter2-of-the-environment"
 @pytest.fixture(scope="module")
 def crashed(tmp_path_factory):
     """A home in which some kernels have crashed."""
-    from isolation.conftest import Home
+    from crashes.conftest import Home
 
     home = Home(tmp_path_factory.mktemp("crashed"))
     answer = home.compile(*DEADLY, "recovered", env={"API_TOKEN": SECRET})

@@ -6,7 +6,7 @@ import shutil
 
 import pytest
 
-from isolation.crash_names import DEADLY
+from crashes.crash_names import DEADLY
 
 STOCK = {"SAFECACHE": "0"}
 
