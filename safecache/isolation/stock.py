@@ -126,7 +126,7 @@ def _functions(value: Any) -> Iterator[Any]:
 def _is_stock(value: Any) -> bool:
     if isinstance(value, JITCallable):
         # Somebody may have given it another source.
-        return textwrap.dedent("".join(value.raw_src)).endswith(value.src)
+        return str(textwrap.dedent("".join(value.raw_src))).endswith(str(value.src))
     if type(value).__module__.partition(".")[0] not in _TYPES_FROM:
         return False
     code = getattr(value, "__code__", None)

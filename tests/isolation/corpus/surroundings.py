@@ -10,10 +10,10 @@ from triton.language import sum as total
 from triton.language.extra import libdevice
 from triton.language.math import exp2
 
-import corpus.helpers
-from corpus import helpers as aliased
-from corpus.cases import case
-from corpus.helpers import FACTOR as WEIGHT
+import isolation.corpus.helpers
+from isolation.corpus import helpers as aliased
+from isolation.corpus.cases import case
+from isolation.corpus.helpers import FACTOR as WEIGHT
 
 SIZE = tl.constexpr(4)
 KIND = tl.constexpr(tl.float16)
@@ -45,7 +45,7 @@ def constants_of_the_module(p, BLOCK: tl.constexpr):
 @triton.jit
 def attributes_of_modules(p, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
-    x = corpus.helpers.scaled(tl.load(p + offsets)) + aliased.FACTOR
+    x = isolation.corpus.helpers.scaled(tl.load(p + offsets)) + aliased.FACTOR
     tl.store(p + offsets, aliased.twice_scaled(x))
 
 
@@ -81,7 +81,7 @@ def apart(x):
 def nested(p, BLOCK: tl.constexpr):
     """Helpers of helpers, one of them twice, one of them not inlined."""
     index = tl.program_id(0)
-    tl.store(p + index, corpus.helpers.twice_scaled(leaf(tl.load(p + index))) + apart(index).to(tl.float32))
+    tl.store(p + index, isolation.corpus.helpers.twice_scaled(leaf(tl.load(p + index))) + apart(index).to(tl.float32))
 
 
 @triton.jit
@@ -152,7 +152,7 @@ def shadowed(p, UNUSED, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def annotated(p: "corpus.helpers.UNRELATED", x: corpus.helpers.UNRELATED, BLOCK: tl.constexpr):  # noqa: F821
+def annotated(p: "isolation.corpus.helpers.UNRELATED", x: isolation.corpus.helpers.UNRELATED, BLOCK: tl.constexpr):
     tl.store(p + tl.arange(0, BLOCK), x)
 
 
