@@ -72,15 +72,19 @@ class _Area:
     def replaced(self) -> str | None:
         if self._modules != len(sys.modules):
             self._modules = len(sys.modules)
-            self._look_for_more()
+            self._namespaces = self._namespaces | self._imported()
         return next(filter(None, (namespace.replaced() for namespace in self._namespaces.values())), None)
 
-    def _look_for_more(self) -> None:
+    def _imported(self) -> dict[Any, _Namespace]:
+        """Those that are not known yet."""
+        found: dict[Any, _Namespace] = {}
         for name, module in list(sys.modules.items()):
             if any(f"{name}.".startswith(f"{root}.") for root in self._roots):
                 for part in (module, *filter(_is_of_triton, list(vars(module).values()))):
                     full_name = name if part is module else f"{part.__module__}.{part.__qualname__}"
-                    self._namespaces.setdefault(part, _Namespace(full_name, vars(part)))
+                    if part not in self._namespaces:
+                        found.setdefault(part, _Namespace(full_name, vars(part)))
+        return found
 
 
 class _Namespace:

@@ -121,17 +121,32 @@ def plain_of(way, arch, options):
     return plain
 
 
+def compile_ir(worker, case):
+    """By stage: what comes of the kernel's own IR, when a file with it is compiled."""
+    target = GPUTarget("cuda", case.arch, 32)
+    made = Compiled(source_of(case), target, dict(case.options)).files
+    results = {}
+    with tempfile.TemporaryDirectory() as directory:
+        for stage in (".ttir", ".ttgir"):
+            path = Path(directory, f"given{stage}")
+            path.write_bytes(next(content for name, content in made.items() if name.endswith(stage)))
+            results[stage] = compile_twice(worker, str(path), target, {}) | {"expected": "ir"}
+    return results
+
+
 def main(modules):
     worker = Worker()
     results = {}
     for module in modules:
         for case in importlib.import_module(f"isolation.corpus.{module}").CASES:
+            target = GPUTarget("cuda", case.arch, 32)
+            results[case.name] = {"expected": case.way}
             try:
-                target = GPUTarget("cuda", case.arch, 32)
-                result = compile_twice(worker, source_of(case), target, dict(case.options))
-                results[case.name] = result | {"expected": case.way}
+                results[case.name] |= compile_twice(worker, source_of(case), target, dict(case.options))
+                if case.name == "softmax":
+                    results |= {f"{stage} of {case.name}": r for stage, r in compile_ir(worker, case).items()}
             except Exception as error:
-                results[case.name] = {"raised": f"{type(error).__name__}: {error}"}
+                results[case.name]["raised"] = f"{type(error).__name__}: {error}"
     worker.close()
     print(json.dumps(results))
 

@@ -117,6 +117,12 @@ def tuples(p, pair, settings: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def constants_in_tuples(p, group, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(p + offsets, group[1][1](tl.load(group[0] + offsets)) * group[1][0])
+
+
+@triton.jit
 def named_tuples(p, pair, point: tl.constexpr, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     made = Pair(first=point.x, second=offsets)
@@ -180,6 +186,8 @@ edited._unsafe_update_src(edited.src.replace(", 1)", ", SIZE)"))
 
 PAIR_OF_POINTERS = {"p": "*fp32", "pair": ("*fp32", "fp32"), "settings": "constexpr", "BLOCK": "constexpr"}
 NAMED_PAIR = {"p": "*fp32", "pair": Pair("*fp32", "i32"), "point": "constexpr", "BLOCK": "constexpr"}
+GROUP = {"p": "*fp32", "group": ("*fp32", ("constexpr", "constexpr")), "BLOCK": "constexpr"}
+IN_GROUP = {(1, 1, 0): 3, (1, 1, 1): leaf}
 
 CASES = [
     case(constants_of_the_module, "*fp32", BLOCK=128),
@@ -193,6 +201,7 @@ CASES = [
     case(uses_defaults, "*fp32"),
     case(tuples, "*fp32 x", settings=(1.5, 2), BLOCK=64)._replace(signature=PAIR_OF_POINTERS),
     case(named_tuples, "*fp32 x", point=Point(3, -0.0), BLOCK=64)._replace(signature=NAMED_PAIR),
+    case(constants_in_tuples, "*fp32 x", constants=IN_GROUP, BLOCK=64)._replace(signature=GROUP),
     case(with_repr, "*fp32", BLOCK=32),
     case(with_settings, "*i64 i32 i64", BLOCK=32),
     case(Family.member, "*fp32", BLOCK=32),
