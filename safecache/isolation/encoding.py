@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import Any, NamedTuple
 
@@ -31,16 +32,28 @@ def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
     builtins, aggregates), or functions of Triton's that somebody has replaced, has its front end run here, and travels
     as what that makes; that part is not isolated. Raises CannotTravel, naming what cannot.
     """
+    try:
+        return _encoded(source, target, options)
+    except CannotTravel:
+        raise
+    except UnshippableError as error:
+        raise CannotTravel(str(error)) from None
+    except Exception as error:
+        # Such as a repr= of the user's raises: the compile in this process comes upon it too, or has no need of it.
+        raise CannotTravel(f"to encode it raises {type(error).__name__}: {error}") from error
+
+
+def _encoded(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
     hindrance = knob_values.hindrance()
     replaced = stock.replaced_in_backend(make_backend(target))
     if hindrance is not None or replaced is not None:
         raise CannotTravel(hindrance or f"{replaced} is not as Triton was released")
-    try:
-        encoded = _source(source, target, options)
-        encoded["options"] = Encoder(_refuse).encode(options)
-    except (UnshippableError, RecursionError) as error:
-        raise CannotTravel(str(error)) from None
-    return encoded | {"knobs": knob_values.current(), "driver": _driver_target()}
+    return {
+        **_source(source, target, options),
+        "options": Encoder(_refuse).encode(options),
+        "knobs": knob_values.current(),
+        "driver": _driver_target(),
+    }
 
 
 def _source(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -49,10 +62,8 @@ def _source(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]
     if type(source) not in _LANGUAGES:
         raise UnshippableError(f"{type(source).__module__}.{type(source).__qualname__} is no source of Triton's")
     if stock.replaced_in_front_end() is None:
-        try:
+        with contextlib.suppress(UnshippableError, RecursionError):
             return _kernel(source)
-        except (UnshippableError, RecursionError):
-            pass  # What its front end makes of it needs no more of Python.
     return _lowered(source, target, options)
 
 

@@ -69,7 +69,7 @@ class _Compile:
         knob_values.apply(self.encoded["knobs"])
         own = {"dir": self.directory, "manager_class": cache.FileCacheManager, "remote_manager_class": None}
         vars(knobs.cache).update(own)
-        vars(knobs.compilation).update(listener=self._listen, always_compile=False)
+        vars(knobs.compilation).update(listener=self._listen, always_compile=True)
         driver.set_active(_Driver(self.encoded["driver"]))
         # To hash libtriton again would take as long as several compiles.
         cache.triton_key = lambda: self.job["triton_key"]

@@ -35,7 +35,7 @@ def hindrance() -> str | None:
         return "triton.knobs.runtime.add_stages_inspection_hook changes the stages of a compile by a function of Python"
     for group, values in _groups().items():
         for name, value in vars(values).items():
-            if value is not None and not isinstance(value, _PLAIN) and not _is_of_the_parent(name):
+            if value is not None and not isinstance(value, _PLAIN) and name not in _OF_THE_PARENT:
                 return f"triton.knobs.{group}.{name} is set to a {type(value).__name__}"
     return None
 
@@ -60,7 +60,3 @@ def _plain(group: Any) -> dict[str, Any]:
 
 def _read_at_import(kind: type) -> dict[str, Any]:
     return {name: value for name, value in vars(kind).items() if isinstance(value, _PLAIN) and name[0] != "_"}
-
-
-def _is_of_the_parent(name: str) -> bool:
-    return name in _OF_THE_PARENT or name.endswith("_hook")

@@ -12,8 +12,8 @@ from typing import Any
 
 __all__ = ["heard", "repeat"]
 
-# Of what tl.static_print() and the like have printed; a kernel that prints more is being debugged in another way.
-_MOST = 1 << 16
+# In characters: more than the PTX that Triton prints where ptxas fails.
+_MOST = 1 << 20
 # As of a module that all kernels were in: a filter that lets a warning pass once does so here, too.
 _shown: dict[Any, Any] = {}
 

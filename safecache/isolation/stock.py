@@ -72,15 +72,19 @@ class _Area:
     def replaced(self) -> str | None:
         if self._modules != len(sys.modules):
             self._modules = len(sys.modules)
-            self._look_for_more()
+            self._namespaces = self._namespaces | self._imported()
         return next(filter(None, (namespace.replaced() for namespace in self._namespaces.values())), None)
 
-    def _look_for_more(self) -> None:
+    def _imported(self) -> dict[Any, _Namespace]:
+        """Those that are not known yet."""
+        found: dict[Any, _Namespace] = {}
         for name, module in list(sys.modules.items()):
             if any(f"{name}.".startswith(f"{root}.") for root in self._roots):
                 for part in (module, *filter(_is_of_triton, list(vars(module).values()))):
                     full_name = name if part is module else f"{part.__module__}.{part.__qualname__}"
-                    self._namespaces.setdefault(part, _Namespace(full_name, vars(part)))
+                    if part not in self._namespaces:
+                        found.setdefault(part, _Namespace(full_name, vars(part)))
+        return found
 
 
 class _Namespace:
@@ -90,20 +94,27 @@ class _Namespace:
         self._name = name
         self._content = content
         self._seen: list[Any] = []
+        self._sources: list[tuple[Any, str]] = []
 
     def replaced(self) -> str | None:
         # To look again must cost next to nothing where nothing has changed.
         values = list(self._content.values())
-        if len(values) != len(self._seen) or not all(map(operator.is_, values, self._seen)):
+        same = len(values) == len(self._seen) and all(map(operator.is_, values, self._seen))
+        if not same or not all(kernel.src is source for kernel, source in self._sources):
             for name, value in list(self._content.items()):
                 if not all(map(_is_stock, _functions(value))):
                     return f"{self._name}.{name}"
             self._seen = values
+            self._sources = [(value, value.src) for value in values if _has_source(value)]
         return None
 
 
 def _is_of_triton(value: Any) -> bool:
     return isinstance(value, type) and value.__module__.partition(".")[0] == "triton"
+
+
+def _has_source(value: Any) -> bool:
+    return isinstance(value, JITCallable) and hasattr(value, "raw_src")
 
 
 def _functions(value: Any) -> Iterator[Any]:
@@ -114,7 +125,7 @@ def _functions(value: Any) -> Iterator[Any]:
         yield from _functions(value.__func__)
     elif isinstance(value, functools.partial):
         yield from _functions(value.func)
-    elif isinstance(value, JITCallable) and hasattr(value, "raw_src"):
+    elif _has_source(value):
         yield from _functions(value.fn)
         yield value
     else:
@@ -126,7 +137,7 @@ def _functions(value: Any) -> Iterator[Any]:
 def _is_stock(value: Any) -> bool:
     if isinstance(value, JITCallable):
         # Somebody may have given it another source.
-        return textwrap.dedent("".join(value.raw_src)).endswith(value.src)
+        return bool(textwrap.dedent("".join(value.raw_src)).endswith(value.src))
     if type(value).__module__.partition(".")[0] not in _TYPES_FROM:
         return False
     code = getattr(value, "__code__", None)
@@ -134,4 +145,4 @@ def _is_stock(value: Any) -> bool:
         return True
     # What dataclasses make has no file; its module is that of the class.
     generated = code.co_filename == "<string>" and value.__module__.partition(".")[0] == "triton"
-    return generated or code.co_filename.startswith(_ROOTS)
+    return bool(generated or code.co_filename.startswith(_ROOTS))

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from corpus.cases import case
+from isolation.corpus.cases import case
 
 
 @triton.jit
@@ -146,7 +146,9 @@ CASES = [
     case(dot, "*fp32 *fp32 *fp32", N=32, PRECISION="ieee", **FUSED, name="dot_ieee"),
     case(dot, "*fp16 *fp16 *fp32", N=64, PRECISION="tf32", num_warps=8, num_stages=1, maxnreg=64, name="dot_maxnreg"),
     case(dot, "*fp16 *fp16 *fp32", N=64, PRECISION="tf32", debug=True, ptx_options="--opt-level 1", name="dot_debug"),
-    case(dot, "*fp16 *fp16 *fp32", N=64, PRECISION="tf32", launch_pdl=True, launch_cooperative_grid=True, name="dot_pdl"),
+    case(
+        dot, "*fp16 *fp16 *fp32", N=64, PRECISION="tf32", launch_pdl=True, launch_cooperative_grid=True, name="dot_pdl"
+    ),
     case(dot, "*fp16 *fp16 *fp32", N=32, PRECISION="tf32", arch=75, name="dot_sm75"),
     case(dot, "*fp16 *fp16 *fp32", N=128, PRECISION="tf32", arch=100, name="dot_sm100"),
 ]

@@ -10,10 +10,10 @@ from triton.language import sum as total
 from triton.language.extra import libdevice
 from triton.language.math import exp2
 
-import corpus.helpers
-from corpus import helpers as aliased
-from corpus.cases import case
-from corpus.helpers import FACTOR as WEIGHT
+import isolation.corpus.helpers
+from isolation.corpus import helpers as aliased
+from isolation.corpus.cases import case
+from isolation.corpus.helpers import FACTOR as WEIGHT
 
 SIZE = tl.constexpr(4)
 KIND = tl.constexpr(tl.float16)
@@ -45,7 +45,7 @@ def constants_of_the_module(p, BLOCK: tl.constexpr):
 @triton.jit
 def attributes_of_modules(p, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
-    x = corpus.helpers.scaled(tl.load(p + offsets)) + aliased.FACTOR
+    x = isolation.corpus.helpers.scaled(tl.load(p + offsets)) + aliased.FACTOR
     tl.store(p + offsets, aliased.twice_scaled(x))
 
 
@@ -81,7 +81,7 @@ def apart(x):
 def nested(p, BLOCK: tl.constexpr):
     """Helpers of helpers, one of them twice, one of them not inlined."""
     index = tl.program_id(0)
-    tl.store(p + index, corpus.helpers.twice_scaled(leaf(tl.load(p + index))) + apart(index).to(tl.float32))
+    tl.store(p + index, isolation.corpus.helpers.twice_scaled(leaf(tl.load(p + index))) + apart(index).to(tl.float32))
 
 
 @triton.jit
@@ -114,6 +114,12 @@ def uses_defaults(p):
 def tuples(p, pair, settings: tl.constexpr, BLOCK: tl.constexpr):
     offsets = tl.arange(0, BLOCK)
     tl.store(p + offsets, tl.load(pair[0] + offsets) * pair[1] + settings[0] * settings[1])
+
+
+@triton.jit
+def constants_in_tuples(p, group, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(p + offsets, group[1][1](tl.load(group[0] + offsets)) * group[1][0])
 
 
 @triton.jit
@@ -152,7 +158,7 @@ def shadowed(p, UNUSED, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def annotated(p: "corpus.helpers.UNRELATED", x: corpus.helpers.UNRELATED, BLOCK: tl.constexpr):  # noqa: F821
+def annotated(p: "isolation.corpus.helpers.UNRELATED", x: isolation.corpus.helpers.UNRELATED, BLOCK: tl.constexpr):
     tl.store(p + tl.arange(0, BLOCK), x)
 
 
@@ -180,6 +186,8 @@ edited._unsafe_update_src(edited.src.replace(", 1)", ", SIZE)"))
 
 PAIR_OF_POINTERS = {"p": "*fp32", "pair": ("*fp32", "fp32"), "settings": "constexpr", "BLOCK": "constexpr"}
 NAMED_PAIR = {"p": "*fp32", "pair": Pair("*fp32", "i32"), "point": "constexpr", "BLOCK": "constexpr"}
+GROUP = {"p": "*fp32", "group": ("*fp32", ("constexpr", "constexpr")), "BLOCK": "constexpr"}
+IN_GROUP = {(1, 1, 0): 3, (1, 1, 1): leaf}
 
 CASES = [
     case(constants_of_the_module, "*fp32", BLOCK=128),
@@ -193,6 +201,7 @@ CASES = [
     case(uses_defaults, "*fp32"),
     case(tuples, "*fp32 x", settings=(1.5, 2), BLOCK=64)._replace(signature=PAIR_OF_POINTERS),
     case(named_tuples, "*fp32 x", point=Point(3, -0.0), BLOCK=64)._replace(signature=NAMED_PAIR),
+    case(constants_in_tuples, "*fp32 x", constants=IN_GROUP, BLOCK=64)._replace(signature=GROUP),
     case(with_repr, "*fp32", BLOCK=32),
     case(with_settings, "*i64 i32 i64", BLOCK=32),
     case(Family.member, "*fp32", BLOCK=32),

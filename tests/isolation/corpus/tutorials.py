@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 from triton.language.extra import libdevice
 
-from corpus.cases import case
+from isolation.corpus.cases import case
 
 
 @triton.jit
@@ -69,7 +69,7 @@ def matmul(
     a_ptrs = a_ptr + (offs_am[:, None] * stride_am + offs_k[None, :] * stride_ak)
     b_ptrs = b_ptr + (offs_k[:, None] * stride_bk + offs_bn[None, :] * stride_bn)
     accumulator = tl.zeros((BLOCK_SIZE_M, BLOCK_SIZE_N), dtype=tl.float32)
-    for k in range(0, tl.cdiv(K, BLOCK_SIZE_K)):
+    for k in range(tl.cdiv(K, BLOCK_SIZE_K)):
         a = tl.load(a_ptrs, mask=offs_k[None, :] < K - k * BLOCK_SIZE_K, other=0.0)
         b = tl.load(b_ptrs, mask=offs_k[:, None] < K - k * BLOCK_SIZE_K, other=0.0)
         accumulator = tl.dot(a, b, accumulator)
@@ -85,7 +85,9 @@ def matmul(
 
 
 @triton.jit
-def matmul_persistent(a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr):
+def matmul_persistent(
+    a_ptr, b_ptr, c_ptr, M, N, K, BM: tl.constexpr, BN: tl.constexpr, BK: tl.constexpr, SMS: tl.constexpr
+):
     """By descriptors that it makes itself."""
     a_desc = tl.make_tensor_descriptor(a_ptr, shape=[M, K], strides=[K, 1], block_shape=[BM, BK])
     b_desc = tl.make_tensor_descriptor(b_ptr, shape=[N, K], strides=[K, 1], block_shape=[BN, BK])
@@ -230,7 +232,7 @@ def grouped_matmul(
             a = a_ptr + rows[:, None] * tl.load(lds + g * 3) + ks[None, :]
             b = b_ptr + ks[:, None] * tl.load(lds + g * 3 + 1) + columns[None, :]
             accumulator = tl.zeros((BM, BN), dtype=tl.float32)
-            for _ in range(0, tl.cdiv(gk, BK)):
+            for _ in range(tl.cdiv(gk, BK)):
                 accumulator += tl.dot(tl.load(a), tl.load(b))
                 a += BK
                 b += BK * tl.load(lds + g * 3 + 1)
