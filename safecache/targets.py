@@ -356,10 +356,11 @@ TARGETS: tuple[Target, ...] = (
         "triton_isolation:get_cache_key",
         ("src, backend, backend_options, env_vars",),
     ),
-    # Each of them may be imported before us.
-    *(
-        Target(module, "compile", "triton_isolation:compile", ("src, target=, options=, _env_vars=",))
-        for module in ("triton.compiler.compiler", "triton.compiler", "triton")
+    Target(
+        "triton.compiler.compiler",
+        "compile",
+        "triton_isolation:compile",
+        ("src, target=, options=, _env_vars=",),
     ),
     Target(_BUNDLER, "TritonBundler.read_and_emit", "triton_bundler:read_and_emit", ("bundle",)),
     Target(_BUNDLER, "TritonBundler.collect", "triton_bundler:collect", ("cls",)),

@@ -8,6 +8,7 @@ import logging
 import os
 import pickle
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -48,6 +49,66 @@ def compile_ir(stage):
     path.write_text(crashing_kernels.compile("sound").asm[stage])
     kernel = triton.compile(str(path), target=crashing_kernels.TARGET)
     return {"hash": kernel.hash, "cubin": kernel.asm["cubin"].hex()}
+
+
+def compile_in_threads(names, warps):
+    """Each of them with each number of warps, all at once."""
+    jobs = [(name, number) for name in names for number in warps]
+
+    def compiled(job):
+        try:
+            crashing_kernels.compile(job[0], num_warps=job[1])
+        except TritonCompileCrash as error:
+            return error.config["num_warps"] == job[1]
+        return job[0]
+
+    with ThreadPoolExecutor(len(jobs)) as threads:
+        return [[*job, result] for job, result in zip(jobs, threads.map(compiled, jobs), strict=True)]
+
+
+def compile_in_a_compile_worker(names):
+    """As in the side process of Inductor's pool, which is told by what it was started as."""
+    sys.modules["__main__"].__file__ = "/torch/_inductor/compile_worker/__main__.py"
+    return compile_each(names)
+
+
+def compile_with_a_hook_in_the_stages(names):
+    with triton.knobs.runtime.scope():
+        triton.knobs.runtime.add_stages_inspection_hook = lambda *rest: None if rest else ("-hook", "hook")
+        return compile_each(names)
+
+
+def compile_without_an_interpreter(names):
+    """As where Python is embedded in another program."""
+    sys.executable = ""
+    return compile_each(names)
+
+
+def compile_with_a_remote_cache(names):
+    """And what that holds then."""
+    from kernel_scenes import RemoteBackend
+    from triton.runtime import cache
+
+    with triton.knobs.cache.scope():
+        triton.knobs.cache.manager_class = cache.RemoteCacheManager
+        triton.knobs.cache.remote_manager_class = RemoteBackend
+        compiled = compile_each(names)
+    return {"compiled": compiled, "remote": sorted(name for _, name in RemoteBackend.contents)}
+
+
+def compile_after_a_fork(name):
+    """What a child and its parent compile that has a service already."""
+    before = _compiled("sound")
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, json.dumps(_compiled(name)).encode())
+        os._exit(0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        in_child = json.load(pipe)
+    os.waitpid(child, 0)
+    return {"before": before, "child": in_child, "parent": _compiled("wrong-types")}
 
 
 def tune(kinds):

@@ -122,3 +122,47 @@ def test_what_needs_this_process_stays_in_it_with_its_reason(home, variable):
 def test_error_survives_pickling(home):
     told = home.run("pickled", name="unknown-operand").result
     assert told["before"] == told["after"] and told["same"]
+
+
+def test_threads_compile_apart_at_once(home):
+    answer = home.run("compile_in_threads", names=["sound", "unknown-operand"], warps=[1, 2, 4, 8])
+    assert [result for name, _, result in answer.result if name == "sound"] == ["sound"] * 4
+    assert [result for name, _, result in answer.result if name != "sound"] == [True] * 4
+    assert answer.stats["compiled in isolation"] == answer.stats["compile crashed"] == len(home.notes) == 4
+
+
+def test_forked_child_has_a_service_of_its_own(home):
+    told = home.run("compile_after_a_fork", name="unknown-operand").result
+    assert "hash" in told["before"] and told["child"]["error"] == "TritonCompileCrash"
+    assert told["parent"]["error"] == "CompilationError"
+
+
+def test_compile_worker_of_inductor_compiles_by_itself(home):
+    answer = home.run("compile_in_a_compile_worker", names=["sound"])
+    assert answer.children == 0 and answer.warnings == [] and answer.imported == []
+
+
+def test_compile_worker_of_inductor_has_compiles_apart_if_told_so(home):
+    answer = home.run("compile_in_a_compile_worker", names=["sound"], env={"SAFECACHE_ISOLATE": "workers"})
+    assert answer.stats["compiled in isolation"] == 1
+
+
+@pytest.mark.parametrize(
+    ("scene", "reason"),
+    [
+        ("compile_with_a_hook_in_the_stages", "add_stages_inspection_hook"),
+        ("compile_without_an_interpreter", "sys.executable"),
+    ],
+)
+def test_what_cannot_be_isolated_is_compiled_here_with_one_reason(home, scene, reason):
+    answer = home.run(scene, names=["sound", "sound"])
+    assert all("hash" in result for result in answer.result) and "compiled in isolation" not in answer.stats
+    [message] = answer.warnings
+    assert reason in message and "not isolated" in message
+
+
+def test_what_is_compiled_apart_is_sent_to_a_remote_cache(home):
+    answer = home.run("compile_with_a_remote_cache", names=["sound"])
+    [compiled] = answer.result["compiled"]
+    assert sorted([*compiled["files"], "__grp__scale.json"]) == answer.result["remote"]
+    assert answer.stats["compiled in isolation"] == 1
