@@ -23,25 +23,30 @@ class _Thread(threading.local):
     """What this thread's triton.compile() has computed the key of, and not looked up yet."""
 
     asked: tuple[Any, Any, Any, str] | None = None
+    # Whether it is in a triton.compile(): that can lead through several hooks, one for each module.
+    compiles = False
 
 
 _thread = _Thread()
 
 
 def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """triton.compile: a file of IR, which it parses first of all, is compiled before, if the cache has it not.
+    """triton.compile: a file of IR, which it parses first of all, is compiled before, if the cache has it not."""
 
-    Where Triton was imported before us, what others call is not this one.
-    """
-
-    def compiled(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> Any:
+    def prepare(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> None:
         if isinstance(src, str) and _is_isolated():
             from safecache.isolation import ir_files
 
             ir_files.prepare(src, target, options, _env_vars, _is_tuning())
-        return wrapped(src, target, options, _env_vars)
 
-    return compiled(*args, **kwargs)
+    if _thread.compiles:
+        return wrapped(*args, **kwargs)
+    _thread.compiles = True
+    try:
+        prepare(*args, **kwargs)
+        return wrapped(*args, **kwargs)
+    finally:
+        _thread.compiles = False
 
 
 def _is_isolated() -> bool:

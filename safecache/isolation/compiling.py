@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from safecache import events, files, private_directory, store
 from safecache.isolation import client, crashes, encoding, known_bad, remarks
-from safecache.isolation.client import Outcome
 from safecache.isolation.limits import Limits
 from safecache.reasons import Count, Reason
 from safecache.triton_place import LIST
@@ -79,18 +80,45 @@ def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> dic
     if note is not None:
         raise crashes.skipped(request.hash, note)
     try:
-        job = _job(request)
-        with private_directory.made() as directory:
-            outcome = client.current().run(job, directory, timeout=limits.timeout, memory=limits.memory)
-            found = crashes.diagnosed(outcome, directory, request.backend.target.backend)
-            if found is not None:
-                raise crashes.confirmed(request, root, job, limits, found, outcome, directory)
-            return _taken(request, outcome, directory, manager)
+        with _directory() as directory:
+            return _compiled(request, root, limits, manager, directory)
     except encoding.CannotTravel as error:
         in_process(f"the kernel {request.source.name}", str(error), error)
-    except client.ServiceUnavailable as error:
+    except (client.ServiceUnavailable, _UnusableError) as error:
         in_process("a compile of Triton's", str(error), error)
     return None
+
+
+class _UnusableError(Exception):
+    """What a worker has left is not the kernel, or there is no place for it. The text says why."""
+
+
+@contextmanager
+def _directory() -> Iterator[str]:
+    with ExitStack() as stack:
+        try:
+            directory = stack.enter_context(private_directory.made())
+        except OSError as error:
+            raise _UnusableError(str(error)) from error
+        yield directory
+
+
+def _compiled(request: Request, root: str, limits: Limits, manager: Manager, directory: str) -> dict[str, str] | None:
+    job = _job(request)
+    outcome = client.current().run(job, directory, timeout=limits.timeout, memory=limits.memory)
+    found = crashes.diagnosed(outcome, directory, request.backend.target.backend)
+    if found is not None:
+        raise crashes.confirmed(request, root, job, limits, found, outcome, directory)
+    reply = outcome.reply or {}
+    if "error" in reply:
+        _raise_of_ptxas(reply)
+        return None
+    contents = _contents(request, reply, directory)
+    remarks.repeat(reply)
+    group = {name: manager.put(content, name) for name, content in contents.items()}
+    manager.put_group(list(group)[-1], group)
+    events.count(Count.ISOLATED)
+    return group
 
 
 def _job(request: Request) -> dict[str, Any]:
@@ -103,25 +131,9 @@ def _job(request: Request) -> dict[str, Any]:
     }
 
 
-def _taken(request: Request, outcome: Outcome, directory: str, manager: Manager) -> dict[str, str] | None:
-    reply = outcome.reply or {}
-    error = reply.get("error")
-    if error is not None:
-        _raise_of_ptxas(error, reply)
-        return None
-    contents = _contents(request, reply, directory)
-    if contents is None:
-        in_process(f"the kernel {request.source.name}", "the process that compiled it came to another cache key")
-        return None
-    remarks.repeat(reply)
-    group = {name: manager.put(content, name) for name, content in contents.items()}
-    manager.put_group(list(group)[-1], group)
-    events.count(Count.ISOLATED)
-    return group
-
-
-def _raise_of_ptxas(error: dict[str, Any], reply: dict[str, Any]) -> None:
-    """With what Triton prints of it: the PTX, among others."""
+def _raise_of_ptxas(reply: dict[str, Any]) -> None:
+    """If that is the error, with what Triton prints of it: the PTX, among others."""
+    error = reply["error"]
     errors = sys.modules["triton.runtime.errors"]
     if error["type"].rpartition(".")[2] == errors.PTXASError.__name__:
         remarks.repeat(reply)
@@ -129,20 +141,26 @@ def _raise_of_ptxas(error: dict[str, Any], reply: dict[str, Any]) -> None:
         raise errors.PTXASError(error["message"].removeprefix(shown))
 
 
-def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[str, bytes] | None:
-    """What the worker has written, the list of the kernel's files last; None if it is not what was asked for."""
-    folder = str(reply.get("folder", ""))
-    metadata = request.metadata or reply.get("metadata")
-    if reply.get("key") != request.hash or reply.get("metadata") != metadata or not _is_plain(folder):
-        return None
-    folder = os.path.join(directory, folder)
-    names = [name for name in store.list_entries(folder) if not name.startswith(LIST)]
-    names.sort(key=metadata.__eq__)
-    if names[-1:] != [metadata]:
-        return None
-    paths = {name: os.path.join(folder, name) for name in names}
-    return {name: files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW) for name, path in paths.items()}
+def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[str, bytes]:
+    """What the worker has written, the list of the kernel's files last. Raises _UnusableError."""
+    if reply.get("key") != request.hash:
+        raise _UnusableError("the process that compiled it came to another cache key")
+    folder, metadata = reply.get("folder"), request.metadata or str(reply.get("metadata"))
+    if not _is_plain(folder) or reply.get("metadata") != metadata:
+        raise _UnusableError("the process that compiled it tells of other files")
+    try:
+        paths = {name: os.path.join(directory, folder, name) for name in os.listdir(os.path.join(directory, folder))}
+        # The list of the group is made anew, for where the files are now.
+        contents = {name: _read(path) for name, path in sorted(paths.items()) if not name.startswith(LIST)}
+        contents[metadata] = contents.pop(metadata)
+    except (OSError, store.UnusableEntry, KeyError) as error:
+        raise _UnusableError(f"what it has made cannot be read: {error}") from error
+    return contents
 
 
-def _is_plain(name: str) -> bool:
-    return bool(name) and os.path.basename(name) == name and name not in (os.curdir, os.pardir)
+def _read(path: str) -> bytes:
+    return files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
+
+
+def _is_plain(name: Any) -> TypeGuard[str]:
+    return isinstance(name, str) and os.path.basename(name) == name and name not in ("", os.curdir, os.pardir)

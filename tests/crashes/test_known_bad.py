@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 
 import pytest
 
-from safecache import events, keyring, seal
+from safecache import config, events, keyring, seal
 from safecache.errors import EntryRefusedError
 from safecache.isolation import known_bad
 from safecache.isolation.crash import Crash
@@ -145,3 +146,20 @@ def test_list_has_what_holds(root, monkeypatch):
     remember(root, monkeypatch, note("timeout", 5, 2 * DAY), OTHER)
     assert [hash for hash, _ in known_bad.listed(root)] == [HASH]
     assert known_bad.hashes(root) == sorted([HASH, OTHER])
+
+
+def test_what_only_this_process_knows_is_forgotten_too(root):
+    open(f"{root}/.safecache", "w").close()
+    known_bad.remember(root, HASH, note())
+    os.unlink(f"{root}/.safecache")
+    assert known_bad.forget(root, HASH) is True
+    assert find(root) is None
+
+
+def test_note_of_a_key_that_is_not_trusted_keeps_nobody_from_compiling(root, monkeypatch, tmp_path):
+    remember(root, monkeypatch, note())
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another user"))
+    config.reload()
+    keyring.reset()
+    assert find(root) is None
+    assert events.counters()["unknown key"] == 1
