@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from conftest import TESTS, python
+from conftest import TESTS, needs_root, python
 
 from isolation.conftest import LONG, eventually, processes
 from safecache.isolation import cpus
@@ -102,14 +103,28 @@ def test_a_job_runs_though_our_working_directory_is_gone(run, tmp_path, monkeypa
 
 
 def test_temporary_files_of_a_job_lie_in_its_directory(run):
-    assert run.reply("surroundings")["temporary"] == str(run.directory / ".tmp")
+    directories = [run.directory / "first", run.directory / "second"]
+    seen = []
+    for run.directory in directories:
+        run.directory.mkdir()
+        seen.append(run.reply("surroundings")["temporary"])
+    assert seen == [str(directory / ".tmp") for directory in directories]
 
 
 def test_a_worker_is_a_group_of_its_own_bounded_and_the_first_to_be_killed(run):
     seen = run.reply("surroundings", memory=3 << 30)
     assert seen["is_leader"] and seen["score"] == "500" and seen["data"] == 3 << 30
-    assert max(seen["core"]) <= 1
     assert seen["threads"] == 1
+
+
+@needs_root
+def test_no_core_is_dumped_of_a_worker_though_it_may_be_of_this_process(run):
+    before = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (1 << 30, 1 << 30))
+    try:
+        assert run.reply("surroundings")["core"] == [1, 1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, before)
 
 
 def test_a_worker_holds_no_descriptor_but_its_own(service):

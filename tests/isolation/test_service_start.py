@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from isolation.conftest import eventually, processes
-from safecache.isolation import descriptors
+from safecache.isolation import connection, descriptors
 from safecache.isolation.client import Limits, ServiceUnavailable
 
 
@@ -81,6 +81,7 @@ def test_a_server_that_dies_of_an_import_says_how(service, tmp_path, monkeypatch
 
 
 def test_a_server_that_is_never_ready_is_given_up(service, tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "_FAREWELL", 3600.0)  # it is not asked to end, but killed
     (tmp_path / "endless.py").write_text("import time; time.sleep(600)")
     monkeypatch.syspath_prepend(tmp_path)
     refused(service(imports=("endless",), limits=Limits(start=0.5)), "not ready after")
