@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -204,8 +205,14 @@ def test_an_idle_server_ends_and_the_next_job_has_another(service):
 
 
 def test_a_server_does_not_end_while_a_job_runs(service):
+    """Nor is it replaced for those that come meanwhile."""
     run = service(limits=Limits(worker_idle=0.2, server_idle=0.3))
-    assert run.reply("sleep", seconds=3)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(run.reply, "sleep", seconds=3)
+        servers = {run.server}
+        time.sleep(1.5)
+        servers |= {run.server, running.result()["server"]}
+    assert len(servers) == 1
 
 
 def test_a_closed_service_has_no_processes_and_serves_again(run):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,30 @@ def test_workers_that_never_read_a_job_are_given_up(run, monkeypatch):
     with pytest.raises(ServiceUnavailable, match="before it has read the job"):
         run("echo")
     assert 1 < len(asked) < 10
+
+
+@pytest.mark.parametrize("while_it_runs", [False, True], ids=["between-two-jobs", "while-a-job-runs"])
+def test_a_process_that_closes_descriptors_it_does_not_know_has_its_jobs_done(run, while_it_runs):
+    """As programs do that make daemons of themselves."""
+    before = set(os.listdir("/proc/self/fd"))
+    run("echo")
+    ours = [int(name) for name in set(os.listdir("/proc/self/fd")) - before]
+    with ThreadPoolExecutor(1) as thread:
+        jobs = [thread.submit(run.reply, "sleep", seconds=1)] if while_it_runs else []
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in ours:
+            with suppress(OSError):  # that of the listing itself
+                os.fstat(descriptor)
+                os.dup2(nothing, descriptor)
+        os.close(nothing)
+        jobs.append(thread.submit(run.reply, "echo"))
+        assert all(job.result()["pid"] for job in jobs)
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, 1e-9])
+def test_a_job_without_any_time_is_a_timeout(run, timeout):
+    run("echo")
+    assert run.ending("hang", timeout=timeout).how == "timeout"
 
 
 def held(directory):
