@@ -21,6 +21,10 @@ def test_the_server_has_triton_and_neither_torch_nor_site_nor_threads(service):
     assert not {"torch", "site", "sitecustomize", "pytest"} & modules
 
 
+def test_a_server_that_is_up_writes_to_nothing_of_ours(run):
+    assert {os.readlink(f"/proc/{run.server}/fd/{number}") for number in (0, 1, 2)} == {os.devnull}
+
+
 def test_the_server_runs_no_code_of_the_users_environment(service, tmp_path, monkeypatch):
     for name in ("sitecustomize.py", "usercustomize.py", "resource.py", "evil.pth"):
         (tmp_path / name).write_text(f"import os; os.mkdir({str(tmp_path / 'ran')!r})\n")
