@@ -149,6 +149,24 @@ def test_where_no_worker_can_be_forked_there_is_none_until_one_can(service, monk
     assert run.reply("echo")["pid"]
 
 
+def test_a_server_that_may_not_fork_says_so_and_lives_on(service, tmp_path, monkeypatch):
+    (tmp_path / "unforking.py").write_text(
+        "import os\n"
+        "from isolation.stand_in import run\n"
+        "fork, times = os.fork, []\n"
+        "def refuse():\n"
+        "    times.append(None)\n"
+        "    if len(times) > 1: return fork()\n"
+        "    raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+        "os.fork = refuse\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run = service("unforking")
+    with pytest.raises(ServiceUnavailable, match=r"no worker can be started: BlockingIOError.*temporarily unavailable"):
+        run("echo")
+    assert run.reply("echo")["pid"]
+
+
 def test_no_memory_file_is_needed(service, monkeypatch):
     def memfd_create(*arguments):
         raise OSError(38, "Function not implemented")
