@@ -55,9 +55,9 @@ class Service:
         size: int | None = None,
     ) -> None:
         self._limits = limits or Limits()
-        self._size = size or cpus.workers()
+        self.size = size or cpus.workers()
         self._pool = Pool(jobs, imports, self._limits)
-        self._slots = threading.BoundedSemaphore(self._size)
+        self._slots = threading.BoundedSemaphore(self.size)
         _services.add(self)
 
     def start(self) -> None:
@@ -90,7 +90,7 @@ class Service:
     def forget(self) -> None:
         """In a forked child: have nothing of the parent's."""
         self._pool = self._pool.in_child()
-        self._slots = threading.BoundedSemaphore(self._size)
+        self._slots = threading.BoundedSemaphore(self.size)
 
     def _run(self, worker: Worker, request: bytes, timeout: float, memory: int) -> Outcome:
         """Raises UnreadError or ServerGoneError if that is why the job was not done, and ServiceUnavailable."""

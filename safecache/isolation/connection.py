@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
 from safecache import config
@@ -64,17 +64,16 @@ class Connection:
         self.is_given_up = False
         self._used = time.monotonic()
         try:
-            self._notes = descriptors.notes()
-            self._control, theirs = descriptors.socketpair()
-            try:
+            with ExitStack() as undone:
+                self._notes = descriptors.notes()
+                undone.callback(descriptors.close, self._notes)
+                self._control, theirs = descriptors.socketpair()
+                undone.callback(descriptors.close, self._control, theirs)
                 self._process = self._start(theirs.fileno(), jobs)
-            except BaseException:
-                descriptors.close(self._notes, self._control)
-                raise
-            finally:
-                descriptors.close(theirs)
+                undone.pop_all()
         except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the interpreter is ending
             raise ServiceUnavailable(f"no compile server can be started: {type(error).__name__}: {error}") from error
+        descriptors.close(theirs)
 
     def _start(self, descriptor: int, jobs: str) -> subprocess.Popen[bytes]:
         if not sys.executable or getattr(sys, "frozen", False):

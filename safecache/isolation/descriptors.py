@@ -11,7 +11,7 @@ import threading
 from io import FileIO
 from typing import Protocol
 
-__all__ = ["Closable", "close", "notes", "pipe", "socketpair"]
+__all__ = ["close", "notes", "pipe", "socketpair"]
 
 
 class Closable(Protocol):

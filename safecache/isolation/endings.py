@@ -17,6 +17,8 @@ _OUT_OF_MEMORY = re.compile(
     r"out of memory|std::bad_alloc|MemoryError|cannot allocate memory|memory allocation fail|allocation failed",
     re.IGNORECASE,
 )
+# Code that does not look whether it was given memory ends otherwise, such as with SIGSEGV.
+_FULL = 0.9
 _ERRORS = ("MemoryError", "builtins.MemoryError")
 
 
@@ -38,8 +40,8 @@ def of_memory(size: int) -> Ending:
 
 
 def of_death(ended: Ended, output: str, memory: int) -> Ending:
-    """The worker was gone, of which memory is said to be the cause if the worker said so, or had grown to the limit."""
-    if _OUT_OF_MEMORY.search(output) or ended.peak >= memory:
+    """The worker was gone. For want of memory, if it said so, or else had as good as all that it was allowed."""
+    if _OUT_OF_MEMORY.search(output) or ended.peak >= _FULL * memory:
         return of_memory(memory)
     if ended.status is None:
         return Ending("signal", signal.SIGKILL)  # which was sent, and has had no effect yet

@@ -33,6 +33,8 @@ class Output:
             piece = os.read(self._descriptor, _PIPE)
         except BlockingIOError:
             return True
+        except OSError:  # somebody has closed it, along with all that he does not know
+            return False
         self._keep(piece)
         return bool(piece)
 

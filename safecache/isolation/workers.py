@@ -6,7 +6,7 @@ import os
 import select
 import signal
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from safecache.isolation import descriptors, protocol
@@ -17,7 +17,7 @@ __all__ = ["UnreadError", "Worker"]
 
 
 class UnreadError(Exception):
-    """The worker was gone before it had read the job."""
+    """The worker was gone before it had read the job, or cannot be reached."""
 
 
 class Worker:
@@ -28,17 +28,16 @@ class Worker:
         self.jobs = 0
         self.used = time.monotonic()
         self._number = number
-        pair: tuple[descriptors.Closable, ...] = ()
-        pipe: tuple[descriptors.Closable, ...] = ()
         try:
-            pair = self._channel, channel = descriptors.socketpair()
-            pipe = self._pipe, written = descriptors.pipe()
-            self._pid = connection.fork(number, channel.fileno(), written.fileno())
-        except BaseException as error:
-            descriptors.close(*pair, *pipe)
-            if isinstance(error, OSError):
-                raise ServiceUnavailable(f"no worker can be started: {error}") from error
-            raise
+            with ExitStack() as undone:
+                self._channel, channel = descriptors.socketpair()
+                undone.callback(descriptors.close, self._channel, channel)
+                self._pipe, written = descriptors.pipe()
+                undone.callback(descriptors.close, self._pipe, written)
+                self._pid = connection.fork(number, channel.fileno(), written.fileno())
+                undone.pop_all()
+        except OSError as error:
+            raise ServiceUnavailable(f"no worker can be started: {error}") from error
         descriptors.close(channel, written)
         self._since = _start_time(self._pid)
         self.output = Output(self._pipe.fileno())
@@ -52,10 +51,12 @@ class Worker:
         self.output.drain()
         self.output.take()
         try:
-            self._channel.settimeout(max(0.0, deadline - time.monotonic()))
+            self._channel.settimeout(max(0.001, deadline - time.monotonic()))
             self._channel.sendall(request)
             reply = self._receive(deadline)
-        except (BrokenPipeError, ConnectionResetError) as error:
+        except TimeoutError:
+            raise
+        except OSError as error:
             raise UnreadError from error
         self.output.drain()
         self.used = time.monotonic()

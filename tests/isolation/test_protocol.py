@@ -139,11 +139,14 @@ def test_every_message_arrives_as_it_was_sent(message):
     assert arriving(protocol.encode(message)) == message
 
 
-def test_a_message_that_is_too_long_is_not_sent(monkeypatch):
+def test_a_message_that_is_too_long_is_neither_sent_nor_taken(monkeypatch):
+    raw = protocol.encode({"a": "x" * 13})
     monkeypatch.setattr(protocol, "MOST_BYTES", 20)
-    protocol.encode({"a": "x" * 12})
+    assert arriving(protocol.encode({"a": "x" * 12}))
     with pytest.raises(ProtocolError, match="21 bytes"):
         protocol.encode({"a": "x" * 13})
+    with pytest.raises(ProtocolError, match="21 bytes"):
+        arriving(raw)
 
 
 @pytest.mark.parametrize("sent", [b"", b"\0", b"\0\0\0\7{"], ids=["nothing", "some-of-its-length", "some-of-it"])

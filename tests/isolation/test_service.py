@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import resource
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -102,14 +104,27 @@ def test_a_job_runs_though_our_working_directory_is_gone(run, tmp_path, monkeypa
 
 
 def test_temporary_files_of_a_job_lie_in_its_directory(run):
-    assert run.reply("surroundings")["temporary"] == str(run.directory / ".tmp")
+    directories = [run.directory / "first", run.directory / "second"]
+    seen = []
+    for run.directory in directories:
+        run.directory.mkdir()
+        seen.append(run.reply("surroundings")["temporary"])
+    assert seen == [str(directory / ".tmp") for directory in directories]
 
 
 def test_a_worker_is_a_group_of_its_own_bounded_and_the_first_to_be_killed(run):
     seen = run.reply("surroundings", memory=3 << 30)
     assert seen["is_leader"] and seen["score"] == "500" and seen["data"] == 3 << 30
-    assert max(seen["core"]) <= 1
     assert seen["threads"] == 1
+
+
+def test_no_core_is_dumped_of_a_worker_though_it_may_be_of_this_process(run):
+    before, most = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
+    try:
+        assert run.reply("surroundings")["core"] == ([1, 1] if most else [0, 0])
+    finally:
+        resource.setrlimit(resource.RLIMIT_CORE, (before, most))
 
 
 def test_a_worker_holds_no_descriptor_but_its_own(service):
@@ -189,8 +204,14 @@ def test_an_idle_server_ends_and_the_next_job_has_another(service):
 
 
 def test_a_server_does_not_end_while_a_job_runs(service):
+    """Nor is it replaced for those that come meanwhile."""
     run = service(limits=Limits(worker_idle=0.2, server_idle=0.3))
-    assert run.reply("sleep", seconds=3)
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(run.reply, "sleep", seconds=3)
+        servers = {run.server}
+        time.sleep(1.5)
+        servers |= {run.server, running.result()["server"]}
+    assert len(servers) == 1
 
 
 def test_a_closed_service_has_no_processes_and_serves_again(run):

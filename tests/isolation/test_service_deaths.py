@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -88,8 +89,11 @@ def test_the_beginning_and_the_end_of_much_output_are_kept(run):
     assert run("echo").stderr == ""
 
 
-def test_a_job_that_closes_its_output_is_waited_for_all_the_same(run):
+def test_a_job_that_closes_its_output_is_waited_for_without_asking_again_and_again(run, monkeypatch):
+    read, times = output.Output.read, []
+    monkeypatch.setattr(output.Output, "read", lambda self: (times.append(self), read(self))[1])
     assert run.reply("close_output")["pid"]
+    assert len(times) < 20
 
 
 def test_descriptors_that_a_worker_sends_are_not_taken(run):
@@ -138,6 +142,30 @@ def test_workers_that_never_read_a_job_are_given_up(run, monkeypatch):
     with pytest.raises(ServiceUnavailable, match="before it has read the job"):
         run("echo")
     assert 1 < len(asked) < 10
+
+
+@pytest.mark.parametrize("while_it_runs", [False, True], ids=["between-two-jobs", "while-a-job-runs"])
+def test_a_process_that_closes_descriptors_it_does_not_know_has_its_jobs_done(run, while_it_runs):
+    """As programs do that make daemons of themselves."""
+    before = set(os.listdir("/proc/self/fd"))
+    run("echo")
+    ours = [int(name) for name in set(os.listdir("/proc/self/fd")) - before]
+    with ThreadPoolExecutor(1) as thread:
+        jobs = [thread.submit(run.reply, "sleep", seconds=1)] if while_it_runs else []
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for descriptor in ours:
+            with suppress(OSError):  # that of the listing itself
+                os.fstat(descriptor)
+                os.dup2(nothing, descriptor)
+        os.close(nothing)
+        jobs.append(thread.submit(run.reply, "echo"))
+        assert all(job.result()["pid"] for job in jobs)
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, 1e-9])
+def test_a_job_without_any_time_is_a_timeout(run, timeout):
+    run("echo")
+    assert run.ending("hang", timeout=timeout).how == "timeout"
 
 
 def held(directory):

@@ -24,6 +24,7 @@ from safecache.isolation.client import ServiceUnavailable
 def test_an_idle_server_that_is_killed_is_replaced(run):
     before = run.server
     os.kill(before, signal.SIGKILL)
+    assert eventually(lambda: processes(run.mark) == [])
     assert run.server != before
 
 

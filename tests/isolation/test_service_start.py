@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from isolation.conftest import eventually, processes
-from safecache.isolation import descriptors
+from safecache.isolation import connection, descriptors
 from safecache.isolation.client import Limits, ServiceUnavailable
 
 
@@ -19,6 +19,10 @@ def test_the_server_has_triton_and_neither_torch_nor_site_nor_threads(service):
     modules = set(seen["modules"])
     assert "triton" in modules and seen["threads"] == 1
     assert not {"torch", "site", "sitecustomize", "pytest"} & modules
+
+
+def test_a_server_that_is_up_writes_to_nothing_of_ours(run):
+    assert {os.readlink(f"/proc/{run.server}/fd/{number}") for number in (0, 1, 2)} == {os.devnull}
 
 
 def test_the_server_runs_no_code_of_the_users_environment(service, tmp_path, monkeypatch):
@@ -81,6 +85,7 @@ def test_a_server_that_dies_of_an_import_says_how(service, tmp_path, monkeypatch
 
 
 def test_a_server_that_is_never_ready_is_given_up(service, tmp_path, monkeypatch):
+    monkeypatch.setattr(connection, "_FAREWELL", 3600.0)  # it is not asked to end, but killed
     (tmp_path / "endless.py").write_text("import time; time.sleep(600)")
     monkeypatch.syspath_prepend(tmp_path)
     refused(service(imports=("endless",), limits=Limits(start=0.5)), "not ready after")
@@ -141,6 +146,24 @@ def test_where_no_worker_can_be_forked_there_is_none_until_one_can(service, monk
         with pytest.raises(ServiceUnavailable, match="no worker can be started"):
             run("echo")
     assert len(os.listdir("/proc/self/fd")) == before
+    assert run.reply("echo")["pid"]
+
+
+def test_a_server_that_may_not_fork_says_so_and_lives_on(service, tmp_path, monkeypatch):
+    (tmp_path / "unforking.py").write_text(
+        "import os\n"
+        "from isolation.stand_in import run\n"
+        "fork, times = os.fork, []\n"
+        "def refuse():\n"
+        "    times.append(None)\n"
+        "    if len(times) > 1: return fork()\n"
+        "    raise BlockingIOError(11, 'Resource temporarily unavailable')\n"
+        "os.fork = refuse\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run = service("unforking")
+    with pytest.raises(ServiceUnavailable, match=r"no worker can be started: BlockingIOError.*temporarily unavailable"):
+        run("echo")
     assert run.reply("echo")["pid"]
 
 
