@@ -7,18 +7,16 @@ import sys
 from typing import Any, NamedTuple
 
 from triton._C.libtriton import ir
-from triton.compiler.compiler import ASTSource, IRSource, make_backend
-from triton.experimental.gluon._runtime import GluonASTSource
+from triton.compiler.compiler import IRSource, make_backend
 from triton.runtime.driver import driver
 
 from safecache.isolation import knob_values, stock
 from safecache.isolation.functions import Kernels
+from safecache.isolation.languages import language_of
 from safecache.isolation.options import rebuild
 from safecache.isolation.values import Encoder, UnshippableError
 
 __all__ = ["CannotTravel", "encode"]
-
-_LANGUAGES = {ASTSource: "triton", GluonASTSource: "gluon"}
 
 
 class CannotTravel(Exception):
@@ -59,7 +57,7 @@ def _encoded(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any
 def _source(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
     if isinstance(source, IRSource):
         return {"kind": "ir", "path": str(source.path), "text": source.src}
-    if type(source) not in _LANGUAGES:
+    if language_of(source) is None:
         raise UnshippableError(f"{type(source).__module__}.{type(source).__qualname__} is no source of Triton's")
     if stock.replaced_in_front_end() is None:
         with contextlib.suppress(UnshippableError, RecursionError):
@@ -72,7 +70,7 @@ def _kernel(source: Any) -> dict[str, Any]:
     encode = kernels.encoder.encode
     return {
         "kind": "kernel",
-        "language": _LANGUAGES[type(source)],
+        "language": language_of(source),
         "name": source.name,
         "symbol": _symbol(source),
         "signature": encode(source.signature),
@@ -113,7 +111,7 @@ def _lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any
         raise CannotTravel(f"its front end fails: {type(error).__name__}: {error}") from error
     return {
         "kind": "lowered",
-        "language": _LANGUAGES[type(source)],
+        "language": language_of(source),
         "name": source.name,
         "ext": source.ext,
         "text": str(module),

@@ -15,15 +15,13 @@ from types import CellType, CodeType, FunctionType
 from typing import Any
 
 from triton import knobs
-from triton.experimental.gluon._runtime import GluonJITFunction
-from triton.runtime.jit import JITFunction
 
+from safecache.isolation.languages import kernel_class, language_of
 from safecache.isolation.names import Use, used
 from safecache.isolation.values import Decoder, Encoder, UnshippableError
 
 __all__ = ["Kernels", "Rebuilt"]
 
-_CLASSES = {"triton": JITFunction, "gluon": GluonJITFunction}
 _SETTINGS = ("version", "do_not_specialize", "do_not_specialize_on_alignment", "debug", "noinline")
 _KINDS = (
     inspect.Parameter.POSITIONAL_ONLY,
@@ -62,7 +60,7 @@ class Kernels:
         return number
 
     def _record(self, kernel: Any) -> dict[str, Any]:
-        language = next((name for name, kind in _CLASSES.items() if type(kernel) is kind), None)
+        language = language_of(kernel)
         if language is None:
             raise UnshippableError(f"{kernel!r} is of a class of its own, {type(kernel).__qualname__}")
         if kernel.fn is None or kernel.__globals__ is None:
@@ -158,7 +156,7 @@ class Rebuilt:
         lines = ["\n"] * record["offset"] + [f"{record['indent']}def {record['name']}(): ...\n"]
         settings = {name: self.decoder.decode(value) for name, value in record["settings"].items()}
         with _source_lines(lines, record["line"]):
-            kernel = _CLASSES[record["language"]](self._function(record), **settings)
+            kernel = kernel_class(record["language"])(self._function(record), **settings)
         # Unsafe, in Triton's words, where others have hashed it; they have not.
         kernel._unsafe_update_src(record["source"])
         kernel.hash = record["hash"]

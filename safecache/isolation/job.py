@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+# Which Triton imports late: here before the fork of a worker, where each would do it anew.
+import triton.compiler.code_generator
+import triton.language.extra.cuda.libdevice  # noqa: F401
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import compiler

@@ -9,9 +9,9 @@ from typing import Any
 from triton._C.libtriton import ir
 from triton.backends.compiler import Language
 from triton.compiler.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
 
 from safecache.isolation.functions import Rebuilt
+from safecache.isolation.languages import source_class
 
 __all__ = ["rebuild"]
 
@@ -31,8 +31,7 @@ def _kernel(encoded: dict[str, Any]) -> Any:
     signature, constants, attributes = (
         rebuilt.decoder.decode(encoded[n]) for n in ("signature", "constants", "attributes")
     )
-    of = GluonASTSource if encoded["language"] == "gluon" else ASTSource
-    source = of(kernel, signature, constants, attributes)
+    source = source_class(encoded["language"])(kernel, signature, constants, attributes)
     source.name = encoded["name"]
     return source
 

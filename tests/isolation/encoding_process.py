@@ -79,6 +79,10 @@ def source_of(case):
     return of(case.kernel, case.signature, case.constants, case.attributes)
 
 
+def target_of(case):
+    return GPUTarget("cuda", case.arch, 32) if isinstance(case.arch, int) else GPUTarget("hip", case.arch, 64)
+
+
 def compile_twice(worker, source, target, options):
     """In both processes; what differs, and what it took to encode it."""
     here = Compiled(source, target, options)
@@ -93,37 +97,44 @@ def compile_twice(worker, source, target, options):
             return {"way": encoded["kind"], "error": reply["error"]}
         folder = Path(directory, reply["folder"])
         there = {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.startswith("__grp__")}
-    plain = plain_of(encoded["kind"], target.arch, options)
-    names = here.files.keys() | there.keys()
-    differing = [Path(name).suffix for name in names if plain(here.files, name) != plain(there, name)]
-    told = {"way": encoded["kind"], "same key": reply["key"] == here.hash, "differing": sorted(differing)}
+    different = differing(encoded["kind"], here.files, there, varying(target.arch, options))
+    told = {"way": encoded["kind"], "same key": reply["key"] == here.hash, "differing": different}
     return told | {"bytes": len(json.dumps(encoded)), "ms": times}
 
 
-def plain_of(way, arch, options):
-    """What to compare of a file: its bytes, but for what differs between any two sound compiles."""
+def varying(arch, options):
+    """The suffixes of what is not the same each time that this process compiles one kernel."""
+    if arch == 100:
+        # The ptxas of Triton 3.6 allocates registers in one way or another.
+        return (".cubin",)
+    if options.get("num_ctas", 1) > 1:
+        # Layouts are converted in the order of addresses.
+        return (".ttgir",)
+    if "instrumentation_mode" in options:
+        # Triton 3.7 names functions after addresses.
+        return (".llir", ".ptx", ".cubin")
+    return ()
 
-    def plain(files, name):
-        content = files.get(name)
-        varies = (name.endswith(".cubin") and arch >= 100) or (
-            name.endswith(".ttgir") and options.get("num_ctas", 1) > 1
-        )
-        if varies:
-            # In some of many compiles of one kernel, in one process: the ptxas of Triton 3.6 for sm_100 allocates
-            # registers otherwise, and for several CTAs Triton converts layouts in the order of addresses.
-            return content is None
-        if way == "lowered" and name.endswith((".ttir", ".ttgir")):
-            # MLIR's text does not tell what the arguments of a loop are called, and has to make up names.
-            numbers = {}
-            return re.sub(rb"%\w+", lambda found: b"%%%d" % numbers.setdefault(found[0], len(numbers)), content)
+
+def plain(way, name, content):
+    """What to compare of a file, which is its bytes, but for one thing."""
+    if way != "lowered" or not name.endswith((".ttir", ".ttgir")) or content is None:
         return content
+    # MLIR's text does not tell what the arguments of a loop are called, and has to make up names.
+    numbers = {}
+    return re.sub(rb"%\w+", lambda found: b"%%%d" % numbers.setdefault(found[0], len(numbers)), content)
 
-    return plain
+
+def differing(way, here, there, but):
+    """The suffixes of the files that are not in both, or not the same."""
+    names = [name for name in here.keys() | there.keys() if not (name in here and name in there and name.endswith(but))]
+    same = [name for name in names if plain(way, name, here.get(name)) == plain(way, name, there.get(name))]
+    return sorted(Path(name).suffix for name in set(names) - set(same))
 
 
 def compile_ir(worker, case):
     """By stage: what comes of the kernel's own IR, when a file with it is compiled."""
-    target = GPUTarget("cuda", case.arch, 32)
+    target = target_of(case)
     made = Compiled(source_of(case), target, dict(case.options)).files
     results = {}
     with tempfile.TemporaryDirectory() as directory:
@@ -139,7 +150,7 @@ def main(modules):
     results = {}
     for module in modules:
         for case in importlib.import_module(f"isolation.corpus.{module}").CASES:
-            target = GPUTarget("cuda", case.arch, 32)
+            target = target_of(case)
             results[case.name] = {"expected": case.way}
             try:
                 results[case.name] |= compile_twice(worker, source_of(case), target, dict(case.options))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from concurrent.futures import ThreadPoolExecutor
 from unittest import mock
 
 import pytest
@@ -54,6 +55,13 @@ def needs_python(p, N: tl.constexpr):
 
 @triton.jit
 def broken(p, N: tl.constexpr):
+    tl.store(p, UNFIT)
+
+
+@triton.jit
+def hides(p, N: tl.constexpr):
+    if N == 2:
+        UNFIT = N
     tl.store(p, UNFIT)
 
 
@@ -135,11 +143,13 @@ def test_kernel_whose_front_end_fails_stays_and_the_error_is_the_reason():
     assert isinstance(raised.value.__cause__, triton.CompilationError)
 
 
-def test_non_constexpr_global_is_never_left_out_where_triton_allows_them():
+def test_global_behind_a_local_is_left_out_but_not_where_triton_takes_any_global():
+    """Without the knob, a kernel that came to read it would fail, in a worker as here."""
+    record = encoded(hides, N=2)
+    assert (record["kind"], record["scopes"][0]["UNFIT"]) == ("kernel", {"absent": None})
     with triton.knobs.compilation.scope():
         triton.knobs.compilation.allow_non_constexpr_globals = True
-        with pytest.raises(CannotTravel, match="front end fails"):
-            encoded(broken)
+        assert encoded(hides, N=2)["kind"] == "lowered"
 
 
 def test_replaced_function_of_the_language_is_what_is_compiled():
@@ -215,6 +225,22 @@ def test_knobs_that_only_this_process_needs_keep_nothing_here():
         triton.knobs.runtime.jit_cache_hook = hook
         record = encoded(kernel)
     assert "listener" not in record["knobs"]["compilation"]
+
+
+def test_threads_encode_the_same_at_once():
+    expected = encoded(kernel)
+    with ThreadPoolExecutor(8) as threads:
+        stock._front_end.cache_clear()
+        assert list(threads.map(encoded, [kernel] * 64)) == [expected] * 64
+
+
+def test_error_of_the_user_s_own_code_keeps_a_compile_here_where_it_is_raised_again(monkeypatch):
+    def name(specialization):
+        raise LookupError("no name")
+
+    monkeypatch.setattr(kernel, "_repr", name)
+    with pytest.raises(CannotTravel, match="raises LookupError: no name"):
+        encoded(kernel)
 
 
 def test_source_of_another_class_keeps_a_compile_here():

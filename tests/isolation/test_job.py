@@ -70,7 +70,7 @@ def worker():
 def compile(worker, tmp_path):
     """Encode a kernel here and compile it there."""
 
-    def compile(kernel, change=None, **options):
+    def compile(kernel, change=None, change_job=None, **options):
         what = case(kernel, "*i32", N=options.pop("N", 1))
         source = ASTSource(what.kernel, what.signature, what.constants, what.attributes)
         parsed = make_backend(TARGET).parse_options({"enable_fp_fusion": True, **options})
@@ -78,7 +78,10 @@ def compile(worker, tmp_path):
         if change is not None:
             change(encoded)
         directory = tempfile.mkdtemp(dir=tmp_path)
-        reply = worker.run({"source": encoded, "target": ["cuda", 90, 32], "key": "k", "triton_key": "t"}, directory)
+        job = {"source": encoded, "target": ["cuda", 90, 32], "key": "k", "triton_key": "t"}
+        if change_job is not None:
+            change_job(job)
+        reply = worker.run(job, directory)
         return reply | {"files": {path.suffix: path for path in Path(directory).glob("*/*.*")}}
 
     return compile
@@ -164,6 +167,15 @@ def test_worker_computes_another_key_where_an_option_is_another(compile):
     one = compile(store)["key"]
     assert compile(store)["key"] == one
     assert compile(store, num_stages=1)["key"] != one
+
+
+def test_worker_takes_the_hash_of_triton_from_the_parent(compile):
+    """It has a part in the key. To compute it takes as long as several compiles."""
+
+    def other(job):
+        job["triton_key"] = "another"
+
+    assert compile(store, change_job=other)["key"] != compile(store)["key"]
 
 
 def test_worker_imports_neither_torch_nor_the_module_of_a_kernel(tmp_path):

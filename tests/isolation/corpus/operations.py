@@ -1,5 +1,7 @@
 """Kernels that differ in the operations they use, or in the options that they are compiled with."""
 
+from pathlib import Path
+
 import triton
 import triton.language as tl
 
@@ -126,6 +128,7 @@ def dot(a, b, c, N: tl.constexpr, PRECISION: tl.constexpr):
 
 
 DESCRIBED = {"source": "tensordesc<fp16[64,64]>", "out": "tensordesc<fp16[64,64]>", "BLOCK": "constexpr"}
+LIBRARIES = {"libdevice": str(Path(triton.__file__).parent / "backends" / "nvidia" / "lib" / "libdevice.10.bc")}
 FUSED = {"enable_fp_fusion": False, "enable_reflect_ftz": False}
 
 CASES = [
@@ -151,4 +154,8 @@ CASES = [
     ),
     case(dot, "*fp16 *fp16 *fp32", N=32, PRECISION="tf32", arch=75, name="dot_sm75"),
     case(dot, "*fp16 *fp16 *fp32", N=128, PRECISION="tf32", arch=100, name="dot_sm100"),
+    case(dot, "*fp16 *fp16 *fp32", N=32, PRECISION="tf32", instrumentation_mode="consan", name="dot_consan"),
+    case(integers, "*i32 u32 i8", BLOCK=64, extern_libs=LIBRARIES, name="libraries"),
+    case(dot, "*fp16 *fp16 *fp32", N=64, PRECISION="ieee", arch="gfx942", matrix_instr_nonkdim=16, name="dot_gfx942"),
+    case(sorts, "*fp32", BLOCK=64, arch="gfx90a", waves_per_eu=2, name="sorts_gfx90a"),
 ]
