@@ -106,6 +106,8 @@ def _directory() -> Iterator[str]:
 def _compiled(request: Request, root: str, limits: Limits, manager: Manager, directory: str) -> dict[str, str] | None:
     job = _job(request)
     outcome = client.current().run(job, directory, timeout=limits.timeout, memory=limits.memory)
+    if not _is_answer(outcome.reply):
+        raise _UnusableError("the answer of the process that compiled it makes no sense")
     found = crashes.diagnosed(outcome, directory, request.backend.target.backend)
     if found is not None:
         raise crashes.confirmed(request, root, job, limits, found, outcome, directory)
@@ -119,6 +121,12 @@ def _compiled(request: Request, root: str, limits: Limits, manager: Manager, dir
     manager.put_group(list(group)[-1], group)
     events.count(Count.ISOLATED)
     return group
+
+
+def _is_answer(reply: dict[str, Any] | None) -> bool:
+    """Whether an error in it is one as job.run() replies."""
+    error = (reply or {}).get("error", {"type": "", "message": ""})
+    return isinstance(error, dict) and all(isinstance(error.get(name), str) for name in ("type", "message"))
 
 
 def _job(request: Request) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-from safecache import config, events, private_directory, timestamps
+from safecache import config, events, timestamps
 from safecache.errors import TritonCompileCrash
 from safecache.isolation import client, description, known_bad, reports
 from safecache.isolation.client import Outcome
@@ -42,9 +42,8 @@ def confirmed(
     request: Request, root: str, job: dict[str, Any], limits: Limits, found: Crash, outcome: Outcome, directory: str
 ) -> TritonCompileCrash:
     """The error for a crash that was just met, after a second run, with its report written and its note kept."""
-    with private_directory.made() as second:
-        again = None if found.is_of_limit or found.is_by_others else _run_again(request, job, limits, second)
-        report, problem = _report(request, root, found, outcome, again, [directory, second])
+    again = None if found.is_of_limit or found.is_by_others else _run_again(request, job, limits, directory)
+    report, problem = _report(request, root, found, outcome, again, directory)
     varied = description.config_of(request.source, request.options)
     note = Note(found, request.source.name, varied, report, time.time())
     remembered = found.is_of_limit or (again is not None and again[0] is not None)
@@ -60,13 +59,15 @@ def _run_again(
     request: Request, job: dict[str, Any], limits: Limits, directory: str
 ) -> tuple[Crash | None, Outcome] | None:
     """Whether it crashes again, where MLIR leaves a reproducer; None if it could not be run."""
-    traced = {"TRITON_REPRODUCER_PATH": os.path.join(directory, "kernel")}
+    second = os.path.join(directory, "again")
+    traced = {"TRITON_REPRODUCER_PATH": os.path.join(second, "kernel")}
     job = {**job, "environment": config.child_environment() | traced}
     try:
-        outcome = client.current().run(job, directory, timeout=limits.timeout, memory=limits.memory)
-    except client.ServiceUnavailable:
+        os.mkdir(second)
+        outcome = client.current().run(job, second, timeout=limits.timeout, memory=limits.memory)
+    except (OSError, client.ServiceUnavailable):
         return None
-    return diagnosed(outcome, directory, request.backend.target.backend), outcome
+    return diagnosed(outcome, second, request.backend.target.backend), outcome
 
 
 def _report(
@@ -75,7 +76,7 @@ def _report(
     found: Crash,
     outcome: Outcome,
     again: tuple[Crash | None, Outcome] | None,
-    folders: list[str],
+    directory: str,
 ) -> tuple[str | None, str]:
     """Where the report is, and why it is not."""
     ended = found._asdict() | {"words": found.words, "seconds": round(outcome.seconds, 3)}
@@ -91,7 +92,7 @@ def _report(
         language=request.source.language.name,
         options=description.options_of(request.options),
         stderr=stderr,
-        folders=folders,
+        directory=directory,
     )
     try:
         return reports.write(root, facts), ""

@@ -35,7 +35,7 @@ class Facts(NamedTuple):
     """``described``: as describe() has it; ``ended``: how, and of what limit; ``source``: the kernel's text.
 
     ``ir``: the suffix that says in what IR, or "" if it is Python; ``language``: the name of Triton's Language;
-    ``options``: for a reproducer; ``folders``: what Triton has written.
+    ``options``: for a reproducer; ``directory``: with what Triton has written.
     """
 
     hash: str
@@ -47,7 +47,7 @@ class Facts(NamedTuple):
     language: str
     options: dict[str, Any]
     stderr: str
-    folders: list[str]
+    directory: str
 
 
 def write(root: str, facts: Facts) -> str:
@@ -86,7 +86,7 @@ def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
     yield _SUMMARY, json.dumps(summary | facts.described, indent=1, default=repr).encode()
     yield "stderr.txt", facts.stderr.encode(errors="backslashreplace")
     yield f"kernel.{facts.ir or 'txt'}", facts.source.encode(errors="backslashreplace")
-    found = [path for folder in facts.folders for path in files_in(folder)]
+    found = files_in(facts.directory)
     stages = {os.path.splitext(path)[1][1:]: path for path in found}
     reached = [stage for stage in STAGES if stage in stages or stage == facts.ir]
     # What the compile started from, and what the stage that crashed was given.

@@ -122,7 +122,7 @@ def test_nothing_to_forget_is_said(crashed):
 
 def facts(hash, size=0):
     described = {"kernel": "k", "versions": {"triton": "3"}, "target": {"backend": "cuda", "arch": 90, "warp_size": 32}}
-    return Facts(hash, described, {"words": "SIGABRT"}, "ptx", "", "", "TRITON", {}, "x" * size, [])
+    return Facts(hash, described, {"words": "SIGABRT"}, "ptx", "", "", "TRITON", {}, "x" * size, "/nonexistent")
 
 
 def test_report_never_replaces_that_of_another_kernel(tmp_path):

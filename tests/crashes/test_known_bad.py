@@ -163,3 +163,16 @@ def test_note_of_a_key_that_is_not_trusted_keeps_nobody_from_compiling(root, mon
     keyring.reset()
     assert find(root) is None
     assert events.counters()["unknown key"] == 1
+
+
+def test_commands_tell_of_notes_without_a_report_and_forget_all(root, monkeypatch, run):
+    remember(root, monkeypatch, note())
+    remember(root, monkeypatch, note(), OTHER)
+    [first, second] = json.loads(run("ls", "--crashed", "--json", root).out)["crashed"]
+    assert {first["hash"], second["hash"]} == {HASH, OTHER} and first["report"] is None and first["skipped"]
+    assert run("forget", HASH[:8], "--in", root).lines == ["1 forgotten"]
+    assert known_bad.hashes(root) == [OTHER]
+    assert run("forget", "--all", "--in", root).lines == ["1 forgotten"]
+    assert known_bad.hashes(root) == []
+    assert run("forget", HASH, "--in", root).code == 1
+    assert run("forget", "--in", root).code == run("forget", HASH, "--all", "--in", root).code == 2

@@ -69,6 +69,8 @@ def test_kernel_is_put_into_the_cache_with_its_list_last(obtain):
 @pytest.mark.parametrize(
     "changed",
     [
+        {"error": None},
+        {"error": {"type": "RuntimeError"}},
         {"key": "0" * 64},
         {"key": None},
         {"folder": "../KEY"},
