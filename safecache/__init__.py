@@ -11,7 +11,7 @@ from safecache import config
 from safecache._version import __version__
 from safecache.activation import activate, deactivate, is_active, status
 
-__all__ = ["__version__", "activate", "deactivate", "is_active", "stats", "status"]
+__all__ = ["__version__", "activate", "deactivate", "is_active", "isolate", "stats", "status"]
 
 
 def stats() -> dict[str, int]:
@@ -19,6 +19,14 @@ def stats() -> dict[str, int]:
     from safecache import events
 
     return events.counters()
+
+
+def isolate() -> None:
+    """Have Triton compile in processes of its own from now on, as with SAFECACHE_ISOLATE=1 in the environment.
+
+    A crash, a hang or a want of memory of its compiler becomes a TritonCompileCrash (safecache.errors).
+    """
+    config.isolate()
 
 
 def _own_command_line() -> bool:

@@ -14,6 +14,7 @@ __all__ = ["mismatch", "statement"]
 # names a library by its source and flags alone, and not by torch's headers. The last two are not executed.
 _MATTERS = {
     Kind.KERNEL: ("machine", "triton"),
+    Kind.COMPILE_CRASH: ("machine", "triton"),
     Kind.NATIVE_CODE: ("machine", "torch", "cpu"),
     Kind.PGO_STATE: (),
     Kind.MEMO: (),

@@ -15,13 +15,16 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFAULT_NAMESPACE",
+    "LEAST_COMPILE_MEMORY",
     "SETTINGS",
+    "WORKERS",
     "Config",
     "Setting",
     "cache_directory",
     "child_environment",
     "current",
     "end_redirection",
+    "isolate",
     "load",
     "redirect_cache",
     "redirected",
@@ -32,10 +35,15 @@ __all__ = [
 TRUST_MODES = ("signed", "private")
 FSYNC_MODES = ("auto", "always", "never")
 DEFAULT_NAMESPACE = "default"
+# A value of SAFECACHE_ISOLATE.
+WORKERS = "workers"
+# Bytes. With less, sound compiles of large kernels fail.
+LEAST_COMPILE_MEMORY = 10**9
 _LONGEST_NAMESPACE = 128
 _NAMESPACE_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-")
 _LONGEST_LOCK_TIMEOUT = 86400.0
 _CACHE_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
+_ISOLATE = "SAFECACHE_ISOLATE"
 _REDIRECTED = "_SAFECACHE_REDIRECTED"
 _TRUE = ("1", "true", "yes", "on")
 _FALSE = ("0", "false", "no", "off")
@@ -89,6 +97,24 @@ def _parse_seconds(text: str) -> float:
     if not 0 <= seconds <= _LONGEST_LOCK_TIMEOUT:
         raise ValueError(text)
     return seconds
+
+
+def _parse_compile_timeout(text: str) -> float:
+    seconds = float(text)
+    if not 1 <= seconds <= _LONGEST_LOCK_TIMEOUT:
+        raise ValueError(text)
+    return seconds
+
+
+def _parse_compile_memory(text: str) -> int:
+    size = sizes.parse_size(text)
+    if size < LEAST_COMPILE_MEMORY:
+        raise ValueError(text)
+    return size
+
+
+def _parse_isolate(text: str) -> bool | str:
+    return WORKERS if text.strip().lower() == WORKERS else _parse_switch(text)
 
 
 def _parse_namespace(text: str) -> str:
@@ -262,6 +288,37 @@ SETTINGS: tuple[Setting, ...] = (
             "nobody but this user could have written are loaded from copies there, in a directory of mode 0700."
         ),
     ),
+    Setting(
+        name="isolate",
+        variable=_ISOLATE,
+        default=False,
+        parse=_parse_isolate,
+        allowed=f"{_SWITCH}, or {WORKERS}",
+        help=(
+            "`1` has Triton compile in processes of its own: a crash of the compiler, a hang or a want of memory "
+            "becomes a `TritonCompileCrash`, which autotuners skip. Inductor's compile workers, themselves processes "
+            "of their own, compile as ever, unless it is `workers`."
+        ),
+    ),
+    Setting(
+        name="compile_timeout",
+        variable="SAFECACHE_COMPILE_TIMEOUT",
+        default=None,
+        parse=_parse_compile_timeout,
+        allowed=f"seconds, 1 to {_LONGEST_LOCK_TIMEOUT:.0f}",
+        help="How long one such compile may take. Without it, 600 s, and 120 s where configurations are being tuned.",
+    ),
+    Setting(
+        name="compile_memory",
+        variable="SAFECACHE_COMPILE_MEMORY",
+        default=None,
+        parse=_parse_compile_memory,
+        allowed=f"at least 1 GB: {sizes.SIZES}",
+        help=(
+            "How much memory one such process may take (RLIMIT_DATA). Without it, 16 GB, or half of what there is if "
+            "that is less, but 1 GB at least."
+        ),
+    ),
 )
 
 
@@ -283,6 +340,9 @@ class Config:
     max_age: int | None
     lock_timeout: float
     exec_dir: str | None
+    isolate: bool | str
+    compile_timeout: float | None
+    compile_memory: int | None
     config_home: str | None
 
     def __init__(self, **values: Any) -> None:
@@ -340,6 +400,13 @@ def reload() -> Config:
 def child_environment() -> dict[str, str]:
     """A copy of this process's environment, to start a child with."""
     return dict(os.environ)
+
+
+def isolate() -> None:
+    """Turn SAFECACHE_ISOLATE on, unless it is: for this process, and those that it starts."""
+    if not current().isolate:
+        os.environ[_ISOLATE] = "1"
+        reload()
 
 
 def cache_directory() -> str | None:

@@ -8,10 +8,11 @@
     ├── UnpicklableEntryError  an entry could not be prepared or pickled (strict mode)
     ├── CacheWriteError        an entry, or its directory, could not be written (strict mode)
     ├── ExecutionError         code cannot be loaded from where it lies, or from SAFECACHE_EXEC_DIR (strict mode)
-    └── LauncherError          a launcher from an entry cannot load its kernel, raised by its first call
+    ├── LauncherError          a launcher from an entry cannot load its kernel, raised by its first call
+    └── TritonCompileCrash     Triton's compiler died of a kernel, in a process of its own
 
-In default mode the five before the last do not reach a compile: they become one warning and a recompile.
-Each takes a single message, so that all of them survive the pickling of a worker's result.
+In default mode the five before the last two do not reach a compile: they become one warning and a recompile.
+Each takes a single message by position, so that all of them survive the pickling of a worker's result.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ __all__ = [
     "KeyringError",
     "LauncherError",
     "SafecacheError",
+    "TritonCompileCrash",
     "UnpicklableEntryError",
 ]
 
@@ -63,3 +65,34 @@ class ExecutionError(SafecacheError):
 
 class LauncherError(SafecacheError, RuntimeError):
     """Names the kernel, what is wrong with its file or its device, and the remedy. A RuntimeError, as a launch's is."""
+
+
+class TritonCompileCrash(SafecacheError, RuntimeError):
+    """Triton's compiler, or ptxas, crashed, hung or took too much memory, and this process lives.
+
+    What is raised is of a subclass that is Triton's PTXASError and OutOfResources too: so all that tunes kernels takes
+    it for a configuration that is not possible.
+
+    ``how``: "signal", "exit", "timeout", "memory", or "recovered" where MLIR has caught the signal. ``signal``: its
+    number, if there is one. ``stage``: what was being made, "source", "ttir", "ttgir", "llir", "ptx" or "cubin".
+    ``config``: what tells this compile of the kernel from others. ``report``: the directory with what is known of it.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        how: str = "",
+        signal: int | None = None,
+        stage: str = "",
+        kernel: str = "",
+        config: dict[str, object] | None = None,
+        report: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.how, self.signal, self.stage = how, signal, stage
+        self.kernel, self.config, self.report = kernel, config or {}, report
+
+    def __str__(self) -> str:
+        # Those of Triton's classes put words of their own before it.
+        return str(self.args[0])

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-__all__ = ["TRASH_FOLDER", "File", "Group", "GroupKind", "below", "listed"]
+__all__ = ["CRASHES_FOLDER", "KNOWN_BAD_FOLDER", "TRASH_FOLDER", "File", "Group", "GroupKind", "below", "listed"]
 
-# Below .safecache: what is being removed.
+# Below .safecache: what is being removed; reports of crashes of Triton's compiler, and notes of what to skip for them.
 TRASH_FOLDER = "trash"
+CRASHES_FOLDER, KNOWN_BAD_FOLDER = "crashes", "known_bad"
 # What a process looks for first. Once it is away, nobody begins to use the rest.
 _LOOKED_FOR_FIRST = re.compile(r"__grp__.+|.+\.(py|cpp|c|h|hpp|cu|cuh)")
 
@@ -29,6 +30,8 @@ class GroupKind(Enum):
     HEADER = "precompiled headers"
     TEMPORARY = "temporary files"
     QUARANTINE = "quarantine"
+    CRASH = "crash reports"
+    KNOWN_BAD = "notes of crashes"
     RECORD = "records of nothing"
     LOCK = "locks of nothing"
 

@@ -15,13 +15,13 @@ from typing import NamedTuple
 
 from safecache import layout, records, temporaries
 from safecache.cache_directories import HEADERS_FOLDER
-from safecache.groups import TRASH_FOLDER, File, Group, GroupKind, below, listed
+from safecache.groups import CRASHES_FOLDER, KNOWN_BAD_FOLDER, TRASH_FOLDER, File, Group, GroupKind, below, listed
 
 __all__ = ["Inventory", "take"]
 
 _AOT_KEY, _FX_KEY = re.compile(r"a[a-z2-7]{51}"), re.compile(r"f[a-z2-7]{51}")
 _CODE_FOLDER, _CODE_NAME = re.compile(r"[a-z2-7]{2}"), re.compile(r"(c[a-z2-7]{51})\..+")
-_RECORD_NAME = re.compile(r"[0-9a-f]{64}")
+_HASH = re.compile(r"[0-9a-f]{64}")
 _TRITONS_TEMPORARY = re.compile(r"tmp\.(pid_\d+_)?[0-9a-f-]{36}")
 
 
@@ -150,16 +150,29 @@ def _locks(root: str, directory: str) -> Iterator[Group | File]:
 
 
 def _ours(root: str, directory: str) -> Iterator[Group | File]:
-    """Records, what is in quarantine with its notes, and what a removal that was killed has left."""
+    """Records, what is in quarantine with its notes, crashes, and what a removal that was killed has left."""
     for item in listed(directory):
         if not _is_directory(item):
             yield from below(item.path)
         elif item.name == "quarantine":
             yield from _quarantine(root, item.path)
         elif item.name == "records":
-            yield from _records(root, item.path)
+            yield from _named_by_hash(root, item.path, GroupKind.RECORD)
+        elif item.name == CRASHES_FOLDER:
+            yield from _crashes(root, item.path)
+        elif item.name == KNOWN_BAD_FOLDER:
+            yield from _named_by_hash(root, item.path, GroupKind.KNOWN_BAD)
         elif item.name == TRASH_FOLDER:
             yield from (_directory(GroupKind.TEMPORARY, root, each.path) for each in listed(item.path))
+        else:
+            yield from below(item.path)
+
+
+def _crashes(root: str, directory: str) -> Iterator[Group | File]:
+    for item in listed(directory):
+        if _is_directory(item):
+            is_draft = item.name.startswith(".")
+            yield _directory(GroupKind.TEMPORARY if is_draft else GroupKind.CRASH, root, item.path)
         else:
             yield from below(item.path)
 
@@ -174,11 +187,11 @@ def _quarantine(root: str, directory: str) -> Iterator[Group]:
     yield from groups.values()
 
 
-def _records(root: str, directory: str) -> Iterator[Group | File]:
+def _named_by_hash(root: str, directory: str, kind: GroupKind) -> Iterator[Group | File]:
     for file in below(directory):
         name = os.path.basename(file.path)
-        if _RECORD_NAME.fullmatch(name):
-            yield Group(GroupKind.RECORD, root, name, [file.path], [file])
+        if _HASH.fullmatch(name):
+            yield Group(kind, root, name, [file.path], [file])
         else:
             yield _temporary_or_other(root, file)
 

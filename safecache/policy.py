@@ -43,9 +43,15 @@ _QUARANTINED = frozenset(
 # INCOMPLETE follows from another save that failed, which was said or raised there. OUTDATED follows from an upgrade.
 # Beside a key that is refused the others go on working; what needed that one is refused, and raised, by itself.
 _SILENT = frozenset({Reason.INCOMPLETE, Reason.OUTDATED})
-_NEVER_RAISED = frozenset(
-    {Reason.INCOMPLETE, Reason.OUTDATED, Reason.STOOD_DOWN, Reason.KEY_REFUSED, Reason.NOT_TRIMMED}
-)
+# A crash is raised as what it is, and what is compiled in this process works as in stock.
+_NEVER_RAISED = _SILENT | {
+    Reason.STOOD_DOWN,
+    Reason.KEY_REFUSED,
+    Reason.NOT_TRIMMED,
+    Reason.NOT_ISOLATED,
+    Reason.CRASHED,
+    Reason.CRASHED_BEFORE,
+}
 
 _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {
     Reason.UNREADABLE: CacheReadError,

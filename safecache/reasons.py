@@ -54,6 +54,10 @@ class Reason(Enum):
     NO_KEY = "no key"
     KEY_REFUSED = "key refused"
     STOOD_DOWN = "stood down"
+    # compiles in processes of their own
+    NOT_ISOLATED = "not isolated"
+    CRASHED = "compile crashed"
+    CRASHED_BEFORE = "crashed before"
 
 
 class Count(Enum):
@@ -66,3 +70,4 @@ class Count(Enum):
     CODE_SEALED = "code sealed"
     CODE_VERIFIED = "code verified"
     QUARANTINED = "quarantined"
+    ISOLATED = "compiled in isolation"

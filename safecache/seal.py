@@ -51,6 +51,7 @@ class Kind(Enum):
     PGO_STATE = "pgo_state"
     MEMO = "memo"
     AUTOTUNING = "autotuning"
+    COMPILE_CRASH = "compile_crash"
     # Never sealed, since nothing unpickles it: here to be named when it is refused.
     OTHER = "other"
 
@@ -73,6 +74,7 @@ _NOUNS = {
     Kind.PGO_STATE: "profile of dynamic shapes",
     Kind.MEMO: "memoized result",
     Kind.AUTOTUNING: "autotuning result",
+    Kind.COMPILE_CRASH: "note of a crash",
     Kind.OTHER: "artifact",
 }
 

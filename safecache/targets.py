@@ -355,6 +355,17 @@ TARGETS: tuple[Target, ...] = (
         "triton_compiler:init",
         ("self, src, metadata_group, hash",),
     ),
+    Target(
+        "triton.compiler.compiler",
+        "get_cache_key",  # from runtime.cache
+        "triton_isolation:get_cache_key",
+        ("src, backend, backend_options, env_vars",),
+    ),
+    # Each of these modules may have it from the one before, from a time before us.
+    *(
+        Target(module, "compile", "triton_isolation:compile", ("src, target=, options=, _env_vars=",))
+        for module in ("triton.compiler.compiler", "triton.compiler", "triton")
+    ),
     Target(_BUNDLER, "TritonBundler.read_and_emit", "triton_bundler:read_and_emit", ("bundle",)),
     Target(_BUNDLER, "TritonBundler.collect", "triton_bundler:collect", ("cls",)),
     Target(

@@ -73,6 +73,16 @@ class Cache:
         path = self.root / ".safecache" / "quarantine" / f"{name}.01234567"
         return [self.file(path, age), self.file(path.with_name(f"{path.name}.json"), age, b"{}")]
 
+    def crash(self, name: str, age: float) -> list[Path]:
+        """A report of a crash of Triton's compiler."""
+        folder = self.root / "triton" / "0" / ".safecache" / "crashes" / hashlib.sha256(name.encode()).hexdigest()[:16]
+        return [self.file(folder / file, age) for file in ("report.json", "stderr.txt", "reproduce.py")]
+
+    def known_bad(self, name: str, age: float) -> Path:
+        """The note of one."""
+        folder = self.root / "triton" / "0" / ".safecache" / "known_bad"
+        return self.file(folder / hashlib.sha256(name.encode()).hexdigest(), age)
+
     def files(self) -> list[Path]:
         return sorted(path for path in self.root.rglob("*") if path.is_symlink() or not path.is_dir())
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import triton_files
+from safecache.hooks import triton_isolation
 
 __all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
 
@@ -89,8 +90,10 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     """
 
     def get(filename: str) -> dict[str, str] | None:
-        group: dict[str, str] | None
-        group = triton_files.get_group(instance.cache_dir, filename) if _is_cache(instance) else wrapped(filename)
+        if _is_cache(instance):
+            found = triton_files.get_group(instance.cache_dir, filename)
+            return triton_isolation.group_of(instance, instance.cache_dir, filename, found)
+        group: dict[str, str] | None = wrapped(filename)
         return group
 
     return get(*args, **kwargs)
@@ -119,8 +122,13 @@ def materialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> dict[str, str] | None:
     """RemoteCacheManager.get_group: nor is a group of which one file is not."""
-    group: dict[str, str] | None = wrapped(*args, **kwargs)
-    return group if group and all(group.values()) else None
+
+    def get(filename: str) -> dict[str, str] | None:
+        group: dict[str, str] | None = wrapped(filename)
+        found = group if group and all(group.values()) else None
+        return triton_isolation.group_of(instance, instance._file_cache_manager.cache_dir, filename, found)
+
+    return get(*args, **kwargs)
 
 
 def _is_cache(manager: Any) -> bool:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import sys
-
 from torch._inductor.compile_worker.subproc_pool import SubprocPickler
 
-from safecache import exposure, rescue
+from safecache import compile_workers, exposure, rescue
 
 __all__ = ["WorkerPickler"]
 
@@ -17,6 +14,6 @@ class WorkerPickler(SubprocPickler):  # type: ignore[misc]
 
 
 # Not where the pool is made: that process imports this too.
-if str(getattr(sys.modules["__main__"], "__file__", "")).endswith(os.path.join("compile_worker", "__main__.py")):
+if compile_workers.is_one():
     exposure.leave_to_parent()
     rescue.leave_to_parent()

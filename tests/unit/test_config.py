@@ -15,7 +15,7 @@ from safecache import config
 from safecache.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-SWITCHES = ("SAFECACHE", "SAFECACHE_STRICT", "SAFECACHE_SHARED")
+SWITCHES = ("SAFECACHE", "SAFECACHE_STRICT", "SAFECACHE_SHARED", "SAFECACHE_ISOLATE")
 HOME = {"HOME": "/home/user"}
 
 
@@ -40,6 +40,9 @@ DEFAULTS = {
     "SAFECACHE_MAX_AGE": None,
     "SAFECACHE_LOCK_TIMEOUT": 120,
     "SAFECACHE_EXEC_DIR": None,
+    "SAFECACHE_ISOLATE": False,
+    "SAFECACHE_COMPILE_TIMEOUT": None,
+    "SAFECACHE_COMPILE_MEMORY": None,
 }
 PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_LOCAL", "SAFECACHE_EXEC_DIR")
 
@@ -94,6 +97,37 @@ def test_limit_is_a_number_with_its_unit(variable, text, number):
     assert value(variable, text) == number
 
 
+@pytest.mark.parametrize("text", ["workers", " Workers "])
+def test_isolation_can_be_extended_to_compile_workers(text):
+    assert value("SAFECACHE_ISOLATE", text) == "workers"
+
+
+@pytest.mark.parametrize(
+    ("variable", "text", "number"),
+    [
+        ("SAFECACHE_COMPILE_TIMEOUT", "1.5", 1.5),
+        ("SAFECACHE_COMPILE_MEMORY", "1G", 10**9),
+        ("SAFECACHE_COMPILE_MEMORY", "20GiB", 20 << 30),
+    ],
+)
+def test_limit_of_a_compile_is_a_number(variable, text, number):
+    assert value(variable, text) == number
+
+
+def test_isolation_is_turned_on_for_this_process_and_its_children(monkeypatch):
+    monkeypatch.setenv("SAFECACHE_ISOLATE", "0")
+    config.reload()
+    config.isolate()
+    assert config.current().isolate is True and config.child_environment()["SAFECACHE_ISOLATE"] == "1"
+
+
+def test_isolation_of_workers_too_is_not_turned_down(monkeypatch):
+    monkeypatch.setenv("SAFECACHE_ISOLATE", "workers")
+    config.reload()
+    config.isolate()
+    assert config.current().isolate == "workers"
+
+
 @pytest.mark.parametrize("text", ["prod", "team-a/Model_7.1", "x" * 128, "..", "0"])
 def test_namespace_is_taken_as_it_is(text):
     assert value("SAFECACHE_NAMESPACE", text) == text
@@ -109,6 +143,8 @@ def test_namespace_is_taken_as_it_is(text):
     + [("SAFECACHE_MAX_FILES", text) for text in ("0", "-1", "1.5", "10k")]
     + [("SAFECACHE_MAX_AGE", text) for text in ("0d", "30", "1y", "d", "-1d", "30D")]
     + [("SAFECACHE_LOCK_TIMEOUT", text) for text in ("soon", "-1", "nan", "inf", "86401")]
+    + [("SAFECACHE_COMPILE_TIMEOUT", text) for text in ("soon", "0", "0.9", "nan", "inf", "86401")]
+    + [("SAFECACHE_COMPILE_MEMORY", text) for text in ("999M", "0", "lots", "-2G")]
     + [("SAFECACHE_LOWER", text) for text in ("cache", "/a:b", "/a,b:c")]
     + [("SAFECACHE_NAMESPACE", text) for text in ("a b", "prod ", "a*", "a\nb", "grün", "a:b", "x" * 129)],
 )
@@ -126,6 +162,9 @@ def test_what_is_allowed_spells_out_every_choice(setting):
     choices["SAFECACHE_NAMESPACE"] = ("letters", "digits", ". _ - /", "128")
     choices["SAFECACHE_LOWER"] = ("absolute paths", ":")
     choices["SAFECACHE_LOCK_TIMEOUT"] = ("seconds", "0 to 86400")
+    choices["SAFECACHE_ISOLATE"] = (*config._TRUE, *config._FALSE, "workers")
+    choices["SAFECACHE_COMPILE_TIMEOUT"] = ("seconds", "1 to 86400")
+    choices["SAFECACHE_COMPILE_MEMORY"] = ("1 GB", "bytes", "G", "Gi")
     choices |= dict.fromkeys(PATHS, ("absolute path",))
     choices["SAFECACHE_MAX_BYTES"] = ("bytes", "k", "M", "G", "T", "1000", "Ki", "Mi", "Gi", "Ti", "1024", "B")
     choices["SAFECACHE_MAX_FILES"] = ("number",)
@@ -208,6 +247,9 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_MAX_AGE": "unset",
         "SAFECACHE_LOCK_TIMEOUT": "120",
         "SAFECACHE_EXEC_DIR": "unset",
+        "SAFECACHE_ISOLATE": "0",
+        "SAFECACHE_COMPILE_TIMEOUT": "unset",
+        "SAFECACHE_COMPILE_MEMORY": "unset",
     }
 
 
@@ -226,7 +268,8 @@ def environment_readers(tree: ast.AST) -> list[int]:
 
 
 def test_only_config_reads_the_process_environment():
+    """But for workers of the compile service, which take over that of the process whose jobs they run."""
     sources = [path for path in (ROOT / "safecache").rglob("*.py") if "bootstrap" not in path.parts]
     readers = {path.name: environment_readers(ast.parse(path.read_text(encoding="utf-8"))) for path in sources}
-    assert readers.pop("config.py") != []
+    assert readers.pop("config.py") != [] != readers.pop("worker.py")
     assert {name: lines for name, lines in readers.items() if lines} == {}

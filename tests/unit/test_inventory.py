@@ -31,8 +31,10 @@ def group_of(cache, kind):
         (lambda cache: cache.kernel("a", HOUR), GroupKind.KERNEL),
         (lambda cache: cache.header("a", HOUR), GroupKind.HEADER),
         (lambda cache: cache.quarantined("a", HOUR), GroupKind.QUARANTINE),
+        (lambda cache: cache.crash("a", HOUR), GroupKind.CRASH),
+        (lambda cache: [cache.known_bad("a", HOUR)], GroupKind.KNOWN_BAD),
     ],
-    ids=["aot", "fx", "code", "kernel", "header", "quarantine"],
+    ids=["aot", "fx", "code", "kernel", "header", "quarantine", "crash", "known-bad"],
 )
 def test_group_is_all_that_belongs_together(cache, make, kind):
     made = make(cache)
@@ -110,6 +112,8 @@ STRANGERS = [
     "precompiled_headers/notes.txt",
     "precompiled_headers/mine/c.h",
     ".safecache/records/ab/notes.txt",
+    ".safecache/crashes/notes.txt",
+    ".safecache/known_bad/notes.txt",
     ".safecache/gc.stamp",
     "dynamo/state.pkl",
     "home/ab/file",

@@ -63,6 +63,9 @@ TABLE = {
     Reason.KEY_REFUSED: (LEFT, SAID, None),
     Reason.NOT_TRIMMED: (LEFT, SAID, None),
     Reason.STOOD_DOWN: (LEFT, SAID, None),
+    Reason.NOT_ISOLATED: (LEFT, SAID, None),
+    Reason.CRASHED: (LEFT, SAID, None),
+    Reason.CRASHED_BEFORE: (LEFT, SAID, None),
 }
 BY_REASON = pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value.replace(" ", "-"))
 

@@ -27,6 +27,8 @@ MODULES = (
     "triton.runtime.build",
     "triton.runtime.cache",
     "triton.compiler.compiler",
+    "triton.compiler",
+    "triton",
     "torch.utils._filelock",
     "torch.utils._triton",
     "torch.utils.cpp_extension",

@@ -1,0 +1,83 @@
+"""``safecache ls --crashed`` and ``forget``: the kernels that have crashed Triton's compiler."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from safecache import cache_directories, config, layout, timestamps
+from safecache.cli.terminal import printable
+from safecache.isolation import known_bad, reports
+
+__all__ = ["run"]
+
+_SHOWN = 16
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
+    roots = list(_roots(arguments.directories))
+    if arguments.command == "ls":
+        return _list(roots, as_json=arguments.json)
+    return _forget(roots, arguments.hash)
+
+
+def _roots(directories: list[str] | None) -> Iterator[str]:
+    for directory in directories or cache_directories.existing(config.child_environment()):
+        os.scandir(directory).close()
+        yield from layout.triton_caches(directory)
+
+
+def _list(roots: list[str], *, as_json: bool) -> int:
+    found = [row for root in roots for row in _rows(root)]
+    if as_json:
+        print(json.dumps({"crashed": found}))
+        return 0
+    for row in found:
+        state = "skipped" if row["skipped"] else "compiled again"
+        crash = f"{row['kernel']} {row['stage']}: {row['ended']}"
+        print(printable(f"{row['hash'][:_SHOWN]} {row['time']} {crash} ({state})"))
+        if row["report"]:
+            print(printable(f"  {row['report']}"))
+    return 0
+
+
+def _rows(root: str) -> Iterator[dict[str, Any]]:
+    notes = dict(known_bad.listed(root))
+    for path, summary in reports.listed(root).items():
+        note = notes.pop(str(summary.get("hash")), None)
+        ended = summary.get("ended")
+        yield {
+            "hash": str(summary.get("hash")),
+            "time": str(summary.get("time")),
+            "kernel": str(summary.get("kernel")),
+            "stage": str(summary.get("stage")),
+            "ended": str(ended.get("words")) if isinstance(ended, dict) else "",
+            "skipped": note is not None,
+            "report": path,
+        }
+    for hash, note in notes.items():
+        yield {
+            "hash": hash,
+            "time": timestamps.write(note.moment),
+            "kernel": note.kernel,
+            "stage": note.crash.stage,
+            "ended": note.crash.words,
+            "skipped": True,
+            "report": None,
+        }
+
+
+def _forget(roots: list[str], beginning: str | None) -> int:
+    """1 if there is none of that hash."""
+    found = [(root, hash) for root in roots for hash in known_bad.hashes(root) if hash.startswith(beginning or "")]
+    forgotten = sum(known_bad.forget(root, hash) for root, hash in found)
+    if beginning is not None and not forgotten:
+        print(f"safecache forget: no kernel of the hash {printable(beginning)} is skipped", file=sys.stderr)
+        return 1
+    print(f"{forgotten} forgotten")
+    return 0

@@ -1,0 +1,179 @@
+"""The compile service, for the process that has something to compile."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from safecache import config
+from safecache.isolation import cpus, endings, protocol
+from safecache.isolation.connection import Limits, ServerGoneError, ServiceUnavailable
+from safecache.isolation.endings import Ending
+from safecache.isolation.pool import Pool
+from safecache.isolation.workers import UnreadError, Worker
+
+__all__ = ["Ending", "Limits", "Outcome", "Service", "ServiceUnavailable", "current"]
+
+# How often a job is sent, where the worker, or the server, was gone.
+_ATTEMPTS = 5
+# Seconds that a worker which has closed its channel may take to be gone by itself: only then it is known how it ended.
+_GRACE = 2.0
+
+
+class Outcome(NamedTuple):
+    """What became of a job: either ``reply``, what it returned, or ``ending``, how its worker ended.
+
+    ``stderr``: what it wrote to stdout and stderr, of that the beginning and the end; ``peak``: the largest resident
+    size, in bytes, of a worker that has ended and of what it had started; 0 where the worker lives on.
+    """
+
+    reply: dict[str, Any] | None
+    ending: Ending | None
+    stderr: str
+    seconds: float
+    peak: int = 0
+
+
+class Service:
+    """Runs jobs out of this process, each on a worker that may die of it, and so many at once as CPUs may be used.
+
+    ``jobs`` names the module whose ``run(job, directory)`` does so there; ``imports``, what it must have from the same
+    files as this process. A child that this process forks has a service without a server, until it needs one.
+    """
+
+    def __init__(
+        self,
+        jobs: str = "safecache.isolation.job",
+        imports: tuple[str, ...] = ("triton",),
+        *,
+        limits: Limits | None = None,
+        size: int | None = None,
+    ) -> None:
+        self._limits = limits or Limits()
+        self.size = size or cpus.workers()
+        self._pool = Pool(jobs, imports, self._limits)
+        self._slots = threading.BoundedSemaphore(self.size)
+        _services.add(self)
+
+    def start(self) -> None:
+        """Start the server if there is none, without waiting for it. Why it cannot be had, run() says."""
+        with suppress(ServiceUnavailable):
+            self._pool.connect()
+
+    def run(self, job: dict[str, Any], directory: str, *, timeout: float, memory: int) -> Outcome:
+        """Have a worker run ``job``, for at most ``timeout`` seconds, no process of it with more than ``memory`` bytes.
+
+        It runs with the variables in ``job["environment"]``, or else with those of this process, with a TMPDIR below
+        ``directory``. A reply with a true "tainted" ends the worker; so does an "error" where something was written to
+        stderr. Raises ServiceUnavailable if there is no worker to be had, or the job is too large to be sent.
+        """
+        request = _request(job, directory, memory)
+        with self._slots:
+            for _ in range(_ATTEMPTS):
+                worker = self._pool.take()
+                with suppress(UnreadError, ServerGoneError):  # the next attempt says if it is for good
+                    return self._run(worker, request, timeout, memory)
+        raise ServiceUnavailable("one worker after the other is gone before it has read the job")
+
+    def close(self) -> None:
+        """End the server and all that it has started.
+
+        What runs at that moment raises ServiceUnavailable; what is run later starts another server.
+        """
+        self._pool.close()
+
+    def forget(self) -> None:
+        """In a forked child: have nothing of the parent's."""
+        self._pool = self._pool.in_child()
+        self._slots = threading.BoundedSemaphore(self.size)
+
+    def _run(self, worker: Worker, request: bytes, timeout: float, memory: int) -> Outcome:
+        """Raises UnreadError or ServerGoneError if that is why the job was not done, and ServiceUnavailable."""
+        started = time.monotonic()
+        try:
+            answer = worker.ask(request, started + timeout)
+            reply, resident = (None, 0) if answer is None else _parts(answer)
+        except TimeoutError:
+            return self._stopped(worker, endings.of_timeout(timeout), started)
+        except protocol.ProtocolError:
+            return self._stopped(worker, endings.of_garbage(), started)
+        except BaseException:
+            self._kill(worker)
+            raise
+        seconds = time.monotonic() - started
+        if reply is None:
+            ended = self._pool.end(worker, grace=_GRACE)
+            said = worker.output.take()
+            return Outcome(None, endings.of_death(ended, said, memory), said, seconds, ended.peak)
+        said = worker.output.take()
+        if endings.is_out_of_memory(reply, said):
+            return Outcome(None, endings.of_memory(memory), said, seconds, self._kill(worker))
+        is_worn = worker.jobs >= self._limits.jobs or resident > self._limits.resident
+        if is_worn or reply.get("tainted") or ("error" in reply and said):
+            return Outcome(reply, None, said, seconds, self._kill(worker))
+        self._pool.put_back(worker)
+        return Outcome(reply, None, said, seconds)
+
+    def _stopped(self, worker: Worker, ending: Ending, started: float) -> Outcome:
+        peak = self._kill(worker)
+        return Outcome(None, ending, worker.output.take(), time.monotonic() - started, peak)
+
+    def _kill(self, worker: Worker) -> int:
+        """End it; its peak, as far as that is known. The pool knows what to do if its server is gone."""
+        with suppress(ServerGoneError):
+            return self._pool.end(worker).peak
+        return 0
+
+
+def _request(job: dict[str, Any], directory: str, memory: int) -> bytes:
+    cwd = os.sep
+    with suppress(FileNotFoundError):  # it was removed
+        cwd = os.getcwd()
+    job = {"environment": config.child_environment(), **job}
+    message = {"job": job, "directory": os.path.join(cwd, directory), "memory": memory, "cwd": cwd}
+    try:
+        return protocol.encode(message)
+    except protocol.ProtocolError as error:
+        raise ServiceUnavailable(str(error)) from error
+
+
+def _parts(answer: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    reply, resident = answer.get("reply"), answer.get("resident")
+    if not isinstance(reply, dict) or not isinstance(resident, int):
+        raise protocol.ProtocolError("no reply is in the answer")
+    return reply, resident
+
+
+_services: weakref.WeakSet[Service] = weakref.WeakSet()
+_lock = threading.Lock()
+_current: Service | None = None
+
+
+def current() -> Service:
+    """This process's service. A forked child has its own."""
+    global _current
+    with _lock:
+        if _current is None:
+            _current = Service()
+        return _current
+
+
+def _forget_all() -> None:
+    global _lock, _current
+    _lock, _current = threading.Lock(), None
+    for service in list(_services):
+        service.forget()
+
+
+@atexit.register
+def _close_all() -> None:
+    for service in list(_services):
+        service.close()
+
+
+os.register_at_fork(after_in_child=_forget_all)

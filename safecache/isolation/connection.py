@@ -1,0 +1,218 @@
+"""A process's side of its compile server: starts it, and has it fork workers, end them and say how they ended."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import ExitStack, suppress
+from typing import Any, NamedTuple
+
+from safecache import config
+from safecache.isolation import descriptors, protocol
+
+__all__ = ["Connection", "Ended", "Limits", "ServerGoneError", "ServiceUnavailable"]
+
+_BOOT = "import sys; sys.path[:] = {!r}; from safecache.isolation import server; server.main({!r}, {!r})"
+# Seconds that the server may take to fork, or to end a worker that SIGKILL does not end at once.
+_PATIENCE = 30.0
+# Seconds that the server may take to end.
+_FAREWELL = 10.0
+# Seconds before it ends for lack of use that it is no longer used.
+_MARGIN = 5.0
+_MOST_SAID = 2000
+
+
+class ServiceUnavailable(Exception):
+    """Nothing can be compiled out of this process; the message says why."""
+
+
+class ServerGoneError(Exception):
+    """The server has ended or does not answer, and its workers end with it; the message says how."""
+
+
+class Limits(NamedTuple):
+    """A worker is replaced after so many jobs, or at this resident size; what is idle is kept for so many seconds, and
+    the server may take so many to start."""
+
+    jobs: int = 200
+    resident: int = 1 << 30
+    worker_idle: float = 60.0
+    server_idle: float = 600.0
+    start: float = 120.0
+
+
+class Ended(NamedTuple):
+    """How a worker ended, as Popen.returncode has it, None if it would not end; and its largest resident size."""
+
+    status: int | None
+    peak: int
+
+
+class Connection:
+    """A server that has been started. The constructor does not wait for it, and raises ServiceUnavailable."""
+
+    def __init__(self, jobs: str, imports: tuple[str, ...], limits: Limits) -> None:
+        self._imports = imports
+        self._limits = limits
+        self._starting = threading.Lock()
+        self._lock = threading.Lock()
+        self._is_ready = False
+        self.is_given_up = False
+        self._used = time.monotonic()
+        try:
+            with ExitStack() as undone:
+                self._notes = descriptors.notes()
+                undone.callback(descriptors.close, self._notes)
+                self._control, theirs = descriptors.socketpair()
+                undone.callback(descriptors.close, self._control, theirs)
+                self._process = self._start(theirs.fileno(), jobs)
+                undone.pop_all()
+        except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the interpreter is ending
+            raise ServiceUnavailable(f"no compile server can be started: {type(error).__name__}: {error}") from error
+        descriptors.close(theirs)
+
+    def _start(self, descriptor: int, jobs: str) -> subprocess.Popen[bytes]:
+        if not sys.executable or getattr(sys, "frozen", False):
+            raise ValueError("sys.executable names no Python interpreter")
+        setup = {
+            "parent": os.getpid(),
+            "imports": self._imports,
+            "jobs": jobs,
+            "worker_idle": self._limits.worker_idle,
+            "server_idle": self._limits.server_idle,
+        }
+        return subprocess.Popen(
+            # Without site: what .pth files import is not for a process that forks.
+            [sys.executable, "-S", "-c", _BOOT.format(_paths(self._imports), descriptor, setup)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._notes,
+            stderr=self._notes,
+            cwd="/",
+            env=config.child_environment() | {"SAFECACHE": "0"},
+            pass_fds=(descriptor,),
+            # What a terminal sends to this process and its group, such as Ctrl-C, is for this process.
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        """The server's."""
+        return self._process.pid
+
+    def wait_until_ready(self) -> None:
+        """Raises ServiceUnavailable if the server cannot be used, ServerGoneError if it is gone."""
+        with self._starting:
+            if self._is_ready:
+                return
+            problem = self._problem(self._first_message())
+            self._is_ready = problem is None
+        if problem is not None:
+            self.close()
+            raise ServiceUnavailable(f"the compile server cannot be used: {problem}")
+
+    def _first_message(self) -> dict[str, Any]:
+        try:
+            return self._exchange(None, self._limits.start)
+        except ServerGoneError as error:
+            if isinstance(error.__cause__, TimeoutError):
+                return {"failed": f"it was not ready after {self._limits.start:.0f} s"}
+            raise
+
+    def _problem(self, answer: dict[str, Any]) -> str | None:
+        if "ready" not in answer:
+            return str(answer.get("failed"))
+        for name in self._imports:
+            theirs = answer["ready"].get(name)
+            ours = getattr(sys.modules.get(name), "__file__", theirs)
+            if theirs != ours:
+                return f"it would compile with the {name} of {theirs}, and this process has that of {ours}"
+        return None
+
+    def fork(self, number: int, channel: int, output: int) -> int:
+        """The pid of a new worker, known by ``number`` from now on. Raises ServiceUnavailable or ServerGoneError."""
+        answer = self._exchange({"do": "fork", "worker": number}, _PATIENCE, (channel, output))
+        if "pid" not in answer:
+            raise ServiceUnavailable(f"no worker can be started: {answer.get('failed')}")
+        return int(answer["pid"])
+
+    def end(self, number: int, grace: float) -> Ended:
+        """How this worker has ended, killed if it lives on after ``grace`` seconds. Raises ServerGoneError."""
+        answer = self._exchange({"do": "end", "worker": number, "grace": grace}, grace + _PATIENCE)
+        return Ended(answer["status"], answer["peak"])
+
+    def _exchange(
+        self, message: dict[str, Any] | None, patience: float, passed: tuple[int, ...] = ()
+    ) -> dict[str, Any]:
+        try:
+            with self._lock:
+                self._control.settimeout(patience)
+                if message is not None:
+                    protocol.send(self._control, message, passed)
+                answer = protocol.receive(self._control, time.monotonic() + patience)
+        except (OSError, protocol.ProtocolError) as error:
+            raise self._gone(f"{type(error).__name__}: {error}") from error
+        except BaseException:
+            # Interrupted: nobody knows to what the next answer would be one.
+            self.close()
+            raise
+        if answer is None:
+            raise self._gone("it closed its channel")
+        self.is_used()
+        return answer
+
+    def _gone(self, how: str) -> ServerGoneError:
+        said = "" if self._is_ready else self._read_notes()
+        return ServerGoneError(f"{how} (exit status {self.close()}) {said}".strip())
+
+    def _read_notes(self) -> str:
+        with suppress(OSError, ValueError):  # closed by another thread
+            self._notes.seek(0)
+            return self._notes.read().decode("utf-8", "replace").strip()[-_MOST_SAID:]
+        return ""
+
+    def is_used(self) -> None:
+        """Put off its end for lack of use."""
+        self._used = time.monotonic()
+
+    def is_stale(self) -> bool:
+        """Whether it may be about to end for lack of use."""
+        idle = self._limits.server_idle
+        return time.monotonic() - self._used > idle - min(_MARGIN, idle / 2)
+
+    def close(self) -> int:
+        """Have the server end, with all that it has started, and wait for that; its exit status. Idempotent."""
+        with suppress(OSError):  # closed already
+            self._control.shutdown(socket.SHUT_RDWR)
+        if not self._is_ready:
+            self._process.kill()  # it would first see that it is to end when it has imported everything
+        try:
+            status = self._process.wait(_FAREWELL)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            status = self._process.wait()
+        with self._lock:
+            descriptors.close(self._control, self._notes)
+        return status
+
+    def forget(self) -> None:
+        """In a forked child: the server is another process's."""
+        self._process.returncode = 0  # or Popen warns that it still runs
+
+
+def _paths(imports: tuple[str, ...]) -> list[str]:
+    """This process's sys.path for one that has no site, and another working directory."""
+    standard = os.path.dirname(os.__file__)
+    paths = [path for path in sys.path if isinstance(path, str)]
+    with suppress(FileNotFoundError):  # a working directory that is gone holds no modules
+        paths = [os.path.abspath(path) for path in paths]
+    # Its own modules first: a script's directory may hold a resource.py, which nobody but the server would import.
+    ahead = [standard, os.path.join(standard, "lib-dynload")]
+    modules = (sys.modules.get(name) for name in ("safecache", *imports))
+    files = [getattr(module, "__file__", None) for module in modules]
+    # An editable install may be found by a finder that no path tells of.
+    packages = [os.path.dirname(os.path.dirname(file)) for file in files if file]
+    return list(dict.fromkeys(ahead + paths + packages))

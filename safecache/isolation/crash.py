@@ -1,0 +1,114 @@
+"""How a compile ended in a worker: well, with an error that is Triton's, or with a crash; and what is raised."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import os
+import re
+import signal
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from safecache.errors import TritonCompileCrash
+from safecache.sizes import write_size
+
+__all__ = ["STAGES", "Crash", "diagnose", "make", "stage_reached"]
+
+# In the order in which they are made, by the suffixes of the files that Triton puts into its cache when each is done.
+STAGES = ("source", "glir", "ttir", "ttgir", "llir", "ptx", "amdgcn", "cubin", "hsaco")
+_NEXT = {"source": "ttir", "glir": "ttgir", "ttir": "ttgir", "ttgir": "llir", "llir": "ptx", "ptx": "cubin"}
+_NEXT_OF_HIP = {**_NEXT, "llir": "amdgcn", "amdgcn": "hsaco"}
+# MLIR catches a SIGABRT or SIGSEGV inside a pass, and says no more than that in the error itself.
+_PASS_FAILED = "PassManager::run failed"
+_SIGNAL_SHOWN = re.compile(
+    r"Assertion `.*' failed|LLVM ERROR:|UNREACHABLE executed|A signal was caught|terminate called|Stack dump:",
+    re.DOTALL,
+)
+_BY_OTHERS = (signal.SIGKILL, signal.SIGTERM)
+
+
+class Crash(NamedTuple):
+    """``number``: of the signal, or the exit status; the limit in seconds or bytes, for a timeout or memory."""
+
+    how: str
+    number: int
+    stage: str
+
+    @property
+    def is_of_limit(self) -> bool:
+        """Whether it says more of the limit, and of what else the machine did, than of the kernel."""
+        return self.how in ("timeout", "memory")
+
+    @property
+    def is_by_others(self) -> bool:
+        """Whether somebody else killed it, such as the kernel for want of memory: it says nothing of the kernel."""
+        return self.how == "signal" and self.number in _BY_OTHERS
+
+    @property
+    def words(self) -> str:
+        """For a person."""
+        if self.how == "timeout":
+            return f"it took more than {self.number} s"
+        if self.how == "memory":
+            return f"it took more than {write_size(self.number)} of memory"
+        if self.how == "exit":
+            return f"the process ended with exit status {self.number}"
+        if self.how == "recovered":
+            return "MLIR caught a signal in a pass"
+        by = ", sent by somebody else, perhaps for want of memory" if self.is_by_others else ""
+        return f"{_name(self.number)}{by}"
+
+
+def _name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def diagnose(ending: tuple[str, int] | None, error: Mapping[str, Any] | None, stderr: str, stage: str) -> Crash | None:
+    """The crash that a compile ended with; None if it ended well, or with an error that is the kernel's author's.
+
+    ``ending``: of the worker, if it has ended; ``error``: as the job's reply has it.
+    """
+    if ending is not None:
+        return Crash(*ending, stage)
+    if error is None or _PASS_FAILED not in error["message"] or not _SIGNAL_SHOWN.search(stderr):
+        return None
+    return Crash("recovered", 0, stage)
+
+
+def stage_reached(names: Iterable[str], backend: str) -> str:
+    """What was being made when no more files came than these: "source" if not even the kernel's own was read."""
+    suffixes = {os.path.splitext(name)[1][1:] for name in names}
+    done = [stage for stage in STAGES if stage in suffixes]
+    following = _NEXT_OF_HIP if backend == "hip" else _NEXT
+    return following.get(done[-1], done[-1]) if done else "source"
+
+
+def make(message: str, attributes: Mapping[str, Any]) -> TritonCompileCrash:
+    """What to raise; where Triton is installed, an error that autotuners skip."""
+    return _raised()(message, **attributes)
+
+
+@functools.cache
+def _raised() -> type[TritonCompileCrash]:
+    try:
+        triton = importlib.import_module("triton.runtime.errors")
+        bases = (TritonCompileCrash, triton.PTXASError, triton.OutOfResources)
+    except (ImportError, AttributeError):
+        return TritonCompileCrash
+
+    def reduce(self: TritonCompileCrash) -> tuple[Any, ...]:
+        names = ("how", "signal", "stage", "kernel", "config", "report")
+        return make, (str(self), {name: getattr(self, name) for name in names})
+
+    # As those who catch its bases print them.
+    members = {"error_message": property(str), "required": 0, "limit": 0, "name": "Triton's compiler"}
+    members |= {
+        "__reduce__": reduce,
+        "__doc__": TritonCompileCrash.__doc__,
+        "__module__": TritonCompileCrash.__module__,
+    }
+    return type(TritonCompileCrash.__name__, bases, members)

@@ -1,0 +1,133 @@
+"""What is to be compiled, in JSON: a kernel's source with all that it uses, its IR where that cannot travel, or IR."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from typing import Any, NamedTuple
+
+from triton._C.libtriton import ir
+from triton.compiler.compiler import IRSource, make_backend
+from triton.runtime.driver import driver
+
+from safecache.isolation import knob_values, stock
+from safecache.isolation.functions import Kernels
+from safecache.isolation.languages import language_of
+from safecache.isolation.options import rebuild
+from safecache.isolation.values import Encoder, UnshippableError
+
+__all__ = ["CannotTravel", "encode"]
+
+
+class CannotTravel(Exception):
+    """This compile has to stay in this process. The text is the reason, a clause: "… is set to a function"."""
+
+
+def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """What ``job.run`` needs of a compile; JSON-able. ``options``: the fields of what the backend has parsed.
+
+    A kernel travels as its source. One that calls Python of the user's while it is compiled (constexpr functions,
+    builtins, aggregates), or functions of Triton's that somebody has replaced, has its front end run here, and travels
+    as what that makes; that part is not isolated. Raises CannotTravel, naming what cannot.
+    """
+    try:
+        return _encoded(source, target, options)
+    except CannotTravel:
+        raise
+    except UnshippableError as error:
+        raise CannotTravel(str(error)) from None
+    except Exception as error:
+        # Such as a repr= of the user's raises: the compile in this process comes upon it too, or has no need of it.
+        raise CannotTravel(f"to encode it raises {type(error).__name__}: {error}") from error
+
+
+def _encoded(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
+    hindrance = knob_values.hindrance()
+    replaced = stock.replaced_in_backend(make_backend(target))
+    if hindrance is not None or replaced is not None:
+        raise CannotTravel(hindrance or f"{replaced} is not as Triton was released")
+    return {
+        **_source(source, target, options),
+        "options": Encoder(_refuse).encode(options),
+        "knobs": knob_values.current(),
+        "driver": _driver_target(),
+    }
+
+
+def _source(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
+    if isinstance(source, IRSource):
+        return {"kind": "ir", "path": str(source.path), "text": source.src}
+    if language_of(source) is None:
+        raise UnshippableError(f"{type(source).__module__}.{type(source).__qualname__} is no source of Triton's")
+    if stock.replaced_in_front_end() is None:
+        with contextlib.suppress(UnshippableError, RecursionError):
+            return _kernel(source)
+    return _lowered(source, target, options)
+
+
+def _kernel(source: Any) -> dict[str, Any]:
+    kernels = Kernels(source.fn)
+    encode = kernels.encoder.encode
+    return {
+        "kind": "kernel",
+        "language": language_of(source),
+        "name": source.name,
+        "symbol": _symbol(source),
+        "signature": encode(source.signature),
+        "constants": encode(source.constants),
+        "attributes": encode(source.attrs),
+        **kernels.encoded(),
+    }
+
+
+def _symbol(source: Any) -> str | None:
+    """What the kernel's own ``repr=`` calls this specialization; None without one."""
+    kernel = source.fn
+    if kernel._repr is None:
+        return None
+    constants = {kernel.arg_names[path[0]]: value for path, value in source.constants.items() if len(path) == 1}
+    return str(kernel.repr(Specialization(constants, source.signature)))
+
+
+class Specialization(NamedTuple):
+    """What Triton gives to a ``repr=``."""
+
+    constants: dict[str, Any]
+    signature: dict[str, Any]
+
+
+def _lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """As ``triton.compile`` begins, by what the front end makes. Raises CannotTravel with what that raises."""
+    try:
+        backend = make_backend(target)
+        parsed = rebuild(backend, options)
+        context = ir.context()
+        ir.load_dialects(context)
+        backend.load_dialects(context)
+        implementation = backend.get_codegen_implementation(parsed)
+        module = source.make_ir(target, parsed, implementation, backend.get_module_map(), context)
+    except Exception as error:
+        # It is the user's error, to be raised as without us: by the same compile in this process.
+        raise CannotTravel(f"its front end fails: {type(error).__name__}: {error}") from error
+    return {
+        "kind": "lowered",
+        "language": language_of(source),
+        "name": source.name,
+        "ext": source.ext,
+        "text": str(module),
+        "hash": source.hash(),
+    }
+
+
+def _driver_target() -> list[Any] | None:
+    """The GPU of this process, for kernels that ask; None if to find out would initialise CUDA."""
+    active = driver._active or driver._default
+    torch = sys.modules.get("torch")
+    if active is None or (torch is not None and not torch.cuda.is_initialized()):
+        return None
+    target = active.get_current_target()
+    return [target.backend, target.arch, target.warp_size]
+
+
+def _refuse(kernel: Any) -> int:
+    raise UnshippableError(f"an option is the kernel {kernel!r}")

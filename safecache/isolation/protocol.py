@@ -1,0 +1,104 @@
+"""Messages between a process, its compile server and the workers: a length and a JSON object, over a Unix socket pair.
+
+What comes from a worker may be anything, since C++ that corrupts memory runs there: it is bounded, and only ever parsed
+as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import struct
+import time
+from collections.abc import Iterable
+from typing import Any
+
+__all__ = ["MOST_BYTES", "ProtocolError", "encode", "receive", "receive_with_descriptors", "send"]
+
+# The IR of the largest kernels has some MB.
+MOST_BYTES = 64 << 20
+
+_MOST_DESCRIPTORS = 4
+_CHUNK = 1 << 20
+_LENGTH = struct.Struct("!I")
+
+
+class ProtocolError(Exception):
+    """What was sent, or is to be sent, is no message: too long, cut off, or no JSON object."""
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """The bytes of a message. Raises ProtocolError if it is too long, TypeError or ValueError if it is no JSON."""
+    body = json.dumps(message, separators=(",", ":")).encode("ascii")
+    if len(body) > MOST_BYTES:
+        raise ProtocolError(f"a message of {len(body)} bytes is longer than {MOST_BYTES}")
+    return _LENGTH.pack(len(body)) + body
+
+
+def send(channel: socket.socket, message: dict[str, Any], descriptors: Iterable[int] = ()) -> None:
+    """Send a message, and copies of ``descriptors`` with it. Raises as encode() does, and OSError."""
+    data = encode(message)
+    sent = socket.send_fds(channel, [data], list(descriptors)) if descriptors else 0
+    channel.sendall(memoryview(data)[sent:])
+
+
+def receive(channel: socket.socket, deadline: float | None = None) -> dict[str, Any] | None:
+    """The next message, or None if the other side has closed. Descriptors that came with it are not taken.
+
+    ``deadline``: by time.monotonic(). Raises ProtocolError; TimeoutError; ConnectionResetError if the other side has
+    closed without having read all that was sent to it; OSError.
+    """
+    return _message(channel, _read(channel, _LENGTH.size, deadline), deadline)
+
+
+def receive_with_descriptors(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
+    """As receive(), with the descriptors that came with the message, which are the caller's to close."""
+    start, descriptors, _, _ = socket.recv_fds(channel, _LENGTH.size, _MOST_DESCRIPTORS)
+    try:
+        for descriptor in descriptors:
+            # Not by a flag, which recv_fds() drops. A program that is started, such as ptxas, would hold it open.
+            os.set_inheritable(descriptor, False)
+        rest = _read(channel, _LENGTH.size - len(start), None) if start else b""
+        return _message(channel, start + rest, None), descriptors
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+
+
+def _message(channel: socket.socket, header: bytes, deadline: float | None) -> dict[str, Any] | None:
+    if not header:
+        return None
+    if len(header) < _LENGTH.size:
+        raise ProtocolError("a message was cut off")
+    (size,) = _LENGTH.unpack(header)
+    if size > MOST_BYTES:
+        raise ProtocolError(f"a message claims to have {size} bytes")
+    body = _read(channel, size, deadline)
+    if len(body) < size:
+        raise ProtocolError("a message was cut off")
+    try:
+        message = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise ProtocolError(f"a message is no JSON: {type(error).__name__}") from error
+    if not isinstance(message, dict):
+        raise ProtocolError(f"a message is a {type(message).__name__}, not an object")
+    return message
+
+
+def _read(channel: socket.socket, size: int, deadline: float | None) -> bytes:
+    """So many bytes; fewer if the other side has closed."""
+    content = bytearray()
+    while len(content) < size:
+        if deadline is not None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("no message in time")
+            channel.settimeout(left)
+        # In pieces: a length that is only claimed costs no memory.
+        piece = channel.recv(min(size - len(content), _CHUNK))
+        if not piece:
+            break
+        content += piece
+    return bytes(content)

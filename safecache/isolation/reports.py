@@ -1,0 +1,153 @@
+"""Crash reports: what is needed to understand a crash of Triton's compiler, and to have it again without safecache.
+
+A report is a directory ``<cache>/.safecache/crashes/<16 digits of Triton's cache hash>``, there whole or not at all. It
+holds what the kernel's author wrote or chose, and what the compiler said, but nothing else of the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import itertools
+import json
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from safecache import files, groups, store, timestamps
+from safecache.groups import CRASHES_FOLDER
+from safecache.isolation.crash import STAGES
+from safecache.isolation.reproducer import script
+from safecache.isolation.worker import TEMPORARY
+
+__all__ = ["Facts", "files_in", "listed", "write"]
+
+_SUMMARY = "report.json"
+# The latest tell what is wrong, and a kernel's IR can have megabytes.
+_MOST_REPORTS, _MOST_BYTES, _LARGEST_FILE = 100, 64 << 20, 8 << 20
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
+
+
+class Facts(NamedTuple):
+    """``described``: as describe() has it; ``ended``: how, and of what limit; ``source``: the kernel's text.
+
+    ``ir``: the suffix that says in what IR, or "" if it is Python; ``language``: the name of Triton's Language;
+    ``options``: for a reproducer; ``directory``: with what Triton has written.
+    """
+
+    hash: str
+    described: dict[str, Any]
+    ended: dict[str, Any]
+    stage: str
+    source: str
+    ir: str
+    language: str
+    options: dict[str, Any]
+    stderr: str
+    directory: str
+
+
+def write(root: str, facts: Facts) -> str:
+    """The directory of the report; that of an earlier one, if the same compile has crashed before. Raises OSError."""
+    parent = os.path.join(root, ".safecache", CRASHES_FOLDER)
+    os.makedirs(parent, exist_ok=True)
+    draft = os.path.join(parent, f".{secrets.token_hex(8)}")
+    os.mkdir(draft)
+    try:
+        for name, content in _contents(facts):
+            with open(os.path.join(draft, name), "xb") as file:
+                file.write(content[:_LARGEST_FILE])
+        place = _publish(draft, parent, facts.hash)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    _remove_oldest(parent, place)
+    return place
+
+
+def _publish(draft: str, parent: str, hash: str) -> str:
+    for number in itertools.count():
+        place = os.path.join(parent, hash[:16] + (f"-{number}" if number else ""))
+        try:
+            os.rename(draft, place)
+        except OSError as error:
+            if error.errno not in _TAKEN:
+                raise
+            if _summary(place).get("hash") != hash:
+                continue
+        return place
+    raise AssertionError
+
+
+def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
+    summary = {"hash": facts.hash, "time": timestamps.write(time.time()), "ended": facts.ended, "stage": facts.stage}
+    yield _SUMMARY, json.dumps(summary | facts.described, indent=1, default=repr).encode()
+    yield "stderr.txt", facts.stderr.encode(errors="backslashreplace")
+    yield f"kernel.{facts.ir or 'txt'}", facts.source.encode(errors="backslashreplace")
+    found = files_in(facts.directory)
+    stages = {os.path.splitext(path)[1][1:]: path for path in found}
+    reached = [stage for stage in STAGES if stage in stages or stage == facts.ir]
+    # What the compile started from, and what the stage that crashed was given.
+    for stage in {*reached[:1], *reached[-1:]} - {facts.ir}:
+        yield f"kernel.{stage}", _read(stages[stage])
+    for path in found:
+        if path.endswith(".mlir"):
+            yield os.path.basename(path), _read(path)
+    if reached:
+        text = script(facts.described, facts.options, facts.language, f"kernel.{reached[0]}", facts.stage)
+        yield "reproduce.py", text.encode()
+
+
+def files_in(folder: str) -> list[str]:
+    """The paths of what a compile has put into its directory; not what ptxas keeps there while it runs."""
+    walked = [each for each in os.walk(folder) if TEMPORARY not in each[0][len(folder) :].split(os.sep)]
+    return sorted(os.path.join(directory, name) for directory, _, names in walked for name in names)
+
+
+def _read(path: str) -> bytes:
+    with suppress(OSError, store.UnusableEntry):
+        return files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST_FILE)
+    return b""
+
+
+def listed(root: str) -> dict[str, dict[str, Any]]:
+    """The summaries of the reports in the cache by their directories; nobody vouches for what they say."""
+    parent = os.path.join(root, ".safecache", CRASHES_FOLDER)
+    return {path: summary for path in _directories(parent) if (summary := _summary(path))}
+
+
+def _directories(parent: str) -> list[str]:
+    try:
+        return sorted(os.path.join(parent, name) for name in os.listdir(parent) if not name.startswith("."))
+    except FileNotFoundError:
+        return []
+
+
+def _summary(directory: str) -> dict[str, Any]:
+    try:
+        summary = json.loads(_read(os.path.join(directory, _SUMMARY)))
+    except (ValueError, RecursionError):
+        return {}
+    return summary if isinstance(summary, dict) else {}
+
+
+def _remove_oldest(parent: str, newest: str) -> None:
+    """Down to what may lie there; reports of other users stay."""
+    found = sorted((path for path in _directories(parent) if path != newest), key=_age, reverse=True)
+    size = _size(newest)
+    for number, path in enumerate(found, start=2):
+        size += _size(path)
+        if number > _MOST_REPORTS or size > _MOST_BYTES:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _age(path: str) -> float:
+    with suppress(OSError):
+        return os.lstat(path).st_mtime
+    return 0.0
+
+
+def _size(path: str) -> int:
+    return sum(file.size for file in groups.below(path))

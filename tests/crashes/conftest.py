@@ -1,0 +1,67 @@
+"""A home for what fresh processes compile in isolation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from unit.conftest import isolated, run, settings
+
+__all__ = ["isolated", "run", "settings"]
+
+HERE = Path(__file__).parent
+SOURCE = HERE.parent.parent
+
+
+class Home:
+    """One test's cache of Triton's, and keys; each run() is a fresh process."""
+
+    def __init__(self, base):
+        self.base = base
+        self.cache = base / "triton"
+        self.environment = {
+            name: value for name, value in os.environ.items() if not name.startswith(("SAFECACHE", "TRITON"))
+        } | {
+            "TRITON_CACHE_DIR": str(self.cache),
+            "TORCHINDUCTOR_CACHE_DIR": str(base / "inductor"),
+            "TRITON_DEFAULT_FP_FUSION": "1",  # or Triton 3.9 warns
+            "XDG_CONFIG_HOME": str(base / "config"),
+            "PYTHONPATH": os.pathsep.join(map(str, (SOURCE, HERE, HERE.parent))),
+            "SAFECACHE_ISOLATE": "1",
+        }
+
+    def run(self, scene, *, env=None, **arguments):
+        done = subprocess.run(
+            [sys.executable, str(HERE / "crash_scenes.py"), json.dumps({"scene": scene, "arguments": arguments})],
+            env=self.environment | (env or {}),
+            capture_output=True,
+            text=True,
+            timeout=200,
+        )
+        assert done.returncode == 0, (done.returncode, done.stderr[-4000:])
+        return SimpleNamespace(**json.loads(done.stdout), stderr=done.stderr)
+
+    def compile(self, *names, **how):
+        return self.run("compile_each", names=names, **how)
+
+    def say(self, *arguments):
+        command = [sys.executable, "-m", "safecache", *arguments]
+        return subprocess.run(command, env=self.environment, capture_output=True, text=True, timeout=60)
+
+    @property
+    def reports(self):
+        return sorted((self.cache / ".safecache" / "crashes").glob("*"))
+
+    @property
+    def notes(self):
+        return sorted((self.cache / ".safecache" / "known_bad").glob("*"))
+
+
+@pytest.fixture
+def home(tmp_path):
+    return Home(tmp_path)

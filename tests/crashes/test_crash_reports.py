@@ -1,0 +1,161 @@
+"""What is left of a crash: a report that reproduces it without us, and a note that has it skipped next time."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from crashes.crash_names import DEADLY
+from safecache.isolation import reports
+from safecache.isolation.reports import Facts
+
+SECRET = "hunter2-of-the-environment"
+
+
+@pytest.fixture(scope="module")
+def crashed(tmp_path_factory):
+    """A home in which some kernels have crashed."""
+    from crashes.conftest import Home
+
+    home = Home(tmp_path_factory.mktemp("crashed"))
+    answer = home.compile(*DEADLY, "recovered", env={"API_TOKEN": SECRET})
+    home.crashes = {crash["kernel"]: crash for crash in answer.result}
+    home.answer = answer
+    return home
+
+
+def reproduced(crash, tmp_path):
+    """What becomes of the report's script, where there is nothing but Triton."""
+    environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+    command = [sys.executable, "-E", os.path.join(crash["report"], "reproduce.py")]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/", timeout=120)
+
+
+@pytest.mark.parametrize("name", DEADLY)
+def test_script_of_the_report_crashes_in_the_same_way(crashed, tmp_path, name):
+    done = reproduced(crashed.crashes[name.replace("-", "_")], tmp_path)
+    assert done.returncode == -signal.SIGABRT
+    assert done.stdout.split()[-1] == DEADLY[name]
+
+
+def test_script_of_the_report_fails_in_the_same_pass(crashed, tmp_path):
+    done = reproduced(crashed.crashes["square"], tmp_path)
+    assert "Assertion `" in done.stderr and "PassManager::run failed" in done.stderr
+
+
+def test_script_of_the_report_dies_of_a_file_of_ir(home, tmp_path):
+    [crash] = home.compile("empty-module").result
+    assert reproduced(crash, tmp_path).returncode == -signal.SIGSEGV
+
+
+def test_report_says_what_was_compiled_and_how_it_ended(crashed):
+    crash = crashed.crashes["unknown_operand"]
+    with open(os.path.join(crash["report"], "report.json"), encoding="utf-8") as file:
+        report = json.load(file)
+    assert report["kernel"] == "unknown_operand" and report["file"].endswith("crashing_kernels.py")
+    assert report["signature"] == {"x": "*i32", "y": "*i32", "N": "constexpr"} and report["constants"] == {"N": 128}
+    assert report["target"] == {"backend": "cuda", "arch": 90, "warp_size": 32}
+    assert report["options"]["num_warps"] == 4 and set(report["versions"]) == {
+        "triton",
+        "python",
+        "machine",
+        "safecache",
+    }
+    assert report["stage"] == "ptx" and report["ended"]["words"] == report["ended"]["again"] == "SIGABRT"
+    assert report["hash"].startswith(os.path.basename(crash["report"]))
+
+
+def test_report_has_what_the_compiler_said_and_was_given(crashed):
+    directory = crashed.crashes["unknown_operand"]["report"]
+    texts = {path.name: path.read_text() for path in Path(directory).iterdir()}
+    assert texts["stderr.txt"].count("LLVM ERROR: Invalid $ operand number") == 2
+    assert "in the second run" in texts["stderr.txt"]
+    assert "def unknown_operand" in texts["kernel.txt"]
+    assert "tt.func public @unknown_operand" in texts["kernel.source"]
+    assert "define" in texts["kernel.llir"] and "kernel.ttgir" not in texts
+    assert any(name.endswith(".repro.mlir") for name in texts)
+
+
+def test_report_has_nothing_of_the_environment(crashed):
+    files = [path for report in crashed.reports for path in report.iterdir()]
+    assert files and not [path for path in files if SECRET in path.read_text()]
+
+
+def test_what_has_crashed_is_skipped_by_the_next_process_at_once(crashed):
+    answer = crashed.compile("unknown-operand", "narrow-register")
+    assert [crash["error"] for crash in answer.result] == ["TritonCompileCrash"] * 2
+    assert answer.children == 0 and answer.stats["crashed before"] == 2 and "compile crashed" not in answer.stats
+    [message] = answer.warnings
+    assert "safecache forget" in message
+
+
+def test_forgotten_crash_is_met_again_and_reported_where_it_was(home):
+    [first] = home.compile("unknown-operand").result
+    stamps = {path: path.stat().st_mtime_ns for path in home.reports}
+    said = home.say("forget", os.path.basename(first["report"]))
+    assert (said.returncode, said.stdout) == (0, "1 forgotten\n"), said.stderr
+    answer = home.compile("unknown-operand")
+    assert answer.stats["compile crashed"] == 1 and answer.result[0]["report"] == first["report"]
+    assert stamps == {path: path.stat().st_mtime_ns for path in home.reports}
+
+
+def test_list_of_crashes_says_which_are_skipped(crashed):
+    rows = json.loads(crashed.say("ls", "--crashed", "--json").stdout)["crashed"]
+    assert {row["kernel"]: row["stage"] for row in rows} == {
+        kernel: crash["stage"] for kernel, crash in crashed.crashes.items()
+    }
+    assert all(row["skipped"] and os.path.isdir(row["report"]) for row in rows)
+    shown = crashed.say("ls", "--crashed").stdout
+    assert shown.count("(skipped)") == len(rows) and all(row["hash"][:16] in shown for row in rows)
+
+
+def test_nothing_to_forget_is_said(crashed):
+    said = crashed.say("forget", "0" * 64)
+    assert said.returncode == 1 and "no kernel of the hash" in said.stderr
+
+
+def facts(hash, size=0):
+    described = {"kernel": "k", "versions": {"triton": "3"}, "target": {"backend": "cuda", "arch": 90, "warp_size": 32}}
+    return Facts(hash, described, {"words": "SIGABRT"}, "ptx", "", "", "TRITON", {}, "x" * size, "/nonexistent")
+
+
+def test_report_never_replaces_that_of_another_kernel(tmp_path):
+    first = reports.write(str(tmp_path), facts("ab" * 32))
+    other = reports.write(str(tmp_path), facts("ab" * 8 + "cd" * 24))
+    assert reports.write(str(tmp_path), facts("ab" * 32)) == first != other
+    assert {path: summary["hash"] for path, summary in reports.listed(str(tmp_path)).items()} == {
+        first: "ab" * 32,
+        other: "ab" * 8 + "cd" * 24,
+    }
+
+
+def test_reports_are_the_latest_so_many(tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "_MOST_REPORTS", 3)
+    written = [reports.write(str(tmp_path), facts(f"{number:064x}"[::-1])) for number in range(5)]
+    for age, path in enumerate(written[:-1]):
+        if os.path.exists(path):
+            os.utime(path, (age, age))
+    last = reports.write(str(tmp_path), facts("ff" * 32))
+    assert sorted(reports.listed(str(tmp_path))) == sorted([*written[3:], last])
+
+
+def test_reports_hold_so_many_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "_MOST_BYTES", 10_000)
+    reports.write(str(tmp_path), facts("ab" * 32, size=6_000))
+    last = reports.write(str(tmp_path), facts("cd" * 32, size=6_000))
+    assert list(reports.listed(str(tmp_path))) == [last]
+
+
+def test_report_that_cannot_be_written_does_not_hide_the_crash(home):
+    home.cache.mkdir()
+    (home.cache / ".safecache").mkdir()
+    (home.cache / ".safecache" / "crashes").write_text("in the way")
+    [crash] = home.compile("unknown-operand").result
+    assert crash["error"] == "TritonCompileCrash" and crash["report"] is None
+    assert "No report could be written: " in crash["text"]

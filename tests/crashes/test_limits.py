@@ -1,0 +1,80 @@
+"""How long a compile may take, and how much memory, by default and as it is set."""
+
+from __future__ import annotations
+
+import os
+import types
+
+import pytest
+
+from safecache.hooks import triton_isolation
+from safecache.isolation import limits
+
+GB = 10**9
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """One with so much memory, and perhaps a container's limit."""
+
+    def make(memory, cgroup):
+        sizes = {"SC_PHYS_PAGES": memory // 4096, "SC_PAGE_SIZE": 4096}
+        monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+        monkeypatch.setattr(limits, "_CGROUP_LIMIT", str(tmp_path / "memory.max"))
+        if cgroup is not None:
+            (tmp_path / "memory.max").write_text(f"{cgroup}\n")
+        limits._half_of_memory.cache_clear()
+
+    yield make
+    limits._half_of_memory.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("memory", "cgroup", "limit"),
+    [
+        (512 * GB, None, 16 * GB),
+        (512 * GB, "max", 16 * GB),
+        (4096 * 5 * 10**6, None, 2048 * 5 * 10**6),
+        (4096 * 10**6, None, 2048 * 10**6),
+        (512 * GB, 8 * GB, 4 * GB),
+        (512 * GB, GB, GB),
+        (4096 * 10**5, None, GB),
+    ],
+    ids=["large", "no-limit", "middle", "small", "container", "small-container", "tiny"],
+)
+def test_memory_is_half_of_what_there_is_within_bounds(machine, memory, cgroup, limit):
+    machine(memory, cgroup)
+    assert limits.current(tuning=False).memory == limit
+
+
+def test_what_is_tuned_has_less_time():
+    assert limits.current(tuning=False).timeout == 600
+    assert limits.current(tuning=True).timeout == 120
+
+
+def test_what_is_set_counts_everywhere(settings):
+    settings(SAFECACHE_COMPILE_TIMEOUT=30, SAFECACHE_COMPILE_MEMORY="2G")
+    assert limits.current(tuning=False) == limits.current(tuning=True) == (30, 2 * GB)
+
+
+def call_from(module, function, **local):
+    """Whether it counts as tuning when this function of this module compiles."""
+    code = f"def {function}(self): return ask()"
+    names = {"__name__": module, "ask": lambda: triton_isolation._is_tuning()}
+    exec(code, names)
+    return names[function](types.SimpleNamespace(**local))
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "local", "is_tuning"),
+    [
+        ("triton.runtime.autotuner", "_bench", {}, True),
+        ("triton.runtime.autotuner", "run", {}, False),
+        ("torch._inductor.runtime.triton_heuristics", "_precompile_worker", {"configs": [1, 2]}, True),
+        ("torch._inductor.runtime.triton_heuristics", "_precompile_worker", {"configs": [1]}, False),
+        ("torch._inductor.select_algorithm", "anything", {}, True),
+        ("torch._inductor.async_compile", "anything", {}, False),
+    ],
+)
+def test_compile_is_one_of_several_where_somebody_tunes(module, function, local, is_tuning):
+    assert call_from(module, function, **local) is is_tuning

@@ -1,0 +1,120 @@
+"""What a worker has left is taken only if it is the kernel that was asked for, as plain files; nothing of it is run."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+
+import pytest
+
+from safecache import events
+from safecache.isolation import client, compiling, encoding
+from safecache.isolation.client import Outcome
+from safecache.isolation.limits import Limits
+
+LIMITS = Limits(1.0, 10**9)
+
+
+class Manager:
+    def __init__(self):
+        self.files, self.groups = {}, {}
+
+    def put(self, data, filename):
+        self.files[filename] = data
+        return f"/cache/{filename}"
+
+    def put_group(self, filename, group):
+        self.groups[filename] = group
+
+
+@pytest.fixture
+def obtain(monkeypatch, tmp_path):
+    """Obtain a kernel from a worker that leaves these files, and replies this beside what it should."""
+
+    def run(files, links=(), **replied):
+        reply = {"key": request.hash, "folder": "KEY", "metadata": "k.json", "times": {}} | replied
+
+        def run(self, job, directory, *, timeout, memory):
+            for name, content in files.items():
+                path = os.path.join(directory, name)
+                os.makedirs(os.path.dirname(path), exist_ok=True)
+                with open(path, "wb") as file:
+                    file.write(content)
+            for name in links:
+                os.symlink(tmp_path / "foreign", os.path.join(directory, name))
+            return Outcome(reply, None, "", 0.1)
+
+        monkeypatch.setattr(client.Service, "run", run)
+        manager = Manager()
+        return compiling.obtain(request, str(tmp_path), LIMITS, manager), manager
+
+    target = SimpleNamespace(backend="cuda", arch=90, warp_size=32)
+    source = SimpleNamespace(name="k", signature={})
+    request = compiling.Request(source, SimpleNamespace(target=target), SimpleNamespace(), "the key", "k.json")
+    monkeypatch.setattr(encoding, "encode", lambda *rest: {})
+    (tmp_path / "foreign").write_bytes(b"of somebody else")
+    return run
+
+
+KERNEL = {"KEY/k.json": b"{}", "KEY/k.ttir": b"ir", "KEY/k.cubin": b"\0cubin"}
+
+
+def test_kernel_is_put_into_the_cache_with_its_list_last(obtain):
+    group, manager = obtain(KERNEL | {"KEY/__grp__k.json": b"{}", ".tmp/x.ptx": b"left by ptxas"})
+    assert manager.files == {"k.json": b"{}", "k.ttir": b"ir", "k.cubin": b"\0cubin"}
+    assert list(manager.files)[-1] == "k.json" and manager.groups == {"k.json": group}
+    assert group == {name: f"/cache/{name}" for name in manager.files}
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"error": None},
+        {"error": {"type": "RuntimeError"}},
+        {"key": "0" * 64},
+        {"key": None},
+        {"folder": "../KEY"},
+        {"folder": "/etc"},
+        {"folder": ".."},
+        {"folder": ""},
+        {"folder": None},
+        {"folder": ["KEY"]},
+        {"folder": "OTHER"},
+        {"metadata": "other.json"},
+        {"metadata": None},
+    ],
+    ids=str,
+)
+def test_reply_that_is_not_about_the_kernel_leaves_the_compile_here(obtain, changed):
+    group, manager = obtain(KERNEL, **changed)
+    assert group is None and manager.files == manager.groups == {}
+    assert events.counters() == {"not isolated": 1}
+
+
+@pytest.mark.parametrize("files", [{}, {"KEY/k.ttir": b"ir"}], ids=["none", "no-metadata"])
+def test_kernel_that_is_not_whole_leaves_the_compile_here(obtain, files):
+    group, manager = obtain(files)
+    assert group is None and manager.files == {}
+
+
+def test_link_among_the_files_is_not_followed(obtain):
+    group, manager = obtain(KERNEL, links=["KEY/k.llir"])
+    assert group is None and manager.files == {}
+
+
+def test_place_that_cannot_be_had_leaves_the_compile_here(obtain, monkeypatch):
+    def made():
+        raise PermissionError("no directory out of the reach of others can be made")
+
+    monkeypatch.setattr(compiling.private_directory, "made", made)
+    assert obtain(KERNEL)[0] is None
+    assert events.counters() == {"not isolated": 1}
+
+
+def test_full_cache_is_an_error_as_in_stock(obtain, monkeypatch):
+    def full(self, data, filename):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Manager, "put", full)
+    with pytest.raises(OSError, match="No space left"):
+        obtain(KERNEL)

@@ -1,0 +1,1 @@
+"""Kernels of the kinds that people have, and what to compile of each."""
