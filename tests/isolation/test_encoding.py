@@ -143,8 +143,6 @@ def test_rebuilt_kernel_is_in_all_that_triton_asks_for_the_one_that_travelled():
     ]
     assert [getattr(rebuilt, name) for name in names] == [getattr(kernel, name) for name in names]
     assert repr(rebuilt) == repr(kernel) and type(rebuilt) is type(kernel)
-    rebuilt.hash = rebuilt.__globals__["helper"].hash = None
-    assert rebuilt.cache_key == kernel.cache_key, "what Triton hashes of it is not what travelled"
 
 
 def test_kernel_that_calls_python_travels_as_its_ir():
