@@ -16,11 +16,15 @@ from safecache.isolation.languages import language_of
 from safecache.isolation.options import rebuild
 from safecache.isolation.values import Encoder, UnshippableError
 
-__all__ = ["CannotTravel", "encode"]
+__all__ = ["CannotTravel", "FrontEndError", "encode"]
 
 
 class CannotTravel(Exception):
     """This compile has to stay in this process. The text is the reason, a clause: "… is set to a function"."""
+
+
+class FrontEndError(CannotTravel):
+    """The front end, run here, has found fault with the kernel, and will do so again. The cause is what it raised."""
 
 
 def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -28,7 +32,8 @@ def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
 
     A kernel travels as its source. One that calls Python of the user's while it is compiled (constexpr functions,
     builtins, aggregates), or functions of Triton's that somebody has replaced, has its front end run here, and travels
-    as what that makes; that part is not isolated. Raises CannotTravel, naming what cannot.
+    as what that makes; that part is not isolated. Raises CannotTravel, naming what cannot; where it is the kernel
+    that is wrong, FrontEndError.
     """
     try:
         return _encoded(source, target, options)
@@ -97,7 +102,7 @@ class Specialization(NamedTuple):
 
 
 def _lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """As ``triton.compile`` begins, by what the front end makes. Raises CannotTravel with what that raises."""
+    """As ``triton.compile`` begins, by what the front end makes. Raises FrontEndError."""
     try:
         backend = make_backend(target)
         parsed = rebuild(backend, options)
@@ -107,8 +112,7 @@ def _lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any
         implementation = backend.get_codegen_implementation(parsed)
         module = source.make_ir(target, parsed, implementation, backend.get_module_map(), context)
     except Exception as error:
-        # It is the user's error, to be raised as without us: by the same compile in this process.
-        raise CannotTravel(f"its front end fails: {type(error).__name__}: {error}") from error
+        raise FrontEndError(f"its front end fails with {type(error).__name__}") from error
     return {
         "kind": "lowered",
         "language": language_of(source),
@@ -122,8 +126,8 @@ def _lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any
 def _driver_target() -> list[Any] | None:
     """The GPU of this process, for kernels that ask; None if to find out would initialise CUDA."""
     active = driver._active or driver._default
-    torch = sys.modules.get("torch")
-    if active is None or (torch is not None and not torch.cuda.is_initialized()):
+    cuda = sys.modules.get("torch.cuda")
+    if active is None or (cuda is not None and not cuda.is_initialized()):
         return None
     target = active.get_current_target()
     return [target.backend, target.arch, target.warp_size]

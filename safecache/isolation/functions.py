@@ -18,7 +18,7 @@ from triton import knobs
 
 from safecache.isolation.languages import kernel_class, language_of
 from safecache.isolation.names import Use, used
-from safecache.isolation.values import Decoder, Encoder, UnshippableError
+from safecache.isolation.values import Decoder, Encoder, UnshippableError, UnshippableKernelError
 
 __all__ = ["Kernels", "Rebuilt"]
 
@@ -56,7 +56,10 @@ class Kernels:
         self._kernels.append(kernel)
         self._records.append({})
         number = len(self._records) - 1
-        self._records[number] = self._record(kernel)
+        try:
+            self._records[number] = self._record(kernel)
+        except UnshippableError as error:
+            raise UnshippableKernelError(str(error)) from None
         return number
 
     def _record(self, kernel: Any) -> dict[str, Any]:
@@ -69,8 +72,8 @@ class Kernels:
         return {
             "language": language,
             "source": kernel.src,
-            # It depends on what else this process has hashed before, in Triton up to 3.8.
-            "hash": kernel.cache_key,
+            # Up to Triton 3.8 it depends on what else this process had hashed before. Not to be computed here for that.
+            "hash": kernel.hash,
             "file": kernel.fn.__code__.co_filename,
             "line": kernel.starting_line_number,
             "offset": offset,

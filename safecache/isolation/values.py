@@ -19,7 +19,7 @@ from triton.runtime.jit import JITFunction
 
 from safecache.isolation.names import Use
 
-__all__ = ["Decoder", "Encoder", "UnshippableError"]
+__all__ = ["Decoder", "Encoder", "UnshippableError", "UnshippableKernelError"]
 
 # Triton lets kernels use these of the standard library.
 _STANDARD = ("math", "copy")
@@ -37,6 +37,10 @@ _NO_MEMBERS |= {"__firstlineno__", "__annotate__"}
 
 class UnshippableError(Exception):
     """This value cannot be made again in another process. The text says which it is, and why."""
+
+
+class UnshippableKernelError(UnshippableError):
+    """Nor can what uses this kernel: others may use it too, who would find half of it."""
 
 
 class Encoder:
@@ -67,8 +71,8 @@ class Encoder:
         try:
             return self.encode(value, use)
         except UnshippableError as error:
-            if use.needed or not self._lenient:
-                raise UnshippableError(f"{name}: {error}") from None
+            if use.needed or not self._lenient or isinstance(error, UnshippableKernelError):
+                raise type(error)(f"{name}: {error}") from None
             return {"absent": None}
 
     def _module(self, module: ModuleType, use: Use) -> Any:

@@ -20,10 +20,12 @@ CHANGES = {
     "cpu": "avx2 avx512f",
     "python": "3.12.1",
 }
-ENTRIES = [kind for kind in Kind if kind not in (Kind.KERNEL, Kind.NATIVE_CODE, Kind.PGO_STATE, Kind.MEMO)]
+OTHERS = (Kind.KERNEL, Kind.COMPILE_CRASH, Kind.NATIVE_CODE, Kind.PGO_STATE, Kind.MEMO)
+ENTRIES = [kind for kind in Kind if kind not in OTHERS]
 BUILD, GPU = Reason.OTHER_BUILD, Reason.OTHER_GPU
 REFUSED = {
     Kind.KERNEL: {"machine": BUILD, "triton": BUILD},
+    Kind.COMPILE_CRASH: {"machine": BUILD, "triton": BUILD},
     Kind.NATIVE_CODE: {"machine": BUILD, "torch": Reason.OUTDATED, "cpu": Reason.OTHER_CPU},
     Kind.PGO_STATE: {},
     Kind.MEMO: {},
