@@ -46,7 +46,6 @@ def test_artifact_of_an_image_is_a_hit(layered, door):
     assert state(layered.image) == before
 
 
-@pytest.mark.timeout(120)  # would hang for ever
 @EACH
 @EACH_DAMAGE
 def test_damaged_artifact_of_an_image_is_a_miss_that_heals_above_it(layered, door, how):
@@ -124,7 +123,6 @@ DAMAGED_RESULTS = [damage.truncate_by_one, damage.empty, damage.garbage]
 DAMAGED_RESULTS += [other_block, without_records, *NO_FILE]
 
 
-@pytest.mark.timeout(120)  # would hang for ever
 @pytest.mark.parametrize("how", DAMAGED_RESULTS, ids=lambda how: how.__name__)
 def test_damaged_result_of_tuning_in_an_image_is_tuned_again(tuning, how):
     how(tuning.path)

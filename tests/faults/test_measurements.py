@@ -56,7 +56,6 @@ def test_measurements_are_read_in_a_fresh_process_and_by_stock_torch(measured):
         assert answer.ok and answer.result == {"times": TIMES, "measured": []}, answer
 
 
-@pytest.mark.timeout(120)  # would hang for ever
 @pytest.mark.parametrize("how", DAMAGE)
 def test_damaged_measurements_are_made_anew_with_one_warning_and_heal(measured, how):
     how(measured.file)
@@ -99,7 +98,6 @@ def test_log_is_written(home, log):
     assert json.loads(log.read_text()) == [{"mm": 1.5}] * 2
 
 
-@pytest.mark.timeout(120)  # would hang for ever
 @STRICTNESS
 def test_log_whose_lock_is_held_by_a_frozen_process_is_given_up(home, log, strict):
     with contextlib.closing(os.fdopen(os.open(log.with_suffix(".lock"), os.O_CREAT | os.O_RDWR))) as lock:
