@@ -39,6 +39,10 @@ class _Found(NamedTuple):
 
 def _read(place: str, layer: str, kind: Kind) -> _Found | None:
     """What lies at ``place``, if it is vouched for."""
+    try:
+        found_there = os.lstat(place)
+    except OSError:
+        return None  # a layer that cannot be entered is as good as an empty one
     modes = []
 
     def check(status: os.stat_result) -> None:
@@ -46,7 +50,7 @@ def _read(place: str, layer: str, kind: Kind) -> _Found | None:
         modes.append(stat.S_IMODE(status.st_mode))
 
     def content() -> bytes:
-        check(os.lstat(place))
+        check(found_there)
         return files.read_regular(place, check, flags=os.O_NOFOLLOW)
 
     found = _readable(place, kind, content)

@@ -139,6 +139,14 @@ def test_copy_from_the_shared_level_keeps_the_record_of_who_sealed_it(shared, lo
     assert records.stored(path, local, Kind.NATIVE_CODE) == record and vouching.judge(path, local) is None
 
 
+def test_layer_that_cannot_be_entered_is_as_good_as_an_empty_one(shared, local, monkeypatch, caplog):
+    def refuse(path):
+        raise PermissionError(errno.EACCES, "no", path)
+
+    monkeypatch.setattr(layer_copies.os, "lstat", refuse)
+    assert layer_copies.take(f"{local}/ab/c.so", local) is None and not caplog.records
+
+
 def test_what_is_not_in_a_local_level_is_not_sent(shared, local, tmp_path):
     path = tmp_path / "elsewhere"
     path.write_bytes(b"content")
