@@ -183,9 +183,10 @@ def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
     its record cannot be read, and then it stays.
     """
     try:
-        return disposal.settled(
+        admitted = disposal.settled(
             lambda: objection(path, root, kind), lambda refusal: disposal.discard(refusal, kind, path, root)
         )
+        return admitted or os.path.lexists(path)  # replaced each time it was judged
     except OSError as error:
         if isinstance(error, Unreadable):
             raise
