@@ -210,9 +210,10 @@ def _source(path: str, key: str, generated: bytes | None) -> str:
     try:
         return sources.admit(path, key, _codecache().code_hash)
     except OSError:
-        if generated is None:
-            raise
-        return sealed_copy.make(os.path.basename(path), generated)
+        if generated is not None:
+            with suppress(OSError):  # as where no more files can be opened: then what torch itself would meet
+                return sealed_copy.make(os.path.basename(path), generated)
+        raise
 
 
 def worker_compile_cpp(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

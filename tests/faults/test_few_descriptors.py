@@ -24,7 +24,8 @@ def test_compile_ends_as_that_of_stock_torch_and_the_next_process_recovers(home,
     stock = compile_with(home, warm_template, is_warm, spare=spare, stock=True)
     ours = compile_with(home, warm_template, is_warm, spare=spare)
     assert ours.errors == stock.errors and (ours.ok or "Too many open files" in ours.messages[-1]), (ours, stock)
-    assert ours.warnings == [], ours
+    # Entries that cannot be opened, if any: no directory is said to be at fault, and none is used in its place.
+    assert all("Too many open files. [unreadable]" in warning for warning in ours.warnings), ours
     if ours.ok:
         assert ours.hits == stock.hits, (ours, stock)
     again = home.run()
