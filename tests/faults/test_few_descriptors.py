@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+pytestmark = pytest.mark.default_release
 # How many more can be opened: torch 2.15 itself needs 2 at once for a hit, and 6 to build a kernel.
 WARM = [pytest.param(spare, True, id=f"{spare}-warm") for spare in (0, 1, 2)]
 COLD = [pytest.param(spare, False, id=f"{spare}-cold") for spare in (0, 1, 3, 5, 6)]
