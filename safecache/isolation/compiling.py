@@ -136,6 +136,7 @@ def _job(request: Request) -> dict[str, Any]:
         "target": [target.backend, target.arch, target.warp_size],
         "key": request.key,
         "triton_key": sys.modules["triton.runtime.cache"].triton_key(),
+        "backend_key": request.backend.hash(),
     }
 
 

@@ -31,10 +31,11 @@ def run(job: dict[str, Any], directory: str) -> dict[str, Any]:
     """Compile; the files of the kernel are then in one folder of ``directory``, as a group of Triton's cache.
 
     ``job``: {"source": encoding.encode(…), "target": [backend, arch, warp size], "key": what get_cache_key() gave,
-    "triton_key": what triton_key() gave}. Replies {"key": the hash that this process computes for the kernel, "folder",
-    "metadata": the file names, "times": of the stages, in µs, and remarks.heard()}, or {"error": {"type", "message",
-    "stage": what was being made}}. The files say that they are of the parent's key, also where ours is another one,
-    which says that something has not travelled. Anything else that happens ends the process.
+    "triton_key": what triton_key() gave, "backend_key": what the backend's hash() gave}. Replies {"key": the hash that
+    this process computes for the kernel, "folder", "metadata": the file names, "times": of the stages, in µs, and
+    remarks.heard()}, or {"error": {"type", "message", "stage": what was being made}}. The files say that they are of
+    the parent's key, also where ours is another one, which says that something has not travelled. Anything else that
+    happens ends the process.
     """
     compile = _Compile(job, directory)
     with remarks.heard() as heard:
@@ -87,6 +88,8 @@ class _Compile:
         backend = _make_backend(target)
         options = rebuild(backend, Decoder(_no_kernel).decode(self.encoded["options"]))
         backend.parse_options = lambda _: options
+        # The version of ptxas, which a process asks for once, though torch may set TRITON_PTXAS_PATH after that (2.11).
+        backend.hash = lambda: self.job["backend_key"]
         add_stages = backend.add_stages
 
         def add_watched(stages: dict[str, Any], *rest: Any) -> None:

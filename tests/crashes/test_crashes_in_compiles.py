@@ -161,6 +161,16 @@ def test_what_cannot_be_isolated_is_compiled_here_with_one_reason(home, scene, r
     assert reason in message and "not isolated" in message
 
 
+def test_ptxas_that_is_set_in_the_middle_is_used_and_the_keys_are_those_of_stock(home):
+    """Of the ptxas that this process has asked for its version first."""
+    scene = {"scene": "compile_with_another_ptxas_from_now_on", "names": ["scale-more-warps"]}
+    ours = home.run(**scene)
+    shutil.rmtree(home.cache)
+    stock = home.run(**scene, env=STOCK)
+    assert ours.stats["compiled in isolation"] == 2 and not ours.warnings
+    assert [found["hash"] for found in ours.result] == [found["hash"] for found in stock.result]
+
+
 def test_what_is_compiled_apart_is_sent_to_a_remote_cache(home):
     answer = home.run("compile_with_a_remote_cache", names=["sound"])
     [compiled] = answer.result["compiled"]

@@ -50,7 +50,8 @@ def obtain(monkeypatch, tmp_path):
 
     target = SimpleNamespace(backend="cuda", arch=90, warp_size=32)
     source = SimpleNamespace(name="k", signature={})
-    request = compiling.Request(source, SimpleNamespace(target=target), SimpleNamespace(), "the key", "k.json")
+    backend = SimpleNamespace(target=target, hash=lambda: "12.8-90")
+    request = compiling.Request(source, backend, SimpleNamespace(), "the key", "k.json")
     monkeypatch.setattr(encoding, "encode", lambda *rest: {})
     (tmp_path / "foreign").write_bytes(b"of somebody else")
     return run

@@ -54,7 +54,7 @@ class Compiled:
 
         def remember(source, backend, parsed, env_vars):
             self.key = stock(source, backend, parsed, env_vars=env_vars)
-            self.source, self.options = source, parsed
+            self.source, self.options, self.backend = source, parsed, backend
             return self.key
 
         self.target = target
@@ -71,7 +71,8 @@ class Compiled:
 
     def job(self, encoded):
         target = [self.target.backend, self.target.arch, self.target.warp_size]
-        return {"source": encoded, "target": target, "key": self.key, "triton_key": cache.triton_key()}
+        keys = {"key": self.key, "triton_key": cache.triton_key(), "backend_key": self.backend.hash()}
+        return {"source": encoded, "target": target, **keys}
 
 
 def source_of(case):

@@ -78,7 +78,7 @@ def compile(worker, tmp_path):
         if change is not None:
             change(encoded)
         directory = tempfile.mkdtemp(dir=tmp_path)
-        job = {"source": encoded, "target": ["cuda", 90, 32], "key": "k", "triton_key": "t"}
+        job = {"source": encoded, "target": ["cuda", 90, 32], "key": "k", "triton_key": "t", "backend_key": "b"}
         if change_job is not None:
             change_job(job)
         reply = worker.run(job, directory)
@@ -183,7 +183,7 @@ def test_worker_imports_neither_torch_nor_the_module_of_a_kernel(tmp_path):
     what = case(store, "*i32", N=1)
     source = ASTSource(what.kernel, what.signature, what.constants, what.attributes)
     encoded = encoding.encode(source, TARGET, vars(make_backend(TARGET).parse_options({"enable_fp_fusion": True})))
-    job = {"source": encoded, "target": ["cuda", 90, 32], "key": "k", "triton_key": "t"}
+    job = {"source": encoded, "target": ["cuda", 90, 32], "key": "k", "triton_key": "t", "backend_key": "b"}
     done = subprocess.run(
         [sys.executable, "-S", "-c", code, json.dumps([str(SOURCE), *sys.path])],
         input=json.dumps({"job": job, "directory": str(tmp_path)}) + "\n",
