@@ -46,6 +46,11 @@ class Crash(NamedTuple):
         return self.how == "signal" and self.number in _BY_OTHERS
 
     @property
+    def is_of_kernel(self) -> bool:
+        """Whether nothing but the kernel can have brought it about."""
+        return not self.is_of_limit and not self.is_by_others
+
+    @property
     def words(self) -> str:
         """For a person."""
         if self.how == "timeout":

@@ -42,11 +42,11 @@ def confirmed(
     request: Request, root: str, job: dict[str, Any], limits: Limits, found: Crash, outcome: Outcome, directory: str
 ) -> TritonCompileCrash:
     """The error for a crash that was just met, after a second run, with its report written and its note kept."""
-    again = None if found.is_of_limit or found.is_by_others else _run_again(request, job, limits, directory)
+    again = _run_again(request, job, limits, directory) if found.is_of_kernel else None
     report, problem = _report(request, root, found, outcome, again, directory)
     varied = description.config_of(request.source, request.options)
     note = Note(found, request.source.name, varied, report, time.time())
-    remembered = found.is_of_limit or (again is not None and again[0] is not None)
+    remembered = found.is_of_limit or (again is not None and again[0] is not None and again[0].is_of_kernel)
     if remembered:
         known_bad.remember(root, request.hash, note)
     remedy = _remedy(request.hash, note, remembered=remembered, problem=problem)

@@ -98,7 +98,12 @@ def test_warm_start_starts_no_process_and_imports_nothing(home):
 
 def test_without_the_setting_nothing_is_isolated(home):
     answer = home.compile("sound", env={"SAFECACHE_ISOLATE": "0"})
-    assert answer.children == 0 and answer.imported == [] and "compiled in isolation" not in answer.stats
+    assert (
+        "hash" in answer.result[0]
+        and answer.children == 0
+        and answer.imported == []
+        and "compiled in isolation" not in answer.stats
+    )
 
 
 def test_crash_is_said_once_for_each_kernel(home):

@@ -119,3 +119,23 @@ def test_full_cache_is_an_error_as_in_stock(obtain, monkeypatch):
     monkeypatch.setattr(Manager, "put", full)
     with pytest.raises(OSError, match="No space left"):
         obtain(KERNEL)
+
+
+def test_failure_of_ptxas_is_raised_without_a_second_compile(obtain, capsys):
+    from triton.runtime.errors import PTXASError
+
+    error = {
+        "type": "triton.runtime.errors.PTXASError",
+        "message": "PTXAS error: no such instruction",
+        "stage": "cubin",
+    }
+    with pytest.raises(PTXASError) as caught:
+        obtain({}, error=error, output="the PTX\n")
+    assert str(caught.value) == error["message"] and caught.value.error_message == "no such instruction"
+    assert capsys.readouterr().out == "the PTX\n"
+
+
+def test_failure_of_the_front_end_is_left_to_a_compile_here(obtain):
+    error = {"type": "triton.compiler.errors.CompilationError", "message": "at 3:4", "stage": "source"}
+    assert obtain({}, error=error)[0] is None
+    assert events.counters() == {}
