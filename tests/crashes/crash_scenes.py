@@ -86,14 +86,14 @@ def compile_without_an_interpreter(names):
 
 def compile_with_another_ptxas_from_now_on(names):
     """As torch 2.11 sets it in the middle, after Triton has asked its own for its version."""
-    before = _compiled("sound")
+    triton.compiler.compiler.make_backend(crashing_kernels.TARGET).hash()
     for variable in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"):
         tool = triton.knobs.nvidia.ptxas if "BLACKWELL" not in variable else triton.knobs.nvidia.ptxas_blackwell
         path = Path(os.environ["TRITON_CACHE_DIR"]).parent / variable
         path.write_text(f'#!/bin/sh\n[ "$1" != --version ] || echo another build of\nexec {tool.path} "$@"\n')
         path.chmod(0o755)
         os.environ[variable] = str(path)
-    return [before, *compile_each(names)]
+    return compile_each(names)
 
 
 def compile_with_a_remote_cache(names):

@@ -109,7 +109,6 @@ HALVES = {"x": "*fp16", "y": "*fp32", "N": "constexpr"}
 # By name: the kernel, its signature, its constants and options.
 CASES = {
     "sound": (scale, INTEGERS, {"N": 128}, {}),
-    "scale-more-warps": (scale, INTEGERS, {"N": 128}, {"num_warps": 8}),
     "too-many-constraints": (too_many_constraints, INTEGERS, {"N": 128}, {}),
     "unknown-operand": (unknown_operand, INTEGERS, {"N": 128}, {}),
     "narrow-register": (narrow_register, INTEGERS, {"N": 128}, {}),

@@ -168,12 +168,12 @@ def test_what_cannot_be_isolated_is_compiled_here_with_one_reason(home, scene, r
 
 def test_ptxas_that_is_set_in_the_middle_is_used_and_the_keys_are_those_of_stock(home):
     """Of the ptxas that this process has asked for its version first."""
-    scene = {"scene": "compile_with_another_ptxas_from_now_on", "names": ["scale-more-warps"]}
+    scene = {"scene": "compile_with_another_ptxas_from_now_on", "names": ["sound"]}
     ours = home.run(**scene)
     shutil.rmtree(home.cache)
     stock = home.run(**scene, env=STOCK)
-    assert ours.stats["compiled in isolation"] == 2 and not ours.warnings
-    assert [found["hash"] for found in ours.result] == [found["hash"] for found in stock.result]
+    assert ours.stats["compiled in isolation"] == 1 and not ours.warnings
+    assert ours.result[0]["hash"] == stock.result[0]["hash"]
 
 
 def test_what_is_compiled_apart_is_sent_to_a_remote_cache(home):
