@@ -82,6 +82,8 @@ def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> dic
     try:
         with _directory() as directory:
             return _compiled(request, root, limits, manager, directory)
+    except encoding.FrontEndError:
+        return None
     except encoding.CannotTravel as error:
         in_process(f"the kernel {request.source.name}", str(error), error)
     except (client.ServiceUnavailable, _UnusableError) as error:

@@ -112,6 +112,18 @@ def test_place_that_cannot_be_had_leaves_the_compile_here(obtain, monkeypatch):
     assert events.counters() == {"not isolated": 1}
 
 
+@pytest.mark.parametrize(
+    ("error", "reports"), [(encoding.FrontEndError, {}), (encoding.CannotTravel, {"not isolated": 1})]
+)
+def test_kernel_with_a_fault_is_not_reported_as_one_that_cannot_travel(obtain, monkeypatch, error, reports):
+    def encode(source, target, options):
+        raise error("its front end fails with CompilationError")
+
+    monkeypatch.setattr(encoding, "encode", encode)
+    assert obtain(KERNEL)[0] is None
+    assert events.counters() == reports
+
+
 def test_full_cache_is_an_error_as_in_stock(obtain, monkeypatch):
     def full(self, data, filename):
         raise OSError(28, "No space left on device")
