@@ -207,7 +207,7 @@ class Vouched(Sink):
 
     @property
     def record(self) -> Path:
-        return Path(records._place(str(self.root), self.cache_key))
+        return Path(records.path_of(self.cache_key, str(self.root), self.kind))
 
     def put_record(self, sealed: bytes) -> None:
         self.record.unlink(missing_ok=True)
