@@ -31,9 +31,9 @@ def send(path: str, kind: Kind, root: str = "", *, anew: bool = True) -> bool:
 
     try:
         content = files.read_regular(path, check, flags=os.O_NOFOLLOW)
+        record = records.stored(path, root or level.place, kind)
     except (OSError, store.UnusableEntry):
         return False  # it is gone, or exchanged: who reads it here finds that out, and says it
-    record = records.stored(path, root or level.place, kind)
     return send_content(path, content, kind, root, record=record, mode=modes[-1], anew=anew)
 
 

@@ -41,6 +41,7 @@ TESTS = {
     "records": _VOUCHING,
     "vouching": _VOUCHING,
     "disposal": _VOUCHING,
+    "build_keys": ["tests/unit/test_build_keys.py"],
 }
 _CALLS = {"fsync", "rename", "link", "unlink", "flock", "write_all", "close", "dup", "sync_directory", "lstat"}
 _FLAGS = {"O_EXCL", "O_NOFOLLOW", "O_NONBLOCK", "O_CREAT", "LOCK_NB"}
