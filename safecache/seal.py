@@ -24,9 +24,9 @@ from collections.abc import Callable, Mapping
 from enum import Enum
 from typing import NamedTuple
 
-from safecache.config import DEFAULT_NAMESPACE
 from safecache.keys import ALGORITHMS, Key
 from safecache.reasons import Reason
+from safecache.settings import DEFAULT_NAMESPACE
 
 __all__ = ["FORMAT", "Footer", "Kind", "Verdict", "attach", "payload_of", "split", "verify"]
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from rich.console import Console
 from rich.markdown import Markdown
 
-from safecache import config, stamps
+from safecache import config, settings, stamps
 from safecache._version import __version__
 from safecache.cli import crash_arguments, key_arguments, limit_arguments
 from safecache.errors import ConfigError, SafecacheError
@@ -27,7 +27,7 @@ class _ShowHelp(argparse.Action):
 
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
         parser.print_help()
-        Console().print(Markdown("## Settings\n\n" + config.settings_table()))
+        Console().print(Markdown("## Settings\n\n" + settings.settings_table()))
         parser.exit()
 
 

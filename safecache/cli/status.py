@@ -11,7 +11,7 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Column, Table
 
 import safecache
-from safecache import config, keyring, provenance, targets
+from safecache import config, keyring, provenance, settings, targets
 
 __all__ = ["show"]
 
@@ -28,7 +28,7 @@ def show(*, as_json: bool, import_targets: bool) -> int:
         "version": safecache.__version__,
         "enabled": enabled,
         "torch": provenance.torch_version(),
-        "settings": {setting.variable: getattr(config.current(), setting.name) for setting in config.SETTINGS},
+        "settings": {setting.variable: getattr(config.current(), setting.name) for setting in settings.SETTINGS},
         "key": keys.signing.id.hex() if keys.signing else None,
         "key_problem": keys.problem,
         "trusted_keys": sorted(key_id.hex() for key_id in keys.trusted),

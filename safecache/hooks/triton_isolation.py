@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from safecache import compile_workers, config
+from safecache import compile_workers, config, settings
 
 __all__ = ["compile", "get_cache_key", "group_of"]
 
@@ -51,7 +51,7 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
 def _is_isolated() -> bool:
     isolate = config.current().isolate
-    return bool(isolate) and (isolate == config.WORKERS or not compile_workers.is_one())
+    return bool(isolate) and (isolate == settings.WORKERS or not compile_workers.is_one())
 
 
 def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache import config
+from safecache import config, settings
 
 __all__ = ["Limits", "current"]
 
@@ -27,9 +27,9 @@ class Limits(NamedTuple):
 
 def current(*, tuning: bool) -> Limits:
     """Those of the settings of now. ``tuning``: the compile is one of several configurations of a kernel."""
-    settings = config.current()
-    timeout = settings.compile_timeout or (_TIMEOUT_WHILE_TUNING if tuning else _TIMEOUT)
-    return Limits(timeout, settings.compile_memory or max(config.LEAST_COMPILE_MEMORY, _half_of_memory()))
+    chosen = config.current()
+    timeout = chosen.compile_timeout or (_TIMEOUT_WHILE_TUNING if tuning else _TIMEOUT)
+    return Limits(timeout, chosen.compile_memory or max(settings.LEAST_COMPILE_MEMORY, _half_of_memory()))
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import config
+from safecache import config, settings
 from safecache.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ HOME = {"HOME": "/home/user"}
 
 def value(variable, text=None):
     read = config.load(HOME if text is None else {**HOME, variable: text})
-    return getattr(read, {setting.variable: setting.name for setting in config.SETTINGS}[variable])
+    return getattr(read, {setting.variable: setting.name for setting in settings.SETTINGS}[variable])
 
 
 DEFAULTS = {
@@ -48,8 +48,8 @@ PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_LOCAL", "SAFECACH
 
 
 def test_these_are_all_settings():
-    assert {setting.variable for setting in config.SETTINGS} == DEFAULTS.keys()
-    assert {setting.name for setting in config.SETTINGS} | {"config_home"} == vars(config.load({})).keys()
+    assert {setting.variable for setting in settings.SETTINGS} == DEFAULTS.keys()
+    assert {setting.name for setting in settings.SETTINGS} | {"config_home"} == vars(config.load({})).keys()
 
 
 @pytest.mark.parametrize("text", [None, ""], ids=["unset", "empty"])
@@ -149,27 +149,27 @@ def test_namespace_is_taken_as_it_is(text):
     + [("SAFECACHE_NAMESPACE", text) for text in ("a b", "prod ", "a*", "a\nb", "grün", "a:b", "x" * 129)],
 )
 def test_bad_value_names_variable_value_and_what_is_allowed(variable, text):
-    allowed = {setting.variable: setting.allowed for setting in config.SETTINGS}[variable]
+    allowed = {setting.variable: setting.allowed for setting in settings.SETTINGS}[variable]
     with pytest.raises(ConfigError) as caught:
         value(variable, text)
     assert f"{variable}={text!r}" in str(caught.value) and allowed in str(caught.value)
     assert isinstance(caught.value, ValueError)
 
 
-@pytest.mark.parametrize("setting", config.SETTINGS, ids=lambda setting: setting.variable)
+@pytest.mark.parametrize("setting", settings.SETTINGS, ids=lambda setting: setting.variable)
 def test_what_is_allowed_spells_out_every_choice(setting):
-    choices = {"SAFECACHE_TRUST": config.TRUST_MODES, "SAFECACHE_FSYNC": config.FSYNC_MODES}
+    choices = {"SAFECACHE_TRUST": settings.TRUST_MODES, "SAFECACHE_FSYNC": settings.FSYNC_MODES}
     choices["SAFECACHE_NAMESPACE"] = ("letters", "digits", ". _ - /", "128")
     choices["SAFECACHE_LOWER"] = ("absolute paths", ":")
     choices["SAFECACHE_LOCK_TIMEOUT"] = ("seconds", "0 to 86400")
-    choices["SAFECACHE_ISOLATE"] = (*config._TRUE, *config._FALSE, "workers")
+    choices["SAFECACHE_ISOLATE"] = (*settings._TRUE, *settings._FALSE, "workers")
     choices["SAFECACHE_COMPILE_TIMEOUT"] = ("seconds", "1 to 86400")
     choices["SAFECACHE_COMPILE_MEMORY"] = ("1 GB", "bytes", "G", "Gi")
     choices |= dict.fromkeys(PATHS, ("absolute path",))
     choices["SAFECACHE_MAX_BYTES"] = ("bytes", "k", "M", "G", "T", "1000", "Ki", "Mi", "Gi", "Ti", "1024", "B")
     choices["SAFECACHE_MAX_FILES"] = ("number",)
     choices["SAFECACHE_MAX_AGE"] = ("s", "min", "h", "d", "w")
-    for word in choices.get(setting.variable, (*config._TRUE, *config._FALSE)):
+    for word in choices.get(setting.variable, (*settings._TRUE, *settings._FALSE)):
         assert word in setting.allowed
 
 
@@ -228,7 +228,7 @@ def test_child_environment_is_a_copy(monkeypatch):
 
 
 def test_table_has_a_row_for_every_setting_with_its_default():
-    header, _, *rows = config.settings_table().split("\n")
+    header, _, *rows = settings.settings_table().split("\n")
     assert header.count("|") == 5 and all(row.count("|") == 5 for row in rows)
     shown = dict(re.match(r"\| `(\w+)` \| `([\w.]+)` ", row).groups() for row in rows)
     assert shown == {
@@ -254,7 +254,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
 
 
 def test_readme_shows_the_table_of_settings():
-    assert config.settings_table() in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert settings.settings_table() in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def environment_readers(tree: ast.AST) -> list[int]:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safecache import config
+from safecache import config, settings
 
 __all__ = ["ENTRY_FOLDERS", "Cache", "Outcome", "environment_with_safecache", "places"]
 
@@ -24,7 +24,7 @@ ENTRY_FOLDERS = ("aotautograd", "fxgraph")
 def environment_with_safecache() -> dict[str, str]:
     """An environment for a child that can import safecache, with every setting at its default."""
     environment = config.child_environment()
-    for setting in config.SETTINGS:
+    for setting in settings.SETTINGS:
         environment.pop(setting.variable, None)
     entries = [environment.get("PYTHONPATH", ""), str(_PACKAGE_PARENT)]
     return environment | {"PYTHONPATH": os.pathsep.join(filter(None, entries))}

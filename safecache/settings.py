@@ -1,0 +1,310 @@
+"""The settings: one table, which the README, ``safecache --help`` and the reader of the environment share."""
+
+from __future__ import annotations
+
+import os
+
+from safecache import sizes
+
+# Not from typing: importing that would be half of what `import safecache` costs.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["DEFAULT_NAMESPACE", "ISOLATE", "LEAST_COMPILE_MEMORY", "SETTINGS", "WORKERS", "Setting", "settings_table"]
+
+TRUST_MODES = ("signed", "private")
+FSYNC_MODES = ("auto", "always", "never")
+DEFAULT_NAMESPACE = "default"
+# What config.isolate() sets, and a value of that.
+ISOLATE, WORKERS = "SAFECACHE_ISOLATE", "workers"
+# Bytes. With less, sound compiles of large kernels fail.
+LEAST_COMPILE_MEMORY = 10**9
+_LONGEST_NAMESPACE = 128
+_NAMESPACE_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-")
+_LONGEST_LOCK_TIMEOUT = 86400.0
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+class Setting:
+    """One row of the table: ``parse`` raises ValueError for a value that ``allowed`` does not describe."""
+
+    def __init__(
+        self, *, name: str, variable: str, default: Any, parse: Callable[[str], Any], allowed: str, help: str
+    ) -> None:
+        self.name = name
+        self.variable = variable
+        self.default = default
+        self.parse = parse
+        self.allowed = allowed
+        self.help = help
+
+
+def _parse_switch(text: str) -> bool:
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+def _one_of(words: tuple[str, ...]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(text)
+        return word
+
+    return parse
+
+
+def _parse_path(text: str) -> str:
+    if not os.path.isabs(text):
+        raise ValueError(text)
+    return text
+
+
+def _parse_paths(text: str) -> tuple[str, ...]:
+    return tuple(_parse_path(path) for path in text.split(os.pathsep) if path)
+
+
+def _parse_seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds <= _LONGEST_LOCK_TIMEOUT:
+        raise ValueError(text)
+    return seconds
+
+
+def _parse_compile_timeout(text: str) -> float:
+    seconds = float(text)
+    if not 1 <= seconds <= _LONGEST_LOCK_TIMEOUT:
+        raise ValueError(text)
+    return seconds
+
+
+def _parse_compile_memory(text: str) -> int:
+    size = sizes.parse_size(text)
+    if size < LEAST_COMPILE_MEMORY:
+        raise ValueError(text)
+    return size
+
+
+def _parse_isolate(text: str) -> bool | str:
+    return WORKERS if text.strip().lower() == WORKERS else _parse_switch(text)
+
+
+def _parse_namespace(text: str) -> str:
+    if len(text) > _LONGEST_NAMESPACE or not set(text) <= _NAMESPACE_LETTERS:
+        raise ValueError(text)
+    return text
+
+
+_SWITCH = "1/true/yes/on or 0/false/no/off"
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        name="enabled",
+        variable="SAFECACHE",
+        default=True,
+        parse=_parse_switch,
+        allowed=_SWITCH,
+        help="`0` makes `import safecache` and `safecache run` do nothing at all.",
+    ),
+    Setting(
+        name="strict",
+        variable="SAFECACHE_STRICT",
+        default=False,
+        parse=_parse_switch,
+        allowed=_SWITCH,
+        help="`1` raises a clear error wherever the default is one warning and a recompile.",
+    ),
+    Setting(
+        name="trust",
+        variable="SAFECACHE_TRUST",
+        default="signed",
+        parse=_one_of(TRUST_MODES),
+        allowed=" or ".join(TRUST_MODES),
+        help=(
+            "`signed` takes only entries sealed by a key we hold. `private` also takes unsealed ones and those of "
+            "other keys, if their name is the hash of their content and nobody but this user (and root) can write "
+            "to them or to a directory on the path to them."
+        ),
+    ),
+    Setting(
+        name="key_file",
+        variable="SAFECACHE_KEY_FILE",
+        default=None,
+        parse=_parse_path,
+        allowed="an absolute path",
+        help=(
+            "The file with the sealing key, such as a mounted secret: 32 raw bytes or more, a key file of "
+            "`safecache keygen`, or a PEM file of an Ed25519 key. One with a public key verifies and seals nothing. "
+            "Without it, a key per user is made on first use under `$XDG_CONFIG_HOME/safecache`."
+        ),
+    ),
+    Setting(
+        name="keyring",
+        variable="SAFECACHE_KEYRING",
+        default=None,
+        parse=_parse_path,
+        allowed="an absolute path",
+        help=(
+            "The directory of the keys whose entries are taken besides those of the sealing key, a file for each. "
+            "Without it, `$XDG_CONFIG_HOME/safecache/keys`, if that exists."
+        ),
+    ),
+    Setting(
+        name="namespace",
+        variable="SAFECACHE_NAMESPACE",
+        default=DEFAULT_NAMESPACE,
+        parse=_parse_namespace,
+        allowed=f"letters, digits and . _ - / (up to {_LONGEST_NAMESPACE})",
+        help=(
+            "Sealed into every entry; entries of another namespace are refused. A key can be limited to some, so that "
+            "the key of a test farm supplies nothing to production."
+        ),
+    ),
+    Setting(
+        name="shared",
+        variable="SAFECACHE_SHARED",
+        default=False,
+        parse=_parse_switch,
+        allowed=_SWITCH,
+        help=(
+            "`1` says that several users share the cache directories on purpose: files of other owners are read too, "
+            "and count if they are sealed. Without it they are not, and a directory that others can write to gets a "
+            "warning."
+        ),
+    ),
+    Setting(
+        name="fsync",
+        variable="SAFECACHE_FSYNC",
+        default="auto",
+        parse=_one_of(FSYNC_MODES),
+        allowed="auto, always or never",
+        help=(
+            "Whether to wait for the disk before a file gets its name, and after: at a loss of power, what was not "
+            "waited for can be gone or torn, which is found out and compiled again (stock torch would read it). `auto` "
+            "waits on network file systems, where otherwise another host could read it too early, and a full disk be "
+            "noticed too late."
+        ),
+    ),
+    Setting(
+        name="lower",
+        variable="SAFECACHE_LOWER",
+        default=(),
+        parse=_parse_paths,
+        allowed="absolute paths, with : between them",
+        help=(
+            "Cache directories that are read where the cache itself has nothing, the first of them first, and never "
+            "written: such as one that is part of a container's image. What lies there is verified like everything "
+            "else."
+        ),
+    ),
+    Setting(
+        name="local",
+        variable="SAFECACHE_LOCAL",
+        default=None,
+        parse=_parse_path,
+        allowed="an absolute path",
+        help=(
+            "A directory on a fast disk of this node, before a cache directory that nodes share over a network: what "
+            "is looked up is looked for here first, what only the shared one has is copied here, and what is compiled "
+            "is written to both."
+        ),
+    ),
+    Setting(
+        name="max_bytes",
+        variable="SAFECACHE_MAX_BYTES",
+        default=None,
+        parse=sizes.parse_size,
+        allowed=sizes.SIZES,
+        help=(
+            "How much the files of a cache directory may hold. What was not used for the longest time is removed, at "
+            "most every ten minutes, after something was published; see `safecache gc`."
+        ),
+    ),
+    Setting(
+        name="max_files",
+        variable="SAFECACHE_MAX_FILES",
+        default=None,
+        parse=sizes.parse_count,
+        allowed="a number",
+        help="How many files a cache directory may hold, likewise.",
+    ),
+    Setting(
+        name="max_age",
+        variable="SAFECACHE_MAX_AGE",
+        default=None,
+        parse=sizes.parse_age,
+        allowed=sizes.AGES,
+        help="How long what is not used stays in a cache directory, likewise.",
+    ),
+    Setting(
+        name="lock_timeout",
+        variable="SAFECACHE_LOCK_TIMEOUT",
+        default=120,
+        parse=_parse_seconds,
+        allowed=f"seconds, 0 to {_LONGEST_LOCK_TIMEOUT:.0f}",
+        help=(
+            "How long a compile waits for a lock of Inductor's that another process holds, before it goes on in a "
+            "private directory, with a warning. Building most kernels takes about 10 s, large ones minutes; what it "
+            "guards against is a holder that is frozen, or a file system that never grants a lock. (Torch alone gives "
+            "up the compile after 600 s.)"
+        ),
+    ),
+    Setting(
+        name="exec_dir",
+        variable="SAFECACHE_EXEC_DIR",
+        default=None,
+        parse=_parse_path,
+        allowed="an absolute path",
+        help=(
+            "For sites where code may be loaded from one approved place alone: compiled kernels and extensions that "
+            "nobody but this user could have written are loaded from copies there, in a directory of mode 0700."
+        ),
+    ),
+    Setting(
+        name="isolate",
+        variable=ISOLATE,
+        default=False,
+        parse=_parse_isolate,
+        allowed=f"{_SWITCH}, or {WORKERS}",
+        help=(
+            "`1` has Triton compile in processes of its own: a crash of the compiler, a hang or a want of memory "
+            "becomes a `TritonCompileCrash`, which autotuners skip. Inductor's compile workers, themselves processes "
+            "of their own, compile as ever, unless it is `workers`."
+        ),
+    ),
+    Setting(
+        name="compile_timeout",
+        variable="SAFECACHE_COMPILE_TIMEOUT",
+        default=None,
+        parse=_parse_compile_timeout,
+        allowed=f"seconds, 1 to {_LONGEST_LOCK_TIMEOUT:.0f}",
+        help="How long one such compile may take. Without it, 600 s, and 120 s where configurations are being tuned.",
+    ),
+    Setting(
+        name="compile_memory",
+        variable="SAFECACHE_COMPILE_MEMORY",
+        default=None,
+        parse=_parse_compile_memory,
+        allowed=f"at least 1 GB: {sizes.SIZES}",
+        help=(
+            "How much memory one such process may take (RLIMIT_DATA). Without it, 16 GB, or half of what there is if "
+            "that is less, but 1 GB at least."
+        ),
+    ),
+)
+
+
+def settings_table() -> str:
+    """The table of settings in Markdown, as the README and ``safecache --help`` show it."""
+    rows = ["| variable | default | allowed | what it does |", "|---|---|---|---|"]
+    for setting in SETTINGS:
+        default = {True: "1", False: "0", None: "unset", (): "unset"}.get(setting.default, setting.default)
+        rows.append(f"| `{setting.variable}` | `{default}` | {setting.allowed} | {setting.help} |")
+    return "\n".join(rows)
