@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from safecache import binding, config, keyring, records, seal, store, trust
+from safecache import binding, config, keyring, records, seal, store
 from safecache.seal import Kind
 
 __all__ = ["Installation", "key"]
@@ -60,8 +60,9 @@ def _key(name: str, installation: Installation, root: Callable[[], str], compute
     if found is not None:
         return found
     value = compute()
-    with contextlib.suppress(OSError):  # the next process computes it too, as each does in stock
-        if abs(time.time() - changed) > _SETTLED and _stamp(installation)[0] == stamp:
+    # What changes meanwhile has another time of change from then on, and no stamp will be this one again.
+    if abs(time.time() - changed) > _SETTLED:
+        with contextlib.suppress(OSError):  # the next process computes it too, as each does in stock
             _record(cache, own, stamp, value)
     return value
 
@@ -104,8 +105,7 @@ def _recorded(root: str, own: str, stamp: str) -> str | None:
         record = store.read_entry(records.path_of(own, root, Kind.MEMO))
     except (OSError, store.UnusableEntry):
         return None
-    verdict = seal.verify(record, Kind.MEMO, own, keyring.current().find, config.current().namespace)
-    if verdict.reason is not None or trust.foreign(verdict, Kind.MEMO) is not None:
+    if seal.verify(record, Kind.MEMO, own, keyring.current().find, config.current().namespace).reason is not None:
         return None  # what takes its place is sealed with the key of this process
     with contextlib.suppress(ValueError, KeyError, TypeError):  # what another version of safecache has sealed
         stated = json.loads(seal.payload_of(record))

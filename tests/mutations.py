@@ -40,7 +40,7 @@ TESTS = {
     "trust": [*_TRUST, "tests/unit/test_adopt.py", "tests/unit/test_binding.py", "tests/unit/test_seal_audit.py"],
     "records": _VOUCHING,
     "vouching": _VOUCHING,
-    "disposal": _VOUCHING,
+    "disposal": ["tests/unit/test_disposal.py", *_VOUCHING],
     "build_keys": ["tests/unit/test_build_keys.py"],
 }
 _CALLS = {"fsync", "rename", "link", "unlink", "flock", "write_all", "close", "dup", "sync_directory", "lstat"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -171,6 +172,17 @@ def test_record_of_a_key_that_is_not_trusted_is_replaced(installed, settings, tm
     settings(XDG_CONFIG_HOME=tmp_path / "of another")
     keyring.reset()
     assert [installed.ask(), installed.ask()] == ["value 2", "value 2"]
+
+
+def test_process_that_cannot_seal_reads_the_record_and_makes_none(installed, monkeypatch):
+    ring = keyring.current()
+    without = SimpleNamespace(find=ring.find, signing=None)
+    with monkeypatch.context() as patch:
+        patch.setattr(keyring, "current", lambda: without)
+        assert [installed.ask(), installed.ask()] == ["value 1", "value 2"] and not installed.root.exists()
+    assert installed.ask() == "value 3"
+    monkeypatch.setattr(keyring, "current", lambda: without)
+    assert installed.ask() == "value 3"
 
 
 def test_record_of_another_key_in_its_place_is_not_taken(installed):

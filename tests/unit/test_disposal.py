@@ -1,0 +1,37 @@
+"""What is refused is moved away once, whoever does it, and no more often judged than it makes sense."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import pytest
+
+from safecache import disposal
+from safecache.reasons import Reason
+from safecache.seal import Kind
+from safecache.trust import Refusal
+
+REFUSAL = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
+
+
+@pytest.mark.parametrize("judged", [1, 2, 3, 4])
+def test_what_is_replaced_again_and_again_is_judged_three_times(judged):
+    verdicts = iter([REFUSAL] * (judged - 1) + [None])
+    assert disposal.settled(lambda: next(verdicts), lambda refusal: False) is (judged < 4)
+    assert len(list(verdicts)) == (1 if judged == 4 else 0)
+
+
+@pytest.mark.parametrize("by_another", [False, True])
+def test_report_says_who_has_moved_it_away(tmp_path, caplog, by_another):
+    caplog.set_level(logging.WARNING, logger="safecache")
+    path = tmp_path / "cache" / "abc.so"
+    path.parent.mkdir()
+    path.write_bytes(b"\x7fELF")
+    refusal = REFUSAL._replace(found=os.lstat(path))
+    if by_another:
+        path.unlink()
+    assert disposal.discard(refusal, Kind.NATIVE_CODE, str(path), str(path.parent))
+    (said,) = caplog.messages
+    assert ("Another process has moved it away." in said) is by_another
+    assert ("It was moved to " in said) is not by_another
