@@ -36,7 +36,8 @@ def crash(monkeypatch, root):
         target = SimpleNamespace(backend="cuda", arch=90, warp_size=32)
         function = SimpleNamespace(arg_names=[], src="def k(): ...")
         source = SimpleNamespace(name="k", fn=function, signature={}, language=SimpleNamespace(name="TRITON"))
-        request = compiling.Request(source, SimpleNamespace(target=target), SimpleNamespace(), "the key", "k.json")
+        backend = SimpleNamespace(target=target, hash=lambda: "12.8-90")
+        request = compiling.Request(source, backend, SimpleNamespace(), "the key", "k.json")
         with pytest.raises(TritonCompileCrash):
             compiling.obtain(request, root, Limits(5.0, 10**9), None)
         assert left == []

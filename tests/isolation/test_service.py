@@ -249,10 +249,14 @@ def test_start_has_the_server_up_before_the_first_job(run):
 def test_an_interrupted_job_leaves_no_process_running_it(run):
     """As by Ctrl-C, in the thread that waits for it."""
     code = (
-        "import os, signal, sys, threading\n"
+        "import os, signal, sys, threading, time\n"
         "from safecache.isolation.client import Service\n"
+        "from safecache.isolation.worker import TEMPORARY\n"
         "service = Service('isolation.stand_in', (), size=1)\n"
-        "threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()\n"
+        "def interrupt():\n"
+        "    while not os.path.isdir(os.path.join(sys.argv[1], TEMPORARY)): time.sleep(0.01)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "threading.Thread(target=interrupt).start()\n"
         "run = lambda what: service.run({'what': what}, sys.argv[1], timeout=60, memory=1 << 30)\n"
         "try: run('hang')\n"
         "except KeyboardInterrupt: print('interrupted', 'pid' in run('echo').reply, flush=True)\n"
