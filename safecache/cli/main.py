@@ -72,6 +72,9 @@ def _parser() -> argparse.ArgumentParser:
     demo.add_argument("--json", action="store_true", help="print JSON")
 
     bench = commands.add_parser("bench", help="measure against stock torch in the same run, interleaved")
+    bench.add_argument(
+        "what", nargs="?", choices=["isolate"], help="isolate: compiling kernels in processes of their own, instead"
+    )
     bench.add_argument("--pairs", type=_positive, default=7, metavar="N", help="pairs of runs a figure (default 7)")
     bench.add_argument("--json", action="store_true", help="print JSON")
     return parser
@@ -126,6 +129,14 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         from safecache.cli import demo
 
         return demo.show(as_json=arguments.json)
+    return _bench(arguments)
+
+
+def _bench(arguments: argparse.Namespace) -> int:
+    if arguments.what == "isolate":
+        from safecache.cli import bench_isolate
+
+        return bench_isolate.show(rounds=arguments.pairs, as_json=arguments.json)
     from safecache.cli import bench
 
     return bench.show(pairs=arguments.pairs, as_json=arguments.json)

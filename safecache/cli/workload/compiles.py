@@ -1,0 +1,123 @@
+"""Compiles the kernels in one of several ways, as autotuners do or could: ``compiles.py WAY [crashing]``. Prints JSON.
+
+It is safecache that isolates, if the environment says so; else it does nothing at all. Wall and CPU seconds of all
+processes, from when Triton, and torch, are imported to when each kernel is in this process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+
+from safecache.cli.workload import kernels
+from safecache.cli.workload.kernels import Job
+
+# As many at once.
+_WIDTH = 2
+
+
+def _serial(jobs: list[Job]) -> None:
+    for job in jobs:
+        kernels.compile(job)
+
+
+def _threads(jobs: list[Job]) -> None:
+    with ThreadPoolExecutor(_WIDTH) as threads:
+        list(threads.map(kernels.compile, jobs))
+
+
+def _fork(jobs: list[Job]) -> None:
+    """A process for each, forked from this one, which has compiled before: as Helion does."""
+    running: dict[int, Job] = {}
+    left = list(jobs)
+    while left or running:
+        while left and len(running) < _WIDTH:
+            job = left.pop(0)
+            pid = os.fork()
+            if pid == 0:
+                kernels.compile(job)
+                os._exit(0)
+            running[pid] = job
+        pid, status = os.wait()
+        if status == 0:
+            kernels.compile(running[pid])
+        del running[pid]
+
+
+def _spawn(jobs: list[Job], crashing: bool) -> None:
+    """An interpreter for each."""
+
+    def compile(number: int) -> None:
+        done = subprocess.run([sys.executable, __file__, str(number), *(["crashing"] if crashing else [])])
+        if done.returncode == 0:
+            kernels.compile(jobs[number])
+
+    with ThreadPoolExecutor(_WIDTH) as threads:
+        list(threads.map(compile, range(len(jobs))))
+
+
+def _compile_number(number: int) -> None:
+    kernels.compile(kernels.jobs(crashing=False)[number])
+
+
+def _pool(jobs: list[Job]) -> None:
+    """Interpreters that compile one after the other; the death of one would be the end of all."""
+    with ProcessPoolExecutor(_WIDTH, mp_context=multiprocessing.get_context("spawn")) as pool:
+        for number, _ in enumerate(pool.map(_compile_number, range(len(jobs)))):
+            kernels.compile(jobs[number])
+
+
+def _service(jobs: list[Job]) -> None:
+    from safecache.errors import TritonCompileCrash
+    from safecache.isolation import client
+
+    def compile(job: Job) -> None:
+        with contextlib.suppress(TritonCompileCrash):
+            kernels.compile(job)
+
+    with ThreadPoolExecutor(_WIDTH) as threads:
+        list(threads.map(compile, jobs))
+    # Now, for its CPU time to be counted.
+    client.current().close()
+
+
+_WAYS: dict[str, Callable[[list[Job]], None]] = {
+    "serial": _serial,
+    "threads": _threads,
+    "fork": _fork,
+    "pool": _pool,
+    "service": _service,
+}
+
+
+def main() -> None:
+    """Do as the command line says."""
+    way, crashing = sys.argv[1], sys.argv[2:] == ["crashing"]
+    jobs = kernels.jobs(crashing=crashing)
+    if way.isdigit():
+        kernels.compile(jobs[int(way)])
+        return
+    if importlib.util.find_spec("torch") is not None:
+        importlib.import_module("torch")
+    if way == "fork":
+        # LLVM is set up in this process then, and not in each child.
+        kernels.compile(jobs[-1]._replace(options={"num_warps": 2}))
+    before, start = sum(os.times()[:4]), time.perf_counter()
+    if way == "spawn":
+        _spawn(jobs, crashing)
+    else:
+        _WAYS[way](jobs)
+    wall = time.perf_counter() - start
+    print(json.dumps({"wall": wall, "cpu": sum(os.times()[:4]) - before, "jobs": len(jobs)}))
+
+
+if __name__ == "__main__":
+    main()
