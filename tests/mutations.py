@@ -38,7 +38,7 @@ TESTS = {
     "quarantine": ["tests/unit/test_quarantine_limits.py", "tests/unit/test_store_quarantine.py", *_STORE],
     "seal": ["tests/unit/test_seal.py", "tests/unit/test_seal_damage.py", "tests/unit/test_seal_forgery.py", *_TRUST],
     "trust": [*_TRUST, "tests/unit/test_adopt.py", "tests/unit/test_binding.py", "tests/unit/test_seal_audit.py"],
-    "records": _VOUCHING,
+    "records": ["tests/unit/test_records.py", *_VOUCHING],
     "vouching": _VOUCHING,
     "disposal": ["tests/unit/test_disposal.py", *_VOUCHING],
     "build_keys": ["tests/unit/test_build_keys.py"],

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from safecache import filesystem, store
+from safecache.quarantine import is_still
 from safecache.reasons import Reason
 
 
@@ -101,7 +102,16 @@ def test_entry_that_cannot_be_moved_stays_and_none_is_returned(entry, monkeypatc
     with monkeypatch.context() as patch:
         patch.setattr(filesystem, operation, failing)
         assert quarantine(entry) is None
-    assert entry.read_bytes() == b"damaged"
+    assert entry.read_bytes() == b"damaged" and everything(entry) == [entry.name], "nor is there a note"
+
+
+def test_what_was_found_is_still_there_until_it_is_another(entry):
+    path, status = str(entry), os.lstat(entry)
+    assert is_still(path, b"damaged") and is_still(path, status) and is_still(path, None)
+    entry.write_bytes(b"another")
+    assert not is_still(path, b"damaged") and not is_still(path, status) and is_still(path, None)
+    entry.unlink()
+    assert not is_still(path, b"damaged") and not is_still(path, status) and not is_still(path, None)
 
 
 def test_entry_that_is_gone_already_is_none(entry):
