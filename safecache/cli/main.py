@@ -14,9 +14,8 @@ from safecache._version import __version__
 from safecache.cli import crash_arguments, key_arguments, limit_arguments
 from safecache.errors import ConfigError, SafecacheError
 
-__all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_OK", "EXIT_USAGE", "main"]
+__all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
 
-EXIT_OK = 0
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h

@@ -19,10 +19,10 @@ from safecache import (
     triton_files,
     triton_leftovers,
     triton_place,
-    vouching,
     written_files,
 )
 from safecache.hooks import triton_heuristics
+from unit.fresh import forget_kernels
 
 NAMES = ("k.ttir", "k.cubin", "k.json")
 
@@ -40,17 +40,9 @@ def write(directory, version, names=NAMES):
     return triton_files.put(directory, "__grp__k.json", json.dumps({"child_paths": listed}).encode())
 
 
-def fresh():
-    """As a process that has made nothing."""
-    vouching._known.clear()
-    vouching._judged.clear()
-    triton_place.forget()
-    written_files.forget()
-
-
 def read(directory):
     """The versions of the files in the group; None for a miss."""
-    fresh()
+    forget_kernels()
     group = triton_files.get_group(directory, "k.json")
     if group is None:
         return None
@@ -73,7 +65,7 @@ def test_group_is_read_as_it_was_written(directory):
 @pytest.mark.parametrize("number", range(len(NAMES)))
 def test_group_of_a_writer_who_is_not_done_is_a_miss(directory, number):
     write(directory, "one")
-    fresh()
+    forget_kernels()
     for name in NAMES[: number + 1]:
         triton_files.put(directory, name, f"{name} two".encode())
     assert read(directory) is None
@@ -229,6 +221,6 @@ def test_file_that_another_writer_replaces_before_it_is_moved_away_is_a_hit(dire
         return quarantine(*args)
 
     monkeypatch.setattr(store, "quarantine", replace_first)
-    fresh()
+    forget_kernels()
     assert triton_place.Place(directory).take("k.cubin") is not None
     assert read(directory) == {"one"} and not events.counters().get("quarantined")

@@ -12,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import events, filesystem, triton_files, triton_place, vouching, written_files
+from safecache import events, filesystem, triton_files
 from safecache.hooks import triton_bundler, triton_heuristics
+from unit.fresh import forget_kernels
 
 
 @pytest.fixture
@@ -27,17 +28,9 @@ def write(directory):
     triton_files.put(directory, "__grp__k.json", json.dumps({"child_paths": {"k.cubin": path}}).encode())
 
 
-def fresh():
-    """As a process that has made nothing."""
-    vouching._known.clear()
-    vouching._judged.clear()
-    triton_place.forget()
-    written_files.forget()
-
-
 def read(directory):
     """Whether it is a hit."""
-    fresh()
+    forget_kernels()
     return triton_files.get_group(directory, "k.json") is not None
 
 
@@ -55,9 +48,9 @@ def unreadable(monkeypatch):
     def block():
         with monkeypatch.context() as patch:
             patch.setattr(filesystem, "open", fail)
-            fresh()
+            forget_kernels()
             yield
-        fresh()
+        forget_kernels()
 
     return block
 
