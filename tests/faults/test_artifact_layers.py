@@ -10,6 +10,8 @@ from faults import damage
 from faults.doors import PRECOMPILE, PROFILE, STRICTNESS, assert_refused
 from faults.test_layers import state
 
+pytestmark = pytest.mark.default_release
+
 EACH = pytest.mark.parametrize("door", [PRECOMPILE, PROFILE], ids=lambda door: door.name)
 DAMAGE = [
     damage.truncate_by_one,

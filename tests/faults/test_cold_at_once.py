@@ -10,6 +10,8 @@ import sys
 import pytest
 from conftest import SOURCE
 
+pytestmark = pytest.mark.default_release
+
 pytest.importorskip("triton")
 
 PROCESSES = 3

@@ -9,8 +9,17 @@ from faults.directory_cases import CASES, COLD_ONLY
 
 pytestmark = needs_root
 ERRORS = {"CacheWriteError", "CacheReadError", "EntryRefusedError", "ExecutionError"}
-COLD = [pytest.param(name, False, id=f"{name}-cold") for name in CASES]
-BOTH = COLD + [pytest.param(name, True, id=f"{name}-warm") for name in CASES if name not in COLD_ONLY]
+# One of each kind, which is for every release of torch.
+EVERYWHERE = {"read-only", "file in the way", "disk full", "noexec", "locks held"}
+
+
+def each(names, is_warm):
+    for name in names:
+        marks = () if name in EVERYWHERE else pytest.mark.default_release
+        yield pytest.param(name, is_warm, id=f"{name}-{'warm' if is_warm else 'cold'}", marks=marks)
+
+
+BOTH = [*each(CASES, False), *each([name for name in CASES if name not in COLD_ONLY], True)]
 CASE = pytest.mark.parametrize(("name", "is_warm"), BOTH)
 
 

@@ -9,6 +9,8 @@ import os
 import pytest
 from conftest import SOURCE, WARM, needs_root, python
 
+pytestmark = pytest.mark.default_release
+
 ERRNOS = [errno.EIO, errno.EDQUOT, errno.ENOSPC, errno.EROFS, errno.EACCES, errno.EMFILE, errno.ESTALE]
 
 

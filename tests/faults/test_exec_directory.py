@@ -9,6 +9,8 @@ import subprocess
 import pytest
 from conftest import needs_root
 
+pytestmark = pytest.mark.default_release
+
 LOADS = pytest.mark.parametrize("site", ["inductor", "inductor-python", "cutlass", "extension", "operators", "triton"])
 
 

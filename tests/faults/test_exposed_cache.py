@@ -11,7 +11,7 @@ from conftest import WARM, needs_root
 
 from faults.trojan import Attack
 
-pytestmark = needs_root
+pytestmark = [needs_root, pytest.mark.default_release]
 STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 STRANGER = 12345
 

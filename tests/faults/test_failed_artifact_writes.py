@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from conftest import needs_root
 
+pytestmark = pytest.mark.default_release
+
 
 @needs_root
 @pytest.mark.parametrize("scene", ["save_precompile", "save_profile"])

@@ -10,6 +10,8 @@ from conftest import WARM
 
 from faults.damage import truncate_by_one
 
+pytestmark = pytest.mark.default_release
+
 BUILDS = "compile_and_count_builds"
 
 

@@ -24,6 +24,8 @@ from hypothesis import strategies
 
 from safecache import elf, files, load_check
 
+pytestmark = pytest.mark.default_release
+
 # Leaves a mark as soon as any of it is run: by its constructor, and by the resolver that relocating it calls.
 MARKING = """
 #include <fcntl.h>

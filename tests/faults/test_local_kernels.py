@@ -6,6 +6,8 @@ import pytest
 
 from faults.test_local_level import Nodes
 
+pytestmark = pytest.mark.default_release
+
 pytest.importorskip("triton")
 SCENES = pytest.mark.parametrize("scene", ["compile_kernel", "build_module"])
 

@@ -7,6 +7,8 @@ from conftest import WARM
 
 from faults.doors import FUNCTION, GRAPH, PROFILE
 
+pytestmark = pytest.mark.default_release
+
 OTHERS = {
     "other GPU": {"gpu": "sm_80"},
     "other build": {"torch": "2.10.0+cu128"},

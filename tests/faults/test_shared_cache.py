@@ -12,7 +12,7 @@ from faults import damage
 from faults.trojan import PYTHON
 from faults.users import GROUP, User, owners, share_directory, share_key
 
-pytestmark = needs_root
+pytestmark = [needs_root, pytest.mark.default_release]
 SHARED = {"SAFECACHE_SHARED": "1"}
 STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 

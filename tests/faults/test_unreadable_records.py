@@ -7,7 +7,7 @@ import contextlib
 import pytest
 from conftest import WARM, needs_root
 
-pytestmark = needs_root
+pytestmark = [needs_root, pytest.mark.default_release]
 BUILDS = "compile_and_count_builds"
 
 
