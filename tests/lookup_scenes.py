@@ -71,3 +71,15 @@ def run_of(name):
     journal._end()
     folder = os.path.join(os.environ["TORCHINDUCTOR_CACHE_DIR"], journal.FOLDER)
     return sorted(os.listdir(folder))
+
+
+def kernels_looked_up(**knobs):
+    """What the lookups of a kernel came to."""
+    import triton
+    from kernel_scenes import compile_kernel
+
+    with triton.knobs.compilation.scope():
+        for name, value in knobs.items():
+            setattr(triton.knobs.compilation, name, value)
+        compiled = compile_kernel()["compiled"]
+    return {"lookups": lookups.counts(), "compiled": compiled}
