@@ -21,10 +21,15 @@ _LAYERS = {Kind.AOT_ENTRY: Layer.AOT, Kind.FX_ENTRY: Layer.FX, Kind.KERNEL: Laye
 
 
 class Search:
-    """One lookup under way. ``name`` is asked for what is no hit alone."""
+    """One lookup under way. ``name`` is asked for what is no hit alone.
 
-    def __init__(self, layer: Layer, name: Callable[[], str], key: str = "", root: str = "") -> None:
-        self.layer, self.key, self.root = layer, key, root
+    ``must_ask``: it is none unless it asks for a key.
+    """
+
+    def __init__(
+        self, layer: Layer, name: Callable[[], str], key: str = "", root: str = "", *, must_ask: bool = False
+    ) -> None:
+        self.layer, self.key, self.root, self._must_ask = layer, key, root, must_ask
         self.ended = False
         # Whether there is a candidate that torch has been given, and has not passed over.
         self.is_taken = False
@@ -83,6 +88,8 @@ class Search:
 
     def _end(self, outcome: Outcome, reason: Reason | None, detail: str) -> MissError | None:
         self.ended = True
+        if self._must_ask and not self.key:
+            return None
         seconds = time.perf_counter() - self._began
         hit = outcome is Outcome.HIT
         name, frame = ("", "") if hit else (self._name(), graph_names.frame())
@@ -115,9 +122,11 @@ _thread = _Thread()
 
 
 @contextmanager
-def under_way(layer: Layer, name: Callable[[], str], key: str = "", root: str = "") -> Iterator[Search]:
-    """A lookup for the time of this block, in which it is to be ended; an exception ends it too."""
-    search = Search(layer, name, key, root)
+def under_way(
+    layer: Layer, name: Callable[[], str], key: str = "", root: str = "", *, must_ask: bool = False
+) -> Iterator[Search]:
+    """A lookup for the time of this block, in which it is to be ended; an exception ends it too. See Search."""
+    search = Search(layer, name, key, root, must_ask=must_ask)
     search._outer, _thread.search = _thread.search, search
     try:
         yield search

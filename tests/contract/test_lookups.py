@@ -105,3 +105,11 @@ def test_cache_that_a_setting_turns_off_is_bypassed(warm, which):
     arguments, expected = SETTINGS[which]
     answer = warm.run("looked_up", how="compile_without_caches", **arguments)
     assert agrees(answer, besides=("disabled",)) == expected, answer
+
+
+@pytest.mark.parametrize("fmt", ["binary", "unpacked"])
+def test_standalone_artifact_is_looked_up_once(home, fmt):
+    place = str(home.base / "artifact")
+    assert home.run("standalone", save=place, fmt=fmt).ok
+    found = home.run("looked_up", how="load_standalone", path=place, fmt=fmt)
+    assert found.result["lookups"] == {"aot hit": 1, "fx hit": 1} and not found.result["error"], found
