@@ -173,7 +173,7 @@ def _ours(root: str, directory: str) -> Iterator[Group | File]:
 def _journals(root: str, directory: str) -> Iterator[Group | File]:
     for file in below(directory):
         name = os.path.basename(file.path)
-        yield Group(GroupKind.JOURNAL, root, name, [file.path], [file]) if name.endswith(journal.ENDING) else file
+        yield Group(GroupKind.JOURNAL, root, name, [file.path], [file]) if journal.is_one(name) else file
 
 
 def _crashes(root: str, directory: str) -> Iterator[Group | File]:

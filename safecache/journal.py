@@ -10,6 +10,7 @@ import atexit
 import json
 import logging
 import os
+import re
 import sys
 import threading
 import time
@@ -18,10 +19,11 @@ from contextlib import suppress
 
 from safecache import config, filesystem, standin
 
-__all__ = ["ENDING", "FOLDER", "LARGEST", "LONGEST_TEXT", "MOST_FILES", "count", "write"]
+__all__ = ["FOLDER", "LARGEST", "LONGEST_TEXT", "MOST_FILES", "count", "is_one", "write"]
 
 FOLDER = os.path.join(".safecache", "journal")
-ENDING = ".jsonl"
+# With the time first: so the oldest is the first by name.
+_NAME = re.compile(r"\d{8}T\d{6}-\d+-[0-9a-f]+\.jsonl")
 # Bytes in a file: some 600 lines. What comes then is counted. And files in a directory: the oldest go.
 LARGEST = 1 << 18
 MOST_FILES = 1000
@@ -44,6 +46,11 @@ class _Journal:
 
 
 _journal = _Journal()
+
+
+def is_one(name: str) -> bool:
+    """Whether a file is called as a journal is."""
+    return _NAME.fullmatch(name) is not None
 
 
 def count(label: str, root: str) -> None:
@@ -129,12 +136,12 @@ def _new_path() -> str:
     # One that stands in for it is removed with the process.
     cache = standin.original(cache) or cache
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    return os.path.join(cache, FOLDER, f"{moment}-{os.getpid()}-{os.urandom(6).hex()}{ENDING}")
+    return os.path.join(cache, FOLDER, f"{moment}-{os.getpid()}-{os.urandom(6).hex()}.jsonl")
 
 
 def _make_room(directory: str) -> None:
-    """Remove the oldest: their names begin with the time."""
-    names = sorted(name for name in os.listdir(directory) if name.endswith(ENDING))
+    """Remove the oldest; where somebody has put a link to files of ours in its place, those are called otherwise."""
+    names = sorted(filter(is_one, os.listdir(directory)))
     for name in names[: max(0, len(names) - MOST_FILES + 1)]:
         with suppress(OSError):  # another process has, or it is another user's
             os.unlink(os.path.join(directory, name))

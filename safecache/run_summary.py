@@ -65,7 +65,7 @@ def read(root: str) -> list[Line]:
         names = os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):
         return []
-    paths = [os.path.join(directory, name) for name in names if name.endswith(journal.ENDING)]
+    paths = [os.path.join(directory, name) for name in names if journal.is_one(name)]
     return sorted((line for path in paths for line in _lines(path)), key=attrgetter("time"))
 
 

@@ -169,9 +169,21 @@ def test_oldest_files_go_where_there_are_many(tmp_path, monkeypatch):
     folder = tmp_path / journal.FOLDER
     folder.mkdir(parents=True)
     for year in (2024, 2022, 2021, 2023):
-        (folder / f"{year}0101T000000-1-aa{journal.ENDING}").write_text("")
+        (folder / f"{year}0101T000000-1-aa.jsonl").write_text("")
     record(MISS, tmp_path)
     assert [path.name[:4] for path in files(tmp_path)][:2] == ["2023", "2024"] and len(files(tmp_path)) == 3
+
+
+def test_what_is_no_journal_is_never_removed(tmp_path, monkeypatch):
+    """As where somebody has put a link to another directory of ours in its place."""
+    monkeypatch.setattr(journal, "MOST_FILES", 1)
+    folder = tmp_path / journal.FOLDER
+    folder.mkdir(parents=True)
+    names = {"20210101-training-data.jsonl", "00000.jsonl", "20210101T000000-1-aa.json"}
+    for name in names:
+        (folder / name).write_text("")
+    record(MISS, tmp_path)
+    assert names < {path.name for path in files(tmp_path)}
 
 
 def test_text_of_upstream_is_cut(tmp_path):

@@ -19,7 +19,7 @@ def write(tmp_path):
 
     def write(*lines, name="1"):
         texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
-        (folder / f"{name}{journal.ENDING}").write_text("\n".join(texts))
+        (folder / f"20260101T000000-{name}-a.jsonl").write_text("\n".join(texts))
         return tmp_path / "cache"
 
     return write
@@ -102,9 +102,11 @@ def test_line_that_is_none_of_ours_is_skipped(write, bad):
 
 def test_what_is_no_readable_file_is_skipped(write):
     root = write(miss())
-    os.mkfifo(root / journal.FOLDER / f"fifo{journal.ENDING}")
-    (root / journal.FOLDER / f"folder{journal.ENDING}").mkdir()
-    (root / journal.FOLDER / f"link{journal.ENDING}").symlink_to(root / journal.FOLDER / f"1{journal.ENDING}")
+    os.mkfifo(root / journal.FOLDER / "20260101T000000-2-a.jsonl")
+    (root / journal.FOLDER / "20260101T000000-3-a.jsonl").mkdir()
+    (root / journal.FOLDER / "20260101T000000-4-a.jsonl").symlink_to(
+        root / journal.FOLDER / "20260101T000000-1-a.jsonl"
+    )
     (root / journal.FOLDER / "other").write_text(json.dumps(miss()))
     assert len(run_summary.read(str(root))) == 1
 
