@@ -15,10 +15,13 @@ __all__ = ["__version__", "activate", "deactivate", "is_active", "isolate", "sta
 
 
 def stats() -> dict[str, int]:
-    """How often entries were sealed, saved, verified, refused and so on in this process; absent means never."""
-    from safecache import events
+    """How often entries were sealed, saved, verified, refused and so on in this process; absent means never.
 
-    return events.counters()
+    And what its lookups came to, by cache, outcome and reason, such as "fx miss: never seen".
+    """
+    from safecache import events, lookups
+
+    return events.counters() | lookups.counts()
 
 
 def isolate() -> None:

@@ -114,6 +114,7 @@ def activate() -> None:
     """
     global _finder
     config.reload()
+    config.name_run()
     with _lock:
         if _finder is None:
             _finder = _Finder()

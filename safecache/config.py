@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 
 from safecache.errors import ConfigError
 from safecache.settings import ISOLATE, SETTINGS
@@ -21,13 +22,19 @@ __all__ = [
     "end_redirection",
     "isolate",
     "load",
+    "name_run",
+    "rank",
     "redirect_cache",
     "redirected",
     "reload",
+    "run_id",
 ]
 
 _CACHE_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
 _REDIRECTED = "_SAFECACHE_REDIRECTED"
+_RUN = "_SAFECACHE_RUN"
+# Of torchrun, and of what else starts one process for each device.
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK")
 
 
 class Config:
@@ -46,6 +53,7 @@ class Config:
     max_bytes: int | None
     max_files: int | None
     max_age: int | None
+    must_hit: bool
     lock_timeout: float
     exec_dir: str | None
     isolate: bool | str
@@ -108,6 +116,23 @@ def reload() -> Config:
 def child_environment() -> dict[str, str]:
     """A copy of this process's environment, to start a child with."""
     return dict(os.environ)
+
+
+def name_run() -> None:
+    """Name the run, by its start, for this process and all that it starts, unless the one that started it has."""
+    if not run_id():
+        moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        os.environ[_RUN] = f"{moment}-{os.urandom(4).hex()}"
+
+
+def run_id() -> str:
+    """The name of the run; "" before an activation."""
+    return os.environ.get(_RUN, "")
+
+
+def rank() -> str:
+    """Which of a job's processes this is, if it has been told; else ""."""
+    return next(filter(None, map(child_environment().get, _RANKS)), "")
 
 
 def isolate() -> None:

@@ -8,10 +8,11 @@
     ├── UnpicklableEntryError  an entry could not be prepared or pickled (strict mode)
     ├── CacheWriteError        an entry, or its directory, could not be written (strict mode)
     ├── ExecutionError         code cannot be loaded from where it lies, or from SAFECACHE_EXEC_DIR (strict mode)
+    ├── MissError              a cache has nothing that can be used, and SAFECACHE_MUST_HIT says that it must
     ├── LauncherError          a launcher from an entry cannot load its kernel, raised by its first call
     └── TritonCompileCrash     Triton's compiler died of a kernel, in a process of its own
 
-In default mode the five before the last two do not reach a compile: they become one warning and a recompile.
+In default mode the five before the last three do not reach a compile: they become one warning and a recompile.
 Each takes a single message by position, so that all of them survive the pickling of a worker's result.
 """
 
@@ -25,6 +26,7 @@ __all__ = [
     "ExecutionError",
     "KeyringError",
     "LauncherError",
+    "MissError",
     "SafecacheError",
     "TritonCompileCrash",
     "UnpicklableEntryError",
@@ -61,6 +63,10 @@ class CacheWriteError(SafecacheError):
 
 class ExecutionError(SafecacheError):
     """Names the directory and why no code is loaded from there. What the loader itself raises keeps its own type."""
+
+
+class MissError(SafecacheError):
+    """Names the cache, what was looked up, why it was missed and the key."""
 
 
 class LauncherError(SafecacheError, RuntimeError):

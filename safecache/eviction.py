@@ -21,7 +21,7 @@ __all__ = ["Limits", "Sweep", "sweep"]
 _FX_KEY = re.compile(rb"f[a-z2-7]{51}")
 _DAY = 86400.0
 # Of no use to any compile, so these go first.
-_WORTHLESS = (GroupKind.QUARANTINE, GroupKind.CRASH, GroupKind.RECORD, GroupKind.LOCK)
+_WORTHLESS = (GroupKind.QUARANTINE, GroupKind.CRASH, GroupKind.JOURNAL, GroupKind.RECORD, GroupKind.LOCK)
 # In the time in which no stamp is renewed, what refers to others goes before them, and last what took a compiler.
 _RANK = {kind: rank for rank, kind in enumerate(GroupKind)}
 _CODE = (GroupKind.CODE, GroupKind.KERNEL, GroupKind.HEADER)

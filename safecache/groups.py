@@ -32,6 +32,7 @@ class GroupKind(Enum):
     QUARANTINE = "quarantine"
     CRASH = "crash reports"
     KNOWN_BAD = "notes of crashes"
+    JOURNAL = "journals of lookups"
     RECORD = "records of nothing"
     LOCK = "locks of nothing"
 

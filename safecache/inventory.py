@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from safecache import layout, records, temporaries
+from safecache import journal, layout, records, temporaries
 from safecache.cache_directories import HEADERS_FOLDER
 from safecache.groups import CRASHES_FOLDER, KNOWN_BAD_FOLDER, TRASH_FOLDER, File, Group, GroupKind, below, listed
 
@@ -150,7 +150,7 @@ def _locks(root: str, directory: str) -> Iterator[Group | File]:
 
 
 def _ours(root: str, directory: str) -> Iterator[Group | File]:
-    """Records, what is in quarantine with its notes, crashes, and what a removal that was killed has left."""
+    """Records, what is in quarantine with its notes, crashes, journals, and what a removal that was killed has left."""
     for item in listed(directory):
         if not _is_directory(item):
             yield from below(item.path)
@@ -162,10 +162,18 @@ def _ours(root: str, directory: str) -> Iterator[Group | File]:
             yield from _crashes(root, item.path)
         elif item.name == KNOWN_BAD_FOLDER:
             yield from _named_by_hash(root, item.path, GroupKind.KNOWN_BAD)
+        elif item.name == os.path.basename(journal.FOLDER):
+            yield from _journals(root, item.path)
         elif item.name == TRASH_FOLDER:
             yield from (_directory(GroupKind.TEMPORARY, root, each.path) for each in listed(item.path))
         else:
             yield from below(item.path)
+
+
+def _journals(root: str, directory: str) -> Iterator[Group | File]:
+    for file in below(directory):
+        name = os.path.basename(file.path)
+        yield Group(GroupKind.JOURNAL, root, name, [file.path], [file]) if journal.is_one(name) else file
 
 
 def _crashes(root: str, directory: str) -> Iterator[Group | File]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from safecache import copies, events, levels, policy, standin, store, trust
+from safecache import copies, events, levels, policy, searches, standin, store, trust
 from safecache.errors import SafecacheError
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
@@ -112,6 +112,7 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
 
     In strict mode raises for the first that may not.
     """
+    searches.ask(source.kind, source.cache_key, source.root)
     if _reading.blind is source.kind:
         return
     if local:
@@ -234,7 +235,9 @@ def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> I
         note(Reason.UNLOADABLE, source.kind, origin, text, "The graph is compiled instead.", error)
         return
     if source.is_entry(entry):
+        searches.offer(source.kind)
         yield entry, content, root is not None
+        searches.pass_over(source.kind)
     else:
         refusal = Refusal(Reason.WRONG_TYPE, f"it holds a {type(entry).__module__}.{type(entry).__qualname__}")
         _refuse(refusal, source.kind, None if root is None else origin, root or "", origin, content)
@@ -245,6 +248,7 @@ def note(
 ) -> None:
     """Report that the entry at ``where`` was not used. Raises the policy's error in strict mode."""
     message = f"{kind.noun} {where} was not used: {evidence}."
+    searches.refuse(kind, reason, f"{where}: {evidence}")
     if _reading.depth:
         _reading.notes.append(message)
     report(reason, message, cause=kind.value, remedy=remedy, error=error)

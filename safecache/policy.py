@@ -42,7 +42,21 @@ _QUARANTINED = frozenset(
 
 # INCOMPLETE follows from another save that failed, which was said or raised there. OUTDATED follows from an upgrade.
 # Beside a key that is refused the others go on working; what needed that one is refused, and raised, by itself.
-_SILENT = frozenset({Reason.INCOMPLETE, Reason.OUTDATED})
+# What a lookup came to is for its journal: a miss alone is no problem of the cache.
+_SILENT = frozenset(
+    {
+        Reason.INCOMPLETE,
+        Reason.OUTDATED,
+        Reason.NEVER_SEEN,
+        Reason.KEY_DIFFERS,
+        Reason.EVICTED,
+        Reason.GUARD_FAILED,
+        Reason.OTHER_RANK_MISSED,
+        Reason.UPSTREAM_BYPASS,
+        Reason.DISABLED,
+        Reason.LOOKUP_FAILED,
+    }
+)
 # A crash is raised as what it is, and what is compiled in this process works as in stock.
 _NEVER_RAISED = _SILENT | {
     Reason.STOOD_DOWN,

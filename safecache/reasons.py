@@ -8,7 +8,7 @@ __all__ = ["Count", "Reason"]
 
 
 class Reason(Enum):
-    """Why an entry was refused, not read, or not saved."""
+    """Why an entry was refused, not read, not found, or not saved."""
 
     # refused: the entry is there, and is not trusted
     UNSEALED = "unsealed"
@@ -37,6 +37,15 @@ class Reason(Enum):
     UNLOADABLE = "unloadable"
     REMOTE_FAILED = "remote failed"
     ENTRY_MISSING = "entry missing"
+    # not found, though nothing was refused; or not looked for
+    NEVER_SEEN = "never seen"
+    KEY_DIFFERS = "key differs"
+    EVICTED = "evicted"
+    GUARD_FAILED = "guard failed"
+    OTHER_RANK_MISSED = "other rank missed"
+    UPSTREAM_BYPASS = "upstream bypass"
+    DISABLED = "disabled"
+    LOOKUP_FAILED = "lookup failed"
     # not saved
     UNPICKLABLE = "unpicklable"
     UNPREPARED = "unprepared"

@@ -244,6 +244,17 @@ SETTINGS: tuple[Setting, ...] = (
         help="How long what is not used stays in a cache directory, likewise.",
     ),
     Setting(
+        name="must_hit",
+        variable="SAFECACHE_MUST_HIT",
+        default=False,
+        parse=_parse_switch,
+        allowed=_SWITCH,
+        help=(
+            "For images that were warmed: `1` makes each miss of a cache, and each lookup that a setting keeps from "
+            "happening where a compile would follow, a `MissError` with its reason, before anything is compiled."
+        ),
+    ),
+    Setting(
         name="lock_timeout",
         variable="SAFECACHE_LOCK_TIMEOUT",
         default=120,

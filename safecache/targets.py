@@ -83,6 +83,33 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         _CODECACHE,
+        "FxGraphCache.load_with_key",
+        "codecache:load_with_key",
+        ("key, debug_lines, example_inputs, local, remote_cache, is_backward, constants, evaluate_guards=",),
+    ),
+    Target(
+        _CODECACHE,
+        "FxGraphCache.prepare_key",
+        "codecache:prepare_key",
+        ("gm, example_inputs, fx_kwargs, inputs_to_check, remote",),
+    ),
+    Target(
+        "torch._inductor.compile_fx",
+        "fx_codegen_and_compile",
+        "compile_fx:fx_codegen_and_compile",
+        (
+            "gm, example_inputs, inputs_to_check, graph_kwargs",  # 2.11
+            "gm, example_inputs, inputs_to_check, compile_region_name=, graph_kwargs",
+        ),
+    ),
+    Target(
+        "torch._functorch.aot_autograd",  # where AOTAutograd asks
+        "should_use_remote_autograd_cache",
+        "aot_autograd:should_use_remote_autograd_cache",
+        ("",),
+    ),
+    Target(
+        _CODECACHE,
         "FxGraphCache._save_graph",
         "codecache:save_graph",
         ("key, compiled_graph, example_inputs, local, remote_cache",),
@@ -94,6 +121,16 @@ TARGETS: tuple[Target, ...] = (
     Target(_CODECACHE, "DLLWrapper.__init__", "codecache:load_dll", ("self, lib_path",)),
     Target(_CODECACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
     Target(_CODECACHE, "torch_key", "build_keys:torch_key", ("",)),
+    Target(
+        _AUTOGRAD_CACHE,
+        "autograd_cache_key",
+        "autograd_cache:autograd_cache_key",
+        (
+            "gm, example_inputs, config, fx_config",  # 2.11
+            "mod, example_inputs, config, compiler_config_extra=",  # 2.12, 2.13
+            "mod, example_inputs, config, compiler_config_extra=, act_input_paths=",
+        ),
+    ),
     Target(_AUTOGRAD_CACHE, "AOTAutogradCache.save", "autograd_cache:save", ("key, entry, remote",)),
     Target(
         _AUTOGRAD_CACHE,

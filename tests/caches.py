@@ -78,6 +78,10 @@ class Cache:
         folder = self.root / "triton" / "0" / ".safecache" / "crashes" / hashlib.sha256(name.encode()).hexdigest()[:16]
         return [self.file(folder / file, age) for file in ("report.json", "stderr.txt", "reproduce.py")]
 
+    def journal(self, name: str, age: float) -> Path:
+        """That of a process's lookups."""
+        return self.file(self.root / ".safecache" / "journal" / f"20270101T000000-1-{name}.jsonl", age)
+
     def known_bad(self, name: str, age: float) -> Path:
         """The note of one."""
         folder = self.root / "triton" / "0" / ".safecache" / "known_bad"

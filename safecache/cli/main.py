@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from rich.console import Console
 from rich.markdown import Markdown
 
 from safecache import config, settings, stamps
 from safecache._version import __version__
-from safecache.cli import crash_arguments, key_arguments, limit_arguments
+from safecache.cli import crash_arguments, key_arguments, limit_arguments, stats_arguments
 from safecache.errors import ConfigError, SafecacheError
 
 __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
@@ -19,6 +19,11 @@ __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h
+# What runs the commands whose arguments lie in a module of their own.
+_ARGUMENTS: dict[str, Callable[[argparse.Namespace], int]] = {
+    **dict.fromkeys(limit_arguments.COMMANDS, limit_arguments.run),
+    **dict.fromkeys(stats_arguments.COMMANDS, stats_arguments.run),
+}
 
 
 class _ShowHelp(argparse.Action):
@@ -62,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
     key_arguments.add(commands)
     limit_arguments.add(commands)
     crash_arguments.add(commands)
+    stats_arguments.add(commands)
 
     doctor = commands.add_parser("doctor", help="say why a shared object does not load, without running it")
     doctor.add_argument("--load", metavar="FILE", required=True, help="the shared object, as the error names it")
@@ -118,8 +124,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         from safecache.cli import entries
 
         return entries.run(arguments)
-    if arguments.command in limit_arguments.COMMANDS:
-        return limit_arguments.run(arguments)
+    if arguments.command in _ARGUMENTS:
+        return _ARGUMENTS[arguments.command](arguments)
     if arguments.command in crash_arguments.COMMANDS:
         from safecache.cli import crashes
 

@@ -15,6 +15,7 @@ _BOOTSTRAP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file
 
 def environment_for_children() -> dict[str, str]:
     """The environment that activates safecache: our sitecustomize first on PYTHONPATH."""
+    config.name_run()
     environment = config.child_environment()
     before = environment.get("PYTHONPATH", "")
     # An empty entry is the current directory; an empty variable is none.

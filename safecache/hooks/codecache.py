@@ -11,18 +11,31 @@ from safecache import (
     config,
     exec_directory,
     exposure,
+    graph_names,
     layers,
     load_failure,
     loading,
     rescue,
     saving,
+    searches,
     vouching,
     write_through,
 )
 from safecache.hooks import cache_dir_utils
+from safecache.lookups import Layer
+from safecache.reasons import Reason
 from safecache.seal import Kind
 
-__all__ = ["compile_dll", "iterate_over_candidates", "load_dll", "load_library", "save_graph", "write_to_local_cache"]
+__all__ = [
+    "compile_dll",
+    "iterate_over_candidates",
+    "load_dll",
+    "load_library",
+    "load_with_key",
+    "prepare_key",
+    "save_graph",
+    "write_to_local_cache",
+]
 
 
 def iterate_over_candidates(
@@ -43,6 +56,48 @@ def iterate_over_candidates(
         return loading.lookup(source, local=local, remote=remote_cache)
 
     return iterate(*args, **kwargs)
+
+
+def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """FxGraphCache.load_with_key: where torch counts a hit or a miss, in a compile or for an AOTAutograd entry."""
+
+    def load(
+        key: str,
+        debug_lines: Any,
+        example_inputs: Any,
+        local: bool,
+        remote_cache: Any,
+        is_backward: bool,
+        *rest: Any,
+        **named: Any,
+    ) -> Any:
+        name = graph_names.backward if is_backward else graph_names.forward
+        with searches.under_way(Layer.FX, name, key) as search:
+            result = wrapped(*args, **kwargs)
+            graph, info = result
+            if graph is not None:
+                search.hit()
+            elif search.is_taken and info.get("cache_status_detailed") == "guard_miss":
+                search.missed((Reason.GUARD_FAILED, "Triton's external libraries, such as libdevice, are others"))
+            else:
+                search.missed()
+        return result
+
+    return load(*args, **kwargs)
+
+
+def prepare_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """FxGraphCache.prepare_key: no key is a bypass, with torch's reason."""
+
+    def prepare(gm: Any, example_inputs: Any, fx_kwargs: Any, *rest: Any, **named: Any) -> Any:
+        result = wrapped(*args, **kwargs)
+        key, info = result
+        if key is None:
+            name = graph_names.backward if fx_kwargs.get("is_backward") else graph_names.forward
+            searches.bypass(Layer.FX, name, Reason.UPSTREAM_BYPASS, str(info.get("cache_bypass_reason", "")))
+        return result
+
+    return prepare(*args, **kwargs)
 
 
 def save_graph(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 
 import wrapt
 
-from safecache import layout, loading
+from safecache import layout, loading, searches
 from safecache.errors import EntryRefusedError
+from safecache.lookups import Layer
 from safecache.seal import Kind
 
 __all__ = ["load", "verifying_pickle"]
@@ -21,13 +22,17 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     Raises EntryRefusedError, in default mode too, where the artifact holds an entry that was refused.
     """
     with loading.reading():
+        path = kwargs.get("path", "")
         try:
-            return wrapped(*args, **kwargs)
+            # Which of the two classes is asked does the lookup, and the other it does not.
+            with searches.under_way(Layer.AOT, lambda: os.path.basename(path), must_ask=True) as search:
+                artifact = wrapped(*args, **kwargs)
+                search.hit()
+                return artifact
         except Exception as error:
             refused = loading.refusals()
             if not refused or not _is_miss(error):
                 raise
-            path = kwargs.get("path", "")
             raise EntryRefusedError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error
 
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import locale
 import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
-from safecache import triton_files
+from safecache import searches, triton_files
 from safecache.hooks import triton_isolation
+from safecache.lookups import Layer
+from safecache.reasons import Reason
+from safecache.searches import Search
 
 __all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
 
@@ -91,7 +96,9 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
     def get(filename: str) -> dict[str, str] | None:
         if _is_cache(instance):
-            found = triton_files.get_group(instance.cache_dir, filename)
+            with _search(instance.cache_dir, filename) as search:
+                found = triton_files.get_group(instance.cache_dir, filename)
+                _end(search, filename, found)
             return triton_isolation.group_of(instance, instance.cache_dir, filename, found)
         group: dict[str, str] | None = wrapped(filename)
         return group
@@ -124,11 +131,29 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
     """RemoteCacheManager.get_group: nor is a group of which one file is not."""
 
     def get(filename: str) -> dict[str, str] | None:
-        group: dict[str, str] | None = wrapped(filename)
-        found = group if group and all(group.values()) else None
-        return triton_isolation.group_of(instance, instance._file_cache_manager.cache_dir, filename, found)
+        directory = instance._file_cache_manager.cache_dir
+        with _search(directory, filename) as search:
+            group: dict[str, str] | None = wrapped(filename)
+            found = group if group and all(group.values()) else None
+            _end(search, filename, found)
+        return triton_isolation.group_of(instance, directory, filename, found)
 
     return get(*args, **kwargs)
+
+
+def _search(directory: str, filename: str) -> AbstractContextManager[Search]:
+    root, key = os.path.split(directory)
+    return searches.under_way(Layer.TRITON, lambda: filename.removesuffix(".json"), key, root)
+
+
+def _end(search: Search, filename: str, found: dict[str, str] | None) -> None:
+    """Triton compiles unless the file that it asks for is in the group, and with this setting in any case."""
+    if sys.modules["triton"].knobs.compilation.always_compile:
+        search.bypassed(Reason.DISABLED, "TRITON_ALWAYS_COMPILE")
+    elif found is not None and filename in found:
+        search.hit()
+    else:
+        search.missed()
 
 
 def _is_cache(manager: Any) -> bool:

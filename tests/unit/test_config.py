@@ -15,7 +15,7 @@ from safecache import config, settings
 from safecache.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-SWITCHES = ("SAFECACHE", "SAFECACHE_STRICT", "SAFECACHE_SHARED", "SAFECACHE_ISOLATE")
+SWITCHES = ("SAFECACHE", "SAFECACHE_STRICT", "SAFECACHE_SHARED", "SAFECACHE_ISOLATE", "SAFECACHE_MUST_HIT")
 HOME = {"HOME": "/home/user"}
 
 
@@ -38,6 +38,7 @@ DEFAULTS = {
     "SAFECACHE_MAX_BYTES": None,
     "SAFECACHE_MAX_FILES": None,
     "SAFECACHE_MAX_AGE": None,
+    "SAFECACHE_MUST_HIT": False,
     "SAFECACHE_LOCK_TIMEOUT": 120,
     "SAFECACHE_EXEC_DIR": None,
     "SAFECACHE_ISOLATE": False,
@@ -245,6 +246,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_MAX_BYTES": "unset",
         "SAFECACHE_MAX_FILES": "unset",
         "SAFECACHE_MAX_AGE": "unset",
+        "SAFECACHE_MUST_HIT": "0",
         "SAFECACHE_LOCK_TIMEOUT": "120",
         "SAFECACHE_EXEC_DIR": "unset",
         "SAFECACHE_ISOLATE": "0",

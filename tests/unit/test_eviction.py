@@ -83,6 +83,12 @@ def test_quarantine_goes_before_anything_of_use(cache):
     assert [group.kind for group in sweep(cache, size=1000).removed] == [GroupKind.QUARANTINE]
 
 
+def test_journals_go_before_anything_of_use(cache):
+    cache.aot("a", 30 * DAY)
+    cache.journal("b", 2 * HOUR)
+    assert [group.kind for group in sweep(cache, size=1000).removed] == [GroupKind.JOURNAL]
+
+
 def test_records_of_nothing_go_without_any_limit_and_young_ones_stay(cache):
     """A record is there before its file."""
     cache.record("old", 2 * HOUR)

@@ -33,8 +33,9 @@ def group_of(cache, kind):
         (lambda cache: cache.quarantined("a", HOUR), GroupKind.QUARANTINE),
         (lambda cache: cache.crash("a", HOUR), GroupKind.CRASH),
         (lambda cache: [cache.known_bad("a", HOUR)], GroupKind.KNOWN_BAD),
+        (lambda cache: [cache.journal("a", HOUR)], GroupKind.JOURNAL),
     ],
-    ids=["aot", "fx", "code", "kernel", "header", "quarantine", "crash", "known-bad"],
+    ids=["aot", "fx", "code", "kernel", "header", "quarantine", "crash", "known-bad", "journal"],
 )
 def test_group_is_all_that_belongs_together(cache, make, kind):
     made = make(cache)

@@ -11,6 +11,8 @@ AUTOGRAD_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 MODULES = (
     CODECACHE,
     AUTOGRAD_CACHE,
+    "torch._functorch.aot_autograd",
+    "torch._inductor.compile_fx",
     "torch._dynamo.aot_compile",
     "torch._dynamo.aot_compile_types",
     "torch._dynamo.package",

@@ -82,6 +82,16 @@ torch.reached("middle", globals())
 
 class FxGraphCache(GuardedCache):
     @staticmethod
+    def load_with_key(
+        key, debug_lines, example_inputs, local, remote_cache, is_backward, constants, evaluate_guards=None
+    ):
+        return torch.called("load_with_key", key)
+
+    @staticmethod
+    def prepare_key(gm, example_inputs, fx_kwargs, inputs_to_check, remote):
+        return torch.called("prepare_key", gm)
+
+    @staticmethod
     def _check_can_cache(gm, example_inputs=(), fx_kwargs=None, require_shape_env=True):
         return torch.called("_check_can_cache", gm)
 

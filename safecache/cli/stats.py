@@ -1,0 +1,83 @@
+"""``safecache stats``: what the processes of a run looked up, by cache, outcome and reason; and what was missed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections import Counter
+from typing import Any
+
+from rich.console import Console
+from rich.table import Column, Table
+
+from safecache import cache_directories, config, run_summary, timestamps
+from safecache.cli.terminal import printable
+from safecache.lookups import Layer, Outcome
+from safecache.run_summary import Line, Summary
+
+__all__ = ["run"]
+
+_LABELS = run_summary.labels()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the sums; 1 if there is no journal of such a run. Raises OSError for a directory that cannot be read."""
+    directories = arguments.directories or cache_directories.existing(config.child_environment())
+    lines = [line for directory in directories for line in run_summary.read(directory)]
+    summary = run_summary.summarise(lines, arguments.run)
+    if summary is None:
+        where = ", ".join(directories) or "any cache directory"
+        print(printable(f"safecache stats: no journal of run {arguments.run} in {where}"), file=sys.stderr)
+        return 1
+    if arguments.json:
+        print(json.dumps(_report(summary)))
+    else:
+        _print(summary)
+    return 0
+
+
+def _report(summary: Summary) -> dict[str, Any]:
+    return {
+        "run": summary.run,
+        "processes": summary.processes,
+        "layers": {layer.value: _of(layer, summary.counts) for layer in Layer},
+        "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
+    }
+
+
+def _of(layer: Layer, counts: Counter[str]) -> dict[str, Any]:
+    """The lookups in one cache: how many, by outcome, and by reason for what was no hit."""
+    rows = [
+        (outcome, reason, n) for what, n in counts.items() for on, outcome, reason in [_LABELS[what]] if on is layer
+    ]
+    by_outcome = {outcome.value: sum(n for each, _, n in rows if each is outcome) for outcome in Outcome}
+    reasons = {f"{outcome.value}: {reason.value}": n for outcome, reason, n in rows if reason is not None}
+    return {"lookups": sum(by_outcome.values()), **by_outcome, "reasons": dict(sorted(reasons.items()))}
+
+
+def _print(summary: Summary) -> None:
+    console = Console()
+    title = printable(f"run {summary.run}, processes: {summary.processes}")
+    number = ["lookups", *(outcome.value for outcome in Outcome)]
+    table = Table("cache", *(Column(name, justify="right") for name in number), "reasons", title=title)
+    for layer in Layer:
+        row = _of(layer, summary.counts)
+        reasons = ", ".join(f"{n} {reason}" for reason, n in row["reasons"].items())
+        table.add_row(layer.value, *(str(row[name]) for name in number), reasons)
+    console.print(table)
+    if summary.missed:
+        console.print(_missed(summary.missed))
+
+
+def _missed(lines: list[Line]) -> Table:
+    table = Table("what", Column("name", overflow="fold"), "frame", "rank", "times", Column("detail", overflow="fold"))
+    alike = Counter((line.label, line.name or line.key, line.frame, line.rank, line.detail) for line in lines)
+    for (what, name, frame, rank, detail), times in alike.items():
+        table.add_row(what, *map(_plain, (name, frame, rank)), str(times), _plain(detail))
+    return table
+
+
+def _plain(text: str) -> str:
+    # Rich would take what is in brackets for markup.
+    return printable(text).replace("[", "\\[")

@@ -1,0 +1,156 @@
+"""The journal of lookups: a file of JSON lines for each process, in ``<cache>/.safecache/journal``.
+
+What was no hit is written at once, since a compile follows; hits are counted, and written with the next line or when
+the process ends. Nothing that happens to the journal is of any consequence to a compile.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import suppress
+
+from safecache import config, filesystem, standin
+
+__all__ = ["FOLDER", "LARGEST", "LONGEST_TEXT", "MOST_FILES", "count", "is_one", "write"]
+
+FOLDER = os.path.join(".safecache", "journal")
+# With the time first: so the oldest is the first by name.
+_NAME = re.compile(r"\d{8}T\d{6}-\d+-[0-9a-f]+\.jsonl")
+# Bytes in a file: some 600 lines. What comes then is counted. And files in a directory: the oldest go.
+LARGEST = 1 << 18
+MOST_FILES = 1000
+# Letters of a text, such as of upstream's reason for a bypass.
+LONGEST_TEXT = 300
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_log = logging.getLogger("safecache")
+
+
+class _Journal:
+    """That of this process: where it is, its size, and what was counted since it was written last."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.path = ""
+        self.size = 0
+        self.root = ""
+        self.counted: Counter[str] = Counter()
+        self.awaits_end = False
+
+
+_journal = _Journal()
+
+
+def is_one(name: str) -> bool:
+    """Whether a file is called as a journal is."""
+    return _NAME.fullmatch(name) is not None
+
+
+def count(label: str, root: str) -> None:
+    """Add one to what is written under ``label`` with the next line, or at the end of the process."""
+    with _journal.lock:
+        _journal.counted[label] += 1
+        _journal.root = _journal.root or root
+        if not _journal.awaits_end:
+            _await_end()
+
+
+def write(label: str, root: str, line: dict[str, object]) -> None:
+    """Write a line about a lookup in the cache ``root``; what cannot be written is counted under ``label``."""
+    shortened = {name: text[:LONGEST_TEXT] if isinstance(text, str) else text for name, text in line.items()}
+    with _journal.lock:
+        _journal.root = _journal.root or root
+        if not _append(shortened, LARGEST):
+            _journal.counted[label] += 1
+        if not _journal.awaits_end:
+            _await_end()
+
+
+def _await_end() -> None:
+    _journal.awaits_end = True
+    atexit.register(_end)
+    # A process that multiprocessing has forked ends without what was registered above.
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        multiprocessing.Finalize(None, _end, exitpriority=0)
+
+
+def _end() -> None:
+    with _journal.lock:
+        if _journal.counted:
+            _append({}, 2 * LARGEST)
+
+
+def _append(line: dict[str, object], limit: int) -> bool:
+    """Write ``line`` and what was counted; False if it cannot be, or the file would be larger than ``limit``."""
+    values = _identity() | line | {"counts": dict(_journal.counted)}
+    content = json.dumps(values).encode() + b"\n"
+    if _journal.size + len(content) > limit:
+        return False
+    try:
+        _write(content)
+    except OSError as error:
+        _log.info("safecache: the journal %s was not written: %s", _journal.path, error.strerror)
+        return False
+    _journal.size += len(content)
+    _journal.counted.clear()
+    return True
+
+
+def _identity() -> dict[str, object]:
+    who = {"run": config.run_id(), "host": os.uname().nodename, "pid": os.getpid(), "rank": config.rank()}
+    return {"time": round(time.time(), 3)} | who
+
+
+def _write(content: bytes) -> None:
+    if not _journal.path:
+        _journal.path = _new_path()
+        directory = os.path.dirname(_journal.path)
+        os.makedirs(directory, exist_ok=True)
+        _make_room(directory)
+    # By name each time: the directory may be removed, and a descriptor that is kept is one less for the program.
+    descriptor = filesystem.retried(_open, filesystem.PASSING)
+    try:
+        filesystem.write_all(descriptor, content)
+    finally:
+        filesystem.close(descriptor)
+
+
+def _open() -> int:
+    try:
+        return filesystem.open(_journal.path, _APPEND, 0o666)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(_journal.path), exist_ok=True)
+        return filesystem.open(_journal.path, _APPEND, 0o666)
+
+
+def _new_path() -> str:
+    cache = config.cache_directory() or _journal.root
+    # One that stands in for it is removed with the process.
+    cache = standin.original(cache) or cache
+    moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    return os.path.join(cache, FOLDER, f"{moment}-{os.getpid()}-{os.urandom(6).hex()}.jsonl")
+
+
+def _make_room(directory: str) -> None:
+    """Remove the oldest; where somebody has put a link to files of ours in its place, those are called otherwise."""
+    names = sorted(filter(is_one, os.listdir(directory)))
+    for name in names[: max(0, len(names) - MOST_FILES + 1)]:
+        with suppress(OSError):  # another process has, or it is another user's
+            os.unlink(os.path.join(directory, name))
+
+
+def _begin_anew() -> None:
+    # A child has a journal of its own, and has looked up nothing. What it inherits waits for its end already.
+    global _journal
+    _journal = _Journal()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -1,0 +1,115 @@
+"""Each lookup comes to one outcome with one reason, and their sums are what torch counts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+OUTCOMES = ("hit", "miss", "bypass")
+
+
+def sums(answer, *, besides=()):
+    """By cache and outcome, without the reasons ``besides``; each lookup has one, but for a hit."""
+    found = {layer: dict.fromkeys(OUTCOMES, 0) for layer in ("aot", "fx", "triton")}
+    for label, count in answer.result["lookups"].items():
+        what, _, reason = label.partition(": ")
+        layer, outcome = what.split(" ")
+        assert bool(reason) is (outcome != "hit"), label
+        if reason not in besides:
+            found[layer][outcome] += count
+    return found
+
+
+def agrees(answer, **how):
+    found = sums(answer, **how)
+    assert {layer: found[layer] for layer in ("aot", "fx")} == answer.result["torch"], answer
+    return answer.result["lookups"]
+
+
+def damage(path):
+    path.write_bytes(path.read_bytes()[:-200])
+
+
+def test_cold_start_misses_what_was_never_seen_and_the_warm_one_hits(home):
+    cold = {"aot miss: never seen": 1, "fx miss: never seen": 2}
+    assert agrees(home.run("looked_up")) == cold
+    assert agrees(home.run("looked_up")) == {"aot hit": 1, "fx hit": 2}
+
+
+@pytest.mark.parametrize("kind", ["aot", "fx"])
+def test_entry_that_was_refused_is_why_its_lookup_missed(warm, kind):
+    damage(warm.entries(kind)[0])
+    found = agrees(warm.run("looked_up"))
+    # A graph is looked up for the AOTAutograd entry, which is nothing without it, and again to compile it.
+    expected = {"aot": {"aot miss: damaged": 1}, "fx": {"aot miss: entry missing": 1, "fx miss: damaged": 2}}
+    assert {label: count for label, count in found.items() if "miss" in label} == expected[kind]
+
+
+def test_entry_whose_graph_is_gone_misses_for_that(warm):
+    for entry in warm.fx_entries:
+        shutil.rmtree(entry.parent)
+    found = agrees(warm.run("looked_up"))
+    assert found["aot miss: entry missing"] == 1 and "fx miss: never seen" in found
+
+
+def test_strict_torch_that_meets_a_missing_graph_makes_one_lookup_of_two(warm):
+    for entry in warm.fx_entries:
+        shutil.rmtree(entry.parent)
+    found = warm.run("looked_up", how="compile_strictly").result["lookups"]
+    assert [label for label in found if label.startswith("aot")] == ["aot miss: never seen"]
+
+
+def test_entries_of_another_key_are_why_their_lookups_missed(warm):
+    secret = warm.base / "secret"
+    secret.write_bytes(os.urandom(32))
+    secret.chmod(0o400)
+    found = agrees(warm.run("looked_up", env={"SAFECACHE_KEY_FILE": str(secret)}))
+    assert found == {"aot miss: unknown key": 1, "fx miss: unknown key": 2}
+
+
+def test_directory_that_cannot_be_read_is_why_its_lookup_missed(warm):
+    folder = warm.aot_entries[0].parent
+    folder.chmod(0)
+    found = agrees(warm.run("looked_up", unprivileged=True))
+    folder.chmod(0o755)
+    assert found["aot miss: unreadable"] == 1 and found["fx hit"] == 2
+
+
+def test_guard_that_does_not_hold_is_why_a_lookup_missed(home):
+    first = agrees(home.run("looked_up", how="compile_for_size", size=4))
+    assert first == {"aot miss: never seen": 1, "fx miss: never seen": 1}
+    second = agrees(home.run("looked_up", how="compile_for_size", size=20))
+    assert second == {"aot miss: guard failed": 1, "fx miss: guard failed": 1}
+    assert agrees(home.run("looked_up", how="compile_for_size", size=5)) == {"aot hit": 1, "fx hit": 1}
+
+
+def test_what_torch_declines_to_cache_is_a_bypass(warm):
+    found = agrees(warm.run("looked_up", how="compile_with_a_pass"))
+    assert found == {"aot bypass: upstream bypass": 1, "fx bypass: upstream bypass": 2}
+
+
+SETTINGS = {
+    "all": ({"inductor": {"force_disable_caches": True}}, {"aot bypass: disabled": 1, "fx bypass: disabled": 2}),
+    "aot": ({"functorch": {"enable_autograd_cache": False}}, {"aot bypass: disabled": 1, "fx hit": 2}),
+    "fx": (
+        {"inductor": {"fx_graph_cache": False}, "functorch": {"enable_autograd_cache": False}},
+        {"aot bypass: disabled": 1, "fx bypass: disabled": 2},
+    ),
+}
+
+
+@pytest.mark.parametrize("which", SETTINGS)
+def test_cache_that_a_setting_turns_off_is_bypassed(warm, which):
+    arguments, expected = SETTINGS[which]
+    answer = warm.run("looked_up", how="compile_without_caches", **arguments)
+    assert agrees(answer, besides=("disabled",)) == expected, answer
+
+
+@pytest.mark.parametrize("fmt", ["binary", "unpacked"])
+def test_standalone_artifact_is_looked_up_once(home, fmt):
+    place = str(home.base / "artifact")
+    assert home.run("standalone", save=place, fmt=fmt).ok
+    found = home.run("looked_up", how="load_standalone", path=place, fmt=fmt)
+    assert found.result["lookups"] == {"aot hit": 1, "fx hit": 1} and not found.result["error"], found

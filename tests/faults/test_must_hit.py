@@ -1,0 +1,71 @@
+"""SAFECACHE_MUST_HIT: a miss is an error that names it, before anything is compiled; a warm start is none the wiser."""
+
+from __future__ import annotations
+
+import shutil
+
+import pytest
+
+pytestmark = pytest.mark.default_release
+MUST_HIT = {"SAFECACHE_MUST_HIT": "1"}
+
+
+def files(home):
+    return sorted(path for path in home.cache.rglob("*.py")) if home.cache.exists() else []
+
+
+def missed(answer):
+    """The text of the error that has left torch."""
+    assert answer.errors[0] in ("BackendCompilerFailed", "InductorError") and "MissError" in answer.errors, answer
+    return answer.messages[answer.errors.index("MissError")]
+
+
+def test_cold_start_is_an_error_that_names_cache_function_reason_and_key(home):
+    text = missed(home.run(env=MUST_HIT))
+    assert "AOTAutograd cache" in text and "model (scenes.py:" in text and "[never seen]" in text and "(key a" in text
+    assert files(home) == []
+
+
+def test_warm_start_is_no_error(warm):
+    answer = warm.run(env=MUST_HIT)
+    assert answer.ok and answer.hits == (1, 2) and not answer.warnings
+
+
+def test_graph_that_is_gone_is_an_error_though_torch_takes_it_for_a_bypass(warm):
+    for entry in warm.fx_entries:
+        shutil.rmtree(entry.parent)
+    before = files(warm)
+    assert "FX graph cache" in missed(warm.run(env=MUST_HIT)) and files(warm) == before
+
+
+def test_graph_that_is_gone_is_an_error_where_the_other_cache_is_off(warm):
+    for entry in warm.fx_entries:
+        shutil.rmtree(entry.parent)
+    answer = warm.run("compile_without_caches", functorch={"enable_autograd_cache": False}, env=MUST_HIT)
+    assert "FX graph cache" in missed(answer)
+
+
+def test_caches_that_are_off_are_an_error_where_a_compile_would_follow(warm):
+    inductor = {"force_disable_caches": True}
+    answer = warm.run("compile_without_caches", inductor=inductor, env=MUST_HIT)
+    assert "[disabled]: TORCHINDUCTOR_FORCE_DISABLE_CACHES" in missed(answer)
+    off = {"enable_autograd_cache": False}
+    assert warm.run("compile_without_caches", functorch=off, env=MUST_HIT).ok
+
+
+def test_what_torch_never_caches_is_no_error(warm):
+    assert warm.run("compile_with_a_pass", env=MUST_HIT).ok
+
+
+def test_strict_mode_keeps_its_own_error(warm):
+    warm.aot_entries[0].write_bytes(warm.aot_entries[0].read_bytes()[:-200])
+    answer = warm.run(env=MUST_HIT, strict=True)
+    assert answer.errors[:2] == ["BackendCompilerFailed", "EntryRefusedError"], answer
+
+
+def test_kernel_that_misses_is_an_error_before_it_is_compiled(home):
+    pytest.importorskip("triton")
+    answer = home.run("compile_kernel", env=MUST_HIT)
+    assert answer.errors == ["MissError"], answer
+    assert "Triton cache" in answer.messages[0] and "for triton_poi_scale" in answer.messages[0]
+    assert home.run("compile_kernel").ok and home.run("compile_kernel", env=MUST_HIT).ok

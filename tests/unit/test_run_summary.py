@@ -1,0 +1,133 @@
+"""``safecache stats``: the sums over the processes of a run, out of files that anybody may have written."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from safecache import journal, run_summary
+from safecache.cli import stats
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Writes a journal of these lines; each is of the run ``a`` unless it says otherwise."""
+    folder = tmp_path / "cache" / journal.FOLDER
+    folder.mkdir(parents=True)
+
+    def write(*lines, name="1"):
+        texts = [line if isinstance(line, str) else json.dumps(line) for line in lines]
+        (folder / f"20260101T000000-{name}-a.jsonl").write_text("\n".join(texts))
+        return tmp_path / "cache"
+
+    return write
+
+
+def line(time=1.0, run="a", pid=1, counts=None, **rest):
+    return {"time": float(time), "run": run, "pid": pid, "host": "h", "rank": "", "counts": counts or {}} | rest
+
+
+def miss(layer="fx", reason="never seen", **rest):
+    values = {
+        "layer": layer,
+        "outcome": "miss",
+        "reason": reason,
+        "key": "k",
+        "name": "model",
+        "detail": "",
+        "frame": "",
+    }
+    return line(**(values | rest))
+
+
+def test_sums_are_over_all_processes_of_the_run(write, run):
+    write(miss(time=1, pid=1), line(time=2, pid=1, counts={"fx hit": 2, "aot hit": 1}), name="1")
+    root = write(miss(time=3, pid=2, reason="damaged", counts={"fx hit": 1}), name="2")
+    done = run("stats", root, "--json")
+    said = json.loads(done.out)
+    assert done.code == 0 and (said["run"], said["processes"]) == ("a", 2)
+    assert said["layers"] == {
+        "aot": {"lookups": 1, "hit": 1, "miss": 0, "bypass": 0, "reasons": {}},
+        "fx": {"lookups": 5, "hit": 3, "miss": 2, "bypass": 0, "reasons": {"miss: damaged": 1, "miss: never seen": 1}},
+        "triton": {"lookups": 0, "hit": 0, "miss": 0, "bypass": 0, "reasons": {}},
+    }
+    assert [row["name"] for row in said["missed"]] == ["model", "model"]
+
+
+@pytest.mark.parametrize(
+    ("which", "expected"), [("last", 1), ("old", 2), ("all", 3), ("none-such", None)], ids=lambda value: str(value)
+)
+def test_run_is_the_latest_a_given_one_or_all(write, run, which, expected):
+    root = write(line(time=9, run="new", counts={"fx hit": 1}), line(time=1, run="old", counts={"fx hit": 2}))
+    done = run("stats", root, "--run", which, "--json")
+    assert done.code == int(expected is None)
+    if expected is None:
+        assert "none-such" in done.err and str(root) in done.err
+    else:
+        assert json.loads(done.out)["layers"]["fx"]["hit"] == expected
+
+
+def test_directory_without_a_journal_is_said(tmp_path, run):
+    done = run("stats", tmp_path)
+    assert done.code == 1 and str(tmp_path) in done.err and not done.out
+
+
+BAD = {
+    "torn": json.dumps(miss())[:-5],
+    "no object": "[1]",
+    "deep": "[" * 100_000,
+    "time": line() | {"time": "now"},
+    "endless time": json.dumps(line()).replace("1.0", "Infinity"),
+    "no time": '{"pid": 1, "counts": {}}',
+    "pid": line(pid="1"),
+    "counts": line() | {"counts": [1]},
+    "unknown count": line(counts={"fx hit: perhaps": 1}),
+    "negative count": line(counts={"fx hit": -1}),
+    "name": miss(name=["model"]),
+    "outcome": miss(outcome="perhaps"),
+    "list for an outcome": miss(outcome=[]),
+    "reason": miss(reason="no such reason"),
+    "layer": miss(layer={}),
+    "null": "null",
+}
+
+
+@pytest.mark.parametrize("bad", BAD.values(), ids=BAD)
+def test_line_that_is_none_of_ours_is_skipped(write, bad):
+    root = write(miss(), bad, line(counts={"fx hit": 1}))
+    assert [each.label for each in run_summary.read(str(root))] == ["fx miss: never seen", ""]
+
+
+def test_what_is_no_readable_file_is_skipped(write):
+    root = write(miss())
+    os.mkfifo(root / journal.FOLDER / "20260101T000000-2-a.jsonl")
+    (root / journal.FOLDER / "20260101T000000-3-a.jsonl").mkdir()
+    (root / journal.FOLDER / "20260101T000000-4-a.jsonl").symlink_to(
+        root / journal.FOLDER / "20260101T000000-1-a.jsonl"
+    )
+    (root / journal.FOLDER / "other").write_text(json.dumps(miss()))
+    assert len(run_summary.read(str(root))) == 1
+
+
+def test_names_are_shown_as_text_whatever_they_are(write, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    root = write(miss(name="[red]ev\x1b[31mil", frame="0/0", run="\x1b]0;title\x07"))
+    done = run("stats", root)
+    assert (
+        done.code == 0
+        and "\x1b" not in done.out
+        and "[red]ev\\x1b[31mil" in done.out
+        and "fx miss: never seen" in done.out
+    )
+
+
+def test_same_miss_is_shown_once_with_how_often(write, run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    done = run("stats", write(*[miss(time=moment) for moment in range(1, 8)]))
+    assert sum("model" in text for text in done.lines) == 1 and "│ 7 " in done.out
+
+
+def test_every_label_is_of_one_lookup(write):
+    assert len(stats._LABELS) == len(set(stats._LABELS.values()))
