@@ -11,7 +11,8 @@ from rich.markdown import Markdown
 
 from safecache import config, settings, stamps
 from safecache._version import __version__
-from safecache.cli import crash_arguments, key_arguments, limit_arguments
+from safecache.cli import crash_arguments, key_arguments, limit_arguments, listing_arguments
+from safecache.cli.terminal import printable
 from safecache.errors import ConfigError, SafecacheError
 
 __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
@@ -61,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
     key_arguments.add(commands)
     limit_arguments.add(commands)
+    listing_arguments.add(commands)
     crash_arguments.add(commands)
 
     doctor = commands.add_parser("doctor", help="say why a shared object does not load, without running it")
@@ -90,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"safecache: {error}", file=sys.stderr)
         return EXIT_CONFIG
     except (SafecacheError, OSError) as error:
-        print(f"safecache {arguments.command}: {error}", file=sys.stderr)
+        print(printable(f"safecache {arguments.command}: {error}"), file=sys.stderr)
         return EXIT_FINDINGS
     except KeyboardInterrupt:
         return 130
@@ -118,12 +120,9 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         from safecache.cli import entries
 
         return entries.run(arguments)
-    if arguments.command in limit_arguments.COMMANDS:
-        return limit_arguments.run(arguments)
-    if arguments.command in crash_arguments.COMMANDS:
-        from safecache.cli import crashes
-
-        return crashes.run(arguments)
+    for commands in (limit_arguments, listing_arguments, crash_arguments):
+        if arguments.command in commands.COMMANDS:
+            return commands.run(arguments)
     if arguments.command == "demo":
         from safecache.cli import demo
 
