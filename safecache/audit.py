@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from safecache import store, trust, vouching
+from safecache import keyring, parallel, store, trust, vouching
 from safecache.layout import Code, Location
 from safecache.reasons import Count, Reason
 from safecache.trust import Refusal
@@ -30,21 +30,29 @@ class Audit(NamedTuple):
     refused: list[Refused]
 
 
-def audit(locations: Iterable[Location], code: Iterable[Code]) -> Audit:
-    """Judge every one of them. Raises OSError from the arguments alone."""
+def audit(locations: Iterable[Location], code: Iterable[Code], tell: Callable[[], object] = lambda: None) -> Audit:
+    """Judge every one of them, several at once. Raises OSError from the arguments alone.
+
+    What is refused is in the order of the arguments. ``tell`` is called after each file.
+    """
     outcomes: Counter[str] = Counter()
     refused = []
-    for path, judge in [(each.path, partial(_entry, each)) for each in locations] + [
-        (each.path, partial(_code, each)) for each in code
-    ]:
-        found = _examine(path, judge)
+    for found in _each(locations, code):
+        tell()
         outcomes[found.reason if isinstance(found, Refused) else found.value] += 1
         if isinstance(found, Refused):
             refused.append(found)
     return Audit(dict(outcomes), refused)
 
 
-def _examine(path: str, judge: Callable[[], Count | Refusal]) -> Count | Refused:
+def _each(locations: Iterable[Location], code: Iterable[Code]) -> Iterator[Count | Refused]:
+    keyring.current()  # by one thread: the first use makes a key
+    files = [(each.path, partial(_entry, each)) for each in locations]
+    return parallel.each(_examine, files + [(each.path, partial(_code, each)) for each in code])
+
+
+def _examine(file: tuple[str, Callable[[], Count | Refusal]]) -> Count | Refused:
+    path, judge = file
     try:
         found = judge()
     except store.UnusableEntry as error:

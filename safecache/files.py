@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 
 from safecache import filesystem
 
-__all__ = ["copy_regular", "digest_regular", "read_regular"]
+__all__ = ["copy_regular", "digest_regular", "read_end", "read_regular"]
 
 _CHUNK = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -39,6 +39,18 @@ def read_regular(
             return b"".join(_chunks(descriptor, size + 1, limit))
 
     return filesystem.retried(read, passing)
+
+
+def read_end(path: str, check: Callable[[os.stat_result], None], most: int, *, flags: int = 0) -> tuple[bytes, int]:
+    """The last ``most`` bytes of a file, or all that it has, and its size. Opened as read_regular does."""
+
+    def read() -> tuple[bytes, int]:
+        with _opened(path, check, flags) as (descriptor, size):
+            start = max(0, size - most)
+            content = filesystem.pread(descriptor, most, start)
+            return content, start + len(content)
+
+    return filesystem.retried(read, filesystem.READING)
 
 
 def digest_regular(path: str, check: Callable[[os.stat_result], None], *, flags: int = 0) -> bytes:

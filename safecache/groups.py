@@ -10,7 +10,17 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-__all__ = ["CRASHES_FOLDER", "KNOWN_BAD_FOLDER", "TRASH_FOLDER", "File", "Group", "GroupKind", "below", "listed"]
+__all__ = [
+    "CRASHES_FOLDER",
+    "KINDS",
+    "KNOWN_BAD_FOLDER",
+    "TRASH_FOLDER",
+    "File",
+    "Group",
+    "GroupKind",
+    "below",
+    "listed",
+]
 
 # Below .safecache: what is being removed; reports of crashes of Triton's compiler, and notes of what to skip for them.
 TRASH_FOLDER = "trash"
@@ -35,6 +45,23 @@ class GroupKind(Enum):
     JOURNAL = "journals of lookups"
     RECORD = "records of nothing"
     LOCK = "locks of nothing"
+
+
+# What to call them in a command and in a narrow column.
+KINDS = {
+    "aot": GroupKind.AOT_ENTRY,
+    "fx": GroupKind.FX_ENTRY,
+    "triton": GroupKind.KERNEL,
+    "code": GroupKind.CODE,
+    "autotune": GroupKind.AUTOTUNING,
+    "header": GroupKind.HEADER,
+    "crash": GroupKind.CRASH,
+    "known-bad": GroupKind.KNOWN_BAD,
+    "quarantine": GroupKind.QUARANTINE,
+    "temporary": GroupKind.TEMPORARY,
+    "record": GroupKind.RECORD,
+    "lock": GroupKind.LOCK,
+}
 
 
 class File(NamedTuple):
@@ -108,10 +135,10 @@ def _modified(path: str) -> float:
 
 
 def below(path: str) -> Iterator[File]:
-    """Every file in the directory ``path``, or itself; none if it is gone. No link is followed."""
+    """Every file in the directory ``path``, or itself; none if it is gone, or nobody may ask. No link is followed."""
     try:
         status = os.lstat(path)
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return
     if not stat.S_ISDIR(status.st_mode):
         yield File(path, status.st_size, status.st_mtime, status.st_uid, status.st_ino)

@@ -20,7 +20,7 @@ from safecache.groups import CRASHES_FOLDER, KNOWN_BAD_FOLDER, TRASH_FOLDER, Fil
 __all__ = ["Inventory", "take"]
 
 _AOT_KEY, _FX_KEY = re.compile(r"a[a-z2-7]{51}"), re.compile(r"f[a-z2-7]{51}")
-_CODE_FOLDER, _CODE_NAME = re.compile(r"[a-z2-7]{2}"), re.compile(r"(c[a-z2-7]{51})\..+")
+_CODE_NAME = re.compile(r"(c[a-z2-7]{51})\..+")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _TRITONS_TEMPORARY = re.compile(r"tmp\.(pid_\d+_)?[0-9a-f-]{36}")
 
@@ -66,7 +66,7 @@ def _parts(root: str) -> Iterator[Group | File]:
             yield from _headers(item.path)
         elif layout.TRITON_KEY.fullmatch(name):
             yield _directory(GroupKind.KERNEL, root, item.path)
-        elif _CODE_FOLDER.fullmatch(name):
+        elif layout.CODE_FOLDER.fullmatch(name):
             yield from _code(root, item.path, listed(item.path), GroupKind.CODE)
         elif _TRITONS_TEMPORARY.fullmatch(name):
             yield _directory(GroupKind.TEMPORARY, root, item.path)

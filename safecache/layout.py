@@ -19,6 +19,7 @@ from safecache.seal import Kind
 
 __all__ = [
     "AOT_FOLDER",
+    "CODE_FOLDER",
     "FX_FOLDER",
     "TRITON_FOLDER",
     "TRITON_KEY",
@@ -38,6 +39,8 @@ FX_FOLDER = "fxgraph"
 # <triton's cache>/<key>/<file>, where that is often <root>/triton/<device>
 TRITON_FOLDER = "triton"
 TRITON_KEY = re.compile(r"[A-Z2-7]{52}")
+# <root>/<two letters of the key>/<key>.<ending>
+CODE_FOLDER = re.compile(r"[a-z2-7]{2}")
 
 
 class Location(NamedTuple):

@@ -13,15 +13,15 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
 from safecache import files, filesystem
 from safecache.reasons import Reason
 
-__all__ = ["is_still", "quarantine"]
+__all__ = ["entered", "is_its_name", "is_still", "opened", "quarantine", "remove"]
 
-_OURS, _PLACE = ".safecache", "quarantine"
+_PLACE = (".safecache", "quarantine")
 # The latest tell what is wrong; and a disk that damages all of a cache is not to fill up with what it damaged.
 _MOST_FILES, _MOST_BYTES = 100, 256 << 20
 _NAME = re.compile(r"(.+\.[0-9a-f]{8})(\.json)?", re.DOTALL)
@@ -47,9 +47,7 @@ def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_resu
     with (
         suppress(OSError),
         _watched(path, found) as is_it,
-        _entered(root) as cache,
-        _entered(_OURS, cache) as ours,
-        _entered(_PLACE, ours) as place,
+        entered(root, _PLACE, make=True) as place,
     ):
         # What is judged and renamed by its name may be another each time.
         moved = is_it(path) and _move(path, place, name, reason)
@@ -58,7 +56,30 @@ def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_resu
             moved = False
         if moved:
             _remove_oldest(place, name)
-    return os.path.join(root, _OURS, _PLACE, name) if moved else None
+    return os.path.join(root, *_PLACE, name) if moved else None
+
+
+def opened(root: str) -> AbstractContextManager[int]:
+    """As entered(), of the quarantine of ``root``. Raises FileNotFoundError where nothing was ever moved away."""
+    return entered(root, _PLACE, make=False)
+
+
+@contextmanager
+def entered(root: str, folders: Iterable[str], *, make: bool) -> Iterator[int]:
+    """A descriptor of the directory below ``root``, and no link on the way there; see _ENTER for what it is good for.
+
+    ``make``: those of the folders that are not there. Raises OSError.
+    """
+    with ExitStack() as stack:
+        directory = stack.enter_context(_entered(root))
+        for folder in folders:
+            directory = stack.enter_context(_entered(folder, directory, make=make))
+        yield directory
+
+
+def is_its_name(name: str) -> bool:
+    """Whether quarantine() gives such names, to what it moves there and not to its notes."""
+    return _NAME.fullmatch(name) is not None and not name.endswith(".json")
 
 
 def is_still(path: str, found: bytes | os.stat_result | None) -> bool:
@@ -102,13 +123,13 @@ def _put_back(path: str, place: int, name: str) -> None:
     except OSError as error:
         if error.errno != errno.EEXIST:  # a file system without hard links
             filesystem.rename(name, path, src_dir_fd=place)
-    _remove(place, name)
+    remove(place, name)
 
 
 @contextmanager
-def _entered(directory: str, above: int | None = None) -> Iterator[int]:
+def _entered(directory: str, above: int | None = None, *, make: bool = True) -> Iterator[int]:
     """A descriptor of a directory; if given where, of one that is made if need be, and no link. Raises OSError."""
-    if above is not None:
+    if above is not None and make:
         with suppress(FileExistsError):
             filesystem.mkdir(directory, dir_fd=above)
     descriptor = filesystem.open(directory, _ENTER if above is None else _ENTER | os.O_NOFOLLOW, dir_fd=above)
@@ -158,7 +179,7 @@ def _remove_oldest(place: int, newest: str) -> None:
         for number, name in enumerate(sorted(found, key=lambda name: found[name], reverse=True), start=2):
             size += found[name][1]
             if number > _MOST_FILES or size > _MOST_BYTES:
-                _remove(directory, name)
+                remove(directory, name)
     finally:
         filesystem.close(directory)
 
@@ -187,7 +208,8 @@ def _size(directory: int, name: str, status: os.stat_result) -> int:
     return size
 
 
-def _remove(directory: int, name: str) -> None:
+def remove(directory: int, name: str) -> None:
+    """Take what has this name, and its note, out of the quarantine with this descriptor, as far as that can be done."""
     with suppress(OSError):  # gone, or another user's, or a directory
         filesystem.unlink(name, dir_fd=directory)
     # By this path, since rmtree() takes a descriptor only from Python 3.11 on.

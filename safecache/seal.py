@@ -28,7 +28,7 @@ from safecache.keys import ALGORITHMS, Key
 from safecache.reasons import Reason
 from safecache.settings import DEFAULT_NAMESPACE
 
-__all__ = ["FORMAT", "Footer", "Kind", "Verdict", "attach", "payload_of", "split", "verify"]
+__all__ = ["FORMAT", "Footer", "Kind", "Verdict", "attach", "inspect", "payload_of", "split", "verify"]
 
 FORMAT = 2
 _MAGIC = b"\x93SAFECA\n"
@@ -125,14 +125,14 @@ def split(content: bytes) -> Footer | None:
 def payload_of(content: bytes) -> bytes:
     """``content`` without its seal, if it carries one whose sizes fit; it is not verified here."""
     footer = split(content)
-    return content if footer is None or not _fits(footer, content) else content[: footer.payload_size]
+    return content if footer is None or not _fits(footer, len(content)) else content[: footer.payload_size]
 
 
-def _fits(footer: Footer, content: bytes) -> bool:
+def _fits(footer: Footer, size: int) -> bool:
     algorithm = ALGORITHMS.get(footer.algorithm)
     if algorithm is None:
         return False
-    return footer.payload_size + footer.body_size + algorithm.tag_size + _FOOTER.size == len(content)
+    return footer.payload_size + footer.body_size + algorithm.tag_size + _FOOTER.size == size
 
 
 def verify(
@@ -148,12 +148,42 @@ def verify(
     expired; when the entry was sealed does not count, since whoever holds the key can state any time. Never raises
     for any content.
     """
-    footer = split(content)
+    opened = _open(content, len(content), find_key)
+    if isinstance(opened, Verdict):
+        return opened
+    footer, body, key = opened
+    if hashlib.sha256(memoryview(content)[: footer.payload_size]).digest() != footer.digest:
+        return Verdict(Reason.DAMAGED, footer.key_id)
+    return _compare(body, kind, cache_key, namespace, key)
+
+
+def inspect(
+    end: bytes,
+    size: int,
+    kind: Kind,
+    cache_key: str,
+    find_key: Callable[[bytes], Key | None],
+    namespace: str = DEFAULT_NAMESPACE,
+) -> Verdict:
+    """As verify(), from the ``end`` of the content of this ``size``: who sealed it, as what, and where it was built.
+
+    Whether the payload is the one that was sealed is not looked at, so that nothing may be used by this alone.
+    """
+    opened = _open(end, size, find_key)
+    if isinstance(opened, Verdict):
+        return opened
+    _, body, key = opened
+    return _compare(body, kind, cache_key, namespace, key)
+
+
+def _open(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict | tuple[Footer, bytes, Key]:
+    """What is under a good tag at the end of content of this size, or what can be said against it."""
+    footer = split(end)
     if footer is None:
         return Verdict(Reason.UNSEALED)
     if footer.format != FORMAT or footer.algorithm not in ALGORITHMS:
         return Verdict(Reason.UNKNOWN_FORMAT)
-    if not _fits(footer, content):
+    if not _fits(footer, size):
         return Verdict(Reason.DAMAGED, footer.key_id)
     key = find_key(footer.key_id)
     if key is None:
@@ -161,15 +191,16 @@ def verify(
     objection = key.objection(time.time())
     if objection is not None:
         return Verdict(objection, footer.key_id)
-    body_end = footer.payload_size + footer.body_size
-    body = content[footer.payload_size : body_end]
-    tag = content[body_end : -_FOOTER.size]
-    message = _DOMAIN + content[-_FOOTER.size :] + body
+    body_start = footer.payload_size - (size - len(end))
+    if body_start < 0:  # of the seals that we make, none is so long
+        return Verdict(Reason.UNKNOWN_FORMAT, footer.key_id)
+    body_end = body_start + footer.body_size
+    body = end[body_start:body_end]
+    tag = end[body_end : -_FOOTER.size]
+    message = _DOMAIN + end[-_FOOTER.size :] + body
     if footer.algorithm != key.algorithm.number or not key.verifies(tag, message):
         return Verdict(Reason.BAD_SEAL, footer.key_id)
-    if hashlib.sha256(memoryview(content)[: footer.payload_size]).digest() != footer.digest:
-        return Verdict(Reason.DAMAGED, footer.key_id)
-    return _compare(body, kind, cache_key, namespace, key)
+    return footer, body, key
 
 
 def _compare(body: bytes, kind: Kind, cache_key: str, namespace: str, key: Key) -> Verdict:

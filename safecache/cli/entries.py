@@ -5,9 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-from safecache import layout
+from rich.console import Console
+from rich.progress import Progress
+
+from safecache import cache_directories, config, layout
 from safecache.audit import audit
 from safecache.cli.terminal import printable
 from safecache.errors import EntryRefusedError
@@ -20,8 +24,9 @@ __all__ = ["run", "show_resealing"]
 def run(arguments: argparse.Namespace) -> int:
     """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
     # All of them before the first is changed: a path that is mistyped must not leave half of the work done.
-    locations = [location for path in arguments.paths for location in _locate(path)]
-    code = [file for path in arguments.paths if os.path.isdir(path) for file in layout.code(os.path.abspath(path))]
+    paths = arguments.paths or cache_directories.existing(config.child_environment())
+    locations = [location for path in paths for location in _locate(path)]
+    code = [file for path in paths if os.path.isdir(path) for file in layout.code(os.path.abspath(path))]
     if arguments.command == "sign":
         return show_resealing(countersign(locations, code), as_json=arguments.json)
     return _verify(locations, code, as_json=arguments.json)
@@ -51,8 +56,18 @@ def show_resealing(result: Resealing, *, as_json: bool) -> int:
     return int(bool(result.skipped))
 
 
+@contextmanager
+def _progress(files: int) -> Iterator[Callable[[], None]]:
+    """What to call after each file: it moves a bar, where a person looks on."""
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
+        task = progress.add_task("verifying", total=files)
+        yield lambda: progress.advance(task)
+
+
 def _verify(locations: list[Location], code: list[Code], *, as_json: bool) -> int:
-    outcomes, refused = audit(locations, code)
+    with _progress(len(locations) + len(code)) as tell:
+        outcomes, refused = audit(locations, code, tell)
     if as_json:
         report = {
             "entries": len(locations),

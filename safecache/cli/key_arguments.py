@@ -6,6 +6,7 @@ import argparse
 import time
 
 from safecache import timestamps
+from safecache.cli.listing_arguments import DIRECTORY_HELP
 
 __all__ = ["ENTRY_COMMANDS", "KEY_COMMANDS", "add"]
 
@@ -36,7 +37,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     sign.add_argument("--json", action="store_true", help="print JSON")
 
     verify = commands.add_parser("verify", help="say which entries would be used, and why not the others")
-    verify.add_argument("paths", nargs="+", metavar="FILE", help="a cache directory, or an entry in one")
+    verify.add_argument("paths", nargs="*", metavar="FILE", help=f"an entry, or {DIRECTORY_HELP}")
     verify.add_argument("--json", action="store_true", help="print JSON")
 
 

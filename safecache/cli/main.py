@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.markdown import Markdown
 
 from safecache import config, settings, stamps
 from safecache._version import __version__
-from safecache.cli import crash_arguments, key_arguments, limit_arguments, stats_arguments
+from safecache.cli import crash_arguments, key_arguments, limit_arguments, listing_arguments, stats_arguments
+from safecache.cli.terminal import printable
 from safecache.errors import ConfigError, SafecacheError
 
 __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
@@ -19,11 +20,8 @@ __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h
-# What runs the commands whose arguments lie in a module of their own.
-_ARGUMENTS: dict[str, Callable[[argparse.Namespace], int]] = {
-    **dict.fromkeys(limit_arguments.COMMANDS, limit_arguments.run),
-    **dict.fromkeys(stats_arguments.COMMANDS, stats_arguments.run),
-}
+# Each adds the parsers of its commands, and runs them.
+_GROUPS = (limit_arguments, listing_arguments, crash_arguments, stats_arguments)
 
 
 class _ShowHelp(argparse.Action):
@@ -65,9 +63,8 @@ def _parser() -> argparse.ArgumentParser:
     adopt.add_argument("--json", action="store_true", help="print JSON")
 
     key_arguments.add(commands)
-    limit_arguments.add(commands)
-    crash_arguments.add(commands)
-    stats_arguments.add(commands)
+    for group in _GROUPS:
+        group.add(commands)
 
     doctor = commands.add_parser("doctor", help="say why a shared object does not load, without running it")
     doctor.add_argument("--load", metavar="FILE", required=True, help="the shared object, as the error names it")
@@ -96,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"safecache: {error}", file=sys.stderr)
         return EXIT_CONFIG
     except (SafecacheError, OSError) as error:
-        print(f"safecache {arguments.command}: {error}", file=sys.stderr)
+        print(printable(f"safecache {arguments.command}: {error}"), file=sys.stderr)
         return EXIT_FINDINGS
     except KeyboardInterrupt:
         return 130
@@ -124,12 +121,9 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         from safecache.cli import entries
 
         return entries.run(arguments)
-    if arguments.command in _ARGUMENTS:
-        return _ARGUMENTS[arguments.command](arguments)
-    if arguments.command in crash_arguments.COMMANDS:
-        from safecache.cli import crashes
-
-        return crashes.run(arguments)
+    for group in _GROUPS:
+        if arguments.command in group.COMMANDS:
+            return group.run(arguments)
     if arguments.command == "demo":
         from safecache.cli import demo
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 
+from safecache.cli.listing_arguments import DIRECTORY_HELP
 from safecache.run_summary import ALL, LAST
 
 __all__ = ["COMMANDS", "add", "run"]
@@ -14,8 +15,7 @@ COMMANDS = ("stats",)
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parser of this command."""
     stats = commands.add_parser("stats", help="say what the processes of a run have looked up, and why it was missed")
-    directory = "a cache directory; by default those that torch and Triton use under this environment"
-    stats.add_argument("directories", nargs="*", metavar="DIR", help=directory)
+    stats.add_argument("directories", nargs="*", metavar="DIR", help=DIRECTORY_HELP)
     choice = f"the run: its id, {LAST} (the default) for the latest, or {ALL}"
     stats.add_argument("--run", default=LAST, metavar="ID", help=choice)
     stats.add_argument("--json", action="store_true", help="print JSON")

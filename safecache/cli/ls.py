@@ -1,0 +1,171 @@
+"""``safecache ls``: what lies in caches, a line for each kernel, graph or library."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from safecache import cache_directories, catalogue, config, keyring, parallel, timestamps
+from safecache.catalogue import Catalogue, Description, Item
+from safecache.cli import tables
+from safecache.cli.tables import Heading
+from safecache.groups import KINDS, GroupKind
+from safecache.sizes import write_age, write_size
+
+__all__ = ["WORDS", "Row", "describe", "directories_of", "moment", "print_rows", "report", "run", "signer_name"]
+
+WORDS = {kind: word for word, kind in KINDS.items()}
+# What is in the way, or was there for something else, is listed only by its kind.
+_USUAL = ("aot", "fx", "triton", "code", "autotune", "header")
+_LATEST = 253402300799.0  # the end of the year 9999
+_SHORTEST_KEY = 10
+_HEADINGS = (
+    Heading("name", folds=True),
+    Heading("key"),
+    Heading("kind"),
+    *(Heading(name, right=True) for name in ("size", "age", "used")),
+    *(Heading(name, folds=True) for name in ("gpu", "built with", "seal")),
+)
+
+
+class Row(NamedTuple):
+    """A group, and what its files say."""
+
+    item: Item
+    description: Description
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the list. Raises SafecacheError, or OSError for a directory that cannot be read."""
+    words = arguments.kind or _USUAL
+    kinds = set(KINDS.values()) if "all" in words else {KINDS[word] for word in words}
+    found = catalogue.take(directories_of(arguments), kinds | {GroupKind.FX_ENTRY})
+    rows = _rows(found, kinds, arguments.sort, arguments.limit)
+    total = sum(item.group.kind in kinds for item in found.items)
+    files, size = found.other
+    if arguments.json:
+        other = {"files": files, "bytes": size}
+        print(json.dumps({"entries": [report(row) for row in rows], "total": total, "other": other}))
+        return 0
+    print_rows(rows, found)
+    more = f", {len(rows)} of them shown" if len(rows) < total else ""
+    print(f"{total} in all{more}; {files} other files, {write_size(size)}")
+    return 0
+
+
+def directories_of(arguments: argparse.Namespace) -> list[str]:
+    """Those that were named, or that torch and Triton would use."""
+    return arguments.directories or cache_directories.existing(config.child_environment())
+
+
+def _rows(found: Catalogue, kinds: set[GroupKind], sort: str, limit: int | None) -> list[Row]:
+    """Only what is shown is read, unless it is to be sorted by what has to be read."""
+    items = sorted((item for item in found.items if item.group.kind in kinds), key=_ORDERS[sort])
+    if sort == "name":
+        rows = describe(items, found)
+        rows.sort(key=lambda row: (not row.description.name, row.description.name))
+        return rows[:limit]
+    return describe(items[:limit], found)
+
+
+_ORDERS: dict[str, Callable[[Item], tuple[Any, ...]]] = {
+    "size": lambda item: (-item.size, _place(item)),
+    "age": lambda item: (item.made, _place(item)),
+    "used": lambda item: (-item.used, _place(item)),
+    "name": lambda item: _place(item),
+}
+
+
+def _place(item: Item) -> tuple[str, ...]:
+    return WORDS[item.group.kind], item.group.name, item.directory, item.group.root
+
+
+def describe(items: Sequence[Item], found: Catalogue) -> list[Row]:
+    """A row for each, but for what was removed since it was listed."""
+    graphs = {item.group.name: item.group for item in found.items if item.group.kind is GroupKind.FX_ENTRY}
+    keyring.current()  # by one thread: the first use makes a key
+
+    def described(item: Item) -> Description | None:
+        return catalogue.describe(item, graphs)
+
+    descriptions = parallel.each(described, items)
+    return [Row(item, said) for item, said in zip(items, descriptions, strict=True) if said is not None]
+
+
+def report(row: Row) -> dict[str, Any]:
+    """The row for programs."""
+    item, said = row
+    return {
+        "name": said.name,
+        "key": item.group.name,
+        "kind": WORDS[item.group.kind],
+        "directory": item.directory,
+        "paths": item.group.paths,
+        "files": len(item.group.all_files),
+        "bytes": item.size,
+        "made": moment(item.made),
+        "used": moment(item.used),
+        "gpu": said.gpu,
+        "torch": said.torch,
+        "triton": said.triton,
+        "signers": [{"id": signer, "name": signer_name(signer)} for signer in said.signers],
+        "states": dict(said.states),
+    }
+
+
+def moment(stamp: float) -> str:
+    """Of whatever a file system may say."""
+    return timestamps.write(min(max(stamp, 0.0), _LATEST))
+
+
+def signer_name(key_id: str) -> str:
+    """What the key of this id is called here; empty for one without a name, or that is not known."""
+    key = keyring.current(tell=False).trusted.get(bytes.fromhex(key_id))
+    return key.name if key is not None else ""
+
+
+def print_rows(rows: Sequence[Row], found: Catalogue) -> None:
+    """As a table, with as much of each key as no other item has. Nothing without a row."""
+    if not rows:
+        return
+    short = _shortened({item.group.name for item in found.items})
+    now = time.time()
+    tables.show(_HEADINGS, (_cells(row, short[row.item.group.name], now) for row in rows))
+
+
+def _cells(row: Row, key: str, now: float) -> list[str]:
+    item, said = row
+    ages = [write_age(max(0.0, now - stamp)) for stamp in (item.made, item.used)]
+    versions = [f"{what} {version}" for what, version in (("torch", said.torch), ("triton", said.triton)) if version]
+    signers = " ".join(signer_name(signer) or signer[:8] for signer in said.signers)
+    return [
+        said.name or "-",
+        key,
+        WORDS[item.group.kind],
+        write_size(item.size),
+        *ages,
+        said.gpu or "-",
+        " ".join(versions) or "-",
+        f"{_state(said)} {signers}".strip(),
+    ]
+
+
+def _state(said: Description) -> str:
+    """In a word if it is the same for all files."""
+    if len(said.states) == 1:
+        return next(iter(said.states))
+    return ", ".join(f"{count} {state}" for state, count in sorted(said.states.items())) or "-"
+
+
+def _shortened(names: set[str]) -> dict[str, str]:
+    """The beginnings of names by which no two of them are confused."""
+    lengths = dict.fromkeys(names, _SHORTEST_KEY)
+    for one, other in itertools.pairwise(sorted(names)):
+        alike = itertools.takewhile(lambda letters: letters[0] == letters[1], zip(one, other, strict=False))
+        needed = sum(1 for _ in alike) + 1
+        lengths[one], lengths[other] = max(lengths[one], needed), max(lengths[other], needed)
+    return {name: name[:length] for name, length in lengths.items()}

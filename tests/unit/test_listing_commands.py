@@ -1,0 +1,307 @@
+"""`ls`: what lies in caches by name, size, age, build and signer, whatever else lies there."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from functools import partial
+
+import pytest
+from caches import DAY, HOUR, Cache, key
+from conftest import needs_root, python
+
+from safecache import binding, catalogue, keyring, layout, seal, signers
+from safecache.cli import tables
+from safecache.keys import Key
+from safecache.seal import Kind
+from unit.key_cases import MAC, put, revoked
+
+BUILD = {**binding.statement(Kind.AOT_ENTRY), "gpu": "sm_90"}
+OTHER = Key.derive(b"o" * 32)
+GRAPH = b"kernel = 'triton_poi_fused_add_0'; other = 'triton_red_fused_sum_1'"
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return Cache(tmp_path / "cache", time.time())
+
+
+@pytest.fixture
+def listed(run, cache):
+    """The rows of a list as JSON, by their kind if there is one of each."""
+
+    def ask(*arguments):
+        said = run("ls", cache.root, "--json", *arguments)
+        assert said.code == 0, said.err
+        return json.loads(said.out)
+
+    return ask
+
+
+def entry(cache, name, kind=Kind.AOT_ENTRY, payload=b"payload", by=None, build=BUILD, age=2 * HOUR):
+    """A sealed entry, as a save leaves it."""
+    own = key("a" if kind is Kind.AOT_ENTRY else "f", name)
+    content = seal.attach(payload, kind, own, by or keyring.current().signing, build)
+    folder = cache.root / "aotautograd" if kind is Kind.AOT_ENTRY else cache.root / "fxgraph" / own[1:3]
+    path = cache.file(folder / own / layout.entry_name(content), age, content)
+    cache.use(path.parent, age)
+    return path
+
+
+def kernel(cache, name, metadata, age=2 * HOUR):
+    """What Triton writes for a kernel; ``metadata`` may be anything."""
+    files = cache.kernel(name, age)
+    folder = files[0].parent
+    text = metadata if isinstance(metadata, bytes) else json.dumps(metadata).encode()
+    cache.file(folder / "k.json", age, text)
+    return folder
+
+
+def test_entries_are_told_with_their_kernels_build_and_signer(cache, listed):
+    graph = entry(cache, "g", Kind.FX_ENTRY, GRAPH)
+    entry(cache, "a", payload=b"refers to " + graph.parent.name.encode() + b".")
+    aot, fx = sorted(listed()["entries"], key=lambda row: row["kind"])
+    assert (aot["kind"], aot["key"], fx["kind"], fx["key"]) == ("aot", key("a", "a"), "fx", key("f", "g"))
+    assert aot["name"] == fx["name"] == "triton_poi_fused_add_0 (+1)"
+    own = keyring.current().signing
+    for row in aot, fx:
+        assert (row["torch"], row["triton"], row["gpu"]) == (BUILD["torch"], BUILD["triton"], "sm_90")
+        assert row["signers"] == [{"id": own.id.hex(), "name": own.name}] and row["states"] == {"sealed": 1}
+    assert fx["bytes"] == graph.stat().st_size and fx["files"] == 1 and fx["paths"] == [str(graph.parent)]
+
+
+def test_age_is_of_the_making_and_used_of_the_latest_stamp(cache, listed):
+    path = entry(cache, "a", age=9 * DAY)
+    cache.use(path, HOUR)
+    [row] = listed()["entries"]
+    stamps = [time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(cache.now - age)) for age in (9 * DAY, HOUR)]
+    assert [row["made"], row["used"]] == stamps
+
+
+def test_kernel_is_told_by_its_own_metadata(cache, listed):
+    target = {"backend": "cuda", "arch": 90, "warp_size": 32}
+    kernel(cache, "k", {"name": "add_kernel", "target": target, "triton_version": "3.9.0", "num_warps": 4})
+    [row] = listed()["entries"]
+    told = [row[what] for what in ("name", "kind", "gpu", "triton", "torch", "states")]
+    assert told == ["add_kernel", "triton", "sm_90", "3.9.0", "", {"unsealed": 1}]
+    assert row["files"] == 6 and row["bytes"] == sum(file.stat().st_size for file in cache.files())
+
+
+@pytest.mark.parametrize(
+    "target", [{"backend": "hip", "arch": "gfx942"}, {"backend": "xpu", "arch": {"name": 1}}, "cuda", None, 7]
+)
+def test_target_of_any_backend_is_told_or_left_out(cache, listed, target):
+    kernel(cache, "k", {"name": "k", "target": target})
+    [row] = listed()["entries"]
+    assert row["gpu"] == ("gfx942" if isinstance(target, dict) and target["backend"] == "hip" else "")
+
+
+HOSTILE = {
+    "huge": b'{"name": "' + b"a" * (1 << 20) + b'"}',
+    "deep": b"[" * 200_000,
+    "digits": b'{"name": ' + b"1" * 10_000 + b"}",
+    "list": b"[1, 2]",
+    "text": b"\xff\xfe\x00",
+    "types": b'{"name": ["x"], "target": {"backend": [], "arch": {}}, "triton_version": {}, "num_warps": []}',
+    "empty": b"",
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE.values(), ids=HOSTILE)
+def test_kernel_with_metadata_that_is_none_is_told_by_its_file(cache, listed, content):
+    kernel(cache, "k", content)
+    [row] = listed()["entries"]
+    assert (row["name"], row["gpu"]) == ("k", "")
+
+
+def _link(path):
+    path.symlink_to("/etc/passwd")
+
+
+@pytest.mark.timeout(20, method="signal")  # would hang for ever
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, _link], ids=["fifo", "directory", "link"])
+def test_what_is_no_file_is_told_as_that(cache, listed, make):
+    folder = kernel(cache, "k", {"name": "other"})
+    for path in (folder / "k.json", entry(cache, "a"), cache.code("c", HOUR)[1]):
+        path.unlink()
+        make(path)
+    rows = {row["kind"]: row for row in listed()["entries"]}
+    assert rows["triton"]["name"] == "k"
+    if make is not os.mkdir:  # a directory holds files, or nothing
+        assert rows["aot"]["states"] == {"not a file": 1}
+    assert rows["code"]["states"] in ({"compared": 1}, {"not a file": 1})
+
+
+@pytest.mark.parametrize(
+    ("by", "state"), [(OTHER, "unknown key"), (revoked(MAC), "revoked key")], ids=["stranger", "revoked"]
+)
+def test_what_a_key_says_that_is_not_trusted_is_not_told(cache, listed, by, state):
+    put(revoked(MAC))
+    entry(cache, "a", by=MAC if by.id == MAC.id else by)
+    [row] = listed()["entries"]
+    assert (row["states"], row["torch"], row["signers"][0]["id"]) == ({state: 1}, "", by.id.hex())
+
+
+def test_forged_provenance_is_not_told(cache, listed):
+    path = entry(cache, "a")
+    cache.file(path, HOUR, path.read_bytes().replace(b"sm_90", b"sm_80"))
+    [row] = listed()["entries"]
+    assert row["states"] == {"bad seal": 1} and row["gpu"] == ""
+
+
+def test_signer_is_told_by_the_name_of_its_key(cache, run, listed):
+    put(MAC._replace(name="farm"))
+    entry(cache, "a", by=MAC)
+    assert listed()["entries"][0]["signers"] == [{"id": MAC.id.hex(), "name": "farm"}]
+    assert "sealed farm" in run("ls", cache.root).out
+
+
+def test_code_is_told_by_its_record_and_sources_are_compared(cache, listed):
+    cache.code("library", HOUR)
+    own = key("c", "source")
+    cache.file(cache.root / own[1:3] / f"{own}.py", HOUR, b"def triton_poi_fused_mul_0(): pass")
+    rows = {row["key"]: row for row in listed("--kind", "code")["entries"]}
+    assert rows[own]["states"] == {"compared": 1} and rows[own]["name"] == "triton_poi_fused_mul_0"
+    # Whatever lies in the place of the record.
+    assert rows[key("c", "library")]["states"] == {"unsealed": 1}
+
+
+def test_only_what_compiles_use_is_listed_unless_asked(cache, listed):
+    for make in (cache.aot, cache.fx, cache.code, cache.kernel, cache.header, cache.quarantined, cache.crash):
+        make("x", HOUR)
+    cache.file(cache.root / "notes.txt", HOUR, b"12345")
+    kinds = {row["kind"] for row in listed()["entries"]}
+    assert kinds == {"aot", "fx", "code", "triton", "header"}
+    assert listed()["other"] == {"files": 1, "bytes": 5} and listed()["total"] == 5
+    assert {row["kind"] for row in listed("--kind", "all")["entries"]} == kinds | {"quarantine", "crash"}
+    assert {row["kind"] for row in listed("--kind", "aot", "--kind", "fx")["entries"]} == {"aot", "fx"}
+
+
+@pytest.mark.parametrize(("sort", "order"), [("size", "bca"), ("age", "cab"), ("used", "bac"), ("name", "cab")])
+def test_order_is_as_asked_and_limit_cuts_it(cache, listed, sort, order):
+    sizes = {"a": 10, "b": 3000, "c": 200}
+    ages = {"a": 2 * DAY, "b": DAY, "c": 3 * DAY}
+    names = {"a": "cpp_fused_mm", "b": "triton_poi_fused_z", "c": "cpp_fused_add"}
+    for name, size in sizes.items():
+        entry(cache, name, payload=names[name].encode().ljust(size), age=ages[name])
+    keys = [key("a", name) for name in order]
+    assert [row["key"] for row in listed("--sort", sort)["entries"]] == keys
+    found = listed("--sort", sort, "--limit", "2")
+    assert [row["key"] for row in found["entries"]] == keys[:2] and found["total"] == 3
+
+
+@pytest.mark.parametrize("arguments", [("--limit", "0"), ("--limit", "x"), ("--sort", "luck"), ("--kind", "sql")])
+def test_argument_that_is_none_is_a_usage_error(cache, run, arguments):
+    assert run("ls", *arguments, cache.root).code == 2
+
+
+def test_directory_that_is_not_there_is_an_error(run, tmp_path):
+    said = run("ls", tmp_path / "nowhere")
+    assert said.code == 1 and "nowhere" in said.err
+
+
+def test_table_has_a_line_for_each_and_enough_of_the_key_to_show_it(cache, run):
+    for name in "abc":
+        entry(cache, name)
+    said = run("ls", cache.root)
+    header, *rows, total = said.lines
+    assert header.split()[:3] == ["name", "key", "kind"] and len(rows) == 3 and total.startswith("3 in all")
+    for row in rows:
+        assert run("show", row.split()[1], "--in", cache.root).code == 0
+
+
+def test_keys_that_begin_alike_are_shown_as_far_as_they_differ(cache, run):
+    keys = ["a" + "b" * 51, "a" + "b" * 50 + "c", "a" + "b" * 20 + "c" * 31]
+    for own in keys:
+        cache.file(cache.root / "aotautograd" / own / "entry", HOUR)
+    shown = {line.split()[1] for line in run("ls", cache.root).lines[1:4]}
+    assert shown == {keys[0], keys[1], keys[2][:22]}
+
+
+@pytest.mark.parametrize("width", [20, 79, 100, 300])
+def test_narrow_terminal_cuts_nothing(cache, run, monkeypatch, width):
+    monkeypatch.setattr(tables, "Console", partial(tables.Console, width=width, force_terminal=True, no_color=True))
+    entry(cache, "a", payload=b"triton_poi_fused_" + b"_".join([b"convolution"] * 9))
+    lines = [line.ljust(300) for line in run("ls", cache.root).lines[:-1] if "\x1b" not in line]  # the heading is bold
+    assert any(key("a", "a")[:10] in line for line in lines)
+    column = max(line.index(" ") for line in lines)
+    folded = "".join(line[:column].strip() for line in lines)
+    assert folded == "triton_poi_fused_" + "_".join(["convolution"] * 9)
+
+
+def test_names_cannot_speak_to_the_terminal_nor_in_markup(cache, run):
+    metadata = {"name": "\x1b[2J[red]k[/red]", "target": {"arch": "\x07"}, "triton_version": "3\n9"}
+    kernel(cache, "k", metadata)
+    said = run("ls", cache.root)
+    assert said.code == 0 and "\x1b" not in said.out and "\x07" not in said.out
+    assert "\\x1b[2J[red]k[/red]" in said.out and len(said.lines) == 3
+    shown = run("show", kernel(cache, "k", metadata).name, "--in", cache.root)
+    assert "\x1b" not in shown.out and "\\x1b[2J[red]k[/red]" in shown.out
+
+
+@pytest.mark.parametrize("gone", ["inventory", "signatures"])
+def test_what_is_removed_while_it_is_listed_is_no_error(cache, listed, monkeypatch, gone):
+    entry(cache, "a")
+    kept = entry(cache, "b")
+    doomed = cache.root / "aotautograd" / key("a", "a")
+
+    def and_remove(wrapped, *arguments):
+        found = wrapped(*arguments)
+        shutil.rmtree(doomed, ignore_errors=True)
+        return found
+
+    if gone == "inventory":
+        monkeypatch.setattr(catalogue.inventory, "take", partial(and_remove, catalogue.inventory.take))
+        assert [row["paths"] for row in listed()["entries"]] == [[str(kept.parent)]]
+    else:
+        monkeypatch.setattr(signers.files, "read_end", partial(and_remove_before, doomed, signers.files.read_end))
+        states = {row["key"]: row["states"] for row in listed()["entries"]}
+        assert states == {key("a", "a"): {}, key("a", "b"): {"sealed": 1}}
+
+
+def and_remove_before(doomed, wrapped, path, *arguments, **named):
+    if path.startswith(str(doomed)):
+        shutil.rmtree(doomed)
+    return wrapped(path, *arguments, **named)
+
+
+def test_listing_uses_nothing(cache, run):
+    path = entry(cache, "a", age=30 * DAY)
+    folder = kernel(cache, "k", {"name": "k"}, age=30 * DAY)
+    stamps = [file.stat().st_mtime_ns for file in (path, *folder.iterdir())]
+    assert run("ls", cache.root).code == 0 and run("show", key("a", "a"), "--in", cache.root).code == 0
+    assert [file.stat().st_mtime_ns for file in (path, *folder.iterdir())] == stamps
+
+
+# With all that it needs imported while it may.
+AS_NOBODY = """
+import os, sys
+from safecache.cli import ls, main
+os.setgroups([])
+os.setgid(65534)
+os.setuid(65534)
+sys.exit(main.main(["ls", "--json", sys.argv[1]]))
+"""
+
+
+@needs_root
+@pytest.mark.parametrize("mode", [0o700, 0o744, 0o711], ids="{:o}".format)
+def test_other_user_is_told_what_he_may_see(cache, tmp_path, mode):
+    for path in (cache.root, *cache.root.parents):
+        if os.stat(path).st_uid == 0 and path != path.parent and path.stat().st_mode & 0o005 != 0o005:
+            os.chmod(path, 0o755)
+    closed = entry(cache, "closed").parent
+    opened = entry(cache, "opened")
+    os.chmod(entry(cache, "unreadable"), 0)
+    os.chmod(closed, mode)
+    home = tmp_path / "home"
+    home.mkdir()
+    os.chown(home, 65534, 65534)
+    done = python(AS_NOBODY, arguments=(str(cache.root),), env={"XDG_CONFIG_HOME": str(home)})
+    assert done.returncode == 0, done.stderr
+    rows = {row["key"]: row for row in json.loads(done.stdout)["entries"]}
+    assert rows[opened.parent.name]["states"] == {"unknown key": 1}
+    assert rows[key("a", "unreadable")]["states"] == {"unreadable": 1}
+    assert rows[key("a", "closed")]["bytes"] in (0, (closed / os.listdir(closed)[0]).stat().st_size)
