@@ -18,7 +18,7 @@ _TIMEOUT = 30  # seconds
 # Where nothing is named: ``_find_compiler`` of triton/runtime/build.py, ``cpp.cxx`` of torch/_inductor/config.py.
 _LANGUAGES = {
     "C": ("CC", ("gcc", "clang"), "c", "#include <stdio.h>\n", "Triton compiles its launchers"),
-    "C++": ("CXX", ("g++",), "c++", "#include <vector>\n", "Inductor compiles for the CPU"),
+    "C++": ("CXX", ("g++",), "c++", "#include <new>\n", "Inductor compiles for the CPU"),
 }
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from safecache import audit, cache_directories, config, exposure, files, inventory, layout, store
+from safecache import audit, cache_directories, config, exposure, files, inventory, layout, store, temporaries
 from safecache.audit import Audit, Refused
 from safecache.doctor import finding, keys
 from safecache.doctor.finding import Finding
@@ -38,15 +38,22 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     """A finding for each kind of them in each cache directory that exists."""
     for root in [*cache_directories.existing(environ), *filter(os.path.isdir, config.current().lower)]:
         found = inventory.take(root)
-        yield from _left_behind(root, [group for group in found.groups if group.kind is GroupKind.TEMPORARY])
+        yield from _left_behind(root, found.groups)
         yield from _quarantined([group for group in found.groups if group.kind is GroupKind.QUARANTINE])
         yield from _verified(root)
 
 
 def _left_behind(root: str, groups: list[Group]) -> Iterator[Finding]:
-    old = [group for group in groups if time.time() - max(group.stamps) > _DEAD]
+    """Also what lies among the files of an entry."""
+    files = [
+        file
+        for group in groups
+        for file in group.files
+        if group.kind is GroupKind.TEMPORARY or temporaries.is_temporary(os.path.basename(file.path))
+    ]
+    old = [file for file in files if time.time() - file.modified > _DEAD]
     if old:
-        size = write_size(sum(group.size for group in old))
+        size = write_size(sum(file.size for file in old))
         evidence = f"{root} holds {len(old)} temporary files of writers that are dead, {size}."
         yield finding.info("stray-temporaries", evidence, f"safecache gc {shlex.quote(root)}")
 

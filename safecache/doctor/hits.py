@@ -1,4 +1,4 @@
-"""Caches that are there and serve nobody: the journal of a run with lookups, and no hit."""
+"""Caches that are there and serve nobody: the journals of runs that looked something up, and hit nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from safecache import cache_directories, files, layout, store
 from safecache.doctor import finding
@@ -16,38 +16,64 @@ from safecache.doctor.finding import Finding
 __all__ = ["check"]
 
 _JOURNAL = os.path.join(".safecache", "journal")
-# Bytes of the newest journals that are read.
+# Bytes that are read, of the newest journals first.
 _MOST_READ = 16 << 20
-_MOST_REASONS = 3
+_SHOWN = 3
+
+
+class _Run(NamedTuple):
+    """``counts``: lookups by what they came to, such as "fx miss: never seen"; ``began``: when its first line says."""
+
+    name: str
+    began: float
+    counts: Counter[str]
+
+    @property
+    def hits(self) -> int:
+        return sum(count for label, count in self.counts.items() if label.partition(":")[0].endswith(" hit"))
 
 
 def check(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """The last run that looked something up in each cache directory, if it has found nothing there."""
+    """The last runs that looked something up in each cache directory, if they have found nothing of what was there."""
     for root in cache_directories.existing(environ):
-        yield from _last_run(root)
+        unserved = []
+        for run in sorted(_runs(root), key=lambda run: run.began, reverse=True):
+            if run.hits:
+                break
+            unserved.append(run)
+        older = _entries_before(root, unserved[0].began) if unserved else 0
+        if older:
+            yield _never_hit(root, unserved, older)
 
 
-def _last_run(root: str) -> Iterator[Finding]:
-    runs: dict[str, list[dict[str, Any]]] = {}
+def _never_hit(root: str, unserved: list[_Run], older: int) -> Finding:
+    counts = unserved[0].counts
+    why = ", ".join(f"{count} {label}" for label, count in counts.most_common(_SHOWN))
+    evidence = f"The last run in {root} ({unserved[0].name}) looked up {sum(counts.values())} and hit nothing: {why}."
+    evidence += f" {older} entries were there before it."
+    remedy = "safecache stats --run last"
+    if len(unserved) == 1:
+        return finding.info("never-hit", f"{evidence} A new model does that once.", remedy)
+    return finding.warning("never-hit", f"{evidence} Nor did any of the {len(unserved) - 1} before it.", remedy)
+
+
+def _runs(root: str) -> list[_Run]:
+    runs: dict[str, _Run] = {}
     for line in _lines(os.path.join(root, _JOURNAL)):
-        runs.setdefault(str(line.get("run")), []).append(line)
-    if not runs:
-        return
-    run, lines = max(runs.items(), key=lambda item: max(_time(line) for line in item[1]))
-    outcomes: Counter[str] = Counter()
-    for line in lines:
-        outcomes[str(line.get("outcome")).lower()] += _count(line)
-    lookups = sum(outcomes.values())
-    older = _entries_before(root, min(_time(line) for line in lines))
-    if lookups and not outcomes["hit"] and older:
-        reasons = Counter(str(line.get("reason")) for line in lines)
-        why = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common(_MOST_REASONS))
-        evidence = f"The last run in {root}, {run}, looked up {lookups} and hit nothing ({why}), though {older} entries"
-        yield finding.warning("never-hit", f"{evidence} were there before it.", "safecache stats --run last")
+        name, moment = str(line["run"]), float(line["time"])
+        run = runs.get(name, _Run(name, moment, Counter()))
+        runs[name] = run._replace(began=min(run.began, moment))
+        if "outcome" in line:
+            reason = f": {line['reason']}" if line.get("reason") else ""
+            run.counts[f"{line.get('layer')} {line['outcome']}{reason}"] += 1
+        counts = line.get("counts")
+        for label, count in counts.items() if isinstance(counts, dict) else ():
+            run.counts[label] += count if isinstance(count, int) and count > 0 else 0
+    return [run for run in runs.values() if sum(run.counts.values())]
 
 
 def _lines(directory: str) -> Iterator[dict[str, Any]]:
-    """Of the newest journals, whoever wrote them: nothing in them is believed but for what is said here."""
+    """The lines of the newest journals. Whoever wrote them, only this is taken of them: what a person is told."""
     with suppress(OSError):
         left = _MOST_READ
         paths = [os.path.join(directory, name) for name in os.listdir(directory)]
@@ -55,27 +81,22 @@ def _lines(directory: str) -> Iterator[dict[str, Any]]:
             with suppress(OSError, store.UnusableEntry):
                 content = files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=max(0, left))
                 left -= len(content)
-                for line in content.splitlines():
-                    with suppress(ValueError, RecursionError):
-                        parsed = json.loads(line)
-                        if isinstance(parsed, dict) and "outcome" in parsed:
-                            yield parsed
+                yield from (line for line in map(_parsed, content.splitlines()) if line is not None)
+
+
+def _parsed(text: bytes) -> dict[str, Any] | None:
+    """None for what is no line of a journal, whole."""
+    try:
+        line = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and isinstance(line.get("time"), float) and "run" in line else None
 
 
 def _modified(path: str) -> float:
     with suppress(OSError):
         return os.lstat(path).st_mtime
     return 0.0
-
-
-def _time(line: dict[str, Any]) -> float:
-    time = line.get("time")
-    return float(time) if isinstance(time, (int, float)) else 0.0
-
-
-def _count(line: dict[str, Any]) -> int:
-    count = line.get("count", 1)
-    return count if isinstance(count, int) and count > 0 else 1
 
 
 def _entries_before(root: str, moment: float) -> int:
