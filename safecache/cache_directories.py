@@ -11,6 +11,7 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 
 from safecache import levels
 
@@ -24,14 +25,25 @@ def existing(environ: Mapping[str, str]) -> list[str]:
 
     Of Inductor the local level, where there is to be one, for the shared one is not this node's alone.
     """
-    inductors, headers = of_inductor(environ), os.path.join(_default(), HEADERS_FOLDER)
-    candidates = [levels.place_of(inductors) or inductors, headers, of_triton(environ)]
+    candidates = []
+    for find in (_of_this_node, _headers, of_triton):
+        with suppress(FileNotFoundError):
+            candidates.append(find(environ))
     found: list[str] = []
     for path in (os.path.realpath(candidate) for candidate in candidates):
         inside = any(f"{path}/".startswith(f"{other}/") for other in found)
         if os.path.isdir(path) and not inside:
             found = [other for other in found if not other.startswith(f"{path}/")] + [path]
     return found
+
+
+def _of_this_node(environ: Mapping[str, str]) -> str:
+    inductors = of_inductor(environ)
+    return levels.place_of(inductors) or inductors
+
+
+def _headers(_: Mapping[str, str]) -> str:
+    return os.path.join(_default(), HEADERS_FOLDER)
 
 
 def of_inductor(environ: Mapping[str, str]) -> str:

@@ -81,7 +81,14 @@ def _candidates() -> list[str]:
     environment = config.child_environment()
     home = environment.get("HOME", "")
     cache = environment.get("XDG_CACHE_HOME") or (os.path.join(home, ".cache") if home else "")
-    return [path for path in (cache, home, "/var/tmp", tempfile.gettempdir(), os.getcwd()) if path]
+    return [path for path in (cache, home, "/var/tmp", _temporary(), os.getcwd()) if path]
+
+
+def _temporary() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return ""  # none can be written to
 
 
 def _like(error: BaseException, text: str) -> BaseException | None:

@@ -37,10 +37,18 @@ T = TypeVar("T")
 def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     """A finding for each kind of them in each cache directory that exists."""
     for root in [*cache_directories.existing(environ), *filter(os.path.isdir, config.current().lower)]:
-        found = inventory.take(root)
-        yield from _left_behind(root, found.groups)
-        yield from _quarantined([group for group in found.groups if group.kind is GroupKind.QUARANTINE])
-        yield from _verified(root)
+        try:
+            yield from _within(root)
+        except OSError as error:
+            evidence = f"{error.filename or root} cannot be looked into: {error.strerror}."
+            yield finding.info("not-looked-into", evidence)
+
+
+def _within(root: str) -> Iterator[Finding]:
+    groups = inventory.take(root).groups
+    yield from _left_behind(root, groups)
+    yield from _quarantined([group for group in groups if group.kind is GroupKind.QUARANTINE])
+    yield from _verified(root)
 
 
 def _left_behind(root: str, groups: list[Group]) -> Iterator[Finding]:
@@ -101,15 +109,15 @@ def _verified(root: str) -> Iterator[Finding]:
 
 
 def _sample(found: list[T], most: int) -> list[T]:
-    """Some from all over, the same each time, whose sizes are within bounds."""
+    """Some from all over, the same each time, and no more bytes than are read in a second or so."""
     step = max(1, -(-len(found) // most))
-    size, taken = 0, []
+    left, taken = _MOST_BYTES // 2, []
     for item in found[::step]:
         with suppress(OSError):
-            size += os.lstat(item.path).st_size  # type: ignore[attr-defined]
-        if size > _MOST_BYTES // 2:
-            break
-        taken.append(item)
+            size = os.lstat(item.path).st_size  # type: ignore[attr-defined]
+            if size <= left:
+                left -= size
+                taken.append(item)
     return taken
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -25,14 +26,21 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Hooks that stand down, and modules of torch that cannot be imported."""
     if not provenance.torch_version():
         return  # the check of versions says so
-    # That process makes a key and caches where it is told to: they are not to be those of the user.
-    with tempfile.TemporaryDirectory(prefix="safecache-doctor-") as place:
-        try:
-            said = _status(dict(environ), place)
-        except subprocess.TimeoutExpired:
-            evidence = f"torch is not imported within {TIMEOUT} s."
-            yield finding.error("torch-not-imported", evidence, "time python -X importtime -c 'import torch'")
-            return
+    try:
+        # That process makes a key and caches where it is told to: they are not to be those of the user.
+        place = tempfile.mkdtemp(prefix="safecache-doctor-")
+    except OSError as error:
+        evidence = f"torch was not imported, since no temporary directory can be made: {error.strerror}."
+        yield finding.info("hooks-not-examined", evidence)
+        return
+    try:
+        said = _status(dict(environ), place)
+    except subprocess.TimeoutExpired:
+        evidence = f"torch is not imported within {TIMEOUT} s."
+        yield finding.error("torch-not-imported", evidence, "time python -X importtime -c 'import torch'")
+        return
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
     try:
         hooks = json.loads(said.stdout.splitlines()[-1])["hooks"]
     except (IndexError, ValueError, KeyError):

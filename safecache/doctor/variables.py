@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 
 from safecache import config
@@ -15,6 +16,8 @@ __all__ = ["check"]
 
 _PREFIX = "SAFECACHE_"
 _VARIABLES = tuple(setting.variable for setting in SETTINGS)
+# Of 1: how alike names are of which one may be meant for the other.
+_NEAR, _VERY_NEAR = 0.7, 0.9
 _TRUE = ("1", "true", "yes", "on", "y", "t")  # as torch and Triton read switches
 
 # What turns a cache off, by the values that do: of torch/compiler/config.py, torch/_inductor/config.py,
@@ -48,10 +51,11 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
-    for name in sorted(environ):
-        if name.upper().startswith(_PREFIX) and name not in _VARIABLES:
-            near = difflib.get_close_matches(name.upper(), _VARIABLES, n=1, cutoff=0.7)
-            remedy = f"export {near[0]}={environ[name]}; unset {name}" if near else f"unset {name}"
+    for name in sorted(environ.keys() - set(_VARIABLES)):
+        is_ours = name.upper().startswith(_PREFIX)
+        near = difflib.get_close_matches(name.upper(), _VARIABLES, n=1, cutoff=_NEAR if is_ours else _VERY_NEAR)
+        if is_ours or near:
+            remedy = f"export {near[0]}={shlex.quote(environ[name])}; unset {name}" if near else f"unset {name}"
             meant = f"; {near[0]} is one" if near else ""
             yield finding.warning("unknown-setting", f"{name} is no setting, and has no effect{meant}.", remedy)
 

@@ -9,12 +9,15 @@ import time
 
 import pytest
 from caches import DAY, HOUR, Cache
+from conftest import needs_root
 
 from safecache import layout, seal
 from safecache.doctor import contents
 from safecache.keys import Key
 from safecache.seal import Kind
 
+# Root whom modes bind.
+BOUND = ("--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search")
 KEY = Key.derive(b"s" * 64)
 OTHER = Key.derive(b"o" * 64)
 
@@ -89,6 +92,25 @@ def test_sample_of_a_large_cache_is_the_same_each_time(machine, cache, monkeypat
     entries = list(layout.walk(str(cache.root)))
     sample = contents._sample(entries, 250)
     assert sample == contents._sample(entries, 250) and {0, 597} <= {entries.index(each) for each in sample}
+
+
+def test_file_that_is_too_large_to_be_read_here_is_left_out(tmp_path):
+    paths = []
+    for number in range(4):
+        paths.append(layout.Location(str(tmp_path / str(number)), Kind.AOT_ENTRY, "k"))
+        with open(paths[-1].path, "wb") as file:
+            file.truncate(1 << 30 if number == 0 else 1000)
+    assert contents._sample(paths, 250) == paths[1:]
+
+
+@needs_root
+def test_cache_that_cannot_be_looked_into_keeps_no_other_from_it(machine, cache):
+    entry(cache, 2)
+    layer = machine.base / "layer"
+    layer.mkdir(mode=0o000)
+    report = machine.examine(env={"SAFECACHE_LOWER": layer}, within=["setpriv", *BOUND])
+    assert str(layer) in report.one("not-looked-into", "info")["evidence"]
+    assert "entries" in report.codes and str(layer) in report.one("layer-missing", "warning")["evidence"]
 
 
 def test_quarantine_is_told_by_reason(machine, cache):

@@ -112,6 +112,17 @@ def test_temporary_directory_that_is_not_there(machine):
     assert f"TMPDIR={machine.base}/gone" in found["evidence"] and found["remedy"].startswith("export TMPDIR=/")
 
 
+@needs_root
+@needs_setpriv
+def test_machine_without_any_temporary_directory(machine):
+    """As with a read-only root file system in Kubernetes, and no volume for /tmp."""
+    read_only = 'for d in /tmp /var/tmp; do mount --bind $d $d; mount -o remount,bind,ro $d; done; exec "$@"'
+    within = ["unshare", "-m", "sh", "-c", read_only, "sh", *as_user(NOBODY)]
+    report = machine.examine("--strict", within=within, env={"TMPDIR": None})
+    assert "No usable temporary directory" in report.one("no-temporary-directory", "error")["evidence"]
+    assert report.one("hooks-not-examined", "info") and "check-failed" not in report.codes
+
+
 def test_temporary_directory_of_mode_0777(machine):
     machine.tmp.chmod(0o777)
     report = machine.examine()

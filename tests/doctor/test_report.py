@@ -7,6 +7,7 @@ import threading
 
 import pytest
 
+from safecache import config
 from safecache.doctor import examination, finding, versions
 from safecache.doctor.examination import CHECKS, examine
 
@@ -52,6 +53,7 @@ def only(monkeypatch, tmp_path):
 
     def use(**checks):
         monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+        monkeypatch.setattr(config, "_current", None)
         monkeypatch.setattr(examination, "CHECKS", checks)
 
     return use

@@ -22,7 +22,12 @@ def test_refused_setting_is_a_finding_and_keeps_nothing_else_from_being_looked_a
 
 
 def test_misspelt_setting_is_named_with_the_one_that_was_meant(machine):
-    env = {"SAFECACHE_KEYFILE": "/run/key", "SAFECACHE_PURPLE_ELEPHANT": "1", "SafeCache_Strict": "1"}
+    env = {
+        "SAFECACHE_KEYFILE": "/run/key",
+        "SAFECACHE_PURPLE_ELEPHANT": "1",
+        "SafeCache_Strict": "1",
+        "SAFECAHCE_SHARED": "1",
+    }
     found = {
         one["evidence"].split()[0]: one["remedy"]
         for one in machine.examine(env=env).found("unknown-setting", "warning")
@@ -30,6 +35,7 @@ def test_misspelt_setting_is_named_with_the_one_that_was_meant(machine):
     assert found == {
         "SAFECACHE_KEYFILE": "export SAFECACHE_KEY_FILE=/run/key; unset SAFECACHE_KEYFILE",
         "SAFECACHE_PURPLE_ELEPHANT": "unset SAFECACHE_PURPLE_ELEPHANT",
+        "SAFECAHCE_SHARED": "export SAFECACHE_SHARED=1; unset SAFECAHCE_SHARED",
         "SafeCache_Strict": "export SAFECACHE_STRICT=1; unset SafeCache_Strict",
     }
 
