@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from safecache import config
 
-__all__ = ["ExplainedProcessError", "explain"]
+__all__ = ["ExplainedProcessError", "explain", "install"]
 
 _PROBE_TIMEOUT = 30  # seconds
 _LEAD = "safecache: "
@@ -64,14 +64,14 @@ def explain(wrapped: Callable[..., Any], args: Any, kwargs: Any, purpose: str, *
 def _explanation(error: Exception, purpose: str, language: str) -> str | None:
     missing = _missing_compiler(error, language)
     if missing is not None:
-        return f"{_LEAD}{missing}, and {purpose}. {_install(language)} (or let {_variable(language)} name one)."
+        return f"{_LEAD}{missing}, and {purpose}. {install(language)} (or let {_variable(language)} name one)."
     command = _command_without_header(error)
     if command is None:
         return None
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     return (
         f"{_LEAD}{command[0]} does not find Python.h, the headers of Python {version} ({sys.executable}), "
-        f"and {purpose}. {_install('headers')}; an environment of conda, uv or pyenv has them if its Python is whole."
+        f"and {purpose}. {install('headers')}; an environment of conda, uv or pyenv has them if its Python is whole."
     )
 
 
@@ -139,7 +139,8 @@ def _preprocesses(command: list[str], source: str) -> bool:
 # What to do --------------------------------------------------------------------------------------------------------
 
 
-def _install(what: str) -> str:
+def install(what: str) -> str:
+    """How to install, on this distribution, a "C" or "C++" compiler, or Python's "headers"."""
     packages = _packages()
     if packages is None:
         return "Install Python's development headers" if what == "headers" else f"Install a {what} compiler"

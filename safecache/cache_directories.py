@@ -11,10 +11,11 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 
 from safecache import levels
 
-__all__ = ["HEADERS_FOLDER", "existing", "whole"]
+__all__ = ["HEADERS_FOLDER", "existing", "of_inductor", "of_triton", "whole"]
 
 HEADERS_FOLDER = "precompiled_headers"
 
@@ -24,16 +25,36 @@ def existing(environ: Mapping[str, str]) -> list[str]:
 
     Of Inductor the local level, where there is to be one, for the shared one is not this node's alone.
     """
-    default = _default()
-    headers = os.path.join(default, HEADERS_FOLDER)
-    inductors = os.path.abspath(environ.get("TORCHINDUCTOR_CACHE_DIR") or default)
-    candidates = [levels.place_of(inductors) or inductors, headers, _of_triton(environ)]
+    candidates = []
+    for find in (_of_this_node, _headers, of_triton):
+        with suppress(FileNotFoundError):
+            candidates.append(find(environ))
     found: list[str] = []
     for path in (os.path.realpath(candidate) for candidate in candidates):
         inside = any(f"{path}/".startswith(f"{other}/") for other in found)
         if os.path.isdir(path) and not inside:
             found = [other for other in found if not other.startswith(f"{path}/")] + [path]
     return found
+
+
+def _of_this_node(environ: Mapping[str, str]) -> str:
+    inductors = of_inductor(environ)
+    return levels.place_of(inductors) or inductors
+
+
+def _headers(_: Mapping[str, str]) -> str:
+    return os.path.join(_default(), HEADERS_FOLDER)
+
+
+def of_inductor(environ: Mapping[str, str]) -> str:
+    """Inductor's, whether it exists or not. Raises FileNotFoundError where there is no temporary directory for it."""
+    return os.path.abspath(environ.get("TORCHINDUCTOR_CACHE_DIR") or _default())
+
+
+def of_triton(environ: Mapping[str, str]) -> str:
+    """Triton's own, likewise."""
+    home = environ.get("TRITON_HOME") or os.path.expanduser("~")
+    return environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache")
 
 
 def whole(root: str, environ: Mapping[str, str]) -> str:
@@ -52,8 +73,3 @@ def _default() -> str:
     except (KeyError, ModuleNotFoundError, OSError):
         user = f"uid_{os.getuid()}"
     return os.path.join(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
-
-
-def _of_triton(environ: Mapping[str, str]) -> str:
-    home = environ.get("TRITON_HOME") or os.path.expanduser("~")
-    return environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache")

@@ -11,7 +11,7 @@ from safecache.settings import ISOLATE, SETTINGS
 # Not from typing: importing that would be half of what `import safecache` costs.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
     from typing import Any
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "isolate",
     "load",
     "name_run",
+    "problems",
     "rank",
     "redirect_cache",
     "redirected",
@@ -80,6 +81,17 @@ def load(environ: Mapping[str, str]) -> Config:
     return Config(**values, config_home=_config_home(environ))
 
 
+def problems(environ: Mapping[str, str]) -> dict[str, str]:
+    """What load() would refuse of ``environ``, by variable."""
+    found = {}
+    for setting in SETTINGS:
+        try:
+            load({setting.variable: environ.get(setting.variable, "")})
+        except ConfigError as error:
+            found[setting.variable] = str(error)
+    return found
+
+
 def _config_home(environ: Mapping[str, str]) -> str | None:
     """``$XDG_CONFIG_HOME``, else ``~/.config``; None for a user without a home (XDG base directory specification)."""
     xdg = environ.get("XDG_CONFIG_HOME", "")
@@ -106,10 +118,10 @@ def current() -> Config:
     return reload() if _current is None else _current
 
 
-def reload() -> Config:
-    """Read the environment again, as activate() does."""
+def reload(without: Collection[str] = ()) -> Config:
+    """Read the environment again, as activate() does; these variables count as unset. Raises ConfigError."""
     global _current
-    _current = load(os.environ)
+    _current = load({name: os.environ[name] for name in os.environ if name not in without} if without else os.environ)
     return _current
 
 

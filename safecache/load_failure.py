@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import tempfile
 from collections.abc import Callable
 from typing import Any
 
 from safecache import config, mounts
 
-__all__ = ["REFUSED", "advice", "explain", "explained", "is_explained"]
+__all__ = ["REFUSED", "advice", "explain", "explained", "is_explained", "substitute"]
 
 # As the dynamic loader words it, behind the path; with EPERM, but that is not told.
 REFUSED = "failed to map segment from shared object"
@@ -57,19 +58,37 @@ def advice(path: str, variable: str | None) -> str:
     if variable is None:
         point = mount.point if mount else os.path.dirname(path)
         return f"{said} This release of torch cannot be told another place: mount -o remount,exec {point}"
+    found = substitute(variable)
+    if found is None:
+        return f"{said} Let {variable} name a directory on a file system that is not; none was found on this machine."
+    return f"{said} Code can be loaded from {found[0]}: {found[1]}"
+
+
+def substitute(variable: str) -> tuple[str, str] | None:
+    """A directory of this machine that can be written to and code loaded from, tried; and a line to paste.
+
+    With that ``variable`` names a place there.
+    """
     directory = mounts.find_executable_directory(_candidates())
     if directory is None:
-        return f"{said} Let {variable} name a directory on a file system that is not; none was found on this machine."
+        return None
     # Below a directory that others may write to as well, a name of our own; what TMPDIR names must be there already.
     place = directory if variable == "TMPDIR" else os.path.join(directory, f"{variable.lower()}-{os.getuid()}")
-    return f"{said} Code can be loaded from {directory}: export {variable}={place}"
+    return directory, f"export {variable}={shlex.quote(place)}"
 
 
 def _candidates() -> list[str]:
     environment = config.child_environment()
     home = environment.get("HOME", "")
     cache = environment.get("XDG_CACHE_HOME") or (os.path.join(home, ".cache") if home else "")
-    return [path for path in (cache, home, "/var/tmp", tempfile.gettempdir(), os.getcwd()) if path]
+    return [path for path in (cache, home, "/var/tmp", _temporary(), os.getcwd()) if path]
+
+
+def _temporary() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return ""  # none can be written to
 
 
 def _like(error: BaseException, text: str) -> BaseException | None:

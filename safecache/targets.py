@@ -6,11 +6,22 @@ the released wheels with inspect.signature.
 
 from __future__ import annotations
 
-__all__ = ["MODULES", "PACKAGES_OBEY_TMPDIR_FROM", "TARGETS", "TORCH_FROM", "TORCH_UNTIL", "Target"]
+__all__ = [
+    "MODULES",
+    "PACKAGES_OBEY_TMPDIR_FROM",
+    "TARGETS",
+    "TORCH_FROM",
+    "TORCH_UNTIL",
+    "TRITON_FROM",
+    "TRITON_UNTIL",
+    "Target",
+]
 
 # From the first up to, but not including, the second: the releases the suite runs on.
 TORCH_FROM = (2, 11)
 TORCH_UNTIL = (2, 16)
+TRITON_FROM = (3, 6)
+TRITON_UNTIL = (3, 10)
 
 
 class Target:

@@ -1,28 +1,60 @@
-"""``safecache doctor --load FILE``: why a shared object does not load."""
+"""``safecache doctor``: what keeps caches from working on this machine, and why a shared object does not load."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from safecache import load_check
 from safecache.cli.terminal import printable
+from safecache.doctor import load_check
+from safecache.doctor.examination import examine
+from safecache.doctor.finding import SEVERITIES, Finding, worst
 
-__all__ = ["show"]
+__all__ = ["show", "show_load"]
+
+_COLOURS = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "red"}
 
 
-def show(path: str, *, as_json: bool) -> int:
-    """Print the findings; 1 if one of them is an error."""
+def show(*, import_torch: bool, strict: bool, as_json: bool) -> int:
+    """Print what all checks find, the worst first; 1 if one of them is an error, or in ``strict`` mode a warning."""
+    columns = (SpinnerColumn(), TextColumn("{task.description}"))
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        progress.add_task("looking around")
+        findings = examine(import_torch=import_torch)
+    if as_json:
+        print(json.dumps({"findings": [finding._asdict() for finding in findings], "worst": worst(findings)}))
+    else:
+        _print(findings)
+        counts = Counter(finding.severity for finding in findings)
+        print(", ".join(f"{counts[severity]} {severity}" for severity in reversed(SEVERITIES) if counts[severity]))
+    return _code(findings, strict=strict)
+
+
+def show_load(path: str, *, strict: bool, as_json: bool) -> int:
+    """As show(), of why the shared object at ``path`` does not load."""
     findings = load_check.check(path)
     if as_json:
         print(json.dumps({"file": path, "findings": [finding._asdict() for finding in findings]}))
     else:
-        table = Table("code", Column("evidence", overflow="fold"), Column("remedy", overflow="fold"))
-        for code, severity, evidence, remedy in findings:
-            colour = "green" if severity == "ok" else "red"
-            table.add_row(Text(code, colour), Text(printable(evidence)), Text(printable(remedy)))
-        Console().print(table)
-    return int(any(finding.severity == "error" for finding in findings))
+        _print(findings)
+    return _code(findings, strict=strict)
+
+
+def _code(findings: list[Finding], *, strict: bool) -> int:
+    return int(SEVERITIES.index(worst(findings)) >= SEVERITIES.index("warning" if strict else "error"))
+
+
+def _print(findings: list[Finding]) -> None:
+    table = Table("code", Column("evidence and remedy", overflow="fold"))
+    for code, severity, evidence, remedy in findings:
+        text = Text(printable(evidence))
+        if remedy:
+            text.append(f"\n{printable(remedy)}", "bold")
+        table.add_row(Text(f"{code}\n{severity}", _COLOURS[severity]), text)
+    Console().print(table)

@@ -11,7 +11,14 @@ from rich.markdown import Markdown
 
 from safecache import config, settings, stamps
 from safecache._version import __version__
-from safecache.cli import crash_arguments, key_arguments, limit_arguments, listing_arguments, stats_arguments
+from safecache.cli import (
+    crash_arguments,
+    doctor_arguments,
+    key_arguments,
+    limit_arguments,
+    listing_arguments,
+    stats_arguments,
+)
 from safecache.cli.terminal import printable
 from safecache.errors import ConfigError, SafecacheError
 
@@ -21,7 +28,7 @@ EXIT_FINDINGS = 1
 EXIT_USAGE = 2
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h
 # Each adds the parsers of its commands, and runs them.
-_GROUPS = (limit_arguments, listing_arguments, crash_arguments, stats_arguments)
+_GROUPS = (limit_arguments, listing_arguments, crash_arguments, stats_arguments, doctor_arguments)
 
 
 class _ShowHelp(argparse.Action):
@@ -66,10 +73,6 @@ def _parser() -> argparse.ArgumentParser:
     for group in _GROUPS:
         group.add(commands)
 
-    doctor = commands.add_parser("doctor", help="say why a shared object does not load, without running it")
-    doctor.add_argument("--load", metavar="FILE", required=True, help="the shared object, as the error names it")
-    doctor.add_argument("--json", action="store_true", help="print JSON")
-
     demo = commands.add_parser("demo", help="a real model, cold and warm, and what faults do to stock torch and to us")
     demo.add_argument("--json", action="store_true", help="print JSON")
 
@@ -86,7 +89,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return its exit code."""
     arguments = _parser().parse_args(argv)
     try:
-        config.current()
+        if arguments.command not in doctor_arguments.COMMANDS:  # which finds out what is wrong with them
+            config.current()
         with stamps.suspended():
             return _dispatch(arguments)
     except ConfigError as error:
@@ -109,10 +113,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         return status.show(as_json=arguments.json, import_targets=not arguments.no_import)
     if arguments.command == "adopt":
         return _adopt(arguments.directory, as_json=arguments.json)
-    if arguments.command == "doctor":
-        from safecache.cli import doctor
-
-        return doctor.show(arguments.load, as_json=arguments.json)
+    if arguments.command in doctor_arguments.COMMANDS:
+        return doctor_arguments.run(arguments)
     if arguments.command in key_arguments.KEY_COMMANDS:
         from safecache.cli import keys
 

@@ -22,7 +22,8 @@ import pytest
 from conftest import SOURCE, isolated_environment, needs_root, python
 from hypothesis import strategies
 
-from safecache import elf, files, load_check
+from safecache import elf, files
+from safecache.doctor import load_check
 
 pytestmark = pytest.mark.default_release
 
@@ -380,7 +381,7 @@ def test_symbol_of_a_library_that_this_process_alone_has_loaded_is_missing(shop,
     # Extension modules and what they need are not there for others: ctypes loads them without RTLD_GLOBAL.
     path = shop.build(tmp_path / "kernel.so", MARKING + USER, "-Wl,-z,now")
     library = shop.build(tmp_path / "answer.so", LIBRARY)
-    code = "import ctypes; ctypes.CDLL({!r}); from safecache import load_check; print(load_check.check({!r})[0].code)"
+    code = "import ctypes; ctypes.CDLL({!r}); from safecache.doctor import load_check; print(load_check.check({!r})[0].code)"
     assert python(code.format(str(library), str(path))).stdout == "undefined-symbol\n"
     assert "undefined symbol: answer" in shop.load(path, first=f"import ctypes; ctypes.CDLL({str(library)!r})")
 

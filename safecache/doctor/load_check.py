@@ -12,12 +12,13 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from safecache import config, files, load_failure, mounts
+from safecache.doctor import finding
+from safecache.doctor.finding import Finding
 from safecache.elf import MACHINES, Elf, NotElfError, TruncatedElfError
 
-__all__ = ["Finding", "check"]
+__all__ = ["check"]
 
 _LOADER_TIMEOUT = 60  # seconds
 _SHOWN_SYMBOLS = 5
@@ -29,15 +30,6 @@ _REFUSAL = re.compile(rf"object '(?:\./|/proc/self/fd/).*cannot be preloaded \((
 _MISSING = re.compile(r"^\s*(.+) => not found$", re.MULTILINE)
 _MISSING_VERSION = re.compile(r"^[^:]*: (.+): version [`']([^']+)' not found \(required by (.+)\)$", re.MULTILINE)
 _LISTED = re.compile(r"^\s*(?:.+ => )?(/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
-
-
-class Finding(NamedTuple):
-    """``code`` names what was found, for programs; ``severity`` is error or ok; the rest is for a person."""
-
-    code: str
-    severity: str
-    evidence: str
-    remedy: str
 
 
 def check(path: str) -> list[Finding]:
@@ -59,7 +51,7 @@ def _check(path: str) -> list[Finding]:
         return [_unreadable(path, error)]
     if mounts.forbids_execution(path):
         evidence = f"{path} lies{load_failure.advice(path, _variable_of(path))}"
-        return [_error("noexec", evidence, "Move the cache as shown, or remount its file system with exec.")]
+        return [finding.error("noexec", evidence, "Move the cache as shown, or remount its file system with exec.")]
     broken = _broken(content)
     if broken is not None:
         return [broken]
@@ -71,11 +63,7 @@ def _check(path: str) -> list[Finding]:
 
 def _loads(what: str) -> Finding:
     remedy = "If it failed elsewhere, run this there: as that user, in that container, with its LD_LIBRARY_PATH."
-    return Finding("loads", "ok", f"{what} are all as they must be here.", remedy)
-
-
-def _error(code: str, evidence: str, remedy: str) -> Finding:
-    return Finding(code, "error", evidence, remedy)
+    return finding.ok("loads", f"{what} are all as they must be here.", remedy)
 
 
 def _variable_of(path: str) -> str:
@@ -103,14 +91,18 @@ def _check_regular(status: os.stat_result) -> None:
 
 def _unreadable(path: str, error: OSError) -> Finding:
     if error.errno == errno.ENOENT:
-        return _error("not-found", f"{path} does not exist.", "Compile it again: an entry may outlive its library.")
+        return finding.error(
+            "not-found", f"{path} does not exist.", "Compile it again: an entry may outlive its library."
+        )
     if error.errno == errno.EPERM:
         return _denied(path, error)
     if error.errno == errno.EACCES:
-        return _error("permission", f"{_closed(path)}.", "Give this user the right to read it, or a cache of its own.")
+        return finding.error(
+            "permission", f"{_closed(path)}.", "Give this user the right to read it, or a cache of its own."
+        )
     if error.errno == errno.ENOMEM:
         return _out_of_memory(path)
-    return _error("unreadable", f"{path}: {error.strerror}.", "Remove it; it is compiled again.")
+    return finding.error("unreadable", f"{path}: {error.strerror}.", "Remove it; it is compiled again.")
 
 
 def _closed(path: str) -> str:
@@ -135,18 +127,18 @@ def _broken(content: bytes) -> Finding | None:
         elf = Elf(content)
     except NotElfError as error:
         code = "truncated" if isinstance(error, TruncatedElfError) else "not-elf"
-        return _error(code, f"It is no shared object: {error}.", again)
+        return finding.error(code, f"It is no shared object: {error}.", again)
     with open("/proc/self/exe", "rb") as file:
         here = Elf(file.read())
     if elf.machine != here.machine:
         built, runs = (MACHINES.get(number, f"e_machine {number}") for number in (elf.machine, here.machine))
         evidence = f"It is built for {built}, this machine is {runs}."
-        return _error("wrong-architecture", evidence, "Do not share one cache between architectures.")
+        return finding.error("wrong-architecture", evidence, "Do not share one cache between architectures.")
     if elf.loaded_size > len(content):
         evidence = f"It has {len(content)} bytes, and its segments go to {elf.loaded_size}: it was cut short."
-        return _error("truncated", evidence, again)
+        return finding.error("truncated", evidence, again)
     if not elf.is_library:
-        return _error("not-a-library", f"Its ELF type is {elf.type}, not that of a shared object (3).", again)
+        return finding.error("not-a-library", f"Its ELF type is {elf.type}, not that of a shared object (3).", again)
     return None
 
 
@@ -170,13 +162,13 @@ def _out_of_memory(path: str) -> Finding:
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     allowed = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit >> 20} MiB"
     evidence = f"{path} cannot be mapped for want of memory; this process may have {allowed} (ulimit -v)."
-    return _error("out-of-memory", evidence, "Raise the limit, or the memory of the container.")
+    return finding.error("out-of-memory", evidence, "Raise the limit, or the memory of the container.")
 
 
 def _denied(path: str, error: OSError) -> Finding:
     evidence = f"{path} may not be mapped as code: {error.strerror}, and its mount is not noexec. {_policy(path)}"
     remedy = "Ask who administers this machine, or use the place that is approved: SAFECACHE_EXEC_DIR."
-    return _error("denied-by-policy", evidence, remedy)
+    return finding.error("denied-by-policy", evidence, remedy)
 
 
 def _policy(path: str = "") -> str:
@@ -201,16 +193,20 @@ def _unlinked(path: str, elf: Elf) -> Iterator[Finding]:
     refusal = _REFUSAL.search(listing)
     if refusal is not None:
         evidence = f"The dynamic loader refuses it: {refusal[1] or refusal[2]}."
-        yield _error("refused-by-loader", evidence, "Remove the file that it names: compile or install that again.")
+        yield finding.error(
+            "refused-by-loader", evidence, "Remove the file that it names: compile or install that again."
+        )
         return
     missing = _MISSING.findall(listing)
     if missing:
         evidence = f"These libraries it needs are not found: {', '.join(missing)}."
-        yield _error("missing-library", evidence, "Install them, or name their directory in LD_LIBRARY_PATH.")
+        yield finding.error("missing-library", evidence, "Install them, or name their directory in LD_LIBRARY_PATH.")
     for library, version, by in sorted(set(_MISSING_VERSION.findall(listing))):
         needs = "It needs" if by.startswith(_ITSELF) else f"{by}, which it needs, needs"
         evidence = f"{needs} {version} of {library}, and the one here has no such version."
-        yield _error("missing-version", evidence, "Build on the oldest system that shares the cache, or not share it.")
+        yield finding.error(
+            "missing-version", evidence, "Build on the oldest system that shares the cache, or not share it."
+        )
     if missing:
         return
     yield from _unresolved(elf, _LISTED.findall(listing))
@@ -228,7 +224,7 @@ def _unresolved(elf: Elf, libraries: list[str]) -> Iterator[Finding]:
     if undefined:
         shown = ", ".join(undefined[:_SHOWN_SYMBOLS]) + (", …" if len(undefined) > _SHOWN_SYMBOLS else "")
         evidence = f"Symbols that neither its libraries nor Python define, {len(undefined)} in all: {shown}."
-        yield _error("undefined-symbol", evidence, "It was built against another torch or Python: remove it.")
+        yield finding.error("undefined-symbol", evidence, "It was built against another torch or Python: remove it.")
 
 
 def _list_libraries(path: str) -> str:

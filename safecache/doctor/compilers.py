@@ -1,0 +1,81 @@
+"""The compilers that Triton and Inductor start, and Python's headers, tried as they are used."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import subprocess
+import sysconfig
+from collections.abc import Iterator, Mapping
+
+from safecache import build_failure
+from safecache.doctor import finding
+from safecache.doctor.finding import Finding
+
+__all__ = ["check"]
+
+_TIMEOUT = 30  # seconds
+# Where nothing is named: ``_find_compiler`` of triton/runtime/build.py, ``cpp.cxx`` of torch/_inductor/config.py.
+_LANGUAGES = {
+    "C": ("CC", ("gcc", "clang"), "c", "#include <stdio.h>\n", "Triton compiles its launchers"),
+    "C++": ("CXX", ("g++",), "c++", "#include <new>\n", "Inductor compiles for the CPU"),
+}
+
+
+def check(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A compiler of each language that is missing or does not work, and headers that it does not find."""
+    working = []
+    for language, (variable, names, flag, source, purpose) in _LANGUAGES.items():
+        command = _command(environ, variable, names)
+        remedy = f"{build_failure.install(language)}, or export {variable}=PATH of one."
+        if command is None or shutil.which(command[0], path=environ.get("PATH")) is None:
+            named = f"{variable}={environ[variable]}" if environ.get(variable) else " or ".join(names)
+            evidence = f"There is no {language} compiler: {named} is not found. {purpose} with it."
+            yield finding.error("no-compiler", evidence, remedy)
+            continue
+        said = _objection([*command, "-x", flag], source, environ)
+        if said is None:
+            working.append((command, flag))
+        else:
+            evidence = f"The {language} compiler {shlex.join(command)} does not work: {said}. {purpose} with it."
+            yield finding.error("broken-compiler", evidence, remedy)
+    for command, flag in working[:1]:
+        yield from _headers(command, flag, environ)
+    if working:
+        yield finding.ok("compilers", f"{' and '.join(shlex.join(command) for command, _ in working)} can be used.")
+
+
+def _command(environ: Mapping[str, str], variable: str, names: tuple[str, ...]) -> list[str] | None:
+    named = environ.get(variable)
+    if named:
+        # Triton takes it for the name of a program, torch 2.15 for a command.
+        return [named] if variable == "CC" else shlex.split(named)
+    return next(([name] for name in names if shutil.which(name, path=environ.get("PATH"))), None)
+
+
+def _headers(command: list[str], flag: str, environ: Mapping[str, str]) -> Iterator[Finding]:
+    include = sysconfig.get_paths()["include"]
+    if _objection([*command, "-x", flag, f"-I{include}"], "#include <Python.h>\n", environ) is not None:
+        evidence = (
+            f"{shlex.join(command)} does not find Python.h in {include}: neither Triton nor Inductor can compile."
+        )
+        remedy = f"{build_failure.install('headers')}; an environment of conda, uv or pyenv has them."
+        yield finding.error("no-python-headers", evidence, remedy)
+
+
+def _objection(command: list[str], source: str, environ: Mapping[str, str]) -> str | None:
+    """What the compiler says against ``source``; nothing is written."""
+    try:
+        done = subprocess.run(
+            [*command, "-fsyntax-only", "-"],
+            input=source.encode(),
+            env=dict(environ),
+            capture_output=True,
+            timeout=_TIMEOUT,
+        )
+    except subprocess.TimeoutExpired:
+        return f"it takes more than {_TIMEOUT} s"
+    except OSError as error:
+        return error.strerror or str(error)
+    lines = done.stderr.decode(errors="replace").strip().splitlines()
+    return None if done.returncode == 0 else (lines[0] if lines else f"it ends with {done.returncode}")

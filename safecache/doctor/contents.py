@@ -1,0 +1,152 @@
+"""What lies in the caches and is of no use: damaged and unsealed files, quarantine, and what dead writers have left."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import TypeVar
+
+from safecache import audit, cache_directories, config, exposure, files, inventory, layout, store, temporaries
+from safecache.audit import Audit, Refused
+from safecache.doctor import finding, keys
+from safecache.doctor.finding import Finding
+from safecache.groups import Group, GroupKind
+from safecache.reasons import Reason
+from safecache.sizes import write_age, write_size
+
+__all__ = ["check"]
+
+# Of each directory: what takes a second or so.
+_MOST_VERIFIED, _MOST_BYTES = 500, 256 << 20
+# Seconds after which whoever was writing a file is taken for dead, as where there are no locks.
+_DEAD = 86400.0
+_LONGEST_NOTE = 1 << 16
+_SHOWN = 3
+
+_DAMAGED = {Reason.DAMAGED, Reason.BAD_SEAL, Reason.UNKNOWN_FORMAT, Reason.NOT_A_FILE, Reason.UNREADABLE}
+_OF_OTHERS = {Reason.OTHER_BUILD, Reason.OTHER_CPU, Reason.OTHER_GPU, Reason.OUTDATED}
+
+T = TypeVar("T")
+
+
+def check(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A finding for each kind of them in each cache directory that exists."""
+    for root in [*cache_directories.existing(environ), *filter(os.path.isdir, config.current().lower)]:
+        try:
+            yield from _within(root)
+        except OSError as error:
+            evidence = f"{error.filename or root} cannot be looked into: {error.strerror}."
+            yield finding.info("not-looked-into", evidence)
+
+
+def _within(root: str) -> Iterator[Finding]:
+    groups = inventory.take(root).groups
+    yield from _left_behind(root, groups)
+    yield from _quarantined([group for group in groups if group.kind is GroupKind.QUARANTINE])
+    yield from _verified(root)
+
+
+def _left_behind(root: str, groups: list[Group]) -> Iterator[Finding]:
+    """Also what lies among the files of an entry."""
+    files = [
+        file
+        for group in groups
+        for file in group.files
+        if group.kind is GroupKind.TEMPORARY or temporaries.is_temporary(os.path.basename(file.path))
+    ]
+    old = [file for file in files if time.time() - file.modified > _DEAD]
+    if old:
+        size = write_size(sum(file.size for file in old))
+        evidence = f"{root} holds {len(old)} temporary files of writers that are dead, {size}."
+        yield finding.info("stray-temporaries", evidence, f"safecache gc {shlex.quote(root)}")
+
+
+def _quarantined(groups: list[Group]) -> Iterator[Finding]:
+    if not groups:
+        return
+    reasons = Counter(_reason(group) for group in groups)
+    counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
+    newest = write_age(max(0.0, time.time() - max(stamp for group in groups for stamp in group.stamps)))
+    place = os.path.dirname(groups[0].paths[0])
+    evidence = f"{len(groups)} files were moved to {place}: {counts}. The newest is {newest} old."
+    yield finding.warning("quarantine", evidence, f"ls -l {shlex.quote(place)}; rm -r {shlex.quote(place)}")
+
+
+def _reason(group: Group) -> str:
+    note = next((path for path in group.paths if path.endswith(".json")), None)
+    if note is not None:
+        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError, store.UnusableEntry):
+            content = files.read_regular(note, store.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_NOTE)
+            return str(json.loads(content)["reason"])
+    return "without a note"
+
+
+# What is verified ----------------------------------------------------------------------------------------------------
+
+
+def _verified(root: str) -> Iterator[Finding]:
+    locations, code = list(layout.walk(root)), list(layout.code(root))
+    number = len(locations) + len(code)
+    if not number:
+        return
+    if not keys.has_key():
+        evidence = f"{root} holds {number} files, and this user has no key yet: what others have sealed is not used."
+        remedy = "export SAFECACHE_KEY_FILE=FILE, with the key that they were sealed with."
+        yield finding.warning("entries-without-key", evidence, remedy)
+        return
+    # That others can write there is a finding by itself, and no reason to judge otherwise.
+    exposure.note_private(root)
+    entries, objects = _sample(locations, _MOST_VERIFIED // 2), _sample(code, _MOST_VERIFIED // 2)
+    found = audit.audit(entries, objects)
+    looked_at = len(entries) + len(objects)
+    said = f"Of {number} files in {root}, {'all' if looked_at == number else f'a sample of {looked_at}'} were verified"
+    yield from _refused(root, said, found)
+
+
+def _sample(found: list[T], most: int) -> list[T]:
+    """Some from all over, the same each time, and no more bytes than are read in a second or so."""
+    step = max(1, -(-len(found) // most))
+    left, taken = _MOST_BYTES // 2, []
+    for item in found[::step]:
+        with suppress(OSError):
+            size = os.lstat(item.path).st_size  # type: ignore[attr-defined]
+            if size <= left:
+                left -= size
+                taken.append(item)
+    return taken
+
+
+def _refused(root: str, said: str, found: Audit) -> Iterator[Finding]:
+    quoted = shlex.quote(root)
+    by_reason: dict[Reason, list[Refused]] = {}
+    for each in found.refused:
+        by_reason.setdefault(Reason(each.reason), []).append(each)
+    damaged = [each for reason in Reason if reason in _DAMAGED for each in by_reason.pop(reason, [])]
+    if damaged:
+        remedy = f"safecache verify {quoted}; the next save heals an entry, or rm {shlex.quote(damaged[0].path)}"
+        yield finding.warning("damaged-entries", f"{said}, and {_text(damaged)}.", remedy)
+    unsealed = by_reason.pop(Reason.UNSEALED, [])
+    if unsealed:
+        evidence = f"{said}, and {_text(unsealed)}. They are not used: each is compiled anew."
+        remedy = f"safecache adopt {quoted}, if nobody else could write there."
+        yield finding.warning("unsealed-entries", evidence, remedy)
+    built_elsewhere = [each for reason in Reason if reason in _OF_OTHERS for each in by_reason.pop(reason, [])]
+    if built_elsewhere:
+        evidence = f"{said}, and {_text(built_elsewhere)}. They serve those that they were built for."
+        yield finding.info("entries-of-other-builds", evidence, f"safecache gc --max-age 30d {quoted}")
+    for reason, refused in by_reason.items():
+        remedy = "safecache keys" if "key" in reason.value else f"safecache verify {quoted}"
+        yield finding.warning("refused-entries", f"{said}, and {_text(refused)} [{reason.value}].", remedy)
+    if not found.refused:
+        yield finding.ok("entries", f"{said}, and nothing is wrong with them.")
+
+
+def _text(refused: Iterable[Refused]) -> str:
+    refused = list(refused)
+    shown = "; ".join(f"{each.path}: {each.evidence}" for each in refused[:_SHOWN])
+    return f"{len(refused)} would be refused: {shown}{'; …' if len(refused) > _SHOWN else ''}"

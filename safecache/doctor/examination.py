@@ -1,0 +1,107 @@
+"""All checks, in their order, none of which can keep the others from being made."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+from safecache import config
+from safecache.doctor import (
+    access,
+    behaviour,
+    bytecode,
+    compilers,
+    contents,
+    cpus,
+    execution,
+    file_systems,
+    finding,
+    hits,
+    hooks,
+    keys,
+    nvidia,
+    remote_cache,
+    space,
+    user,
+    variables,
+    versions,
+)
+from safecache.doctor.finding import SEVERITIES, Finding
+
+__all__ = ["CHECKS", "examine"]
+
+# Seconds. A file server that is down answers never, and a process that asks it cannot even be killed.
+_DEADLINE = 60.0
+
+Check = Callable[[Mapping[str, str]], Iterator[Finding]]
+
+CHECKS: dict[str, Check] = {
+    "variables": variables.check,
+    "versions": versions.check,
+    "hooks": hooks.check,
+    "user": user.check,
+    "keys": keys.check,
+    "access": access.check,
+    "file systems": file_systems.check,
+    "space": space.check,
+    "behaviour": behaviour.check,
+    "execution": execution.check,
+    "compilers": compilers.check,
+    "NVIDIA": nvidia.check,
+    "CPUs": cpus.check,
+    "bytecode": bytecode.check,
+    "remote cache": remote_cache.check,
+    "contents": contents.check,
+    "hits": hits.check,
+}
+
+
+def examine(*, import_torch: bool) -> list[Finding]:
+    """What all checks find, the worst first, else in the order of the checks. Changes nothing that lasts.
+
+    Settings that cannot be used count as unset. Without ``import_torch`` the hooks are left out.
+    """
+    environ = config.child_environment()
+    # In strict mode, what is looked at would raise: here it is a finding.
+    config.reload(without={*config.problems(environ), "SAFECACHE_STRICT"})
+    found = []
+    with _silent():
+        for name, check in CHECKS.items():
+            if import_torch or check is not hooks.check:
+                found += _run(name, check, environ)
+    return sorted(found, key=lambda each: -SEVERITIES.index(each.severity))
+
+
+def _run(name: str, check: Check, environ: Mapping[str, str]) -> list[Finding]:
+    """What one check finds until it ends, fails or is out of time."""
+    found: list[Finding] = []
+
+    def run() -> None:
+        try:
+            for each in check(environ):
+                found.append(each)
+        except Exception as error:
+            evidence = f"The check of {name} failed: {type(error).__name__}: {error}."
+            found.append(finding.warning("check-failed", evidence, "Please report it, with this line."))
+
+    thread = threading.Thread(target=run, name=f"safecache-doctor-{name}", daemon=True)
+    thread.start()
+    limit = hooks.TIMEOUT + _DEADLINE if check is hooks.check else _DEADLINE
+    thread.join(limit)
+    if thread.is_alive():
+        evidence = f"The check of {name} does not end within {limit:g} s, as where a file server does not answer."
+        return [*found, finding.error("check-failed", evidence, "stat -f each directory; mount | grep nfs")]
+    return found
+
+
+@contextmanager
+def _silent() -> Iterator[None]:
+    """What would be warned of while things are looked at, the findings say."""
+    logger = logging.getLogger("safecache")
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before

@@ -1,0 +1,86 @@
+"""What the hooks do on the installed torch: asked of a process that imports it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from safecache import provenance
+from safecache.doctor import finding
+from safecache.doctor.finding import Finding
+
+__all__ = ["TIMEOUT", "check"]
+
+TIMEOUT = 180  # seconds; torch without compiled sources, over a network, takes its time
+_SHOWN = 3
+_WELL = ("active", "not for this torch")
+
+
+def check(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Hooks that stand down, and modules of torch that cannot be imported."""
+    if not provenance.torch_version():
+        return  # the check of versions says so
+    try:
+        # That process makes a key and caches where it is told to: they are not to be those of the user.
+        place = tempfile.mkdtemp(prefix="safecache-doctor-")
+    except OSError as error:
+        evidence = f"torch was not imported, since no temporary directory can be made: {error.strerror}."
+        yield finding.info("hooks-not-examined", evidence)
+        return
+    try:
+        said = _status(dict(environ), place)
+    except subprocess.TimeoutExpired:
+        evidence = f"torch is not imported within {TIMEOUT} s."
+        yield finding.error("torch-not-imported", evidence, "time python -X importtime -c 'import torch'")
+        return
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+    try:
+        hooks = json.loads(said.stdout.splitlines()[-1])["hooks"]
+    except (IndexError, ValueError, KeyError):
+        last = (said.stderr.strip().splitlines() or [f"it ends with {said.returncode}"])[-1]
+        yield finding.error("torch-not-imported", f"The import of torch ends its process: {last}.", _AGAIN)
+        return
+    yield from _standing_down(hooks)
+
+
+_AGAIN = "python -X faulthandler -m safecache status"
+
+
+def _status(environment: dict[str, str], place: str) -> subprocess.CompletedProcess[str]:
+    own = {
+        "XDG_CONFIG_HOME": "config",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "TRITON_CACHE_DIR": "triton",
+    }
+    environment = {name: value for name, value in environment.items() if not name.startswith("SAFECACHE_")}
+    environment |= {name: os.path.join(place, folder) for name, folder in own.items()}
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    paths = [environment.get("PYTHONPATH", ""), package]
+    environment |= {
+        "SAFECACHE": "1",
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+    }
+    command = [sys.executable, "-m", "safecache", "status", "--json"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
+
+
+def _standing_down(hooks: list[dict[str, str]]) -> Iterator[Finding]:
+    by_reason = defaultdict(list)
+    for hook in hooks:
+        if hook["state"] not in _WELL:
+            by_reason[hook["reason"] or hook["state"]].append(hook["name"])
+    for reason, names in by_reason.items():
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        evidence = f"{', '.join(names[:_SHOWN])}{more} work as in stock torch: {reason}."
+        yield finding.warning("hook-standing-down", evidence, "safecache status")
+    active = sum(hook["state"] == "active" for hook in hooks)
+    if not by_reason:
+        yield finding.ok("hooks", f"All {active} hooks are active.")
