@@ -113,8 +113,6 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         return status.show(as_json=arguments.json, import_targets=not arguments.no_import)
     if arguments.command == "adopt":
         return _adopt(arguments.directory, as_json=arguments.json)
-    if arguments.command in doctor_arguments.COMMANDS:
-        return doctor_arguments.run(arguments)
     if arguments.command in key_arguments.KEY_COMMANDS:
         from safecache.cli import keys
 
@@ -125,7 +123,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         return entries.run(arguments)
     for group in _GROUPS:
         if arguments.command in group.COMMANDS:
-            return group.run(arguments)
+            code: int = group.run(arguments)
+            return code
     if arguments.command == "demo":
         from safecache.cli import demo
 
