@@ -16,7 +16,18 @@ from safecache.cli.tables import Heading
 from safecache.groups import KINDS, GroupKind
 from safecache.sizes import write_age, write_size
 
-__all__ = ["WORDS", "Row", "describe", "directories_of", "moment", "print_rows", "report", "run", "signer_name"]
+__all__ = [
+    "WORDS",
+    "Row",
+    "describe",
+    "directories_of",
+    "moment",
+    "print_rows",
+    "report",
+    "run",
+    "signer_name",
+    "state",
+]
 
 WORDS = {kind: word for word, kind in KINDS.items()}
 # What is in the way, or was there for something else, is listed only by its kind.
@@ -150,12 +161,12 @@ def _cells(row: Row, key: str, now: float) -> list[str]:
         *ages,
         said.gpu or "-",
         " ".join(versions) or "-",
-        f"{_state(said)} {signers}".strip(),
+        f"{state(said)} {signers}".strip(),
     ]
 
 
-def _state(said: Description) -> str:
-    """In a word if it is the same for all files."""
+def state(said: Description) -> str:
+    """Whether its files are sealed, and by whom: in a word if it is the same for all of them."""
     if len(said.states) == 1:
         return next(iter(said.states))
     return ", ".join(f"{count} {state}" for state, count in sorted(said.states.items())) or "-"

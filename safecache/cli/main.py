@@ -17,6 +17,7 @@ from safecache.cli import (
     key_arguments,
     limit_arguments,
     listing_arguments,
+    report_arguments,
     stats_arguments,
 )
 from safecache.cli.terminal import printable
@@ -28,7 +29,7 @@ EXIT_FINDINGS = 1
 EXIT_USAGE = 2
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h
 # Each adds the parsers of its commands, and runs them.
-_GROUPS = (limit_arguments, listing_arguments, crash_arguments, stats_arguments, doctor_arguments)
+_GROUPS = (limit_arguments, listing_arguments, crash_arguments, stats_arguments, doctor_arguments, report_arguments)
 
 
 class _ShowHelp(argparse.Action):

@@ -6,35 +6,43 @@ import argparse
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
 
-from safecache import cache_directories, config, run_summary, timestamps
+from safecache import run_summary, timestamps
+from safecache.cli import ls
 from safecache.cli.terminal import printable
 from safecache.lookups import Layer, Outcome
 from safecache.run_summary import Line, Summary
 
-__all__ = ["run"]
+__all__ = ["run", "say_there_is_none"]
 
 _LABELS = run_summary.labels()
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the sums; 1 if there is no journal of such a run. Raises OSError for a directory that cannot be read."""
-    directories = arguments.directories or cache_directories.existing(config.child_environment())
+    directories = ls.directories_of(arguments)
     lines = [line for directory in directories for line in run_summary.read(directory)]
     summary = run_summary.summarise(lines, arguments.run)
     if summary is None:
-        where = ", ".join(directories) or "any cache directory"
-        print(printable(f"safecache stats: no journal of run {arguments.run} in {where}"), file=sys.stderr)
-        return 1
+        return say_there_is_none(arguments, directories)
     if arguments.json:
         print(json.dumps(_report(summary)))
     else:
         _print(summary)
     return 0
+
+
+def say_there_is_none(arguments: argparse.Namespace, directories: Sequence[str]) -> int:
+    """That there is no journal of such a run; the exit code of a command to which that happens."""
+    where = ", ".join(directories) or "any cache directory"
+    text = f"safecache {arguments.command}: no journal of run {arguments.run} in {where}"
+    print(printable(text), file=sys.stderr)
+    return 1
 
 
 def _report(summary: Summary) -> dict[str, Any]:

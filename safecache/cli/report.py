@@ -1,0 +1,24 @@
+"""``safecache report``: a page of HTML about a run."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from safecache import store
+from safecache.cli import ls, stats
+from safecache.report import facts, page
+
+__all__ = ["run"]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the page; 1 if there is no journal of such a run. Raises OSError."""
+    directories = ls.directories_of(arguments)
+    found = facts.gather(directories, arguments.run)
+    if found is None:
+        return stats.say_there_is_none(arguments, directories)
+    path = os.path.abspath(arguments.output)
+    store.replace(path, page.render(found).encode())
+    print(path)
+    return 0

@@ -1,0 +1,180 @@
+"""What a report tells of a run: its lookups, where the misses came from, the caches they went to, this machine."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from safecache import catalogue, run_summary, timestamps
+from safecache.cli import ls
+from safecache.doctor.examination import examine
+from safecache.doctor.finding import Finding
+from safecache.groups import KINDS
+from safecache.lookups import Layer, Outcome
+from safecache.run_summary import Line, Summary
+from safecache.sizes import write_age, write_size
+
+__all__ = ["Entry", "Facts", "LayerFacts", "Miss", "ReasonFacts", "gather"]
+
+NAMES = {Layer.AOT: "AOTAutograd", Layer.FX: "FX graphs", Layer.TRITON: "Triton kernels"}
+_USUAL = ("aot", "fx", "triton", "code", "autotune", "header")
+_MOST_MISSES = 100
+_MOST_ENTRIES = 10
+
+
+class ReasonFacts(NamedTuple):
+    """How many lookups came to an outcome for one reason."""
+
+    outcome: str
+    reason: str
+    lookups: int
+
+
+class LayerFacts(NamedTuple):
+    """The lookups in one cache. ``reasons``: of those that were no hits, the most frequent first."""
+
+    name: str
+    hits: int
+    misses: int
+    bypasses: int
+    reasons: tuple[ReasonFacts, ...]
+
+    @property
+    def lookups(self) -> int:
+        """All of them."""
+        return self.hits + self.misses + self.bypasses
+
+
+class Miss(NamedTuple):
+    """What was no hit, ``times`` times in the same words. ``ranks``: of the processes, those that have one."""
+
+    cache: str
+    name: str
+    frame: str
+    ranks: tuple[str, ...]
+    what: str
+    detail: str
+    times: int
+
+
+class Entry(NamedTuple):
+    """A group of files in a cache, in words; ``key`` whole."""
+
+    name: str
+    key: str
+    kind: str
+    size: str
+    age: str
+    used: str
+    build: str
+    seal: str
+
+
+class Facts(NamedTuple):
+    """``start`` and ``end``: of what the journal has of the run; ``all_misses``: how many, of which some are here.
+
+    ``total``: how many groups the caches have, and their size.
+    """
+
+    run: str
+    start: str
+    end: str
+    processes: int
+    hosts: tuple[str, ...]
+    directories: tuple[str, ...]
+    layers: tuple[LayerFacts, ...]
+    misses: tuple[Miss, ...]
+    all_misses: int
+    biggest: tuple[Entry, ...]
+    oldest: tuple[Entry, ...]
+    total: tuple[int, str]
+    findings: tuple[Finding, ...]
+
+
+def gather(directories: Sequence[str], run: str) -> Facts | None:
+    """All of it; None if there is no journal of such a run. Raises OSError for a directory that cannot be read."""
+    lines = [line for directory in directories for line in run_summary.read(directory)]
+    summary = run_summary.summarise(lines, run)
+    if summary is None:
+        return None
+    of_run = [line for line in lines if run == run_summary.ALL or line.run == summary.run]
+    misses = _misses(summary.missed)
+    biggest, oldest, total = _entries(directories)
+    return Facts(
+        run=summary.run,
+        start=timestamps.write(min(line.time for line in of_run)),
+        end=timestamps.write(max(line.time for line in of_run)),
+        processes=summary.processes,
+        hosts=tuple(sorted({line.host for line in of_run})),
+        directories=tuple(directories),
+        layers=tuple(_layer(layer, summary) for layer in Layer),
+        misses=misses[:_MOST_MISSES],
+        all_misses=len(misses),
+        biggest=biggest,
+        oldest=oldest,
+        total=total,
+        # Last, since it takes settings that cannot be used for unset.
+        findings=tuple(finding for finding in examine(import_torch=False) if finding.severity != "ok"),
+    )
+
+
+_LABELS = run_summary.labels()
+
+
+def _layer(layer: Layer, summary: Summary) -> LayerFacts:
+    found = [(*_LABELS[what][1:], count) for what, count in summary.counts.items() if _LABELS[what][0] is layer]
+    hits, misses, bypasses = (sum(count for each, _, count in found if each is outcome) for outcome in Outcome)
+    reasons = [ReasonFacts(outcome.value, reason.value, count) for outcome, reason, count in found if reason]
+    reasons.sort(key=lambda each: (-each.lookups, each.outcome, each.reason))
+    return LayerFacts(NAMES[layer], hits, misses, bypasses, tuple(reasons))
+
+
+def _misses(lines: Iterable[Line]) -> tuple[Miss, ...]:
+    """Those in the same words are one, the most frequent first, else in the order of time."""
+    alike: Counter[tuple[str, str, str, str]] = Counter()
+    ranks: dict[tuple[str, str, str, str], set[str]] = {}
+    for line in lines:
+        same = line.label, line.name or line.key, line.frame, line.detail
+        alike[same] += 1
+        ranks.setdefault(same, set()).add(line.rank)
+    return tuple(
+        Miss(NAMES[_LABELS[label][0]], name, frame, tuple(sorted(ranks[same] - {""})), _what(label), detail, times)
+        for same, times in alike.most_common()
+        for label, name, frame, detail in [same]
+    )
+
+
+def _what(label: str) -> str:
+    _, outcome, reason = _LABELS[label]
+    return f"{outcome.value}: {reason.value}" if reason else outcome.value
+
+
+def _entries(directories: Sequence[str]) -> tuple[tuple[Entry, ...], tuple[Entry, ...], tuple[int, str]]:
+    """The biggest, those that were not used for the longest time, and how many there are of which size."""
+    found = catalogue.take(directories, {KINDS[word] for word in _USUAL})
+    by_size = sorted(found.items, key=lambda item: (-item.size, item.group.name))[:_MOST_ENTRIES]
+    by_use = sorted(found.items, key=lambda item: (item.used, item.group.name))[:_MOST_ENTRIES]
+    total = len(found.items), write_size(sum(item.size for item in found.items))
+    return _described(by_size, found), _described(by_use, found), total
+
+
+def _described(items: Sequence[catalogue.Item], found: catalogue.Catalogue) -> tuple[Entry, ...]:
+    now = time.time()
+    return tuple(_entry(row, now) for row in ls.describe(items, found))
+
+
+def _entry(row: ls.Row, now: float) -> Entry:
+    item, said = row
+    versions = [f"{what} {version}" for what, version in (("torch", said.torch), ("triton", said.triton)) if version]
+    return Entry(
+        name=said.name,
+        key=item.group.name,
+        kind=ls.WORDS[item.group.kind],
+        size=write_size(item.size),
+        age=write_age(max(0.0, now - item.made)),
+        used=write_age(max(0.0, now - item.used)),
+        build=" ".join([*versions, said.gpu]).strip(),
+        seal=ls.state(said),
+    )

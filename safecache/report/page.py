@@ -1,0 +1,27 @@
+"""The report as one page of HTML that needs nothing else: no script, no font, no picture from elsewhere."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from safecache._version import __version__
+from safecache.cli.terminal import printable
+from safecache.report.facts import Facts
+
+__all__ = ["render"]
+
+
+def render(facts: Facts) -> str:
+    """The page. Names and texts in it may be of anybody: they are no markup there, and no control characters."""
+    environment = Environment(
+        loader=PackageLoader("safecache.report", ""),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=lambda value: printable(value) if type(value) is str else value,
+    )
+    lookups, hits = (
+        sum(numbers) for numbers in zip(*((each.lookups, each.hits) for each in facts.layers), strict=True)
+    )
+    return environment.get_template("page.html.j2").render(facts=facts, version=__version__, lookups=lookups, hits=hits)
