@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
+from unittest import mock
 
 import scenes
 import torch
@@ -62,17 +61,6 @@ def compile_strictly():
     scenes.compile_model(strict_autograd_cache=True)
 
 
-def run_of(name):
-    """compile_model; what the journal says of it, with the hits that would be written at the end."""
-    from safecache import journal
-
-    with contextlib.suppress(Exception):
-        scenes.compile_model()
-    journal._end()
-    folder = os.path.join(os.environ["TORCHINDUCTOR_CACHE_DIR"], journal.FOLDER)
-    return sorted(os.listdir(folder))
-
-
 def kernels_looked_up(**knobs):
     """What the lookups of a kernel came to."""
     import triton
@@ -83,3 +71,22 @@ def kernels_looked_up(**knobs):
             setattr(triton.knobs.compilation, name, value)
         compiled = compile_kernel()["compiled"]
     return {"lookups": lookups.counts(), "compiled": compiled}
+
+
+def compile_where_another_rank_missed():
+    """As with a process group of two, of which the other has nothing in its cache."""
+    from torch._functorch._aot_autograd import autograd_cache
+
+    with (
+        functorch_config.patch(_sync_cache_decision_cross_ranks=True),
+        mock.patch.object(autograd_cache, "sync_cache_decision_cross_ranks", lambda hit: False),
+    ):
+        scenes.compile_model()
+
+
+def compile_where_code_cannot_be_loaded():
+    """Torch takes it for a miss if what it generates of an entry cannot be written, or read."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    with mock.patch.object(CompiledFxGraph, "after_deserialization", side_effect=OSError("no space")):
+        scenes.compile_model()

@@ -77,6 +77,25 @@ def test_directory_that_cannot_be_read_is_why_its_lookup_missed(warm):
     assert found["aot miss: unreadable"] == 1 and found["fx hit"] == 2
 
 
+def test_remote_cache_that_fails_is_why_its_lookups_missed(home):
+    found = agrees(home.run("looked_up", how="compile_with_remote"))
+    assert found == {"aot miss: remote failed": 1, "fx miss: remote failed": 2}
+
+
+def test_entry_that_torch_cannot_use_is_why_its_lookups_missed(warm):
+    found = agrees(warm.run("looked_up", how="compile_where_code_cannot_be_loaded"))
+    assert found == {"aot miss: entry missing": 1, "fx miss: unloadable": 3}
+
+
+def test_hit_that_another_rank_has_not_is_a_miss(warm, zygote):
+    if not zygote.torch.startswith("2.15"):
+        pytest.skip("ranks decide for themselves before torch 2.15")
+    # The setting is part of the key.
+    warm.run("looked_up", how="compile_where_another_rank_missed")
+    found = agrees(warm.run("looked_up", how="compile_where_another_rank_missed"))
+    assert found == {"aot miss: other rank missed": 1, "fx hit": 2}
+
+
 def test_guard_that_does_not_hold_is_why_a_lookup_missed(home):
     first = agrees(home.run("looked_up", how="compile_for_size", size=4))
     assert first == {"aot miss: never seen": 1, "fx miss: never seen": 1}
