@@ -10,10 +10,21 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
 
-__all__ = ["CRASHES_FOLDER", "KNOWN_BAD_FOLDER", "TRASH_FOLDER", "File", "Group", "GroupKind", "below", "listed"]
+__all__ = [
+    "CRASHES_FOLDER",
+    "KEYS_FOLDER",
+    "KNOWN_BAD_FOLDER",
+    "TRASH_FOLDER",
+    "File",
+    "Group",
+    "GroupKind",
+    "below",
+    "listed",
+]
 
-# Below .safecache: what is being removed; reports of crashes of Triton's compiler, and notes of what to skip for them.
-TRASH_FOLDER = "trash"
+# Below .safecache: what is being removed; reports of crashes of Triton's compiler, and notes of what to skip for them;
+# what the keys were made of.
+TRASH_FOLDER, KEYS_FOLDER = "trash", "keys"
 CRASHES_FOLDER, KNOWN_BAD_FOLDER = "crashes", "known_bad"
 # What a process looks for first. Once it is away, nobody begins to use the rest.
 _LOOKED_FOR_FIRST = re.compile(r"__grp__.+|.+\.(py|cpp|c|h|hpp|cu|cuh)")
@@ -32,6 +43,7 @@ class GroupKind(Enum):
     QUARANTINE = "quarantine"
     CRASH = "crash reports"
     KNOWN_BAD = "notes of crashes"
+    KEY_RECORD = "records of keys"
     RECORD = "records of nothing"
     LOCK = "locks of nothing"
 

@@ -51,6 +51,7 @@ _NEVER_RAISED = _SILENT | {
     Reason.NOT_ISOLATED,
     Reason.CRASHED,
     Reason.CRASHED_BEFORE,
+    Reason.NOT_EXPLAINED,
 }
 
 _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {

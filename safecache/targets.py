@@ -113,6 +113,29 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         _AUTOGRAD_CACHE,
+        "autograd_cache_key",
+        "torch_keys:autograd_cache_key",
+        (
+            "gm, example_inputs, config, fx_config",  # 2.11
+            "mod, example_inputs, config, compiler_config_extra=",  # 2.12, 2.13
+            "mod, example_inputs, config, compiler_config_extra=, act_input_paths=",
+        ),
+    ),
+    Target(
+        _AUTOGRAD_CACHE,
+        "AOTAutogradCachePickler.get_hash",  # from FxGraphCachePickler
+        "torch_keys:get_hash",
+        ("self, obj",),
+        since=(2, 12),  # the first that does not print the parts of each key by itself
+    ),
+    Target(
+        _CODECACHE,
+        "FxGraphCache.load_with_key",
+        "torch_keys:load_with_key",
+        ("key, debug_lines, example_inputs, local, remote_cache, is_backward, constants, evaluate_guards=",),
+    ),
+    Target(
+        _AUTOGRAD_CACHE,
         "AOTAutogradCache._write_to_local_cache",
         "autograd_cache:write_to_local_cache",
         ("key, content",),

@@ -42,6 +42,8 @@ SCENES = (
     "launcher_scenes",
     "autotuner_scenes",
     "launcher_entry_scenes",
+    "explain_scenes",
+    "explain_kernel_scenes",
 )
 
 

@@ -11,7 +11,7 @@ from rich.markdown import Markdown
 
 from safecache import config, settings, stamps
 from safecache._version import __version__
-from safecache.cli import crash_arguments, key_arguments, limit_arguments
+from safecache.cli import crash_arguments, explain_arguments, key_arguments, limit_arguments
 from safecache.errors import ConfigError, SafecacheError
 
 __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     key_arguments.add(commands)
     limit_arguments.add(commands)
     crash_arguments.add(commands)
+    explain_arguments.add(commands)
 
     doctor = commands.add_parser("doctor", help="say why a shared object does not load, without running it")
     doctor.add_argument("--load", metavar="FILE", required=True, help="the shared object, as the error names it")
@@ -118,8 +119,9 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         from safecache.cli import entries
 
         return entries.run(arguments)
-    if arguments.command in limit_arguments.COMMANDS:
-        return limit_arguments.run(arguments)
+    if arguments.command in (*limit_arguments.COMMANDS, *explain_arguments.COMMANDS):
+        of_size = arguments.command in limit_arguments.COMMANDS
+        return limit_arguments.run(arguments) if of_size else explain_arguments.run(arguments)
     if arguments.command in crash_arguments.COMMANDS:
         from safecache.cli import crashes
 

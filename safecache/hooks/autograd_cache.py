@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import loading, saving
-from safecache.hooks import cache_dir_utils
+from safecache.hooks import cache_dir_utils, torch_keys
 from safecache.reasons import Reason
 from safecache.seal import Kind
 
@@ -44,6 +44,13 @@ def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 
 def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, also where torch is strict."""
+    torch_keys.begin()
+    result = _load(wrapped, args, kwargs)
+    torch_keys.end(result)
+    return result
+
+
+def _load(wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     with loading.reading():
         cache_dir_utils.settle()
         try:

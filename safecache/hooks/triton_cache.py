@@ -8,8 +8,9 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from safecache import triton_files
+from safecache import misses, triton_files
 from safecache.hooks import triton_isolation
+from safecache.lookups import Layer
 
 __all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
 
@@ -67,6 +68,8 @@ def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
             directory = instance.cache_dir
             group = {name: os.path.join(directory, name) for name in triton_files.listed(directory, group)}
         path: str = wrapped(filename, group)
+        if _is_cache(instance):
+            misses.saved(Layer.TRITON, os.path.basename(instance.cache_dir), os.path.dirname(instance.cache_dir))
         return path
 
     return put(*args, **kwargs)

@@ -80,7 +80,18 @@ class ROCmCodeCache:
 torch.reached("middle", globals())
 
 
+class FxGraphCachePickler:
+    def get_hash(self, obj):
+        return torch.called("get_hash", obj)
+
+
 class FxGraphCache(GuardedCache):
+    @staticmethod
+    def load_with_key(
+        key, debug_lines, example_inputs, local, remote_cache, is_backward, constants, evaluate_guards=None
+    ):
+        return torch.called("load_with_key", key)
+
     @staticmethod
     def _check_can_cache(gm, example_inputs=(), fx_kwargs=None, require_shape_env=True):
         return torch.called("_check_can_cache", gm)

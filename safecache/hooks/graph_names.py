@@ -1,0 +1,67 @@
+"""What a graph is called, whatever its key: the function that Dynamo compiles, and which graph of it.
+
+Asked at a miss only: it walks the stack, as torch tells nobody the function's code object at that point. The frame is
+that of ``_compile`` in torch/_dynamo/convert_frame.py; a graph that is compiled later, such as a backward one, is told
+by the id that track_graph_compiling() of torch/_functorch/_aot_autograd/logging_utils.py has. The same in torch 2.11 to
+2.15.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Mapping
+from types import CodeType, FrameType
+from typing import Any
+
+__all__ = ["of_aot_graph", "of_function", "of_fx_graph"]
+
+_COMPILE = ("torch._dynamo.convert_frame", "_compile")
+# Their frames are on the way to whoever has called torch.
+_ON_THE_WAY = re.compile(r"(torch|safecache|wrapt|contextlib|functools|unittest\.mock)(\..*)?")
+_BEING_COMPILED = re.compile(r"(\d+)_(\w+)")
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+
+# By AOTAutograd's ids for graphs, of this process.
+_names: dict[int, str] = {}
+
+
+def of_aot_graph(config: Any, number: int) -> str:
+    """The name of the graph with this AOTConfig: the ``number``-th, from 0, of the compile that is under way."""
+    name = of_function(sys._getframe(1)) + (f" graph {number}" if number else "")
+    _names[config.aot_id] = name
+    return name
+
+
+def of_fx_graph(*, is_backward: bool) -> str:
+    """The name of the graph that Inductor is about to compile: that of AOTAutograd's graph, and which half."""
+    logged = sys.modules.get("torch._functorch._aot_autograd.logging_utils")
+    for each in logged.graph_being_compiled if logged is not None else ():
+        found = _BEING_COMPILED.fullmatch(each)
+        if found is not None and int(found[1]) in _names:
+            return f"{_names[int(found[1])]} {found[2]}"
+    return f"{of_function(sys._getframe(1))} {'backward' if is_backward else 'forward'}"
+
+
+def of_function(start: FrameType | None) -> str:
+    """The function that Dynamo compiles; where it does not, the one that has called torch."""
+    frame, caller = start, None
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if (module, frame.f_code.co_name) == _COMPILE:
+            return _qualified(frame.f_locals["code"], frame.f_locals["globals"])
+        if caller is None and not _ON_THE_WAY.fullmatch(module):
+            caller = frame
+        frame = frame.f_back
+    return _qualified(caller.f_code, caller.f_globals) if caller is not None else "a graph"
+
+
+def _qualified(code: CodeType, scope: Mapping[str, Any]) -> str:
+    # A program is called __main__ wherever it runs, and may be another one each time.
+    module = str(scope.get("__name__"))
+    if module == "__main__":
+        module = os.path.splitext(os.path.basename(code.co_filename))[0]
+    name = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+    resumed = _RESUMED.sub(r"\1 (resumed)", name)
+    return f"{module}.{resumed}"
