@@ -33,8 +33,9 @@ def group_of(cache, kind):
         (lambda cache: cache.quarantined("a", HOUR), GroupKind.QUARANTINE),
         (lambda cache: cache.crash("a", HOUR), GroupKind.CRASH),
         (lambda cache: [cache.known_bad("a", HOUR)], GroupKind.KNOWN_BAD),
+        (lambda cache: [cache.key_record("a", HOUR)], GroupKind.KEY_RECORD),
     ],
-    ids=["aot", "fx", "code", "kernel", "header", "quarantine", "crash", "known-bad"],
+    ids=["aot", "fx", "code", "kernel", "header", "quarantine", "crash", "known-bad", "key-record"],
 )
 def test_group_is_all_that_belongs_together(cache, make, kind):
     made = make(cache)
