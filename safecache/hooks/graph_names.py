@@ -12,12 +12,13 @@ import os
 import re
 import sys
 from collections.abc import Mapping
-from types import CodeType, FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 __all__ = ["of_aot_graph", "of_function", "of_fx_graph"]
 
 _COMPILE = ("torch._dynamo.convert_frame", "_compile")
+_WRAPPER = "torch._dynamo.external_utils"
 # Their frames are on the way to whoever has called torch.
 _ON_THE_WAY = re.compile(r"(torch|safecache|wrapt|contextlib|functools|unittest\.mock)(\..*)?")
 _BEING_COMPILED = re.compile(r"(\d+)_(\w+)")
@@ -50,11 +51,22 @@ def of_function(start: FrameType | None) -> str:
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         if (module, frame.f_code.co_name) == _COMPILE:
-            return _qualified(frame.f_locals["code"], frame.f_locals["globals"])
+            return _compiled(frame.f_locals)
         if caller is None and not _ON_THE_WAY.fullmatch(module):
             caller = frame
         frame = frame.f_back
     return _qualified(caller.f_code, caller.f_globals) if caller is not None else "a graph"
+
+
+def _compiled(given: Mapping[str, Any]) -> str:
+    """By what _compile() was given. What torch skips, such as a function without a file, it compiles within a wrapper."""
+    if given["globals"].get("__name__") == _WRAPPER:
+        for cell in given["closure"] or ():
+            method = cell.cell_contents
+            function = getattr(method, "__func__", method)
+            if isinstance(function, FunctionType):
+                return _qualified(function.__code__, function.__globals__)
+    return _qualified(given["code"], given["globals"])
 
 
 def _qualified(code: CodeType, scope: Mapping[str, Any]) -> str:

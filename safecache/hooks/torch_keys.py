@@ -111,12 +111,12 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         local: bool,
         remote_cache: Any,
         is_backward: bool,
-        *rest: Any,
-        **named: Any,
+        constants: Any,
+        evaluate_guards: Any = None,
     ) -> Any:
-        found = wrapped(key, debug_lines, example_inputs, local, remote_cache, is_backward, *rest, **named)
-        # Without lines it is part of an AOTAutograd entry, which is then compiled as a whole.
-        if found[0] is None and debug_lines:
+        found = wrapped(*args, **kwargs)
+        # With guards of its own it is part of an AOTAutograd entry, which is then compiled as a whole.
+        if found[0] is None and evaluate_guards is None:
             misses.trying(Layer.FX, lambda: _note_fx(key, debug_lines, is_backward))
         return found
 
