@@ -59,7 +59,7 @@ def of_function(start: FrameType | None) -> str:
 
 
 def _compiled(given: Mapping[str, Any]) -> str:
-    """By what _compile() was given. What torch skips, such as a function without a file, it compiles within a wrapper."""
+    """By what _compile() was given: what torch skips, such as a function without a file, is within a wrapper."""
     if given["globals"].get("__name__") == _WRAPPER:
         for cell in given["closure"] or ():
             method = cell.cell_contents
