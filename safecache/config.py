@@ -60,6 +60,7 @@ class Config:
     isolate: bool | str
     compile_timeout: float | None
     compile_memory: int | None
+    explain: bool
     config_home: str | None
 
     def __init__(self, **values: Any) -> None:

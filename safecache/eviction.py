@@ -25,6 +25,8 @@ _WORTHLESS = (GroupKind.QUARANTINE, GroupKind.CRASH, GroupKind.JOURNAL, GroupKin
 # In the time in which no stamp is renewed, what refers to others goes before them, and last what took a compiler.
 _RANK = {kind: rank for rank, kind in enumerate(GroupKind)}
 _CODE = (GroupKind.CODE, GroupKind.KERNEL, GroupKind.HEADER)
+# They are small, and tell that what is gone was evicted: for as long again.
+_OUTLIVES = GroupKind.KEY_RECORD
 
 
 class Limits(NamedTuple):
@@ -153,12 +155,14 @@ class _Sweeper:
                 os.utime(file.path, (self._now, self._now), follow_symlinks=False)
         return self._now
 
-    def _order(self, group: Group) -> tuple[bool, float, int, float]:
+    def _order(self, group: Group) -> tuple[bool, bool, float, int, float]:
         used = self._used[id(group)]
-        return group.kind not in _WORTHLESS, used // stamps.INTERVAL, _RANK[group.kind], used
+        return group.kind is _OUTLIVES, group.kind not in _WORTHLESS, used // stamps.INTERVAL, _RANK[group.kind], used
 
     def _is_due(self, group: Group) -> bool:
         size, files, age = self._limits
+        if age is not None and group.kind is _OUTLIVES:
+            age *= 2
         return (
             (group.kind is GroupKind.RECORD and self._age(group) >= stamps.GRACE)
             or (size is not None and self._size > size)

@@ -1,20 +1,31 @@
-"""What a person knows a graph by: the function that is being compiled, and Dynamo's id of the compile.
+"""What a graph is called, whatever its key: the function that Dynamo compiles, and which graph of it.
 
-Sources: ``_compile`` in torch/_dynamo/convert_frame.py; ``CompileContext`` in torch/_guards.py. The same in torch 2.11
-to 2.15.
+Asked at a miss only: it walks the stack, as torch tells nobody the function's code object at that point. The frame is
+that of ``_compile`` in torch/_dynamo/convert_frame.py; a graph that is compiled later, such as a backward one, is told
+by the id that track_graph_compiling() of torch/_functorch/_aot_autograd/logging_utils.py has. The same in torch 2.11 to
+2.15.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import sys
-from types import CodeType, FrameType
+from collections.abc import Mapping
+from types import CodeType, FrameType, FunctionType
+from typing import Any
 
-__all__ = ["backward", "forward", "frame"]
+__all__ = ["frame", "of_aot_graph", "of_current", "of_function", "of_fx_graph"]
 
 _COMPILE = ("torch._dynamo.convert_frame", "_compile")
-# By Dynamo's ids: a backward graph may be compiled when the function is left.
-_functions: dict[str, str] = {}
+_WRAPPER = "torch._dynamo.external_utils"
+# Their frames are on the way to whoever has called torch.
+_ON_THE_WAY = re.compile(r"(torch|safecache|wrapt|contextlib|functools|unittest\.mock)(\..*)?")
+_BEING_COMPILED = re.compile(r"(\d+)_\w+")
+_RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
+
+# By AOTAutograd's ids for graphs, of this process.
+_names: dict[int, str] = {}
 
 
 def frame() -> str:
@@ -24,33 +35,58 @@ def frame() -> str:
     return "" if found is None else str(found)
 
 
-def forward() -> str:
-    """The function that this thread compiles, with its file and line; "" if that cannot be told.
-
-    Takes some ten microseconds: it looks through the frames of the thread.
-    """
-    compile_id = frame()
-    code = _code()
-    if code is None:
-        return _functions.get(compile_id, "") if compile_id else ""
-    name = getattr(code, "co_qualname", code.co_name)  # Python 3.10 has only the latter
-    text = f"{name} ({os.path.basename(code.co_filename)}:{code.co_firstlineno})"
-    if compile_id:
-        _functions[compile_id] = text
-    return text
+def of_aot_graph(config: Any, number: int) -> str:
+    """The name of the graph with this AOTConfig: the ``number``-th, from 0, of the compile that is under way."""
+    name = of_function(sys._getframe(1)) + (f" graph {number}" if number else "")
+    _names[config.aot_id] = name
+    return name
 
 
-def backward() -> str:
-    """As forward(), of its backward graph."""
-    name = forward()
-    return f"{name} backward" if name else ""
+def of_fx_graph(*, is_backward: bool) -> str:
+    """The name of the graph that Inductor compiles, or looks up: that of AOTAutograd's graph, and which half of it."""
+    half = "backward" if is_backward else "forward"
+    logged = sys.modules.get("torch._functorch._aot_autograd.logging_utils")
+    for each in logged.graph_being_compiled if logged is not None else ():
+        found = _BEING_COMPILED.fullmatch(each)
+        if found is not None and int(found[1]) in _names:
+            return f"{_names[int(found[1])]} {half}"
+    return f"{of_function(sys._getframe(1))} {half}"
 
 
-def _code() -> CodeType | None:
-    above: FrameType | None = sys._getframe(1)
-    while above is not None:
-        if (above.f_globals.get("__name__"), above.f_code.co_name) == _COMPILE:
-            code = above.f_locals.get("code")
-            return code if isinstance(code, CodeType) else None
-        above = above.f_back
-    return None
+def of_current() -> str:
+    """The name of the function that this thread compiles, or that has called torch."""
+    return of_function(sys._getframe(1))
+
+
+def of_function(start: FrameType | None) -> str:
+    """The function that Dynamo compiles; where it does not, the one that has called torch."""
+    frame, caller = start, None
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if (module, frame.f_code.co_name) == _COMPILE:
+            return _compiled(frame.f_locals)
+        if caller is None and not _ON_THE_WAY.fullmatch(module):
+            caller = frame
+        frame = frame.f_back
+    return _qualified(caller.f_code, caller.f_globals) if caller is not None else "a graph"
+
+
+def _compiled(given: Mapping[str, Any]) -> str:
+    """By what _compile() was given: what torch skips, such as a function without a file, is within a wrapper."""
+    if given["globals"].get("__name__") == _WRAPPER:
+        for cell in given["closure"] or ():
+            method = cell.cell_contents
+            function = getattr(method, "__func__", method)
+            if isinstance(function, FunctionType):
+                return _qualified(function.__code__, function.__globals__)
+    return _qualified(given["code"], given["globals"])
+
+
+def _qualified(code: CodeType, scope: Mapping[str, Any]) -> str:
+    # A program is called __main__ wherever it runs, and may be another one each time.
+    module = str(scope.get("__name__"))
+    if module == "__main__":
+        module = os.path.splitext(os.path.basename(code.co_filename))[0]
+    name = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
+    resumed = _RESUMED.sub(r"\1 (resumed)", name)
+    return f"{module}.{resumed}"

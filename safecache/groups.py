@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 __all__ = [
     "CRASHES_FOLDER",
+    "KEYS_FOLDER",
     "KINDS",
     "KNOWN_BAD_FOLDER",
     "TRASH_FOLDER",
@@ -22,8 +23,9 @@ __all__ = [
     "listed",
 ]
 
-# Below .safecache: what is being removed; reports of crashes of Triton's compiler, and notes of what to skip for them.
-TRASH_FOLDER = "trash"
+# Below .safecache: what is being removed; reports of crashes of Triton's compiler, and notes of what to skip for them;
+# what the keys were made of.
+TRASH_FOLDER, KEYS_FOLDER = "trash", "keys"
 CRASHES_FOLDER, KNOWN_BAD_FOLDER = "crashes", "known_bad"
 # What a process looks for first. Once it is away, nobody begins to use the rest.
 _LOOKED_FOR_FIRST = re.compile(r"__grp__.+|.+\.(py|cpp|c|h|hpp|cu|cuh)")
@@ -43,6 +45,7 @@ class GroupKind(Enum):
     CRASH = "crash reports"
     KNOWN_BAD = "notes of crashes"
     JOURNAL = "journals of lookups"
+    KEY_RECORD = "records of keys"
     RECORD = "records of nothing"
     LOCK = "locks of nothing"
 

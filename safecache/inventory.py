@@ -15,7 +15,17 @@ from typing import NamedTuple
 
 from safecache import journal, layout, records, temporaries
 from safecache.cache_directories import HEADERS_FOLDER
-from safecache.groups import CRASHES_FOLDER, KNOWN_BAD_FOLDER, TRASH_FOLDER, File, Group, GroupKind, below, listed
+from safecache.groups import (
+    CRASHES_FOLDER,
+    KEYS_FOLDER,
+    KNOWN_BAD_FOLDER,
+    TRASH_FOLDER,
+    File,
+    Group,
+    GroupKind,
+    below,
+    listed,
+)
 
 __all__ = ["Inventory", "take"]
 
@@ -164,6 +174,8 @@ def _ours(root: str, directory: str) -> Iterator[Group | File]:
             yield from _named_by_hash(root, item.path, GroupKind.KNOWN_BAD)
         elif item.name == os.path.basename(journal.FOLDER):
             yield from _journals(root, item.path)
+        elif item.name == KEYS_FOLDER:
+            yield from _in_each(item, partial(_keys, root))
         elif item.name == TRASH_FOLDER:
             yield from (_directory(GroupKind.TEMPORARY, root, each.path) for each in listed(item.path))
         else:
@@ -181,6 +193,15 @@ def _crashes(root: str, directory: str) -> Iterator[Group | File]:
         if _is_directory(item):
             is_draft = item.name.startswith(".")
             yield _directory(GroupKind.TEMPORARY if is_draft else GroupKind.CRASH, root, item.path)
+        else:
+            yield from below(item.path)
+
+
+def _keys(root: str, directory: str) -> Iterator[Group | File]:
+    """Of one layer: those of one name together."""
+    for item in listed(directory):
+        if _is_directory(item):
+            yield _directory(GroupKind.KEY_RECORD, root, item.path)
         else:
             yield from below(item.path)
 

@@ -1,22 +1,200 @@
-"""Whether a key that is not there was once."""
+"""What the keys of a cache were made of: a record for each key that was saved, to explain later why another missed.
+
+They lie in ``<cache>/.safecache/keys/<layer>/<digest of the name>/<key>.json.gz``, written after a compile, never on
+the way to a hit. Nothing is decided by them, so that they are not sealed: what cannot be read as one is passed over.
+"""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from enum import Enum
+from typing import Any, NamedTuple
 
+from safecache import files, key_text, layers, store
+from safecache.groups import KEYS_FOLDER
 from safecache.lookups import Layer
 
-__all__ = ["Absence", "why_absent"]
+__all__ = [
+    "Absence",
+    "Component",
+    "KeyRecord",
+    "every",
+    "recall",
+    "remember",
+    "same_name",
+    "why_absent",
+]
+
+# Of one name; a kernel that is tuned has as many keys as configurations.
+_MOST_OF_A_NAME = 32
+# Bytes, of one that is unpacked; nearly all are settings, which pack to a fifth.
+_LARGEST = 512 << 10
+_GZIP = zlib.MAX_WBITS + 16
+_SUFFIX = ".json.gz"
+# The files that a search through all names reads.
+_MOST_READ = 2000
+# Not a nonce, such as torch makes up where it cannot compute a key: it holds a dot.
+_KEY = re.compile(r"\w{20,128}")
+_FORMAT = 1
+
+
+class Component(NamedTuple):
+    """A part of a key: what a person would call it, its digest, and what it is in words."""
+
+    name: str
+    digest: str
+    text: str
+
+
+class KeyRecord(NamedTuple):
+    """``name``: what stays the same when the key differs; ``first``, ``made``: when it was first and last saved.
+
+    ``process``: the same for all that one process, with those forked from it, has made.
+    """
+
+    layer: Layer
+    key: str
+    name: str
+    made: float
+    components: tuple[Component, ...]
+    first: float = 0.0
+    process: str = ""
 
 
 class Absence(Enum):
-    """Why nothing lies under a key."""
+    """Why a cache has nothing under a key."""
 
     NEVER_SEEN = "never seen"
     KEY_DIFFERS = "key differs"
     EVICTED = "evicted"
 
 
-def why_absent(layer: Layer, key: str, name: str, root: str) -> Absence:  # noqa: ARG001
-    """Whether the key itself was saved in the cache ``root`` once, or another one under the same name."""
-    return Absence.NEVER_SEEN
+def remember(record: KeyRecord, root: str) -> None:
+    """Keep the record of a key that was just saved in the cache ``root``. Raises OSError."""
+    if not _KEY.fullmatch(record.key):
+        return
+    place = _place(record.layer, record.name, root)
+    path = os.path.join(place, record.key + _SUFFIX)
+    earlier = _read(path)
+    now = time.time()
+    content = _encoded(record._replace(made=now, first=earlier.first if earlier else now))
+    if content is not None:
+        store.publish(path, content, root)
+        _remove_oldest(place)
+
+
+def recall(layer: Layer, key: str, name: str, root: str) -> KeyRecord | None:
+    """The record of this key, if it was ever saved in the cache ``root`` or in a layer below it."""
+    return next((found for found in _of_name(layer, name, root) if found.key == key), None)
+
+
+def same_name(layer: Layer, name: str, root: str) -> list[KeyRecord]:
+    """The records of all keys under this name, those of the layers below the cache included, latest first."""
+    found = {record.key: record for record in _of_name(layer, name, root)}
+    return sorted(found.values(), key=lambda record: record.made, reverse=True)
+
+
+def why_absent(layer: Layer, key: str, name: str, root: str) -> Absence:
+    """EVICTED: this key was saved here once; KEY_DIFFERS: another one was under the same name."""
+    names = {file for place in _places(layer, name, root) for file in _listed(place)}
+    if key + _SUFFIX in names:
+        return Absence.EVICTED
+    return Absence.KEY_DIFFERS if names else Absence.NEVER_SEEN
+
+
+def every(root: str, layer: Layer | None = None) -> list[KeyRecord]:
+    """All records of the cache ``root`` itself, or of one of its layers, the latest first."""
+    top = os.path.join(root, ".safecache", KEYS_FOLDER)
+    paths: list[tuple[float, str]] = []
+    for each in Layer if layer is None else (layer,):
+        for folder in _names_in(os.path.join(top, each.value)):
+            place = os.path.join(top, each.value, folder)
+            paths += [(_age(os.path.join(place, name)), os.path.join(place, name)) for name in _listed(place)]
+    read = (_read(path) for _, path in sorted(paths, reverse=True)[:_MOST_READ])
+    return sorted((record for record in read if record), key=lambda record: record.made, reverse=True)
+
+
+def _of_name(layer: Layer, name: str, root: str) -> Iterator[KeyRecord]:
+    for place in _places(layer, name, root):
+        for file in _listed(place):
+            record = _read(os.path.join(place, file))
+            if record is not None and (record.layer, record.name, record.key + _SUFFIX) == (layer, name, file):
+                yield record
+
+
+def _places(layer: Layer, name: str, root: str) -> Iterable[str]:
+    place = _place(layer, name, root)
+    return [place, *(below for below, _ in layers.below(place, root))]
+
+
+def _place(layer: Layer, name: str, root: str) -> str:
+    return os.path.join(root, ".safecache", KEYS_FOLDER, layer.value, key_text.digest(name))
+
+
+def _listed(place: str) -> list[str]:
+    return [name for name in _names_in(place) if name.endswith(_SUFFIX)]
+
+
+def _names_in(place: str) -> list[str]:
+    try:
+        return store.list_entries(place)
+    except OSError:
+        return []  # what cannot be read explains nothing
+
+
+def _encoded(record: KeyRecord) -> bytes | None:
+    """None for what would be too large even without the words for each line of its source."""
+    for components in (record.components, _without_lines(record.components)):
+        stated = record._replace(components=components)._asdict() | {"layer": record.layer.value, "format": _FORMAT}
+        content = json.dumps(stated, separators=(",", ":")).encode()
+        if len(content) <= _LARGEST:
+            return _packed(content)
+    return None
+
+
+def _packed(content: bytes) -> bytes:
+    packer = zlib.compressobj(level=1, wbits=_GZIP)
+    return packer.compress(content) + packer.flush()
+
+
+def _without_lines(components: Iterable[Component]) -> tuple[Component, ...]:
+    return tuple(c._replace(text="") if c.name.endswith(" line") else c for c in components)
+
+
+def _read(path: str) -> KeyRecord | None:
+    try:
+        content = files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST + 1)
+        return _decoded(json.loads(zlib.decompressobj(_GZIP).decompress(content, _LARGEST)))
+    except (OSError, store.UnusableEntry, zlib.error, ValueError, TypeError, KeyError, RecursionError):
+        return None  # gone, not ours, or of another version: there is nothing to learn from it
+
+
+def _decoded(stated: Any) -> KeyRecord | None:
+    """Raises ValueError, TypeError, KeyError for what is no record."""
+    if stated["format"] != _FORMAT:
+        return None
+    components = tuple(Component(*map(str, each)) for each in stated["components"])
+    key, name, process = (str(stated[each]) for each in ("key", "name", "process"))
+    made, first = float(stated["made"]), float(stated["first"])
+    return KeyRecord(Layer(stated["layer"]), key, name, made, components, first, process)
+
+
+def _remove_oldest(place: str) -> None:
+    """Down to what may lie there."""
+    paths = [os.path.join(place, name) for name in _listed(place)]
+    if len(paths) > _MOST_OF_A_NAME:
+        for path in sorted(paths, key=_age)[:-_MOST_OF_A_NAME]:
+            with suppress(OSError):  # another process has, or it is another user's
+                os.unlink(path)
+
+
+def _age(path: str) -> float:
+    with suppress(OSError):
+        return os.lstat(path).st_mtime
+    return 0.0

@@ -65,6 +65,7 @@ _NEVER_RAISED = _SILENT | {
     Reason.NOT_ISOLATED,
     Reason.CRASHED,
     Reason.CRASHED_BEFORE,
+    Reason.NOT_EXPLAINED,
 }
 
 _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {

@@ -67,6 +67,8 @@ class Reason(Enum):
     NOT_ISOLATED = "not isolated"
     CRASHED = "compile crashed"
     CRASHED_BEFORE = "crashed before"
+    # told apart from other keys
+    NOT_EXPLAINED = "not explained"
 
 
 class Count(Enum):

@@ -20,6 +20,7 @@ from safecache import (
     events,
     keyring,
     layout,
+    misses,
     picklepath,
     rescue,
     seal,
@@ -27,6 +28,7 @@ from safecache import (
     write_through,
 )
 from safecache.errors import CacheWriteError
+from safecache.lookups import Layer
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
@@ -246,6 +248,7 @@ def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes)
         failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_SPACE_REMEDY, error=error)
         return _not_written(failure, kind, cache_key)
     events.count(Count.SAVED)
+    misses.saved(Layer.AOT if kind is Kind.AOT_ENTRY else Layer.FX, cache_key, root)
     try:
         write_through.send_content(path, content, kind)
     except CacheWriteError as error:

@@ -309,6 +309,17 @@ SETTINGS: tuple[Setting, ...] = (
             "that is less, but 1 GB at least."
         ),
     ),
+    Setting(
+        name="explain",
+        variable="SAFECACHE_EXPLAIN",
+        default=False,
+        parse=_parse_switch,
+        allowed=_SWITCH,
+        help=(
+            "`1` logs a line at each miss that says which parts of its key differ from the nearest one that was saved; "
+            "see `safecache explain`."
+        ),
+    ),
 )
 
 

@@ -161,6 +161,13 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         _AUTOGRAD_CACHE,
+        "AOTAutogradCachePickler.get_hash",  # from FxGraphCachePickler
+        "autograd_cache:get_hash",
+        ("self, obj",),
+        since=(2, 12),  # the first that does not print the parts of each key by itself
+    ),
+    Target(
+        _AUTOGRAD_CACHE,
         "AOTAutogradCache._write_to_local_cache",
         "autograd_cache:write_to_local_cache",
         ("key, content",),

@@ -87,6 +87,11 @@ class Cache:
         folder = self.root / "triton" / "0" / ".safecache" / "known_bad"
         return self.file(folder / hashlib.sha256(name.encode()).hexdigest(), age)
 
+    def key_record(self, name: str, age: float) -> Path:
+        """What a key was made of that was saved under ``name``."""
+        folder = self.root / ".safecache" / "keys" / "fx" / hashlib.sha256(name.encode()).hexdigest()[:16]
+        return self.file(folder / f"{key('f', name)}.json.gz", age)
+
     def files(self) -> list[Path]:
         return sorted(path for path in self.root.rglob("*") if path.is_symlink() or not path.is_dir())
 

@@ -43,6 +43,8 @@ SCENES = (
     "autotuner_scenes",
     "launcher_entry_scenes",
     "lookup_scenes",
+    "explain_scenes",
+    "explain_kernel_scenes",
 )
 
 

@@ -14,6 +14,7 @@ from safecache._version import __version__
 from safecache.cli import (
     crash_arguments,
     doctor_arguments,
+    explain_arguments,
     key_arguments,
     limit_arguments,
     listing_arguments,
@@ -29,7 +30,15 @@ EXIT_FINDINGS = 1
 EXIT_USAGE = 2
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h
 # Each adds the parsers of its commands, and runs them.
-_GROUPS = (limit_arguments, listing_arguments, crash_arguments, stats_arguments, doctor_arguments, report_arguments)
+_GROUPS = (
+    limit_arguments,
+    listing_arguments,
+    crash_arguments,
+    stats_arguments,
+    explain_arguments,
+    doctor_arguments,
+    report_arguments,
+)
 
 
 class _ShowHelp(argparse.Action):

@@ -17,7 +17,7 @@ def should_use_remote_autograd_cache(wrapped: Callable[..., Any], instance: Any,
     """should_use_remote_autograd_cache, asked last before a lookup, of which there is none if neither cache is on."""
     remote: bool = wrapped(*args, **kwargs)
     if not remote and not sys.modules["torch._functorch.aot_autograd"].should_use_local_autograd_cache():
-        searches.bypass(Layer.AOT, graph_names.forward, Reason.DISABLED, _what_disables())
+        searches.bypass(Layer.AOT, graph_names.of_current, Reason.DISABLED, _what_disables())
     return remote
 
 

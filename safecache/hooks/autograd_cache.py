@@ -6,14 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import graph_names, loading, saving, searches
+from safecache import loading, saving, searches, torch_keys
 from safecache.hooks import cache_dir_utils
 from safecache.lookups import Layer
 from safecache.reasons import Reason
 from safecache.seal import Kind
 from safecache.searches import Search
 
-__all__ = ["autograd_cache_key", "handle_save_error", "save", "try_load", "write_to_local_cache"]
+__all__ = ["autograd_cache_key", "get_hash", "handle_save_error", "save", "try_load", "write_to_local_cache"]
 
 
 def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
@@ -46,10 +46,11 @@ def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 
 def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, also where torch is strict."""
-    with loading.reading(), searches.under_way(Layer.AOT, graph_names.forward) as search:
+    given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
+    with loading.reading(), torch_keys.lookup(given), searches.under_way(Layer.AOT, torch_keys.name) as search:
         cache_dir_utils.settle()
         result = _load(wrapped, args, kwargs)
-        _end(search, result, args, kwargs)
+        _end(search, result, given)
         return result
 
 
@@ -63,16 +64,17 @@ def _load(wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return wrapped(*args, **kwargs)
 
 
-def _end(search: Search, result: Any, args: Any, kwargs: Any) -> None:
+def _end(search: Search, result: Any, given: Any) -> None:
     """Tell what torch has made of the lookup: it gives what it loaded, from 2.13 on together with its configuration.
 
     In that is the key of what it will save, but for a bypass.
     """
-    given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
     loaded, configuration = result if isinstance(result, tuple) else (result, given)
     if loaded is not None:
         search.hit()
-    elif getattr(getattr(configuration, "cache_info", None), "cache_key", None) is None:
+        return
+    torch_keys.missed()
+    if getattr(getattr(configuration, "cache_info", None), "cache_key", None) is None:
         search.bypassed(Reason.UPSTREAM_BYPASS, search.declined or "torch could not use the entry that it found")
     elif search.is_taken and getattr(_autograd_cache().config, "_sync_cache_decision_cross_ranks", False):
         search.missed((Reason.OTHER_RANK_MISSED, "all ranks compile where one does"))
@@ -83,10 +85,19 @@ def _end(search: Search, result: Any, args: Any, kwargs: Any) -> None:
 def autograd_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """autograd_cache_key: what it raises is why torch does not look the graph up."""
     try:
-        return wrapped(*args, **kwargs)
+        result = wrapped(*args, **kwargs)
     except Exception as error:
         searches.decline(Layer.AOT, f"{error}" or type(error).__name__)
         raise
+    torch_keys.asked(wrapped, args, kwargs, result)
+    return result
+
+
+def get_hash(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
+    """AOTAutogradCachePickler.get_hash: of the whole key, at a miss, its parts are printed."""
+    torch_keys.collect(instance, args, kwargs)
+    key: str = wrapped(*args, **kwargs)
+    return key
 
 
 def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:

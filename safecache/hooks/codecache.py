@@ -5,19 +5,20 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from safecache import (
     config,
     exec_directory,
     exposure,
-    graph_names,
     layers,
     load_failure,
     loading,
     rescue,
     saving,
     searches,
+    torch_keys,
     vouching,
     write_through,
 )
@@ -63,21 +64,25 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
     def load(
         key: str,
-        debug_lines: Any,
+        debug_lines: list[str],
         example_inputs: Any,
         local: bool,
         remote_cache: Any,
         is_backward: bool,
-        *rest: Any,
-        **named: Any,
+        constants: Any,
+        evaluate_guards: Any = None,
     ) -> Any:
-        name = graph_names.backward if is_backward else graph_names.forward
+        name = partial(torch_keys.name_of_graph, is_backward=is_backward)
         with searches.under_way(Layer.FX, name, key) as search:
             result = wrapped(*args, **kwargs)
             graph, info = result
             if graph is not None:
                 search.hit()
-            elif search.is_taken and info.get("cache_status_detailed") == "guard_miss":
+                return result
+            # With guards of its own it is part of an AOTAutograd entry, which is then compiled as a whole.
+            if evaluate_guards is None:
+                torch_keys.missed_graph(key, debug_lines, is_backward=is_backward)
+            if search.is_taken and info.get("cache_status_detailed") == "guard_miss":
                 search.missed((Reason.GUARD_FAILED, "Triton's external libraries, such as libdevice, are others"))
             else:
                 search.missed()
@@ -93,7 +98,7 @@ def prepare_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         result = wrapped(*args, **kwargs)
         key, info = result
         if key is None:
-            name = graph_names.backward if fx_kwargs.get("is_backward") else graph_names.forward
+            name = partial(torch_keys.name_of_graph, is_backward=bool(fx_kwargs.get("is_backward")))
             searches.bypass(Layer.FX, name, Reason.UPSTREAM_BYPASS, str(info.get("cache_bypass_reason", "")))
         return result
 

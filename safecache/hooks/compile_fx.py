@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from safecache import graph_names, searches
+from safecache import searches, torch_keys
 from safecache.lookups import Layer
 from safecache.reasons import Reason
 
@@ -17,7 +18,7 @@ def fx_codegen_and_compile(wrapped: Callable[..., Any], instance: Any, args: Any
     """fx_codegen_and_compile, which every graph comes to that was not found."""
     setting = _what_disables()
     if setting:
-        name = graph_names.backward if kwargs.get("is_backward") else graph_names.forward
+        name = partial(torch_keys.name_of_graph, is_backward=bool(kwargs.get("is_backward")))
         searches.bypass(Layer.FX, name, Reason.DISABLED, setting)
     return wrapped(*args, **kwargs)
 

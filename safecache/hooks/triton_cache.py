@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from safecache import searches, triton_files
+from safecache import misses, searches, triton_files
 from safecache.hooks import triton_isolation
 from safecache.lookups import Layer
 from safecache.reasons import Reason
@@ -72,6 +72,8 @@ def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
             directory = instance.cache_dir
             group = {name: os.path.join(directory, name) for name in triton_files.listed(directory, group)}
         path: str = wrapped(filename, group)
+        if _is_cache(instance):
+            misses.saved(Layer.TRITON, os.path.basename(instance.cache_dir), os.path.dirname(instance.cache_dir))
         return path
 
     return put(*args, **kwargs)
@@ -98,7 +100,7 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
         if _is_cache(instance):
             with _search(instance.cache_dir, filename) as search:
                 found = triton_files.get_group(instance.cache_dir, filename)
-                _end(search, filename, found)
+                _end(search, instance.cache_dir, filename, found)
             return triton_isolation.group_of(instance, instance.cache_dir, filename, found)
         group: dict[str, str] | None = wrapped(filename)
         return group
@@ -135,7 +137,7 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
         with _search(directory, filename) as search:
             group: dict[str, str] | None = wrapped(filename)
             found = group if group and all(group.values()) else None
-            _end(search, filename, found)
+            _end(search, directory, filename, found)
         return triton_isolation.group_of(instance, directory, filename, found)
 
     return get(*args, **kwargs)
@@ -143,11 +145,13 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 def _search(directory: str, filename: str) -> AbstractContextManager[Search]:
     root, key = os.path.split(directory)
-    return searches.under_way(Layer.TRITON, lambda: filename.removesuffix(".json"), key, root)
+    return searches.under_way(Layer.TRITON, lambda: triton_isolation.name_of(filename), key, root)
 
 
-def _end(search: Search, filename: str, found: dict[str, str] | None) -> None:
+def _end(search: Search, directory: str, filename: str, found: dict[str, str] | None) -> None:
     """Triton compiles unless the file that it asks for is in the group, and with this setting in any case."""
+    if found is None:
+        triton_isolation.note_miss(filename, directory)
     if sys.modules["triton"].knobs.compilation.always_compile:
         search.bypassed(Reason.DISABLED, "TRITON_ALWAYS_COMPILE")
     elif found is not None and filename in found:

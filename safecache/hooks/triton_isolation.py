@@ -9,9 +9,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from safecache import compile_workers, config, settings
+from safecache import compile_workers, config, misses, settings, triton_key_components
+from safecache.lookups import Layer
 
-__all__ = ["compile", "get_cache_key", "group_of"]
+__all__ = ["compile", "get_cache_key", "group_of", "name_of", "note_miss"]
 
 # Within a call of these a compile is one of several: of a function, or of whatever is in a module.
 _BENCHMARK = ("triton.runtime.autotuner", "_bench")
@@ -22,7 +23,7 @@ _OF_MAX_AUTOTUNE = ("torch._inductor.select_algorithm", "torch._inductor.autotun
 class _Thread(threading.local):
     """What this thread's triton.compile() has computed the key of, and not looked up yet."""
 
-    asked: tuple[Any, Any, Any, str] | None = None
+    asked: tuple[Any, Any, Any, str, Any] | None = None
     # Whether it is in a triton.compile(): that can lead through several hooks, one for each module.
     compiles = False
 
@@ -59,8 +60,7 @@ def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
     def computed(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
         key: str = wrapped(src, backend, backend_options, env_vars)
-        if _is_isolated():
-            _thread.asked = src, backend, backend_options, key
+        _thread.asked = src, backend, backend_options, key, env_vars
         return key
 
     return computed(*args, **kwargs)
@@ -68,19 +68,49 @@ def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 def group_of(manager: Any, directory: str, filename: str, found: dict[str, str] | None) -> dict[str, str] | None:
     """What get_group() found, or what the service has compiled instead. Raises as compiling.obtain() does."""
-    asked, _thread.asked = _thread.asked, None
-    if asked is None or filename != f"{asked[0].name[:150]}.json":
+    asked, _thread.asked = _asked_for(filename), None
+    if asked is None:
         return found
     knobs = sys.modules["triton"].knobs
     if found is not None and not knobs.compilation.always_compile:
         return found
+    if not _is_isolated():
+        return found
     # Not before: a process that hits needs none of it.
     from safecache.isolation import compiling, limits
 
-    request = compiling.Request(*asked, metadata=filename)
+    request = compiling.Request(*asked[:4], metadata=filename)
     if compiling.stays(request.source.name):
         return found
     return compiling.obtain(request, os.path.dirname(directory), limits.current(tuning=_is_tuning()), manager)
+
+
+def _asked_for(filename: str) -> tuple[Any, Any, Any, str, Any] | None:
+    """What this thread is about to compile, if that is the name of its metadata."""
+    asked = _thread.asked
+    return asked if asked is not None and filename == f"{asked[0].name[:150]}.json" else None
+
+
+def name_of(filename: str) -> str:
+    """What the kernel is called that has this metadata: with its module, where triton.compile() asks."""
+    asked = _asked_for(filename)
+    return triton_key_components.name_of(asked[0]) if asked is not None else filename.removesuffix(".json")
+
+
+def note_miss(filename: str, directory: str) -> None:
+    """What triton.compile() is about to compile is not in this directory."""
+    asked = _asked_for(filename)
+    if asked is not None:
+        misses.trying(Layer.TRITON, lambda: _note_miss(asked, directory))
+
+
+def _note_miss(asked: tuple[Any, Any, Any, str, Any], directory: str) -> None:
+    source, backend, options, _, variables = asked
+    triton_key = sys.modules["triton.runtime.cache"].triton_key()
+    version = sys.modules["triton"].__version__
+    parts = triton_key_components.components(source, backend, options, variables, triton_key, version)
+    name = triton_key_components.name_of(source)
+    misses.note(Layer.TRITON, os.path.basename(directory), name, os.path.dirname(directory), parts)
 
 
 def _is_tuning() -> bool:

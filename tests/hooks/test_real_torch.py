@@ -44,7 +44,7 @@ def journeys():
         owner, name, _ = wrapt.resolve_path(sys.modules[target.module], target.attribute)
         said[target.name] = [travels(getattr(owner, name))]
         if isinstance(owner, type) and not inspect.isabstract(owner) and "__getattr__" not in vars(owner):
-            said[target.name].append(travels(getattr(object.__new__(owner), name)))
+            said[target.name].append(travels(getattr(owner.__new__(owner), name)))
     return said
 
 import safecache, torch

@@ -15,7 +15,14 @@ from safecache import config, settings
 from safecache.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-SWITCHES = ("SAFECACHE", "SAFECACHE_STRICT", "SAFECACHE_SHARED", "SAFECACHE_ISOLATE", "SAFECACHE_MUST_HIT")
+SWITCHES = (
+    "SAFECACHE",
+    "SAFECACHE_STRICT",
+    "SAFECACHE_SHARED",
+    "SAFECACHE_ISOLATE",
+    "SAFECACHE_MUST_HIT",
+    "SAFECACHE_EXPLAIN",
+)
 HOME = {"HOME": "/home/user"}
 
 
@@ -44,6 +51,7 @@ DEFAULTS = {
     "SAFECACHE_ISOLATE": False,
     "SAFECACHE_COMPILE_TIMEOUT": None,
     "SAFECACHE_COMPILE_MEMORY": None,
+    "SAFECACHE_EXPLAIN": False,
 }
 PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_LOCAL", "SAFECACHE_EXEC_DIR")
 
@@ -252,6 +260,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_ISOLATE": "0",
         "SAFECACHE_COMPILE_TIMEOUT": "unset",
         "SAFECACHE_COMPILE_MEMORY": "unset",
+        "SAFECACHE_EXPLAIN": "0",
     }
 
 

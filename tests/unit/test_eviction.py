@@ -372,3 +372,18 @@ def test_directory_that_another_user_has_closed_stays_and_stops_nothing(cache, m
     monkeypatch.setattr(os, "scandir", refuse)
     done = sweep(cache, age=DAY)
     assert removed(done) == [key("a", "a")] and reasons(done) == {closed.name: "it belongs to uid 4242"}
+
+
+def test_record_of_a_key_outlives_what_was_saved_under_it(cache):
+    """It is what tells an entry that was evicted from one that was never there."""
+    cache.fx("a", 40 * DAY)
+    record = cache.key_record("a", 40 * DAY)
+    assert removed(sweep(cache, age=30 * DAY)) == [key("f", "a")] and cache.files() == [record]
+    cache.use(record, 61 * DAY)
+    assert len(removed(sweep(cache, age=30 * DAY))) == 1 and cache.files() == []
+
+
+def test_records_of_keys_go_last_where_room_is_wanted(cache):
+    cache.key_record("a", 40 * DAY)
+    cache.fx("b", 2 * HOUR)
+    assert removed(sweep(cache, size=1500)) == [key("f", "b")]

@@ -34,8 +34,9 @@ def group_of(cache, kind):
         (lambda cache: cache.crash("a", HOUR), GroupKind.CRASH),
         (lambda cache: [cache.known_bad("a", HOUR)], GroupKind.KNOWN_BAD),
         (lambda cache: [cache.journal("a", HOUR)], GroupKind.JOURNAL),
+        (lambda cache: [cache.key_record("a", HOUR)], GroupKind.KEY_RECORD),
     ],
-    ids=["aot", "fx", "code", "kernel", "header", "quarantine", "crash", "known-bad", "journal"],
+    ids=["aot", "fx", "code", "kernel", "header", "quarantine", "crash", "known-bad", "journal", "key-record"],
 )
 def test_group_is_all_that_belongs_together(cache, make, kind):
     made = make(cache)

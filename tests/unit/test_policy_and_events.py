@@ -74,6 +74,7 @@ TABLE = {
     Reason.NOT_ISOLATED: (LEFT, SAID, None),
     Reason.CRASHED: (LEFT, SAID, None),
     Reason.CRASHED_BEFORE: (LEFT, SAID, None),
+    Reason.NOT_EXPLAINED: (LEFT, SAID, None),
 }
 BY_REASON = pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value.replace(" ", "-"))
 

@@ -80,6 +80,11 @@ class ROCmCodeCache:
 torch.reached("middle", globals())
 
 
+class FxGraphCachePickler:
+    def get_hash(self, obj):
+        return torch.called("get_hash", obj)
+
+
 class FxGraphCache(GuardedCache):
     @staticmethod
     def load_with_key(

@@ -2,7 +2,7 @@ import pickle  # noqa: F401
 from types import SimpleNamespace
 
 import torch
-from torch._inductor.codecache import GuardedCache
+from torch._inductor.codecache import FxGraphCachePickler, GuardedCache
 
 config = SimpleNamespace(strict_autograd_cache=False)
 
@@ -13,6 +13,10 @@ class FXGraphCacheMiss(Exception):
 
 def autograd_cache_key(mod, example_inputs, config, compiler_config_extra=None, act_input_paths=()):
     return torch.called("autograd_cache_key", mod)
+
+
+class AOTAutogradCachePickler(FxGraphCachePickler):
+    pass
 
 
 class AOTAutogradCache(GuardedCache):

@@ -1,0 +1,112 @@
+"""``safecache explain``: why lookups missed, from the records of keys, the journal and vLLM's own factor files."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from safecache import (
+    cache_directories,
+    config,
+    explanations,
+    key_records,
+    layout,
+    run_summary,
+    timestamps,
+    vllm_factors,
+)
+from safecache.cli.terminal import printable
+from safecache.explanations import Explanation
+from safecache.key_records import KeyRecord
+from safecache.lookups import Layer, Outcome
+from safecache.reasons import Reason
+from safecache.run_summary import Line
+
+__all__ = ["run"]
+
+_LABELS = run_summary.labels()
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the explanations, the last miss first; 1 if there is none. Raises OSError."""
+    roots = arguments.directories or cache_directories.existing(config.child_environment())
+    found: list[dict[str, Any]] = []
+    for root in roots:
+        os.scandir(root).close()
+        for cache in layout.triton_caches(root):
+            found += _of_cache(cache, arguments.what or "", arguments.run)
+    found = sorted(found, key=lambda row: str(row["time"]), reverse=True)[: arguments.last]
+    factors = [] if arguments.what or arguments.run else [row for root in roots for row in _of_vllm(root)]
+    if arguments.json:
+        print(json.dumps({"misses": found, "vllm": factors}))
+    else:
+        _print(found, factors)
+    return int(not found and not factors)
+
+
+def _of_cache(root: str, what: str, of_run: str | None) -> Iterator[dict[str, Any]]:
+    """By the journal, where there is one; what it does not have, by the records alone."""
+    records = {(record.layer, record.key): record for record in key_records.every(root)}
+    for line in reversed(run_summary.read(root)):
+        if of_run not in (None, line.run) or not (what in line.name or line.key.startswith(what)):
+            continue
+        layer, outcome, reason = _LABELS.get(line.label, (None, None, None))
+        if layer is not None and outcome is Outcome.MISS and reason is not None:
+            record = records.pop((layer, line.key), None)
+            yield _of_miss(line, layer, reason, explanations.explain(record, root, saved=True) if record else None)
+    if of_run is None:
+        for record in records.values():
+            if what in record.name or record.key.startswith(what):
+                yield _row(record, explanations.explain(record, root, saved=True))
+
+
+def _row(record: KeyRecord, explanation: Explanation) -> dict[str, Any]:
+    nearest = explanation.nearest
+    return {
+        "layer": record.layer.value,
+        "key": record.key,
+        "name": record.name,
+        "time": timestamps.write(record.made),
+        "reason": "refused" if explanation.refused else explanation.absence.value,
+        "cause": explanation.cause,
+        "text": str(explanation),
+        "nearest": nearest and {"key": nearest.key, "name": nearest.name, "time": timestamps.write(nearest.made)},
+        "differences": [difference._asdict() for difference in explanation.differences],
+    }
+
+
+def _of_miss(line: Line, layer: Layer, reason: Reason, explanation: Explanation | None) -> dict[str, Any]:
+    """As the journal has it; with the differences where the key is what differs."""
+    said = f"{reason.value} {line.detail}".strip()
+    stated = {"layer": layer.value, "key": line.key, "name": line.name, "run": line.run, "reason": reason.value}
+    stated |= {"time": timestamps.write(line.time)}
+    if explanation is None:
+        text = f"{layer.value} {line.name or line.key}: {said}"
+        return {**stated, "cause": said, "text": text, "nearest": None, "differences": []}
+    row = _row(explanation.record, explanation)
+    return {**row, **stated, "text": f"{row['text']} [{said}]"}
+
+
+def _of_vllm(root: str) -> Iterator[dict[str, Any]]:
+    """Each directory of vLLM's against the one before it."""
+    found = vllm_factors.find(root)
+    for after, before in pairwise(found):
+        yield {
+            "directory": after.directory,
+            "against": before.directory,
+            "differences": [difference._asdict() for difference in vllm_factors.compare(before, after)],
+            "text": "; ".join(map(str, vllm_factors.compare(before, after))) or "all factors are the same",
+        }
+
+
+def _print(found: list[dict[str, Any]], factors: list[dict[str, Any]]) -> None:
+    for row in found:
+        print(printable(f"{row['time']} {row['text']}"))
+    for row in factors:
+        print(printable(f"vLLM {row['directory']}: {row['text']} (against {row['against']})"))
+    if not found and not factors:
+        print("nothing is recorded of misses here")

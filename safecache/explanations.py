@@ -1,0 +1,100 @@
+"""Why a lookup missed, in words: the nearest key of the same function, graph or kernel, and in what it differs."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from safecache import files, key_differences, key_records, store, timestamps
+from safecache.key_differences import Difference
+from safecache.key_records import Absence, KeyRecord
+from safecache.lookups import Layer
+
+__all__ = ["Explanation", "explain", "refusals"]
+
+_LAYERS = {
+    Layer.AOT: "AOTAutograd entry",
+    Layer.FX: "FX graph entry",
+    Layer.TRITON: "Triton kernel",
+}
+_LARGEST_NOTE = 1 << 16
+_QUARANTINE = os.path.join(".safecache", "quarantine")
+
+
+class Explanation(NamedTuple):
+    """``refused``: why entries of this key were; ``nearest``: the key it was compared with, if any."""
+
+    record: KeyRecord
+    absence: Absence
+    refused: list[str]
+    nearest: KeyRecord | None
+    differences: list[Difference]
+
+    @property
+    def cause(self) -> str:
+        """In a sentence without an end."""
+        if self.refused:
+            return f"its entry was refused: {'; '.join(self.refused)}"
+        if self.absence is Absence.EVICTED:
+            saved = timestamps.write(self.record.first)
+            return f"the same key was saved on {saved}, and its entry is gone: removed, evicted or not readable"
+        if self.nearest is None:
+            return "nothing was ever saved under this name, and nothing like it"
+        if not self.differences:
+            return "its key differs from the nearest one in nothing that is recorded"
+        return "; ".join(map(str, self.differences))
+
+    @property
+    def _against(self) -> str:
+        if self.nearest is None:
+            return ""
+        of = "" if self.nearest.name == self.record.name else f" of {self.nearest.name}, the nearest under another name"
+        return f" (against {self.nearest.key[:16]}…{of}, saved on {timestamps.write(self.nearest.made)})"
+
+    def __str__(self) -> str:
+        return f"{_LAYERS[self.record.layer]} of {self.record.name}: {self.cause}{self._against}"
+
+
+def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
+    """Why the cache ``root`` had nothing under the record's key.
+
+    ``saved``: the miss was followed by a save, whose record this is; else the lookup has just missed.
+    """
+    own = record if saved else key_records.recall(record.layer, record.key, record.name, root)
+    before = saved and record.first < record.made
+    if own is not None and (before or not saved):
+        return Explanation(own, Absence.EVICTED, refusals(record.key, root), None, [])
+    others = key_records.same_name(record.layer, record.name, root)
+    others = [other for other in others if other.key != record.key and (not saved or other.first <= record.made)]
+    absence = Absence.KEY_DIFFERS if others else Absence.NEVER_SEEN
+    # Of another name: what a function is called now, that was moved or renamed.
+    others = others or [other for other in key_records.every(root, record.layer) if other.name != record.name]
+    nearest = key_differences.nearest(record, others)
+    differences = key_differences.compare(nearest, record) if nearest else []
+    return Explanation(record, absence, [], nearest, differences)
+
+
+def refusals(key: str, root: str) -> list[str]:
+    """Why entries of this key are in quarantine, each reason once, from the notes there; nobody vouches for them."""
+    return sorted({f"{reason} (on {moment})" for reason, moment in _notes(key, os.path.join(root, _QUARANTINE))})
+
+
+def _notes(key: str, directory: str) -> Iterator[tuple[str, str]]:
+    try:
+        names = store.list_entries(directory)
+    except OSError:
+        return  # others may have closed it to us
+    for name in names:
+        if not name.endswith(".json"):
+            continue
+        try:
+            content = files.read_regular(
+                os.path.join(directory, name), store.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST_NOTE
+            )
+            note = json.loads(content)
+            if f"/{key}/" in note["from"]:
+                yield str(note["reason"]), str(note["time"])
+        except (OSError, store.UnusableEntry, ValueError, TypeError, KeyError, RecursionError):
+            continue  # removed meanwhile, or none of ours

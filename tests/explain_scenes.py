@@ -1,0 +1,78 @@
+"""Scenes of one compile, as it is or after a change of its key. Of products alone: those take Inductor no compiler."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import types
+from unittest import mock
+
+import torch
+from torch._dynamo.utils import counters
+from torch._functorch import config as functorch_config
+from torch._inductor import codecache, config
+from torch._inductor.custom_graph_pass import CustomGraphPass
+
+PROGRAM = """
+import torch
+
+def product(x, w):
+    return (x @ w) @ w
+
+def edited(x, w):
+    return (x @ w) @ x
+"""
+
+
+# Of a code object: what a function is called, in full from Python 3.11 on.
+NAMES = [name for name in ("co_name", "co_qualname") if hasattr(inspect.currentframe().f_code, name)]
+
+
+class Pass(CustomGraphPass):
+    def __init__(self, version):
+        self.version = version
+
+    def __call__(self, graph):
+        pass
+
+    def uuid(self):
+        return f"the source of version {self.version}".encode()
+
+
+def inputs(shape=(8, 8), dtype="float32", transposed=False, grad=False):
+    x, w = (torch.ones(shape, dtype=getattr(torch, dtype)) for _ in range(2))
+    return (x.t() if transposed else x).requires_grad_(grad), w
+
+
+@contextlib.contextmanager
+def changed(inductor=None, functorch=None, env=None, torch_key=None, custom_pass=None):
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(config.patch(inductor or {}))
+        stack.enter_context(functorch_config.patch(functorch or {}))
+        stack.enter_context(mock.patch.dict(os.environ, env or {}))
+        if torch_key is not None:
+            stack.enter_context(mock.patch.object(codecache, "torch_key", lambda: torch_key.encode()))
+        if custom_pass is not None:
+            stack.enter_context(config.patch(post_grad_custom_pre_pass=Pass(custom_pass)))
+        yield
+
+
+def module(source, name="program"):
+    """As that of a file, of which this is the text."""
+    made = types.ModuleType(name)
+    exec(compile(source, f"/somewhere/{name}.py", "exec"), vars(made))
+    return made
+
+
+def compile_product(function="product", options=None, given=None, dynamic=False, **changes):
+    """What of product() was in the caches: of AOTAutograd, and of Inductor."""
+    program = module(PROGRAM)
+    code = getattr(program, function).__code__.replace(**dict.fromkeys(NAMES, "product"))
+    called = types.FunctionType(code, vars(program), "product")
+    arguments = inputs(**(given or {}))
+    with changed(**changes):
+        y = torch.compile(called, options=options, dynamic=dynamic)(*arguments)
+        if y.requires_grad:
+            y.sum().backward()
+    return counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["fxgraph_cache_hit"]

@@ -1,0 +1,145 @@
+"""Records of keys: what was saved is remembered, what is no record is passed over, and nobody is made to read much."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from safecache import config, key_records
+from safecache.key_records import Absence, Component, KeyRecord
+from safecache.lookups import Layer
+
+KEY = "a" + "b" * 51
+OTHER = "a" + "c" * 51
+PARTS = (Component("torch", "01", "2.15"), Component("graph line", "02", "return x"))
+
+
+def record(key=KEY, name="model.f", layer=Layer.AOT, **fields):
+    return KeyRecord(layer, key, name, 0.0, PARTS)._replace(**fields)
+
+
+@pytest.fixture
+def root(tmp_path):
+    (tmp_path / "cache").mkdir()
+    return str(tmp_path / "cache")
+
+
+def path_of(root):
+    [path] = Path(root, ".safecache", "keys").glob("*/*/*")
+    return path
+
+
+def test_record_is_recalled_as_it_was_with_the_time_of_its_save(root):
+    before = time.time()
+    key_records.remember(record(process="1"), root)
+    found = key_records.recall(Layer.AOT, KEY, "model.f", root)
+    assert found == record(process="1", made=found.made, first=found.made)
+    assert before <= found.made <= time.time()
+    assert key_records.every(root) == key_records.same_name(Layer.AOT, "model.f", root) == [found]
+
+
+def test_second_save_of_a_key_keeps_the_time_of_the_first(root):
+    key_records.remember(record(), root)
+    first = key_records.recall(Layer.AOT, KEY, "model.f", root)
+    key_records.remember(record(), root)
+    again = key_records.recall(Layer.AOT, KEY, "model.f", root)
+    assert first.made == again.first < again.made
+
+
+@pytest.mark.parametrize(
+    ("layer", "key", "name", "expected"),
+    [
+        (Layer.AOT, KEY, "model.f", Absence.EVICTED),
+        (Layer.AOT, OTHER, "model.f", Absence.KEY_DIFFERS),
+        (Layer.AOT, KEY, "model.g", Absence.NEVER_SEEN),
+        (Layer.FX, KEY, "model.f", Absence.NEVER_SEEN),
+    ],
+)
+def test_reason_of_an_absence_follows_from_what_was_saved(root, layer, key, name, expected):
+    key_records.remember(record(), root)
+    assert key_records.why_absent(layer, key, name, root) is expected
+
+
+def test_layer_below_the_cache_knows_what_was_saved_there(root, tmp_path, monkeypatch):
+    lower = tmp_path / "image"
+    lower.mkdir()
+    key_records.remember(record(), str(lower))
+    monkeypatch.setenv("SAFECACHE_LOWER", str(lower))
+    config.reload()
+    try:
+        assert key_records.why_absent(Layer.AOT, OTHER, "model.f", root) is Absence.KEY_DIFFERS
+        assert [found.key for found in key_records.same_name(Layer.AOT, "model.f", root)] == [KEY]
+    finally:
+        monkeypatch.undo()
+        config.reload()
+
+
+def test_latest_of_a_name_stay(root):
+    keys = [f"a{number:051d}" for number in range(40)]
+    for age, key in enumerate(reversed(keys)):
+        key_records.remember(record(key), root)
+        [path] = Path(root).rglob(f"{key}.json.gz")
+        os.utime(path, (1e9 - age, 1e9 - age))
+    left = {found.key for found in key_records.same_name(Layer.AOT, "model.f", root)}
+    assert len(left) == 32 and keys[0] in left  # written last, whatever its time
+
+
+def test_nonce_in_place_of_a_key_is_not_remembered(root):
+    key_records.remember(record("0.8444218515250481"), root)
+    key_records.remember(record("../../escaped" * 3), root)
+    assert key_records.every(root) == [] and not Path(root, ".safecache").exists()
+
+
+def test_lines_are_left_out_of_a_record_that_is_too_large(root):
+    lines = tuple(Component("graph line", f"{n:016d}", "x" * 160) for n in range(3000))
+    key_records.remember(record(components=(*PARTS, *lines)), root)
+    found = key_records.recall(Layer.AOT, KEY, "model.f", root)
+    assert found.components[0] == PARTS[0] and {part.text for part in found.components[1:]} == {""}
+    assert [part.digest for part in found.components[2:]] == [part.digest for part in lines]
+
+
+def stated(**fields):
+    key_fields = {"layer": "aot", "key": KEY, "name": "model.f", "made": 1, "first": 1, "process": "", "components": []}
+    return gzip.compress(json.dumps(key_fields | {"format": 1} | fields).encode())
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"garbage",
+        gzip.compress(b"[]"),
+        gzip.compress(b"[" * 100_000),
+        gzip.compress(b'{"format": 1'),
+        stated(format=2),
+        stated(layer="moon"),
+        stated(components=[["one"]]),
+        stated(components=7),
+        stated(made="soon"),
+        stated(key=OTHER),
+        stated(name="model.g"),
+        stated(name="x" * 50_000_000),
+    ],
+    ids=[
+        *("empty", "garbage", "list", "deep", "torn", "version", "layer", "component", "number", "time"),
+        *("other-key", "other-name", "bomb"),
+    ],
+)
+def test_what_is_no_record_of_this_key_is_passed_over(root, content):
+    key_records.remember(record(), root)
+    path_of(root).write_bytes(content)
+    assert key_records.same_name(Layer.AOT, "model.f", root) == []
+
+
+def test_what_is_no_file_is_neither_waited_for_nor_followed(root, tmp_path):
+    key_records.remember(record(), root)
+    path = path_of(root)
+    os.mkfifo(path.with_name(f"{OTHER}.json.gz"))
+    path.rename(tmp_path / "elsewhere")
+    path.symlink_to(tmp_path / "elsewhere")
+    assert key_records.every(root) == key_records.same_name(Layer.AOT, "model.f", root) == []

@@ -1,0 +1,86 @@
+"""A miss is kept until its compile is saved, and nothing that goes wrong with its record is the compile's trouble."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from safecache import config, events, key_records, misses
+from safecache.key_records import Component
+from safecache.lookups import Layer
+from safecache.reasons import Reason
+
+KEY = "a" + "b" * 51
+PARTS = (Component("torch", "01", "2.15"),)
+
+
+@pytest.fixture
+def root(tmp_path):
+    return str(tmp_path)
+
+
+def test_record_is_written_once_the_compile_is_saved_and_not_before(root):
+    misses.note(Layer.AOT, KEY, "model.f", root, PARTS)
+    assert key_records.every(root) == []
+    misses.saved(Layer.AOT, KEY, root)
+    assert [record.components for record in key_records.every(root)] == [PARTS]
+
+
+def test_save_without_a_miss_writes_nothing(root):
+    misses.saved(Layer.AOT, KEY, root)
+    misses.note(Layer.AOT, KEY, "model.f", root, PARTS)
+    misses.saved(Layer.FX, KEY, root)
+    assert os.listdir(root) == []
+    misses.saved(Layer.AOT, KEY, root)
+    os.unlink(next(os.path.join(at, name) for at, _, names in os.walk(root) for name in names))
+    misses.saved(Layer.AOT, KEY, root)
+    assert key_records.every(root) == []
+
+
+def test_compiles_that_are_never_saved_do_not_pile_up(root):
+    keys = [f"a{number:051d}" for number in range(1000)]
+    for key in keys:
+        misses.note(Layer.AOT, key, "model.f", root, PARTS)
+    misses.saved(Layer.AOT, keys[0], root)
+    misses.saved(Layer.AOT, keys[-1], root)
+    assert [record.key for record in key_records.every(root)] == [keys[-1]]
+
+
+def test_record_that_cannot_be_written_says_nothing_and_fails_nothing(root, caplog):
+    with open(os.path.join(root, ".safecache"), "w"):
+        pass
+    misses.note(Layer.AOT, KEY, "model.f", root, PARTS)
+    misses.saved(Layer.AOT, KEY, os.path.join(root, ".safecache", "cache"))
+    assert caplog.text == ""
+
+
+@pytest.mark.parametrize("strict", ["0", "1"])
+def test_key_that_is_not_understood_is_one_warning_also_in_strict_mode(monkeypatch, caplog, strict):
+    monkeypatch.setenv("SAFECACHE_STRICT", strict)
+    config.reload()
+
+    def fail():
+        raise AttributeError("torch is not as it was")
+
+    events.reset()
+    for _ in range(3):
+        misses.trying(Layer.FX, fail)
+    assert caplog.text.count("torch is not as it was") == 1
+    assert events.counters() == {Reason.NOT_EXPLAINED.value: 3}
+
+
+def test_interrupt_passes_through():
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        misses.trying(Layer.FX, interrupt)
+
+
+@pytest.mark.parametrize(("explain", "lines"), [("0", 0), ("1", 1)])
+def test_miss_is_explained_at_once_only_if_that_is_asked_for(root, monkeypatch, caplog, explain, lines):
+    monkeypatch.setenv("SAFECACHE_EXPLAIN", explain)
+    config.reload()
+    misses.note(Layer.AOT, KEY, "model.f", root, PARTS)
+    assert caplog.text.count("AOTAutograd entry of model.f: nothing was ever saved under this name") == lines
