@@ -100,4 +100,4 @@ def test_hit_says_and_writes_nothing(product):
 def test_first_compile_is_one_of_what_was_never_seen(product_template, product):
     rows = product.rows()
     assert {row["reason"] for row in rows} == {"never seen"} and len(rows) == 2
-    assert {row["name"] for row in rows} == {"program.product", "program.product inference"}
+    assert {row["name"] for row in rows} == {"program.product", "program.product forward"}

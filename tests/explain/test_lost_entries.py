@@ -11,7 +11,7 @@ def test_deleted_entry_is_told_from_another_key(product):
     assert hits == [0, 1]
     [line] = said
     assert "the same key was saved on" in line and "its entry is gone" in line
-    assert [row["reason"] for row in product.rows() if row["layer"] == "aot"] == ["evicted"]
+    assert [row["reason"] for row in product.rows() if row["layer"] == "aot"] == ["evicted", "never seen"]
 
 
 def test_damaged_entry_is_told_with_the_reason_of_its_refusal(product):
@@ -22,12 +22,12 @@ def test_damaged_entry_is_told_with_the_reason_of_its_refusal(product):
     hits, said = product.run("compile_product")
     assert hits == [0, 1]
     assert any("its entry was refused: bad seal" in line or "its entry was refused: damaged" in line for line in said)
-    [row] = [row for row in product.rows() if row["layer"] == "aot"]
-    assert row["reason"] == "refused" and row["cause"].startswith("its entry was refused: ")
+    row = next(row for row in product.rows() if row["layer"] == "aot")
+    assert row["reason"] in ("bad seal", "damaged") and row["cause"].startswith("its entry was refused: ")
 
 
 def test_deleted_graph_of_inductors_is_told_too(product):
     shutil.rmtree(product.home.cache / "fxgraph")
     hits, said = product.run("compile_product")
     assert hits[1] == 0
-    assert any("FX graph entry of program.product inference: the same key was saved on" in line for line in said), said
+    assert any("FX graph entry of program.product forward: the same key was saved on" in line for line in said), said

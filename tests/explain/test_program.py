@@ -30,5 +30,5 @@ def test_variable_that_sets_a_setting_is_named_beside_it(tmp_path, capsys):
     [line] = [line for line in second.stderr.splitlines() if "AOTAutograd" in line]
     said = "env TORCHINDUCTOR_MAX_AUTOTUNE: none → 1; inductor config max_autotune: False → True"
     assert f"AOTAutograd entry of train.product: {said} (against" in line
-    assert main(["explain", "--dir", str(tmp_path / "cache"), "train.product inference"]) == 0
+    assert main(["explain", "--dir", str(tmp_path / "cache"), "train.product forward"]) == 0
     assert said in capsys.readouterr().out
