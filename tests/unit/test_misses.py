@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 
 import pytest
@@ -39,7 +40,7 @@ def test_save_without_a_miss_writes_nothing(root):
 
 
 def test_compiles_that_are_never_saved_do_not_pile_up(root):
-    keys = [f"a{number:051d}" for number in range(1000)]
+    keys = ["a" + "".join(letters) for letters in itertools.islice(itertools.product("bcde", repeat=51), 1000)]
     for key in keys:
         misses.note(Layer.AOT, key, "model.f", root, PARTS)
     misses.saved(Layer.AOT, keys[0], root)
