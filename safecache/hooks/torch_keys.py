@@ -8,8 +8,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from safecache import config, misses, provenance, torch_key_components
-from safecache.hooks import graph_names
 from safecache.lookups import Layer
 
 __all__ = ["autograd_cache_key", "begin", "end", "get_hash", "load_with_key"]
@@ -78,10 +76,19 @@ def end(result: Any) -> None:
     asked, _thread.asked = _thread.asked, None
     found = result[0] if isinstance(result, tuple) else result  # with the AOTConfig, from torch 2.13 on
     if found is None and asked is not None:
-        misses.trying(Layer.AOT, lambda: _note_aot(asked))
+        _trying(Layer.AOT, lambda: _note_aot(asked))
+
+
+def _trying(layer: Layer, work: Callable[[], None]) -> None:
+    # Here and below: not before, since a process that hits needs none of it.
+    from safecache import key_notes
+
+    key_notes.trying(layer, work)
 
 
 def _note_aot(asked: _Asked) -> None:
+    from safecache.hooks import graph_names
+
     key, lines = asked.result
     lines = lines or _lines(asked)
     aot_config = asked.kwargs.get("config") or asked.args[2]
@@ -117,17 +124,21 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         found = wrapped(*args, **kwargs)
         # With guards of its own it is part of an AOTAutograd entry, which is then compiled as a whole.
         if found[0] is None and evaluate_guards is None:
-            misses.trying(Layer.FX, lambda: _note_fx(key, debug_lines, is_backward))
+            _trying(Layer.FX, lambda: _note_fx(key, debug_lines, is_backward))
         return found
 
     return load(*args, **kwargs)
 
 
 def _note_fx(key: str, lines: list[str], is_backward: bool) -> None:
+    from safecache.hooks import graph_names
+
     _note(Layer.FX, key, graph_names.of_fx_graph(is_backward=is_backward), lines, {})
 
 
 def _note(layer: Layer, key: str, name: str, lines: list[str], functorch: dict[str, object]) -> None:
+    from safecache import config, key_notes, provenance, torch_key_components
+
     environment = config.child_environment()
     parts = torch_key_components.components(lines, provenance.describe(), functorch, environment)
-    misses.note(layer, key, name, sys.modules["torch._inductor.codecache"].cache_dir(), parts)
+    key_notes.note(layer, key, name, sys.modules["torch._inductor.codecache"].cache_dir(), parts)

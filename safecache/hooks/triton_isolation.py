@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from safecache import compile_workers, config, misses, settings, triton_key_components
+from safecache import compile_workers, config, settings
 from safecache.lookups import Layer
 
 __all__ = ["compile", "get_cache_key", "group_of"]
@@ -75,7 +75,9 @@ def group_of(manager: Any, directory: str, filename: str, found: dict[str, str] 
     if found is not None and not knobs.compilation.always_compile:
         return found
     if found is None:
-        misses.trying(Layer.TRITON, lambda: _note_miss(asked, directory))
+        from safecache import key_notes
+
+        key_notes.trying(Layer.TRITON, lambda: _note_miss(asked, directory))
     if not _is_isolated():
         return found
     # Not before: a process that hits needs none of it.
@@ -88,12 +90,14 @@ def group_of(manager: Any, directory: str, filename: str, found: dict[str, str] 
 
 
 def _note_miss(asked: tuple[Any, Any, Any, str, Any], directory: str) -> None:
+    from safecache import key_notes, triton_key_components
+
     source, backend, options, _, variables = asked
     triton_key = sys.modules["triton.runtime.cache"].triton_key()
     version = sys.modules["triton"].__version__
     parts = triton_key_components.components(source, backend, options, variables, triton_key, version)
     name = triton_key_components.name_of(source)
-    misses.note(Layer.TRITON, os.path.basename(directory), name, os.path.dirname(directory), parts)
+    key_notes.note(Layer.TRITON, os.path.basename(directory), name, os.path.dirname(directory), parts)
 
 
 def _is_tuning() -> bool:
