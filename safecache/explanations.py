@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from safecache import files, key_differences, key_records, store, timestamps
+from safecache import files, key_differences, key_records, layout, store, timestamps
 from safecache.key_differences import Difference
 from safecache.key_records import Absence, KeyRecord
 from safecache.lookups import Layer
@@ -24,13 +24,17 @@ _QUARANTINE = os.path.join(".safecache", "quarantine")
 
 
 class Explanation(NamedTuple):
-    """``refused``: why entries of this key were; ``nearest``: the key it was compared with, if any."""
+    """``refused``: why entries of this key were; ``nearest``: the key it was compared with, if any.
+
+    ``remains``: whether something lies in the place of the key that missed.
+    """
 
     record: KeyRecord
     absence: Absence
     refused: list[str]
     nearest: KeyRecord | None
     differences: list[Difference]
+    remains: bool = False
 
     @property
     def cause(self) -> str:
@@ -39,6 +43,8 @@ class Explanation(NamedTuple):
             return f"its entry was refused: {'; '.join(self.refused)}"
         if self.absence is Absence.EVICTED:
             saved = timestamps.write(self.record.first)
+            if self.remains:
+                return f"the same key was saved on {saved}, and what is there was refused, or its guards failed"
             return f"the same key was saved on {saved}, and its entry is gone: removed, evicted or not readable"
         if self.nearest is None:
             return "nothing was ever saved under this name, and nothing like it"
@@ -65,7 +71,8 @@ def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
     own = record if saved else key_records.recall(record.layer, record.key, record.name, root)
     before = saved and record.first < record.made
     if own is not None and (before or not saved):
-        return Explanation(own, Absence.EVICTED, refusals(record.key, root), None, [])
+        remains = not saved and _remains(record, root)
+        return Explanation(own, Absence.EVICTED, refusals(record.key, root), None, [], remains)
     others = key_records.same_name(record.layer, record.name, root)
     others = [other for other in others if other.key != record.key and (not saved or other.first <= record.made)]
     absence = Absence.KEY_DIFFERS if others else Absence.NEVER_SEEN
@@ -74,6 +81,19 @@ def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
     nearest = key_differences.nearest(record, others)
     differences = key_differences.compare(nearest, record) if nearest else []
     return Explanation(record, absence, [], nearest, differences)
+
+
+def _remains(record: KeyRecord, root: str) -> bool:
+    key = record.key
+    places = {
+        Layer.AOT: os.path.join(root, layout.AOT_FOLDER, key),
+        Layer.FX: os.path.join(root, layout.FX_FOLDER, key[1:3], key),
+        Layer.TRITON: os.path.join(root, key),
+    }
+    try:
+        return bool(store.list_entries(places[record.layer]))
+    except OSError:
+        return False
 
 
 def refusals(key: str, root: str) -> list[str]:

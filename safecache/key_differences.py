@@ -69,7 +69,7 @@ def nearest(record: KeyRecord, others: Iterable[KeyRecord]) -> KeyRecord | None:
 
 def _distance(before: KeyRecord, after: KeyRecord) -> float:
     """How many parts differ: of another build all could, and of two sources it counts how much."""
-    changed = _changed(before, after)
+    changed = {name: pair for name, pair in _changed(before, after).items() if _is_of_key(name, after.layer)}
     lines = [(Counter(_digests(before, name)), Counter(_digests(after, name))) for name in _LINES if name in changed]
     shares = sum(((was - now) + (now - was)).total() / (was + now).total() for was, now in lines)
     return len(changed) + shares + _FAR * len(changed.keys() & {*_VERSIONS, "target", "device"})
@@ -79,8 +79,7 @@ def compare(before: KeyRecord, after: KeyRecord) -> list[Difference]:
     """The differences of two keys of one layer, without consequences, the most telling first."""
     changed = _changed(before, after)
     kept = {name: pair for name, pair in changed.items() if not _follows(name, pair, changed, after.layer)}
-    if after.layer is not Layer.TRITON:
-        kept = {name: pair for name, pair in kept.items() if not name.startswith("env ") or _decides(name, kept)}
+    kept = {name: pair for name, pair in kept.items() if _is_of_key(name, after.layer) or _decides(name, kept)}
     found = [difference for name, pair in kept.items() for difference in _said(name, *pair)]
     found += [difference for name in _LINES if name in kept for difference in _of_lines(name, before, after)]
     return sorted(found, key=lambda difference: (_rank(difference.what), difference.what))
@@ -137,6 +136,11 @@ def _follows_in_triton(name: str, pair: _Pair, changed: Mapping[str, _Pair]) -> 
     if "target" in changed and _OF_TARGET.fullmatch(name):
         return True
     return name.startswith("first line of the kernel") and SOURCE_LINE in changed
+
+
+def _is_of_key(name: str, layer: Layer) -> bool:
+    """Of the environment, Triton has some variables in its keys, and torch none."""
+    return layer is Layer.TRITON or not name.startswith("env ")
 
 
 def _decides(variable: str, changed: Iterable[str]) -> bool:

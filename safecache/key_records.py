@@ -39,8 +39,8 @@ _GZIP = zlib.MAX_WBITS + 16
 _SUFFIX = ".json.gz"
 # The files that a search through all names reads.
 _MOST_READ = 2000
-# Not a nonce, such as torch makes up where it cannot compute a key: it holds a dot.
-_KEY = re.compile(r"\w{20,128}")
+# Not a nonce, such as torch makes up where it cannot compute a key.
+_KEY = re.compile(r"[a-z2-7]{52}|[A-Z2-7]{52}")
 _FORMAT = 1
 
 
@@ -76,13 +76,17 @@ class Absence(Enum):
 
 
 def remember(record: KeyRecord, root: str) -> None:
-    """Keep the record of a key that was just saved in the cache ``root``. Raises OSError."""
+    """Keep the record of a key that was just saved in the cache ``root``, and at ``made`` had missed. Raises OSError.
+
+    If another process has saved it meanwhile, that one's stays: its entry was not gone, it was not there yet.
+    """
     if not _KEY.fullmatch(record.key):
         return
     place = _place(record.layer, record.name, root)
     path = os.path.join(place, record.key + _SUFFIX)
-    earlier = _read(path)
-    now = time.time()
+    earlier, now = _read(path), time.time()
+    if earlier is not None and earlier.made >= record.made:
+        return
     content = _encoded(record._replace(made=now, first=earlier.first if earlier else now))
     if content is not None:
         store.publish(path, content, root)

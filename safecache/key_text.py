@@ -11,8 +11,9 @@ __all__ = ["capped", "digest", "environment", "variable"]
 _LONGEST = 300
 _DIGITS = 16
 _UNSHOWN = "(not shown)"
-# Those that torch, Triton and vLLM read; Triton's own list, of what enters its keys, has more, without a prefix.
-_THEIRS = re.compile(r"(PY)?TORCH|TRITON|(AOT_?)?INDUCTOR|VLLM_|LLVM_|MLIR_|AMDGCN_|DISABLE_|NVPTX_|ALLOW_|PTXAS_")
+# Those that torch, Triton and vLLM read; and what is in Triton's own list, of those that enter its keys, beside them.
+_THEIRS = re.compile(r"(PY)?TORCH|TRITON|(AOT_?)?INDUCTOR|VLLM_")
+_OF_TRITON = re.compile(r"LLVM_|MLIR_|AMDGCN_|DISABLE_|NVPTX_|ALLOW_|PTXAS_")
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH(?!OR|GRAD)|REDIS_URL", re.IGNORECASE)
 
 
@@ -29,7 +30,8 @@ def capped(text: str) -> str:
 
 def variable(name: str, value: str) -> str:
     """The value of an environment variable, unless it is somebody else's or its name says that it is a secret."""
-    return capped(value) if _THEIRS.match(name) and not _SECRET.search(name) else _UNSHOWN
+    is_theirs = _THEIRS.match(name) or _OF_TRITON.match(name)
+    return capped(value) if is_theirs and not _SECRET.search(name) else _UNSHOWN
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

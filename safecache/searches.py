@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from safecache import config, graph_names, key_records, lookups
+from safecache import config, graph_names, lookups
 from safecache.errors import MissError
 from safecache.lookups import Layer, Lookup, Outcome
 from safecache.reasons import Reason
@@ -83,6 +83,9 @@ class Search:
             return Reason.UNLOADABLE, "an entry was found, and torch could not use it"
         if (self.layer, self.key) in _refused:
             return _refused[self.layer, self.key]
+        # Not before: a process that hits needs none of it.
+        from safecache import key_records
+
         root = self.root or config.cache_directory() or ""
         return Reason[key_records.why_absent(self.layer, self.key, self._name(), root).name], ""
 

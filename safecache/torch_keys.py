@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from safecache import config, graph_names, misses, provenance, torch_key_components
+from safecache import graph_names
 from safecache.lookups import Layer
 
 __all__ = ["asked", "collect", "lookup", "missed", "missed_graph", "name", "name_of_graph"]
@@ -94,7 +94,14 @@ def missed() -> None:
     """The lookup in AOTAutograd's cache has found nothing to use."""
     request = _thread.asked
     if request is not None:
-        misses.trying(Layer.AOT, lambda: _note_aot(request))
+        _trying(Layer.AOT, lambda: _note_aot(request))
+
+
+def _trying(layer: Layer, work: Callable[[], None]) -> None:
+    # Here and below: not before, since a process that hits needs none of it.
+    from safecache import key_notes
+
+    key_notes.trying(layer, work)
 
 
 def _note_aot(request: _Asked) -> None:
@@ -117,10 +124,12 @@ def _lines(request: _Asked) -> list[str]:
 def missed_graph(key: str, lines: list[str], *, is_backward: bool) -> None:
     """A lookup in the FX graph cache has found nothing to use; ``lines``: torch's debug lines of the key."""
     graph = name_of_graph(is_backward=is_backward)
-    misses.trying(Layer.FX, lambda: _note(Layer.FX, key, graph, lines, {}))
+    _trying(Layer.FX, lambda: _note(Layer.FX, key, graph, lines, {}))
 
 
 def _note(layer: Layer, key: str, graph: str, lines: list[str], functorch: dict[str, object]) -> None:
+    from safecache import config, key_notes, provenance, torch_key_components
+
     environment = config.child_environment()
     parts = torch_key_components.components(lines, provenance.describe(), functorch, environment)
-    misses.note(layer, key, graph, sys.modules["torch._inductor.codecache"].cache_dir(), parts)
+    key_notes.note(layer, key, graph, sys.modules["torch._inductor.codecache"].cache_dir(), parts)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import os
 import types
@@ -11,7 +12,7 @@ from unittest import mock
 import torch
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
-from torch._inductor import codecache, config
+from torch._inductor import codecache, config, standalone_compile
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
 PROGRAM = """
@@ -76,3 +77,20 @@ def compile_product(function="product", options=None, given=None, dynamic=False,
         if y.requires_grad:
             y.sum().backward()
     return counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["fxgraph_cache_hit"]
+
+
+def compile_in_parts():
+    """As vLLM does: graphs of one function, one after the other, each by standalone_compile."""
+
+    def backend(graph, example_inputs):
+        parts = [copy.deepcopy(graph), graph]
+        for factor, part in enumerate(parts):
+            [product, *_] = [node for node in part.graph.nodes if node.op == "call_function"]
+            for _ in range(factor):
+                with part.graph.inserting_after(product):
+                    part.graph.call_function(torch.neg, (product,))
+            part.recompile()
+        first, _ = (standalone_compile(part, example_inputs, dynamic_shapes="from_graph") for part in parts)
+        return first
+
+    torch.compile(module(PROGRAM).product, backend=backend)(*inputs())

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from safecache import compile_workers, config, misses, settings, triton_key_components
+from safecache import compile_workers, config, settings
 from safecache.lookups import Layer
 
 __all__ = ["compile", "get_cache_key", "group_of", "name_of", "note_miss"]
@@ -93,24 +93,31 @@ def _asked_for(filename: str) -> tuple[Any, Any, Any, str, Any] | None:
 
 def name_of(filename: str) -> str:
     """What the kernel is called that has this metadata: with its module, where triton.compile() asks."""
+    # Here and below: not before, since a process that hits needs none of it.
+    from safecache import triton_key_components
+
     asked = _asked_for(filename)
     return triton_key_components.name_of(asked[0]) if asked is not None else filename.removesuffix(".json")
 
 
 def note_miss(filename: str, directory: str) -> None:
     """What triton.compile() is about to compile is not in this directory."""
+    from safecache import key_notes
+
     asked = _asked_for(filename)
     if asked is not None:
-        misses.trying(Layer.TRITON, lambda: _note_miss(asked, directory))
+        key_notes.trying(Layer.TRITON, lambda: _note_miss(asked, directory))
 
 
 def _note_miss(asked: tuple[Any, Any, Any, str, Any], directory: str) -> None:
+    from safecache import key_notes, triton_key_components
+
     source, backend, options, _, variables = asked
     triton_key = sys.modules["triton.runtime.cache"].triton_key()
     version = sys.modules["triton"].__version__
     parts = triton_key_components.components(source, backend, options, variables, triton_key, version)
     name = triton_key_components.name_of(source)
-    misses.note(Layer.TRITON, os.path.basename(directory), name, os.path.dirname(directory), parts)
+    key_notes.note(Layer.TRITON, os.path.basename(directory), name, os.path.dirname(directory), parts)
 
 
 def _is_tuning() -> bool:

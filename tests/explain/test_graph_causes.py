@@ -101,3 +101,9 @@ def test_first_compile_is_one_of_what_was_never_seen(product_template, product):
     rows = product.rows()
     assert {row["reason"] for row in rows} == {"never seen"} and len(rows) == 2
     assert {row["name"] for row in rows} == {"program.product", "program.product forward"}
+
+
+def test_graphs_that_are_compiled_apart_within_a_function_have_names_of_their_own(explained):
+    _, said = explained.run("compile_in_parts")
+    names = [line.partition(" entry of ")[2].partition(":")[0] for line in said if "AOTAutograd" in line]
+    assert names == ["program.product", "program.product graph 1"]

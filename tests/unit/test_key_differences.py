@@ -115,6 +115,13 @@ def test_variable_is_named_only_beside_the_setting_that_it_sets():
     assert differences({}, {"env": variables}) == []
 
 
+def test_environment_makes_no_key_of_torchs_a_nearer_one():
+    after = record("z", process="2", config={"a": 1})
+    here = record("here", config={"a": 2}, env={})
+    there = record("there", config={"a": 1}, env={f"TORCH_{n}": "1" for n in range(9)})
+    assert nearest(after, here, there) == "there"
+
+
 def test_most_telling_difference_comes_first():
     after = {"given": [tensor("[4, 16]")], "config": {"max_autotune": True}, "system_info[device]": "{'name': 'H200'}"}
     said = differences({"config": {"max_autotune": False}, "system_info[device]": "{'name': 'A100'}"}, after)

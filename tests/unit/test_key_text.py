@@ -23,4 +23,5 @@ def test_value_of_a_secret_or_of_another_program_is_not_shown(name):
     "name", ["TORCHINDUCTOR_MAX_AUTOTUNE", "TORCH_LOGS", "TRITON_DEBUG", "VLLM_USE_AOT_COMPILE", "DISABLE_LLVM_OPT"]
 )
 def test_value_that_decides_a_compile_is_shown(name):
-    assert key_text.variable(name, "1") == key_text.environment({name: "1"})[name] == "1"
+    assert key_text.variable(name, "1") == "1"
+    assert key_text.environment({name: "1"}) == ({} if name.startswith("DISABLE") else {name: "1"})

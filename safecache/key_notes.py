@@ -1,0 +1,48 @@
+"""At a miss: what its key is made of is kept until the compile is saved, and compared at once if that is wanted."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from safecache import config, events, explanations, key_records, misses
+from safecache.key_records import Component, KeyRecord
+from safecache.lookups import Layer
+from safecache.reasons import Reason
+
+__all__ = ["note", "trying"]
+
+_log = logging.getLogger("safecache")
+# Inherited by what this process forks.
+_PROCESS = secrets.token_hex(4)
+
+
+def note(layer: Layer, key: str, name: str, root: str, components: Iterable[Component]) -> None:
+    """A lookup in the cache ``root`` has missed, and a compile follows. With SAFECACHE_EXPLAIN=1, say why."""
+    record = KeyRecord(layer, key, name, time.time(), tuple(components), process=_PROCESS)
+    misses.await_save(layer, key, lambda root: _remember(record, root))
+    if config.current().explain:
+        _log.warning("safecache: miss of the %s", explanations.explain(record, root, saved=False))
+
+
+def _remember(record: KeyRecord, root: str) -> None:
+    with suppress(OSError):  # the cache has the entry; that there is room for no more, the next one reports
+        key_records.remember(record, root)
+
+
+def trying(layer: Layer, work: Callable[[], None]) -> None:
+    """Do ``work``, which looks into what torch or Triton have made; where that fails, say so, and go on without."""
+    try:
+        work()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        events.report(
+            Reason.NOT_EXPLAINED,
+            f"the key of a miss ({layer.value}) was not recorded: {text}.",
+            cause=f"{layer.value} {type(error).__name__}",
+            remedy="safecache explain cannot tell about it; the compile goes on.",
+            error=error,
+        )
