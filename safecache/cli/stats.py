@@ -11,6 +11,7 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Column, Table
+from rich.text import Text
 
 from safecache import run_summary, timestamps
 from safecache.cli import ls
@@ -66,7 +67,7 @@ def _of(layer: Layer, counts: Counter[str]) -> dict[str, Any]:
 
 def _print(summary: Summary) -> None:
     console = Console()
-    title = printable(f"run {summary.run}, processes: {summary.processes}")
+    title = _plain(f"run {summary.run}, processes: {summary.processes}")
     number = ["lookups", *(outcome.value for outcome in Outcome)]
     table = Table("cache", *(Column(name, justify="right") for name in number), "reasons", title=title)
     for layer in Layer:
@@ -86,6 +87,6 @@ def _missed(lines: list[Line]) -> Table:
     return table
 
 
-def _plain(text: str) -> str:
-    # Rich would take what is in brackets for markup.
-    return printable(text).replace("[", "\\[")
+def _plain(text: str) -> Text:
+    # Of a str, rich would take what is in brackets for markup.
+    return Text(printable(text))

@@ -113,14 +113,10 @@ def test_what_is_no_readable_file_is_skipped(write):
 
 def test_names_are_shown_as_text_whatever_they_are(write, run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "300")
-    root = write(miss(name="[red]ev\x1b[31mil", frame="0/0", run="\x1b]0;title\x07"))
+    root = write(miss(name="\\[red]ev\x1b[31mil", frame="0/0", run="[b]\x1b]0;title\x07"))
     done = run("stats", root)
-    assert (
-        done.code == 0
-        and "\x1b" not in done.out
-        and "[red]ev\\x1b[31mil" in done.out
-        and "fx miss: never seen" in done.out
-    )
+    assert done.code == 0 and "\x1b" not in done.out and "fx miss: never seen" in done.out
+    assert "\\[red]ev\\x1b[31mil" in done.out and "run [b]\\x1b]0;title\\x07, processes: 1" in done.out
 
 
 def test_same_miss_is_shown_once_with_how_often(write, run, monkeypatch):
