@@ -113,9 +113,8 @@ def describe(item: Item, graphs: Mapping[str, Group]) -> Description | None:
 
 def _kernels(group: Group, graphs: Mapping[str, Group]) -> tuple[str, ...]:
     """Those that its bytes name, or else those of the graphs that it refers to."""
-    found = mentions.search(file.path for file in group.files)
-    if found.kernels:
-        return found.kernels
-    referred = (graphs[key] for key in found.keys if key in graphs and key != group.name)
-    names = [name for graph in referred for name in mentions.search(file.path for file in graph.files).kernels]
-    return tuple(dict.fromkeys(names))
+    paths = [file.path for file in group.files]
+    found = mentions.kernels(paths)
+    if found or group.kind is not GroupKind.AOT_ENTRY:
+        return found
+    return mentions.kernels(file.path for key in mentions.keys(paths) if key in graphs for file in graphs[key].files)

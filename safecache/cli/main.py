@@ -122,7 +122,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         return entries.run(arguments)
     for commands in (limit_arguments, listing_arguments, crash_arguments):
         if arguments.command in commands.COMMANDS:
-            return commands.run(arguments)
+            code: int = commands.run(arguments)
+            return code
     if arguments.command == "demo":
         from safecache.cli import demo
 
