@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable
 
 from safecache import sizes
+from safecache.cli.listing_arguments import DIRECTORY_HELP
 
 __all__ = ["COMMANDS", "add", "run"]
 
@@ -29,8 +30,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     for parser in (gc, clean):
         parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
     for parser in (gc, du, clean):
-        directory = "a cache directory; by default those that torch and Triton use under this environment"
-        parser.add_argument("directories", nargs="*", metavar="DIR", help=directory)
+        parser.add_argument("directories", nargs="*", metavar="DIR", help=DIRECTORY_HELP)
         parser.add_argument("--json", action="store_true", help="print JSON")
 
 
