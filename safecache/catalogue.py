@@ -41,7 +41,8 @@ class Catalogue(NamedTuple):
 class Description(NamedTuple):
     """What an item's files say. ``kernels``: by name; ``states``: how many files there are of each signer's state.
 
-    ``gpu``, ``torch``, ``triton``: of the build, by its seal, else by what is written beside a kernel; or empty.
+    ``gpu``: what a kernel is for, as is written beside it, else what the build had. ``torch``, ``triton``: with what it
+    was built, by its seal, or else as a kernel says. Empty where that is not told.
     """
 
     kernels: tuple[str, ...]

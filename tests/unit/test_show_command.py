@@ -16,7 +16,7 @@ from safecache.reasons import Reason
 from safecache.seal import Kind
 from unit.fresh import forget_kernels
 from unit.key_cases import MAC, put, revoked
-from unit.test_listing_commands import BUILD, GRAPH, entry, kernel
+from unit.listed import BUILD, GRAPH, entry, kernel
 
 
 @pytest.fixture
