@@ -66,9 +66,11 @@ def _lines(headings: Sequence[Heading], row: Sequence[str], widths: Sequence[int
 
 
 def _chopped(cell: str, width: int) -> Iterator[str]:
-    """Pieces of that width; of one letter at least, which can be wider."""
+    """Pieces of that width, cut between words if that can be; of one letter at least, which can be wider."""
     while cell_len(cell) > width:
         end = next((end for end in range(width, 1, -1) if cell_len(cell[:end]) <= width), 1)
+        space = cell.rfind(" ", 1, end + 1)
+        end = space if space > 0 else end
         yield cell[:end]
-        cell = cell[end:]
+        cell = cell[end:].removeprefix(" ")
     yield cell

@@ -81,6 +81,22 @@ def test_narrow_terminal_cuts_nothing(cache, run, monkeypatch, width):
     assert folded == "triton_poi_fused_" + "_".join(["convolution"] * 9)
 
 
+@pytest.mark.parametrize(
+    ("cell", "lines"),
+    [
+        ("torch 2.15.0 triton", ["torch", "2.15.0", "triton"]),
+        ("abcdefghijklmnopq", ["abcdefgh", "ijklmnop", "q"]),
+        ("カーネルの名前です", ["カーネル", "の名前で", "す"]),
+        ("", [""]),
+    ],
+)
+def test_cell_is_folded_between_words_or_else_anywhere(monkeypatch, capsys, cell, lines):
+    monkeypatch.setattr(tables, "Console", partial(tables.Console, width=1, force_terminal=True))
+    tables.show([tables.Heading("x", folds=True), tables.Heading("y")], [[cell, "whole"]])
+    shown = capsys.readouterr().out.splitlines()[1:]
+    assert [line.removesuffix("whole").rstrip() for line in shown] == lines and "whole" in shown[0]
+
+
 def test_names_cannot_speak_to_the_terminal_nor_in_markup(cache, run):
     metadata = {"name": "\x1b[2J[red]k[/red]", "target": {"arch": "\x07"}, "triton_version": "3\n9"}
     kernel(cache, "k", metadata)
