@@ -41,7 +41,8 @@ class Catalogue(NamedTuple):
 class Description(NamedTuple):
     """What an item's files say. ``kernels``: by name; ``states``: how many files there are of each signer's state.
 
-    ``gpu``, ``torch``, ``triton``: of the build, by its seal, else by what is written beside a kernel; or empty.
+    ``gpu``: what a kernel is for, as is written beside it, else what the build had. ``torch``, ``triton``: with what it
+    was built, by its seal, or else as a kernel says. Empty where that is not told.
     """
 
     kernels: tuple[str, ...]
@@ -113,9 +114,8 @@ def describe(item: Item, graphs: Mapping[str, Group]) -> Description | None:
 
 def _kernels(group: Group, graphs: Mapping[str, Group]) -> tuple[str, ...]:
     """Those that its bytes name, or else those of the graphs that it refers to."""
-    found = mentions.search(file.path for file in group.files)
-    if found.kernels:
-        return found.kernels
-    referred = (graphs[key] for key in found.keys if key in graphs and key != group.name)
-    names = [name for graph in referred for name in mentions.search(file.path for file in graph.files).kernels]
-    return tuple(dict.fromkeys(names))
+    paths = [file.path for file in group.files]
+    found = mentions.kernels(paths)
+    if found or group.kind is not GroupKind.AOT_ENTRY:
+        return found
+    return mentions.kernels(file.path for key in mentions.keys(paths) if key in graphs for file in graphs[key].files)

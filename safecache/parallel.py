@@ -16,8 +16,5 @@ R = TypeVar("R")
 
 def each(function: Callable[[T], R], items: Sequence[T], readers: int = READERS) -> Iterator[R]:
     """What ``function`` returns for each item, in their order. Raises what it raises, and leaves then what is left."""
-    pool = ThreadPoolExecutor(readers)
-    try:
+    with ThreadPoolExecutor(readers) as pool:
         yield from pool.map(function, items)
-    finally:
-        pool.shutdown(cancel_futures=True)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-__all__ = ["parse", "write"]
+__all__ = ["parse", "write", "write_stamp"]
+
+_LATEST = 253402300799.0  # the end of the year 9999
 
 
 def parse(text: str) -> float:
@@ -25,3 +27,8 @@ def write(seconds: float) -> str:
     """RFC 3339, in UTC, to the second."""
     # strftime() writes the year 30 with two digits.
     return datetime.fromtimestamp(int(seconds), timezone.utc).replace(tzinfo=None).isoformat() + "Z"
+
+
+def write_stamp(seconds: float) -> str:
+    """As write(), of whatever a file system says: what no calendar has becomes the first or the last moment."""
+    return write(min(max(seconds, 0.0), _LATEST))

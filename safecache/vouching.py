@@ -238,8 +238,11 @@ def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | 
         return disposal.of_unusable(unusable)
 
 
-def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
-    """None if something vouches for the file. Raises OSError and UnusableEntry."""
+def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, *, whole: bool = False) -> Refusal | None:
+    """None if something vouches for the file. Raises OSError and UnusableEntry.
+
+    ``whole``: a large one too is read, whatever the kernel says of it: a disk may have damaged it since.
+    """
     status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
     exposure.check(root)
     store.check_regular(status)
@@ -247,14 +250,14 @@ def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None
         return None
     # What this process knows needs no record; a large file may not even have to be read.
     known = status.st_size < _LARGE and path in _known and _digest(path) in _known[path]
-    refusal = None if known else _judge_by_record(path, root, kind, status)
+    refusal = None if known else _judge_by_record(path, root, kind, status, whole=whole)
     if refusal is not None:
         return refusal._replace(found=status)
     _judged[path] = filesystem.identity(status)
     return None
 
 
-def _judge_by_record(path: str, root: str, kind: Kind, status: os.stat_result) -> Refusal | None:
+def _judge_by_record(path: str, root: str, kind: Kind, status: os.stat_result, *, whole: bool) -> Refusal | None:
     try:
         verdict, stated = records.read(path, root, kind)
     except Unreadable:
@@ -262,7 +265,7 @@ def _judge_by_record(path: str, root: str, kind: Kind, status: os.stat_result) -
             return None
         raise
     foreign = trust.foreign(verdict, kind) if verdict.reason is None else None
-    is_known = status.st_size >= _LARGE and stated.get("stamp") == filesystem.identity(status)
+    is_known = not whole and status.st_size >= _LARGE and stated.get("stamp") == filesystem.identity(status)
     if is_known and ownership.why_not_private(path) is None:
         return foreign
     digest = _digest(path)

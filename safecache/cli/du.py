@@ -17,8 +17,6 @@ from safecache.sizes import write_age, write_size
 
 __all__ = ["run"]
 
-_LATEST = 253402300799.0  # the end of the year 9999
-
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table of each directory. Raises OSError for one that cannot be read."""
@@ -43,17 +41,12 @@ def _report(directory: str) -> dict[str, Any]:
                 "groups": len(groups),
                 "files": sum(len(group.all_files) for group in groups),
                 "bytes": sum(group.size for group in groups),
-                "oldest_use": _moment(min(used)),
-                "newest_use": _moment(max(used)),
+                "oldest_use": timestamps.write_stamp(min(used)),
+                "newest_use": timestamps.write_stamp(max(used)),
             }
     other = {"files": len(found.other), "bytes": sum(file.size for file in found.other)}
     total = {what: sum(row[what] for row in [*kinds.values(), other]) for what in ("files", "bytes")}
     return {"directory": directory, "kinds": kinds, "other": other, "total": total}
-
-
-def _moment(stamp: float) -> str:
-    """Of whatever a file system may say."""
-    return timestamps.write(min(max(stamp, 0.0), _LATEST))
 
 
 def _print(report: dict[str, Any]) -> None:

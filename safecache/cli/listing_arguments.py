@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
+import sys
 
 from safecache import sizes
 from safecache.groups import KINDS
@@ -66,5 +68,11 @@ def _count(text: str) -> int:
 def run(arguments: argparse.Namespace) -> int:
     """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
     command = "crashes" if arguments.command == "ls" and arguments.crashed else arguments.command
-    code: int = importlib.import_module(f"safecache.cli.{command}").run(arguments)
+    try:
+        code: int = importlib.import_module(f"safecache.cli.{command}").run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # `| head` has seen enough. What is left in the buffer would fail again as the process ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     return code

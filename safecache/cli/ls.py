@@ -16,23 +16,11 @@ from safecache.cli.tables import Heading
 from safecache.groups import KINDS, GroupKind
 from safecache.sizes import write_age, write_size
 
-__all__ = [
-    "WORDS",
-    "Row",
-    "describe",
-    "directories_of",
-    "moment",
-    "print_rows",
-    "report",
-    "run",
-    "signer_name",
-    "state",
-]
+__all__ = ["WORDS", "Row", "describe", "directories_of", "print_rows", "report", "run", "signer_name", "state"]
 
 WORDS = {kind: word for word, kind in KINDS.items()}
 # What is in the way, or was there for something else, is listed only by its kind.
 _USUAL = ("aot", "fx", "triton", "code", "autotune", "header")
-_LATEST = 253402300799.0  # the end of the year 9999
 _SHORTEST_KEY = 10
 _HEADINGS = (
     Heading("name", folds=True),
@@ -118,19 +106,14 @@ def report(row: Row) -> dict[str, Any]:
         "paths": item.group.paths,
         "files": len(item.group.all_files),
         "bytes": item.size,
-        "made": moment(item.made),
-        "used": moment(item.used),
+        "made": timestamps.write_stamp(item.made),
+        "used": timestamps.write_stamp(item.used),
         "gpu": said.gpu,
         "torch": said.torch,
         "triton": said.triton,
         "signers": [{"id": signer, "name": signer_name(signer)} for signer in said.signers],
         "states": dict(said.states),
     }
-
-
-def moment(stamp: float) -> str:
-    """Of whatever a file system may say."""
-    return timestamps.write(min(max(stamp, 0.0), _LATEST))
 
 
 def signer_name(key_id: str) -> str:

@@ -77,14 +77,13 @@ def _containing(path: str) -> Callable[[Group], bool]:
 
 def _report(row: Row) -> dict[str, Any]:
     group = row.item.group
-    found = mentions.search(file.path for file in group.files)
     options = kernel_metadata.read(file.path for file in group.files).options if group.kind is GroupKind.KERNEL else ()
     return ls.report(row) | {
         "signers": [_signer(signer) for signer in row.description.signers],
         "provenance": dict(row.description.provenance),
         "options": dict(options),
         "kernels": list(row.description.kernels),
-        "refers_to": [key for key in found.keys if key != group.name],
+        "refers_to": [key for key in mentions.keys(file.path for file in group.files) if key != group.name],
         "contents": _contents(group),
         "quarantined": list(_history(row.item)),
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import pickle
 import time
 
 import pytest
@@ -15,7 +16,7 @@ from safecache.reasons import Reason
 from safecache.seal import Kind
 from unit.fresh import forget_kernels
 from unit.key_cases import MAC, put, revoked
-from unit.test_listing_commands import BUILD, GRAPH, entry, kernel
+from unit.listed import BUILD, GRAPH, entry, kernel
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def shown(run, cache):
 
 def test_entry_is_told_with_its_build_signer_files_and_what_it_refers_to(cache, shown, run):
     graph = entry(cache, "g", Kind.FX_ENTRY, GRAPH)
-    path = entry(cache, "a", payload=b"refers to " + graph.parent.name.encode() + b".", age=9 * DAY)
+    path = entry(cache, "a", payload=pickle.dumps(["of", graph.parent.name]), age=9 * DAY)
     cache.use(path, HOUR)
     told = shown(key("a", "a"))
     own = keyring.current().signing
