@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from safecache import audit, cache_directories, config, exposure, files, inventory, layout, store, temporaries
+from safecache import audit, cache_directories, config, files, inventory, layout, store, temporaries
 from safecache.audit import Audit, Refused
 from safecache.doctor import finding, keys
 from safecache.doctor.finding import Finding
@@ -99,8 +99,6 @@ def _verified(root: str) -> Iterator[Finding]:
         remedy = "export SAFECACHE_KEY_FILE=FILE, with the key that they were sealed with."
         yield finding.warning("entries-without-key", evidence, remedy)
         return
-    # That others can write there is a finding by itself, and no reason to judge otherwise.
-    exposure.note_private(root)
     entries, objects = _sample(locations, _MOST_VERIFIED // 2), _sample(code, _MOST_VERIFIED // 2)
     found = audit.audit(entries, objects)
     looked_at = len(entries) + len(objects)
