@@ -8,7 +8,7 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 
-from safecache import config, load_failure, ownership
+from safecache import config, ownership
 from safecache.doctor import finding, places
 from safecache.doctor.finding import Finding
 from safecache.doctor.places import Place
@@ -16,6 +16,7 @@ from safecache.doctor.places import Place
 __all__ = ["check"]
 
 _USE = os.R_OK | os.W_OK | os.X_OK
+_ON_PURPOSE = "  # or, if it is shared on purpose: export SAFECACHE_SHARED=1"
 
 
 def check(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -36,7 +37,7 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _temporary(environ: Mapping[str, str]) -> Iterator[Finding]:
-    remedy = _elsewhere("TMPDIR")
+    remedy = places.elsewhere("TMPDIR")
     try:
         used = tempfile.gettempdir()
     except FileNotFoundError as error:
@@ -57,11 +58,11 @@ def _unusable(place: Place) -> Iterator[Finding]:
     above = places.nearest(place.path)
     if not os.path.isdir(above) or (above != place.path and os.path.lexists(place.path)):
         evidence = f"{place}: {above if os.path.exists(above) else place.path} is not a directory."
-        yield finding.error("not-a-directory", evidence, _elsewhere(place.variable))
+        yield finding.error("not-a-directory", evidence, places.elsewhere(place.variable))
     elif not os.access(above, _USE, effective_ids=True):
         doing = "cannot be used" if above == place.path else "cannot be made"
         evidence = f"{place} {doing}: {above} {_state(above)}. Each process compiles anew, in a directory of its own."
-        yield finding.error("not-writable", evidence, _elsewhere(place.variable))
+        yield finding.error("not-writable", evidence, places.elsewhere(place.variable))
 
 
 def _state(path: str) -> str:
@@ -77,20 +78,15 @@ def _state(path: str) -> str:
     return f"is {mode}, of uid {status.st_uid} and gid {status.st_gid}, and this is uid {os.geteuid()}"
 
 
-def _elsewhere(variable: str) -> str:
-    found = load_failure.substitute(variable)
-    return found[1] if found else f"export {variable}=DIR, where this user can write; none was found on this machine."
-
-
 def _exposed(place: Place) -> Iterator[Finding]:
     if config.current().shared:
         return
     objection = ownership.why_not_private(place.path, group=ownership.own_group())
     if objection is None:
         return
-    remedy = f"chmod -R go-w {shlex.quote(place.path)}, or export SAFECACHE_SHARED=1 if it is shared on purpose."
+    remedy = f"chmod -R go-w {shlex.quote(place.path)}{_ON_PURPOSE}"
     if "belongs to" in objection:
-        remedy = f"{_elsewhere(place.variable)}, or export SAFECACHE_SHARED=1 if it is shared on purpose."
+        remedy = f"{places.elsewhere(place.variable)}{_ON_PURPOSE}"
     evidence = f"Others can write to {place}, or replace it: {objection}. What is not sealed is not used there."
     yield finding.warning("exposed-directory", evidence, remedy)
 

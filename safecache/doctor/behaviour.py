@@ -54,13 +54,13 @@ def _write(probe: str, where: str, variable: str) -> Iterator[Finding]:
         skew = os.fstat(descriptor).st_mtime - time.time()
     except OSError as error:
         evidence = f"On {where} a file cannot be written and synced: {error.strerror}."
-        yield finding.error("no-sync", evidence, f"export {variable}=DIR, on another file system.")
+        yield finding.error("no-sync", evidence, f"export {variable}=DIR  # on another file system")
         return
     finally:
         os.close(descriptor)
     if abs(skew) > _MOST_SKEW:
         evidence = f"The clock of {where} is {skew:+.0f} s off this machine's: what is in use can be taken for old."
-        yield finding.warning("clock-skew", evidence, "Have both set by NTP: timedatectl set-ntp true")
+        yield finding.warning("clock-skew", evidence, "timedatectl set-ntp true  # on both")
 
 
 def _rename(probe: str, where: str, variable: str) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ def _rename(probe: str, where: str, variable: str) -> Iterator[Finding]:
         wrong = error.strerror
     if wrong is not None:
         evidence = f"On {where} a file cannot be renamed over another: {wrong}. So nothing can be published."
-        yield finding.error("no-rename", evidence, f"export {variable}=DIR, on another file system.")
+        yield finding.error("no-rename", evidence, f"export {variable}=DIR  # on another file system")
 
 
 def _lock(probe: str, where: str, variable: str) -> Iterator[Finding]:
@@ -95,7 +95,7 @@ def _lock(probe: str, where: str, variable: str) -> Iterator[Finding]:
         os.close(second)
     if wrong is not None:
         evidence = f"On {where} a lock cannot be relied on: {wrong}. Processes then build the same kernels at once."
-        yield finding.warning("no-locks", evidence, f"export {variable}=DIR, on another file system.")
+        yield finding.warning("no-locks", evidence, f"export {variable}=DIR  # on another file system")
 
 
 def _link(probe: str, where: str, _: str) -> Iterator[Finding]:

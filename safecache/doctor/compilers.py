@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import shlex
 import shutil
-import subprocess
 import sysconfig
 from collections.abc import Iterator, Mapping
 
 from safecache import build_failure
-from safecache.doctor import finding
+from safecache.doctor import finding, programs
 from safecache.doctor.finding import Finding
 
 __all__ = ["check"]
 
-_TIMEOUT = 30  # seconds
 # Where nothing is named: ``_find_compiler`` of triton/runtime/build.py, ``cpp.cxx`` of torch/_inductor/config.py.
 _LANGUAGES = {
     "C": ("CC", ("gcc", "clang"), "c", "#include <stdio.h>\n", "Triton compiles its launchers"),
@@ -27,13 +25,13 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     working = []
     for language, (variable, names, flag, source, purpose) in _LANGUAGES.items():
         command = _command(environ, variable, names)
-        remedy = f"{build_failure.install(language)}, or export {variable}=PATH of one."
-        if command is None or shutil.which(command[0], path=environ.get("PATH")) is None:
+        remedy = f"{_install(language)}  # or export {variable}=PATH of one"
+        if not command or shutil.which(command[0], path=environ.get("PATH")) is None:
             named = f"{variable}={environ[variable]}" if environ.get(variable) else " or ".join(names)
             evidence = f"There is no {language} compiler: {named} is not found. {purpose} with it."
             yield finding.error("no-compiler", evidence, remedy)
             continue
-        said = _objection([*command, "-x", flag], source, environ)
+        said = _against([*command, "-x", flag], source, environ)
         if said is None:
             working.append((command, flag))
         else:
@@ -55,27 +53,16 @@ def _command(environ: Mapping[str, str], variable: str, names: tuple[str, ...]) 
 
 def _headers(command: list[str], flag: str, environ: Mapping[str, str]) -> Iterator[Finding]:
     include = sysconfig.get_paths()["include"]
-    if _objection([*command, "-x", flag, f"-I{include}"], "#include <Python.h>\n", environ) is not None:
-        evidence = (
-            f"{shlex.join(command)} does not find Python.h in {include}: neither Triton nor Inductor can compile."
-        )
-        remedy = f"{build_failure.install('headers')}; an environment of conda, uv or pyenv has them."
+    if _against([*command, "-x", flag, f"-I{include}"], "#include <Python.h>\n", environ) is not None:
+        evidence = f"{shlex.join(command)} does not find Python.h in {include}: nothing can be compiled."
+        remedy = f"{_install('headers')}  # an environment of conda, uv or pyenv has them"
         yield finding.error("no-python-headers", evidence, remedy)
 
 
-def _objection(command: list[str], source: str, environ: Mapping[str, str]) -> str | None:
-    """What the compiler says against ``source``; nothing is written."""
-    try:
-        done = subprocess.run(
-            [*command, "-fsyntax-only", "-"],
-            input=source.encode(),
-            env=dict(environ),
-            capture_output=True,
-            timeout=_TIMEOUT,
-        )
-    except subprocess.TimeoutExpired:
-        return f"it takes more than {_TIMEOUT} s"
-    except OSError as error:
-        return error.strerror or str(error)
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return None if done.returncode == 0 else (lines[0] if lines else f"it ends with {done.returncode}")
+def _install(what: str) -> str:
+    return build_failure.install(what).removeprefix("Install it: ")
+
+
+def _against(command: list[str], source: str, environ: Mapping[str, str]) -> str | None:
+    """What the compiler says first against ``source``; nothing is written."""
+    return programs.objection([*command, "-fsyntax-only", "-"], source=source, environ=environ, line=0)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from safecache import audit, cache_directories, config, exposure, files, inventory, layout, store, temporaries
+from safecache import audit, cache_directories, config, files, inventory, layout, store, temporaries
 from safecache.audit import Audit, Refused
 from safecache.doctor import finding, keys
 from safecache.doctor.finding import Finding
@@ -74,7 +74,8 @@ def _quarantined(groups: list[Group]) -> Iterator[Finding]:
     newest = write_age(max(0.0, time.time() - max(stamp for group in groups for stamp in group.stamps)))
     place = os.path.dirname(groups[0].paths[0])
     evidence = f"{len(groups)} files were moved to {place}: {counts}. The newest is {newest} old."
-    yield finding.warning("quarantine", evidence, f"ls -l {shlex.quote(place)}; rm -r {shlex.quote(place)}")
+    remedy = f"ls -l {shlex.quote(place)}  # and when you have looked: rm -r {shlex.quote(place)}"
+    yield finding.warning("quarantine", evidence, remedy)
 
 
 def _reason(group: Group) -> str:
@@ -96,11 +97,9 @@ def _verified(root: str) -> Iterator[Finding]:
         return
     if not keys.has_key():
         evidence = f"{root} holds {number} files, and this user has no key yet: what others have sealed is not used."
-        remedy = "export SAFECACHE_KEY_FILE=FILE, with the key that they were sealed with."
+        remedy = "export SAFECACHE_KEY_FILE=FILE  # with the key that they were sealed with"
         yield finding.warning("entries-without-key", evidence, remedy)
         return
-    # That others can write there is a finding by itself, and no reason to judge otherwise.
-    exposure.note_private(root)
     entries, objects = _sample(locations, _MOST_VERIFIED // 2), _sample(code, _MOST_VERIFIED // 2)
     found = audit.audit(entries, objects)
     looked_at = len(entries) + len(objects)
@@ -128,12 +127,12 @@ def _refused(root: str, said: str, found: Audit) -> Iterator[Finding]:
         by_reason.setdefault(Reason(each.reason), []).append(each)
     damaged = [each for reason in Reason if reason in _DAMAGED for each in by_reason.pop(reason, [])]
     if damaged:
-        remedy = f"safecache verify {quoted}; the next save heals an entry, or rm {shlex.quote(damaged[0].path)}"
+        remedy = f"safecache verify {quoted}  # the next save heals an entry"
         yield finding.warning("damaged-entries", f"{said}, and {_text(damaged)}.", remedy)
     unsealed = by_reason.pop(Reason.UNSEALED, [])
     if unsealed:
         evidence = f"{said}, and {_text(unsealed)}. They are not used: each is compiled anew."
-        remedy = f"safecache adopt {quoted}, if nobody else could write there."
+        remedy = f"safecache adopt {quoted}  # if nobody else could write there"
         yield finding.warning("unsealed-entries", evidence, remedy)
     built_elsewhere = [each for reason in Reason if reason in _OF_OTHERS for each in by_reason.pop(reason, [])]
     if built_elsewhere:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from safecache import config, exec_directory, load_failure, mounts, provenance, targets
+from safecache import config, exec_directory, mounts, provenance, targets
 from safecache.doctor import finding, places
 from safecache.doctor.finding import Finding
 
@@ -20,13 +20,13 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     if chosen is not None:
         against = exec_directory.objection(chosen)
         if against is not None:
-            remedy = f"install -d -m 0755 {shlex.quote(chosen)}, as a user that alone may write there."
+            remedy = f"install -d -m 0755 {shlex.quote(chosen)}  # by you or root, on a file system that is not noexec"
             yield finding.error("exec-dir-unusable", f"SAFECACHE_EXEC_DIR={chosen} is not used: {against}.", remedy)
     else:
         for place in places.caches(environ):
             if mounts.forbids_execution(place.path):
                 evidence = f"{place} lies on {mounts.mount_of(place.path)}: no code can be loaded from there."
-                yield finding.error("noexec", evidence, _elsewhere(place.variable))
+                yield finding.error("noexec", evidence, places.elsewhere(place.variable))
     yield from _packages()
 
 
@@ -39,10 +39,5 @@ def _packages() -> Iterator[Finding]:
             mount = mounts.mount_of(directory)
             evidence = f"AOTInductor packages are unpacked to {directory}, on {mount}, and cannot be loaded from there."
             point = mount.point if mount else directory
-            remedy = _elsewhere("TMPDIR") if moves else f"mount -o remount,exec {shlex.quote(point)}"
+            remedy = places.elsewhere("TMPDIR") if moves else f"mount -o remount,exec {shlex.quote(point)}"
             yield finding.warning("noexec-packages", evidence, remedy)
-
-
-def _elsewhere(variable: str) -> str:
-    found = load_failure.substitute(variable)
-    return found[1] if found else f"export {variable}=DIR, on a file system that is not; none was found here."

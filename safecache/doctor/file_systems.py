@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from collections.abc import Iterator, Mapping
 
 from safecache import config, mounts
@@ -35,14 +36,14 @@ def _of_mount(mount: Mount, those: list[Place]) -> Finding:
     cache = next((place for place in those if place.is_cache), None)
     if mount.file_system in _MEMORY:
         evidence = f"{where}: that is memory. It counts against a container's limit, and is empty after a restart."
-        return finding.info("in-memory", evidence, f"export {those[0].variable}=DIR, on a disk, if it is to be kept.")
+        return finding.info("in-memory", evidence, f"export {those[0].variable}=DIR  # on a disk, if it is to be kept")
     if mounts.is_over_a_network(places.nearest(those[0].path)):
-        remedy = "export SAFECACHE_LOCAL=DIR, on a disk of this node." if cache and not config.current().local else ""
+        remedy = "export SAFECACHE_LOCAL=DIR  # on a disk of this node" if cache and not config.current().local else ""
         evidence = f"{where}: over a network. Each hit asks the server, and locks may be for one host alone."
         return finding.info("network-file-system", evidence, remedy)
     if mount.file_system == "overlay":
         evidence = f"{where}: in a container's own layer, unless it is a volume. It is gone with the container."
-        return finding.info("container-layer", evidence, f"Mount a volume, and export {those[0].variable}=DIR there.")
+        return finding.info("container-layer", evidence, f"export {those[0].variable}=DIR  # on a volume")
     return finding.ok("file-system", f"{where}.")
 
 
@@ -68,7 +69,7 @@ def _of_options(mount: Mount, those: list[Place]) -> Iterator[Finding]:
     if "ro" in mount.options and caches:
         evidence = f"{_named(caches)} on {mount}: read-only. What is there is used, and nothing is added."
         layers = ":".join(place.path for place in caches)
-        remedy = f"export SAFECACHE_LOWER={layers} {caches[0].variable}=DIR, where DIR can be written."
+        remedy = f"export SAFECACHE_LOWER={shlex.quote(layers)} {caches[0].variable}=DIR  # where DIR can be written"
         yield finding.warning("read-only-file-system", evidence, remedy)
 
 
@@ -79,10 +80,8 @@ def _of_local_level(environ: Mapping[str, str]) -> Iterator[Finding]:
     place = places.nearest(local)
     if mounts.is_over_a_network(place):
         evidence = f"SAFECACHE_LOCAL={local} lies on {mounts.mount_of(place)}, which is not a disk of this node."
-        yield finding.warning("local-level-is-remote", evidence, "export SAFECACHE_LOCAL=DIR, on a disk of this node.")
+        yield finding.warning("local-level-is-remote", evidence, "export SAFECACHE_LOCAL=DIR  # on a disk of this node")
     shared = places.nearest(places.caches(environ)[0].path)
     if os.stat(place).st_dev == os.stat(shared).st_dev:
-        evidence = (
-            f"SAFECACHE_LOCAL={local} lies on the same file system as {shared}: all is kept twice, and not faster."
-        )
+        evidence = f"SAFECACHE_LOCAL={local} lies on the same file system as {shared}: all is kept twice there."
         yield finding.warning("local-level-gains-nothing", evidence, "unset SAFECACHE_LOCAL")

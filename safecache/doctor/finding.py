@@ -12,7 +12,10 @@ SEVERITIES = ("ok", "info", "warning", "error")
 
 
 class Finding(NamedTuple):
-    """``code`` names what was found, for programs; ``severity`` is one of SEVERITIES; the rest is for a person."""
+    """``code`` names what was found, for programs; ``severity`` is one of SEVERITIES; the rest is for a person.
+
+    ``remedy`` is a line to paste into a shell wherever there is one: capitals to fill in, what else to know a comment.
+    """
 
     code: str
     severity: str

@@ -37,9 +37,8 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
         evidence = f"{ring.problem}: what it has sealed is used, and nothing is added."
         yield finding.info("seals-nothing", evidence)
     else:
-        yield finding.error(
-            "no-key", f"Nothing can be sealed, and so nothing is kept: {ring.problem}.", "safecache keys"
-        )
+        evidence = f"Nothing can be sealed, and so nothing is kept: {ring.problem}."
+        yield finding.error("no-key", evidence, "safecache keys")
     for problem in ring.problems:
         if problem != ring.problem:
             yield finding.warning("key-refused", f"{problem}.", "safecache keys")
@@ -49,7 +48,7 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def _none_yet() -> Iterator[Finding]:
     home = config.current().config_home
-    remedy = "export SAFECACHE_KEY_FILE=FILE, such as a mounted secret, or XDG_CONFIG_HOME=DIR that is kept."
+    remedy = "export SAFECACHE_KEY_FILE=FILE  # such as a mounted secret; or XDG_CONFIG_HOME=DIR, one that is kept"
     if home is None:
         evidence = "This user has no home directory to keep a key in: nothing can be sealed, and so nothing is kept."
         yield finding.error("no-key-directory", evidence, remedy)
@@ -69,7 +68,7 @@ def _expiring(ring: Keyring) -> Iterator[Finding]:
         if left is not None and 0 < left < _SOON and key.revoked is None:
             evidence = f"Key {key.id.hex()} {key.name} expires on {timestamps.write(key.expires or 0)}: what it has "
             evidence += "sealed is refused from then on."
-            remedy = "Trust the next key, and have it seal what is there: safecache sign DIR"
+            remedy = "safecache sign DIR  # with the next key, once that is trusted"
             yield finding.warning("key-expires-soon", evidence, remedy)
     needs_library = any(key.algorithm is Algorithm.ED25519 and key.revoked is None for key in ring.trusted.values())
     problem = signatures.problem() if needs_library else None
@@ -82,5 +81,5 @@ def _beside_cache(environ: Mapping[str, str]) -> Iterator[Finding]:
     for place in places.caches(environ):
         if path is not None and os.path.realpath(path).startswith(os.path.join(os.path.realpath(place.path), "")):
             evidence = f"The key {path} lies in {place}: who copies the cache, or is let in there, may get the key too."
-            remedy = f"mv {shlex.quote(path)} elsewhere, and export SAFECACHE_KEY_FILE=FILE there."
+            remedy = f"mv {shlex.quote(path)} FILE; export SAFECACHE_KEY_FILE=FILE  # outside of all caches"
             yield finding.warning("key-beside-cache", evidence, remedy)

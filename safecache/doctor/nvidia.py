@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from importlib.machinery import PathFinder
 
-from safecache.doctor import finding
+from safecache.doctor import finding, programs
 from safecache.doctor.finding import Finding
 
 __all__ = ["check"]
@@ -21,6 +21,7 @@ _DEVICE = "/dev/nvidiactl"
 _LDCONFIG = "/sbin/ldconfig"
 _LIBRARY = "libcuda.so.1"
 _TIMEOUT = 30  # seconds
+_INSTALL = "ldconfig  # after the driver's libraries were installed; a container is given its compute capability"
 _LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
 _TOOLS = {"ptxas": "TRITON_PTXAS_PATH", "ptxas-blackwell": "TRITON_PTXAS_BLACKWELL_PATH"}
 
@@ -31,7 +32,7 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     if folder is None:
         yield finding.info("no-triton", "Triton is not installed: nothing is compiled for GPUs.")
         return
-    named = environ.get("TRITON_LIBCUDA_PATH")
+    named = environ.get("TRITON_LIBCUDA_PATH") or None
     if os.path.exists(_DEVICE) or named:
         yield from _driver(environ, named)
     else:
@@ -47,25 +48,22 @@ def _triton() -> str | None:
 
 
 def _driver(environ: Mapping[str, str], named: str | None) -> Iterator[Finding]:
-    install = (
-        "Install the driver's libraries (in a container: its utility and compute capabilities), then run ldconfig."
-    )
     if named is None and not os.access(_LDCONFIG, os.X_OK):
         evidence = f"Triton asks {_LDCONFIG} where {_LIBRARY} is, and there is none that can be run."
-        yield finding.error("no-ldconfig", evidence, f"export TRITON_LIBCUDA_PATH=DIR, with {_LIBRARY} in it.")
+        yield finding.error("no-ldconfig", evidence, f"export TRITON_LIBCUDA_PATH=DIR  # with {_LIBRARY} in it")
         return
     places = [named] if named else _listed() or environ.get("LD_LIBRARY_PATH", "").split(":")
     found = [path for path in (os.path.join(place, _LIBRARY) for place in places if place) if os.path.exists(path)]
     if not found:
         where = f"in TRITON_LIBCUDA_PATH={named}" if named else "by ldconfig, nor in LD_LIBRARY_PATH"
-        remedy = "unset TRITON_LIBCUDA_PATH" if named else install
+        remedy = "unset TRITON_LIBCUDA_PATH" if named else _INSTALL
         yield finding.error("no-libcuda", f"{_LIBRARY} is not found {where}: Triton cannot use the GPU.", remedy)
         return
-    said = _said([sys.executable, "-S", "-c", _LOAD, found[0]])
+    said = programs.objection([sys.executable, "-S", "-c", _LOAD, found[0]])
     if said is None:
         yield finding.ok("libcuda", f"{found[0]} can be loaded.")
     else:
-        yield finding.error("broken-libcuda", f"{found[0]} cannot be loaded: {said}.", install)
+        yield finding.error("broken-libcuda", f"{found[0]} cannot be loaded: {said}.", _INSTALL)
 
 
 def _listed() -> list[str]:
@@ -74,25 +72,11 @@ def _listed() -> list[str]:
 
 
 def _tool(bundled: str, variable: str, named: str | None) -> Iterator[Finding]:
-    refused = _said([named, "--version"]) if named else None
+    refused = programs.objection([named, "--version"]) if named else None
     if refused is not None:
         evidence = f"{variable}={named} cannot be run ({refused}): Triton takes its own, or fails."
         yield finding.warning("ptxas-not-used", evidence, f"unset {variable}")
-    said = _said([bundled, "--version"]) if named is None or refused is not None else None
+    said = programs.objection([bundled, "--version"]) if named is None or refused is not None else None
     if said is not None:
         evidence = f"{bundled} cannot be run ({said}): no kernel can be compiled for NVIDIA GPUs."
         yield finding.error("broken-ptxas", evidence, "pip install --force-reinstall --no-deps triton")
-
-
-def _said(command: list[str]) -> str | None:
-    """What a program that fails says last, or what keeps it from being run; None if all is well."""
-    try:
-        done = subprocess.run(command, capture_output=True, timeout=_TIMEOUT)
-    except subprocess.TimeoutExpired:
-        return f"it takes more than {_TIMEOUT} s"
-    except OSError as error:
-        return error.strerror or str(error)
-    if done.returncode == 0:
-        return None
-    lines = done.stderr.decode(errors="replace").strip().splitlines()
-    return lines[-1] if lines else f"it ends with {done.returncode}"

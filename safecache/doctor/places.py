@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache import cache_directories, config, levels
+from safecache import cache_directories, config, levels, load_failure
 
-__all__ = ["Place", "by", "caches", "nearest", "of"]
+__all__ = ["Place", "by", "caches", "elsewhere", "nearest", "of"]
 
 
 class Place(NamedTuple):
@@ -55,6 +55,12 @@ def nearest(path: str) -> str:
     while not os.path.exists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
+
+
+def elsewhere(variable: str) -> str:
+    """A line with which ``variable`` names a directory that can be written to and code loaded from."""
+    found = load_failure.substitute(variable)
+    return found[1] if found else f"export {variable}=DIR  # one to write to and load code from; none was found"
 
 
 def by(key: Callable[[str], object], found: Iterable[Place]) -> Iterator[list[Place]]:

@@ -88,7 +88,7 @@ def _tried(server: _Server) -> Finding:
 
 
 def _remedy(server: _Server) -> str:
-    return f"Correct {server.variable}, or unset {' '.join(_SWITCHES)}"
+    return f"unset {' '.join(_SWITCHES)}  # or correct {server.variable}"
 
 
 def _ping(url: SplitResult, end: float) -> bytes:

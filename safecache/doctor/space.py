@@ -56,4 +56,4 @@ def _remedy(those: list[Place]) -> str:
     caches = [place.path for place in those if place.is_cache and os.path.isdir(place.path)]
     if caches:
         return f"safecache gc --max-age 7d {shlex.join(caches)}"
-    return f"Make room there, or export {those[0].variable}=DIR on another file system."
+    return f"export {those[0].variable}=DIR  # on another file system, or make room there"

@@ -18,18 +18,13 @@ _PREFIX = "SAFECACHE_"
 _VARIABLES = tuple(setting.variable for setting in SETTINGS)
 # Of 1: how alike names are of which one may be meant for the other.
 _NEAR, _VERY_NEAR = 0.7, 0.9
-_TRUE = ("1", "true", "yes", "on", "y", "t")  # as torch and Triton read switches
 
-# What turns a cache off, by the values that do: of torch/compiler/config.py, torch/_inductor/config.py,
-# torch/_functorch/config.py, triton/knobs.py and vllm/envs.py.
-_OFF = {
-    "TORCHINDUCTOR_FORCE_DISABLE_CACHES": (_TRUE, "Inductor and AOTAutograd keep nothing"),
-    "TORCH_COMPILE_FORCE_DISABLE_CACHES": (_TRUE, "Inductor and AOTAutograd keep nothing"),
-    "TORCHINDUCTOR_FX_GRAPH_CACHE": (("0", "false"), "Inductor keeps no graphs"),
-    "TORCHINDUCTOR_AUTOGRAD_CACHE": (("0", "false"), "AOTAutograd keeps no entries"),
-    "TRITON_ALWAYS_COMPILE": (_TRUE, "Triton compiles each kernel anew"),
-    "VLLM_DISABLE_COMPILE_CACHE": (_TRUE, "vLLM keeps nothing that it compiles"),
-}
+# What turns a cache off. Torch takes all but 0 and nothing for true, the words no and false as well
+# (``_read_env_variable`` in torch/utils/_config_module.py); Triton and vLLM take what people do.
+_OFF_IN_TORCH = ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES")
+_ON_IN_TORCH = ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
+_OFF_ELSEWHERE = ("TRITON_ALWAYS_COMPILE", "VLLM_DISABLE_COMPILE_CACHE")
+_TRUE, _FALSE_IN_TORCH = ("1", "true", "yes", "on", "y", "t"), ("", "0")
 _DIRECTORIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")
 
 
@@ -41,13 +36,11 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     yield from _disabled(environ)
     yield from _at_odds(environ)
     for variable in _DIRECTORIES:
-        if environ.get(variable) and not os.path.isabs(environ[variable]):
-            evidence = (
-                f"{variable}={environ[variable]} is a relative path: another directory in each working directory."
-            )
-            yield finding.warning(
-                "relative-directory", evidence, f"export {variable}={os.path.abspath(environ[variable])}"
-            )
+        path = environ.get(variable, "")
+        if path and not os.path.isabs(path):
+            evidence = f"{variable}={path} is a relative path: another directory in each working directory."
+            remedy = f"export {variable}={shlex.quote(os.path.abspath(path))}"
+            yield finding.warning("relative-directory", evidence, remedy)
 
 
 def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -61,9 +54,12 @@ def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _disabled(environ: Mapping[str, str]) -> Iterator[Finding]:
-    for variable, (values, effect) in _OFF.items():
-        if environ.get(variable, "").lower() in values:
-            yield finding.warning("cache-disabled", f"{variable}={environ[variable]}: {effect}.", f"unset {variable}")
+    off = [name for name in _OFF_IN_TORCH if environ.get(name, "") not in _FALSE_IN_TORCH]
+    off += [name for name in _ON_IN_TORCH if environ.get(name) in _FALSE_IN_TORCH]
+    off += [name for name in _OFF_ELSEWHERE if environ.get(name, "").lower() in _TRUE]
+    for name in off:
+        evidence = f"{name}={environ[name]} turns a cache off: what it would hold is compiled in each process."
+        yield finding.warning("cache-disabled", evidence, f"unset {name}")
 
 
 def _at_odds(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -72,19 +68,17 @@ def _at_odds(environ: Mapping[str, str]) -> Iterator[Finding]:
     given = [variable for variable in _VARIABLES if variable != "SAFECACHE" and environ.get(variable)]
     if not settings.enabled:
         rest = f", nor do {', '.join(given)}" if given else ""
-        yield finding.warning(
-            "switched-off", f"SAFECACHE={environ['SAFECACHE']}: safecache does nothing{rest}.", "unset SAFECACHE"
-        )
+        evidence = f"SAFECACHE={environ['SAFECACHE']}: safecache does nothing{rest}."
+        yield finding.warning("switched-off", evidence, "unset SAFECACHE")
     if settings.shared and settings.trust == "private":
-        evidence = (
-            "SAFECACHE_TRUST=private has no effect with SAFECACHE_SHARED=1: what several can write is not private."
-        )
+        evidence = "SAFECACHE_TRUST=private has no effect with SAFECACHE_SHARED=1: nothing there is private."
         yield finding.warning("settings-at-odds", evidence, "unset SAFECACHE_TRUST")
     if not settings.isolate:
         for variable in ("SAFECACHE_COMPILE_TIMEOUT", "SAFECACHE_COMPILE_MEMORY"):
             if variable in given:
                 evidence = f"{variable}={environ[variable]} has no effect without SAFECACHE_ISOLATE=1."
-                yield finding.warning("settings-at-odds", evidence, f"export SAFECACHE_ISOLATE=1, or unset {variable}")
+                remedy = f"export SAFECACHE_ISOLATE=1  # or unset {variable}"
+                yield finding.warning("settings-at-odds", evidence, remedy)
     for place in places.caches(environ):
         if any(os.path.realpath(layer) == os.path.realpath(place.path) for layer in settings.lower):
             evidence = f"SAFECACHE_LOWER names {place}, which is the cache itself."

@@ -205,11 +205,3 @@ def test_approved_directory_that_is_not_used(machine, mount):
     place = mount(machine.base / "approved", "noexec,mode=755")
     found = machine.examine(env={"SAFECACHE_EXEC_DIR": place}).one("exec-dir-unusable", "error")
     assert f"{place} (tmpfs: rw,noexec" in found["evidence"]
-
-
-@needs_root
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare(1)")
-def test_noexec_temporary_directory_keeps_packages_from_loading(machine, mount):
-    mount(machine.tmp, "noexec,mode=1777")
-    report = machine.examine()
-    assert f"{machine.tmp} (tmpfs: rw,noexec" in report.one("noexec-packages", "warning")["evidence"]

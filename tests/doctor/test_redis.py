@@ -8,6 +8,7 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+from conftest import needs_root
 
 PONG = b"+PONG\r\n"
 
@@ -73,6 +74,7 @@ def test_address_that_is_none(machine):
     assert "redis, rediss nor unix" in report.one("redis-unreachable", "error")["evidence"]
 
 
+@needs_root
 def test_network_that_is_not_there(machine):
     report = machine.examine(env={"TORCHINDUCTOR_REDIS_URL": "redis://10.0.0.1"}, within=["unshare", "-n"])
     assert "unreachable" in report.one("redis-unreachable", "error")["evidence"]

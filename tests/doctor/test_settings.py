@@ -68,6 +68,7 @@ def test_local_level_beside_the_shared_cache_gains_nothing(machine):
     ("variable", "value"),
     [
         ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "1"),
+        ("TORCH_COMPILE_FORCE_DISABLE_CACHES", "false"),
         ("TORCHINDUCTOR_FX_GRAPH_CACHE", "0"),
         ("TORCHINDUCTOR_AUTOGRAD_CACHE", "0"),
         ("TRITON_ALWAYS_COMPILE", "1"),
@@ -77,6 +78,11 @@ def test_local_level_beside_the_shared_cache_gains_nothing(machine):
 def test_variable_that_turns_a_cache_off(machine, variable, value):
     found = machine.examine(env={variable: value}).one("cache-disabled", "warning")
     assert f"{variable}={value}" in found["evidence"] and found["remedy"] == f"unset {variable}"
+
+
+def test_variable_that_leaves_the_caches_on(machine):
+    env = {"TORCHINDUCTOR_FORCE_DISABLE_CACHES": "0", "TORCHINDUCTOR_FX_GRAPH_CACHE": "1", "TRITON_ALWAYS_COMPILE": "0"}
+    assert "cache-disabled" not in machine.examine(env=env).codes
 
 
 def test_cache_directory_that_depends_on_where_a_process_is_started(machine):

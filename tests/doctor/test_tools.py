@@ -237,3 +237,23 @@ def test_torch_that_is_not_known(machine, package, version):
     report = machine.examine()
     assert version in report.one("unknown-torch", "warning")["evidence"]
     assert version in report.one("versions", "ok")["evidence"]
+
+
+# AOTInductor's packages ----------------------------------------------------------------------------------------------
+
+
+@needs_root
+def test_noexec_temporary_directory_keeps_packages_from_loading(machine, package, mount):
+    package("2.15.0")
+    mount(machine.tmp, "noexec,mode=1777")
+    found = machine.examine().one("noexec-packages", "warning")
+    assert f"{machine.tmp} (tmpfs: rw,noexec" in found["evidence"] and found["remedy"].startswith("export TMPDIR=/")
+
+
+@needs_root
+@pytest.mark.skipif(sys.prefix.startswith("/tmp/"), reason="this Python is to be run there")
+def test_packages_of_older_torch_are_unpacked_to_tmp_wherever_tmpdir_points(machine, package):
+    package("2.12.0")
+    noexec = 'mount --bind /tmp /tmp; mount -o remount,bind,noexec /tmp; exec "$@"'
+    found = machine.examine(within=["unshare", "-m", "sh", "-c", noexec, "sh"]).one("noexec-packages", "warning")
+    assert found["remedy"] == "mount -o remount,exec /tmp"
