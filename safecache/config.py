@@ -14,20 +14,33 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "EXIT_CONFIG",
     "Config",
     "cache_directory",
     "child_environment",
     "current",
     "end_redirection",
+    "is_asked_for",
     "isolate",
     "load",
+    "metrics_directory",
+    "multiprocess_directory",
+    "rank",
     "redirect_cache",
     "redirected",
     "reload",
+    "set_metrics_directory",
 ]
+
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: how a process ends whose settings cannot be met
 
 _CACHE_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
 _REDIRECTED = "_SAFECACHE_REDIRECTED"
+_METRICS_DIRECTORY = "_SAFECACHE_METRICS_DIRECTORY"
+# What prometheus_client looks for, in this order.
+_MULTIPROCESS_DIRECTORIES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
+# How torchrun, Open MPI and MPICH tell a process its place. Not Slurm: in a batch script, that is the script's.
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 class Config:
@@ -51,6 +64,7 @@ class Config:
     isolate: bool | str
     compile_timeout: float | None
     compile_memory: int | None
+    metrics: bool
     config_home: str | None
 
     def __init__(self, **values: Any) -> None:
@@ -105,6 +119,17 @@ def reload() -> Config:
     return _current
 
 
+def is_asked_for() -> bool:
+    """Whether a setting asks for safecache: SAFECACHE itself, or without it any that is not at its default.
+
+    With SAFECACHE=0 none does, whatever else is set. Raises ConfigError.
+    """
+    if os.environ.get("SAFECACHE", ""):
+        return load({"SAFECACHE": os.environ["SAFECACHE"]}).enabled
+    settings = load(os.environ)
+    return any(getattr(settings, setting.name) != setting.default for setting in SETTINGS)
+
+
 def child_environment() -> dict[str, str]:
     """A copy of this process's environment, to start a child with."""
     return dict(os.environ)
@@ -145,3 +170,23 @@ def end_redirection() -> None:
     found = redirected()
     if found is not None and found[0] == cache_directory():
         redirect_cache(found[1], None)
+
+
+def rank() -> str:
+    """The rank of this process in its job, as its launcher has set it; empty if none has."""
+    return next((os.environ[name] for name in _RANKS if os.environ.get(name)), "")
+
+
+def multiprocess_directory() -> str:
+    """Where the processes of a server keep what they count for Prometheus; empty if it has no such directory."""
+    return next((os.environ[name] for name in _MULTIPROCESS_DIRECTORIES if os.environ.get(name)), "")
+
+
+def metrics_directory() -> str:
+    """Where the processes of this run keep what safecache counts; empty if none has made such a directory."""
+    return os.environ.get(_METRICS_DIRECTORY, "")
+
+
+def set_metrics_directory(directory: str) -> None:
+    """Have this process, and those that it starts, use ``directory`` for that."""
+    os.environ[_METRICS_DIRECTORY] = directory

@@ -298,6 +298,17 @@ SETTINGS: tuple[Setting, ...] = (
             "that is less, but 1 GB at least."
         ),
     ),
+    Setting(
+        name="metrics",
+        variable="SAFECACHE_METRICS",
+        default=False,
+        parse=_parse_switch,
+        allowed=_SWITCH,
+        help=(
+            "`1` counts for Prometheus, over all processes of a run ([how](#metrics)). It needs "
+            "`pip install 'safecache[metrics]'`."
+        ),
+    ),
 )
 
 

@@ -42,6 +42,7 @@ SCENES = (
     "launcher_scenes",
     "autotuner_scenes",
     "launcher_entry_scenes",
+    "log_scenes",
 )
 
 

@@ -12,13 +12,13 @@ from rich.markdown import Markdown
 from safecache import config, settings, stamps
 from safecache._version import __version__
 from safecache.cli import crash_arguments, key_arguments, limit_arguments
+from safecache.config import EXIT_CONFIG
 from safecache.errors import ConfigError, SafecacheError
 
 __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
 
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
-EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h
 
 
 class _ShowHelp(argparse.Action):
