@@ -29,7 +29,8 @@ def vllm() -> None:
     if _start("vLLM") and config.current().metrics:
         from safecache import metrics
 
-        metrics.register()
+        if metrics.is_on():
+            metrics.register()
 
 
 def sglang() -> None:

@@ -20,13 +20,13 @@ from typing import Any
 from safecache import config, events
 from safecache.metrics_file import Durations, MetricsFile
 
-__all__ = ["register", "start"]
+__all__ = ["is_on", "register", "start"]
 
 _PACKAGE = "prometheus_client"
 _REMEDY = "pip install 'safecache[metrics]'"
 
 _lock = threading.Lock()
-_is_on = False
+_is_started = _is_on = False
 # The process that has made the directory of the run, if this one has not inherited it.
 _maker = 0
 _file: MetricsFile | None = None
@@ -39,34 +39,56 @@ _registries: list[Any] = []
 def start() -> None:
     """Count for Prometheus in this process, and in those that it starts, from now on; idempotent.
 
-    Without prometheus_client nothing is counted, and one warning says so.
+    Without prometheus_client, or a place for temporary files, nothing is counted, and one warning says so.
     """
-    global _is_on, _maker
-    if _is_on:
+    global _is_started, _is_on
+    if _is_started:
         return
-    _is_on = True
+    _is_started = True
     if importlib.util.find_spec(_PACKAGE) is None:
         events.say(logging.WARNING, f"safecache: SAFECACHE_METRICS=1 needs {_PACKAGE}: {_REMEDY}")
         return
-    if not config.metrics_directory():
-        directory = tempfile.mkdtemp(prefix="safecache-metrics-")
-        config.set_metrics_directory(directory)
-        _maker = os.getpid()
-        atexit.register(_remove, directory, _maker)
+    # One that was inherited can be on another node: Ray hands variables on.
+    if not os.path.isdir(config.metrics_directory()):
+        try:
+            _make_directory()
+        except OSError as error:
+            _say_none(error)
+            return
+    _is_on = True
     events.set_observer(_observe)
+
+
+def is_on() -> bool:
+    """Whether this process counts for Prometheus."""
+    return _is_on
+
+
+def _make_directory() -> None:
+    global _maker
+    directory = tempfile.mkdtemp(prefix="safecache-metrics-")
+    config.set_metrics_directory(directory)
+    _maker = os.getpid()
+    atexit.register(_remove, directory, _maker)
+
+
+def _say_none(error: OSError) -> None:
+    events.say(logging.WARNING, f"safecache: there are no metrics of this process: {error}")
 
 
 def register(registry: Any = None) -> None:
     """Have ``registry``, or else prometheus_client's own, show what all processes of this run have counted.
 
     Where prometheus_client is in its multiprocess mode there is nothing to do: its MultiProcessCollector shows that.
-    Idempotent. Raises ImportError without prometheus_client.
+    Nor is there where start() has failed. Idempotent. Raises ImportError without prometheus_client.
     """
     try:
         from prometheus_client import REGISTRY, multiprocess
     except ImportError as error:
         raise ImportError(f"safecache: metrics need {_PACKAGE}: {_REMEDY}") from error
     start()
+    if not _is_on:
+        return
     shown = REGISTRY if registry is None else registry
     if not config.multiprocess_directory() and not any(known is shown for known in _registries):
         _registries.append(shown)
@@ -92,7 +114,7 @@ def _observe(name: str = "", seconds: float | None = None) -> None:
                 _file.write_durations(_durations)
         except OSError as error:
             events.set_observer(None)
-            events.say(logging.WARNING, f"safecache: there are no metrics of this process: {error}")
+            _say_none(error)
 
 
 def _is_too_early() -> bool:

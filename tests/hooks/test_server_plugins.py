@@ -153,6 +153,41 @@ def test_what_strict_mode_cannot_have_stops_the_server(server, environment, text
     assert line.startswith(f"safecache: {server.name} does not start: ") and text in line
 
 
+def test_metrics_of_vllm_are_in_the_registry_that_it_serves_and_sglangs_are_left_to_it(server):
+    """SGLang imports prometheus_client after it has decided on the mode of that, and after it has loaded its plugins."""
+    pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
+    said = server(
+        """
+        load()
+        if "prometheus_client" not in sys.modules:
+            print("not imported")
+        from prometheus_client import REGISTRY, generate_latest
+        from safecache import events
+        from safecache.reasons import Count
+        events.count(Count.SAVED)
+        print('safecache_events_total{event="saved"} 1.0' in generate_latest(REGISTRY).decode().splitlines())
+        """,
+        SAFECACHE_METRICS="1",
+        PYTHONWARNINGS="default",
+    )
+    expected = {"vLLM": ["True"], "SGLang": ["not imported", "False"]}
+    assert (said.returncode, said.lines, said.errors) == (0, expected[server.name], ""), said.errors
+
+
+def test_server_starts_where_metrics_cannot_be_had(server):
+    said = server(
+        """
+        import importlib.util
+        importlib.util.find_spec = lambda name, package=None: None
+        load()
+        print("started")
+        """,
+        SAFECACHE_METRICS="1",
+    )
+    assert (said.returncode, said.lines, len(said.warnings)) == (0, ["started"], 1), said.errors
+    assert "needs prometheus_client: pip install 'safecache[metrics]'" in said.warnings[0]
+
+
 def test_hook_that_stands_down_is_a_warning_in_default_mode(server):
     said = server("load()", SAFECACHE="1", FAKE_TORCH_SIGNATURE="unknown")
     assert said.returncode == 0 and len(said.warnings) == 1 and "stands down" in said.warnings[0], said.errors

@@ -140,6 +140,25 @@ def test_missing_extra_is_one_warning_with_the_remedy(places):
     assert done.stdout == "{'saved': 1}\n"
 
 
+def test_place_for_temporary_files_that_is_missing_is_one_warning(places):
+    code = f"import safecache; safecache.activate(); {COUNT} events.count(Count.SAVED); print(safecache.stats())\n"
+    # tempfile looks elsewhere too.
+    code = (
+        "import tempfile; tempfile.tempdir = '/nowhere'\n" + code + "from safecache import metrics; metrics.register()"
+    )
+    done = python(code, env=places)
+    assert (done.returncode, done.stdout) == (0, "{'saved': 1}\n"), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("safecache: there are no metrics of this process: ") and "/nowhere" in line
+
+
+def test_directory_of_another_node_is_replaced(run):
+    """As where Ray has handed the variable on."""
+    code = f"import safecache; {COUNT}\nfrom safecache import metrics\nfrom prometheus_client import REGISTRY\n"
+    code += "metrics.register()\nevents.count(Count.SAVED)\nshow(REGISTRY)"
+    assert run(code, _SAFECACHE_METRICS_DIRECTORY="/nowhere/else") == ['safecache_events_total{event="saved"} 1.0']
+
+
 def test_registering_without_the_extra_is_an_error_with_the_remedy(places):
     done = python(
         WITHOUT + "from safecache import metrics; metrics.register()", env=places | {"SAFECACHE_METRICS": "0"}
