@@ -40,23 +40,30 @@ def sglang() -> None:
 
 def _start(server: str) -> bool:
     """Whether safecache is active now."""
+    if sys.modules.get("safecache") is not _package:
+        return False  # forgotten, and perhaps imported by the program since: that import counts
     try:
         if not activation.is_active() and not config.is_asked_for():
             _forget()
             return False
         activation.activate()
         problem = _objection() if config.current().strict else ""
+        _say_active(server)
     except ConfigError as error:
         problem = str(error)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        if not config.current().strict:
+            print(f"safecache: not active in this process: {problem}", file=sys.stderr)
+            return False
     if problem:
         _stop(f"safecache: {server} does not start: {problem}")
-    _say_active(server)
     return True
 
 
 def _forget() -> None:
     """Leave no trace of the import, so that one of the program itself, later, still activates."""
-    if safecache._dormant and sys.modules.get("safecache") is _package:
+    if safecache._dormant:
         for name in [name for name in sys.modules if f"{name}.".startswith("safecache.")]:
             del sys.modules[name]
 

@@ -49,7 +49,7 @@ def server(request, installed, fake_environment):
     """Run code in an interpreter that has the fake torch imported, and load() of a server."""
 
     def run(code, **environment):
-        loader = textwrap.dedent(LOADERS[request.param])
+        loader = textwrap.dedent(LOADERS[request.param]) + f"LOADER = {LOADERS[request.param]!r}\n"
         start = f"import sys; sys.path.insert(0, {str(FAKE_TORCH)!r})\n{BEFORE}{loader}"
         return Said(python(start + textwrap.dedent(code), path=installed, env=fake_environment | environment))
 
@@ -107,6 +107,21 @@ def test_loading_again_changes_nothing(server):
 def test_program_can_activate_after_the_loader_has_passed(server):
     """By an import of its own, which must not find the package as one that did nothing."""
     ended_well(server("load()\nload()\nimport safecache\nmine = safecache\nload()\nassert mine.is_active()" + ACTIVE))
+
+
+def test_plugin_that_is_called_again_leaves_the_programs_own_import_alone(server):
+    said = server(
+        """
+        (group,) = [group for group in ("vllm.general_plugins", "sglang.srt.plugins") if group in LOADER]
+        (plugin,) = metadata.entry_points(group=group)
+        function = plugin.load()
+        function()
+        import safecache
+        function()
+        assert sys.modules["safecache"] is safecache and safecache.is_active()
+        """
+    )
+    ended_well(said)
 
 
 def test_program_that_has_activated_stays_so(server):
@@ -186,6 +201,18 @@ def test_server_starts_where_metrics_cannot_be_had(server):
     )
     assert (said.returncode, said.lines, len(said.warnings)) == (0, ["started"], 1), said.errors
     assert "needs prometheus_client: pip install 'safecache[metrics]'" in said.warnings[0]
+
+
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "default"])
+def test_installation_that_is_broken_stops_a_strict_server_alone(server, strict):
+    said = server(
+        "sys.modules['safecache.hook_status'] = None\nload()\nprint('started')",
+        SAFECACHE="1",
+        SAFECACHE_STRICT=str(int(strict)),
+    )
+    assert (said.returncode, said.lines) == ((78, []) if strict else (0, ["started"])), said.errors
+    (line,) = said.errors.splitlines()
+    assert line.startswith("safecache: ") and "ModuleNotFoundError: " in line
 
 
 def test_hook_that_stands_down_is_a_warning_in_default_mode(server):
