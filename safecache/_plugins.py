@@ -29,8 +29,7 @@ def vllm() -> None:
     if _start("vLLM") and config.current().metrics:
         from safecache import metrics
 
-        if metrics.is_on():
-            metrics.register()
+        metrics.show()
 
 
 def sglang() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 from safecache import config, events
 from safecache.metrics_file import Durations, MetricsFile
 
-__all__ = ["is_on", "register", "start"]
+__all__ = ["register", "show", "start"]
 
 _PACKAGE = "prometheus_client"
 _REMEDY = "pip install 'safecache[metrics]'"
@@ -53,15 +53,19 @@ def start() -> None:
         try:
             _make_directory()
         except OSError as error:
-            _say_none(error)
+            _give_up(error)
             return
     _is_on = True
     events.set_observer(_observe)
 
 
-def is_on() -> bool:
-    """Whether this process counts for Prometheus."""
-    return _is_on
+def show() -> None:
+    """As register(), if this process counts; where that fails, one warning says so."""
+    try:
+        if _is_on:
+            register()
+    except Exception as error:
+        _give_up(error)
 
 
 def _make_directory() -> None:
@@ -72,8 +76,10 @@ def _make_directory() -> None:
     atexit.register(_remove, directory, _maker)
 
 
-def _say_none(error: OSError) -> None:
-    events.say(logging.WARNING, f"safecache: there are no metrics of this process: {error}")
+def _give_up(error: Exception) -> None:
+    events.set_observer(None)
+    text = f"{type(error).__name__}: {error}"
+    events.say(logging.WARNING, f"safecache: there are no metrics of this process: {text}")
 
 
 def register(registry: Any = None) -> None:
@@ -112,9 +118,9 @@ def _observe(name: str = "", seconds: float | None = None) -> None:
                 _file.write_count(each, counted[each] - _before.get(each, 0))
             if seconds is not None or (is_first and _durations.total):
                 _file.write_durations(_durations)
-        except OSError as error:
-            events.set_observer(None)
-            _say_none(error)
+        except Exception as error:
+            # A disk that is full, or a prometheus_client that is other than those we know: no reason to fail a compile.
+            _give_up(error)
 
 
 def _is_too_early() -> bool:

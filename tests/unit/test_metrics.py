@@ -152,6 +152,16 @@ def test_place_for_temporary_files_that_is_missing_is_one_warning(places):
     assert line.startswith("safecache: there are no metrics of this process: ") and "/nowhere" in line
 
 
+@pytest.mark.parametrize("missing", ["prometheus_client.mmap_dict", "prometheus_client.multiprocess"])
+def test_client_that_is_not_as_we_know_it_costs_the_metrics_and_no_more(places, missing):
+    code = f"import sys, safecache; {COUNT}\nimport prometheus_client\nsys.modules[{missing!r}] = None\n"
+    code += "from safecache import metrics\nmetrics.show()\nfor _ in range(2): events.count(Count.SAVED)\nprint(safecache.stats())"
+    done = python(code, env=places)
+    assert (done.returncode, done.stdout) == (0, "{'saved': 2}\n"), done.stderr
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("safecache: there are no metrics of this process: ImportError: ")
+
+
 def test_directory_of_another_node_is_replaced(run):
     """As where Ray has handed the variable on."""
     code = f"import safecache; {COUNT}\nfrom safecache import metrics\nfrom prometheus_client import REGISTRY\n"
