@@ -42,7 +42,19 @@ def _own_command_line() -> bool:
     return sys.orig_argv[option + 1 : option + 2] == ["safecache"]
 
 
-if not _own_command_line() and config.current().enabled:
+def _is_for_a_plugin() -> bool:
+    # A server's plugin loader imports the module of our entry point, and with it this package, if we are installed.
+    frame = sys._getframe()
+    while frame is not None:
+        importing = frame.f_code.co_name == "_find_and_load_unlocked"
+        if importing and frame.f_locals.get("name") == "safecache._plugins":
+            return True
+        frame = frame.f_back  # type: ignore[assignment]
+    return False
+
+
+_dormant = _is_for_a_plugin()
+if not _dormant and not _own_command_line() and config.current().enabled:
     if __spec__ is not None:
         # All names are there. Another thread that imports a target now, and with it hooks that import from this
         # package, must not wait for us, who may come to wait for it.

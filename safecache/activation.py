@@ -113,8 +113,11 @@ def activate() -> None:
     setting with a bad value.
     """
     global _finder
-    config.reload()
     config.name_run()
+    if config.reload().metrics:
+        from safecache import metrics
+
+        metrics.start()
     with _lock:
         if _finder is None:
             _finder = _Finder()
@@ -208,9 +211,11 @@ def _prepared(name: str) -> list[Patch]:
 def _say_broken(name: str, error: Exception) -> None:
     import logging
 
+    from safecache import events
+
     text = f"{type(error).__name__}: {error}"
     if text not in _broken.values():
-        logging.getLogger("safecache").warning("safecache: %s works as in stock torch: %s", name, text)
+        events.say(logging.WARNING, f"safecache: {name} works as in stock torch: {text}")
     _broken[name] = text
 
 

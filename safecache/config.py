@@ -15,13 +15,17 @@ if TYPE_CHECKING:
     from typing import Any
 
 __all__ = [
+    "EXIT_CONFIG",
     "Config",
     "cache_directory",
     "child_environment",
     "current",
     "end_redirection",
+    "is_asked_for",
     "isolate",
     "load",
+    "metrics_directory",
+    "multiprocess_directory",
     "name_run",
     "problems",
     "rank",
@@ -29,13 +33,19 @@ __all__ = [
     "redirected",
     "reload",
     "run_id",
+    "set_metrics_directory",
 ]
+
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: how a process ends whose settings cannot be met
 
 _CACHE_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
 _REDIRECTED = "_SAFECACHE_REDIRECTED"
 _RUN = "_SAFECACHE_RUN"
-# Of torchrun, and of what else starts one process for each device.
-_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID", "LOCAL_RANK")
+_METRICS_DIRECTORY = "_SAFECACHE_METRICS_DIRECTORY"
+# What prometheus_client looks for, in this order.
+_MULTIPROCESS_DIRECTORIES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
+# How torchrun, Open MPI and MPICH tell a process its place. Not Slurm: in a batch script, that is the script's.
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 class Config:
@@ -61,6 +71,7 @@ class Config:
     compile_timeout: float | None
     compile_memory: int | None
     explain: bool
+    metrics: bool
     config_home: str | None
 
     def __init__(self, **values: Any) -> None:
@@ -126,6 +137,17 @@ def reload(without: Collection[str] = ()) -> Config:
     return _current
 
 
+def is_asked_for() -> bool:
+    """Whether a setting asks for safecache: SAFECACHE itself, or without it any that is not at its default.
+
+    With SAFECACHE=0 none does, whatever else is set. Raises ConfigError.
+    """
+    if os.environ.get("SAFECACHE", ""):
+        return load({"SAFECACHE": os.environ["SAFECACHE"]}).enabled
+    settings = load(os.environ)
+    return any(getattr(settings, setting.name) != setting.default for setting in SETTINGS)
+
+
 def child_environment() -> dict[str, str]:
     """A copy of this process's environment, to start a child with."""
     return dict(os.environ)
@@ -141,11 +163,6 @@ def name_run() -> None:
 def run_id() -> str:
     """The name of the run; "" before an activation."""
     return os.environ.get(_RUN, "")
-
-
-def rank() -> str:
-    """Which of a job's processes this is, if it has been told; else ""."""
-    return next(filter(None, map(child_environment().get, _RANKS)), "")
 
 
 def isolate() -> None:
@@ -183,3 +200,23 @@ def end_redirection() -> None:
     found = redirected()
     if found is not None and found[0] == cache_directory():
         redirect_cache(found[1], None)
+
+
+def rank() -> str:
+    """The rank of this process in its job, as its launcher has set it; empty if none has."""
+    return next((os.environ[name] for name in _RANKS if os.environ.get(name)), "")
+
+
+def multiprocess_directory() -> str:
+    """Where the processes of a server keep what they count for Prometheus; empty if it has no such directory."""
+    return next((os.environ[name] for name in _MULTIPROCESS_DIRECTORIES if os.environ.get(name)), "")
+
+
+def metrics_directory() -> str:
+    """Where the processes of this run keep what safecache counts; empty if none has made such a directory."""
+    return os.environ.get(_METRICS_DIRECTORY, "")
+
+
+def set_metrics_directory(directory: str) -> None:
+    """Have this process, and those that it starts, use ``directory`` for that."""
+    os.environ[_METRICS_DIRECTORY] = directory

@@ -6,26 +6,43 @@ import logging
 import os
 import threading
 from collections import Counter
+from collections.abc import Callable
 
-from safecache import config, policy
+from safecache import config, policy, process_label, tracing
 from safecache.errors import SafecacheError
 from safecache.reasons import Count, Reason
 
-__all__ = ["count", "counters", "report", "reset"]
+__all__ = ["count", "counters", "report", "reset", "say", "set_observer", "took"]
 
-# No NullHandler: with one, Python's last-resort handler is off, and a server that configures only its own
-# logger (vLLM does) would never show a warning.
+# No NullHandler: it would do what it is for, and keep the warnings from the standard error of a server that configures
+# its own loggers alone (vLLM does). Below a warning, nothing is shown that nobody has asked for, with or without one.
 _log = logging.getLogger("safecache")
 
 _lock = threading.Lock()
 _counters: Counter[str] = Counter()
 _warned: set[tuple[Reason, str]] = set()
+_observer: Callable[[str, float | None], None] | None = None
+
+
+def set_observer(observer: Callable[[str, float | None], None] | None) -> None:
+    """Have ``observer`` called after each count with its name, and with the seconds that something took, if known."""
+    global _observer
+    _observer = observer
 
 
 def count(what: Count | Reason) -> None:
     """Add one to a counter."""
     with _lock:
         _counters[what.value] += 1
+    if _observer is not None:
+        _observer(what.value, None)
+
+
+def took(what: Count, seconds: float) -> None:
+    """Count something, and how long it took, which only an observer keeps."""
+    count(what)
+    if _observer is not None:
+        _observer(what.value, seconds)
 
 
 def counters() -> dict[str, int]:
@@ -37,11 +54,13 @@ def counters() -> dict[str, int]:
 def report(
     reason: Reason, message: str, *, cause: str = "", remedy: str = "", error: BaseException | None = None
 ) -> None:
-    """Count ``reason``; then, as the policy says, warn once for this reason and ``cause``, or raise.
+    """Count and trace ``reason``; then, as the policy says, warn once for this reason and ``cause``, or raise.
 
+    What was said already, or is not worth it, is logged for those alone who ask for that: TORCH_LOGS=+safecache.
     Raises the SafecacheError that the policy names for this reason, in strict mode, with ``error`` as its cause.
     """
     count(reason)
+    tracing.artifact(reason.value, {"reason": reason.value, "what": message, "cause": cause, "remedy": remedy})
     action = policy.decide(reason, strict=config.current().strict)
     text = f"safecache: {message} [{reason.value}]" + (f" {remedy}" if remedy else "")
     if action.error is not None:
@@ -51,7 +70,15 @@ def report(
         first = (reason, cause) not in _warned
         _warned.add((reason, cause))
     if first and action.warn:
-        _log.warning("%s (Said once; safecache.stats() counts the rest.)", text)
+        say(logging.WARNING, f"{text} (Said once; safecache.stats() counts the rest.)")
+    else:
+        say(logging.DEBUG, text)
+
+
+def say(level: int, text: str) -> None:
+    """Log a line, with what tells this process from the others of a server."""
+    if _log.isEnabledFor(level):
+        _log.log(level, "%s %s", text, process_label.label())
 
 
 def reset() -> None:

@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from safecache import config, filesystem, standin
+from safecache import config, filesystem, process_label, standin
 
 __all__ = ["FOLDER", "LARGEST", "LONGEST_TEXT", "MOST_FILES", "count", "is_one", "write"]
 
@@ -105,7 +105,7 @@ def _append(line: dict[str, object], limit: int) -> bool:
 
 
 def _identity() -> dict[str, object]:
-    who = {"run": config.run_id(), "host": os.uname().nodename, "pid": os.getpid(), "rank": config.rank()}
+    who = {"run": config.run_id(), "host": os.uname().nodename, "pid": os.getpid(), "rank": process_label.rank()}
     return {"time": round(time.time(), 3)} | who
 
 

@@ -165,6 +165,7 @@ class Patch:
             self._hooks.append(present)
         for hook in self._hooks:
             hook.enabled = hook is present
+        self._replace_copies(present.wrapper.__wrapped__, present.wrapper)
 
     def _present(self, outermost: Any) -> _Hook | None:
         return next((hook for hook in self._hooks if hook.is_below(outermost)), None)
@@ -184,9 +185,16 @@ class Patch:
         self.reason = ""
         for hook in self._hooks:
             hook.enabled = False
+            self._replace_copies(hook.wrapper, hook.wrapper.__wrapped__)
             if self._module is not None:
                 with contextlib.suppress(WrapperNotOutermostError):  # under a plain closure: off is all it can be
                     unwrap_object(self._module, self.target.attribute, hook.wrapper, missing_ok=True)
+
+    def _replace_copies(self, old: Any, new: Any) -> None:
+        for name in self.target.copies:
+            holder = vars(sys.modules.get(name, object))
+            if holder.get(self.target.attribute) is old:
+                setattr(sys.modules[name], self.target.attribute, new)
 
     def state(self) -> str:
         """``active``, ``standing down``, ``overwritten``, ``inactive`` or ``not yet imported``."""

@@ -320,6 +320,17 @@ SETTINGS: tuple[Setting, ...] = (
             "see `safecache explain`."
         ),
     ),
+    Setting(
+        name="metrics",
+        variable="SAFECACHE_METRICS",
+        default=False,
+        parse=_parse_switch,
+        allowed=_SWITCH,
+        help=(
+            "`1` counts for Prometheus, over all processes of a run ([how](#metrics)). It needs "
+            "`pip install 'safecache[metrics]'`."
+        ),
+    ),
 )
 
 

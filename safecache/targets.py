@@ -27,7 +27,8 @@ TRITON_UNTIL = (3, 10)
 class Target:
     """A symbol, the hook that wraps it (``module:function`` below safecache.hooks) and the signatures it may have.
 
-    ``since``: the first torch that has it; ``until``: the first that does not need the hook.
+    ``since``: the first torch that has it; ``until``: the first that does not need the hook. ``copies``: modules
+    that import it by name, and so keep a function from a time before us.
     """
 
     def __init__(
@@ -38,7 +39,9 @@ class Target:
         signatures: tuple[str, ...],
         since: tuple[int, int] = TORCH_FROM,
         until: tuple[int, int] = TORCH_UNTIL,
+        copies: tuple[str, ...] = (),
     ) -> None:
+        self.copies = copies
         self.since = since
         self.until = until
         self.module = module
@@ -77,6 +80,24 @@ _COMPILED_GRAPH = (
 _COMPILED_GRAPH_TEXTS = (
     "inputs_to_check, runnable_graph_str, inductor_post_grad_graph_str, compiled_fn_runner=, "
     "inductor_provenance_mapping_str=, inductor_provenance_stack_traces_str="
+)
+_CACHE_DIR_COPIES = (
+    _CODECACHE,
+    _AUTOGRAD_CACHE,
+    _CPP_BUILDER,
+    _HEURISTICS,
+    "torch._inductor.aoti_eager",
+    "torch._inductor.autoheuristic.autoheuristic",
+    "torch._inductor.codegen.cutlass.cache",
+    "torch._inductor.codegen.cutlass.utils",
+    "torch._inductor.codegen.wrapper",
+    "torch._inductor.compile_fx",
+    "torch._inductor.compiler_bisector",
+    "torch._inductor.kernel.flex_gemm.runtime",
+    "torch._inductor.runtime.autotune_cache",
+    "torch._inductor.runtime.caching.interfaces",
+    "torch._inductor.runtime.flydsl_cache",
+    "torch._inductor.runtime.runtime_utils",
 )
 _COMPILE_DLL = ("cls, source_code, dst_file_ext, extra_args=",)
 _TRITON_BUILD = "triton.runtime.build"
@@ -131,7 +152,13 @@ TARGETS: tuple[Target, ...] = (
     Target(_CODECACHE, "ROCmCodeCache.compile", "codecache:compile_dll", _COMPILE_DLL),
     Target(_CODECACHE, "DLLWrapper.__init__", "codecache:load_dll", ("self, lib_path",)),
     Target(_CODECACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
-    Target(_CODECACHE, "torch_key", "build_keys:torch_key", ("",)),
+    Target(
+        _CODECACHE,
+        "torch_key",
+        "build_keys:torch_key",
+        ("",),
+        copies=("torch._inductor.async_compile", "torch._inductor.compile_worker.subproc_pool"),
+    ),
     Target(
         _AUTOGRAD_CACHE,
         "autograd_cache_key",
@@ -314,6 +341,7 @@ TARGETS: tuple[Target, ...] = (
         "write",
         "generated_code:write",
         ("content, extension, extra=, hash_type=, specified_dir=, key=",),
+        copies=("torch._inductor.autotune_process",),
     ),
     Target(
         _CODECACHE,
@@ -344,7 +372,7 @@ TARGETS: tuple[Target, ...] = (
         ("self, output_path",),
         since=(2, 13),
     ),
-    Target(_CACHE_DIR, "cache_dir", "cache_dir_utils:cache_dir", ("",)),
+    Target(_CACHE_DIR, "cache_dir", "cache_dir_utils:cache_dir", ("",), copies=_CACHE_DIR_COPIES),
     Target("torch.utils._filelock", "FileLock.__enter__", "filelock:enter", ("self",)),
     Target(
         _CODECACHE,
@@ -367,6 +395,7 @@ TARGETS: tuple[Target, ...] = (
         "write_atomic",
         "generated_code:write_atomic",
         ("path_, content, make_dirs=, encode_utf_8=",),
+        copies=(_AUTOGRAD_CACHE, "torch._inductor.codegen.multi_kernel", "torch._inductor.codegen.triton"),
     ),
     Target(
         _CACHE_DIR,
@@ -374,6 +403,7 @@ TARGETS: tuple[Target, ...] = (
         "cache_dir_utils:default_cache_dir",
         ("",),
         until=(2, 13),  # the first with a name for a user that has none
+        copies=(_CODECACHE, "torch._inductor.runtime.runtime_utils"),
     ),
     Target(
         "torch._inductor.package",  # where aoti_load_package looks
@@ -395,7 +425,13 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target("torch._export", "aot_load", "output_code:load_compiled", ("so_path, device",)),
     Target(_OUTPUT_CODE, "CompiledAOTI.__post_init__", "output_code:load_compiled", ("self",)),
-    Target(_TRITON_CACHE, "triton_key", "build_keys:triton_key", ("",)),
+    Target(
+        _TRITON_CACHE,
+        "triton_key",
+        "build_keys:triton_key",
+        ("",),
+        copies=("triton.runtime.autotuner", "torch._inductor.runtime.triton_compat"),
+    ),
     Target(_TRITON_CACHE, "FileCacheManager.__init__", "triton_cache:init", ("self, key, override=, dump=",)),
     Target(_TRITON_CACHE, "FileCacheManager.put", "triton_cache:put", ("self, data, filename, binary=",)),
     Target(_TRITON_CACHE, "FileCacheManager.put_group", "triton_cache:put_group", ("self, filename, group",)),

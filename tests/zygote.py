@@ -45,6 +45,7 @@ SCENES = (
     "lookup_scenes",
     "explain_scenes",
     "explain_kernel_scenes",
+    "log_scenes",
 )
 
 

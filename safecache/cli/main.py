@@ -22,13 +22,13 @@ from safecache.cli import (
     stats_arguments,
 )
 from safecache.cli.terminal import printable
+from safecache.config import EXIT_CONFIG
 from safecache.errors import ConfigError, SafecacheError
 
 __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
 
 EXIT_FINDINGS = 1
 EXIT_USAGE = 2
-EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h
 # Each adds the parsers of its commands, and runs them.
 _GROUPS = (
     limit_arguments,

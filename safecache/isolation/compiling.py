@@ -121,7 +121,7 @@ def _compiled(request: Request, root: str, limits: Limits, manager: Manager, dir
     remarks.repeat(reply)
     group = {name: manager.put(content, name) for name, content in contents.items()}
     manager.put_group(list(group)[-1], group)
-    events.count(Count.ISOLATED)
+    events.took(Count.ISOLATED, outcome.seconds)
     return group
 
 

@@ -75,3 +75,18 @@ def command_line(fake_environment, tmp_path):
 def run_command(command_line):
     """``python -m safecache run ARGUMENTS``."""
     return functools.partial(command_line, "run")
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory):
+    """A directory with the metadata that a wheel of this project has."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11 is the first that reads pyproject.toml")
+    groups = tomllib.loads((SOURCE / "pyproject.toml").read_text(encoding="utf-8"))["project"]["entry-points"]
+    lines = [f"[{group}]\n" + "".join(f"{n} = {v}\n" for n, v in names.items()) for group, names in groups.items()]
+    directory = tmp_path_factory.mktemp("installed")
+    (directory / "safecache-0.dist-info").mkdir()
+    (directory / "safecache-0.dist-info" / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: safecache\nVersion: 0\n"
+    )
+    (directory / "safecache-0.dist-info" / "entry_points.txt").write_text("\n".join(lines))
+    return directory

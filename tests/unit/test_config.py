@@ -22,6 +22,7 @@ SWITCHES = (
     "SAFECACHE_ISOLATE",
     "SAFECACHE_MUST_HIT",
     "SAFECACHE_EXPLAIN",
+    "SAFECACHE_METRICS",
 )
 HOME = {"HOME": "/home/user"}
 
@@ -52,6 +53,7 @@ DEFAULTS = {
     "SAFECACHE_COMPILE_TIMEOUT": None,
     "SAFECACHE_COMPILE_MEMORY": None,
     "SAFECACHE_EXPLAIN": False,
+    "SAFECACHE_METRICS": False,
 }
 PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_LOCAL", "SAFECACHE_EXEC_DIR")
 
@@ -228,6 +230,32 @@ def test_settings_are_read_once_until_reloaded(monkeypatch):
     assert config.current().strict is True
 
 
+@pytest.mark.parametrize(
+    ("environ", "asked"),
+    [
+        pytest.param({}, False, id="nothing"),
+        pytest.param({"SAFECACHE": "1"}, True, id="switch"),
+        pytest.param({"SAFECACHE": "0", "SAFECACHE_STRICT": "1"}, False, id="switched-off"),
+        pytest.param({"SAFECACHE": "0", "SAFECACHE_STRICT": "perhaps"}, False, id="switched-off-with-a-bad-setting"),
+        pytest.param({"SAFECACHE_TRUST": "private"}, True, id="another-setting"),
+        pytest.param({"SAFECACHE_METRICS": "1"}, True, id="metrics"),
+        pytest.param({"SAFECACHE_TRUST": "signed", "SAFECACHE_STRICT": "no"}, False, id="defaults"),
+        pytest.param({"_SAFECACHE_REDIRECTED": "/a\n/b", "SAFECACHE_ELSE": "1"}, False, id="no-settings"),
+    ],
+)
+def test_setting_asks_for_safecache_if_it_is_not_as_without_it(monkeypatch, environ, asked):
+    for name, text in environ.items():
+        monkeypatch.setenv(name, text)
+    assert config.is_asked_for() is asked
+
+
+@pytest.mark.parametrize("variable", ["SAFECACHE", "SAFECACHE_STRICT"])
+def test_bad_setting_is_no_answer_to_whether_it_asks(monkeypatch, variable):
+    monkeypatch.setenv(variable, "perhaps")
+    with pytest.raises(ConfigError, match=f"{variable}='perhaps'"):
+        config.is_asked_for()
+
+
 def test_child_environment_is_a_copy(monkeypatch):
     monkeypatch.setenv("SAFECACHE_STRICT", "1")
     environment = config.child_environment()
@@ -261,6 +289,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_COMPILE_TIMEOUT": "unset",
         "SAFECACHE_COMPILE_MEMORY": "unset",
         "SAFECACHE_EXPLAIN": "0",
+        "SAFECACHE_METRICS": "0",
     }
 
 

@@ -19,7 +19,7 @@ PACKAGE = Path(__file__).parents[2] / "safecache"
 CORE = sorted(PACKAGE.glob("*.py"))
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bootstrap" not in path.parts and path.stat().st_size)
 # Here importing late is the point: activating must not import what is only needed once torch is.
-IMPORT_LATE = {"__init__", "activation", "patching"}
+IMPORT_LATE = {"__init__", "_plugins", "activation", "patching"}
 
 
 def name_of(path: Path) -> str:

@@ -98,6 +98,7 @@ def test_default_mode_warns_once_and_counts_every_time(reason, caplog):
     for _ in range(3):
         events.report(reason, "what happened.", cause="a cause", remedy="The remedy.")
     text = f"safecache: what happened. [{reason.value}] The remedy. (Said once; safecache.stats() counts the rest.)"
+    text += f" [pid {os.getpid()}]"
     said = TABLE[reason][1]
     assert [(r.name, r.levelno, r.getMessage()) for r in caplog.records] == [
         ("safecache", logging.WARNING, text)

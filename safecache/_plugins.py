@@ -1,0 +1,90 @@
+"""The entry points for the plugin loaders of vLLM and SGLang, which call them in each process of a server.
+
+They load whatever is installed: unless a setting asks for safecache, nothing at all follows from that. Both log an
+exception of a plugin and start the server without it, so what must stop the server ends the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from typing import NoReturn
+
+import safecache
+from safecache import activation, config
+from safecache.errors import ConfigError
+
+__all__ = ["sglang", "vllm"]
+
+_package = sys.modules["safecache"]
+
+
+def vllm() -> None:
+    """Activate safecache in this process of vLLM, if a setting asks for it, and show its metrics where vLLM's are.
+
+    Ends the process, with code 78, for a setting with a bad value; and in strict mode if a hook is not on.
+    """
+    if _start("vLLM") and config.current().metrics:
+        from safecache import metrics
+
+        metrics.show()
+
+
+def sglang() -> None:
+    """Activate safecache in this process of SGLang, likewise. Its metrics are those of all processes already."""
+    _start("SGLang")
+
+
+def _start(server: str) -> bool:
+    """Whether safecache is active now."""
+    if sys.modules.get("safecache") is not _package:
+        return False  # forgotten, and perhaps imported by the program since: that import counts
+    try:
+        if not activation.is_active() and not config.is_asked_for():
+            _forget()
+            return False
+        activation.activate()
+        problem = _objection() if config.current().strict else ""
+        _say_active(server)
+    except ConfigError as error:
+        problem = str(error)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+        if not config.current().strict:
+            print(f"safecache: not active in this process: {problem}", file=sys.stderr)
+            return False
+    if problem:
+        _stop(f"safecache: {server} does not start: {problem}")
+    return True
+
+
+def _forget() -> None:
+    """Leave no trace of the import, so that one of the program itself, later, still activates."""
+    if safecache._dormant:
+        for name in [name for name in sys.modules if f"{name}.".startswith("safecache.")]:
+            del sys.modules[name]
+
+
+def _objection() -> str:
+    """What strict mode has against the hooks: those that are not on, of what this process has imported by now."""
+    off = [hook for hook in activation.status() if hook.state in ("standing down", "overwritten")]
+    return "; ".join(f"{hook.name} is {hook.state}{hook.reason and f' ({hook.reason})'}" for hook in off)
+
+
+def _stop(text: str) -> NoReturn:
+    print(text, file=sys.stderr, flush=True)
+    if threading.current_thread() is threading.main_thread():
+        sys.exit(config.EXIT_CONFIG)
+    # Another thread that exits ends nothing but itself.
+    os._exit(config.EXIT_CONFIG)
+
+
+def _say_active(server: str) -> None:
+    from safecache import events
+
+    hooks = [hook.state for hook in activation.status()]
+    text = f"safecache {safecache.__version__} is active in this process of {server}"
+    on, to_come = hooks.count("active"), hooks.count("not yet imported")
+    events.say(logging.INFO, f"{text}, with {on} hooks on and {to_come} to come.")

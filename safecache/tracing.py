@@ -1,0 +1,34 @@
+"""Our decisions in torch's trace log (TORCH_TRACE), where tlparse shows them beside torch's own."""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+__all__ = ["artifact"]
+
+_log = logging.getLogger("safecache")
+_failed = False
+
+
+def artifact(name: str, payload: dict[str, object]) -> None:
+    """Write ``payload`` as JSON, under the compile that this thread is in; nothing where torch keeps no trace.
+
+    Raises nothing: a trace that cannot be written is one warning.
+    """
+    global _failed
+    internal = sys.modules.get("torch._logging._internal")
+    # As torch itself asks: without TORCH_TRACE, the first of its own artifacts takes the handler away.
+    if internal is None or not getattr(getattr(internal, "trace_log", None), "handlers", ()):
+        return
+    try:
+        internal.trace_structured(
+            "artifact",
+            metadata_fn=lambda: {"name": f"safecache_{name.replace(' ', '_')}", "encoding": "json"},
+            payload_fn=lambda: payload,
+            expect_trace_id=False,
+        )
+    except Exception as error:
+        if not _failed:
+            _log.warning("safecache: nothing of ours is in torch's trace: %s: %s", type(error).__name__, error)
+        _failed = True
