@@ -49,6 +49,7 @@ class Config:
     lock_timeout: float
     exec_dir: str | None
     isolate: bool | str
+    prefetch: bool
     compile_timeout: float | None
     compile_memory: int | None
     config_home: str | None
