@@ -11,7 +11,6 @@ from types import FrameType
 from typing import Any
 
 from safecache import compile_workers, config, settings
-from safecache.isolation import early_start, tuning
 
 __all__ = ["compile", "get_cache_key", "group_of", "is_isolated"]
 
@@ -92,9 +91,13 @@ def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         if not is_isolated():
             key: str = wrapped(src, backend, backend_options, env_vars)
             return key
+        from safecache.isolation import early_start
+
         early_start.begin()
         key = wrapped(src, backend, backend_options, env_vars)
-        if tuning.is_asking():
+        # What nobody has imported asks nothing.
+        tuning = sys.modules.get("safecache.isolation.tuning")
+        if tuning is not None and tuning.is_asking():
             raise tuning.Asked(src, backend, backend_options, key)
         _thread.asked = src, backend, backend_options, key
         return key

@@ -10,7 +10,7 @@ from contextlib import closing
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from safecache import events, files, store
-from safecache.isolation import attempts, client, crashes, encoding, known_bad, remarks, tuning
+from safecache.isolation import attempts, client, crashes, early_start, encoding, known_bad, remarks, tuning
 from safecache.isolation.limits import Limits
 from safecache.reasons import Count, Reason
 from safecache.triton_place import LIST
@@ -18,14 +18,6 @@ from safecache.triton_place import LIST
 __all__ = ["Made", "Manager", "Request", "in_process", "obtain", "stays"]
 
 _REMEDY = "It is compiled in this process, which a crash of the compiler would end."
-
-
-# Knobs for which a hit is not what is wanted.
-_OF_THE_COMPILE = {
-    "always_compile": "TRITON_ALWAYS_COMPILE",
-    "override": "TRITON_KERNEL_OVERRIDE",
-    "dump_ir": "TRITON_KERNEL_DUMP",
-}
 
 
 class Manager(Protocol):
@@ -71,7 +63,7 @@ def in_process(what: str, why: str, error: BaseException | None = None) -> None:
 def stays(kernel: str) -> bool:
     """Whether a setting asks for the compile itself, in this process; this is reported."""
     knobs = sys.modules["triton"].knobs.compilation
-    variable = next((variable for name, variable in _OF_THE_COMPILE.items() if getattr(knobs, name)), None)
+    variable = next((variable for name, variable in early_start.OF_THE_COMPILE.items() if getattr(knobs, name)), None)
     if variable is not None:
         in_process(f"the kernel {kernel}", f"{variable} is set")
     return variable is not None

@@ -7,7 +7,14 @@ import sys
 
 from safecache import config
 
-__all__ = ["begin"]
+__all__ = ["OF_THE_COMPILE", "begin"]
+
+# Knobs for which a hit is not what is wanted, and their variables: what compiles then is this process.
+OF_THE_COMPILE = {
+    "always_compile": "TRITON_ALWAYS_COMPILE",
+    "override": "TRITON_KERNEL_OVERRIDE",
+    "dump_ir": "TRITON_KERNEL_DUMP",
+}
 
 _has_looked = False
 
@@ -22,10 +29,10 @@ def begin() -> None:
     if _has_looked:
         return
     _has_looked = True
-    chosen, knobs = config.current(), sys.modules["triton"].knobs.cache
-    if chosen.lower or chosen.local or knobs.manager_class or knobs.remote_manager_class:
-        return  # it may be somewhere else
-    if _is_empty(knobs.dir):
+    chosen, knobs = config.current(), sys.modules["triton"].knobs
+    may_be_elsewhere = chosen.lower or chosen.local or knobs.cache.manager_class or knobs.cache.remote_manager_class
+    stays = any(getattr(knobs.compilation, name) for name in OF_THE_COMPILE)
+    if not may_be_elsewhere and not stays and _is_empty(knobs.cache.dir):
         from safecache.isolation import client
 
         client.current().start()

@@ -15,7 +15,7 @@ from safecache import config, settings
 from safecache.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
-SWITCHES = ("SAFECACHE", "SAFECACHE_STRICT", "SAFECACHE_SHARED", "SAFECACHE_ISOLATE")
+SWITCHES = ("SAFECACHE", "SAFECACHE_STRICT", "SAFECACHE_SHARED", "SAFECACHE_PREFETCH", "SAFECACHE_ISOLATE")
 HOME = {"HOME": "/home/user"}
 
 
@@ -41,6 +41,7 @@ DEFAULTS = {
     "SAFECACHE_LOCK_TIMEOUT": 120,
     "SAFECACHE_EXEC_DIR": None,
     "SAFECACHE_ISOLATE": False,
+    "SAFECACHE_PREFETCH": True,
     "SAFECACHE_COMPILE_TIMEOUT": None,
     "SAFECACHE_COMPILE_MEMORY": None,
 }
@@ -248,6 +249,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_LOCK_TIMEOUT": "120",
         "SAFECACHE_EXEC_DIR": "unset",
         "SAFECACHE_ISOLATE": "0",
+        "SAFECACHE_PREFETCH": "1",
         "SAFECACHE_COMPILE_TIMEOUT": "unset",
         "SAFECACHE_COMPILE_MEMORY": "unset",
     }
