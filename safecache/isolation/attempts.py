@@ -89,7 +89,7 @@ class _Batch:
             helper.join()
 
     def attempt_of(self, key: str) -> Attempt:
-        """It is the caller's. Raises ServiceUnavailable and UnusableError."""
+        """It is the caller's. Raises what run() does."""
         if key in self._failed:
             raise self._failed[key]
         return self.done.pop(key)
@@ -112,7 +112,7 @@ class _Batch:
                 return
             try:
                 attempt = _run(job, self._limits)
-            except (client.ServiceUnavailable, UnusableError) as error:
+            except Exception as error:  # of another one than the caller's, its own turn comes upon it
                 self._failed[key] = error
             else:
                 self._keep(key, attempt)

@@ -101,15 +101,20 @@ def test_what_cannot_travel_is_missing_and_the_first_is_the_callers_error(servic
         together(*"bac")
 
 
-def test_interrupt_begins_no_more_and_keeps_nothing(service):
-    reached = threading.Event()
+def test_interrupt_begins_no_more_and_keeps_nothing(service, monkeypatch):
+    cancelled, cancel = threading.Event(), attempts._Batch.cancel
 
     def interrupt(job):
         if threading.current_thread() is threading.main_thread():
-            reached.set()
             raise KeyboardInterrupt
-        reached.wait(10)
+        cancelled.wait(10)
         return service.end(job)
+
+    def cancel_and_say(self):
+        cancel(self)
+        cancelled.set()
+
+    monkeypatch.setattr(attempts._Batch, "cancel", cancel_and_say)
 
     service.size = 2
     service.ends = dict.fromkeys("abcdefgh", interrupt)
@@ -118,7 +123,7 @@ def test_interrupt_begins_no_more_and_keeps_nothing(service):
     for thread in threading.enumerate():
         if thread is not threading.main_thread():
             thread.join(10)
-    assert len(service.directories) < 8 and not any(map(os.path.exists, service.directories))
+    assert len(service.directories) == 2 and not any(map(os.path.exists, service.directories))
 
 
 def test_place_that_cannot_be_had_is_named(service, monkeypatch):
