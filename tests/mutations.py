@@ -46,7 +46,7 @@ TESTS = {
     "build_keys": ["tests/unit/test_build_keys.py"],
     "isolation/known_bad": ["tests/crashes/test_known_bad.py"],
     "isolation/limits": ["tests/crashes/test_limits.py"],
-    "isolation/compiling": ["tests/crashes/test_worker_results.py"],
+    "isolation/compiling": ["tests/crashes/test_worker_results.py", "tests/crashes/test_compiling_ahead.py"],
     "isolation/attempts": ["tests/isolation/test_attempts.py", "tests/crashes/test_worker_results.py"],
     "isolation/endings": ["tests/isolation/test_endings.py", *_SERVICE],
     "isolation/protocol": ["tests/isolation/test_protocol.py"],
