@@ -35,10 +35,9 @@ def both(tmp_path_factory):
 
 def test_all_configurations_are_compiled_when_the_first_is_wanted(both):
     (_, ahead), (_, one_by_one) = both
-    [first, *rest] = [list(group) for what, group in itertools.groupby(ahead.result["log"]) if what == "compile"]
     # And each that has crashed once more, in its turn.
-    assert len(first) == 4 + 1 and [len(again) for again in rest] == [1]
-    assert max(len(list(g)) for what, g in itertools.groupby(one_by_one.result["log"]) if what == "compile") == 2
+    assert runs(ahead.result["log"]) == [4 + 1, 1]
+    assert max(runs(one_by_one.result["log"])) == 2
 
 
 def test_result_and_order_are_those_of_a_tuning_one_by_one(both):
@@ -71,25 +70,24 @@ def test_process_that_hits_starts_nothing(both):
     assert answer.children == 0 and "compiled in isolation" not in answer.stats, answer.stats
 
 
-def test_users_functions_are_called_as_without(home, tmp_path):
+def runs(log):
+    """How many compiles there were in a row, each time."""
+    return [len(list(group)) for what, group in itertools.groupby(log) if what == "compile"]
+
+
+def test_users_functions_are_called_as_without_and_choose_what_is_compiled(home, tmp_path):
     logs = []
     for env in ({}, ONE_BY_ONE):
         env = env | {"TRITON_CACHE_DIR": str(tmp_path / f"cache{len(logs)}")}
         log = tuned(home, "tune_with_everything", env=env, kinds=[SOUND, SOUND_TOO, 4, 5, 6]).result["log"]
-        assert log.count("compile") == 3
+        assert runs(log) == ([1, 1, 1] if logs else [3])
         logs.append([step for step in log if step != "compile"])
     assert logs[0] == logs[1]
 
 
-def test_what_is_left_of_a_pruned_choice_is_compiled(home):
-    log = tuned(home, "tune_with_everything", kinds=[SOUND, SOUND_TOO, 4, 5, 6]).result["log"]
-    runs = [len(list(group)) for what, group in itertools.groupby(log) if what == "compile"]
-    assert runs == [3]
-
-
 def test_heuristics_are_asked_for_what_they_choose(home):
     log = tuned(home, "tune_with_heuristics", kinds=[SOUND, SOUND_TOO, 4]).result["log"]
-    assert [len(list(group)) for what, group in itertools.groupby(log) if what == "compile"] == [3]
+    assert runs(log) == [3]
 
 
 @pytest.mark.parametrize(
@@ -97,14 +95,14 @@ def test_heuristics_are_asked_for_what_they_choose(home):
 )
 def test_nothing_is_compiled_ahead_where_a_hook_has_a_say(home, how):
     log = tuned(home, kinds=[SOUND, SOUND_TOO, 4], **how).result["log"]
-    assert [len(list(group)) for what, group in itertools.groupby(log) if what == "compile"] == [1, 1, 1]
+    assert runs(log) == [1, 1, 1]
     assert log.count("before the run") in (0, 4)
 
 
 def test_hook_of_a_configuration_is_called_in_its_turn(home):
     log = tuned(home, kinds=[SOUND, SOUND_TOO, 4], hooked=True).result["log"]
     assert log.count("its own") == 4 and log[:3] == ["bench", "its own", "compile"]
-    assert [len(list(group)) for what, group in itertools.groupby(log) if what == "compile"] == [3]
+    assert runs(log) == [3]
 
 
 @pytest.mark.parametrize("error", ["ValueError", "KeyboardInterrupt"])
