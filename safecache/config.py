@@ -68,6 +68,7 @@ class Config:
     lock_timeout: float
     exec_dir: str | None
     isolate: bool | str
+    prefetch: bool
     compile_timeout: float | None
     compile_memory: int | None
     explain: bool

@@ -291,6 +291,18 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
+        name="prefetch",
+        variable="SAFECACHE_PREFETCH",
+        default=True,
+        parse=_parse_switch,
+        allowed=_SWITCH,
+        help=(
+            "`0` has `@triton.autotune` compile one configuration after the other, as in stock, also with "
+            "`SAFECACHE_ISOLATE`. Without it, when the first one is not in the cache, the others are compiled at the "
+            "same time, on as many CPUs as there are, up to 8; what is measured, and in what order, is the same."
+        ),
+    ),
+    Setting(
         name="compile_timeout",
         variable="SAFECACHE_COMPILE_TIMEOUT",
         default=None,

@@ -71,6 +71,7 @@ _OUTPUT_CODE = "torch._inductor.output_code"
 _CPP_BUILDER = "torch._inductor.cpp_builder"
 _CPP_EXTENSION = "torch.utils.cpp_extension"
 _BUNDLER = "torch._inductor.triton_bundler"
+_TRITON_AUTOTUNER = "triton.runtime.autotuner"
 _TRITON_CACHE = "triton.runtime.cache"
 _CACHE_DIR = "torch._inductor.runtime.cache_dir_utils"
 _COMPILED_GRAPH = (
@@ -457,6 +458,8 @@ TARGETS: tuple[Target, ...] = (
         Target(module, "compile", "triton_isolation:compile", ("src, target=, options=, _env_vars=",))
         for module in ("triton.compiler.compiler", "triton.compiler", "triton")
     ),
+    Target(_TRITON_AUTOTUNER, "Autotuner.prune_configs", "triton_autotuner:prune_configs", ("self, kwargs",)),
+    Target(_TRITON_AUTOTUNER, "Autotuner._bench", "triton_autotuner:bench", ("self, args, *config, meta",)),
     Target(_BUNDLER, "TritonBundler.read_and_emit", "triton_bundler:read_and_emit", ("bundle",)),
     Target(_BUNDLER, "TritonBundler.collect", "triton_bundler:collect", ("cls",)),
     Target(

@@ -28,6 +28,10 @@ _STORE += ["tests/faults/store/test_each_error.py", "tests/faults/store/test_pow
 _TRUST = ["tests/unit/test_trust.py", "tests/unit/test_signatures.py", "tests/unit/test_sign_and_verify.py"]
 _VOUCHING = ["tests/unit/test_vouching.py", "tests/unit/test_vouching_records.py", "tests/unit/test_sign_code.py"]
 _VOUCHING += ["tests/unit/test_private_build.py"]
+_KILLS = ["tests/isolation/test_service_kills.py", "tests/isolation/test_service_deaths.py"]
+_SERVICE = ["tests/isolation/test_service.py", *_KILLS]
+_COMPILING = ["tests/crashes/test_worker_results.py", "tests/crashes/test_compiling_ahead.py"]
+_COMPILING += ["tests/crashes/test_confirmation.py"]
 # The tests of each module, without torch, those that are most about it first.
 TESTS = {
     "store": _STORE,
@@ -42,8 +46,17 @@ TESTS = {
     "vouching": _VOUCHING,
     "disposal": ["tests/unit/test_disposal.py", *_VOUCHING],
     "build_keys": ["tests/unit/test_build_keys.py"],
+    "isolation/known_bad": ["tests/crashes/test_known_bad.py"],
+    "isolation/limits": ["tests/crashes/test_limits.py"],
+    "isolation/compiling": _COMPILING,
+    "isolation/attempts": ["tests/isolation/test_attempts.py", "tests/crashes/test_worker_results.py"],
+    "isolation/endings": ["tests/isolation/test_endings.py", *_SERVICE],
+    "isolation/protocol": ["tests/isolation/test_protocol.py"],
+    "isolation/server": _SERVICE,
+    "isolation/worker": _SERVICE,
 }
 _CALLS = {"fsync", "rename", "link", "unlink", "flock", "write_all", "close", "dup", "sync_directory", "lstat"}
+_CALLS |= {"killpg", "kill", "setrlimit", "setsid", "prctl", "remember"}
 _FLAGS = {"O_EXCL", "O_NOFOLLOW", "O_NONBLOCK", "O_CREAT", "LOCK_NB"}
 # By module, the changed text, and what it becomes: why that changes nothing that a user could see.
 EQUIVALENT = {
@@ -52,6 +65,8 @@ EQUIVALENT = {
     ("quarantine", "moved", "True"): "what was not moved is not there to be read, nor to be the newest",
     ("vouching", "verdict.reason is None", "True"): "a verdict that is none states no build that could be foreign",
     ("files", "limit", "True"): "a read of no bytes is the end too",
+    ("isolation/compiling", "{}", "True"): "what has no reply has ended with a crash, which was raised before",
+    ("isolation/compiling", "{}", "False"): "what has no reply has ended with a crash, which was raised before",
     ("vouching", "os.O_NOFOLLOW", "0"): "what was read is compared with what is vouched for, wherever it lies",
 }
 

@@ -9,6 +9,7 @@ import sys
 import tempfile
 from importlib import metadata
 from pathlib import Path
+from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
@@ -18,25 +19,37 @@ from safecache.cli import workload
 
 __all__ = ["show"]
 
-_SERVICE = "service"
-# What each way is, and whether it survives a crash of the compiler.
+_ISOLATED = {"SAFECACHE_ISOLATE": "1"}
+_STOCK = {"SAFECACHE": "0"}
+
+
+class Way(NamedTuple):
+    """A way of compiling: what compiles.py does, with which settings, and the way that it is compared with."""
+
+    what: str
+    title: str
+    settings: dict[str, str]
+    base: str = "serial"
+    survives: bool = False
+
+
 _WAYS = {
-    "serial": ("in this process", False),
-    "threads": ("in two threads of it", False),
-    "fork": ("a fork for each", True),
-    "spawn": ("an interpreter for each", True),
-    "pool": ("two interpreters", False),
-    _SERVICE: ("safecache's service, two at once", True),
+    "serial": Way("serial", "in this process", _STOCK),
+    "threads": Way("threads", "in two threads of it", _STOCK),
+    "fork": Way("fork", "a fork for each", _STOCK, survives=True),
+    "spawn": Way("spawn", "an interpreter for each", _STOCK, survives=True),
+    "pool": Way("pool", "two interpreters", _STOCK),
+    "service": Way("service", "safecache's service, two at once", _ISOLATED, survives=True),
+    "tune": Way("tune", "@triton.autotune, in this process", _STOCK, "tune"),
+    "tune apart": Way("tune", "@triton.autotune, one by one", _ISOLATED | {"SAFECACHE_PREFETCH": "0"}, "tune"),
+    "tune ahead": Way("tune", "@triton.autotune, compiled ahead", _ISOLATED, "tune"),
 }
 
 
 def show(*, rounds: int, as_json: bool) -> int:
     """Measure, print a table or JSON, and return 0."""
     cases = [
-        (way, crashing)
-        for crashing in (False, True)
-        for way, (_, survives) in _WAYS.items()
-        if survives or not crashing
+        (name, crashing) for crashing in (False, True) for name, way in _WAYS.items() if way.survives or not crashing
     ]
     found: dict[tuple[str, bool], list[dict[str, float]]] = {case: [] for case in cases}
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
@@ -61,8 +74,8 @@ def _run(way: str, crashing: bool) -> dict[str, float]:
     script = Path(workload.__file__).with_name("compiles.py")
     with tempfile.TemporaryDirectory(prefix="safecache-bench-") as base:
         environment = workload.environment_with_safecache() | workload.places(Path(base) / "caches")
-        environment |= {"SAFECACHE_ISOLATE": "1"} if way == _SERVICE else {"SAFECACHE": "0"}
-        command = [sys.executable, str(script), way, *(["crashing"] if crashing else [])]
+        environment |= _WAYS[way].settings
+        command = [sys.executable, str(script), _WAYS[way].what, *(["crashing"] if crashing else [])]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"{way} failed: {done.stderr[-2000:]}")
@@ -71,11 +84,11 @@ def _run(way: str, crashing: bool) -> dict[str, float]:
 
 
 def _figure(way: str, crashing: bool, found: dict[tuple[str, bool], list[dict[str, float]]]) -> dict[str, object]:
-    figure: dict[str, object] = {"way": _WAYS[way][0], "crashing": crashing, "jobs": found[way, crashing][0]["jobs"]}
+    figure: dict[str, object] = {"way": _WAYS[way].title, "crashing": crashing, "jobs": found[way, crashing][0]["jobs"]}
     for what in ("wall", "cpu"):
-        own, serial = ([run[what] for run in found[case]] for case in ((way, crashing), ("serial", False)))
+        own, base = ([run[what] for run in found[case]] for case in ((way, crashing), (_WAYS[way].base, False)))
         figure[what] = statistics.median(own)
-        figure[f"{what}_ratio"] = statistics.median(a / b for a, b in zip(own, serial, strict=True))
+        figure[f"{what}_ratio"] = statistics.median(a / b for a, b in zip(own, base, strict=True))
     return figure
 
 

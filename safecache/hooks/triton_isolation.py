@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sys
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 from safecache import compile_workers, config, settings
 from safecache.lookups import Layer
 
-__all__ = ["compile", "get_cache_key", "group_of", "name_of", "note_miss"]
+__all__ = ["compile", "get_cache_key", "group_of", "is_isolated", "name_of", "note_miss"]
 
 # Within a call of these a compile is one of several: of a function, or of whatever is in a module.
 _BENCHMARK = ("triton.runtime.autotuner", "_bench")
@@ -26,31 +27,60 @@ class _Thread(threading.local):
     asked: tuple[Any, Any, Any, str, Any] | None = None
     # Whether it is in a triton.compile(): that can lead through several hooks, one for each module.
     compiles = False
+    # What was compiled for it before it has begun.
+    made: Any = None
 
 
 _thread = _Thread()
 
 
+class _Compiled(BaseException):
+    """Ends a triton.compile() that a listener hears of: for one that hits, it would tell of no compile.
+
+    No Exception, which somebody on the way might report or take for a failure.
+    """
+
+    def __init__(self, source: Any, key: str, group: dict[str, str], times: dict[str, Any]) -> None:
+        self.source, self.key, self.group, self.times = source, key, group, times
+
+    def told(self) -> Any:
+        """What triton.compile() returns, when the listener knows of it."""
+        knobs, compiler = sys.modules["triton"].knobs, sys.modules["triton.compiler.compiler"]
+        kernel = compiler.CompiledKernel(self.source, self.group, hashlib.sha256(self.key.encode()).hexdigest())
+        if knobs.compilation.listener is not None:
+            knobs.compilation.listener(
+                src=self.source,
+                metadata=kernel.metadata._asdict(),
+                metadata_group=self.group,
+                times=knobs.CompileTimes(**self.times),
+                cache_hit=False,
+            )
+        return kernel
+
+
 def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """triton.compile: a file of IR, which it parses first of all, is compiled before, if the cache has it not."""
 
-    def prepare(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> None:
-        if isinstance(src, str) and _is_isolated():
-            from safecache.isolation import ir_files
+    def prepared(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> Any:
+        if not isinstance(src, str) or not is_isolated():
+            return None
+        from safecache.isolation import ir_files
 
-            ir_files.prepare(src, target, options, _env_vars, _is_tuning())
+        return ir_files.prepare(src, target, options, _env_vars, _is_tuning())
 
     if _thread.compiles:
         return wrapped(*args, **kwargs)
     _thread.compiles = True
     try:
-        prepare(*args, **kwargs)
+        _thread.made = prepared(*args, **kwargs)
         return wrapped(*args, **kwargs)
+    except _Compiled as compiled:
+        return compiled.told()
     finally:
-        _thread.compiles = False
+        _thread.compiles, _thread.made = False, None
 
 
-def _is_isolated() -> bool:
+def is_isolated() -> bool:
     isolate = config.current().isolate
     return bool(isolate) and (isolate == settings.WORKERS or not compile_workers.is_one())
 
@@ -59,7 +89,15 @@ def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """get_cache_key, as triton.compile() calls it."""
 
     def computed(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
+        if is_isolated():
+            from safecache.isolation import early_start
+
+            early_start.begin()
         key: str = wrapped(src, backend, backend_options, env_vars)
+        # What nobody has imported asks nothing.
+        tuning = sys.modules.get("safecache.isolation.tuning")
+        if tuning is not None and tuning.is_asking():
+            raise tuning.Asked(src, backend, backend_options, key)
         _thread.asked = src, backend, backend_options, key, env_vars
         return key
 
@@ -73,8 +111,8 @@ def group_of(manager: Any, directory: str, filename: str, found: dict[str, str] 
         return found
     knobs = sys.modules["triton"].knobs
     if found is not None and not knobs.compilation.always_compile:
-        return found
-    if not _is_isolated():
+        return _listened(asked, found, _thread.made)
+    if not is_isolated():
         return found
     # Not before: a process that hits needs none of it.
     from safecache.isolation import compiling, limits
@@ -82,7 +120,15 @@ def group_of(manager: Any, directory: str, filename: str, found: dict[str, str] 
     request = compiling.Request(*asked[:4], metadata=filename)
     if compiling.stays(request.source.name):
         return found
-    return compiling.obtain(request, os.path.dirname(directory), limits.current(tuning=_is_tuning()), manager)
+    made = compiling.obtain(request, os.path.dirname(directory), limits.current(tuning=_is_tuning()), manager)
+    return found if made is None else _listened(asked, made.group, made)
+
+
+def _listened(asked: tuple[Any, Any, Any, str, Any], group: dict[str, str], made: Any) -> dict[str, str]:
+    """The group, if nobody is to hear that it was ``made`` for this compile."""
+    if made is not None and _thread.compiles and sys.modules["triton"].knobs.compilation.listener is not None:
+        raise _Compiled(asked[0], asked[3], group, made.times)
+    return group
 
 
 def _asked_for(filename: str) -> tuple[Any, Any, Any, str, Any] | None:

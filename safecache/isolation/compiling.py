@@ -6,26 +6,18 @@ import hashlib
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import closing
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
-from safecache import events, files, private_directory, store
-from safecache.isolation import client, crashes, encoding, known_bad, remarks
+from safecache import events, files, store
+from safecache.isolation import attempts, client, crashes, early_start, encoding, known_bad, remarks, tuning
 from safecache.isolation.limits import Limits
 from safecache.reasons import Count, Reason
 from safecache.triton_place import LIST
 
-__all__ = ["Manager", "Request", "in_process", "obtain", "stays"]
+__all__ = ["Made", "Manager", "Request", "in_process", "obtain", "stays"]
 
 _REMEDY = "It is compiled in this process, which a crash of the compiler would end."
-
-
-# Knobs for which a hit is not what is wanted.
-_OF_THE_COMPILE = {
-    "always_compile": "TRITON_ALWAYS_COMPILE",
-    "override": "TRITON_KERNEL_OVERRIDE",
-    "dump_ir": "TRITON_KERNEL_DUMP",
-}
 
 
 class Manager(Protocol):
@@ -56,6 +48,13 @@ class Request(NamedTuple):
         return hashlib.sha256(self.key.encode()).hexdigest()
 
 
+class Made(NamedTuple):
+    """The kernel's files by name, and where to read them; ``times``: of the stages, as knobs.CompileTimes has them."""
+
+    group: dict[str, str]
+    times: dict[str, Any]
+
+
 def in_process(what: str, why: str, error: BaseException | None = None) -> None:
     """Report, once for each reason, that a compile stays in this process."""
     events.report(Reason.NOT_ISOLATED, f"{what} is not isolated: {why}.", cause=why, remedy=_REMEDY, error=error)
@@ -64,14 +63,14 @@ def in_process(what: str, why: str, error: BaseException | None = None) -> None:
 def stays(kernel: str) -> bool:
     """Whether a setting asks for the compile itself, in this process; this is reported."""
     knobs = sys.modules["triton"].knobs.compilation
-    variable = next((variable for name, variable in _OF_THE_COMPILE.items() if getattr(knobs, name)), None)
+    variable = next((variable for name, variable in early_start.OF_THE_COMPILE.items() if getattr(knobs, name)), None)
     if variable is not None:
         in_process(f"the kernel {kernel}", f"{variable} is set")
     return variable is not None
 
 
-def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> dict[str, str] | None:
-    """The kernel's files by name, and where to read them; None if it is to be compiled in this process.
+def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> Made | None:
+    """What was compiled of it, which the cache has now; None if it is to be compiled in this process.
 
     That is so too where Triton finds fault with the kernel: the error is then raised as without us. ``root``: Triton's
     cache directory. Raises TritonCompileCrash, and Triton's PTXASError, which costs no second compile.
@@ -79,40 +78,59 @@ def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> dic
     note = known_bad.find(root, request.hash, timeout=limits.timeout, memory=limits.memory)
     if note is not None:
         raise crashes.skipped(request.hash, note)
+    # While it starts, the kernel is encoded.
+    client.current().start()
     try:
-        with _directory() as directory:
-            return _compiled(request, root, limits, manager, directory)
+        attempt = _attempt(request, root, limits)
+        with closing(attempt):
+            return _taken(request, root, limits, manager, attempt)
     except encoding.FrontEndError:
         return None
     except encoding.CannotTravel as error:
         in_process(f"the kernel {request.source.name}", str(error), error)
-    except (client.ServiceUnavailable, _UnusableError) as error:
+    except (client.ServiceUnavailable, attempts.UnusableError) as error:
         in_process("a compile of Triton's", str(error), error)
     return None
 
 
-class _UnusableError(Exception):
-    """What a worker has left is not the kernel, or there is no place for it. The text says why."""
+def _attempt(request: Request, root: str, limits: Limits) -> attempts.Attempt:
+    """Of this compile; where it is one of a tuning, with the others of that, which then have been made ahead."""
+    under_way = tuning.current()
+    if under_way is None:
+        return attempts.run(request, limits)
+    made = under_way.attempts.pop(request.key, None)
+    if made is None:
+        others = _others(under_way, request, root, limits)
+        made, further = attempts.run_together(request, others, limits)
+        under_way.attempts.update(further)
+    return made
 
 
-@contextmanager
-def _directory() -> Iterator[str]:
-    with ExitStack() as stack:
-        try:
-            directory = stack.enter_context(private_directory.made())
-        except OSError as error:
-            raise _UnusableError(str(error)) from error
-        yield directory
+def _others(under_way: tuning.Tuning, request: Request, root: str, limits: Limits) -> Iterator[Request]:
+    """What else the tuning will have to compile."""
+    known = {request.key}
+    for asked in under_way.asked():
+        other = Request(*asked, metadata=f"{asked[0].name[:150]}.json")
+        if other.key not in known and not _is_there(other, root, limits):
+            yield other
+        known.add(other.key)
 
 
-def _compiled(request: Request, root: str, limits: Limits, manager: Manager, directory: str) -> dict[str, str] | None:
-    job = _job(request)
-    outcome = client.current().run(job, directory, timeout=limits.timeout, memory=limits.memory)
+def _is_there(request: Request, root: str, limits: Limits) -> bool:
+    """Whether the cache has it, or a note that it crashes."""
+    manager = sys.modules["triton.compiler.compiler"].get_cache_manager(request.hash)
+    if manager.get_group(request.metadata) is not None:
+        return True
+    return known_bad.find(root, request.hash, timeout=limits.timeout, memory=limits.memory) is not None
+
+
+def _taken(request: Request, root: str, limits: Limits, manager: Manager, attempt: attempts.Attempt) -> Made | None:
+    outcome, directory = attempt.outcome, attempt.directory
     if not _is_answer(outcome.reply):
-        raise _UnusableError("the answer of the process that compiled it makes no sense")
+        raise attempts.UnusableError("the answer of the process that compiled it makes no sense")
     found = crashes.diagnosed(outcome, directory, request.backend.target.backend)
     if found is not None:
-        raise crashes.confirmed(request, root, job, limits, found, outcome, directory)
+        raise crashes.confirmed(request, root, attempt.job, limits, found, outcome, directory)
     reply = outcome.reply or {}
     if "error" in reply:
         _raise_of_ptxas(reply)
@@ -122,24 +140,13 @@ def _compiled(request: Request, root: str, limits: Limits, manager: Manager, dir
     group = {name: manager.put(content, name) for name, content in contents.items()}
     manager.put_group(list(group)[-1], group)
     events.took(Count.ISOLATED, outcome.seconds)
-    return group
+    return Made(group, _times(reply))
 
 
 def _is_answer(reply: dict[str, Any] | None) -> bool:
     """Whether an error in it is one as job.run() replies."""
     error = (reply or {}).get("error", {"type": "", "message": ""})
     return isinstance(error, dict) and all(isinstance(error.get(name), str) for name in ("type", "message"))
-
-
-def _job(request: Request) -> dict[str, Any]:
-    target = request.backend.target
-    return {
-        "source": encoding.encode(request.source, target, vars(request.options)),
-        "target": [target.backend, target.arch, target.warp_size],
-        "key": request.key,
-        "triton_key": sys.modules["triton.runtime.cache"].triton_key(),
-        "backend_key": request.backend.hash(),
-    }
 
 
 def _raise_of_ptxas(reply: dict[str, Any]) -> None:
@@ -153,20 +160,36 @@ def _raise_of_ptxas(reply: dict[str, Any]) -> None:
 
 
 def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[str, bytes]:
-    """What the worker has written, the list of the kernel's files last. Raises _UnusableError."""
+    """What the worker has written, the list of the kernel's files last. Raises UnusableError."""
     if reply.get("key") != request.hash:
-        raise _UnusableError("the process that compiled it came to another cache key")
+        raise attempts.UnusableError("the process that compiled it came to another cache key")
     folder, metadata = reply.get("folder"), request.metadata or str(reply.get("metadata"))
     if not _is_plain(folder) or reply.get("metadata") != metadata:
-        raise _UnusableError("the process that compiled it tells of other files")
+        raise attempts.UnusableError("the process that compiled it tells of other files")
     try:
         paths = {name: os.path.join(directory, folder, name) for name in os.listdir(os.path.join(directory, folder))}
         # The list of the group is made anew, for where the files are now.
         contents = {name: _read(path) for name, path in sorted(paths.items()) if not name.startswith(LIST)}
         contents[metadata] = contents.pop(metadata)
     except (OSError, store.UnusableEntry, KeyError) as error:
-        raise _UnusableError(f"what it has made cannot be read: {error}") from error
+        raise attempts.UnusableError(f"what it has made cannot be read: {error}") from error
     return contents
+
+
+def _times(reply: dict[str, Any]) -> dict[str, Any]:
+    """For listeners; zeros for what is no time."""
+    told = reply.get("times")
+    times = told if isinstance(told, dict) else {}
+    stages = times.get("lowering_stages")
+    pairs = [each for each in stages if isinstance(each, list) and len(each) == 2] if isinstance(stages, list) else []
+    names = ("ir_initialization", "store_results")
+    return {name: _microseconds(times.get(name)) for name in names} | {
+        "lowering_stages": [(str(stage), _microseconds(time)) for stage, time in pairs]
+    }
+
+
+def _microseconds(value: Any) -> int:
+    return value if isinstance(value, int) else 0
 
 
 def _read(path: str) -> bytes:

@@ -43,7 +43,7 @@ def confirmed(
 ) -> TritonCompileCrash:
     """The error for a crash that was just met, after a second run, with its report written and its note kept."""
     again = _run_again(request, job, limits, directory) if found.is_of_kernel else None
-    report, problem = _report(request, root, found, outcome, again, directory)
+    report, problem = _report(request, root, job, found, outcome, again, directory)
     varied = description.config_of(request.source, request.options)
     note = Note(found, request.source.name, varied, report, time.time())
     remembered = found.is_of_limit or (again is not None and again[0] is not None and again[0].is_of_kernel)
@@ -73,6 +73,7 @@ def _run_again(
 def _report(
     request: Request,
     root: str,
+    job: dict[str, Any],
     found: Crash,
     outcome: Outcome,
     again: tuple[Crash | None, Outcome] | None,
@@ -91,6 +92,7 @@ def _report(
         ir="" if hasattr(request.source, "fn") else request.source.ext,
         language=request.source.language.name,
         options=description.options_of(request.options),
+        encoded=job["source"],
         stderr=stderr,
         directory=directory,
     )

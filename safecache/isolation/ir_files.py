@@ -19,7 +19,9 @@ _WARPS, _CTAS = re.compile(r'"ttg\.num-warps" = (\d+)'), re.compile(r'"ttg\.num-
 _PARSED = ("ttir", "ttgir", "glir")
 
 
-def prepare(path: str, target: Any, options: dict[str, Any] | None, variables: Any, tuning: bool) -> None:
+def prepare(
+    path: str, target: Any, options: dict[str, Any] | None, variables: Any, tuning: bool
+) -> compiling.Made | None:
     """Have the kernel in Triton's cache, unless it is, or cannot be compiled apart: then Triton reads the file here.
 
     Raises TritonCompileCrash, and Triton's PTXASError.
@@ -27,7 +29,7 @@ def prepare(path: str, target: Any, options: dict[str, Any] | None, variables: A
     compiler = sys.modules["triton.compiler.compiler"]
     source = _unparsed(compiler, path)
     if source is None:
-        return
+        return None
     backend = compiler.make_backend(target or compiler.driver.active.get_current_target())
     parsed = backend.parse_options({**(options or {}), **_stated(source)})
     variables = compiler.get_cache_invalidating_env_vars() if variables is None else variables
@@ -37,8 +39,9 @@ def prepare(path: str, target: Any, options: dict[str, Any] | None, variables: A
     directory = getattr(getattr(manager, "_file_cache_manager", manager), "cache_dir", "")
     # Whoever has put it there has parsed it.
     has_group = directory and any(name.startswith(LIST) for name in store.list_entries(directory))
-    if directory and not has_group and not compiling.stays(source.name):
-        compiling.obtain(request, os.path.dirname(directory), limits.current(tuning=tuning), manager)
+    if not directory or has_group or compiling.stays(source.name):
+        return None
+    return compiling.obtain(request, os.path.dirname(directory), limits.current(tuning=tuning), manager)
 
 
 def _unparsed(compiler: Any, path: str) -> Any:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 
 from safecache import files, groups, store, timestamps
 from safecache.groups import CRASHES_FOLDER
+from safecache.isolation import kernel_script, reproducer
 from safecache.isolation.crash import STAGES
-from safecache.isolation.reproducer import script
 from safecache.isolation.worker import TEMPORARY
 
 __all__ = ["Facts", "files_in", "listed", "write"]
@@ -35,7 +35,8 @@ class Facts(NamedTuple):
     """``described``: as describe() has it; ``ended``: how, and of what limit; ``source``: the kernel's text.
 
     ``ir``: the suffix that says in what IR, or "" if it is Python; ``language``: the name of Triton's Language;
-    ``options``: for a reproducer; ``directory``: with what Triton has written.
+    ``options``: for a reproducer, as is ``encoded``, the kernel as it has travelled; ``directory``: with what Triton
+    has written.
     """
 
     hash: str
@@ -46,6 +47,7 @@ class Facts(NamedTuple):
     ir: str
     language: str
     options: dict[str, Any]
+    encoded: dict[str, Any]
     stderr: str
     directory: str
 
@@ -95,9 +97,15 @@ def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
     for path in found:
         if path.endswith(".mlir"):
             yield os.path.basename(path), _read(path)
-    if reached:
-        text = script(facts.described, facts.options, facts.language, f"kernel.{reached[0]}", facts.stage)
-        yield "reproduce.py", text.encode()
+    program = _program(facts, f"kernel.{reached[0]}" if reached else None)
+    if program is not None:
+        yield "reproduce.py", program.encode(errors="backslashreplace")
+
+
+def _program(facts: Facts, input: str | None) -> str | None:
+    if input is None:
+        return kernel_script.script(facts.encoded, facts.described, facts.options)
+    return reproducer.script(facts.described, facts.options, facts.language, input, facts.stage)
 
 
 def files_in(folder: str) -> list[str]:

@@ -32,6 +32,8 @@ def main(descriptor: int, setup: dict[str, Any]) -> NoReturn:
     """Serve on this channel until the parent closes it, and exit. ``setup``: what to import, and for whom."""
     control = socket.socket(fileno=descriptor)
     _default_signals()
+    # What is imported stays: to look for garbage in it takes a tenth of the time.
+    gc.disable()
     try:
         places = {name: getattr(importlib.import_module(name), "__file__", None) for name in setup["imports"]}
         jobs = importlib.import_module(setup["jobs"])
@@ -42,6 +44,7 @@ def main(descriptor: int, setup: dict[str, Any]) -> NoReturn:
     gc.collect()
     # What the collector writes to, a fork copies.
     gc.freeze()
+    gc.enable()
     protocol.send(control, {"ready": places})
     server = _Server(control, jobs, setup)
     try:

@@ -35,9 +35,9 @@ class Home:
             "SAFECACHE_ISOLATE": "1",
         }
 
-    def run(self, scene, *, env=None, **arguments):
+    def run(self, scene, *, env=None, script="crash_scenes.py", **arguments):
         done = subprocess.run(
-            [sys.executable, str(HERE / "crash_scenes.py"), json.dumps({"scene": scene, "arguments": arguments})],
+            [sys.executable, str(HERE / script), json.dumps({"scene": scene, "arguments": arguments})],
             env=self.environment | (env or {}),
             capture_output=True,
             text=True,

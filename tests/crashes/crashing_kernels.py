@@ -102,6 +102,25 @@ def long_assembly(x, y, N: tl.constexpr):
     tl.store(y + index, made)
 
 
+STEPS = tl.constexpr(10**9)
+
+
+@triton.jit
+def add_step(total, step: tl.constexpr):
+    """What is called by another kernel travels with it."""
+    return total + step
+
+
+@triton.jit
+def endless(x, y, N: tl.constexpr):
+    """The front end unrolls it for hours."""
+    index = tl.arange(0, N)
+    total = tl.load(x + index)
+    for step in tl.static_range(STEPS):
+        total = add_step(total, step)
+    tl.store(y + index, total)
+
+
 INTEGERS = {"x": "*i32", "y": "*i32", "N": "constexpr"}
 FLOATS = {"x": "*fp32", "y": "*fp32", "N": "constexpr"}
 HALVES = {"x": "*fp16", "y": "*fp32", "N": "constexpr"}
@@ -116,6 +135,7 @@ CASES = {
     "wrong-instruction": (wrong_instruction, INTEGERS, {"N": 128}, {}),
     "wrong-types": (wrong_types, INTEGERS, {"N": 128}, {}),
     "hang": (softmax, FLOATS, {"N": 65536}, {"num_warps": 1}),
+    "endless": (endless, INTEGERS, {"N": 128}, {}),
     "memory": (long_assembly, INTEGERS, {"N": 128}, {}),
 }
 # A file that IRSource parses in its constructor, and dies of (SIGSEGV).

@@ -30,11 +30,11 @@ def crashed(tmp_path_factory):
     return home
 
 
-def reproduced(crash, tmp_path):
+def reproduced(crash, tmp_path, patience=120):
     """What becomes of the report's script, where there is nothing but Triton."""
     environment = {"HOME": str(tmp_path), "PATH": "/usr/bin:/bin", "TRITON_CACHE_DIR": str(tmp_path / "cache")}
     command = [sys.executable, "-E", os.path.join(crash["report"], "reproduce.py")]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/", timeout=120)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, cwd="/", timeout=patience)
 
 
 @pytest.mark.parametrize("name", DEADLY)
@@ -52,6 +52,18 @@ def test_script_of_the_report_fails_in_the_same_pass(crashed, tmp_path):
 def test_script_of_the_report_dies_of_a_file_of_ir(home, tmp_path):
     [crash] = home.compile("empty-module").result
     assert reproduced(crash, tmp_path).returncode == -signal.SIGSEGV
+
+
+def test_script_of_the_report_hangs_in_the_front_end(home, tmp_path):
+    [crash] = home.compile("endless", env={"SAFECACHE_COMPILE_TIMEOUT": "2"}).result
+    assert (crash["how"], crash["stage"]) == ("timeout", "source")
+    with pytest.raises(subprocess.TimeoutExpired):
+        reproduced(crash, tmp_path, patience=4)
+    program = Path(crash["report"], "reproduce.py")
+    program.write_text(program.read_text().replace(str(10**9), "3"))
+    done = reproduced(crash, tmp_path)
+    # It is for the number of steps that it hangs.
+    assert done.returncode == 0, done.stderr
 
 
 def test_report_says_what_was_compiled_and_how_it_ended(crashed):
@@ -122,7 +134,7 @@ def test_nothing_to_forget_is_said(crashed):
 
 def facts(hash, size=0):
     described = {"kernel": "k", "versions": {"triton": "3"}, "target": {"backend": "cuda", "arch": 90, "warp_size": 32}}
-    return Facts(hash, described, {"words": "SIGABRT"}, "ptx", "", "", "TRITON", {}, "x" * size, "/nonexistent")
+    return Facts(hash, described, {"words": "SIGABRT"}, "ptx", "", "", "TRITON", {}, {}, "x" * size, "/nonexistent")
 
 
 def test_report_never_replaces_that_of_another_kernel(tmp_path):

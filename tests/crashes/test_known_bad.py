@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -176,3 +177,17 @@ def test_commands_tell_of_notes_without_a_report_and_forget_all(root, monkeypatc
     assert known_bad.hashes(root) == []
     assert run("forget", HASH, "--in", root).code == 1
     assert run("forget", "--in", root).code == run("forget", HASH, "--all", "--in", root).code == 2
+
+
+def test_without_a_key_to_seal_with_only_this_process_knows(root, monkeypatch):
+    monkeypatch.setattr(keyring, "current", lambda: SimpleNamespace(signing=None))
+    known_bad.remember(root, HASH, note())
+    assert not os.path.exists(path_of(root)) and find(root) is not None
+
+
+def test_list_passes_over_what_is_no_note(root, monkeypatch):
+    planted(root, b"of somebody else")
+    open(path_of(root, "README"), "w").close()
+    monkeypatch.setattr(known_bad, "_known", {})
+    assert known_bad.hashes(root) == sorted([HASH, OTHER])
+    assert [hash for hash, _ in known_bad.listed(root)] == [OTHER]

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from safecache import events
-from safecache.isolation import client, compiling, encoding
+from safecache.isolation import attempts, client, compiling, encoding
 from safecache.isolation.client import Outcome
 from safecache.isolation.limits import Limits
 
@@ -46,13 +46,15 @@ def obtain(monkeypatch, tmp_path):
 
         monkeypatch.setattr(client.Service, "run", run)
         manager = Manager()
-        return compiling.obtain(request, str(tmp_path), LIMITS, manager), manager
+        made = compiling.obtain(request, str(tmp_path), LIMITS, manager)
+        return made and made.group, manager
 
     target = SimpleNamespace(backend="cuda", arch=90, warp_size=32)
     source = SimpleNamespace(name="k", signature={})
     backend = SimpleNamespace(target=target, hash=lambda: "12.8-90")
     request = compiling.Request(source, backend, SimpleNamespace(), "the key", "k.json")
     monkeypatch.setattr(encoding, "encode", lambda *rest: {})
+    monkeypatch.setattr(client.Service, "start", lambda self: None)
     (tmp_path / "foreign").write_bytes(b"of somebody else")
     return run
 
@@ -107,7 +109,7 @@ def test_place_that_cannot_be_had_leaves_the_compile_here(obtain, monkeypatch):
     def made():
         raise PermissionError("no directory out of the reach of others can be made")
 
-    monkeypatch.setattr(compiling.private_directory, "made", made)
+    monkeypatch.setattr(attempts.private_directory, "made", made)
     assert obtain(KERNEL)[0] is None
     assert events.counters() == {"not isolated": 1}
 

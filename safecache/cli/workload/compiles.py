@@ -77,7 +77,6 @@ def _pool(jobs: list[Job]) -> None:
 
 def _service(jobs: list[Job]) -> None:
     from safecache.errors import TritonCompileCrash
-    from safecache.isolation import client
 
     def compile(job: Job) -> None:
         with contextlib.suppress(TritonCompileCrash):
@@ -85,8 +84,14 @@ def _service(jobs: list[Job]) -> None:
 
     with ThreadPoolExecutor(_WIDTH) as threads:
         list(threads.map(compile, jobs))
-    # Now, for its CPU time to be counted.
-    client.current().close()
+    _end_service()
+
+
+def _end_service() -> None:
+    """If there is one: now, for its CPU time to be counted."""
+    client = sys.modules.get("safecache.isolation.client")
+    if client is not None:
+        client.current().close()
 
 
 _WAYS: dict[str, Callable[[list[Job]], None]] = {
@@ -111,12 +116,16 @@ def main() -> None:
         # LLVM is set up in this process then, and not in each child.
         kernels.compile(jobs[-1]._replace(options={"num_warps": 2}))
     before, start = sum(os.times()[:4]), time.perf_counter()
+    number = len(jobs)
     if way == "spawn":
         _spawn(jobs, crashing)
+    elif way == "tune":
+        number = kernels.tune()
+        _end_service()
     else:
         _WAYS[way](jobs)
     wall = time.perf_counter() - start
-    print(json.dumps({"wall": wall, "cpu": sum(os.times()[:4]) - before, "jobs": len(jobs)}))
+    print(json.dumps({"wall": wall, "cpu": sum(os.times()[:4]) - before, "jobs": number}))
 
 
 if __name__ == "__main__":

@@ -1,0 +1,146 @@
+"""Compiles that the service was given: what became of each, kept until the process that asked has taken it."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack, suppress
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from safecache import private_directory
+from safecache.isolation import client, encoding
+from safecache.isolation.client import Outcome
+from safecache.isolation.limits import Limits
+
+if TYPE_CHECKING:
+    from safecache.isolation.compiling import Request
+
+__all__ = ["Attempt", "UnusableError", "run", "run_together"]
+
+
+class UnusableError(Exception):
+    """What a worker has left is not the kernel, or there is no place for it. The text says why."""
+
+
+class Attempt(NamedTuple):
+    """A job and its outcome; ``directory`` holds what it has left, until ``close`` is called."""
+
+    job: dict[str, Any]
+    outcome: Outcome
+    directory: str
+    close: Callable[[], None]
+
+
+def run(request: Request, limits: Limits) -> Attempt:
+    """Have this compiled. Raises CannotTravel, ServiceUnavailable and UnusableError."""
+    return _run(_job(request), limits)
+
+
+def run_together(request: Request, others: Iterable[Request], limits: Limits) -> tuple[Attempt, dict[str, Attempt]]:
+    """As run(), and ``others`` at the same time: their attempts by key, without those of which nothing came.
+
+    It returns when all are done: what is measured meanwhile would be measured on a busy machine.
+    """
+    batch = _Batch(limits, client.current().size)
+    try:
+        batch.add(request)
+        for other in others:
+            # Its own turn comes upon the reason, and says so.
+            with suppress(encoding.CannotTravel):
+                batch.add(other)
+        batch.finish()
+        return batch.attempt_of(request.key), batch.done
+    except BaseException:
+        batch.cancel()
+        raise
+
+
+class _Batch:
+    """Jobs that so many threads do, this one included, each the next one that is left."""
+
+    def __init__(self, limits: Limits, threads: int) -> None:
+        self.done: dict[str, Attempt] = {}
+        self._failed: dict[str, Exception] = {}
+        self._limits = limits
+        self._threads = threads
+        self._helpers: list[threading.Thread] = []
+        self._queue: SimpleQueue[tuple[str, dict[str, Any]] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_cancelled = False
+
+    def add(self, request: Request) -> None:
+        """Raises CannotTravel."""
+        self._queue.put((request.key, _job(request)))
+        # No more threads may be had: then there are fewer.
+        with suppress(RuntimeError):
+            if len(self._helpers) < self._threads - 1:
+                # If this process is told to end while it waits, a compile that hangs must not keep it.
+                helper = threading.Thread(target=self._work, daemon=True)
+                helper.start()
+                self._helpers.append(helper)
+
+    def finish(self) -> None:
+        """Do what is left, and wait for the others."""
+        self._end_queue()
+        self._work()
+        for helper in self._helpers:
+            helper.join()
+
+    def attempt_of(self, key: str) -> Attempt:
+        """It is the caller's. Raises what run() does."""
+        if key in self._failed:
+            raise self._failed[key]
+        return self.done.pop(key)
+
+    def cancel(self) -> None:
+        """Begin no more, and keep nothing."""
+        with self._lock:
+            self._is_cancelled = True
+        self._end_queue()
+        for attempt in self.done.values():
+            attempt.close()
+
+    def _end_queue(self) -> None:
+        for _ in range(self._threads):
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        for key, job in iter(self._queue.get, None):
+            if self._is_cancelled:
+                return
+            try:
+                attempt = _run(job, self._limits)
+            except Exception as error:  # of another one than the caller's, its own turn comes upon it
+                self._failed[key] = error
+            else:
+                self._keep(key, attempt)
+
+    def _keep(self, key: str, attempt: Attempt) -> None:
+        with self._lock:
+            if not self._is_cancelled:
+                self.done[key] = attempt
+                return
+        attempt.close()
+
+
+def _run(job: dict[str, Any], limits: Limits) -> Attempt:
+    with ExitStack() as undone:
+        try:
+            directory = undone.enter_context(private_directory.made())
+        except OSError as error:
+            raise UnusableError(str(error)) from error
+        outcome = client.current().run(job, directory, timeout=limits.timeout, memory=limits.memory)
+        return Attempt(job, outcome, directory, undone.pop_all().close)
+
+
+def _job(request: Request) -> dict[str, Any]:
+    target = request.backend.target
+    return {
+        "source": encoding.encode(request.source, target, vars(request.options)),
+        "target": [target.backend, target.arch, target.warp_size],
+        "key": request.key,
+        "triton_key": sys.modules["triton.runtime.cache"].triton_key(),
+        "backend_key": request.backend.hash(),
+    }

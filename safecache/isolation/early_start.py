@@ -1,0 +1,49 @@
+"""Has the compile server start at the first sign that something will be compiled."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from safecache import config
+
+__all__ = ["OF_THE_COMPILE", "begin"]
+
+# Knobs for which a hit is not what is wanted, and their variables: what compiles then is this process.
+OF_THE_COMPILE = {
+    "always_compile": "TRITON_ALWAYS_COMPILE",
+    "override": "TRITON_KERNEL_OVERRIDE",
+    "dump_ir": "TRITON_KERNEL_DUMP",
+}
+
+_has_looked = False
+
+
+def begin() -> None:
+    """Start the server if the cache is empty, once in a process; it is started no later than at the first miss.
+
+    To be called before the first key is computed: for that Triton's 500 MB are hashed, which takes as long. A process
+    that hits pays one look at one directory.
+    """
+    global _has_looked
+    if _has_looked:
+        return
+    _has_looked = True
+    chosen, knobs = config.current(), sys.modules["triton"].knobs
+    may_be_elsewhere = chosen.lower or chosen.local or knobs.cache.manager_class or knobs.cache.remote_manager_class
+    stays = any(getattr(knobs.compilation, name) for name in OF_THE_COMPILE)
+    if not may_be_elsewhere and not stays and _is_empty(knobs.cache.dir):
+        from safecache.isolation import client
+
+        client.current().start()
+
+
+def _is_empty(directory: str) -> bool:
+    """But for what is ours. Not where that cannot be told: Triton will say so."""
+    try:
+        with os.scandir(directory) as found:
+            return all(entry.name.startswith(".") for entry in found)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False

@@ -1,0 +1,28 @@
+"""The compile server starts as soon as it is certain to be needed, and not where all hits."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def started(home, **environment):
+    return home.run("start_when_cold", script="tuning_scenes.py", env=environment).result
+
+
+def test_server_starts_before_the_first_key_is_computed_where_the_cache_is_empty(home):
+    assert started(home)[:2] == ["start", "key"]
+
+
+def test_server_does_not_start_where_all_hits(home):
+    started(home)
+    assert set(started(home)) == {"key"}
+
+
+@pytest.mark.parametrize("variable", ["SAFECACHE_LOCAL", "SAFECACHE_LOWER"])
+def test_server_is_not_started_early_where_another_level_may_have_it(home, variable):
+    assert started(home, **{variable: str(home.base / "level")})[:2] == ["key", "start"]
+
+
+def test_cache_that_cannot_be_listed_is_for_triton_to_report(home):
+    home.cache.write_text("in the way")
+    assert home.run("compile_each", names=["wrong-types"]).result[0]["error"] == "CompilationError"
