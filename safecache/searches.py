@@ -65,6 +65,8 @@ class Search:
 
     def bypassed(self, reason: Reason, detail: str) -> None:
         """It was not looked for. Raises MissError as lookups.what_must_hit_raises() says."""
+        if self._error is not None:
+            self.missed()  # what torch takes for a reason of its own is our error, of a miss inside of it
         _raise(self._end(Outcome.BYPASS, reason, detail))
 
     def failed(self, error: BaseException) -> None:
