@@ -72,7 +72,7 @@ def test_miss_of_the_journal_is_shown_with_its_reason_and_with_what_differs(cach
     remember(cache, OTHER, "False")
     remember(cache, KEY, "True", process="2")
     journal(cache, {}, {"outcome": "hit"}, {"layer": "moon"}, {"time": "soon"})
-    row = next(row for row in rows(cache, capsys) if row["key"] == KEY)
+    [row] = [row for row in rows(cache, capsys) if row["key"] == KEY]
     assert (row["reason"], row["run"]) == ("key differs", "r1")
     assert row["differences"] == [{"what": "inductor config max_autotune", "before": "False", "after": "True"}]
 

@@ -133,7 +133,7 @@ def stated(**fields):
         stated(made="soon"),
         stated(key=OTHER),
         stated(name="model.g"),
-        stated(name="x" * 50_000_000),
+        stated(components=[["a", "b", "x" * 50_000_000]]),
     ],
     ids=[
         *("empty", "garbage", "list", "deep", "torn", "version", "layer", "component", "number", "time"),
