@@ -12,7 +12,7 @@ from safecache import config, policy, process_label, tracing
 from safecache.errors import SafecacheError
 from safecache.reasons import Count, Reason
 
-__all__ = ["count", "counters", "report", "reset", "say", "set_observer", "took"]
+__all__ = ["count", "counters", "notify", "report", "reset", "say", "set_observer", "took"]
 
 # No NullHandler: it would do what it is for, and keep the warnings from the standard error of a server that configures
 # its own loggers alone (vLLM does). Below a warning, nothing is shown that nobody has asked for, with or without one.
@@ -34,8 +34,13 @@ def count(what: Count | Reason) -> None:
     """Add one to a counter."""
     with _lock:
         _counters[what.value] += 1
+    notify(what.value)
+
+
+def notify(name: str) -> None:
+    """Tell the observer that something was counted under ``name``, here or elsewhere."""
     if _observer is not None:
-        _observer(what.value, None)
+        _observer(name, None)
 
 
 def took(what: Count, seconds: float) -> None:

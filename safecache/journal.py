@@ -90,6 +90,8 @@ def _end() -> None:
 
 def _append(line: dict[str, object], limit: int) -> bool:
     """Write ``line`` and what was counted; False if it cannot be, or the file would be larger than ``limit``."""
+    if not (config.cache_directory() or _journal.root):
+        return False  # a lookup in no cache yet: there is nowhere to tell of it
     values = _identity() | line | {"counts": dict(_journal.counted)}
     content = json.dumps(values).encode() + b"\n"
     if _journal.size + len(content) > limit:

@@ -8,7 +8,7 @@ from collections import Counter
 from enum import Enum
 from typing import NamedTuple
 
-from safecache import config, journal
+from safecache import config, events, journal, tracing
 from safecache.errors import MissError
 from safecache.reasons import Reason
 
@@ -63,14 +63,17 @@ def counts() -> dict[str, int]:
 
 
 def record(lookup: Lookup, root: str) -> None:
-    """Count a lookup in the cache ``root``; what was not a hit goes to the journal at once."""
+    """Count a lookup in the cache ``root``; what was not a hit goes to the journal at once, and to torch's trace."""
     what = label(lookup.layer, lookup.outcome, lookup.reason)
     with _lock:
         _counts[what] += 1
+    events.notify(what)
     if lookup.outcome is Outcome.HIT:
         journal.count(what, root)
     else:
-        journal.write(what, root, _as_line(lookup))
+        line = _as_line(lookup)
+        journal.write(what, root, line)
+        tracing.artifact(f"{lookup.layer.value} {lookup.outcome.value}", line)
 
 
 def _as_line(lookup: Lookup) -> dict[str, object]:

@@ -51,14 +51,14 @@ def test_entry_whose_graph_is_gone_misses_for_that(warm):
     for entry in warm.fx_entries:
         shutil.rmtree(entry.parent)
     found = agrees(warm.run("looked_up"))
-    assert found["aot miss: entry missing"] == 1 and "fx miss: never seen" in found
+    assert found["aot miss: entry missing"] == 1 and "fx miss: evicted" in found
 
 
 def test_strict_torch_that_meets_a_missing_graph_makes_one_lookup_of_two(warm):
     for entry in warm.fx_entries:
         shutil.rmtree(entry.parent)
     found = warm.run("looked_up", how="compile_strictly").result["lookups"]
-    assert [label for label in found if label.startswith("aot")] == ["aot miss: never seen"]
+    assert [label for label in found if label.startswith("aot")] == ["aot miss: key differs"]
 
 
 def test_entries_of_another_key_are_why_their_lookups_missed(warm):

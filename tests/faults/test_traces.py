@@ -9,8 +9,8 @@ import pytest
 from faults import damage
 
 
-def artifacts(directory):
-    """What the only trace there holds of ours: (its compile, its name, its payload)."""
+def artifacts(directory, *, of_lookups=False):
+    """What the only trace there holds of ours, about lookups or else of refusals: (its compile, its name, its payload)."""
     (path,) = directory.glob("*.log")
     found = []
     for line in path.read_text(encoding="utf-8").splitlines():
@@ -22,7 +22,8 @@ def artifacts(directory):
         (record, text) for record, text in found if record.get("artifact", {}).get("name", "").startswith("safecache")
     ]
     assert all(record["artifact"]["encoding"] == "json" for record, _ in ours)
-    return [(record.get("frame_id"), record["artifact"]["name"], json.loads(text)) for record, text in ours]
+    told = [(record.get("frame_id"), record["artifact"]["name"], json.loads(text)) for record, text in ours]
+    return [each for each in told if ("outcome" in each[2]) is of_lookups]
 
 
 @pytest.fixture
@@ -59,7 +60,14 @@ def test_strict_error_is_in_the_trace(warm, traces):
 def test_hits_write_nothing_of_ours(warm, traces):
     answer = warm.run("compile_traced", directory=str(traces))
     assert answer.ok and answer.result["aot"]["hit"] == 1, answer
-    assert artifacts(traces) == []
+    assert artifacts(traces) == artifacts(traces, of_lookups=True) == []
+
+
+def test_lookup_that_was_no_hit_is_an_artifact_with_its_reason(warm, traces):
+    damage.flip_in_payload(warm.aot_entries[0])
+    assert warm.run("compile_traced", directory=str(traces)).ok
+    ((frame, name, payload),) = artifacts(traces, of_lookups=True)
+    assert (frame, name, payload["outcome"], payload["reason"]) == (0, "safecache_aot_miss", "miss", "damaged")
 
 
 def test_no_trace_is_begun_where_torch_keeps_none(warm, tmp_path):

@@ -197,3 +197,25 @@ def test_full_disk_costs_the_metrics_and_no_more(places, full_disk):
     (line,) = done.stderr.splitlines()
     assert line.startswith("safecache: there are no metrics of this process: ") and "No space left" in line
     assert list(full_disk.iterdir()) == []
+
+
+def test_lookups_have_their_cache_outcome_and_reason(run):
+    code = """
+import os, safecache, safecache.metrics
+from prometheus_client import CollectorRegistry
+from safecache import lookups
+from safecache.lookups import Layer, Lookup, Outcome
+from safecache.reasons import Reason
+safecache.activate()
+registry = CollectorRegistry()
+safecache.metrics.register(registry)
+hit = Lookup(Layer.AOT, "k", "", Outcome.HIT, None, "", 0.0, "")
+for lookup in (hit, hit, hit._replace(layer=Layer.FX, outcome=Outcome.MISS, reason=Reason.KEY_DIFFERS)):
+    lookups.record(lookup, "")
+assert not os.path.exists(".safecache"), "there is no cache whose journal it could be in"
+show(registry)
+"""
+    assert run(code) == [
+        'safecache_lookups_total{cache="aot",outcome="hit",reason=""} 2.0',
+        'safecache_lookups_total{cache="fx",outcome="miss",reason="key differs"} 1.0',
+    ]
