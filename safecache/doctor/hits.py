@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from safecache import cache_directories, files, layout, store
+from safecache import cache_directories, layout, run_summary
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
 
 __all__ = ["check"]
 
-_JOURNAL = os.path.join(".safecache", "journal")
-# Bytes that are read, of the newest journals first.
-_MOST_READ = 16 << 20
 _SHOWN = 3
 
 
@@ -59,38 +55,12 @@ def _never_hit(root: str, unserved: list[_Run], older: int) -> Finding:
 
 def _runs(root: str) -> list[_Run]:
     runs: dict[str, _Run] = {}
-    for line in _lines(os.path.join(root, _JOURNAL)):
-        name, moment = str(line["run"]), float(line["time"])
-        run = runs.get(name, _Run(name, moment, Counter()))
-        runs[name] = run._replace(began=min(run.began, moment))
-        if "outcome" in line:
-            reason = f": {line['reason']}" if line.get("reason") else ""
-            run.counts[f"{line.get('layer')} {line['outcome']}{reason}"] += 1
-        counts = line.get("counts")
-        for label, count in counts.items() if isinstance(counts, dict) else ():
-            run.counts[label] += count if isinstance(count, int) and count > 0 else 0
-    return [run for run in runs.values() if sum(run.counts.values())]
-
-
-def _lines(directory: str) -> Iterator[dict[str, Any]]:
-    """The lines of the newest journals. Whoever wrote them, only this is taken of them: what a person is told."""
-    with suppress(OSError):
-        left = _MOST_READ
-        paths = [os.path.join(directory, name) for name in os.listdir(directory)]
-        for path in sorted(paths, key=_modified, reverse=True):
-            with suppress(OSError, store.UnusableEntry):
-                content = files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=max(0, left))
-                left -= len(content)
-                yield from (line for line in map(_parsed, content.splitlines()) if line is not None)
-
-
-def _parsed(text: bytes) -> dict[str, Any] | None:
-    """None for what is no line of a journal, whole."""
-    try:
-        line = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    return line if isinstance(line, dict) and isinstance(line.get("time"), float) and "run" in line else None
+    with suppress(OSError):  # who may not read it, another check says
+        for line in run_summary.read(root):
+            run = runs.setdefault(line.run, _Run(line.run, line.time, Counter()))
+            run.counts.update(line.counts)
+            run.counts.update([line.label] if line.label else [])
+    return [run for run in runs.values() if run.counts]
 
 
 def _modified(path: str) -> float:

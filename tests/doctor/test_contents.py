@@ -11,7 +11,7 @@ import pytest
 from caches import DAY, HOUR, Cache
 from conftest import needs_root
 
-from safecache import layout, seal
+from safecache import journal, layout, seal
 from safecache.doctor import contents
 from safecache.keys import Key
 from safecache.seal import Kind
@@ -149,7 +149,7 @@ def test_what_is_no_file_among_the_entries_hangs_nothing(machine, cache):
 
 def run(cache, name: str, age: float, *lines: dict):
     """Have the journal of a process tell this of its lookups."""
-    path = cache.root / ".safecache" / "journal" / f"{name}.jsonl"
+    path = cache.root / journal.FOLDER / f"20260101T000000-1-{name.encode().hex()}.jsonl"
     who = {"time": cache.now - age, "run": name, "pid": 1}
     return cache.file(path, age, b"".join(json.dumps(who | line).encode() + b"\n" for line in lines))
 
@@ -171,10 +171,10 @@ def test_runs_that_hit_nothing_of_what_was_there(machine, cache):
 def test_run_with_a_hit_by_one_of_its_processes_is_served(machine, cache):
     entry(cache, 2)
     run(cache, "one", 2 * HOUR, MISS)
-    path = run(cache, "two", HOUR, MISS)
-    run(cache, "other process", HOUR, HIT | {"run": "two"})
+    run(cache, "two", HOUR, MISS)
+    served = run(cache, "other process", HOUR, HIT | {"run": "two"})
     assert "never-hit" not in machine.examine().codes
-    path.with_name("other process.jsonl").write_bytes(b"[1]\n{\n" + b"[" * 5000)
+    served.write_bytes(b"[1]\n{\n" + b"[" * 5000)
     assert machine.examine().one("never-hit", "warning")
 
 
