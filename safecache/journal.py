@@ -53,10 +53,10 @@ def is_one(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def count(label: str, root: str) -> None:
-    """Add one to what is written under ``label`` with the next line, or at the end of the process."""
+def count(label: str, root: str, number: int = 1) -> None:
+    """Add to what is written under ``label`` with the next line, or at the end of the process."""
     with _journal.lock:
-        _journal.counted[label] += 1
+        _journal.counted[label] += number
         _journal.root = _journal.root or root
         if not _journal.awaits_end:
             _await_end()

@@ -58,6 +58,7 @@ def start() -> None:
             return
     _is_on = True
     events.set_observer(_observe)
+    atexit.register(_end)
 
 
 def show() -> None:
@@ -128,6 +129,15 @@ def _is_too_early() -> bool:
     # The first import of prometheus_client settles whether its multiprocess mode is on, and in its first process a
     # server (SGLang) decides on that later than this. What is counted until then is written afterwards.
     return _PACKAGE not in sys.modules and _maker == os.getpid() and not config.multiprocess_directory()
+
+
+def _end() -> None:
+    global _file
+    events.set_observer(None)
+    with _lock:
+        if _file is not None:
+            _file.close()
+        _file = None
 
 
 def _remove(directory: str, maker: int) -> None:

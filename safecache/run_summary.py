@@ -12,7 +12,7 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from safecache import files, journal
-from safecache.lookups import Layer, Outcome, label
+from safecache.lookups import Layer, Outcome, Time, label, time_label
 from safecache.reasons import Reason
 
 __all__ = ["ALL", "LAST", "Line", "Summary", "labels", "read", "summarise"]
@@ -24,7 +24,7 @@ _LATEST = 253402300799.0  # the end of the year 9999
 
 
 class Line(NamedTuple):
-    """A line of a journal: a lookup by its label(), "" if it is about none, and the ``counts`` of others by theirs."""
+    """A line of a journal: a lookup by its label(), "" if it is about none, and ``counts`` of others, and of times."""
 
     time: float
     pid: int
@@ -40,11 +40,15 @@ class Line(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """``counts``: lookups by label(); ``missed``: the lines about what was no hit; ``processes``: that have written."""
+    """``counts``: lookups by label(); ``times``: by time_label(), in ms; ``processes``: that have written.
+
+    ``missed``: the lines about what was no hit.
+    """
 
     run: str
     processes: int
     counts: Counter[str]
+    times: Counter[str]
     missed: list[Line]
 
 
@@ -56,6 +60,7 @@ def labels() -> dict[str, tuple[Layer, Outcome, Reason | None]]:
 
 
 _LABELS = labels()
+_TIMES = frozenset(time_label(layer, which) for layer in Layer for which in Time)
 
 
 def read(root: str) -> list[Line]:
@@ -104,7 +109,7 @@ def _parsed(text: bytes) -> Line | None:
 
 
 def _is_count(item: tuple[str, Any]) -> bool:
-    return item[0] in _LABELS and isinstance(item[1], int) and item[1] > 0
+    return item[0] in (_LABELS.keys() | _TIMES) and isinstance(item[1], int) and item[1] > 0
 
 
 def _label_of(values: Mapping[str, Any]) -> str | None:
@@ -127,4 +132,5 @@ def summarise(lines: Iterable[Line], run: str) -> Summary | None:
         counts.update(line.counts)
         counts.update([line.label] if line.label else [])
     missed = [line for line in chosen if line.label]
-    return Summary(run, len({(line.host, line.pid, line.run) for line in chosen}), counts, missed)
+    times = Counter({label: counts.pop(label) for label in _TIMES & counts.keys()})
+    return Summary(run, len({(line.host, line.pid, line.run) for line in chosen}), counts, times, missed)

@@ -20,6 +20,7 @@ from safecache import (
     events,
     keyring,
     layout,
+    lookups,
     misses,
     picklepath,
     rescue,
@@ -28,7 +29,7 @@ from safecache import (
     write_through,
 )
 from safecache.errors import CacheWriteError
-from safecache.lookups import Layer
+from safecache.lookups import Layer, Time
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
@@ -112,6 +113,9 @@ _REMOTE_REMEDY = "Look after the remote cache."
 _SPACE_REMEDY = "Make room there, or let TORCHINDUCTOR_CACHE_DIR name a directory that can be written."
 
 
+_LAYERS = {Kind.AOT_ENTRY: Layer.AOT, Kind.FX_ENTRY: Layer.FX}
+
+
 @contextmanager
 def attempt(kind: Kind, cache_key: str, root: object) -> Iterator[None]:
     """Run torch's save of ``root``: an exception is reported, and does not leave this block in default mode.
@@ -131,6 +135,7 @@ def attempt(kind: Kind, cache_key: str, root: object) -> Iterator[None]:
         _current.attempt = outer
     if this.pickled:
         _unsaved.discard(cache_key)
+        lookups.add_time(_LAYERS[kind], Time.SPENT, root, config.cache_directory() or "")
     if failure is not None:
         if not this.pickled:
             _unsaved.add(cache_key)
@@ -248,7 +253,7 @@ def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes)
         failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_SPACE_REMEDY, error=error)
         return _not_written(failure, kind, cache_key)
     events.count(Count.SAVED)
-    misses.saved(Layer.AOT if kind is Kind.AOT_ENTRY else Layer.FX, cache_key, root)
+    misses.saved(_LAYERS[kind], cache_key, root)
     try:
         write_through.send_content(path, content, kind)
     except CacheWriteError as error:

@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 from safecache import config, graph_names, lookups
 from safecache.errors import MissError
-from safecache.lookups import Layer, Lookup, Outcome
+from safecache.lookups import Layer, Lookup, Outcome, Time
 from safecache.reasons import Reason
 from safecache.seal import Kind
 
-__all__ = ["Search", "ask", "bypass", "decline", "offer", "pass_over", "refuse", "under_way"]
+__all__ = ["Search", "ask", "bypass", "decline", "offer", "only_looking", "pass_over", "refuse", "under_way"]
 
 # By key: torch looks a graph up again that an AOTAutograd entry refers to, when what was refused has been moved away.
 _refused: dict[tuple[Layer, str], tuple[Reason, str]] = {}
@@ -31,8 +31,8 @@ class Search:
     ) -> None:
         self.layer, self.key, self.root, self._must_ask = layer, key, root, must_ask
         self.ended = False
-        # Whether there is a candidate that torch has been given, and has not passed over.
-        self.is_taken = False
+        # The candidate that torch has been given, and has not passed over.
+        self.taken: object = None
         self.declined = ""
         self._outer: Search | None = None
         self._name = name
@@ -47,13 +47,21 @@ class Search:
         if reason is not Reason.ENTRY_MISSING:
             _refused.setdefault((self.layer, self.key), (reason, detail))
 
+    @property
+    def is_taken(self) -> bool:
+        """Whether torch has a candidate that it has not passed over."""
+        return self.taken is not None
+
     def pass_over(self) -> None:
         """The guards of the candidate that was offered last do not hold."""
-        self.is_taken, self._was_passed_over = False, True
+        self.taken, self._was_passed_over = None, True
 
     def hit(self) -> None:
         """It has found what it was for. Raises MissError for a miss inside of it that torch has swallowed."""
         _refused.pop((self.layer, self.key), None)
+        # That of a graph within an AOTAutograd entry is part of the entry's.
+        if self._outer is None:
+            lookups.add_time(self.layer, Time.SAVED, self.taken, self.root)
         _raise(self._end(Outcome.HIT, None, ""))
 
     def missed(self, found: tuple[Reason, str] | None = None) -> None:
@@ -93,7 +101,7 @@ class Search:
 
     def _end(self, outcome: Outcome, reason: Reason | None, detail: str) -> MissError | None:
         self.ended = True
-        if self._must_ask and not self.key:
+        if _thread.only_looks or (self._must_ask and not self.key):
             return None
         seconds = time.perf_counter() - self._began
         hit = outcome is Outcome.HIT
@@ -121,6 +129,7 @@ def _raise(error: MissError | None) -> None:
 
 class _Thread(threading.local):
     search: Search | None = None
+    only_looks = False
 
 
 _thread = _Thread()
@@ -141,6 +150,16 @@ def under_way(
         raise
     finally:
         _thread.search = search._outer
+
+
+@contextmanager
+def only_looking() -> Iterator[None]:
+    """What is looked up in this block counts for nothing: it will be, again, by who wants it."""
+    _thread.only_looks = True
+    try:
+        yield
+    finally:
+        _thread.only_looks = False
 
 
 def bypass(layer: Layer, name: Callable[[], str], reason: Reason, detail: str) -> None:
@@ -175,11 +194,11 @@ def decline(layer: Layer, detail: str) -> None:
         search.declined = detail
 
 
-def offer(kind: Kind) -> None:
-    """Tell this thread's lookup that it is about to be given a candidate."""
+def offer(kind: Kind, entry: object) -> None:
+    """Tell this thread's lookup that it is about to be given this candidate."""
     search = _innermost(_LAYERS.get(kind))
     if search is not None:
-        search.is_taken = True
+        search.taken = entry
 
 
 def pass_over(kind: Kind) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -26,7 +26,7 @@ from safecache.lookups import Layer, Outcome
 from safecache.reasons import Reason
 from safecache.run_summary import Line
 
-__all__ = ["run"]
+__all__ = ["causes", "run"]
 
 _LABELS = run_summary.labels()
 
@@ -46,6 +46,12 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(found, factors)
     return int(not found and not factors)
+
+
+def causes(roots: Iterable[str]) -> dict[str, str]:
+    """In what keys that missed differ from the nearest ones, by key; only of those for which that is known."""
+    rows = (row for root in roots for cache in layout.triton_caches(root) for row in _of_cache(cache, "", None))
+    return {row["key"]: row["cause"] for row in rows if row["differences"]}
 
 
 def _of_cache(root: str, what: str, of_run: str | None) -> Iterator[dict[str, Any]]:

@@ -7,7 +7,7 @@ import os
 
 from safecache import store
 from safecache.cli import ls, stats
-from safecache.report import facts, page
+from safecache.cli.html import facts, page
 
 __all__ = ["run"]
 

@@ -16,10 +16,10 @@ from rich.text import Text
 from safecache import run_summary, timestamps
 from safecache.cli import ls
 from safecache.cli.terminal import printable
-from safecache.lookups import Layer, Outcome
+from safecache.lookups import Layer, Outcome, Time, time_label
 from safecache.run_summary import Line, Summary
 
-__all__ = ["run", "say_there_is_none"]
+__all__ = ["run", "say_there_is_none", "seconds"]
 
 _LABELS = run_summary.labels()
 
@@ -51,6 +51,7 @@ def _report(summary: Summary) -> dict[str, Any]:
         "run": summary.run,
         "processes": summary.processes,
         "layers": {layer.value: _of(layer, summary.counts) for layer in Layer},
+        "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in sorted(summary.times.items())},
         "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
     }
 
@@ -75,8 +76,16 @@ def _print(summary: Summary) -> None:
         reasons = ", ".join(f"{n} {reason}" for reason, n in row["reasons"].items())
         table.add_row(layer.value, *(str(row[name]) for name in number), reasons)
     console.print(table)
+    spent, saved = (seconds(summary, which) for which in (Time.SPENT, Time.SAVED))
+    print(f"compiling: {spent} spent on what was saved, {saved} spared by hits")
     if summary.missed:
         console.print(_missed(summary.missed))
+
+
+def seconds(summary: Summary, which: Time) -> str:
+    """How long, in words: by the layer with the most, as AOTAutograd's times include those of its graphs."""
+    most = max(summary.times[time_label(layer, which)] for layer in Layer)
+    return f"{most / 1000:.1f} s"
 
 
 def _missed(lines: list[Line]) -> Table:

@@ -15,6 +15,7 @@ from safecache.doctor.finding import Finding
 __all__ = ["check"]
 
 _SHOWN = 3
+_LABELS = run_summary.labels()
 
 
 class _Run(NamedTuple):
@@ -58,7 +59,7 @@ def _runs(root: str) -> list[_Run]:
     with suppress(OSError):  # who may not read it, another check says
         for line in run_summary.read(root):
             run = runs.setdefault(line.run, _Run(line.run, line.time, Counter()))
-            run.counts.update(line.counts)
+            run.counts.update({label: number for label, number in line.counts.items() if label in _LABELS})
             run.counts.update([line.label] if line.label else [])
     return [run for run in runs.values() if run.counts]
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
-from safecache import events, files, store
+from safecache import events, files, searches, store
 from safecache.isolation import attempts, client, crashes, early_start, encoding, known_bad, remarks, tuning
 from safecache.isolation.limits import Limits
 from safecache.reasons import Count, Reason
@@ -119,8 +119,9 @@ def _others(under_way: tuning.Tuning, request: Request, root: str, limits: Limit
 def _is_there(request: Request, root: str, limits: Limits) -> bool:
     """Whether the cache has it, or a note that it crashes."""
     manager = sys.modules["triton.compiler.compiler"].get_cache_manager(request.hash)
-    if manager.get_group(request.metadata) is not None:
-        return True
+    with searches.only_looking():
+        if manager.get_group(request.metadata) is not None:
+            return True
     return known_bad.find(root, request.hash, timeout=limits.timeout, memory=limits.memory) is not None
 
 

@@ -29,7 +29,6 @@ assert all_are("active") and save() == ("hooked", 1, 0)
 @pytest.mark.parametrize(
     ("owner", "call"),
     [
-        ("sys.modules[AUTOGRAD_CACHE]", "autograd_cache_key('module', [], None)"),
         ("sys.modules[CODECACHE].FxGraphCache", "_get_shape_env()"),
         ("sys.modules[CODECACHE].FxGraphCache", "_check_can_cache('module')"),
     ],
@@ -49,6 +48,23 @@ def test_mock_of_a_neighbour_of_the_hooks_works(fake, owner, call):
                 assert owner.{call} == "mocked" and all_are("active")
             assert owner.{call} == "stock " + name
             assert all_are("active")
+        """
+    )
+
+
+def test_key_that_is_mocked_is_the_mock_and_then_ours_again(fake):
+    """vLLM mocks it around its own compiles."""
+    fake(
+        """
+        import safecache
+        from unittest import mock
+        import_all()
+        owner = sys.modules[AUTOGRAD_CACHE]
+        before = snapshot()
+        with mock.patch.object(owner, "autograd_cache_key", lambda *args: "mocked"):
+            assert owner.autograd_cache_key("module", [], None) == "mocked"
+        assert all_are("active") and snapshot() == before
+        assert owner.autograd_cache_key("module", [], None) == "stock autograd_cache_key"
         """
     )
 

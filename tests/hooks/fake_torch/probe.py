@@ -27,6 +27,7 @@ MODULES = (
     "torch._inductor.select_algorithm",
     "torch._inductor.triton_bundler",
     "triton.runtime.build",
+    "triton.runtime.autotuner",
     "triton.runtime.cache",
     "triton.compiler.compiler",
     "triton.compiler",

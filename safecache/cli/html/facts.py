@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from safecache import catalogue, run_summary, timestamps
-from safecache.cli import ls
+from safecache.cli import explain, ls, stats
 from safecache.doctor.examination import examine
 from safecache.doctor.finding import Finding
 from safecache.groups import KINDS
-from safecache.lookups import Layer, Outcome
+from safecache.lookups import Layer, Outcome, Time
 from safecache.run_summary import Line, Summary
 from safecache.sizes import write_age, write_size
 
@@ -73,7 +73,9 @@ class Entry(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """``start`` and ``end``: of what the journal has of the run; ``all_misses``: how many, of which some are here.
+    """``spent``, ``saved``: what went into compiles that were saved, and what hits have spared.
+
+    ``start`` and ``end``: of what the journal has of the run; ``all_misses``: how many, of which some are here.
 
     ``total``: how many groups the caches have, and their size.
     """
@@ -85,6 +87,8 @@ class Facts(NamedTuple):
     hosts: tuple[str, ...]
     directories: tuple[str, ...]
     layers: tuple[LayerFacts, ...]
+    spent: str
+    saved: str
     misses: tuple[Miss, ...]
     all_misses: int
     biggest: tuple[Entry, ...]
@@ -100,7 +104,7 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
     if summary is None:
         return None
     of_run = [line for line in lines if run == run_summary.ALL or line.run == summary.run]
-    misses = _misses(summary.missed)
+    misses = _misses(summary.missed, explain.causes(directories))
     biggest, oldest, total = _entries(directories)
     return Facts(
         run=summary.run,
@@ -110,6 +114,8 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
         hosts=tuple(sorted({line.host for line in of_run})),
         directories=tuple(directories),
         layers=tuple(_layer(layer, summary) for layer in Layer),
+        spent=stats.seconds(summary, Time.SPENT),
+        saved=stats.seconds(summary, Time.SAVED),
         misses=misses[:_MOST_MISSES],
         all_misses=len(misses),
         biggest=biggest,
@@ -131,12 +137,15 @@ def _layer(layer: Layer, summary: Summary) -> LayerFacts:
     return LayerFacts(NAMES[layer], hits, misses, bypasses, tuple(reasons))
 
 
-def _misses(lines: Iterable[Line]) -> tuple[Miss, ...]:
-    """Those in the same words are one, the most frequent first, else in the order of time."""
+def _misses(lines: Iterable[Line], causes: Mapping[str, str]) -> tuple[Miss, ...]:
+    """Those in the same words are one, the most frequent first, else in the order of time.
+
+    ``causes``: by key, in what it differs from the nearest one.
+    """
     alike: Counter[tuple[str, str, str, str]] = Counter()
     ranks: dict[tuple[str, str, str, str], set[str]] = {}
     for line in lines:
-        same = line.label, line.name or line.key, line.frame, line.detail
+        same = line.label, line.name or line.key, line.frame, line.detail or causes.get(line.key, "")
         alike[same] += 1
         ranks.setdefault(same, set()).add(line.rank)
     return tuple(

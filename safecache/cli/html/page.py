@@ -5,8 +5,8 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from safecache._version import __version__
+from safecache.cli.html.facts import Facts
 from safecache.cli.terminal import printable
-from safecache.report.facts import Facts
 
 __all__ = ["render"]
 
@@ -14,7 +14,7 @@ __all__ = ["render"]
 def render(facts: Facts) -> str:
     """The page. Names and texts in it may be of anybody: they are no markup there, and no control characters."""
     environment = Environment(
-        loader=PackageLoader("safecache.report", ""),
+        loader=PackageLoader("safecache.cli.html", ""),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
