@@ -18,8 +18,9 @@ def artifact(name: str, payload: dict[str, object]) -> None:
     """
     global _failed
     internal = sys.modules.get("torch._logging._internal")
-    # As torch itself asks: without TORCH_TRACE, the first of its own artifacts takes the handler away.
-    if internal is None or not getattr(getattr(internal, "trace_log", None), "handlers", ()):
+    handlers = getattr(getattr(internal, "trace_log", None), "handlers", ())
+    # Without TORCH_TRACE torch's own handler has no directory, until the first of its artifacts takes it away.
+    if internal is None or not any(getattr(handler, "root_dir", "") is not None for handler in handlers):
         return
     try:
         internal.trace_structured(

@@ -56,8 +56,9 @@ def is_warm(answer):
 
 
 def kept(root):
-    """What another process may take from a cache, by its path there; locks and stamps aside."""
+    """What another process may take from a cache, by its path there; locks, stamps and what tells of lookups aside."""
     found = (path for path in root.rglob("*") if path.is_file() and path.suffix != ".lock")
+    found = (path for path in found if not {"journal", "keys"} & {*path.parts})
     return {str(path.relative_to(root)): path.read_bytes() for path in found}
 
 

@@ -16,6 +16,10 @@ from safecache.groups import GroupKind
 pytestmark = pytest.mark.default_release
 
 
+# What is written about lookups, beside what is looked up.
+TOLD = {GroupKind.JOURNAL, GroupKind.KEY_RECORD}
+
+
 def age(directory, seconds):
     """As if nothing had been used for so long."""
     for path in directory.rglob("*"):
@@ -32,7 +36,7 @@ def test_every_file_that_torch_and_safecache_write_belongs_to_a_group(warm):
     found = inventory.take(str(warm.cache))
     assert found.other == [] and found.writing == []
     kinds = {group.kind for group in found.groups}
-    assert kinds == {GroupKind.AOT_ENTRY, GroupKind.FX_ENTRY, GroupKind.CODE}
+    assert kinds - TOLD == {GroupKind.AOT_ENTRY, GroupKind.FX_ENTRY, GroupKind.CODE}
     libraries = [group for group in found.groups if any(file.path.endswith(".so") for file in group.files)]
     assert libraries and all(group.records and group.lock for group in libraries)
 
@@ -46,7 +50,7 @@ def test_all_that_a_warm_start_uses_has_a_new_stamp_and_stays(warm):
     used = {name for name, stamp in stamps.items() if now - stamp < HOUR}
     done = eviction.sweep(str(warm.cache), Limits(age=DAY))
     assert {group.name for group in done.removed} == set(stamps) - used
-    assert {group.kind for group in done.removed} <= {GroupKind.CODE}
+    assert {group.kind for group in done.removed} - TOLD <= {GroupKind.CODE}
     answer = warm.run()
     assert answer.hits == WARM and answer.warnings == []
 
@@ -107,11 +111,12 @@ def test_kernel_that_is_used_stays_and_one_that_went_is_compiled_anew(home, scen
     triton = home.base / "triton"
     assert home.run(scene).result["compiled"]
     found = inventory.take(str(triton))
-    assert found.other == [] and {group.kind for group in found.groups} == {GroupKind.KERNEL}
-    assert all(len(group.records) == len(group.files) for group in found.groups)
+    kernels = [group for group in found.groups if group.kind is GroupKind.KERNEL]
+    assert found.other == [] and {group.kind for group in found.groups} - TOLD == {GroupKind.KERNEL}
+    assert all(len(group.records) == len(group.files) for group in kernels)
     age(triton, 30 * DAY)
     assert not home.run(scene).result["compiled"]
-    assert eviction.sweep(str(triton), Limits(age=DAY)).removed == []
+    assert {group.kind for group in eviction.sweep(str(triton), Limits(age=DAY)).removed} <= TOLD
     age(triton, 30 * DAY)
     assert eviction.sweep(str(triton), Limits(age=DAY)).files == 0
     for compiled in (True, False):
@@ -122,7 +127,8 @@ def test_kernel_that_is_used_stays_and_one_that_went_is_compiled_anew(home, scen
 def test_kernel_of_which_a_killed_sweep_took_the_list_is_compiled_anew(home):
     pytest.importorskip("triton")
     home.run("compile_kernel")
-    [group] = inventory.take(str(home.base / "triton")).groups
+    groups = inventory.take(str(home.base / "triton")).groups
+    [group] = [group for group in groups if group.kind is GroupKind.KERNEL]
     for path in group.steps[0]:
         os.unlink(path)
     answer = home.run("compile_kernel")
