@@ -135,7 +135,8 @@ def attempt(kind: Kind, cache_key: str, root: object) -> Iterator[None]:
         _current.attempt = outer
     if this.pickled:
         _unsaved.discard(cache_key)
-        lookups.add_time(_LAYERS[kind], Time.SPENT, root, config.cache_directory() or "")
+        if kind in _LAYERS:
+            lookups.add_time(_LAYERS[kind], Time.SPENT, root, config.cache_directory() or "")
     if failure is not None:
         if not this.pickled:
             _unsaved.add(cache_key)
@@ -253,7 +254,8 @@ def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes)
         failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_SPACE_REMEDY, error=error)
         return _not_written(failure, kind, cache_key)
     events.count(Count.SAVED)
-    misses.saved(_LAYERS[kind], cache_key, root)
+    if kind in _LAYERS:
+        misses.saved(_LAYERS[kind], cache_key, root)
     try:
         write_through.send_content(path, content, kind)
     except CacheWriteError as error:
