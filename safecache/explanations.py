@@ -73,14 +73,17 @@ def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
     if own is not None and (before or not saved):
         remains = not saved and _remains(record, root)
         return Explanation(own, Absence.EVICTED, refusals(record.key, root), None, [], remains)
-    others = key_records.same_name(record.layer, record.name, root)
-    others = [other for other in others if other.key != record.key and (not saved or other.first <= record.made)]
+    others = _earlier(key_records.same_name(record.layer, record.name, root), record, saved)
     absence = Absence.KEY_DIFFERS if others else Absence.NEVER_SEEN
     # Of another name: what a function is called now, that was moved or renamed.
-    others = others or [other for other in key_records.every(root, record.layer) if other.name != record.name]
+    others = others or _earlier(key_records.every(root, record.layer), record, saved)
     nearest = key_differences.nearest(record, others)
     differences = key_differences.compare(nearest, record) if nearest else []
     return Explanation(record, absence, [], nearest, differences)
+
+
+def _earlier(records: list[KeyRecord], record: KeyRecord, saved: bool) -> list[KeyRecord]:
+    return [other for other in records if other.key != record.key and (not saved or other.first <= record.made)]
 
 
 def _remains(record: KeyRecord, root: str) -> bool:

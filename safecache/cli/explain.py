@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
 def causes(roots: Iterable[str]) -> dict[str, str]:
     """In what keys that missed differ from the nearest ones, by key; only of those for which that is known."""
     rows = (row for root in roots for cache in layout.triton_caches(root) for row in _of_cache(cache, "", None))
-    return {row["key"]: row["cause"] for row in rows if row["differences"]}
+    return {row["key"]: row["cause"] for row in rows if row["reason"] == Reason.KEY_DIFFERS.value}
 
 
 def _of_cache(root: str, what: str, of_run: str | None) -> Iterator[dict[str, Any]]:
