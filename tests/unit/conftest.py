@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
+import time
 from contextlib import contextmanager
 from functools import partial
 from types import SimpleNamespace
 
 import hypothesis
 import pytest
+from caches import Cache
 
 from safecache import config, events, jobs, keyring
 from safecache.cli.main import main
@@ -60,6 +63,36 @@ def run(capsys):
         return SimpleNamespace(code=code, out=said.out, err=said.err, lines=said.out.splitlines())
 
     return run
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """An empty one, as of now."""
+    return Cache(tmp_path / "cache", time.time())
+
+
+@pytest.fixture
+def listed(run, cache):
+    """The rows of a list as JSON, by their kind if there is one of each."""
+
+    def ask(*arguments):
+        said = run("ls", cache.root, "--json", *arguments)
+        assert said.code == 0, said.err
+        return json.loads(said.out)
+
+    return ask
+
+
+@pytest.fixture
+def ask(run, cache):
+    """Run `quarantine` with an action on this cache; what it says as JSON."""
+
+    def ask(*arguments, code=0):
+        said = run("quarantine", *arguments, "--in", cache.root, "--json")
+        assert said.code == code, said.err
+        return json.loads(said.out) if said.out else said.err
+
+    return ask
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 from caches import HOUR, key
 
-from safecache import binding, keyring, layout, seal
+from safecache import binding, keyring, layout, seal, store
+from safecache.reasons import Reason
 from safecache.seal import Kind
 
 BUILD = {**binding.statement(Kind.AOT_ENTRY), "gpu": "sm_90"}
@@ -30,3 +32,13 @@ def kernel(cache, name, metadata, age=2 * HOUR):
     text = metadata if isinstance(metadata, bytes) else json.dumps(metadata).encode()
     cache.file(folder / "k.json", age, text)
     return folder
+
+
+def aside(path, root, reason=Reason.OTHER_BUILD):
+    moved = store.quarantine(str(path), str(root), reason)
+    assert moved is not None
+    return Path(moved)
+
+
+def place(cache):
+    return cache.root / ".safecache" / "quarantine"

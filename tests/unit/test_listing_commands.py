@@ -22,23 +22,6 @@ from unit.listed import BUILD, GRAPH, entry, kernel
 OTHER = Key.derive(b"o" * 32)
 
 
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache", time.time())
-
-
-@pytest.fixture
-def listed(run, cache):
-    """The rows of a list as JSON, by their kind if there is one of each."""
-
-    def ask(*arguments):
-        said = run("ls", cache.root, "--json", *arguments)
-        assert said.code == 0, said.err
-        return json.loads(said.out)
-
-    return ask
-
-
 def test_entries_are_told_with_their_kernels_build_and_signer(cache, listed):
     graph = entry(cache, "g", Kind.FX_ENTRY, GRAPH)
     entry(cache, "a", payload=pickle.dumps(["of", graph.parent.name]))

@@ -2,36 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
-import time
 from functools import partial
 
 import pytest
-from caches import DAY, HOUR, Cache, key
+from caches import DAY, HOUR, key
 from conftest import SOURCE
 
 from safecache.cli import tables
 from unit.listed import entry, kernel
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache", time.time())
-
-
-@pytest.fixture
-def listed(run, cache):
-    """The rows of a list as JSON, by their kind if there is one of each."""
-
-    def ask(*arguments):
-        said = run("ls", cache.root, "--json", *arguments)
-        assert said.code == 0, said.err
-        return json.loads(said.out)
-
-    return ask
 
 
 @pytest.mark.parametrize(("sort", "order"), [("size", "bca"), ("age", "cab"), ("used", "bac"), ("name", "cab")])

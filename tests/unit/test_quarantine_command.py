@@ -4,47 +4,19 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import json
 import os
 import time
 from pathlib import Path
 
 import pytest
-from caches import HOUR, Cache, key
+from caches import HOUR, key
 
-from safecache import config, events, filesystem, keyring, layout, quarantine, seal, store, vouching
+from safecache import config, events, filesystem, keyring, layout, quarantine, seal, vouching
 from safecache.reasons import Reason
 from safecache.seal import Kind
 from unit.fresh import forget_kernels
 from unit.key_cases import MAC, put
-from unit.listed import entry, kernel
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache", time.time())
-
-
-@pytest.fixture
-def ask(run, cache):
-    """Run an action on this cache; what it says as JSON."""
-
-    def ask(*arguments, code=0):
-        said = run("quarantine", *arguments, "--in", cache.root, "--json")
-        assert said.code == code, said.err
-        return json.loads(said.out) if said.out else said.err
-
-    return ask
-
-
-def aside(path, root, reason=Reason.OTHER_BUILD):
-    moved = store.quarantine(str(path), str(root), reason)
-    assert moved is not None
-    return Path(moved)
-
-
-def place(cache):
-    return cache.root / ".safecache" / "quarantine"
+from unit.listed import aside, entry, kernel, place
 
 
 def test_list_tells_what_was_moved_when_from_where_and_why(cache, ask, run):

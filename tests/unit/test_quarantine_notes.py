@@ -3,42 +3,13 @@
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
 import pytest
-from caches import Cache, key
+from caches import key
 
-from safecache import quarantine, store
-from safecache.reasons import Reason
-from unit.listed import entry
-
-
-@pytest.fixture
-def cache(tmp_path):
-    return Cache(tmp_path / "cache", time.time())
-
-
-@pytest.fixture
-def ask(run, cache):
-    """Run an action on this cache; what it says as JSON."""
-
-    def ask(*arguments, code=0):
-        said = run("quarantine", *arguments, "--in", cache.root, "--json")
-        assert said.code == code, said.err
-        return json.loads(said.out) if said.out else said.err
-
-    return ask
-
-
-def aside(path, root, reason=Reason.OTHER_BUILD):
-    moved = store.quarantine(str(path), str(root), reason)
-    assert moved is not None
-    return Path(moved)
-
-
-def place(cache):
-    return cache.root / ".safecache" / "quarantine"
+from safecache import quarantine
+from unit.listed import aside, entry, place
 
 
 @pytest.mark.parametrize(
