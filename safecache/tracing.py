@@ -19,8 +19,8 @@ def artifact(name: str, payload: dict[str, object]) -> None:
     global _failed
     internal = sys.modules.get("torch._logging._internal")
     handlers = getattr(getattr(internal, "trace_log", None), "handlers", ())
-    # Without TORCH_TRACE torch's own handler has no directory, until the first of its artifacts takes it away.
-    if internal is None or not any(getattr(handler, "root_dir", "") is not None for handler in handlers):
+    # Without TORCH_TRACE torch's handler has no directory, until the first of its artifacts takes it away.
+    if internal is None or not any(getattr(handler, "root_dir", None) is not None for handler in handlers):
         return
     try:
         internal.trace_structured(
