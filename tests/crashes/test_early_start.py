@@ -20,7 +20,8 @@ def test_server_does_not_start_where_all_hits(home):
 
 @pytest.mark.parametrize("variable", ["SAFECACHE_LOCAL", "SAFECACHE_LOWER"])
 def test_server_is_not_started_early_where_another_level_may_have_it(home, variable):
-    assert started(home, **{variable: str(home.base / "level")})[:2] == ["key", "start"]
+    steps = started(home, **{variable: str(home.base / "level")})
+    assert steps[0] == "key" and "start" in steps
 
 
 def test_cache_that_cannot_be_listed_is_for_triton_to_report(home):
