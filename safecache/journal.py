@@ -17,7 +17,7 @@ import time
 from collections import Counter
 from contextlib import suppress
 
-from safecache import config, filesystem, process_label, standin
+from safecache import config, events, filesystem, process_label, standin
 
 __all__ = ["FOLDER", "LARGEST", "LONGEST_TEXT", "MOST_FILES", "count", "is_one", "write"]
 
@@ -30,7 +30,6 @@ MOST_FILES = 1000
 # Letters of a text, such as of upstream's reason for a bypass.
 LONGEST_TEXT = 300
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_log = logging.getLogger("safecache")
 
 
 class _Journal:
@@ -99,7 +98,7 @@ def _append(line: dict[str, object], limit: int) -> bool:
     try:
         _write(content)
     except OSError as error:
-        _log.info("safecache: the journal %s was not written: %s", _journal.path, error.strerror)
+        events.say(logging.INFO, f"safecache: the journal {_journal.path} was not written: {error.strerror}")
         return False
     _journal.size += len(content)
     _journal.counted.clear()

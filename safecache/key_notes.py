@@ -15,7 +15,6 @@ from safecache.reasons import Reason
 
 __all__ = ["note", "trying"]
 
-_log = logging.getLogger("safecache")
 # Inherited by what this process forks.
 _PROCESS = secrets.token_hex(4)
 
@@ -25,7 +24,7 @@ def note(layer: Layer, key: str, name: str, root: str, components: Iterable[Comp
     record = KeyRecord(layer, key, name, time.time(), tuple(components), process=_PROCESS)
     misses.await_save(layer, key, lambda root: _remember(record, root))
     if config.current().explain:
-        _log.warning("safecache: miss of the %s", explanations.explain(record, root, saved=False))
+        events.say(logging.WARNING, f"safecache: miss of the {explanations.explain(record, root, saved=False)}")
 
 
 def _remember(record: KeyRecord, root: str) -> None:
