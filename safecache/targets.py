@@ -169,6 +169,7 @@ TARGETS: tuple[Target, ...] = (
             "mod, example_inputs, config, compiler_config_extra=",  # 2.12, 2.13
             "mod, example_inputs, config, compiler_config_extra=, act_input_paths=",
         ),
+        copies=("torch._functorch.aot_autograd",),  # 2.11
     ),
     Target(_AUTOGRAD_CACHE, "AOTAutogradCache.save", "autograd_cache:save", ("key, entry, remote",)),
     Target(
