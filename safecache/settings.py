@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
-
-from safecache import sizes
+from safecache import setting_values, sizes
 
 # Not from typing: importing that would be half of what `import safecache` costs.
 TYPE_CHECKING = False
@@ -12,20 +10,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["DEFAULT_NAMESPACE", "ISOLATE", "LEAST_COMPILE_MEMORY", "SETTINGS", "WORKERS", "Setting", "settings_table"]
+__all__ = ["DEFAULT_NAMESPACE", "ISOLATE", "SETTINGS", "Setting", "settings_table"]
 
 TRUST_MODES = ("signed", "private")
 FSYNC_MODES = ("auto", "always", "never")
 DEFAULT_NAMESPACE = "default"
-# What config.isolate() sets, and a value of that.
-ISOLATE, WORKERS = "SAFECACHE_ISOLATE", "workers"
-# Bytes. With less, sound compiles of large kernels fail.
-LEAST_COMPILE_MEMORY = 10**9
-_LONGEST_NAMESPACE = 128
-_NAMESPACE_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-")
-_LONGEST_LOCK_TIMEOUT = 86400.0
-_TRUE = ("1", "true", "yes", "on")
-_FALSE = ("0", "false", "no", "off")
+# What config.isolate() sets.
+ISOLATE = "SAFECACHE_ISOLATE"
 
 
 class Setting:
@@ -42,66 +33,6 @@ class Setting:
         self.help = help
 
 
-def _parse_switch(text: str) -> bool:
-    word = text.strip().lower()
-    if word in _TRUE:
-        return True
-    if word in _FALSE:
-        return False
-    raise ValueError(text)
-
-
-def _one_of(words: tuple[str, ...]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        word = text.strip().lower()
-        if word not in words:
-            raise ValueError(text)
-        return word
-
-    return parse
-
-
-def _parse_path(text: str) -> str:
-    if not os.path.isabs(text):
-        raise ValueError(text)
-    return text
-
-
-def _parse_paths(text: str) -> tuple[str, ...]:
-    return tuple(_parse_path(path) for path in text.split(os.pathsep) if path)
-
-
-def _parse_seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds <= _LONGEST_LOCK_TIMEOUT:
-        raise ValueError(text)
-    return seconds
-
-
-def _parse_compile_timeout(text: str) -> float:
-    seconds = float(text)
-    if not 1 <= seconds <= _LONGEST_LOCK_TIMEOUT:
-        raise ValueError(text)
-    return seconds
-
-
-def _parse_compile_memory(text: str) -> int:
-    size = sizes.parse_size(text)
-    if size < LEAST_COMPILE_MEMORY:
-        raise ValueError(text)
-    return size
-
-
-def _parse_isolate(text: str) -> bool | str:
-    return WORKERS if text.strip().lower() == WORKERS else _parse_switch(text)
-
-
-def _parse_namespace(text: str) -> str:
-    if len(text) > _LONGEST_NAMESPACE or not set(text) <= _NAMESPACE_LETTERS:
-        raise ValueError(text)
-    return text
-
-
 _SWITCH = "1/true/yes/on or 0/false/no/off"
 
 SETTINGS: tuple[Setting, ...] = (
@@ -109,7 +40,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="enabled",
         variable="SAFECACHE",
         default=True,
-        parse=_parse_switch,
+        parse=setting_values.switch,
         allowed=_SWITCH,
         help="`0` makes `import safecache` and `safecache run` do nothing at all.",
     ),
@@ -117,7 +48,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="strict",
         variable="SAFECACHE_STRICT",
         default=False,
-        parse=_parse_switch,
+        parse=setting_values.switch,
         allowed=_SWITCH,
         help="`1` raises a clear error wherever the default is one warning and a recompile.",
     ),
@@ -125,7 +56,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="trust",
         variable="SAFECACHE_TRUST",
         default="signed",
-        parse=_one_of(TRUST_MODES),
+        parse=setting_values.one_of(TRUST_MODES),
         allowed=" or ".join(TRUST_MODES),
         help=(
             "`signed` takes only entries sealed by a key we hold. `private` also takes unsealed ones and those of "
@@ -137,7 +68,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="key_file",
         variable="SAFECACHE_KEY_FILE",
         default=None,
-        parse=_parse_path,
+        parse=setting_values.path,
         allowed="an absolute path",
         help=(
             "The file with the sealing key, such as a mounted secret: 32 raw bytes or more, a key file of "
@@ -149,7 +80,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="keyring",
         variable="SAFECACHE_KEYRING",
         default=None,
-        parse=_parse_path,
+        parse=setting_values.path,
         allowed="an absolute path",
         help=(
             "The directory of the keys whose entries are taken besides those of the sealing key, a file for each. "
@@ -160,8 +91,8 @@ SETTINGS: tuple[Setting, ...] = (
         name="namespace",
         variable="SAFECACHE_NAMESPACE",
         default=DEFAULT_NAMESPACE,
-        parse=_parse_namespace,
-        allowed=f"letters, digits and . _ - / (up to {_LONGEST_NAMESPACE})",
+        parse=setting_values.namespace,
+        allowed=f"letters, digits and . _ - / (up to {setting_values.LONGEST_NAMESPACE})",
         help=(
             "Sealed into every entry; entries of another namespace are refused. A key can be limited to some, so that "
             "the key of a test farm supplies nothing to production."
@@ -171,7 +102,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="shared",
         variable="SAFECACHE_SHARED",
         default=False,
-        parse=_parse_switch,
+        parse=setting_values.switch,
         allowed=_SWITCH,
         help=(
             "`1` says that several users share the cache directories on purpose: files of other owners are read too, "
@@ -183,7 +114,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="fsync",
         variable="SAFECACHE_FSYNC",
         default="auto",
-        parse=_one_of(FSYNC_MODES),
+        parse=setting_values.one_of(FSYNC_MODES),
         allowed="auto, always or never",
         help=(
             "Whether to wait for the disk before a file gets its name, and after: at a loss of power, what was not "
@@ -196,7 +127,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="lower",
         variable="SAFECACHE_LOWER",
         default=(),
-        parse=_parse_paths,
+        parse=setting_values.paths,
         allowed="absolute paths, with : between them",
         help=(
             "Cache directories that are read where the cache itself has nothing, the first of them first, and never "
@@ -208,7 +139,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="local",
         variable="SAFECACHE_LOCAL",
         default=None,
-        parse=_parse_path,
+        parse=setting_values.path,
         allowed="an absolute path",
         help=(
             "A directory on a fast disk of this node, before a cache directory that nodes share over a network: what "
@@ -247,7 +178,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="must_hit",
         variable="SAFECACHE_MUST_HIT",
         default=False,
-        parse=_parse_switch,
+        parse=setting_values.switch,
         allowed=_SWITCH,
         help=(
             "For images that were warmed: `1` makes each miss of a cache, and each lookup that a setting keeps from "
@@ -258,8 +189,8 @@ SETTINGS: tuple[Setting, ...] = (
         name="lock_timeout",
         variable="SAFECACHE_LOCK_TIMEOUT",
         default=120,
-        parse=_parse_seconds,
-        allowed=f"seconds, 0 to {_LONGEST_LOCK_TIMEOUT:.0f}",
+        parse=setting_values.seconds,
+        allowed=f"seconds, 0 to {setting_values.LONGEST_TIME:.0f}",
         help=(
             "How long a compile waits for a lock of Inductor's that another process holds, before it goes on in a "
             "private directory, with a warning. Building most kernels takes about 10 s, large ones minutes; what it "
@@ -271,7 +202,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="exec_dir",
         variable="SAFECACHE_EXEC_DIR",
         default=None,
-        parse=_parse_path,
+        parse=setting_values.path,
         allowed="an absolute path",
         help=(
             "For sites where code may be loaded from one approved place alone: compiled kernels and extensions that "
@@ -282,8 +213,8 @@ SETTINGS: tuple[Setting, ...] = (
         name="isolate",
         variable=ISOLATE,
         default=False,
-        parse=_parse_isolate,
-        allowed=f"{_SWITCH}, or {WORKERS}",
+        parse=setting_values.isolate,
+        allowed=f"{_SWITCH}, or {setting_values.WORKERS}",
         help=(
             "`1` has Triton compile in processes of its own: a crash of the compiler, a hang or a want of memory "
             "becomes a `TritonCompileCrash`, which autotuners skip. Inductor's compile workers, themselves processes "
@@ -294,7 +225,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="prefetch",
         variable="SAFECACHE_PREFETCH",
         default=True,
-        parse=_parse_switch,
+        parse=setting_values.switch,
         allowed=_SWITCH,
         help=(
             "`0` has `@triton.autotune` compile one configuration after the other, as in stock, also with "
@@ -306,15 +237,15 @@ SETTINGS: tuple[Setting, ...] = (
         name="compile_timeout",
         variable="SAFECACHE_COMPILE_TIMEOUT",
         default=None,
-        parse=_parse_compile_timeout,
-        allowed=f"seconds, 1 to {_LONGEST_LOCK_TIMEOUT:.0f}",
+        parse=setting_values.compile_timeout,
+        allowed=f"seconds, 1 to {setting_values.LONGEST_TIME:.0f}",
         help="How long one such compile may take. Without it, 600 s, and 120 s where configurations are being tuned.",
     ),
     Setting(
         name="compile_memory",
         variable="SAFECACHE_COMPILE_MEMORY",
         default=None,
-        parse=_parse_compile_memory,
+        parse=setting_values.compile_memory,
         allowed=f"at least 1 GB: {sizes.SIZES}",
         help=(
             "How much memory one such process may take (RLIMIT_DATA). Without it, 16 GB, or half of what there is if "
@@ -325,7 +256,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="explain",
         variable="SAFECACHE_EXPLAIN",
         default=False,
-        parse=_parse_switch,
+        parse=setting_values.switch,
         allowed=_SWITCH,
         help=(
             "`1` logs a line at each miss that says which parts of its key differ from the nearest one that was saved; "
@@ -336,7 +267,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="metrics",
         variable="SAFECACHE_METRICS",
         default=False,
-        parse=_parse_switch,
+        parse=setting_values.switch,
         allowed=_SWITCH,
         help=(
             "`1` counts for Prometheus, over all processes of a run ([how](#metrics)). It needs "

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from safecache import compile_workers, config, settings
+from safecache import compile_workers, config, setting_values
 from safecache.lookups import Layer
 
 __all__ = ["compile", "get_cache_key", "group_of", "is_isolated", "name_of", "note_miss"]
@@ -82,7 +82,7 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
 def is_isolated() -> bool:
     isolate = config.current().isolate
-    return bool(isolate) and (isolate == settings.WORKERS or not compile_workers.is_one())
+    return bool(isolate) and (isolate == setting_values.WORKERS or not compile_workers.is_one())
 
 
 def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
