@@ -21,6 +21,13 @@ def root(tmp_path):
     return str(tmp_path)
 
 
+@pytest.fixture(autouse=True)
+def nothing_waits():
+    misses._waiting.clear()
+    yield
+    misses._waiting.clear()
+
+
 def test_record_is_written_once_the_compile_is_saved_and_not_before(root):
     key_notes.note(Layer.AOT, KEY, "model.f", root, PARTS)
     assert key_records.every(root) == []
