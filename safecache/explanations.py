@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from safecache import files, key_differences, key_records, layout, store, timestamps
+from safecache import key_differences, key_records, layout, quarantined, store, timestamps
 from safecache.key_differences import Difference
 from safecache.key_records import Absence, KeyRecord
 from safecache.lookups import Layer
@@ -19,7 +18,6 @@ _LAYERS = {
     Layer.FX: "FX graph entry",
     Layer.TRITON: "Triton kernel",
 }
-_LARGEST_NOTE = 1 << 16
 _QUARANTINE = os.path.join(".safecache", "quarantine")
 
 
@@ -106,18 +104,10 @@ def refusals(key: str, root: str) -> list[str]:
 
 def _notes(key: str, directory: str) -> Iterator[tuple[str, str]]:
     try:
-        names = store.list_entries(directory)
+        names = [name for name in store.list_entries(directory) if name.endswith(".json")]
     except OSError:
         return  # others may have closed it to us
     for name in names:
-        if not name.endswith(".json"):
-            continue
-        try:
-            content = files.read_regular(
-                os.path.join(directory, name), store.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST_NOTE
-            )
-            note = json.loads(content)
-            if f"/{key}/" in note["from"]:
-                yield str(note["reason"]), str(note["time"])
-        except (OSError, store.UnusableEntry, ValueError, TypeError, KeyError, RecursionError):
-            continue  # removed meanwhile, or none of ours
+        note = quarantined.note_at(os.path.join(directory, name))
+        if f"/{key}/" in note.get("from", ""):
+            yield note.get("reason", ""), note.get("time", "")

@@ -61,6 +61,8 @@ KINDS = {
     "crash": GroupKind.CRASH,
     "known-bad": GroupKind.KNOWN_BAD,
     "quarantine": GroupKind.QUARANTINE,
+    "journal": GroupKind.JOURNAL,
+    "keys": GroupKind.KEY_RECORD,
     "temporary": GroupKind.TEMPORARY,
     "record": GroupKind.RECORD,
     "lock": GroupKind.LOCK,

@@ -74,8 +74,7 @@ def write(label: str, root: str, line: dict[str, object]) -> None:
 
 def _await_end() -> None:
     _journal.awaits_end = True
-    atexit.register(_end)
-    # A process that multiprocessing has forked ends without what was registered above.
+    # A process that multiprocessing has forked ends without what is registered below.
     multiprocessing = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None:
         multiprocessing.Finalize(None, _end, exitpriority=0)
@@ -149,9 +148,10 @@ def _make_room(directory: str) -> None:
 
 
 def _begin_anew() -> None:
-    # A child has a journal of its own, and has looked up nothing. What it inherits waits for its end already.
+    # A child has a journal of its own, and has looked up nothing.
     global _journal
     _journal = _Journal()
 
 
+atexit.register(_end)
 os.register_at_fork(after_in_child=_begin_anew)

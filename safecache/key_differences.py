@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -171,8 +172,6 @@ def _of_tensors(name: str, was: dict[str, str], now: dict[str, str]) -> Iterator
 
 def _of_lines(name: str, before: KeyRecord, after: KeyRecord) -> Iterator[Difference]:
     """The first places where two sources differ, and how many more there are."""
-    import difflib  # here, for a process that only hits loads this module too
-
     was, now = ([c for c in record.components if c.name == name] for record in (before, after))
     matcher = difflib.SequenceMatcher(None, [c.digest for c in was], [c.digest for c in now], autojunk=False)
     places = [code for code in matcher.get_opcodes() if code[0] != "equal"]

@@ -25,6 +25,7 @@ __all__ = [
     "Component",
     "KeyRecord",
     "every",
+    "plain",
     "recall",
     "remember",
     "same_name",
@@ -50,6 +51,11 @@ class Component(NamedTuple):
     name: str
     digest: str
     text: str
+
+
+def plain(name: str, text: str) -> Component:
+    """The part that is this text, of which as much is kept as a person reads."""
+    return Component(name, key_text.digest(text), key_text.capped(text))
 
 
 class KeyRecord(NamedTuple):

@@ -18,7 +18,7 @@ from safecache.errors import EntryRefusedError
 from safecache.groups import Group, GroupKind
 from safecache.seal import Kind
 
-__all__ = ["Place", "Quarantined", "listed", "objection", "place_of", "remove", "restore"]
+__all__ = ["Place", "Quarantined", "listed", "note_at", "objection", "place_of", "remove", "restore"]
 
 _LONGEST_NOTE = 64 << 10
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -64,14 +64,15 @@ def _is_quarantined(group: Group) -> bool:
 def _told(group: Group) -> Quarantined:
     note = f"{group.name}.json"
     there = [file for file in group.files if os.path.basename(file.path) != note]
-    said = _note(os.path.join(group.root, ".safecache", "quarantine", note))
+    said = note_at(os.path.join(group.root, ".safecache", "quarantine", note))
     size = sum(file.size for file in there)
     return Quarantined(
         group.name, group.root, said.get("from", ""), said.get("reason", ""), said.get("time", ""), size, len(there)
     )
 
 
-def _note(path: str) -> dict[str, str]:
+def note_at(path: str) -> dict[str, str]:
+    """What the note there says, by name; empty for what is none. Anybody may have written it."""
     try:
         said = json.loads(files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_NOTE))
     except (OSError, store.UnusableEntry, ValueError, RecursionError):

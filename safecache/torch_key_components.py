@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 
 from safecache import key_text
-from safecache.key_records import Component
+from safecache.key_records import Component, plain
 
 __all__ = ["GRAPH", "GRAPH_LINE", "INPUT", "components", "fields", "source_lines"]
 
@@ -55,13 +55,9 @@ def components(
     the environment, which is no part of the key, but tells where a setting came from.
     """
     found = [component for line in lines for component in _of_line(line, versions)]
-    found += [_plain(f"functorch config {name}", str(value)) for name, value in sorted(functorch.items())]
-    found += [_plain(f"env {name}", value) for name, value in key_text.environment(environ).items()]
+    found += [plain(f"functorch config {name}", str(value)) for name, value in sorted(functorch.items())]
+    found += [plain(f"env {name}", value) for name, value in key_text.environment(environ).items()]
     return tuple(found)
-
-
-def _plain(name: str, text: str) -> Component:
-    return Component(name, key_text.digest(text), key_text.capped(text))
 
 
 def _of_line(line: str, versions: Mapping[str, str]) -> Iterator[Component]:

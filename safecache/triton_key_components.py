@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from safecache import key_text
-from safecache.key_records import Component
+from safecache.key_records import Component, plain
 from safecache.torch_key_components import source_lines
 
 __all__ = ["KERNEL", "OPTIONS", "SOURCE_LINE", "components", "name_of"]
@@ -38,36 +38,32 @@ def components(
     """The parts of the key that ``triton.compile`` has computed of these."""
     found = [Component("triton", key_text.digest(triton_key), f"{version} (files {triton_key[:6]})")]
     target = backend.target
-    found.append(_plain("target", f"{target.backend} {target.arch}"))
-    found.append(_plain("ptxas" if target.backend == "cuda" else "backend", str(backend.hash())))
+    found.append(plain("target", f"{target.backend} {target.arch}"))
+    found.append(plain("ptxas" if target.backend == "cuda" else "backend", str(backend.hash())))
     found += _of_kernel(source) if getattr(source, "fn", None) is not None else source_lines(SOURCE_LINE, source.src)
-    found += [_plain(f"option {name}", str(value)) for name, value in sorted(vars(options).items())]
+    found += [plain(f"option {name}", str(value)) for name, value in sorted(vars(options).items())]
     found.append(Component(OPTIONS, key_text.digest(options.hash()), ""))
     for name, value in sorted(variables.items()):
         found.append(Component(f"env {name}", key_text.digest(str(value)), key_text.variable(name, str(value))))
     return tuple(found)
 
 
-def _plain(name: str, text: str) -> Component:
-    return Component(name, key_text.digest(text), key_text.capped(text))
-
-
 def _of_kernel(source: Any) -> Iterator[Component]:
     kernel = source.fn
     yield Component(KERNEL, key_text.digest(str(kernel.cache_key)), "")
     yield from source_lines(SOURCE_LINE, kernel.src)
-    yield _plain("first line of the kernel in its file", str(getattr(kernel, "starting_line_number", "")))
+    yield plain("first line of the kernel in its file", str(getattr(kernel, "starting_line_number", "")))
     for (name, _), (value, _) in getattr(kernel, "used_global_vals", {}).items():
-        yield _plain(f"global {name}", _text(value))
+        yield plain(f"global {name}", _text(value))
     for name in _called(kernel):
         called = kernel.__globals__[name]
         yield Component(f"source of {name}, which it calls", key_text.digest(str(called.cache_key)), "")
     for argument, kind in source.signature.items():
-        yield _plain(f"type of argument {argument}", str(kind))
+        yield plain(f"type of argument {argument}", str(kind))
     for path, value in source.constants.items():
         yield Component(f"constexpr {_argument(kernel, path)}", key_text.digest(_text(value)), _shown(value))
     for path, attributes in source.attrs.items():
-        yield _plain(f"attributes of argument {_argument(kernel, path)}", str(attributes))
+        yield plain(f"attributes of argument {_argument(kernel, path)}", str(attributes))
 
 
 def _called(kernel: Any) -> list[str]:

@@ -16,11 +16,11 @@ from safecache.cli.tables import Heading
 from safecache.groups import KINDS, GroupKind
 from safecache.sizes import write_age, write_size
 
-__all__ = ["WORDS", "Row", "describe", "directories_of", "print_rows", "report", "run", "signer_name", "state"]
+__all__ = ["USUAL", "WORDS", "Row", "describe", "directories_of", "print_rows", "report", "run", "signer_name", "state"]
 
 WORDS = {kind: word for word, kind in KINDS.items()}
 # What is in the way, or was there for something else, is listed only by its kind.
-_USUAL = ("aot", "fx", "triton", "code", "autotune", "header")
+USUAL = ("aot", "fx", "triton", "code", "autotune", "header")
 _SHORTEST_KEY = 10
 _HEADINGS = (
     Heading("name", folds=True),
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the list. Raises SafecacheError, or OSError for a directory that cannot be read."""
-    words = arguments.kind or _USUAL
+    words = arguments.kind or USUAL
     kinds = set(KINDS.values()) if "all" in words else {KINDS[word] for word in words}
     found = catalogue.take(directories_of(arguments), kinds | {GroupKind.FX_ENTRY})
     rows = _rows(found, kinds, arguments.sort, arguments.limit)

@@ -24,7 +24,7 @@ from safecache.sizes import write_size
 
 __all__ = ["run"]
 
-_SHOWN = {kind for word, kind in KINDS.items() if word not in ("quarantine", "temporary", "record", "lock")}
+_SHOWN = {KINDS[word] for word in (*ls.USUAL, "crash", "known-bad")}
 _ENTRIES = {GroupKind.AOT_ENTRY: Kind.AOT_ENTRY, GroupKind.FX_ENTRY: Kind.FX_ENTRY}
 
 

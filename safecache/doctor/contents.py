@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shlex
 import time
@@ -11,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from safecache import audit, cache_directories, config, files, inventory, layout, store, temporaries
+from safecache import audit, cache_directories, config, inventory, layout, quarantined, temporaries
 from safecache.audit import Audit, Refused
 from safecache.doctor import finding, keys
 from safecache.doctor.finding import Finding
@@ -25,7 +24,6 @@ __all__ = ["check"]
 _MOST_VERIFIED, _MOST_BYTES = 500, 256 << 20
 # Seconds after which whoever was writing a file is taken for dead, as where there are no locks.
 _DEAD = 86400.0
-_LONGEST_NOTE = 1 << 16
 _SHOWN = 3
 
 _DAMAGED = {Reason.DAMAGED, Reason.BAD_SEAL, Reason.UNKNOWN_FORMAT, Reason.NOT_A_FILE, Reason.UNREADABLE}
@@ -47,7 +45,7 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
 def _within(root: str) -> Iterator[Finding]:
     groups = inventory.take(root).groups
     yield from _left_behind(root, groups)
-    yield from _quarantined([group for group in groups if group.kind is GroupKind.QUARANTINE])
+    yield from _quarantined(root, [group for group in groups if group.kind is GroupKind.QUARANTINE])
     yield from _verified(root)
 
 
@@ -66,25 +64,17 @@ def _left_behind(root: str, groups: list[Group]) -> Iterator[Finding]:
         yield finding.info("stray-temporaries", evidence, f"safecache gc {shlex.quote(root)}")
 
 
-def _quarantined(groups: list[Group]) -> Iterator[Finding]:
-    if not groups:
+def _quarantined(root: str, groups: list[Group]) -> Iterator[Finding]:
+    found = quarantined.listed([root])
+    if not found:
         return
-    reasons = Counter(_reason(group) for group in groups)
+    reasons = Counter(item.reason or "without a note" for item in found)
     counts = ", ".join(f"{count} {reason}" for reason, count in sorted(reasons.items()))
     newest = write_age(max(0.0, time.time() - max(stamp for group in groups for stamp in group.stamps)))
-    place = os.path.dirname(groups[0].paths[0])
-    evidence = f"{len(groups)} files were moved to {place}: {counts}. The newest is {newest} old."
-    remedy = f"ls -l {shlex.quote(place)}  # and when you have looked: rm -r {shlex.quote(place)}"
-    yield finding.warning("quarantine", evidence, remedy)
-
-
-def _reason(group: Group) -> str:
-    note = next((path for path in group.paths if path.endswith(".json")), None)
-    if note is not None:
-        with suppress(OSError, ValueError, TypeError, KeyError, RecursionError, store.UnusableEntry):
-            content = files.read_regular(note, store.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_NOTE)
-            return str(json.loads(content)["reason"])
-    return "without a note"
+    place = os.path.dirname(found[0].path)
+    evidence = f"{len(found)} files were moved to {place}: {counts}. The newest is {newest} old."
+    look = f"safecache quarantine --in {shlex.quote(root)}"
+    yield finding.warning("quarantine", evidence, f"{look}  # and when you have looked: {look} rm --all")
 
 
 # What is verified ----------------------------------------------------------------------------------------------------

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 
-from safecache import config
+from safecache import config, cpu_quota
 
 __all__ = ["workers"]
 
 _MOST = 8
-_QUOTA = "/sys/fs/cgroup/cpu.max"
 
 
 def workers() -> int:
@@ -20,10 +19,5 @@ def workers() -> int:
 
 
 def _usable() -> int:
-    allowed = len(os.sched_getaffinity(0))
-    try:
-        with open(_QUOTA, encoding="ascii") as file:
-            quota, period = file.read().split()
-        return min(allowed, max(1, int(quota) // int(period)))
-    except (OSError, ValueError):  # no such group, or "max"
-        return allowed
+    allowed, quota = len(os.sched_getaffinity(0)), cpu_quota.quota()
+    return allowed if quota is None else min(allowed, max(1, int(quota)))

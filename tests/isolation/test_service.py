@@ -12,6 +12,7 @@ import pytest
 from conftest import TESTS, python
 
 from isolation.conftest import LONG, eventually, processes
+from safecache import cpu_quota
 from safecache.isolation import cpus
 from safecache.isolation.client import Limits, ServiceUnavailable
 
@@ -283,10 +284,11 @@ def test_an_interrupted_job_leaves_no_process_running_it(run):
     ],
 )
 def test_there_are_as_many_workers_as_cpus_shared_by_ranks(tmp_path, monkeypatch, allowed, quota, ranks, expected):
-    file = tmp_path / "cpu.max"
     if quota is not None:
-        file.write_text(f"{quota}\n")
-    monkeypatch.setattr(cpus, "_QUOTA", str(file))
+        (tmp_path / "cpu.max").write_text(f"{quota}\n")
+    (tmp_path / "groups").write_text("0::/\n")
+    monkeypatch.setattr(cpu_quota, "_GROUPS", str(tmp_path))
+    monkeypatch.setattr(cpu_quota, "_OWN_GROUPS", str(tmp_path / "groups"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if ranks is not None:

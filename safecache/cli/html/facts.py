@@ -19,7 +19,6 @@ from safecache.sizes import write_age, write_size
 __all__ = ["Entry", "Facts", "LayerFacts", "Miss", "ReasonFacts", "gather"]
 
 NAMES = {Layer.AOT: "AOTAutograd", Layer.FX: "FX graphs", Layer.TRITON: "Triton kernels"}
-_USUAL = ("aot", "fx", "triton", "code", "autotune", "header")
 _MOST_MISSES = 100
 _MOST_ENTRIES = 10
 
@@ -162,7 +161,7 @@ def _what(label: str) -> str:
 
 def _entries(directories: Sequence[str]) -> tuple[tuple[Entry, ...], tuple[Entry, ...], tuple[int, str]]:
     """The biggest, those that were not used for the longest time, and how many there are of which size."""
-    found = catalogue.take(directories, {KINDS[word] for word in _USUAL})
+    found = catalogue.take(directories, {KINDS[word] for word in ls.USUAL})
     by_size = sorted(found.items, key=lambda item: (-item.size, item.group.name))[:_MOST_ENTRIES]
     by_use = sorted(found.items, key=lambda item: (item.used, item.group.name))[:_MOST_ENTRIES]
     total = len(found.items), write_size(sum(item.size for item in found.items))
