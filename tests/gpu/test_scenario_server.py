@@ -1,0 +1,96 @@
+"""A server of several workers on a GPU: it comes up through each fault, with one line for it, and right numbers.
+
+Beside each, what stock torch does there is printed, as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from scenarios import serving
+from scenarios.serving import Case, Site
+
+torch = pytest.importorskip("torch")
+# Another device than a GPU is for those who change this file.
+DEVICE = os.environ.get("SCENARIO_DEVICE", "cuda")
+ON_GPU = DEVICE == "cuda"
+pytestmark = [
+    pytest.mark.skipif(ON_GPU and not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.timeout(900),
+]
+# Servers at the same time; each has so many workers.
+AT_ONCE, WORKERS = (6, 2) if ON_GPU else (1, 1)
+ARTIFACTS = {"one_file": False}
+
+CASES = [
+    Case("warm-import", serving.untouched, source="loaded"),
+    Case("warm-plugin", serving.untouched, source="loaded", activation="plugin"),
+    Case("warm-sitecustomize", serving.untouched, source="loaded", activation="sitecustomize"),
+    Case("warm-run", serving.untouched, source="loaded", activation="run"),
+    Case("truncated-model", serving.truncate, ["unsealed"], activation="plugin"),
+    Case("truncated-artifact", serving.truncate_artifacts, ["damaged"], activation="sitecustomize", options=ARTIFACTS),
+    Case("planted", serving.plant, ["unsealed", "unsealed"], activation="run"),
+    Case("unpicklable", serving.be_unpicklable, ["unpicklable"], again="compiled"),
+    Case("full-disk", serving.fill, ["unusable directory"], again="compiled"),
+    Case("noexec", serving.forbid_execution, ["unusable directory"], again="compiled"),
+    Case("killed-in-compile", serving.kill_in_compile, deaths=True),
+    Case("killed-in-save", serving.kill_in_save, deaths=True),
+]
+if ON_GPU:
+    CASES.append(Case("launchers", serving.keep_launchers))
+
+
+@pytest.fixture(scope="module")
+def cold(tmp_path_factory):
+    """A warm site of stock torch and one of safecache, by these names, and what their first starts said."""
+    sites = {
+        name: Site(tmp_path_factory.mktemp(name) / "warm", DEVICE, WORKERS, stock=name == "stock")
+        for name in ("stock", "safecache")
+    }
+    with ThreadPoolExecutor() as pool:
+        return sites, dict(zip(sites, pool.map(Site.start, sites.values()), strict=True))
+
+
+@pytest.fixture(scope="module")
+def ran(cold):
+    """By case, and then by who: its two starts, and its site."""
+    sites, _ = cold
+
+    def run(job):
+        case, who = job
+        site = sites[who].copy(sites[who].base.with_name(case.name))
+        try:
+            return (*serving.run(case, site), site)
+        except Exception as error:
+            return error
+
+    jobs = [(case, who) for case in CASES for who in sites]
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        results = dict(zip([(case.name, who) for case, who in jobs], pool.map(run, jobs), strict=True))
+    return results
+
+
+def test_cold_start_saves_and_answers_as_stock(cold):
+    sites, said = cold
+    for name, started in said.items():
+        started.check()
+        assert {worker["source"] for worker in started.workers} == {"compiled"}, started
+        assert len(sites[name].models) == WORKERS
+    assert said["safecache"].lines == [], said["safecache"]
+    assert said["safecache"].logits == pytest.approx(said["stock"].logits, abs=1e-4)
+    for name, started in said.items():
+        print(json.dumps({"case": "cold", "who": name, "seconds": started.seconds, **serving.versions(started)}))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_server_comes_up(cold, ran, case):
+    ours, stock = ran[case.name, "safecache"], ran[case.name, "stock"]
+    print(json.dumps({"case": case.name, "stock": serving.outcome(stock), "safecache": serving.outcome(ours)}))
+    if isinstance(ours, Exception):
+        raise ours
+    serving.check(case, *ours)
+    for started in ours[:2]:
+        assert started.logits == pytest.approx(cold[1]["stock"].logits, abs=1e-4)
