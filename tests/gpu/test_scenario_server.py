@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -34,13 +35,14 @@ CASES = [
     Case("truncated-artifact", serving.truncate_artifacts, ["damaged"], activation="sitecustomize", options=ARTIFACTS),
     Case("planted", serving.plant, ["unsealed", "unsealed"], activation="run"),
     Case("unpicklable", serving.be_unpicklable, ["unpicklable"], again="compiled"),
-    Case("full-disk", serving.fill, ["unusable directory"], again="compiled"),
-    Case("noexec", serving.forbid_execution, ["unusable directory"], again="compiled"),
+    Case("full-disk", serving.fill, ["unusable directory"] + ["unwritable"] * ON_GPU, again="compiled"),
     Case("killed-in-compile", serving.kill_in_compile, deaths=True),
     Case("killed-in-save", serving.kill_in_save, deaths=True),
 ]
 if ON_GPU:
     CASES.append(Case("launchers", serving.keep_launchers))
+if serving.namespace() is not None:
+    CASES.append(Case("noexec", serving.forbid_execution, [] if ON_GPU else ["unusable directory"]))
 
 
 @pytest.fixture(scope="module")
@@ -94,3 +96,21 @@ def test_server_comes_up(cold, ran, case):
     serving.check(case, *ours)
     for started in ours[:2]:
         assert started.logits == pytest.approx(cold[1]["stock"].logits, abs=1e-4)
+
+
+@pytest.mark.skipif(not ON_GPU or serving.namespace() is None, reason="needs a GPU, and to mount")
+def test_noexec_triton_directory_is_named_with_a_line_that_works(cold):
+    """Without an approved place for code, the server is down, as with stock; the line in its error brings it up."""
+    warm = cold[0]["safecache"]
+    site = warm.copy(warm.base.with_name("pasted"))
+    site.forget()
+    prefix, variables = serving.mounting(site.triton, "noexec"), {"XDG_CACHE_HOME": str(site.base)}
+    down = site.start(prefix=prefix, env=variables)
+    assert not down.up, down
+    for worker in down.workers:
+        text = "\n".join(worker["chain"])
+        assert "mounted noexec" in text and str(site.triton) in text, worker
+        (name, value), *_ = re.findall(r"export (TRITON_CACHE_DIR)=(\S+)", text)
+    up = site.start(prefix=prefix, env=variables | {name: value})
+    up.check()
+    assert up.lines == []

@@ -11,6 +11,7 @@ import inspect
 import os
 import pickle
 import sys
+from typing import ClassVar
 from unittest import mock
 
 import sympy
@@ -33,7 +34,7 @@ class Settings:
 
     one_file = True
     directory = ""
-    compiled: list[str] = []
+    compiled: ClassVar[list[str]] = []
 
 
 class Served(SerializableCallable):

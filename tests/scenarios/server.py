@@ -43,6 +43,7 @@ class Worker:
 
     def __init__(self, rank: int, options: dict) -> None:
         import torch
+
         from scenarios import decoder, pieces, sabotage
 
         self.options = options
@@ -82,6 +83,7 @@ class Worker:
 
     def _compile(self):
         import torch
+
         from scenarios import decoder, pieces, sabotage
 
         # torch 2.11 offers it only behind this setting.
@@ -106,6 +108,7 @@ class Worker:
 
     def answer(self, batch: int, length: int) -> dict:
         import torch
+
         from scenarios import decoder
 
         tokens = decoder.prompt(batch, length, self.device)
@@ -116,6 +119,7 @@ class Worker:
 
     def status(self) -> dict:
         import torch
+
         from scenarios import pieces
 
         safecache = sys.modules.get("safecache")

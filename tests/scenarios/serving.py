@@ -226,8 +226,13 @@ def fill(site: Site) -> dict:
 
 
 def forbid_execution(site: Site) -> dict:
+    """Of the drivers' helpers of Triton, which is told an approved place; on the CPU, of Inductor's libraries."""
     site.forget()
-    return {"prefix": mounting(site.triton if site.device == "cuda" else site.inductor, "noexec")}
+    if site.device == "cpu":
+        return {"prefix": mounting(site.inductor, "noexec")}
+    approved = site.base / "approved"
+    approved.mkdir()
+    return {"prefix": mounting(site.triton, "noexec"), "env": {"SAFECACHE_EXEC_DIR": str(approved)}}
 
 
 def kill_in_compile(site: Site) -> dict:
