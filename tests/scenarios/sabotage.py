@@ -54,7 +54,7 @@ def _refuse_writes(name: str, root: str) -> None:
     """As on a full disk, where none can be mounted."""
 
     def refuse(event, arguments):
-        writes = event == "os.mkdir" or event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
+        writes = event == "os.mkdir" or (event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR))
         if writes and isinstance(arguments[0], str) and arguments[0].startswith(root):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), arguments[0])
 

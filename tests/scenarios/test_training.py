@@ -6,7 +6,7 @@ import pytest
 
 from . import ranks
 
-pytestmark = pytest.mark.default_release
+pytestmark = [pytest.mark.default_release, pytest.mark.timeout(900)]
 
 
 def test_second_run_hits_in_both_ranks_with_the_same_numbers(tmp_path):
