@@ -42,7 +42,7 @@ CASES = [
 if ON_GPU:
     CASES.append(Case("launchers", serving.keep_launchers))
 if serving.namespace() is not None:
-    CASES.append(Case("noexec", serving.forbid_execution, [] if ON_GPU else ["unusable directory"]))
+    CASES.append(Case("noexec", serving.forbid_execution, [] if ON_GPU else ["not executable"]))
 
 
 @pytest.fixture(scope="module")
