@@ -32,7 +32,7 @@ CASES = [
     Case("warm-sitecustomize", serving.untouched, source="loaded", activation="sitecustomize"),
     Case("warm-run", serving.untouched, source="loaded", activation="run"),
     Case("truncated-model", serving.truncate, ["unsealed"], activation="plugin"),
-    Case("truncated-artifact", serving.truncate_artifacts, ["damaged"], activation="sitecustomize", options=ARTIFACTS),
+    Case("truncated-artifact", serving.truncate_artifacts, activation="sitecustomize", options=ARTIFACTS),
     Case("planted", serving.plant, ["unsealed", "unsealed"], activation="run"),
     Case("unpicklable", serving.be_unpicklable, ["unpicklable"], again="compiled"),
     Case("full-disk", serving.fill, ["unusable directory"] + ["unwritable"] * ON_GPU, again="compiled"),

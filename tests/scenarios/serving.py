@@ -102,11 +102,12 @@ class Site:
             command = [sys.executable, "-m", "safecache", "run", "--", *command]
         began = time.monotonic()
         done = subprocess.run(
-            command, env=self._environment(activation) | (env or {}), capture_output=True, text=True, timeout=280
+            command, env=self.environment(activation) | (env or {}), capture_output=True, text=True, timeout=280
         )
         return Started(done, time.monotonic() - began)
 
-    def _environment(self, activation: str) -> dict[str, str]:
+    def environment(self, activation: str) -> dict[str, str]:
+        """Of a server that is started so."""
         path = [SOURCE, TESTS, TESTS / "gpu"]
         if activation == "sitecustomize":
             path.insert(0, self._with_file("site", "sitecustomize.py", "import safecache\n"))
@@ -251,6 +252,18 @@ def truncate_artifacts(site: Site) -> dict:
     site.start(one_file=False).check()
     for artifact in site.served.glob("rank_*/artifact_*"):
         damage.truncate_to_half(artifact)
+    return {}
+
+
+def plant_in_artifacts(site: Site) -> dict:
+    """Hostile pickles in place of the entries in them, by somebody who has torch to make them."""
+    site.forget()
+    site.start(one_file=False).check()
+    code = "import sys, artifact_scenes as a; [a.plant_in_standalone(path, sys.argv[1]) for path in sys.argv[2:]]"
+    artifacts = map(str, site.served.glob("rank_*/artifact_*"))
+    environment = site.environment("none") | {"SAFECACHE": "0", "TORCHINDUCTOR_CACHE_DIR": str(site.base / "other")}
+    subprocess.run([sys.executable, "-c", code, str(site.marker), *artifacts], env=environment, check=True)
+    assert not site.marker.exists()
     return {}
 
 
