@@ -84,10 +84,10 @@ def load_in_compile_worker(site, path):
 MS_NOEXEC = 0x8
 
 
-def hide(directory, flags=0):
+def hide(directory, flags=0, keep=()):
     """Mount an empty file system over a directory, seen by this process and its children alone.
 
-    What they import from stays where it is.
+    What they import from stays where it is, and what is below the directories in ``keep``.
     """
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -99,7 +99,8 @@ def hide(directory, flags=0):
     must(libc.unshare(clone_newns))
     must(libc.mount(b"none", b"/", None, ms_rec_private, None))
     source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    hidden = [path for path in (source, sys.prefix) if path.startswith(directory + os.sep)]
+    stays = dict.fromkeys([source, sys.prefix, *sys.path, *keep])
+    hidden = [path for path in stays if path.startswith(directory + os.sep) and os.path.isdir(path)]
     kept = [(path, os.open(path, os.O_PATH)) for path in hidden]
     must(libc.mount(b"none", os.fsencode(directory), b"tmpfs", flags, None))
     for path, descriptor in kept:
