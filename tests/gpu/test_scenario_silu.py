@@ -1,6 +1,6 @@
 """On a GPU: a user's Triton SiLU in a bf16 model, compiled, exported, packaged and loaded, with outcomes and bits as stock's.
 
-Prints one JSON line for each step of each process (pytest -s).
+Prints one JSON line for each process, with what each of its steps gave (pytest -s).
 """
 
 from __future__ import annotations
@@ -51,11 +51,12 @@ class Lane:
             command, env=self.environment | variables, cwd=self.base, capture_output=True, text=True, timeout=400
         )
         said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
-        wall = round(time.perf_counter() - start, 1)
-        said.append({"step": "end", "status": done.returncode, "wall": wall, "stderr": done.stderr[-3000:]})
-        head = {"who": self.who, "way": self.way, "when": when}
-        print("".join(f"{json.dumps(head | facts)}\n" for facts in said), end="", flush=True)
-        return {facts["step"]: facts for facts in said}
+        steps = {facts.pop("step"): facts for facts in said}
+        steps["end"] = {"status": done.returncode, "seconds": round(time.perf_counter() - start, 1)}
+        if done.returncode != 0:
+            steps["end"]["stderr"] = done.stderr[-3000:]
+        print(json.dumps({"way": self.way, "when": when, "who": self.who} | steps), flush=True)
+        return steps
 
     def compile(self) -> dict[str, dict[str, dict]]:
         return {when: self.run(when, "compile") for when in ("cold", "warm")}
