@@ -117,7 +117,7 @@ def compile_both():
         aot, inductor = counters["aot_autograd"], counters["inductor"]
         hits = {"aot": aot["autograd_cache_hit"], "fx": inductor["fxgraph_cache_hit"]}
         misses = {"aot": aot["autograd_cache_miss"], "fx": inductor["fxgraph_cache_miss"]}
-        return None, facts | {"hits": hits, "misses": misses}
+        return None, facts | {"hits": hits, "misses": misses, "bypasses": aot["autograd_cache_bypass"]}
 
     for name in ACTIVATIONS:
         say(f"compile {name}", lambda name=name: run(name))
