@@ -87,7 +87,7 @@ MS_NOEXEC = 0x8
 def hide(directory, flags=0, keep=()):
     """Mount an empty file system over a directory, seen by this process and its children alone.
 
-    What they import from stays where it is, and what is below the directories in ``keep``.
+    What they import or preload from stays where it is, and what is below the directories in ``keep``.
     """
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -99,7 +99,8 @@ def hide(directory, flags=0, keep=()):
     must(libc.unshare(clone_newns))
     must(libc.mount(b"none", b"/", None, ms_rec_private, None))
     source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    stays = dict.fromkeys([source, sys.prefix, *sys.path, *keep])
+    preloaded = map(os.path.dirname, os.environ.get("LD_PRELOAD", "").split(":"))
+    stays = dict.fromkeys([source, sys.prefix, *sys.path, *preloaded, *keep])
     hidden = [path for path in stays if path.startswith(directory + os.sep) and os.path.isdir(path)]
     kept = [(path, os.open(path, os.O_PATH)) for path in hidden]
     must(libc.mount(b"none", os.fsencode(directory), b"tmpfs", flags, None))

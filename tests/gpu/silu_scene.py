@@ -89,7 +89,7 @@ def numbers(run):
         assert y.dtype == torch.bfloat16 and y.shape == x.shape
         digest.update(str(y.view(torch.int16).tolist()).encode())
         error = max(error, ((y.double() - expected).abs().max() / expected.abs().max()).item())
-    return {"digest": digest.hexdigest()[:16], "error": error}
+    return {"digest": digest.hexdigest()[:16], "error": round(error, 6)}
 
 
 def say(step, function):
@@ -116,7 +116,7 @@ def compile_it(name):
         aot, inductor = counters["aot_autograd"], counters["inductor"]
         hits = {"aot": aot["autograd_cache_hit"], "fx": inductor["fxgraph_cache_hit"]}
         misses = {"aot": aot["autograd_cache_miss"], "fx": inductor["fxgraph_cache_miss"]}
-        return None, facts | {"hits": hits, "misses": misses}
+        return None, facts | {"hits": hits, "misses": misses, "bypasses": aot["autograd_cache_bypass"]}
 
     say("compile", run)
 

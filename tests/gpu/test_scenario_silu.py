@@ -1,6 +1,6 @@
 """On a GPU: a user's Triton SiLU in a bf16 model, compiled, exported, packaged and loaded, with outcomes and bits as stock's.
 
-Prints one JSON line for each step of each process (pytest -s).
+Prints one JSON line for each process, with what each of its steps gave (pytest -s).
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import pytest
 from conftest import SOURCE, TESTS, isolated_environment
 
 from safecache import provenance, targets
+from safecache.doctor import compilers
 
 torch = pytest.importorskip("torch")
 # The packages are built once, by the first test.
@@ -40,6 +41,8 @@ class Lane:
         # Not what is to be tested here: torch before 2.13 looks for vector instructions for half a minute a process.
         own = {"SAFECACHE": str(int(who == "safecache")), "TMPDIR": str(base), "TORCHINDUCTOR_VEC_ISA_OK": "1"}
         self.environment = os.environ | isolated_environment(base) | own
+        if any(found.code == "static-libstdcxx" for found in compilers.check(os.environ)):
+            self.environment["CXX"] = "/usr/bin/g++"  # as the finding advises: stock's packages crash too
         self.environment["PYTHONPATH"] = f"{SOURCE}:{TESTS}:{os.environ.get('PYTHONPATH', '')}"
 
     def run(self, when: str, *arguments: object, **variables: str) -> dict[str, dict]:
@@ -51,11 +54,12 @@ class Lane:
             command, env=self.environment | variables, cwd=self.base, capture_output=True, text=True, timeout=400
         )
         said = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"')]
-        wall = round(time.perf_counter() - start, 1)
-        said.append({"step": "end", "status": done.returncode, "wall": wall, "stderr": done.stderr[-3000:]})
-        head = {"who": self.who, "way": self.way, "when": when}
-        print("".join(f"{json.dumps(head | facts)}\n" for facts in said), end="", flush=True)
-        return {facts["step"]: facts for facts in said}
+        steps = {facts.pop("step"): facts for facts in said}
+        steps["end"] = {"status": done.returncode, "seconds": round(time.perf_counter() - start, 1)}
+        if done.returncode != 0:
+            steps["end"]["stderr"] = done.stderr[-3000:]
+        print(json.dumps({"way": self.way, "when": when, "who": self.who} | steps), flush=True)
+        return steps
 
     def compile(self) -> dict[str, dict[str, dict]]:
         return {when: self.run(when, "compile", self.way) for when in ("cold", "warm")}
