@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import Any
 
 from safecache import (
@@ -33,14 +32,16 @@ _LABELS = run_summary.labels()
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the explanations, the last miss first; 1 if there is none. Raises OSError."""
-    roots = arguments.directories or cache_directories.existing(config.child_environment())
+    environ = config.child_environment()
+    roots = arguments.directories or cache_directories.existing(environ)
     found: list[dict[str, Any]] = []
     for root in roots:
         os.scandir(root).close()
         for cache in layout.triton_caches(root):
             found += _of_cache(cache, arguments.what or "", arguments.run)
     found = sorted(found, key=lambda row: str(row["time"]), reverse=True)[: arguments.last]
-    factors = [] if arguments.what or arguments.run else [row for root in roots for row in _of_vllm(root)]
+    places = arguments.directories or [*roots, vllm_factors.place(environ)]
+    factors = [] if arguments.what or arguments.run else [row for place in places for row in _of_vllm(place)]
     if arguments.json:
         print(json.dumps({"misses": found, "vllm": factors}))
     else:
@@ -98,15 +99,18 @@ def _of_miss(line: Line, layer: Layer, reason: Reason, explanation: Explanation 
 
 
 def _of_vllm(root: str) -> Iterator[dict[str, Any]]:
-    """Each directory of vLLM's against the one before it."""
+    """Each of vLLM's keys against the nearest of those before it."""
     found = vllm_factors.find(root)
-    for after, before in pairwise(found):
-        yield {
-            "directory": after.directory,
-            "against": before.directory,
-            "differences": [difference._asdict() for difference in vllm_factors.compare(before, after)],
-            "text": "; ".join(map(str, vllm_factors.compare(before, after))) or "all factors are the same",
-        }
+    for number, after in enumerate(found, 1):
+        before = vllm_factors.nearest(after, found[number:])
+        if before is not None:
+            differences = vllm_factors.compare(before, after)
+            yield {
+                "directory": after.directory,
+                "against": before.directory,
+                "differences": [difference._asdict() for difference in differences],
+                "text": "; ".join(map(str, differences)) or "all factors are the same",
+            }
 
 
 def _print(found: list[dict[str, Any]], factors: list[dict[str, Any]]) -> None:
