@@ -25,7 +25,9 @@ __all__ = [
     "Component",
     "KeyRecord",
     "every",
+    "key_of",
     "plain",
+    "read",
     "recall",
     "remember",
     "same_name",
@@ -130,11 +132,22 @@ def every(root: str, layer: Layer | None = None) -> list[KeyRecord]:
     return sorted((record for record in read if record), key=lambda record: record.made, reverse=True)
 
 
+def key_of(path: str) -> str:
+    """The key whose record would lie at ``path``."""
+    return os.path.basename(path).removesuffix(_SUFFIX)
+
+
+def read(path: str) -> KeyRecord | None:
+    """The record at ``path``, if it is one of the key that the file is called by."""
+    record = _read(path)
+    return record if record is not None and record.key + _SUFFIX == os.path.basename(path) else None
+
+
 def _of_name(layer: Layer, name: str, root: str) -> Iterator[KeyRecord]:
     for place in _places(layer, name, root):
         for file in _listed(place):
-            record = _read(os.path.join(place, file))
-            if record is not None and (record.layer, record.name, record.key + _SUFFIX) == (layer, name, file):
+            record = read(os.path.join(place, file))
+            if record is not None and (record.layer, record.name) == (layer, name):
                 yield record
 
 
