@@ -16,7 +16,7 @@ torch = pytest.importorskip("torch")
 DEVICE = os.environ.get("SCENARIO_DEVICE", "cuda")
 pytestmark = [
     pytest.mark.skipif(DEVICE == "cuda" and not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.timeout(600),
+    pytest.mark.timeout(900),
 ]
 
 

@@ -25,7 +25,7 @@ def train(base: Path, device: str, *, stock: bool = False) -> list[dict]:
     command = [sys.executable, str(PROGRAM), json.dumps({"device": device, "directory": str(base)})]
     began = time.monotonic()
     done = subprocess.run(
-        command, env=os.environ | isolated_environment(base) | variables, capture_output=True, text=True, timeout=280
+        command, env=os.environ | isolated_environment(base) | variables, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-6000:]
     ranks = json.loads(done.stdout.splitlines()[-1])

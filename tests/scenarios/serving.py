@@ -102,7 +102,7 @@ class Site:
             command = [sys.executable, "-m", "safecache", "run", "--", *command]
         began = time.monotonic()
         done = subprocess.run(
-            command, env=self.environment(activation) | (env or {}), capture_output=True, text=True, timeout=280
+            command, env=self.environment(activation) | (env or {}), capture_output=True, text=True, timeout=600
         )
         return Started(done, time.monotonic() - began)
 
