@@ -229,7 +229,7 @@ def forbid_execution(site: Site) -> dict:
 
 
 def kill_in_compile(site: Site) -> dict:
-    site.forget()
+    site.forget(kernels=site.device == "cuda")
     return {"sabotage": "killed in compile"}
 
 
