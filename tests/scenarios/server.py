@@ -132,7 +132,7 @@ class Worker:
 def work(rank: int, options: dict, pipe) -> None:
     """A worker's process."""
     if os.environ.get("SCENARIO_ACTIVATION") == "plugin":
-        import torch._inductor.compile_fx  # as `import vllm` has by then
+        import torch._inductor.compile_fx  # noqa: F401  as `import vllm` has by then
 
         load_general_plugins()
     try:
