@@ -36,13 +36,12 @@ CASES = [
     Case("planted", serving.plant, ["unsealed", "unsealed"], activation="run"),
     Case("unpicklable", serving.be_unpicklable, ["unpicklable"], again="compiled"),
     Case("full-disk", serving.fill, ["unusable directory"] + ["unwritable"] * ON_GPU, again="compiled"),
+    Case("noexec", serving.forbid_execution, [] if ON_GPU else ["not executable"]),
     Case("killed-in-compile", serving.kill_in_compile, deaths=True),
     Case("killed-in-save", serving.kill_in_save, deaths=True),
 ]
 if ON_GPU:
     CASES.append(Case("launchers", serving.keep_launchers))
-if serving.namespace() is not None:
-    CASES.append(Case("noexec", serving.forbid_execution, [] if ON_GPU else ["not executable"]))
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +79,7 @@ def test_cold_start_saves_and_answers_as_stock(cold):
         started.check()
         assert {worker["source"] for worker in started.workers} == {"compiled"}, started
         assert len(sites[name].models) == WORKERS
-    assert said["safecache"].lines == [], said["safecache"]
+    assert said["safecache"].reasons == [], said["safecache"]
     assert said["safecache"].logits == pytest.approx(said["stock"].logits, abs=1e-4)
     for name, started in said.items():
         print(json.dumps({"case": "cold", "who": name, "seconds": started.seconds, **serving.versions(started)}))
@@ -91,6 +90,8 @@ def test_server_comes_up(cold, ran, case):
     (ours, site), stock = ran[case.name, "safecache"], ran[case.name, "stock"]
     said = {"stock": serving.outcome(*stock), "safecache": serving.outcome(ours, site)}
     print(json.dumps({"case": case.name, **said}))
+    if isinstance(ours, PermissionError):
+        pytest.skip(str(ours))
     if isinstance(ours, Exception):
         raise ours
     serving.check(case, ours, site)
@@ -113,4 +114,4 @@ def test_noexec_triton_directory_is_named_with_a_line_that_works(cold):
         (name, value), *_ = re.findall(r"export (TRITON_CACHE_DIR)=(\S+)", text)
     up = site.start(prefix=prefix, env=variables | {name: value})
     up.check()
-    assert up.lines == []
+    assert up.reasons == []

@@ -7,15 +7,21 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from conftest import SOURCE, TESTS, isolated_environment
 
+from . import log_lines
+
 PROGRAM = Path(__file__).with_name("training.py")
 
 
-def train(base: Path, device: str, *, stock: bool = False) -> list[dict]:
-    """One run of it with the caches below ``base``; what each rank says."""
+def train(base: Path, device: str, *, stock: bool = False, reasons: Sequence[str] = ()) -> list[dict]:
+    """One run of it with the caches below ``base``; what each rank says.
+
+    ``reasons``: of safecache's lines, in each process that says something; one at least does then.
+    """
     base.mkdir(exist_ok=True)
     variables = {
         "PYTHONPATH": os.pathsep.join([str(SOURCE), str(TESTS), os.environ.get("PYTHONPATH", "")]).strip(":"),
@@ -25,12 +31,13 @@ def train(base: Path, device: str, *, stock: bool = False) -> list[dict]:
     command = [sys.executable, str(PROGRAM), json.dumps({"device": device, "directory": str(base)})]
     began = time.monotonic()
     done = subprocess.run(
-        command, env=os.environ | isolated_environment(base) | variables, capture_output=True, text=True, timeout=280
+        command, env=os.environ | isolated_environment(base) | variables, capture_output=True, text=True, timeout=600
     )
     assert done.returncode == 0, done.stderr[-6000:]
     ranks = json.loads(done.stdout.splitlines()[-1])
     assert not any("failed" in rank for rank in ranks), ranks
-    assert [line for line in done.stderr.splitlines() if line.startswith("safecache: ")] == [], done.stderr
+    lines = log_lines.reasons(done.stderr)
+    assert all(said == list(reasons) for said in lines) and bool(lines) == bool(reasons), done.stderr
     seconds = round(time.monotonic() - began, 1)
     print(json.dumps({"who": "stock" if stock else "safecache", "seconds": seconds, "ranks": ranks}))
     return ranks

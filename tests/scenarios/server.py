@@ -125,13 +125,15 @@ class Worker:
         safecache = sys.modules.get("safecache")
         active = safecache is not None and safecache.is_active()
         told = {"compiled": pieces.Settings.compiled, "active": active, "torch": torch.__version__}
-        told["triton"] = metadata.version("triton")
+        told["triton"] = getattr(sys.modules.get("triton"), "__version__", None)
         return self.said | told | {"stats": safecache.stats() if active else {}}
 
 
 def work(rank: int, options: dict, pipe) -> None:
     """A worker's process."""
     if os.environ.get("SCENARIO_ACTIVATION") == "plugin":
+        import torch._inductor.compile_fx  # noqa: F401  as `import vllm` has by then
+
         load_general_plugins()
     try:
         worker = Worker(rank, options)

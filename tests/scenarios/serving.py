@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -18,10 +18,9 @@ from pathlib import Path
 from conftest import SOURCE, TESTS, isolated_environment
 from faults import damage
 
+from . import log_lines
+
 SERVER = Path(__file__).with_name("server.py")
-_LINE = re.compile(
-    r"^safecache: (?P<what>.+?) \[(?P<reason>[^\]]+)\] (?P<remedy>.+) \(Said once.*\[pid (?P<pid>\d+)\]$"
-)
 
 
 class Started:
@@ -33,21 +32,11 @@ class Started:
         assert found, done.stderr[-6000:] + done.stdout[-2000:]
         self.workers = json.loads(found[-1])
         self.seconds = round(seconds, 1)
-        self.lines = [line for line in done.stderr.splitlines() if line.startswith("safecache: ")]
+        self.reasons = log_lines.reasons(done.stderr)
 
     @property
     def up(self) -> bool:
         return all(worker["up"] for worker in self.workers)
-
-    @property
-    def reasons(self) -> list[list[str]]:
-        """Of the lines of each process that has said something."""
-        by_process: dict[str, list[str]] = {}
-        for line in self.lines:
-            match = _LINE.match(line)
-            assert match, f"no cause, no remedy or no process: {line}"
-            by_process.setdefault(match["pid"], []).append(match["reason"])
-        return [sorted(reasons) for reasons in by_process.values()]
 
     @property
     def logits(self) -> list[float]:
@@ -102,7 +91,7 @@ class Site:
             command = [sys.executable, "-m", "safecache", "run", "--", *command]
         began = time.monotonic()
         done = subprocess.run(
-            command, env=self.environment(activation) | (env or {}), capture_output=True, text=True, timeout=280
+            command, env=self.environment(activation) | (env or {}), capture_output=True, text=True, timeout=600
         )
         return Started(done, time.monotonic() - began)
 
@@ -147,6 +136,7 @@ class Site:
             shutil.rmtree(self.triton)
 
 
+@functools.cache
 def namespace() -> list[str] | None:
     """A command that runs another one where it may mount; None if this user may not."""
     for command in (["unshare", "-m"], ["unshare", "-rm"]):
@@ -161,9 +151,11 @@ def mounting(directory: Path, options: str, *, filled: bool = False) -> list[str
     place, saved = shlex.quote(str(directory)), shlex.quote(f"{directory}.saved")
     script = f"cp -a {place} {saved}; mount -t tmpfs -o {options},mode=755 none {place}; cp -a {saved}/. {place}; "
     script += f"rm -r {saved}; "
+    if namespace() is None:
+        raise PermissionError("nothing can be mounted")
     if filled:
         script += f"cat /dev/zero > {place}/filler 2> /dev/null || true; "
-    return [*(namespace() or ()), "sh", "-ec", script + 'exec "$@"', "sh"]
+    return [*namespace(), "sh", "-ec", script + 'exec "$@"', "sh"]
 
 
 @dataclass
@@ -237,7 +229,7 @@ def forbid_execution(site: Site) -> dict:
 
 
 def kill_in_compile(site: Site) -> dict:
-    site.forget()
+    site.forget(kernels=site.device == "cuda")
     return {"sabotage": "killed in compile"}
 
 
@@ -285,7 +277,7 @@ def check(case: Case, started: list[Started], site: Site) -> None:
     for second in rest:
         second.check()
         assert {worker["source"] for worker in second.workers} == {case.again}, second
-        assert second.lines == [], second
+        assert second.reasons == [], second
 
 
 def outcome(ran: list[Started] | Exception, site: Site) -> dict:
@@ -294,7 +286,7 @@ def outcome(ran: list[Started] | Exception, site: Site) -> dict:
         return {"outcome": f"{type(ran).__name__}: {ran}"[:300], "marker": site.marker.exists()}
     first = ran[0]
     told = {"outcome": [each.outcome() for each in ran], "seconds": [each.seconds for each in ran]}
-    return told | {"lines": len(first.lines), "marker": site.marker.exists()} | versions(first)
+    return told | {"lines": sum(map(len, first.reasons)), "marker": site.marker.exists()} | versions(first)
 
 
 def versions(started: Started) -> dict:

@@ -21,7 +21,7 @@ def test_server_comes_up_through_each_fault_with_right_numbers(tmp_path):
     warm = Site(tmp_path / "warm", "cpu", workers=1)
     cold = warm.start()
     cold.check()
-    assert cold.lines == [] and cold.workers[0]["source"] == "compiled", cold
+    assert cold.reasons == [] and cold.workers[0]["source"] == "compiled", cold
     for case in CASES:
         site = warm.copy(tmp_path / case.name)
         serving.check(case, serving.run(case, site), site)
