@@ -77,7 +77,12 @@ def _change(
     with contextlib.ExitStack() as stack:
         for directory in sorted({site.directory for site in found}):
             stack.enter_context(publishing.locked(directory))
-        changes = list(_changes(_meant(found, names), become))
+        meant = _meant(found, names)
+        changes = list(_changes(meant, become))
+        for directory in {
+            os.path.dirname(os.path.join(s.directory, path)) for s, patch in meant for path in patch.edits
+        }:
+            publishing.remove_leftovers(directory)
         publishing.publish(changes)
     return [change.path for change in changes]
 
@@ -86,8 +91,9 @@ def _changes(
     meant: Sequence[tuple[Site, SourcePatch]],
     become: Callable[[frozenset[str], frozenset[str]], frozenset[str]],
 ) -> Iterator[Change]:
-    for site, path in {(site, path): None for site, patch in meant for path in patch.edits}:
-        of_file = frozenset(patch.name for owner, patch in meant if owner is site and path in patch.edits)
+    sites_of = {path: site for site, patch in meant for path in patch.edits}
+    for path, site in sites_of.items():
+        of_file = frozenset(patch.name for _, patch in meant if path in patch.edits)
         content = sites.recognise(site, path)
         new = _changed(site, path, content, become(content.applied, of_file))
         if new != content.current:

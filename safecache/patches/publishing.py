@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from safecache.errors import SourcePatchError
 
-__all__ = ["Change", "locked", "publish"]
+__all__ = ["Change", "locked", "publish", "remove_leftovers"]
 
 _PREFIX = ".safecache-patch-"
 
@@ -50,8 +50,6 @@ def publish(changes: Sequence[Change]) -> None:
     staged: dict[str, str] = {}
     done: list[Change] = []
     try:
-        for directory in {os.path.dirname(change.path) for change in changes}:
-            _remove_leftovers(directory)
         for change in changes:
             staged[change.path] = _stage(change.path, change.new)
         for change in changes:
@@ -68,7 +66,8 @@ def publish(changes: Sequence[Change]) -> None:
                 os.unlink(temporary)
 
 
-def _remove_leftovers(directory: str) -> None:
+def remove_leftovers(directory: str) -> None:
+    """Remove what somebody who was killed has left there; nobody else is at it, where there are locks."""
     for left in glob.glob(os.path.join(glob.escape(directory), f"{_PREFIX}*")):
         os.unlink(left)
 
