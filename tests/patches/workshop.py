@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -48,11 +47,7 @@ class Workshop:
         text = f"{name}: keeps its promise\n\nFor a reason.\n\nRelease: torch {releases}\n---\n{''.join(diffs)}"
         folder = self.patches / "torch-2.13"
         folder.mkdir(parents=True, exist_ok=True)
-        (folder / f"{name}{suffix}.patch").write_text(re.sub(r"diff --git (a/\S+) b/\S+", self._header, text))
-
-    @staticmethod
-    def _header(found: re.Match[str]) -> str:
-        return f"diff --git {found[1]} b/{found[1][2:]}"
+        (folder / f"{name}{suffix}.patch").write_text(text)
 
     def command(self, *arguments: str) -> list[str]:
         return [sys.executable, "-c", _MAIN, str(self.patches), "patches", *arguments, "--target", str(self.site)]
