@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from safecache.hook_status import HookStatus
     from safecache.patching import Patch
 
-__all__ = ["activate", "are_source_hooks_on", "deactivate", "is_active", "status"]
+__all__ = ["activate", "are_source_hooks_on", "deactivate", "is_active", "status", "was_switched"]
 
 
 _LOOK_AGAIN_SECONDS = 0.002
@@ -150,6 +150,11 @@ def deactivate() -> None:
 def is_active() -> bool:
     """Whether the hooks are on."""
     return _finder is not None
+
+
+def was_switched() -> bool:
+    """Whether the hooks were turned on or off in this process yet."""
+    return _switched_on is not None
 
 
 def are_source_hooks_on() -> bool:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from opcode import opmap
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -83,7 +84,7 @@ class _Sleeping(ModuleType):
 
     @property
     def __spec__(self) -> Any:
-        if not _is_ours(sys._getframe(1)):
+        if _is_imported_by_others(sys._getframe(1)):
             _wake()
         return vars(self)["__spec__"]
 
@@ -92,17 +93,28 @@ class _Sleeping(ModuleType):
         vars(self)["__spec__"] = spec
 
 
-def _is_ours(frame: FrameType | None) -> bool:
-    while frame is not None and str(frame.f_globals.get("__name__", "")).startswith("importlib."):
+def _is_imported_by_others(frame: FrameType | None) -> bool:
+    """Whether that asks for the spec in an import, of which a repr() or an inspection is none; _plugins decides later."""
+    importlib_asks = False
+    while frame is not None and _package_of(frame) in ("importlib", "_frozen_importlib"):
+        if frame.f_locals.get("name") == "safecache._plugins":
+            return False
+        importlib_asks = importlib_asks or frame.f_code.co_name.startswith("_find_and_load")
         frame = frame.f_back
-    return frame is None or f"{frame.f_globals.get('__name__', '')}.".startswith("safecache.")
+    if frame is None or _package_of(frame) == "safecache":
+        return False
+    return importlib_asks or frame.f_code.co_code[frame.f_lasti] == opmap["IMPORT_NAME"]
+
+
+def _package_of(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__")).partition(".")[0]
 
 
 def _wake() -> None:
     _package.__class__ = ModuleType
     safecache._dormant = False
     try:
-        if config.current().enabled:
+        if config.current().enabled and not activation.was_switched():
             activation.activate()
     except ConfigError as error:  # raised here it would be swallowed by the import statement, up to Python 3.11
         _say(f"not active in this process: {error}")
