@@ -73,13 +73,17 @@ HOW = {"unprivileged": False, "user": None, "umask": None, "stock": False, "buil
 
 
 class Zygote:
-    """Starts tests/zygote.py once and has it run scenes, each in a fork."""
+    """Starts tests/zygote.py once and has it run scenes, each in a fork.
 
-    def __init__(self, base: Path) -> None:
-        environment = os.environ | isolated_environment(base) | {"TMPDIR": str(base), "PYTHONPATH": str(SOURCE)}
+    With ``packages`` it imports torch and Triton from there, and no safecache.
+    """
+
+    def __init__(self, base: Path, packages: Path | None = None) -> None:
+        environment = os.environ | isolated_environment(base) | {"TMPDIR": str(base)}
+        environment["PYTHONPATH"] = str(packages or SOURCE)
         self.stderr = (base / "zygote.log").open("w")
         self.process = subprocess.Popen(
-            [sys.executable, str(TESTS / "zygote.py")],
+            [sys.executable, str(TESTS / "zygote.py"), *(["alone"] if packages else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.stderr,

@@ -7,11 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
-from conftest import SOURCE, isolated_environment, python
+from conftest import SOURCE, Home, Zygote, isolated_environment, python
 from filelock import FileLock
 
 PACKAGES = ("torch", "triton")
@@ -101,3 +102,22 @@ def patched(shared_directory):
         return Site(site)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def homes_with(patched, session_directory):
+    """homes_with("save-bypass")(): a Home whose scenes run on torch with this patch, and without safecache."""
+    stages: dict[tuple[str, ...], Zygote] = {}
+
+    def homes(*names: str):
+        def make() -> Home:
+            if names not in stages:
+                base = Path(tempfile.mkdtemp(dir=session_directory))
+                stages[names] = Zygote(base, patched(*names).path)
+            return Home(Path(tempfile.mkdtemp(dir=session_directory)), stages[names])
+
+        return make
+
+    yield homes
+    for stage in stages.values():
+        stage.close()
