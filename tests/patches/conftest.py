@@ -14,6 +14,8 @@ import pytest
 from conftest import SOURCE, isolated_environment, python
 from filelock import FileLock
 
+from patches import triton_processes
+
 PACKAGES = ("torch", "triton")
 
 
@@ -101,3 +103,9 @@ def patched(shared_directory):
         return Site(site)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def triton_run(patched):
+    """triton_run(names, home, requests): what triton_scenes.py says of these on sources with the patches of these names."""
+    return lambda names, home, requests: triton_processes.run(patched(*names), home, requests)
