@@ -40,6 +40,17 @@ def build_twice():
     return [build_module()["compiled"] for _ in range(2)]
 
 
+def build_elsewhere(directory):
+    os.environ["TRITON_CACHE_DIR"] = directory
+    return build_twice()
+
+
+def load_garbage(directory):
+    path = os.path.join(directory, "probe.so")
+    write(GARBAGE)(path)
+    build._load_module_from_path("probe", path)
+
+
 @contextlib.contextmanager
 def failing(call, error, *, after=False, times=None):
     """Let a function of os fail for what lies in the cache, before it does its work or after, at first ``times`` times."""
