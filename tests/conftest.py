@@ -75,15 +75,19 @@ HOW = {"unprivileged": False, "user": None, "umask": None, "stock": False, "buil
 class Zygote:
     """Starts tests/zygote.py once and has it run scenes, each in a fork.
 
-    With ``packages`` it imports torch and Triton from there, and no safecache.
+    With ``packages`` it imports torch and Triton from there, and no safecache; or one that is not activated, if that is
+    to be ``dormant``.
     """
 
-    def __init__(self, base: Path, packages: Path | None = None) -> None:
+    def __init__(self, base: Path, packages: Path | None = None, *, dormant: bool = False) -> None:
+        alone = packages is not None and not dormant
         environment = os.environ | isolated_environment(base) | {"TMPDIR": str(base)}
-        environment["PYTHONPATH"] = str(packages or SOURCE)
+        environment |= {"SAFECACHE": "0"} if dormant else {}
+        found = [packages, None if alone else SOURCE]
+        environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in found if path is not None)
         self.stderr = (base / "zygote.log").open("w")
         self.process = subprocess.Popen(
-            [sys.executable, str(TESTS / "zygote.py"), *(["alone"] if packages else [])],
+            [sys.executable, str(TESTS / "zygote.py"), *(["alone"] if alone else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.stderr,

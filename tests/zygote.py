@@ -32,6 +32,7 @@ import torch
 import torch._inductor.compile_fx
 import torch._inductor.standalone_compile
 import scenes
+from capabilities import drop_file_capabilities
 
 if not ALONE:
     from safecache import config, events, keyring, provenance
@@ -63,21 +64,6 @@ class Collector(logging.Handler):
 
     def emit(self, record):
         (self.ours if record.name == "safecache" else self.torchs).append(record.getMessage())
-
-
-def drop_file_capabilities():
-    """Make file modes count for root too: give up CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH (capset(2))."""
-    header = struct.pack("=Ii", 0x20080522, 0)
-    everything_else = 0xFFFFFFFF & ~0b110
-    data = struct.pack("=6I", everything_else, everything_else, 0, 0xFFFFFFFF, 0xFFFFFFFF, 0)
-    capabilities = bytearray(24)
-    libc = ctypes.CDLL(None, use_errno=True)
-    held = (ctypes.c_char * 24).from_buffer(capabilities)
-    if libc.capget(header, held) != 0:
-        raise OSError(ctypes.get_errno(), "capget")
-    kept = bytes(a & b for a, b in zip(capabilities, data, strict=True))
-    if libc.capset(header, kept) != 0:
-        raise OSError(ctypes.get_errno(), "capset")
 
 
 def become(user, group):

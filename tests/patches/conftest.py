@@ -15,6 +15,8 @@ import pytest
 from conftest import SOURCE, Home, Zygote, isolated_environment, python
 from filelock import FileLock
 
+from patches import triton_processes
+
 PACKAGES = ("torch", "triton")
 
 
@@ -106,18 +108,27 @@ def patched(shared_directory):
 
 @pytest.fixture(scope="session")
 def homes_with(patched, session_directory):
-    """homes_with("save-bypass")(): a Home whose scenes run on torch with this patch, and without safecache."""
-    stages: dict[tuple[str, ...], Zygote] = {}
+    """homes_with("save-bypass")(): a Home whose scenes run on torch with this patch, and without safecache.
 
-    def homes(*names: str):
+    With ``dormant`` they find it, and nothing of it is active but what is in the source.
+    """
+    stages: dict[tuple[tuple[str, ...], bool], Zygote] = {}
+
+    def homes(*names: str, dormant: bool = False):
         def make() -> Home:
-            if names not in stages:
+            if (names, dormant) not in stages:
                 base = Path(tempfile.mkdtemp(dir=session_directory))
-                stages[names] = Zygote(base, patched(*names).path)
-            return Home(Path(tempfile.mkdtemp(dir=session_directory)), stages[names])
+                stages[names, dormant] = Zygote(base, patched(*names).path, dormant=dormant)
+            return Home(Path(tempfile.mkdtemp(dir=session_directory)), stages[names, dormant])
 
         return make
 
     yield homes
     for stage in stages.values():
         stage.close()
+
+
+@pytest.fixture(scope="session")
+def triton_run(patched):
+    """triton_run(names, home, requests): what triton_scenes.py says of these on sources with the patches of these names."""
+    return lambda names, home, requests: triton_processes.run(patched(*names), home, requests)
