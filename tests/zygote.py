@@ -22,21 +22,19 @@ import traceback
 os.environ.update(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1", TORCH_WARM_POOL="0")
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-# Without safecache: as for whoever has no more than patched sources.
-ALONE = sys.argv[1:] == ["alone"]
+if sys.argv[1:] != ["alone"]:
+    import planted
 
-if not ALONE:
-    import planted  # noqa: I001
     import safecache
+    from safecache import config, events, keyring, provenance
+import scenes
 import torch
 import torch._inductor.compile_fx
 import torch._inductor.standalone_compile
-import scenes
 from capabilities import drop_file_capabilities
 
-if not ALONE:
-    from safecache import config, events, keyring, provenance
-
+# Without safecache: as for whoever has no more than patched sources.
+ALONE = sys.argv[1:] == ["alone"]
 
 # Imported when they are asked for: a torch for the CPU alone does without Triton, which some of them need.
 SCENES = (
