@@ -25,8 +25,9 @@ def stock(homes_with):
 @needs_root
 @pytest.mark.parametrize("site", SITES)
 def test_error_names_file_mount_and_remedy(home, stock, refused, site):  # noqa: F811
-    theirs = stock.run("load_scenes.load_shared_object", site=site, path=str(refused))
-    ours = home.run("load_scenes.load_shared_object", site=site, path=str(refused))
+    arguments = {"site": site, "path": str(refused)}
+    theirs = stock.run("load_scenes.load_shared_object", env={"TMPDIR": "/var/tmp"}, **arguments)
+    ours = home.run("load_scenes.load_shared_object", env={"TMPDIR": "/var/tmp"}, **arguments)
     assert theirs.error in ("OSError", "RuntimeError") and ours.error == theirs.error, (ours, theirs)
     text = ours.messages[0]
     assert text.startswith(f"{refused}: {REFUSED}. It lies on {refused.parent}, which is mounted noexec"), text
