@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from conftest import TESTS
 from scene_names import PLACES
 
 from patches.conftest import needs_triton
@@ -192,3 +193,18 @@ def test_artifact_with_a_launcher_is_saved_and_loaded(home, way, place):
     assert made.ok and made.torch_warnings == [], made
     answer = home.run(f"launcher_entry_scenes.{load}", path=path)
     assert answer.ok and answer.result["launched"] == answer.result["revived"] >= 1, answer
+
+
+def test_launcher_of_patched_torch_is_left_as_it_is_by_safecache(patched, tmp_path):
+    code = f"""
+import json, pickle, sys
+sys.path.insert(0, {str(TESTS)!r})
+import safecache
+import autotuners
+with autotuners.driver() as driver:
+    made = [autotuners.compiled(static=static).launchers[0] for static in (True, False)]
+    for launcher in pickle.loads(pickle.dumps(made)):
+        autotuners.launch(launcher)
+print(json.dumps([[type(launcher).__name__ for launcher in made], [launched[:7] for launched in driver.launched]]))
+"""
+    assert patched(PATCH).said(code, tmp_path) == [["_Launcher"] * 2, [FIRST] * 2]

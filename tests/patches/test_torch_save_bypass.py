@@ -20,9 +20,15 @@ def stock(homes_with):
     return homes_with()()
 
 
-@FUNCTORCH
-@pytest.mark.parametrize("what", UNPICKLABLE)
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "what,place,functorch",
+    [
+        *(pytest.param(what, "aot", {"strict_autograd_cache": True}, id=f"{what}-aot-strict") for what in UNPICKLABLE),
+        *(pytest.param(what, "fx", {}, id=f"{what}-fx-lax") for what in UNPICKLABLE),
+        pytest.param("launcher", "aot", {}, id="launcher-aot-lax"),
+        pytest.param("launcher", "fx", {"strict_autograd_cache": True}, id="launcher-fx-strict"),
+    ],
+)
 def test_compile_goes_on_with_a_warning_for_each_entry_that_says_what_and_why(home, what, place, functorch):
     answer = home.run("compile_with", injection=what, place=place, **functorch)
     assert answer.ok, answer
@@ -44,9 +50,8 @@ WHY = {
 }
 
 
-@pytest.mark.parametrize("what", UNPICKLABLE)
-def test_stock_torch_fails_the_compile_where_it_is_strict(stock, what):
-    answer = stock.run("compile_with", injection=what, place="aot", strict_autograd_cache=True)
+def test_stock_torch_fails_the_compile_where_it_is_strict(stock):
+    answer = stock.run("compile_with", injection="launcher", place="aot", strict_autograd_cache=True)
     assert not answer.ok, answer
 
 
@@ -78,9 +83,8 @@ def test_entry_that_can_be_saved_is_hit_as_ever(home):
     assert answer.ok and answer.hits == (1, 2) and answer.torch_warnings == [], answer
 
 
-@FUNCTORCH
-def test_graph_that_is_saved_later_after_all_is_no_obstacle(home, functorch):
-    answer = home.run("patches.saving_scenes.save_after_failure", **functorch)
+def test_graph_that_is_saved_later_after_all_is_no_obstacle(home):
+    answer = home.run("patches.saving_scenes.save_after_failure")
     assert answer.ok and answer.result["aot"]["saved"] == 1, answer
     assert len(home.aot_entries) == 1 and len(home.fx_entries) == 2
 
@@ -94,11 +98,11 @@ def test_ahead_of_time_compile_goes_on(home, stock, place):
     assert answer.ok and len(answer.torch_warnings) == 1 and "launcher" in answer.torch_warnings[0], answer
 
 
-@FUNCTORCH
 @pytest.mark.parametrize("aot", [True, False], ids=["one-bundle", "artifact"])
 @pytest.mark.parametrize("place", PLACES)
-def test_standalone_compile_goes_on(home, place, functorch, aot):
+def test_standalone_compile_goes_on_where_torch_is_strict(home, place, aot):
     options = {"aot": True} if aot else {}
+    functorch = {"strict_autograd_cache": True}
     answer = home.run("standalone", injection="launcher", place=place, functorch=functorch, **options)
     assert answer.ok and len(answer.torch_warnings) == 1, answer
     assert not answer.result["saveable"], "an artifact without its graph would be saved, and fail where it is loaded"
@@ -115,18 +119,16 @@ def test_uncacheable_graph_stays_silent_by_default(home):
     assert answer.ok and answer.torch_warnings == [], answer
 
 
-@FUNCTORCH
-def test_remote_cache_that_refuses_is_a_warning(home, stock, functorch):
+def test_remote_cache_that_refuses_is_a_warning(home, stock):
     assert not stock.run("compile_with_remote").ok
     answer = home.run("compile_with_remote")
     assert answer.ok and answer.result["aot"]["saved"] == 1, answer
     assert any("AOTAutograd cache entry not sent: ValueError: no reply" in said for said in answer.torch_warnings)
 
 
-@FUNCTORCH
-@pytest.mark.parametrize("kind", ["aot", "fx"])
-def test_full_disk_is_a_warning_and_leaves_nothing_half_saved(home, kind, functorch):
-    answer = home.run("patches.saving_scenes.save_to_full_disk", kind=kind, **functorch)
+@pytest.mark.parametrize("kind", PLACES)
+def test_full_disk_is_a_warning_where_torch_is_strict_and_leaves_nothing_half_saved(home, kind):
+    answer = home.run("patches.saving_scenes.save_to_full_disk", kind=kind, strict_autograd_cache=True)
     assert answer.ok, answer
     assert answer.torch_warnings and all("No space left" in said for said in answer.torch_warnings), answer
     assert home.aot_entries == [] and len(home.fx_entries) == (2 if kind == "aot" else 0)
