@@ -287,15 +287,14 @@ TARGETS: tuple[Target, ...] = (
         "subproc_pool:init",
         ("self, nprocs, pickler=, kind=, quiesce=",),
     ),
-    *(
-        Target(
-            _HEURISTICS,
-            f"{result}.make_launcher",
-            "triton_heuristics:make_launcher",
-            ("self",),
-            marker=_PICKLABLE_LAUNCHERS,
-        )
-        for result in ("StaticTritonCompileResult", "TritonCompileResult")
+    # Which also keeps the cubin: the source patch does not do all of its work.
+    Target(_HEURISTICS, "StaticTritonCompileResult.make_launcher", "triton_heuristics:make_launcher", ("self",)),
+    Target(
+        _HEURISTICS,
+        "TritonCompileResult.make_launcher",
+        "triton_heuristics:make_launcher",
+        ("self",),
+        marker=_PICKLABLE_LAUNCHERS,
     ),
     Target(
         _HEURISTICS,

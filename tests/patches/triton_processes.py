@@ -35,9 +35,9 @@ def run(site: Site, home: Path, requests: dict[str, list[tuple[str, dict[str, An
     home.mkdir(exist_ok=True)
     done = site.python(_CODE, home, importable=False, arguments=(json.dumps(requests),))
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "Exception ignored" not in done.stderr, done.stderr
     said = Said(json.loads(done.stdout.splitlines()[-1]), home)
     if said.patches:
+        assert "Exception ignored" not in done.stderr, done.stderr  # of a kernel that could not be read, as in stock
         left = [*home.glob("triton-*"), *said.cache.rglob("*.tmp")]
         assert not left
     return said
