@@ -68,9 +68,12 @@ class Site:
             (home / "hidden").mkdir(exist_ok=True)
             (home / "hidden" / "safecache.py").write_text("raise ImportError('not installed')\n")
         environment = isolated_environment(home) | {"TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
-        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCH_WARM_POOL": "0"} | (env or {})
+        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCH_WARM_POOL": "0"}
+        # Which takes longer than all else in such a process.
+        environment |= {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"} | (env or {})
         first = self.path if importable else f"{home / 'hidden'}{os.pathsep}{self.path}"
-        return python(code, env=environment, path=first, **kwargs)
+        # Not in the checkout, which Python would look into first.
+        return python(code, env=environment, path=first, **{"cwd": home} | kwargs)
 
     def said(self, code: str, home: Path, **kwargs):
         """What the process printed last, as JSON; it must end well."""
