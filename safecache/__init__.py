@@ -42,18 +42,19 @@ def _own_command_line() -> bool:
     return sys.orig_argv[option + 1 : option + 2] == ["safecache"]
 
 
-def _is_for_a_plugin() -> bool:
-    # A server's plugin loader imports the module of our entry point, and with it this package, if we are installed.
+def _stays_dormant() -> bool:
+    # A server's plugin loader imports the module of our entry point, and with it this package, if we are installed;
+    # and torch the module that its source is patched to.
     frame = sys._getframe()
     while frame is not None:
         importing = frame.f_code.co_name == "_find_and_load_unlocked"
-        if importing and frame.f_locals.get("name") == "safecache._plugins":
+        if importing and frame.f_locals.get("name") in ("safecache._plugins", "safecache.patched"):
             return True
         frame = frame.f_back  # type: ignore[assignment]
     return False
 
 
-_dormant = _is_for_a_plugin()
+_dormant = _stays_dormant()
 if not _dormant and not _own_command_line() and config.current().enabled:
     if __spec__ is not None:
         # All names are there. Another thread that imports a target now, and with it hooks that import from this

@@ -62,7 +62,8 @@ def _start(server: str) -> bool:
 
 def _forget() -> None:
     """Leave no trace of the import, so that one of the program itself, later, still activates."""
-    if safecache._dormant:
+    # A patched torch that was imported too holds on to it, and sees to that by itself.
+    if safecache._dormant and "safecache.patched" not in sys.modules:
         for name in [name for name in sys.modules if f"{name}.".startswith("safecache.")]:
             del sys.modules[name]
 
@@ -86,5 +87,5 @@ def _say_active(server: str) -> None:
 
     hooks = [hook.state for hook in activation.status()]
     text = f"safecache {safecache.__version__} is active in this process of {server}"
-    on, to_come = hooks.count("active"), hooks.count("not yet imported")
+    on, to_come = hooks.count("active") + hooks.count("in the source"), hooks.count("not yet imported")
     events.say(logging.INFO, f"{text}, with {on} hooks on and {to_come} to come.")

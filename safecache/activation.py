@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from safecache.hook_status import HookStatus
     from safecache.patching import Patch
 
-__all__ = ["activate", "deactivate", "is_active", "status"]
+__all__ = ["activate", "are_source_hooks_on", "deactivate", "is_active", "status", "was_switched"]
 
 
 _LOOK_AGAIN_SECONDS = 0.002
@@ -95,6 +95,8 @@ _pending: set[str] = set()
 # Those that could not even be tried, and why.
 _broken: dict[str, str] = {}
 _watcher: threading.Thread | None = None
+# What activate() or deactivate() was called last, if one was: those hooks that are in the source obey it too.
+_switched_on: bool | None = None
 
 
 def _renew_lock() -> None:
@@ -112,13 +114,14 @@ def activate() -> None:
     A target that is already imported is patched now, any other right after its import. Raises ConfigError for a
     setting with a bad value.
     """
-    global _finder
+    global _finder, _switched_on
     config.name_run()
     if config.reload().metrics:
         from safecache import metrics
 
         metrics.start()
     with _lock:
+        _switched_on = True
         if _finder is None:
             _finder = _Finder()
         if _finder not in sys.meta_path:
@@ -131,8 +134,9 @@ def activate() -> None:
 
 def deactivate() -> None:
     """Turn the hooks off: every patched attribute is again the object it was. Idempotent and thread-safe."""
-    global _finder
+    global _finder, _switched_on
     with _lock:
+        _switched_on = False
         sys.meta_path = [finder for finder in sys.meta_path if finder is not _finder]
         _finder = None
         _pending.clear()
@@ -146,6 +150,16 @@ def deactivate() -> None:
 def is_active() -> bool:
     """Whether the hooks are on."""
     return _finder is not None
+
+
+def was_switched() -> bool:
+    """Whether the hooks were turned on or off in this process yet."""
+    return _switched_on is not None
+
+
+def are_source_hooks_on() -> bool:
+    """Whether hooks that a source patch has put on are: as was said last, or else the settings say."""
+    return config.current().enabled if _switched_on is None else _switched_on
 
 
 def status() -> list[HookStatus]:

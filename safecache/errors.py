@@ -10,9 +10,10 @@
     ├── ExecutionError         code cannot be loaded from where it lies, or from SAFECACHE_EXEC_DIR (strict mode)
     ├── MissError              a cache has nothing that can be used, and SAFECACHE_MUST_HIT says that it must
     ├── LauncherError          a launcher from an entry cannot load its kernel, raised by its first call
+    ├── SourcePatchError       a source patch does not fit, or cannot be applied: nothing was changed
     └── TritonCompileCrash     Triton's compiler died of a kernel, in a process of its own
 
-In default mode the five before the last three do not reach a compile: they become one warning and a recompile.
+In default mode the five before the last four do not reach a compile: they become one warning and a recompile.
 Each takes a single message by position, so that all of them survive the pickling of a worker's result.
 """
 
@@ -28,6 +29,7 @@ __all__ = [
     "LauncherError",
     "MissError",
     "SafecacheError",
+    "SourcePatchError",
     "TritonCompileCrash",
     "UnpicklableEntryError",
 ]
@@ -71,6 +73,10 @@ class MissError(SafecacheError):
 
 class LauncherError(SafecacheError, RuntimeError):
     """Names the kernel, what is wrong with its file or its device, and the remedy. A RuntimeError, as a launch's is."""
+
+
+class SourcePatchError(SafecacheError):
+    """Names the patch or the file of torch or triton, and why it was left as it is."""
 
 
 class TritonCompileCrash(SafecacheError, RuntimeError):

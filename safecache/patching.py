@@ -9,6 +9,7 @@ import inspect
 import pkgutil
 import sys
 import types
+from collections.abc import Callable, Iterator
 from enum import Enum
 from typing import Any
 
@@ -26,7 +27,7 @@ from safecache import events, provenance, targets
 from safecache.reasons import Reason
 from safecache.targets import Target
 
-__all__ = ["Patch", "StandDown", "StandDownError", "signature_of"]
+__all__ = ["Patch", "StandDown", "StandDownError", "hook_function", "signature_of", "wrapped"]
 
 
 _DEEPEST_CHAIN = 100
@@ -58,15 +59,25 @@ class _Hook:
 
     def is_below(self, outermost: Any) -> bool:
         """Whether calling ``outermost`` comes to the wrapper, as far as ``__wrapped__`` tells."""
-        layer = outermost
-        for _ in range(_DEEPEST_CHAIN):
-            # A closure is usually made over the bound form of our wrapper.
-            if layer is self.wrapper or getattr(layer, "_self_parent", None) is self.wrapper:
-                return True
-            layer = getattr(layer, "__wrapped__", None)
-            if layer is None:
-                return False
-        return False
+        # A closure is usually made over the bound form of our wrapper.
+        return any(self.wrapper is layer or self.wrapper is parent for layer, parent in _layers(outermost))
+
+
+def _layers(outermost: Any) -> Iterator[tuple[Any, Any]]:
+    """What calls what, as far as ``__wrapped__`` tells; each with the wrapper that it is the bound form of."""
+    layer = outermost
+    for _ in range(_DEEPEST_CHAIN):
+        yield layer, getattr(layer, "_self_parent", None)
+        layer = getattr(layer, "__wrapped__", None)
+        if layer is None:
+            return
+
+
+def wrapped(original: Any, function: Any, enabled: Callable[[], bool]) -> Any:
+    """``original``, a function or the module ``pickle``, with the hook ``function`` on it while ``enabled()``."""
+    if isinstance(original, types.ModuleType):
+        return function(original, enabled=enabled)
+    return _Wrapper(original, function, enabled=enabled)
 
 
 def _by_name(function: Any) -> tuple[Any, tuple[str]]:
@@ -124,9 +135,8 @@ class Patch:
 
     def prepare(self) -> None:
         """Import the hook, outside of any lock; a failure is for apply() to report."""
-        module, name = self._hook_name()
         try:
-            self._hook_function = getattr(importlib.import_module(module), name)
+            self._hook_function = hook_function(self.target.hook)
         except Exception as error:
             self._hook_function = None
             self._import_error = error
@@ -156,6 +166,8 @@ class Patch:
         if self.target.is_not_for(provenance.torch_release()):
             return
         original = _resolve(module, self.target.attribute)
+        if self._is_in_source(module, original):
+            return
         self._module = module
         present = self._present(original)
         if present is None:
@@ -170,15 +182,13 @@ class Patch:
     def _present(self, outermost: Any) -> _Hook | None:
         return next((hook for hook in self._hooks if hook.is_below(outermost)), None)
 
-    def _hook_name(self) -> tuple[str, str]:
-        module, _, function = self.target.hook.partition(":")
-        return f"safecache.hooks.{module}", function
+    def _is_in_source(self, module: types.ModuleType, original: Any) -> bool:
+        """Whether a source patch (patches/) does the hook's work already."""
+        marked = bool(self.target.marker) and getattr(module, self.target.marker, False) is True
+        return marked or _source_hook(original) is not None
 
     def _factory(self, hook: _Hook) -> Any:
-        function = self._hook_function
-        if self.target.signatures == (targets.PICKLE_MODULE,):
-            return lambda original: function(original, enabled=lambda: hook.enabled)
-        return lambda original: _Wrapper(original, function, enabled=lambda: hook.enabled)
+        return lambda original: wrapped(original, self._hook_function, lambda: hook.enabled)
 
     def revert(self) -> None:
         """Take the hook off: the original object is back, or only what others wrapped around it remains."""
@@ -197,19 +207,33 @@ class Patch:
                 setattr(sys.modules[name], self.target.attribute, new)
 
     def state(self) -> str:
-        """``active``, ``standing down``, ``overwritten``, ``inactive`` or ``not yet imported``."""
+        """``active``, ``in the source``, ``standing down``, ``overwritten``, ``inactive`` or ``not yet imported``."""
         module = sys.modules.get(self.target.module)
         if self.reason:
             return "standing down"
         if module is None:
             return "not yet imported"
         enabled = next((hook for hook in self._hooks if hook.enabled), None)
-        if enabled is None:
-            return "inactive"
         try:
-            return "active" if enabled.is_below(_resolve(module, self.target.attribute)) else "overwritten"
+            found = _resolve(module, self.target.attribute)
         except StandDownError:
-            return "overwritten"
+            return "inactive" if enabled is None else "overwritten"
+        if enabled is not None:
+            return "active" if enabled.is_below(found) else "overwritten"
+        in_source = self._is_in_source(module, found)
+        hook = _source_hook(found)
+        return "in the source" if in_source and (hook is None or hook._self_enabled()) else "inactive"
+
+
+def hook_function(name: str) -> Any:
+    """The hook ``module:function`` below safecache.hooks. Raises whatever its import does."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(f"safecache.hooks.{module}"), function)
+
+
+def _source_hook(outermost: Any) -> Any:
+    """What safecache.patched has put on in the source, None if nothing."""
+    return next((layer for layer, _ in _layers(outermost) if getattr(layer, "_self_in_source", False)), None)
 
 
 def _failed(error: Exception | None) -> StandDownError:

@@ -14,6 +14,7 @@ __all__ = [
     "TORCH_UNTIL",
     "TRITON_FROM",
     "TRITON_UNTIL",
+    "VERIFYING",
     "Target",
 ]
 
@@ -28,7 +29,8 @@ class Target:
     """A symbol, the hook that wraps it (``module:function`` below safecache.hooks) and the signatures it may have.
 
     ``since``: the first torch that has it; ``until``: the first that does not need the hook. ``copies``: modules
-    that import it by name, and so keep a function from a time before us.
+    that import it by name, and so keep a function from a time before us. ``marker``: what its module has where a
+    source patch (patches/) does the whole of the hook's work.
     """
 
     def __init__(
@@ -40,8 +42,10 @@ class Target:
         since: tuple[int, int] = TORCH_FROM,
         until: tuple[int, int] = TORCH_UNTIL,
         copies: tuple[str, ...] = (),
+        marker: str = "",
     ) -> None:
         self.copies = copies
+        self.marker = marker
         self.since = since
         self.until = until
         self.module = module
@@ -102,6 +106,8 @@ _CACHE_DIR_COPIES = (
 )
 _COMPILE_DLL = ("cls, source_code, dst_file_ext, extra_args=",)
 _TRITON_BUILD = "triton.runtime.build"
+# What the modules have that the source patch picklable-launchers changes.
+_PICKLABLE_LAUNCHERS = "_safecache_picklable_launchers"
 # A module global in place of which SealingPickle stands, rather than a function.
 PICKLE_MODULE = "<module pickle>"
 # Older ones unpack AOTInductor packages below /tmp, wherever TMPDIR points to.
@@ -281,21 +287,35 @@ TARGETS: tuple[Target, ...] = (
         "subproc_pool:init",
         ("self, nprocs, pickler=, kind=, quiesce=",),
     ),
+    # Which also keeps the cubin: the source patch does not do all of its work.
     Target(_HEURISTICS, "StaticTritonCompileResult.make_launcher", "triton_heuristics:make_launcher", ("self",)),
-    Target(_HEURISTICS, "TritonCompileResult.make_launcher", "triton_heuristics:make_launcher", ("self",)),
+    Target(
+        _HEURISTICS,
+        "TritonCompileResult.make_launcher",
+        "triton_heuristics:make_launcher",
+        ("self",),
+        marker=_PICKLABLE_LAUNCHERS,
+    ),
     Target(
         _HEURISTICS,
         "StaticTritonCompileResult.reload_cubin_path",
         "triton_heuristics:reload_cubin_path",
         ("self",),
     ),
-    Target(_HEURISTICS, "CachingAutotuner.__getstate__", "triton_heuristics:getstate", ("self",)),
+    Target(
+        _HEURISTICS,
+        "CachingAutotuner.__getstate__",
+        "triton_heuristics:getstate",
+        ("self",),
+        marker=_PICKLABLE_LAUNCHERS,
+    ),
     Target(
         _HEURISTICS,
         "CachingAutotuner._build_fast_launcher",
         "triton_heuristics:build_fast_launcher",
         ("self, launcher",),
         since=(2, 13),
+        marker=_PICKLABLE_LAUNCHERS,
     ),
     Target(_TRITON_BUILD, "_load_module_from_path", "triton_build:load_module_from_path", ("name, path",)),
     Target(
@@ -472,3 +492,31 @@ TARGETS: tuple[Target, ...] = (
 )
 
 MODULES = frozenset(target.module for target in TARGETS)
+
+# The hooks that seal, verify, or see to it that what is refused is made anew: in the source with the patch
+# verified-loads. The others count lookups, explain failures, and look after directories, launchers and compiles.
+VERIFYING = frozenset(
+    f"{module}:{function}"
+    for module, functions in {
+        "aot_compile": "deserialize deserialize_model serialize serialize_model",
+        "aot_compile_types": "sealing_pickle",
+        "autograd_cache": "handle_save_error save try_load write_to_local_cache",
+        "autotune_cache": "load_cache read_best save",
+        "caching": "get insert",
+        "codecache": "compile_dll iterate_over_candidates load_dll load_library save_graph write_to_local_cache",
+        "compiler_cache": "populate_caches",
+        "cpp_codecache": "load_async precompile_header",
+        "cpp_extension": "build_library import_module_from_library",
+        "cpu_vec_isa": "check_build probe_load",
+        "generated_code": "build get_target_file_path init reload_python_module worker_compile_cpp write write_to_disk",
+        "package": "load read write",
+        "pgo": "get_local_code_state lookup_remote_cache_entry put_code_state put_local_code_state",
+        "pickle_module": "sealing_pickle",
+        "standalone_compile": "load verifying_pickle",
+        "triton_bundler": "collect read_and_emit",
+        "triton_cache": "get_file get_group init materialize put put_group remote_get_group remote_put",
+        "triton_compiler": "init",
+        "triton_heuristics": "reload_cubin_path",
+    }.items()
+    for function in functions.split()
+)

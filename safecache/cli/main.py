@@ -18,6 +18,7 @@ from safecache.cli import (
     key_arguments,
     limit_arguments,
     listing_arguments,
+    patch_arguments,
     report_arguments,
     stats_arguments,
 )
@@ -38,6 +39,7 @@ _GROUPS = (
     explain_arguments,
     doctor_arguments,
     report_arguments,
+    patch_arguments,
 )
 
 

@@ -39,7 +39,9 @@ def show(*, as_json: bool, import_targets: bool) -> int:
         print(json.dumps(report))
     else:
         _print(report, hooks)
-    healthy = all(hook["state"] in ("active", "not for this torch") for hook in hooks) or not import_targets
+    healthy = (
+        all(hook["state"] in ("active", "in the source", "not for this torch") for hook in hooks) or not import_targets
+    )
     return 0 if healthy and keys.signing and enabled else 1
 
 
@@ -65,7 +67,7 @@ def _print(report: dict[str, Any], hooks: list[dict[str, str]]) -> None:
     for problem in report["refused_keys"]:
         console.print(f"key refused: {problem}", markup=False)
     table = Table(Column("hook", overflow="fold"), "state", Column("reason", overflow="fold"))
-    colours = {"active": "green", "not yet imported": "dim", "not for this torch": "dim"}
+    colours = {"active": "green", "in the source": "green", "not yet imported": "dim", "not for this torch": "dim"}
     for hook in hooks:
         colour = colours.get(hook["state"], "red")
         table.add_row(hook["name"], f"[{colour}]{hook['state']}[/]", hook["reason"])

@@ -19,7 +19,7 @@ __all__ = ["TIMEOUT", "check"]
 
 TIMEOUT = 180  # seconds; torch without compiled sources, over a network, takes its time
 _SHOWN = 3
-_WELL = ("active", "not for this torch")
+_WELL = ("active", "in the source", "not for this torch")
 
 
 def check(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -81,6 +81,6 @@ def _standing_down(hooks: list[dict[str, str]]) -> Iterator[Finding]:
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         evidence = f"{', '.join(names[:_SHOWN])}{more} work as in stock torch: {reason}."
         yield finding.warning("hook-standing-down", evidence, "safecache status")
-    active = sum(hook["state"] == "active" for hook in hooks)
+    active = sum(hook["state"] in ("active", "in the source") for hook in hooks)
     if not by_reason:
         yield finding.ok("hooks", f"All {active} hooks are active.")

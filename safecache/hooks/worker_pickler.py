@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch._inductor.compile_worker.subproc_pool import SubprocPickler
 
-from safecache import compile_workers, exposure, rescue
+from safecache import activation, compile_workers, config, exposure, rescue
 
 __all__ = ["WorkerPickler"]
 
@@ -15,5 +15,8 @@ class WorkerPickler(SubprocPickler):  # type: ignore[misc]
 
 # Not where the pool is made: that process imports this too.
 if compile_workers.is_one():
+    # Where torch's source is patched, that has imported the package before, which activates nothing.
+    if config.current().enabled:
+        activation.activate()
     exposure.leave_to_parent()
     rescue.leave_to_parent()

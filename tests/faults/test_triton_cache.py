@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-import subprocess
 
 import pytest
 from conftest import needs_root
 
 from faults.hostile import triton_files as files
+from faults.small_disks import FAULTS, fill, mounted, read_only
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.default_release
@@ -22,56 +21,13 @@ def temporaries(home):
     return [path for path in found if path.name.startswith("tmp.") or path.suffix == ".tmp"]
 
 
-@contextlib.contextmanager
-def mounted(home, options):
-    """Triton's cache, on a file system of its own."""
-    point = home.base / "triton"
-    point.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=755,{options}", "tmpfs", str(point)], check=True)
-    try:
-        yield point
-    finally:
-        subprocess.run(["umount", str(point)], check=True)
-
-
-def fill(point):
-    with contextlib.suppress(OSError), (point / "filler").open("wb", buffering=0) as file:
-        while True:
-            file.write(bytes(4096))
-
-
-def read_only(point):
-    subprocess.run(["mount", "-o", "remount,ro", str(point)], check=True)
-
-
-def writable(point):
-    subprocess.run(["mount", "-o", "remount,rw,nr_inodes=1000", str(point)], check=True)
-
-
-def with_room(point):
-    (point / "filler").unlink()
-
-
-def nothing(point):
-    pass
-
-
-FAULTS = {
-    "no-space": ("size=1m", fill, with_room, "No space left"),
-    "space-for-some": ("size=48k", nothing, nothing, "No space left"),
-    "no-inodes": ("nr_inodes=2", nothing, writable, "No space left"),
-    "inodes-for-some": ("nr_inodes=14", nothing, writable, "No space left"),
-    "read-only": ("size=1m", read_only, writable, "Read-only file system"),
-}
-
-
 @needs_root
 @WHO
 @pytest.mark.parametrize("scene", ["compile_kernel", "build_module"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_file_system_that_takes_nothing_costs_one_warning_and_the_cache(home, fault, scene, who):
     options, break_it, mend, says = FAULTS[fault]
-    with mounted(home, options) as point:
+    with mounted(home.base / "triton", options) as point:
         break_it(point)
         answer = home.run(scene, stock=who == "stock")
         if who == "stock":
@@ -92,7 +48,7 @@ def test_file_system_that_takes_nothing_costs_one_warning_and_the_cache(home, fa
 
 @needs_root
 def test_full_disk_is_an_error_in_strict_mode(home):
-    with mounted(home, "size=1m") as point:
+    with mounted(home.base / "triton", "size=1m") as point:
         fill(point)
         answer = home.run("compile_kernel", strict=True)
         assert answer.errors[0] == "CacheWriteError" and "No space left" in answer.messages[0], answer
@@ -153,7 +109,7 @@ def test_unreadable_file_is_a_miss_and_heals(home, pattern):
 
 @needs_root
 def test_damaged_file_that_cannot_be_moved_away_is_a_miss(home):
-    with mounted(home, "size=4m") as point:
+    with mounted(home.base / "triton", "size=4m") as point:
         good = home.run("compile_kernel").result["cubin"]
         files(home, "*.cubin")[0].write_bytes(b"damaged")
         read_only(point)

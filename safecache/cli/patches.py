@@ -1,0 +1,72 @@
+"""``safecache patches``: what is applied to the sources of torch and Triton, what can be; apply it, take it back."""
+
+from __future__ import annotations
+
+import argparse
+import json
+
+from safecache.cli import tables
+from safecache.cli.tables import Heading
+from safecache.cli.terminal import printable
+from safecache.patches import changing, sites
+from safecache.patches.changing import State
+
+__all__ = ["run"]
+
+_HEADINGS = (
+    Heading("package"),
+    Heading("release"),
+    Heading("patch"),
+    Heading("state"),
+    Heading("promise", folds=True),
+)
+_KEYS = (
+    "torch and Triton hash their own sources into the keys of their caches: what was compiled before is compiled once"
+    " more, and only processes with the same patches share a cache."
+)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run one of its actions; 1 if a patch does not fit. Raises SafecacheError or OSError, nothing having changed."""
+    found = sites.find(arguments.target)
+    if arguments.action in ("list", "check"):
+        states = changing.states(found, arguments.names)
+        _show(found, states, as_json=arguments.json)
+        return int(arguments.action == "check" and not (states and all(state.fits for state in states)))
+    act = changing.apply if arguments.action == "apply" else changing.revert
+    changed = act(found, arguments.names)
+    for path in changed:
+        print(printable(path))
+    done = "patched" if arguments.action == "apply" else "reverted"
+    print(f"{len(changed)} files {done}" if changed else "nothing to do")
+    if changed:
+        print(_KEYS)
+    return 0
+
+
+def _show(found: list[sites.Site], states: list[State], *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({"patches": [_report(state) for state in states]}))
+        return
+    if states:
+        rows = ((s.site.package, s.site.release, s.patch.name, s.state, s.patch.promise) for s in states)
+        tables.show(_HEADINGS, rows)
+    for site in found:
+        if not site.patches:
+            print(f"there is no patch for {site.package} {site.release}")
+    for state in states:
+        if state.reason:
+            print(printable(f"{state.site.package} {state.patch.name}: {state.reason}"))
+
+
+def _report(state: State) -> dict[str, object]:
+    return {
+        "package": state.site.package,
+        "release": state.site.release,
+        "directory": state.site.directory,
+        "patch": state.patch.name,
+        "promise": state.patch.promise,
+        "state": state.state,
+        "reason": state.reason,
+        "files": sorted(state.patch.edits),
+    }

@@ -1,0 +1,223 @@
+"""Scenes with Triton's cache, on its sources as they are or patched, in a process without torch and without safecache.
+
+Run with requests as JSON, by name: each is a list of scenes with their arguments. Prints what came of it in the same way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import glob
+import json
+import logging
+import os
+import shutil
+import sys
+import uuid
+from pathlib import Path
+from unittest import mock
+
+sys.path.append(str(Path(__file__).parent.parent))
+
+import triton
+from capabilities import drop_file_capabilities
+from kernel_scenes import build_module, compile_kernel
+from triton.runtime import build, cache
+
+assert "safecache" not in sys.modules
+
+
+def compile_twice():
+    return [compile_kernel()["compiled"] for _ in range(2)]
+
+
+def compile_elsewhere(directory):
+    os.environ["TRITON_CACHE_DIR"] = directory
+    return compile_twice()
+
+
+def build_twice():
+    return [build_module()["compiled"] for _ in range(2)]
+
+
+def build_elsewhere(directory):
+    os.environ["TRITON_CACHE_DIR"] = directory
+    return build_twice()
+
+
+def load_garbage(directory):
+    path = os.path.join(directory, "probe.so")
+    write(GARBAGE)(path)
+    build._load_module_from_path("probe", path)
+
+
+@contextlib.contextmanager
+def failing(call, error, *, after=False, times=None):
+    """Let a function of os fail for what lies in the cache, before it does its work or after, at first ``times`` times."""
+    real, left = getattr(os, call), [times]
+
+    def fail(path, *rest, **named):
+        is_meant = str(path).startswith(os.environ["TRITON_CACHE_DIR"]) and left[0] != 0
+        if after or not is_meant:
+            answer = real(path, *rest, **named)
+        if not is_meant:
+            return answer
+        if left[0] is not None:
+            left[0] -= 1
+        raise OSError(getattr(errno, error), os.strerror(getattr(errno, error)), str(path))
+
+    with mock.patch.object(os, call, fail):
+        yield
+
+
+def compile_while_failing(call, error, **how):
+    with failing(call, error, **how):
+        return compile_kernel()
+
+
+def compile_and_clear(when):
+    """As another process may, when a method of the manager returns."""
+    method = getattr(cache.FileCacheManager, when)
+
+    def and_clear(self, *rest, **named):
+        answer = method(self, *rest, **named)
+        shutil.rmtree(os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
+        return answer
+
+    with mock.patch.object(cache.FileCacheManager, when, and_clear):
+        return compile_kernel()
+
+
+def put_by_two_with_the_same_names():
+    """Two writers that draw the same random number, each in a container where it has the same pid; what the first has."""
+    first, second = (cache.FileCacheManager("key") for _ in range(2))
+    replace = os.replace
+    contents = {}
+
+    def meanwhile(source, target):
+        with mock.patch.object(os, "replace", replace):
+            contents["second"] = Path(second.put(b"second" * 9, "file")).read_bytes().decode()
+        replace(source, target)
+
+    number = uuid.uuid4()
+    with mock.patch.object(uuid, "uuid4", lambda: number), mock.patch.object(os, "replace", meanwhile):
+        contents["first"] = Path(first.put(b"first", "file")).read_bytes().decode()
+    return contents
+
+
+def put_with_umask(umask):
+    """The mode of a file in the cache."""
+    os.umask(int(umask, 8))
+    return oct(os.stat(cache.FileCacheManager("key").put(b"content", "file")).st_mode & 0o777)
+
+
+def put_text():
+    """What another process reads of a text, a number and bytes, as Triton puts them."""
+    manager = cache.FileCacheManager("key")
+    return [Path(manager.put(data, "file")).read_text() for data in ("text", 1, b"bytes")]
+
+
+def put_group():
+    manager = cache.FileCacheManager("key")
+    return manager.put_group("k.json", {name: manager.put(name, name) for name in ("k.json", "k.cubin")})
+
+
+def get_group():
+    return cache.FileCacheManager("key").get_group("k.json")
+
+
+def write(content):
+    def damage(path):
+        with open(path, "wb") as file:
+            file.write(content)
+
+    return damage
+
+
+def cut(path):
+    os.truncate(path, os.path.getsize(path) // 2)
+
+
+def lock_away(path):
+    os.chmod(path, 0)
+
+
+GARBAGE = b"\xff\xfe garbage \x00"
+DAMAGES = {
+    "no-cubin": ("*.cubin", os.remove),
+    "empty-cubin": ("*.cubin", write(b"")),
+    "unreadable-cubin": ("*.cubin", lock_away),
+    "no-metadata": ("tri*.json", os.remove),
+    "cut-metadata": ("tri*.json", cut),
+    "empty-metadata": ("tri*.json", write(b"")),
+    "garbage-metadata": ("tri*.json", write(GARBAGE)),
+    "list-as-metadata": ("tri*.json", write(b"[]")),
+    "other-metadata": ("tri*.json", write(b"{}")),
+    "unreadable-metadata": ("tri*.json", lock_away),
+    "garbage-text": ("*.ttir", write(GARBAGE)),
+    "no-text": ("*.ttir", os.remove),
+    "no-list": ("__grp__*", os.remove),
+    "cut-list": ("__grp__*", cut),
+    "garbage-list": ("__grp__*", write(GARBAGE)),
+    "list-of-nothing": ("__grp__*", write(b"[]")),
+    "list-of-no-paths": ("__grp__*", write(b'{"child_paths": [1]}')),
+    "unreadable-list": ("__grp__*", lock_away),
+}
+
+
+def _outcome(good):
+    try:
+        answer = compile_kernel()
+    except Exception as error:
+        return type(error).__name__
+    return ("compiled" if answer["compiled"] else "hit") + ("" if answer["cubin"] == good else " wrong")
+
+
+def compile_damaged():
+    """By damage: what comes of a compile, and of the one after it, each with a cache of its own."""
+    if os.geteuid() == 0:
+        drop_file_capabilities()  # else all is readable
+    base = os.environ["TRITON_CACHE_DIR"]
+    outcomes = {}
+    for damage, (pattern, do) in DAMAGES.items():
+        os.environ["TRITON_CACHE_DIR"] = os.path.join(base, damage)
+        good = compile_kernel()["cubin"]
+        (path,) = glob.glob(os.path.join(base, damage, "*", pattern))
+        do(path)
+        outcomes[damage] = [_outcome(good), _outcome(good)]
+    return outcomes
+
+
+class Warnings(logging.Handler):
+    """What Triton has logged, in ``texts``."""
+
+    def emit(self, record):
+        self.texts.append(record.getMessage())
+
+
+def run(scene, **arguments):
+    """The scene's result or error, and what was logged meanwhile."""
+    handler.texts = []
+    try:
+        said = {"result": globals()[scene](**arguments)}
+    except Exception as error:
+        chain = [error, error.__cause__]
+        said = {"error": [[type(one).__name__, str(one)] for one in chain if one is not None]}
+    return said | {"warnings": handler.texts}
+
+
+def run_each(requests):
+    """By name, each with a cache of its own, below the one that the environment names, unless there is but one."""
+    base, answers = os.environ["TRITON_CACHE_DIR"], {}
+    for name, request in requests.items():
+        os.environ["TRITON_CACHE_DIR"] = os.path.join(base, name) if len(requests) > 1 else base
+        answers[name] = [run(scene, **arguments) for scene, arguments in request]
+    return answers
+
+
+if __name__ == "__main__":
+    handler = Warnings()
+    logging.getLogger("triton").addHandler(handler)
+    said = run_each(json.loads(sys.argv[1]))
+    patches = [name for module in (cache, build) for name in vars(module) if name.startswith("_safecache_")]
+    print(json.dumps({"said": said, "triton": triton.__version__, "patches": patches}))
