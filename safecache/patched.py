@@ -94,7 +94,7 @@ class _Sleeping(ModuleType):
 
 
 def _is_imported_by_others(frame: FrameType | None) -> bool:
-    """Whether that asks for the spec in an import, of which a repr() or an inspection is none; _plugins decides later."""
+    """Whether that asks for the spec in an import: a repr() is none, and what _plugins is for is decided later."""
     importlib_asks = False
     while frame is not None and _package_of(frame) in ("importlib", "_frozen_importlib"):
         if frame.f_locals.get("name") == "safecache._plugins":

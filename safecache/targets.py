@@ -106,6 +106,8 @@ _CACHE_DIR_COPIES = (
 )
 _COMPILE_DLL = ("cls, source_code, dst_file_ext, extra_args=",)
 _TRITON_BUILD = "triton.runtime.build"
+# What the modules have that the source patch picklable-launchers changes.
+_PICKLABLE_LAUNCHERS = "_safecache_picklable_launchers"
 # A module global in place of which SealingPickle stands, rather than a function.
 PICKLE_MODULE = "<module pickle>"
 # Older ones unpack AOTInductor packages below /tmp, wherever TMPDIR points to.
@@ -285,21 +287,35 @@ TARGETS: tuple[Target, ...] = (
         "subproc_pool:init",
         ("self, nprocs, pickler=, kind=, quiesce=",),
     ),
+    # Which also keeps the cubin: the source patch does not do all of its work.
     Target(_HEURISTICS, "StaticTritonCompileResult.make_launcher", "triton_heuristics:make_launcher", ("self",)),
-    Target(_HEURISTICS, "TritonCompileResult.make_launcher", "triton_heuristics:make_launcher", ("self",)),
+    Target(
+        _HEURISTICS,
+        "TritonCompileResult.make_launcher",
+        "triton_heuristics:make_launcher",
+        ("self",),
+        marker=_PICKLABLE_LAUNCHERS,
+    ),
     Target(
         _HEURISTICS,
         "StaticTritonCompileResult.reload_cubin_path",
         "triton_heuristics:reload_cubin_path",
         ("self",),
     ),
-    Target(_HEURISTICS, "CachingAutotuner.__getstate__", "triton_heuristics:getstate", ("self",)),
+    Target(
+        _HEURISTICS,
+        "CachingAutotuner.__getstate__",
+        "triton_heuristics:getstate",
+        ("self",),
+        marker=_PICKLABLE_LAUNCHERS,
+    ),
     Target(
         _HEURISTICS,
         "CachingAutotuner._build_fast_launcher",
         "triton_heuristics:build_fast_launcher",
         ("self, launcher",),
         since=(2, 13),
+        marker=_PICKLABLE_LAUNCHERS,
     ),
     Target(_TRITON_BUILD, "_load_module_from_path", "triton_build:load_module_from_path", ("name, path",)),
     Target(

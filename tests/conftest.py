@@ -73,13 +73,21 @@ HOW = {"unprivileged": False, "user": None, "umask": None, "stock": False, "buil
 
 
 class Zygote:
-    """Starts tests/zygote.py once and has it run scenes, each in a fork."""
+    """Starts tests/zygote.py once and has it run scenes, each in a fork.
 
-    def __init__(self, base: Path) -> None:
-        environment = os.environ | isolated_environment(base) | {"TMPDIR": str(base), "PYTHONPATH": str(SOURCE)}
+    With ``packages`` it imports torch and Triton from there, and no safecache; or one that is not activated, if that is
+    to be ``dormant``.
+    """
+
+    def __init__(self, base: Path, packages: Path | None = None, *, dormant: bool = False) -> None:
+        alone = packages is not None and not dormant
+        environment = os.environ | isolated_environment(base) | {"TMPDIR": str(base)}
+        environment |= {"SAFECACHE": "0"} if dormant else {}
+        found = [packages, None if alone else SOURCE]
+        environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in found if path is not None)
         self.stderr = (base / "zygote.log").open("w")
         self.process = subprocess.Popen(
-            [sys.executable, str(TESTS / "zygote.py")],
+            [sys.executable, str(TESTS / "zygote.py"), *(["alone"] if alone else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.stderr,

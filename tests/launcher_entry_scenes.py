@@ -8,6 +8,7 @@ from unittest import mock
 import autotuners
 import scenes
 import torch
+from torch._inductor.runtime import triton_heuristics
 
 SWITCH = {"enable_aot_compile": True} if hasattr(torch._dynamo.config, "enable_aot_compile") else {}
 
@@ -29,22 +30,30 @@ def referring(place, what="launcher"):
 @contextlib.contextmanager
 def watched():
     """Collects the launchers that come back from pickles, and tells after launching them what was loaded."""
-    from safecache import launchers
-
-    revive, told = launchers.revive, {}
+    module, name = _reviver()
+    revive, told = getattr(module, name), {}
     revived = []
 
-    def collect(recipe, attributes):
-        revived.append(revive(recipe, attributes))
+    def collect(*state):
+        revived.append(revive(*state))
         return revived[-1]
 
-    with autotuners.driver() as driver, mock.patch.object(launchers, "revive", collect):
+    with autotuners.driver() as driver, mock.patch.object(module, name, collect):
         yield told
         told["loaded before"] = len(driver.loaded)
         for launcher in revived:
             autotuners.launch(launcher)
         told["revived"], told["launched"] = len(revived), len(driver.launched)
         told["names"] = sorted({launcher.__qualname__.split("[")[0] for launcher in revived})
+
+
+def _reviver():
+    """What pickles of launchers call: safecache's, or that of torch itself, where it is patched."""
+    if hasattr(triton_heuristics, "_safecache_picklable_launchers"):
+        return triton_heuristics, "_unloaded_launcher"
+    from safecache import launchers
+
+    return launchers, "revive"
 
 
 def save_referring(place, what="launcher", **functorch):

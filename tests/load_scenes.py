@@ -12,7 +12,7 @@ import zipfile
 
 def load_shared_object(site, path):
     """Have one of the layers load a shared object the way it loads its own, which it has just built."""
-    if os.path.isfile(path):
+    if os.path.isfile(path) and "safecache" in sys.modules:
         from safecache import vouching
 
         with open(path, "rb") as file:
@@ -98,8 +98,10 @@ def hide(directory, flags=0):
     clone_newns, ms_rec_private, ms_rec_bind = 0x20000, 0x44000, 0x5000
     must(libc.unshare(clone_newns))
     must(libc.mount(b"none", b"/", None, ms_rec_private, None))
-    source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-    hidden = [path for path in (source, sys.prefix) if path.startswith(directory + os.sep)]
+    import torch
+
+    source, packages = (os.path.dirname(os.path.dirname(os.path.abspath(file))) for file in (__file__, torch.__file__))
+    hidden = [path for path in (source, sys.prefix, packages) if path.startswith(directory + os.sep)]
     kept = [(path, os.open(path, os.O_PATH)) for path in hidden]
     must(libc.mount(b"none", os.fsencode(directory), b"tmpfs", flags, None))
     for path, descriptor in kept:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """StaticTritonCompileResult.make_launcher and TritonCompileResult.make_launcher."""
     kernel_recipe.keep_cubin(instance)
     function = wrapped(*args, **kwargs)
+    if not isinstance(function, types.FunctionType):
+        return function  # the source patch picklable-launchers has made one that pickles
     try:
         return launchers.make(function, instance)
     except Exception as error:

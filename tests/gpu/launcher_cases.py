@@ -1,4 +1,6 @@
-"""Compiles every case in one process and prints one JSON line; run by test_launchers.py with the mode as argument.
+"""Compiles every case in one process and prints one JSON line; run with "strict" for torch's mode as argument.
+
+With "alone" it is torch as it lies there, for test_patched_launchers.py; else test_launchers.py runs it with safecache.
 
 Everywhere the state that stopped vLLM's move to torch 2.12: a launcher, as a key, is left behind in what is saved.
 """
@@ -15,10 +17,12 @@ import torch
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config, output_code
+from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from triton_kernels import autotuned_scale, triton_poi_scale
 
-import safecache  # noqa: F401  SAFECACHE=0 makes this stock torch
+if "alone" not in sys.argv:
+    import safecache  # noqa: F401  SAFECACHE=0 makes this stock torch
 
 
 def pointwise(x, y):
@@ -106,6 +110,9 @@ def run(name):
 
 def revived():
     """Launchers that came out of an entry; each must be able to load its kernel."""
+    if hasattr(triton_heuristics, "_safecache_picklable_launchers"):
+        waiting = [o for o in gc.get_objects() if type(o) is triton_heuristics._FirstCall]
+        return [function.load() for function in waiting]
     launchers = sys.modules.get("safecache.launchers")
     if launchers is None:
         return []

@@ -7,11 +7,12 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
-from conftest import SOURCE, isolated_environment, python
+from conftest import SOURCE, Home, Zygote, isolated_environment, python
 from filelock import FileLock
 
 from patches import triton_processes
@@ -67,9 +68,12 @@ class Site:
             (home / "hidden").mkdir(exist_ok=True)
             (home / "hidden" / "safecache.py").write_text("raise ImportError('not installed')\n")
         environment = isolated_environment(home) | {"TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
-        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCH_WARM_POOL": "0"} | (env or {})
+        environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCH_WARM_POOL": "0"}
+        # Which takes longer than all else in such a process.
+        environment |= {"TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0"} | (env or {})
         first = self.path if importable else f"{home / 'hidden'}{os.pathsep}{self.path}"
-        return python(code, env=environment, path=first, **kwargs)
+        # Not in the checkout, which Python would look into first.
+        return python(code, env=environment, path=first, **{"cwd": home} | kwargs)
 
     def said(self, code: str, home: Path, **kwargs):
         """What the process printed last, as JSON; it must end well."""
@@ -103,6 +107,28 @@ def patched(shared_directory):
         return Site(site)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def homes_with(patched, session_directory):
+    """homes_with("save-bypass")(): a Home whose scenes run on torch with this patch, and without safecache.
+
+    With ``dormant`` they find it, and nothing of it is active but what is in the source.
+    """
+    stages: dict[tuple[tuple[str, ...], bool], Zygote] = {}
+
+    def homes(*names: str, dormant: bool = False):
+        def make() -> Home:
+            if (names, dormant) not in stages:
+                base = Path(tempfile.mkdtemp(dir=session_directory))
+                stages[names, dormant] = Zygote(base, patched(*names).path, dormant=dormant)
+            return Home(Path(tempfile.mkdtemp(dir=session_directory)), stages[names, dormant])
+
+        return make
+
+    yield homes
+    for stage in stages.values():
+        stage.close()
 
 
 @pytest.fixture(scope="session")

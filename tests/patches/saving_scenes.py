@@ -1,0 +1,33 @@
+"""Scenes about saves that fail on patched torch; see scenes.py."""
+
+from __future__ import annotations
+
+import errno
+import os
+from unittest import mock
+
+import scenes
+import torch
+from torch._dynamo.utils import counters
+
+
+def save_after_failure(**functorch):
+    """compile_model of graphs that could not be saved the first time."""
+    with scenes.injected("lambda", "fx"):
+        scenes.compile_model(**functorch)
+    torch._dynamo.reset()
+    counters.clear()
+    return scenes.compile_model(**functorch)
+
+
+def save_to_full_disk(kind, **functorch):
+    """compile_model where the disk is full when an entry of a kind is written."""
+    from torch._functorch._aot_autograd import autograd_cache
+    from torch._inductor import codecache
+
+    def write(key, content):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    cache = autograd_cache.AOTAutogradCache if kind == "aot" else codecache.FxGraphCache
+    with mock.patch.object(cache, "_write_to_local_cache", staticmethod(write)):
+        return scenes.compile_model(**functorch)
