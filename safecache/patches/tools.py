@@ -8,6 +8,7 @@ import subprocess
 import tempfile
 from hashlib import sha1
 
+from safecache import config
 from safecache.errors import SourcePatchError
 
 __all__ = ["blob_id", "run"]
@@ -61,4 +62,6 @@ def _environment(directory: str) -> dict[str, str]:
         "GIT_CONFIG_NOSYSTEM": "1",
         "LC_ALL": "C",
     }
-    return {name: value for name, value in os.environ.items() if not name.startswith(("GIT_", "PATCH_"))} | own
+    return {
+        name: value for name, value in config.child_environment().items() if not name.startswith(("GIT_", "PATCH_"))
+    } | own

@@ -19,8 +19,8 @@ PACKAGE = Path(__file__).parents[2] / "safecache"
 CORE = sorted(PACKAGE.glob("*.py"))
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bootstrap" not in path.parts and path.stat().st_size)
 # Here importing late is the point: activating must not import what is only needed once torch is, nor a hit what only a
-# miss needs.
-IMPORT_LATE = {"__init__", "_plugins", "activation", "patching", "searches", "torch_keys"}
+# miss needs, nor a process what only a compile worker does.
+IMPORT_LATE = {"__init__", "_plugins", "activation", "patched", "patching", "searches", "torch_keys"}
 
 
 def name_of(path: Path) -> str:
