@@ -29,6 +29,7 @@ __all__ = [
     "origin",
     "read",
     "require",
+    "told_origin",
     "unpickle",
 ]
 
@@ -61,13 +62,18 @@ def origin(where: str) -> Iterator[None]:
         yield
 
 
+def told_origin() -> str:
+    """Where this thread's bytes come from, "" if that is not told."""
+    return _state.origin
+
+
 def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
     """Return if ``content`` may be unpickled; report it, and raise EntryRefusedError in default mode too, if not.
 
     For what has no miss: there is no graph to compile instead.
     """
     with loading.reading():
-        if not loading.admit(kind, cache_key, content, origin=_state.origin or "given as bytes"):
+        if not loading.admit(kind, cache_key, content, origin=told_origin() or "given as bytes"):
             raise EntryRefusedError(f"safecache: {loading.refusals()[-1]} Compile it anew.")
 
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 
 from safecache import levels
 
-__all__ = ["HEADERS_FOLDER", "existing", "of_inductor", "of_triton", "whole"]
+__all__ = ["HEADERS_FOLDER", "existing", "of_inductor", "of_triton", "shared", "whole"]
 
 HEADERS_FOLDER = "precompiled_headers"
 
@@ -40,6 +40,16 @@ def existing(environ: Mapping[str, str]) -> list[str]:
 def _of_this_node(environ: Mapping[str, str]) -> str:
     inductors = of_inductor(environ)
     return levels.place_of(inductors) or inductors
+
+
+def shared(environ: Mapping[str, str]) -> str | None:
+    """The cache that this node has a local level before, which is known as that from now on; None if it has none."""
+    inductors = levels.shared_of(of_inductor(environ))
+    place = levels.place_of(inductors)
+    if place is None:
+        return None
+    levels.know(place, inductors)
+    return inductors
 
 
 def _headers(_: Mapping[str, str]) -> str:

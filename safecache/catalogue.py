@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from safecache import inventory, kernel_metadata, mentions, signers
+from safecache import inventory, kernel_metadata, key_records, key_text, mentions, signers
 from safecache.groups import Group, GroupKind
 
 __all__ = ["Catalogue", "Description", "Item", "describe", "take"]
@@ -32,20 +32,29 @@ class Item(NamedTuple):
 
 
 class Catalogue(NamedTuple):
-    """``other``: how many files belong to no group, and their bytes."""
+    """``other``: how many files belong to no group, and their bytes. ``records``: where those of keys lie, by key."""
 
     items: list[Item]
     other: tuple[int, int]
+    records: Mapping[str, str]
+
+    @property
+    def graphs(self) -> dict[str, Group]:
+        """The FX graph entries by their keys."""
+        return {item.group.name: item.group for item in self.items if item.group.kind is GroupKind.FX_ENTRY}
 
 
 class Description(NamedTuple):
     """What an item's files say. ``kernels``: by name; ``states``: how many files there are of each signer's state.
+
+    ``source``: where no kernel is named, the function or kernel that it was compiled from, as the key's record says.
 
     ``gpu``: what a kernel is for, as is written beside it, else what the build had. ``torch``, ``triton``: with what it
     was built, by its seal, or else as a kernel says. Empty where that is not told.
     """
 
     kernels: tuple[str, ...]
+    source: str
     gpu: str
     torch: str
     triton: str
@@ -54,21 +63,29 @@ class Description(NamedTuple):
     provenance: Mapping[str, str]
 
     @property
+    def names(self) -> tuple[str, ...]:
+        """All that it may be asked for by."""
+        return (*self.kernels, self.source) if self.source else self.kernels
+
+    @property
     def name(self) -> str:
-        """The first kernel, and how many more there are."""
-        more = f" (+{len(self.kernels) - 1})" if len(self.kernels) > 1 else ""
-        return f"{self.kernels[0]}{more}" if self.kernels else ""
+        """The first of its names, and how many more there are."""
+        more = f" (+{len(self.names) - 1})" if len(self.names) > 1 else ""
+        return f"{self.names[0]}{more}" if self.names else ""
 
 
 def take(directories: Iterable[str], kinds: Collection[GroupKind]) -> Catalogue:
     """The items of these kinds in these cache directories. Raises OSError for one that cannot be read."""
     items, files, size = [], 0, 0
+    records: dict[str, str] = {}
     for directory in directories:
         found = inventory.take(directory)
         items += [_item(directory, group) for group in found.groups if group.kind in kinds]
         files += len(found.other)
         size += sum(file.size for file in found.other)
-    return Catalogue(items, (files, size))
+        kept = (group for group in found.groups if group.kind is GroupKind.KEY_RECORD)
+        records.update((key_records.key_of(file.path), file.path) for group in kept for file in group.files)
+    return Catalogue(items, (files, size), records)
 
 
 def _item(directory: str, group: Group) -> Item:
@@ -87,8 +104,8 @@ def _modified(path: str) -> list[float]:
         return []
 
 
-def describe(item: Item, graphs: Mapping[str, Group]) -> Description | None:
-    """What the files of the item say now; None if they are gone. ``graphs``: the FX graph entries by their keys."""
+def describe(item: Item, graphs: Mapping[str, Group], records: Mapping[str, str]) -> Description | None:
+    """What the files of the item say now; None if they are gone. ``graphs``, ``records``: those of its catalogue."""
     group = item.group
     if not any(os.path.lexists(path) for path in group.paths or [file.path for file in group.all_files]):
         return None
@@ -103,6 +120,7 @@ def describe(item: Item, graphs: Mapping[str, Group]) -> Description | None:
         kernels = _kernels(group, graphs)
     return Description(
         kernels,
+        "" if kernels else _source(group, records),
         metadata.gpu or provenance.get("gpu", ""),
         provenance.get("torch", ""),
         provenance.get("triton", "") or metadata.triton,
@@ -110,6 +128,12 @@ def describe(item: Item, graphs: Mapping[str, Group]) -> Description | None:
         Counter(seal.state for seal in seals),
         provenance,
     )
+
+
+def _source(group: Group, records: Mapping[str, str]) -> str:
+    path = records.get(group.name)
+    record = key_records.read(path) if path is not None else None
+    return key_text.capped(record.name) if record is not None else ""
 
 
 def _kernels(group: Group, graphs: Mapping[str, Group]) -> tuple[str, ...]:

@@ -17,6 +17,7 @@ _LAYERS = {
     Layer.AOT: "AOTAutograd entry",
     Layer.FX: "FX graph entry",
     Layer.TRITON: "Triton kernel",
+    Layer.MODEL: "file compiled ahead of time",
 }
 _QUARANTINE = os.path.join(".safecache", "quarantine")
 

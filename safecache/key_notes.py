@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from safecache import config, events, explanations, key_records, misses
+from safecache.errors import CacheWriteError
 from safecache.key_records import Component, KeyRecord
 from safecache.lookups import Layer
 from safecache.reasons import Reason
@@ -28,7 +29,8 @@ def note(layer: Layer, key: str, name: str, root: str, components: Iterable[Comp
 
 
 def _remember(record: KeyRecord, root: str) -> None:
-    with suppress(OSError):  # the cache has the entry; that there is room for no more, the next one reports
+    # The cache has the entry; that there is room for no more, the next one reports.
+    with suppress(OSError, CacheWriteError):
         key_records.remember(record, root)
 
 

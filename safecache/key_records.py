@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple
 
-from safecache import files, key_text, layers, store
+from safecache import files, key_text, layers, levels, store
 from safecache.groups import KEYS_FOLDER
 from safecache.lookups import Layer
 
@@ -25,7 +25,9 @@ __all__ = [
     "Component",
     "KeyRecord",
     "every",
+    "key_of",
     "plain",
+    "read",
     "recall",
     "remember",
     "same_name",
@@ -82,21 +84,33 @@ class Absence(Enum):
 
 
 def remember(record: KeyRecord, root: str) -> None:
-    """Keep the record of a key that was just saved in the cache ``root``, and at ``made`` had missed. Raises OSError.
+    """Keep the record of a key that was just saved in the cache ``root``, and at ``made`` had missed.
 
-    If another process has saved it meanwhile, that one's stays: its entry was not gone, it was not there yet.
+    In the shared level too, below a local one, as what was saved. If another process has saved it meanwhile, that one's
+    stays: its entry was not gone, it was not there yet. Raises OSError, and CacheWriteError in strict mode.
     """
     if not _KEY.fullmatch(record.key):
         return
-    place = _place(record.layer, record.name, root)
-    path = os.path.join(place, record.key + _SUFFIX)
-    earlier, now = _read(path), time.time()
+    file, now = record.key + _SUFFIX, time.time()
+    places = _places(record.layer, record.name, root)
+    earlier = next(filter(None, (read(os.path.join(place, file)) for place in places)), None)
     if earlier is not None and earlier.made >= record.made:
         return
     content = _encoded(record._replace(made=now, first=earlier.first if earlier else now))
-    if content is not None:
-        store.publish(path, content, root)
+    if content is None:
+        return
+    for cache in _written(root):
+        place = _place(record.layer, record.name, cache)
+        store.publish(os.path.join(place, file), content, cache)
         _remove_oldest(place)
+
+
+def _written(root: str) -> list[str]:
+    """The cache, and its place in the shared level below it, unless that one has just failed."""
+    level = levels.find(root)
+    if level is None or levels.is_left_alone(level.shared, reading=False):
+        return [root]
+    return [root, level.counterpart(root)]
 
 
 def recall(layer: Layer, key: str, name: str, root: str) -> KeyRecord | None:
@@ -106,8 +120,7 @@ def recall(layer: Layer, key: str, name: str, root: str) -> KeyRecord | None:
 
 def same_name(layer: Layer, name: str, root: str) -> list[KeyRecord]:
     """The records of all keys under this name, those of the layers below the cache included, latest first."""
-    found = {record.key: record for record in _of_name(layer, name, root)}
-    return sorted(found.values(), key=lambda record: record.made, reverse=True)
+    return _latest_first(_of_name(layer, name, root))
 
 
 def why_absent(layer: Layer, key: str, name: str, root: str) -> Absence:
@@ -119,22 +132,48 @@ def why_absent(layer: Layer, key: str, name: str, root: str) -> Absence:
 
 
 def every(root: str, layer: Layer | None = None) -> list[KeyRecord]:
-    """All records of the cache ``root`` itself, or of one of its layers, the latest first."""
-    top = os.path.join(root, ".safecache", KEYS_FOLDER)
-    paths: list[tuple[float, str]] = []
-    for each in Layer if layer is None else (layer,):
-        for folder in _names_in(os.path.join(top, each.value)):
-            place = os.path.join(top, each.value, folder)
-            paths += [(_age(os.path.join(place, name)), os.path.join(place, name)) for name in _listed(place)]
-    read = (_read(path) for _, path in sorted(paths, reverse=True)[:_MOST_READ])
-    return sorted((record for record in read if record), key=lambda record: record.made, reverse=True)
+    """All records of the cache ``root``, or of one of its layers, the latest first.
+
+    With those of the shared level below a local one, but not of the layers that nothing is written to.
+    """
+    own = os.path.join(root, ".safecache", KEYS_FOLDER)
+    shared = levels.counterpart(own)
+    tops = [own, *(below for below, _ in layers.below(own, root) if below == shared)]
+    paths = (path for top in tops for each in (Layer if layer is None else (layer,)) for path in _paths(top, each))
+    latest = sorted(paths, key=_age, reverse=True)[:_MOST_READ]
+    return _latest_first(filter(None, map(_read, latest)))
+
+
+def _paths(top: str, layer: Layer) -> Iterator[str]:
+    for folder in _names_in(os.path.join(top, layer.value)):
+        place = os.path.join(top, layer.value, folder)
+        yield from (os.path.join(place, name) for name in _listed(place))
+
+
+def _latest_first(records: Iterable[KeyRecord]) -> list[KeyRecord]:
+    """One of each key: of several the first, which is of the nearest layer."""
+    found: dict[tuple[Layer, str], KeyRecord] = {}
+    for record in records:
+        found.setdefault((record.layer, record.key), record)
+    return sorted(found.values(), key=lambda record: record.made, reverse=True)
+
+
+def key_of(path: str) -> str:
+    """The key whose record would lie at ``path``."""
+    return os.path.basename(path).removesuffix(_SUFFIX)
+
+
+def read(path: str) -> KeyRecord | None:
+    """The record at ``path``, if it is one of the key that the file is called by."""
+    record = _read(path)
+    return record if record is not None and record.key + _SUFFIX == os.path.basename(path) else None
 
 
 def _of_name(layer: Layer, name: str, root: str) -> Iterator[KeyRecord]:
     for place in _places(layer, name, root):
         for file in _listed(place):
-            record = _read(os.path.join(place, file))
-            if record is not None and (record.layer, record.name, record.key + _SUFFIX) == (layer, name, file):
+            record = read(os.path.join(place, file))
+            if record is not None and (record.layer, record.name) == (layer, name):
                 yield record
 
 

@@ -6,7 +6,7 @@ import hashlib
 import re
 from collections.abc import Mapping
 
-__all__ = ["capped", "digest", "environment", "variable"]
+__all__ = ["capped", "digest", "environment", "setting", "variable"]
 
 _LONGEST = 300
 _DIGITS = 16
@@ -31,7 +31,12 @@ def capped(text: str) -> str:
 def variable(name: str, value: str) -> str:
     """The value of an environment variable, unless it is somebody else's or its name says that it is a secret."""
     is_theirs = _THEIRS.match(name) or _OF_TRITON.match(name)
-    return capped(value) if is_theirs and not _SECRET.search(name) else _UNSHOWN
+    return setting(name, value) if is_theirs else _UNSHOWN
+
+
+def setting(name: str, value: str) -> str:
+    """The value of what a program says is a setting of its own, unless its name says that it is a secret."""
+    return _UNSHOWN if _SECRET.search(name) else capped(value)
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:

@@ -22,6 +22,7 @@ __all__ = [
     "is_local",
     "is_place",
     "is_shared",
+    "know",
     "leave_alone",
     "objection",
     "place_of",
@@ -97,9 +98,14 @@ def _make(place: str) -> None:
         os.makedirs(directory, mode, exist_ok=True)
 
 
+def know(place: str, shared: str) -> None:
+    """What lies in ``place`` has ``shared`` below it. Nothing is done for it: all that a command needs."""
+    _levels[place] = Level(place, shared)
+
+
 def begin(place: str, shared: str) -> None:
     """Have torch use ``place``, with ``shared`` below it."""
-    _levels[place] = Level(place, shared)
+    know(place, shared)
     if config.cache_directory() != place:
         config.redirect_cache(place, shared)
 

@@ -17,7 +17,7 @@ __all__ = ["REFUSED", "advice", "explain", "explained", "is_explained", "substit
 REFUSED = "failed to map segment from shared object"
 _LEAD = "safecache: the file lies"
 # In our words, and in those of a source that has the patch noexec-guidance.
-_NOEXEC = "and that is mounted noexec: no code can be loaded from there."
+_NOEXEC = "is mounted noexec: no code can be loaded from there."
 # AOTInductor's loader puts "Error in dlopen: " before the path.
 _PATH = re.compile(rf"(/[^\n:]+): {REFUSED}")
 
@@ -56,7 +56,7 @@ def advice(path: str, variable: str | None) -> str:
     """On which mount ``path`` lies, and what moves it to a directory of this machine that code can be loaded from."""
     mount = mounts.mount_of(path)
     where = f" on {mount}" if mount else ""
-    said = f"{where}, {_NOEXEC}"
+    said = f"{where}, and that {_NOEXEC}"
     if variable is None:
         point = mount.point if mount else os.path.dirname(path)
         return f"{said} This release of torch cannot be told another place: mount -o remount,exec {point}"

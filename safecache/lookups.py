@@ -28,11 +28,15 @@ __all__ = [
 
 
 class Layer(Enum):
-    """The caches that are looked into: of AOTAutograd, of FX graphs, of Triton's kernels."""
+    """The caches that are looked into: of AOTAutograd, of FX graphs, of Triton's kernels.
+
+    MODEL is none: it is for the files of functions and models that were compiled ahead of time, which torch is given.
+    """
 
     AOT = "aot"
     FX = "fx"
     TRITON = "triton"
+    MODEL = "model"
 
 
 class Outcome(Enum):
@@ -121,9 +125,9 @@ def what_must_hit_raises(lookup: Lookup) -> MissError | None:
     """The error that SAFECACHE_MUST_HIT makes of a lookup after which something would be compiled.
 
     What torch never caches is not one, since no warming changes that. Nor is an AOTAutograd cache that is off: the
-    FX graph cache is asked then.
+    FX graph cache is asked then. A file that was compiled ahead of time has an error of its own.
     """
-    if lookup.outcome is Outcome.HIT or not config.current().must_hit:
+    if lookup.outcome is Outcome.HIT or lookup.layer is Layer.MODEL or not config.current().must_hit:
         return None
     disabled = lookup.reason is Reason.DISABLED and lookup.layer is not Layer.AOT
     if lookup.outcome is Outcome.BYPASS and not disabled:

@@ -13,11 +13,28 @@ from safecache.lookups import Layer, Lookup, Outcome, Time
 from safecache.reasons import Reason
 from safecache.seal import Kind
 
-__all__ = ["Search", "ask", "bypass", "decline", "offer", "only_looking", "pass_over", "refuse", "under_way"]
+__all__ = [
+    "Search",
+    "ask",
+    "bypass",
+    "decline",
+    "is_under_way",
+    "offer",
+    "only_looking",
+    "pass_over",
+    "refuse",
+    "under_way",
+]
 
 # By key: torch looks a graph up again that an AOTAutograd entry refers to, when what was refused has been moved away.
 _refused: dict[tuple[Layer, str], tuple[Reason, str]] = {}
-_LAYERS = {Kind.AOT_ENTRY: Layer.AOT, Kind.FX_ENTRY: Layer.FX, Kind.KERNEL: Layer.TRITON}
+_LAYERS = {
+    Kind.AOT_ENTRY: Layer.AOT,
+    Kind.FX_ENTRY: Layer.FX,
+    Kind.KERNEL: Layer.TRITON,
+    Kind.AOT_FUNCTION: Layer.MODEL,
+    Kind.AOT_MODEL: Layer.MODEL,
+}
 
 
 class Search:
@@ -77,6 +94,14 @@ class Search:
             self.missed()  # what torch takes for a reason of its own is our error, of a miss inside of it
         _raise(self._end(Outcome.BYPASS, reason, detail))
 
+    def unloadable(self, error: BaseException) -> None:
+        """Torch could not use what it has found; the exception goes on its way."""
+        self._end(Outcome.MISS, Reason.UNLOADABLE, _in_words(error))
+
+    def let_go(self) -> None:
+        """It is part of one that has been told of."""
+        self.ended = True
+
     def failed(self, error: BaseException) -> None:
         """It ended in an exception, which goes on its way."""
         if self._refusal is not None:
@@ -84,7 +109,7 @@ class Search:
         elif self.declined:
             self._end(Outcome.BYPASS, Reason.UPSTREAM_BYPASS, self.declined)
         else:
-            self._end(Outcome.BYPASS, Reason.LOOKUP_FAILED, f"{type(error).__name__}: {error}")
+            self._end(Outcome.BYPASS, Reason.LOOKUP_FAILED, _in_words(error))
 
     def _reason(self) -> tuple[Reason, str]:
         if self._was_passed_over:
@@ -120,6 +145,10 @@ class Search:
             # Torch takes what is raised inside a lookup for a bypass, and compiles.
             self._outer._error = self._outer._error or error
         return error
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
 
 
 def _raise(error: MissError | None) -> None:
@@ -171,6 +200,11 @@ def bypass(layer: Layer, name: Callable[[], str], reason: Reason, detail: str) -
 def _innermost(layer: Layer | None) -> Search | None:
     search = _thread.search
     return search if search is not None and search.layer is layer and not search.ended else None
+
+
+def is_under_way(layer: Layer) -> bool:
+    """Whether this thread's lookup is in this layer."""
+    return _innermost(layer) is not None
 
 
 def ask(kind: Kind, key: str, root: str) -> None:

@@ -37,6 +37,11 @@ def compile_kernel():
     }
 
 
+def compile_ir(path):
+    """The kernel of a file of IR."""
+    return {"cubin": triton.compile(path, target=GPUTarget("cuda", 90, 32)).asm["cubin"].hex()}
+
+
 def compile_kernel_and_count_descriptors():
     """How many are open afterwards that were not before."""
     before = len(os.listdir("/proc/self/fd"))

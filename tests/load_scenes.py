@@ -12,7 +12,7 @@ import zipfile
 
 def load_shared_object(site, path):
     """Have one of the layers load a shared object the way it loads its own, which it has just built."""
-    if os.path.isfile(path) and "safecache" in sys.modules:
+    if os.path.isfile(path):
         from safecache import vouching
 
         with open(path, "rb") as file:
@@ -84,10 +84,10 @@ def load_in_compile_worker(site, path):
 MS_NOEXEC = 0x8
 
 
-def hide(directory, flags=0):
+def hide(directory, flags=0, keep=()):
     """Mount an empty file system over a directory, seen by this process and its children alone.
 
-    What they import from stays where it is.
+    What they import or preload from stays where it is, and what is below the directories in ``keep``.
     """
     libc = ctypes.CDLL(None, use_errno=True)
 
@@ -98,10 +98,10 @@ def hide(directory, flags=0):
     clone_newns, ms_rec_private, ms_rec_bind = 0x20000, 0x44000, 0x5000
     must(libc.unshare(clone_newns))
     must(libc.mount(b"none", b"/", None, ms_rec_private, None))
-    import torch
-
-    source, packages = (os.path.dirname(os.path.dirname(os.path.abspath(file))) for file in (__file__, torch.__file__))
-    hidden = [path for path in (source, sys.prefix, packages) if path.startswith(directory + os.sep)]
+    source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    preloaded = map(os.path.dirname, os.environ.get("LD_PRELOAD", "").split(":"))
+    stays = dict.fromkeys([source, sys.prefix, *sys.path, *preloaded, *keep])
+    hidden = [path for path in stays if path.startswith(directory + os.sep) and os.path.isdir(path)]
     kept = [(path, os.open(path, os.O_PATH)) for path in hidden]
     must(libc.mount(b"none", os.fsencode(directory), b"tmpfs", flags, None))
     for path, descriptor in kept:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from unittest import mock
 
 import scenes
@@ -71,6 +72,45 @@ def kernels_looked_up(**knobs):
             setattr(triton.knobs.compilation, name, value)
         compiled = compile_kernel()["compiled"]
     return {"lookups": lookups.counts(), "compiled": compiled}
+
+
+def kernels_counted_by_triton(path):
+    """What the lookups of a kernel and of a file of IR came to, and what Triton has told its listener of them."""
+    import triton
+    from kernel_scenes import compile_ir, compile_kernel
+
+    told = []
+    with triton.knobs.compilation.scope():
+        triton.knobs.compilation.listener = lambda *, cache_hit, **_: told.append(cache_hit)
+        compile_kernel()
+        compile_ir(path)
+    return {"lookups": lookups.counts(), "torch": {"triton": {"hit": told.count(True), "miss": told.count(False)}}}
+
+
+def ahead_of_time(given, broken=False):
+    """What the lookups came to where torch was given these files, and of how many it has made something."""
+    import artifact_scenes
+    from torch._dynamo.aot_compile import CompileArtifacts
+
+    with contextlib.ExitStack() as stack:
+        if broken:
+            stack.enter_context(
+                mock.patch.object(CompileArtifacts, "check_compatibility", side_effect=RuntimeError("no such torch"))
+            )
+        came = [_loaded(getattr(artifact_scenes, f"load_{what}"), path) for what, path in given]
+    return {
+        "lookups": lookups.counts(),
+        "torch": {"model": {"hit": came.count(None), "miss": len(came) - came.count(None)}},
+        "errors": came,
+    }
+
+
+def _loaded(load, path):
+    try:
+        assert load(path)
+    except Exception as error:
+        return type(error).__name__
+    return None
 
 
 def compile_where_another_rank_missed():

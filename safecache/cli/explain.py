@@ -6,7 +6,6 @@ import argparse
 import json
 import os
 from collections.abc import Iterable, Iterator
-from itertools import pairwise
 from typing import Any
 
 from safecache import (
@@ -33,14 +32,17 @@ _LABELS = run_summary.labels()
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the explanations, the last miss first; 1 if there is none. Raises OSError."""
-    roots = arguments.directories or cache_directories.existing(config.child_environment())
-    found: list[dict[str, Any]] = []
+    environ = config.child_environment()
+    shared = cache_directories.shared(environ)
+    roots = arguments.directories or cache_directories.existing(environ)
+    if shared is not None and not arguments.directories and os.path.isdir(shared):
+        roots = [*roots, shared]
     for root in roots:
         os.scandir(root).close()
-        for cache in layout.triton_caches(root):
-            found += _of_cache(cache, arguments.what or "", arguments.run)
+    found = list(_of_caches(roots, arguments.what or "", arguments.run))
     found = sorted(found, key=lambda row: str(row["time"]), reverse=True)[: arguments.last]
-    factors = [] if arguments.what or arguments.run else [row for root in roots for row in _of_vllm(root)]
+    places = arguments.directories or [*roots, vllm_factors.place(environ)]
+    factors = [] if arguments.what or arguments.run else [row for place in places for row in _of_vllm(place)]
     if arguments.json:
         print(json.dumps({"misses": found, "vllm": factors}))
     else:
@@ -50,24 +52,35 @@ def run(arguments: argparse.Namespace) -> int:
 
 def causes(roots: Iterable[str]) -> dict[str, str]:
     """In what keys that missed differ from the nearest ones, by key; only of those for which that is known."""
-    rows = (row for root in roots for cache in layout.triton_caches(root) for row in _of_cache(cache, "", None))
+    cache_directories.shared(config.child_environment())
+    rows = _of_caches(roots, "", None)
     return {row["key"]: row["cause"] for row in rows if row["reason"] == Reason.KEY_DIFFERS.value}
 
 
-def _of_cache(root: str, what: str, of_run: str | None) -> Iterator[dict[str, Any]]:
-    """By the journal, where there is one; what it does not have, by the records alone."""
+def _of_caches(roots: Iterable[str], what: str, of_run: str | None) -> Iterator[dict[str, Any]]:
+    """Of these and of Triton's in them; a record that two levels have once."""
+    told: set[tuple[Layer, str]] = set()
+    for root in roots:
+        for cache in layout.triton_caches(root):
+            yield from _of_cache(cache, what, of_run, told)
+
+
+def _of_cache(root: str, what: str, of_run: str | None, told: set[tuple[Layer, str]]) -> Iterator[dict[str, Any]]:
+    """By the journal, where there is one; what it does not have, by the records alone, if they are not ``told``."""
     records = {(record.layer, record.key): record for record in key_records.every(root)}
     for line in reversed(run_summary.read(root)):
         if of_run not in (None, line.run) or not (what in line.name or line.key.startswith(what)):
             continue
         layer, outcome, reason = _LABELS.get(line.label, (None, None, None))
         if layer is not None and outcome is Outcome.MISS and reason is not None:
+            told.add((layer, line.key))
             record = records.pop((layer, line.key), None)
             yield _of_miss(line, layer, reason, explanations.explain(record, root, saved=True) if record else None)
     if of_run is None:
-        for record in records.values():
+        for record in (record for key, record in records.items() if key not in told):
             if what in record.name or record.key.startswith(what):
                 yield _row(record, explanations.explain(record, root, saved=True))
+        told.update(records)
 
 
 def _row(record: KeyRecord, explanation: Explanation) -> dict[str, Any]:
@@ -98,15 +111,18 @@ def _of_miss(line: Line, layer: Layer, reason: Reason, explanation: Explanation 
 
 
 def _of_vllm(root: str) -> Iterator[dict[str, Any]]:
-    """Each directory of vLLM's against the one before it."""
+    """Each of vLLM's keys against the nearest of those before it."""
     found = vllm_factors.find(root)
-    for after, before in pairwise(found):
-        yield {
-            "directory": after.directory,
-            "against": before.directory,
-            "differences": [difference._asdict() for difference in vllm_factors.compare(before, after)],
-            "text": "; ".join(map(str, vllm_factors.compare(before, after))) or "all factors are the same",
-        }
+    for number, after in enumerate(found, 1):
+        before = vllm_factors.nearest(after, found[number:])
+        if before is not None:
+            differences = vllm_factors.compare(before, after)
+            yield {
+                "directory": after.directory,
+                "against": before.directory,
+                "differences": [difference._asdict() for difference in differences],
+                "text": "; ".join(map(str, differences)) or "all factors are the same",
+            }
 
 
 def _print(found: list[dict[str, Any]], factors: list[dict[str, Any]]) -> None:

@@ -31,7 +31,7 @@ def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
 
     show = commands.add_parser("show", help="tell all about one of them: its build, files, signer, and if it is used")
     show.add_argument(
-        "name", metavar="NAME|KEY|PATH", help="of a kernel; a key, or the beginning of it; or a file of it"
+        "name", metavar="NAME|KEY|PATH", help="of a kernel or function; a key, or the beginning of it; or a file of it"
     )
     _add_places(show)
 

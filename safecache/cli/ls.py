@@ -85,11 +85,11 @@ def _place(item: Item) -> tuple[str, ...]:
 
 def describe(items: Sequence[Item], found: Catalogue) -> list[Row]:
     """A row for each, but for what was removed since it was listed."""
-    graphs = {item.group.name: item.group for item in found.items if item.group.kind is GroupKind.FX_ENTRY}
+    graphs = found.graphs
     keyring.current()  # by one thread: the first use makes a key
 
     def described(item: Item) -> Description | None:
-        return catalogue.describe(item, graphs)
+        return catalogue.describe(item, graphs, found.records)
 
     descriptions = parallel.each(described, items)
     return [Row(item, said) for item, said in zip(items, descriptions, strict=True) if said is not None]

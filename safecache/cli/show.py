@@ -56,14 +56,14 @@ def _tell_several(rows: list[Row], found: Catalogue, *, as_json: bool) -> int:
 
 
 def _matching(text: str, found: Catalogue) -> list[Row]:
-    """By path, by key or its beginning, or else by a kernel's name, for which all files have to be read."""
+    """By path, by key or its beginning, or else by a name of it, for which all files have to be read."""
     by_path = _containing(os.path.abspath(text)) if os.sep in text else None
     items = [item for item in found.items if by_path is not None and by_path(item.group)]
     items = items or [item for item in found.items if item.group.name == text]
     items = items or [item for item in found.items if text and item.group.name.startswith(text)]
     if items or by_path is not None:
         return ls.describe(items, found)
-    return [row for row in ls.describe(found.items, found) if text in row.description.kernels]
+    return [row for row in ls.describe(found.items, found) if text in row.description.names]
 
 
 def _containing(path: str) -> Callable[[Group], bool]:

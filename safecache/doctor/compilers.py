@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import sysconfig
+import tempfile
 from collections.abc import Iterator, Mapping
 
 from safecache import build_failure
@@ -39,6 +41,9 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
             yield finding.error("broken-compiler", evidence, remedy)
     for command, flag in working[:1]:
         yield from _headers(command, flag, environ)
+    for command, flag in working:
+        if flag == "c++":
+            yield from _runtime(command, environ)
     if working:
         yield finding.ok("compilers", f"{' and '.join(shlex.join(command) for command, _ in working)} can be used.")
 
@@ -57,6 +62,25 @@ def _headers(command: list[str], flag: str, environ: Mapping[str, str]) -> Itera
         evidence = f"{shlex.join(command)} does not find Python.h in {include}: nothing can be compiled."
         remedy = f"{_install('headers')}  # an environment of conda, uv or pyenv has them"
         yield finding.error("no-python-headers", evidence, remedy)
+
+
+def _runtime(command: list[str], environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A library with a copy of the C++ runtime finds the locales of this process's with the numbers of its own."""
+    with tempfile.TemporaryDirectory(prefix="safecache-doctor-") as directory:
+        library = os.path.join(directory, "library.so")
+        link = [*command, "-shared", "-fPIC", "-x", "c++", "-", "-o", library]
+        if programs.objection(link, source="#include <locale>\nstd::locale locale;\n", environ=environ) is not None:
+            return  # whoever builds a library is told of that
+        with open(library, "rb") as file:
+            content = file.read()
+        if b"libstdc++.so" in content or b"libc++.so" in content:
+            return
+    evidence = (
+        f"{shlex.join(command)} links a copy of the C++ runtime into each library. An AOTInductor package that it "
+        "builds ends the process with a segmentation fault, or std::bad_cast, when it is loaded."
+    )
+    remedy = "export CXX=/usr/bin/g++  # or another that has a libstdc++.so; and build the packages anew"
+    yield finding.warning("static-libstdcxx", evidence, remedy)
 
 
 def _install(what: str) -> str:

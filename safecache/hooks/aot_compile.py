@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from safecache import artifacts, saving
+from safecache import artifacts, graph_names, saving, searches
+from safecache.lookups import Layer
 from safecache.seal import Kind
 
 __all__ = ["deserialize", "deserialize_model", "serialize", "serialize_model"]
@@ -22,10 +23,29 @@ def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """AOTCompiledFunction.deserialize. Raises EntryRefusedError, in default mode too: vLLM compiles again then."""
 
     def load(data: bytes, *rest: Any, **named: Any) -> Any:
-        artifacts.require(Kind.AOT_FUNCTION, data)
-        return wrapped(data, *rest, **named)
+        return _loaded(Kind.AOT_FUNCTION, data, _name, lambda: wrapped(data, *rest, **named))
 
     return load(*args, **kwargs)
+
+
+def _name() -> str:
+    return artifacts.told_origin() or graph_names.of_current()
+
+
+def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[], Any]) -> Any:
+    """What ``load`` makes of the bytes, once they are verified. A lookup, but for a function within a model."""
+    if searches.is_under_way(Layer.MODEL):
+        artifacts.require(kind, data)
+        return load()
+    with searches.under_way(Layer.MODEL, name) as search:
+        artifacts.require(kind, data)
+        try:
+            loaded = load()
+        except Exception as error:
+            search.unloadable(error)
+            raise
+        search.hit()
+        return loaded
 
 
 def serialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
@@ -37,7 +57,7 @@ def deserialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
     """AOTCompiledModel.deserialize. Raises EntryRefusedError, in default mode too."""
 
     def load(model: Any, data: bytes, **named: Any) -> Any:
-        artifacts.require(Kind.AOT_MODEL, data)
-        return wrapped(model, data, **named)
+        name = f"{type(model).__module__}.{type(model).__qualname__}"
+        return _loaded(Kind.AOT_MODEL, data, lambda: name, lambda: wrapped(model, data, **named))
 
     return load(*args, **kwargs)

@@ -1,55 +1,22 @@
-"""torch.compiler._cache: what arrives in a mega-cache artifact is verified before it is written."""
+"""torch.compiler._cache: what arrives in a mega-cache artifact is verified before it is written.
+
+Every program that imports torch imports it: what the hook needs is imported when it is called.
+"""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache import artifacts, loading
-from safecache.seal import Kind
-
 __all__ = ["populate_caches"]
-
-# What torch unpickles later. Of the rest, only the names can hurt.
-_SEALED = {
-    "aot_autograd": Kind.AOT_ENTRY,
-    "inductor": Kind.FX_ENTRY,
-    "precompile": Kind.DYNAMO_PACKAGE,
-    "pgo": Kind.PGO_STATE,
-}
-_ORIGIN = "in the artifact"
 
 
 def populate_caches(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CacheArtifactManager.populate_caches: what fails verification is left out, and is not in the result."""
+    from safecache import loading, mega_caches
 
     def populate(artifacts: dict[str, list[Any]]) -> Any:
         with loading.reading():
-            kept = {name: [a for a in found if _admit(name, a)] for name, found in artifacts.items()}
-            return wrapped(kept)
+            return wrapped(mega_caches.admitted(artifacts))
 
     return populate(*args, **kwargs)
-
-
-def _admit(name: str, artifact: Any) -> bool:
-    key: str = artifact.key
-    kind = _SEALED.get(name)
-    if kind is None:
-        kind = Kind.AUTOTUNING if name == "autotune" else Kind.OTHER
-        safe = _is_autotuning_key(key) if kind is Kind.AUTOTUNING else _is_inside(key)
-        return artifacts.accept_name(kind, key, _ORIGIN, safe=safe)
-    # The key of a profile is a job's name, of which torch makes a plain file name by itself.
-    safe = artifacts.is_plain(key) or (kind is Kind.PGO_STATE and "\0" not in key)
-    if not artifacts.accept_name(kind, key, _ORIGIN, safe=safe):
-        return False
-    return loading.admit(kind, key, artifact.content, origin=_ORIGIN)
-
-
-def _is_autotuning_key(key: str) -> bool:
-    folder, _, name = key.partition("/")
-    return artifacts.is_plain(folder) and artifacts.is_autotuning_name(name)
-
-
-def _is_inside(key: str) -> bool:
-    return all(artifacts.is_plain(part) for part in key.split(os.sep))

@@ -8,12 +8,15 @@ from typing import Any
 
 import wrapt
 
-from safecache import layout, loading, searches
+from safecache import layout, loading, quarantine, searches
 from safecache.errors import EntryRefusedError
 from safecache.lookups import Layer
+from safecache.reasons import Reason
 from safecache.seal import Kind
 
 __all__ = ["load", "verifying_pickle"]
+
+_VLLM_TABLE = "vllm_compile_cache.py"
 
 
 def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -31,9 +34,28 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
                 return artifact
         except Exception as error:
             refused = loading.refusals()
+            _have_vllm_compile(path, error, told=bool(refused))
             if not refused or not _is_miss(error):
                 raise
             raise EntryRefusedError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error
+
+
+def _have_vllm_compile(path: str, error: Exception, *, told: bool) -> None:
+    """Set aside the table in which vLLM finds the artifact at ``path``, if it is one of vLLM's: it compiles again then.
+
+    Else it would ask for the artifact again at once, not catch the error, and end: at this start and each to come
+    (CompilerManager.load in vllm/compilation/backends.py). Raises in strict mode, and leaves the table.
+    """
+    directory = os.path.dirname(path)
+    table = os.path.join(directory, _VLLM_TABLE)
+    if not directory or not os.path.lexists(table):
+        return
+    if not told:
+        evidence = f"it does not load ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
+        loading.note(
+            Reason.DAMAGED, Kind.OTHER, path, evidence, f"Without {_VLLM_TABLE} beside it vLLM compiles it again."
+        )
+    quarantine.quarantine(table, directory, Reason.DAMAGED)
 
 
 class _VerifyingPickle(wrapt.ObjectProxy[Any]):

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from safecache import compile_workers, config, setting_values
+from safecache import compile_workers, config, searches, setting_values
 from safecache.lookups import Layer
 
-__all__ = ["compile", "get_cache_key", "group_of", "is_isolated", "name_of", "note_miss"]
+__all__ = ["compile", "get_cache_key", "group_of", "is_isolated", "is_told", "name_of", "note_miss"]
 
 # Within a call of these a compile is one of several: of a function, or of whatever is in a module.
 _BENCHMARK = ("triton.runtime.autotuner", "_bench")
@@ -27,8 +27,9 @@ class _Thread(threading.local):
     asked: tuple[Any, Any, Any, str, Any] | None = None
     # Whether it is in a triton.compile(): that can lead through several hooks, one for each module.
     compiles = False
-    # What was compiled for it before it has begun.
+    # What was compiled for it before it has begun, and whether its lookup has been told of.
     made: Any = None
+    is_told = False
 
 
 _thread = _Thread()
@@ -61,23 +62,44 @@ class _Compiled(BaseException):
 def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """triton.compile: a file of IR, which it parses first of all, is compiled before, if the cache has it not."""
 
-    def prepared(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> Any:
+    def made(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> Any:
         if not isinstance(src, str) or not is_isolated():
             return None
         from safecache.isolation import ir_files
 
-        return ir_files.prepare(src, target, options, _env_vars, _is_tuning())
+        ahead = ir_files.ahead(src, target, options, _env_vars)
+        if ahead is None:
+            return None
+        _tell_of_miss(ahead)
+        return ahead.make(tuning=_is_tuning())
 
     if _thread.compiles:
         return wrapped(*args, **kwargs)
     _thread.compiles = True
     try:
-        _thread.made = prepared(*args, **kwargs)
+        _thread.made = made(*args, **kwargs)
         return wrapped(*args, **kwargs)
     except _Compiled as compiled:
         return compiled.told()
     finally:
-        _thread.compiles, _thread.made = False, None
+        _thread.compiles, _thread.made, _thread.is_told = False, None, False
+
+
+def _tell_of_miss(ahead: Any) -> None:
+    """Before the compile, as of any other miss: Triton's own lookup will find what was compiled."""
+    root, key = os.path.split(ahead.directory)
+    with searches.under_way(Layer.TRITON, lambda: str(ahead.name), key, root) as search:
+        from safecache import key_notes
+
+        asked = (*ahead.request[:4], ahead.variables)
+        key_notes.trying(Layer.TRITON, lambda: _note_miss(asked, ahead.directory, ahead.name))
+        _thread.is_told = True
+        search.missed()
+
+
+def is_told() -> bool:
+    """Whether what is looked up has been told of as a miss, since it was to be compiled before."""
+    return _thread.is_told
 
 
 def is_isolated() -> bool:
@@ -152,17 +174,16 @@ def note_miss(filename: str, directory: str) -> None:
 
     asked = _asked_for(filename)
     if asked is not None:
-        key_notes.trying(Layer.TRITON, lambda: _note_miss(asked, directory))
+        key_notes.trying(Layer.TRITON, lambda: _note_miss(asked, directory, name_of(filename)))
 
 
-def _note_miss(asked: tuple[Any, Any, Any, str, Any], directory: str) -> None:
+def _note_miss(asked: tuple[Any, Any, Any, str, Any], directory: str, name: str) -> None:
     from safecache import key_notes, triton_key_components
 
     source, backend, options, _, variables = asked
     triton_key = sys.modules["triton.runtime.cache"].triton_key()
     version = sys.modules["triton"].__version__
     parts = triton_key_components.components(source, backend, options, variables, triton_key, version)
-    name = triton_key_components.name_of(source)
     key_notes.note(Layer.TRITON, os.path.basename(directory), name, os.path.dirname(directory), parts)
 
 

@@ -6,26 +6,47 @@ import os
 import re
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from safecache import store
+from safecache import layers, store
 from safecache.isolation import compiling, limits
 from safecache.triton_place import LIST
 
-__all__ = ["prepare"]
+__all__ = ["Ahead", "ahead"]
 
 # What Triton takes from the text: IRSource.parse_options, 3.6 to 3.9.
+# And what it calls the kernel: its first function that is not private.
+_ENTRY = re.compile(r'\btt\.func\s+(?:public\s+)?@"?([^\s"(]+)')
 _WARPS, _CTAS = re.compile(r'"ttg\.num-warps" = (\d+)'), re.compile(r'"ttg\.num-ctas" = (\d+)')
 _PARSED = ("ttir", "ttgir", "glir")
 
 
-def prepare(
-    path: str, target: Any, options: dict[str, Any] | None, variables: Any, tuning: bool
-) -> compiling.Made | None:
-    """Have the kernel in Triton's cache, unless it is, or cannot be compiled apart: then Triton reads the file here.
+class Ahead(NamedTuple):
+    """A compile that is to come before Triton reads the file. ``directory``: where its files are to lie."""
 
-    Raises TritonCompileCrash, and Triton's PTXASError.
-    """
+    request: compiling.Request
+    variables: Any
+    directory: str
+    manager: compiling.Manager
+
+    @property
+    def name(self) -> str:
+        """What Triton calls the kernel."""
+        found = _ENTRY.search(self.request.source.src)
+        return f"@{found[1]}" if found is not None else str(self.request.source.name)
+
+    def make(self, *, tuning: bool) -> compiling.Made | None:
+        """Have the kernel in Triton's cache; None if it cannot be compiled apart: then Triton reads the file here.
+
+        Raises TritonCompileCrash, and Triton's PTXASError.
+        """
+        return compiling.obtain(
+            self.request, os.path.dirname(self.directory), limits.current(tuning=tuning), self.manager
+        )
+
+
+def ahead(path: str, target: Any, options: dict[str, Any] | None, variables: Any) -> Ahead | None:
+    """What is to be compiled before; None for what the cache has, or what cannot be compiled apart."""
     compiler = sys.modules["triton.compiler.compiler"]
     source = _unparsed(compiler, path)
     if source is None:
@@ -38,10 +59,21 @@ def prepare(
     manager = compiler.get_cache_manager(request.hash)
     directory = getattr(getattr(manager, "_file_cache_manager", manager), "cache_dir", "")
     # Whoever has put it there has parsed it.
-    has_group = directory and any(name.startswith(LIST) for name in store.list_entries(directory))
-    if not directory or has_group or compiling.stays(source.name):
+    if not directory or _is_there(directory) or compiling.stays(source.name):
         return None
-    return compiling.obtain(request, os.path.dirname(directory), limits.current(tuning=tuning), manager)
+    return Ahead(request, variables, directory, manager)
+
+
+def _is_there(directory: str) -> bool:
+    places = [directory, *(place for place, _ in layers.below(directory, os.path.dirname(directory)))]
+    return any(name.startswith(LIST) for place in places for name in _names_in(place))
+
+
+def _names_in(place: str) -> list[str]:
+    try:
+        return store.list_entries(place)
+    except OSError:
+        return []  # whoever looks it up says so
 
 
 def _unparsed(compiler: Any, path: str) -> Any:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+from pathlib import Path
 
 import pytest
+from ir import SEVEN
 
 OUTCOMES = ("hit", "miss", "bypass")
 
 
 def sums(answer, *, besides=()):
     """By cache and outcome, without the reasons ``besides``; each lookup has one, but for a hit."""
-    found = {layer: dict.fromkeys(OUTCOMES, 0) for layer in ("aot", "fx", "triton")}
+    found = {layer: dict.fromkeys(OUTCOMES, 0) for layer in ("aot", "fx", "triton", "model")}
     for label, count in answer.result["lookups"].items():
         what, _, reason = label.partition(": ")
         layer, outcome = what.split(" ")
@@ -24,7 +27,8 @@ def sums(answer, *, besides=()):
 
 def agrees(answer, **how):
     found = sums(answer, **how)
-    assert {layer: found[layer] for layer in ("aot", "fx")} == answer.result["torch"], answer
+    counted = {layer: dict.fromkeys(OUTCOMES, 0) | counts for layer, counts in answer.result["torch"].items()}
+    assert {layer: found[layer] for layer in counted} == counted, answer
     return answer.result["lookups"]
 
 
@@ -132,3 +136,44 @@ def test_standalone_artifact_is_looked_up_once(home, fmt):
     assert home.run("standalone", save=place, fmt=fmt).ok
     found = home.run("looked_up", how="load_standalone", path=place, fmt=fmt)
     assert found.result["lookups"] == {"aot hit": 1, "fx hit": 1} and not found.result["error"], found
+
+
+@pytest.mark.parametrize("what", ["function", "model"])
+def test_file_that_was_compiled_ahead_of_time_is_a_lookup_each_time_that_it_is_loaded(home, what):
+    path, stock = str(home.base / "whole"), str(home.base / "stock")
+    assert home.run(f"save_{what}", path=path).ok and home.run(f"save_{what}", path=stock, stock=True).ok
+    assert agrees(home.run("ahead_of_time", given=[(what, path)] * 2)) == {"model hit": 2}
+
+    unloadable = home.run("ahead_of_time", given=[(what, path)], broken=True)
+    assert agrees(unloadable) == {"model miss: unloadable": 1} and unloadable.result["errors"] == ["RuntimeError"]
+
+    damaged = str(home.base / "damaged")
+    shutil.copy(path, damaged)
+    content = bytearray(Path(path).read_bytes())
+    content[len(content) // 2] ^= 1
+    Path(damaged).write_bytes(content)
+    refused = home.run("ahead_of_time", given=[(what, damaged), (what, path), (what, stock)])
+    assert agrees(refused) == {"model miss: damaged": 1, "model hit": 1, "model miss: unsealed": 1}
+    assert refused.result["errors"] == ["EntryRefusedError", None, "EntryRefusedError"]
+    lines = [
+        json.loads(line) for path in home.cache.glob(".safecache/journal/*") for line in path.read_text().splitlines()
+    ]
+    names = {line["reason"]: line["name"] for line in lines if line.get("layer") == "model"}
+    assert names["damaged"] == (damaged if what == "function" else "artifact_scenes.Module"), names
+
+
+@pytest.mark.parametrize("isolate", ["0", "1"])
+def test_kernel_of_a_file_is_looked_up_once_wherever_it_is_compiled(home, isolate):
+    pytest.importorskip("triton")
+    path = home.base / "seven.ttir"
+    path.write_text(SEVEN)
+    how = {"path": str(path), "env": {"SAFECACHE_ISOLATE": isolate}}
+    cold = home.run("kernels_counted_by_triton", **how)
+    assert agrees(cold) == {"triton miss: never seen": 2}
+    assert cold.stats.get("compiled in isolation", 0) == 2 * int(isolate)
+    assert agrees(home.run("kernels_counted_by_triton", **how)) == {"triton hit": 2}
+    path.write_text(SEVEN.replace("7", "8"))
+    assert agrees(home.run("kernels_counted_by_triton", **how)) == {"triton miss: key differs": 1, "triton hit": 1}
+    for cubin in list(home.base.rglob("@seven.cubin")):
+        shutil.rmtree(cubin.parent)
+    assert agrees(home.run("kernels_counted_by_triton", **how)) == {"triton miss: evicted": 1, "triton hit": 1}

@@ -62,6 +62,14 @@ def test_missing_header_of_python(machine):
     assert include in found["evidence"] and "dev" in found["remedy"]
 
 
+def test_compiler_that_links_its_own_runtime_into_each_library(machine):
+    """An AOTInductor package that it builds crashes where it is loaded (seen with torch 2.11 and 2.13)."""
+    compiler = program(machine.base / "g++", f'exec {shutil.which("g++")} "$@" -static-libstdc++')
+    found = machine.examine(env={"CXX": compiler}).one("static-libstdcxx", "warning")
+    assert str(compiler) in found["evidence"] and "export CXX=" in found["remedy"]
+    assert "static-libstdcxx" not in machine.examine().codes
+
+
 # NVIDIA --------------------------------------------------------------------------------------------------------------
 
 

@@ -20,7 +20,7 @@ class Explained:
 
     def run(self, scene, **arguments):
         """What the scene returns, and what was said while it ran."""
-        answer = self.home.run(scene, env=EXPLAIN, **arguments)
+        answer = self.home.run(scene, env=EXPLAIN | arguments.pop("env", {}), **arguments)
         assert answer.ok, answer
         return answer.result, answer.warnings
 

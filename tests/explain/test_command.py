@@ -1,9 +1,8 @@
-"""``safecache explain`` without torch: what the journal and vLLM say beside the records, and who may write there."""
+"""``safecache explain`` without torch: what the journal says beside the records, and who may write there."""
 
 from __future__ import annotations
 
 import json
-import os
 import time
 
 import pytest
@@ -83,42 +82,6 @@ def test_run_chooses_the_misses_of_the_journal(cache, capsys):
     [row] = rows(cache, capsys, "--run", "r2")
     assert (row["reason"], row["cause"]) == ("unsealed", "unsealed by nobody")
     assert rows(cache, capsys, "--run", "r3") == []
-
-
-def factors(cache, folder, age, **said):
-    place = cache / folder / "rank_0_0" / "backbone"
-    place.mkdir(parents=True)
-    env = {"VLLM_USE_AOT_COMPILE": "1", "VLLM_API_KEY": "hunter2"}
-    stated = {
-        "env": env,
-        "config_hash": "0a1b",
-        "compiler_hash": "77",
-        "code": [{"filepath": "model.py", "content": "x"}],
-    }
-    (place / "cache_key_factors.json").write_text(json.dumps(stated | said))
-    os.utime(place / "cache_key_factors.json", (1e9 - age, 1e9 - age))
-    return place
-
-
-def test_factors_of_vllm_are_compared_with_the_ones_before(cache, capsys):
-    before = factors(cache, "1111111111", 100)
-    after = factors(
-        cache, "2222222222", 50, env={"VLLM_USE_AOT_COMPILE": "0", "VLLM_API_KEY": "other"}, config_hash="9f"
-    )
-    code, text = explain(cache, capsys, "--json")
-    [row] = json.loads(text)["vllm"]
-    assert code == 0 and (row["directory"], row["against"]) == (str(after), str(before))
-    assert row["text"].startswith("config_hash: 0a1b → 9f; ") and "env VLLM_USE_AOT_COMPILE: 1 → 0" in row["text"]
-    assert "hunter2" not in text
-
-
-@pytest.mark.parametrize("content", [b"", b"[" * 100_000, b"7", b"\xff\xfe", b'{"a": '])
-def test_what_is_no_file_of_vllms_is_passed_over(cache, capsys, content):
-    place = factors(cache, "1111111111", 100)
-    (place / "cache_key_factors.json").write_bytes(content)
-    factors(cache, "2222222222", 50)
-    code, _ = explain(cache, capsys)
-    assert code == (0 if content == b"7" else 1)
 
 
 def test_terminal_obeys_nothing_that_a_record_says(cache, capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from ir import SEVEN
 
 pytestmark = pytest.mark.default_release
 MUST_HIT = {"SAFECACHE_MUST_HIT": "1"}
@@ -70,4 +71,11 @@ def test_kernel_that_misses_is_an_error_before_it_is_compiled(home):
     answer = home.run("compile_kernel", env=MUST_HIT)
     assert answer.errors == ["MissError"], answer
     assert "Triton cache" in answer.messages[0] and "for triton_kernels.triton_poi_scale, " in answer.messages[0]
+    path = home.base / "seven.ttir"
+    path.write_text(SEVEN)
+    for isolate in "01":
+        env = MUST_HIT | {"SAFECACHE_ISOLATE": isolate}
+        answer = home.run("compile_ir", path=str(path), env=env)
+        assert answer.errors == ["MissError"] and "for @seven, " in answer.messages[0], answer
+        assert not list(home.base.rglob("@seven*")), "nothing was compiled"
     assert home.run("compile_kernel").ok and home.run("compile_kernel", env=MUST_HIT).ok

@@ -24,6 +24,7 @@ from safecache import (
     key_format,
     keyring,
     loading,
+    mega_caches,
     provenance,
     seal,
     signatures,
@@ -32,7 +33,6 @@ from safecache import (
     vouching,
 )
 from safecache.errors import KeyringError
-from safecache.hooks import compiler_cache
 from safecache.keys import Algorithm, Key
 from safecache.reasons import Reason
 from safecache.seal import Kind
@@ -228,10 +228,10 @@ def check_name(content: bytes) -> None:
         _check_inside(name, 1)
     if artifacts.is_autotuning_name(name):
         assert artifacts.is_plain(name) and name.endswith(".best_config")
-    if compiler_cache._is_autotuning_key(name):
+    if mega_caches._is_autotuning_key(name):
         _check_inside(name, 2)
         assert name.endswith(".best_config")
-    if compiler_cache._is_inside(name):
+    if mega_caches._is_inside(name):
         _check_inside(name, name.count("/") + 1)
 
 

@@ -18,6 +18,8 @@ from filelock import FileLock
 from patches import triton_processes
 
 PACKAGES = ("torch", "triton")
+# One process serves the tests of all of these.
+MADE_BY_HAND = ("noexec-guidance", "picklable-launchers", "save-bypass")
 
 
 def installed(package: str) -> Path | None:

@@ -8,10 +8,9 @@ import pytest
 from conftest import TESTS
 from scene_names import PLACES
 
-from patches.conftest import needs_triton
+from patches.conftest import MADE_BY_HAND, needs_triton
 
 pytestmark = needs_triton
-PATCH = "picklable-launchers"
 KIND = pytest.mark.parametrize("static", [True, False], ids=["static", "ordinary"])
 KINDS = pytest.mark.parametrize("kind", ["static", "ordinary", "store_cubin"])
 FIRST = [8, 1, 1, 5, "in", "out", 1000]
@@ -19,7 +18,7 @@ FIRST = [8, 1, 1, 5, "in", "out", 1000]
 
 @pytest.fixture
 def home(homes_with):
-    return homes_with(PATCH)()
+    return homes_with(*MADE_BY_HAND)()
 
 
 @pytest.fixture
@@ -207,4 +206,4 @@ with autotuners.driver() as driver:
         autotuners.launch(launcher)
 print(json.dumps([[type(launcher).__name__ for launcher in made], [launched[:7] for launched in driver.launched]]))
 """
-    assert patched(PATCH).said(code, tmp_path) == [["_Launcher"] * 2, [FIRST] * 2]
+    assert patched(*MADE_BY_HAND).said(code, tmp_path) == [["_Launcher"] * 2, [FIRST] * 2]

@@ -51,6 +51,7 @@ def said(triton_run, tmp_path_factory):
         requests[when] = [("compile_and_clear", {"when": when}), KERNEL]
     requests["once"] = [("compile_while_failing", {"call": "replace", "error": "EIO", "times": 1})]
     requests["same-names"] = [("put_by_two_with_the_same_names", {})]
+    requests["dump"] = [("dump_below_a_file", {})]
     for umask in ("027", "0"):
         requests[umask] = [("put_with_umask", {"umask": umask})]
     requests["text"] = [("put_text", {})]
@@ -100,9 +101,13 @@ def test_group_of_which_one_file_cannot_be_kept_is_not_published(said):
 
 def test_two_writers_of_one_name_do_not_take_each_others_file(said):
     """As two containers on one volume, should their random numbers be the same as well."""
-    patched, stock = said
-    assert patched.result("same-names") == {"first": "first", "second": "second" * 9}
-    assert "error" in stock.answers["same-names"][0]
+    assert [one.result("same-names") for one in said] == ["first", "second" * 9]
+
+
+def test_dump_that_cannot_be_written_fails_no_compile(said):
+    patched, stock = (one.answers["dump"][0] for one in said)
+    assert patched["result"] is True and len(patched["warnings"]) == 1, patched
+    assert stock["error"][0][0] == "NotADirectoryError"
 
 
 @pytest.mark.parametrize("name", ["027", "0", "text"])

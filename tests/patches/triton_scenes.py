@@ -5,6 +5,7 @@ Run with requests as JSON, by name: each is a list of scenes with their argument
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import errno
 import glob
@@ -21,7 +22,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import triton
 from capabilities import drop_file_capabilities
-from kernel_scenes import build_module, compile_kernel
+from kernel_scenes import build_module, compile_kernel, dump_kernel
 from triton.runtime import build, cache
 
 assert "safecache" not in sys.modules
@@ -89,20 +90,37 @@ def compile_and_clear(when):
 
 
 def put_by_two_with_the_same_names():
-    """Two writers that draw the same random number, each in a container where it has the same pid; what the first has."""
-    first, second = (cache.FileCacheManager("key") for _ in range(2))
-    replace = os.replace
-    contents = {}
+    """What is read by a writer while another one, in a container where it has the same pid, and with the same random
+    number, writes the same file and is killed before it is done.
+    """
+    number, replace = uuid.uuid4(), os.replace
+
+    def killed(source, target):
+        os._exit(0)
 
     def meanwhile(source, target):
-        with mock.patch.object(os, "replace", replace):
-            contents["second"] = Path(second.put(b"second" * 9, "file")).read_bytes().decode()
+        child = os.fork()
+        if child == 0:
+            with mock.patch.object(os, "replace", killed):
+                cache.FileCacheManager("key").put(b"second" * 9, "file")
+            atexit._run_exitfuncs()
+            os._exit(0)
+        os.waitpid(child, 0)
         replace(source, target)
 
-    number = uuid.uuid4()
-    with mock.patch.object(uuid, "uuid4", lambda: number), mock.patch.object(os, "replace", meanwhile):
-        contents["first"] = Path(first.put(b"first", "file")).read_bytes().decode()
-    return contents
+    with (
+        mock.patch.object(uuid, "uuid4", lambda: number),
+        mock.patch.object(os, "getpid", lambda: 4242),
+        mock.patch.object(os, "replace", meanwhile),
+    ):
+        return Path(cache.FileCacheManager("key").put(b"first", "file")).read_text()
+
+
+def dump_below_a_file():
+    place = os.path.join(os.environ["TRITON_CACHE_DIR"], "file")
+    os.makedirs(os.path.dirname(place))
+    Path(place).touch()
+    return dump_kernel(os.path.join(place, "dump"))
 
 
 def put_with_umask(umask):

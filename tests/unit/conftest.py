@@ -15,8 +15,9 @@ import hypothesis
 import pytest
 from caches import Cache
 
-from safecache import config, events, jobs, keyring
+from safecache import config, events, jobs, keyring, rescue
 from safecache.cli.main import main
+from unit.fresh import forget_levels
 
 # A deadline is a timing assertion; a database would leave files in the checkout.
 hypothesis.settings.register_profile("safecache", deadline=None, database=None)
@@ -48,6 +49,24 @@ def settings(monkeypatch):
         return config.reload()
 
     return use
+
+
+@pytest.fixture
+def shared(tmp_path, monkeypatch, settings):
+    """A cache that is to have a local level before it."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "shared"))
+    monkeypatch.setenv("_SAFECACHE_REDIRECTED", "")
+    forget_levels(monkeypatch)
+    settings(SAFECACHE_LOCAL=tmp_path / "local")
+    (tmp_path / "shared").mkdir()
+    return tmp_path / "shared"
+
+
+@pytest.fixture
+def local(shared):
+    """The local level, in use."""
+    rescue.settle(lambda: str(shared))
+    return config.cache_directory()
 
 
 @pytest.fixture

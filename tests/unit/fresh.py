@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safecache import triton_place, vouching, written_files
+from safecache import levels, rescue, triton_place, vouching, written_files
 
 
 def forget_kernels() -> None:
@@ -11,3 +11,10 @@ def forget_kernels() -> None:
     vouching._judged.clear()
     triton_place.forget()
     written_files.forget()
+
+
+def forget_levels(monkeypatch) -> None:
+    """Which local levels there are, and what failed."""
+    known = [(levels, "_levels"), (levels, "_left_until")]
+    for module, name in (*known, *((rescue, name) for name in ("_good_until", "_bad_until", "_faults"))):
+        monkeypatch.setattr(module, name, {})

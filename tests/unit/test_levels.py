@@ -25,31 +25,7 @@ from safecache import (
 )
 from safecache.errors import CacheWriteError
 from safecache.seal import Kind
-
-
-@pytest.fixture
-def shared(tmp_path, monkeypatch, settings):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "shared"))
-    monkeypatch.setenv("_SAFECACHE_REDIRECTED", "")
-    forget(monkeypatch)
-    settings(SAFECACHE_LOCAL=tmp_path / "local")
-    (tmp_path / "shared").mkdir()
-    return tmp_path / "shared"
-
-
-def forget(monkeypatch):
-    for module, name in ((levels, "_levels"), (levels, "_left_until"), *((rescue, name) for name in RESCUE)):
-        monkeypatch.setattr(module, name, {})
-
-
-RESCUE = ("_good_until", "_bad_until", "_faults")
-
-
-@pytest.fixture
-def local(shared):
-    """The local level, in use."""
-    rescue.settle(lambda: str(shared))
-    return config.cache_directory()
+from unit.fresh import forget_levels
 
 
 def put(path, content=b"content", kind=Kind.NATIVE_CODE):
@@ -67,13 +43,13 @@ def test_torch_is_told_of_the_local_level_and_so_are_processes_that_this_one_sta
 
 
 def test_process_that_was_started_goes_on_with_both_levels(shared, local, monkeypatch):
-    forget(monkeypatch)
+    forget_levels(monkeypatch)
     rescue.settle(lambda: "nowhere")
     assert config.cache_directory() == local and levels.counterpart(f"{local}/ab/c.so") == f"{shared}/ab/c.so"
 
 
 def test_process_that_was_started_knows_the_levels_before_it_asks_for_the_cache(shared, local, monkeypatch):
-    forget(monkeypatch)
+    forget_levels(monkeypatch)
     assert levels.counterpart(f"{local}/triton/0/KEY") == f"{shared}/triton/0/KEY"
 
 
@@ -84,7 +60,7 @@ def test_child_takes_the_local_level_for_no_stand_in(shared, local):
 
 
 def test_process_that_was_started_without_the_setting_uses_the_shared_one(shared, local, monkeypatch, settings):
-    forget(monkeypatch)
+    forget_levels(monkeypatch)
     settings(SAFECACHE_LOCAL="")
     rescue.settle(lambda: "nowhere")
     assert config.cache_directory() == str(shared) and config.redirected() is None
@@ -264,7 +240,7 @@ def test_publishing_starts_a_sweep_of_the_local_level_and_none_of_the_shared_one
     store.publish(f"{shared}/ab/c.so", b"content", str(shared))
     assert started == [local]
     config.end_redirection()
-    forget(monkeypatch)  # as in a process whose local level cannot be used
+    forget_levels(monkeypatch)  # as in a process whose local level cannot be used
     store.publish(f"{shared}/ab/c.so", b"content", str(shared))
     assert started == [local]
     store.publish(str(tmp_path / "triton" / "KEY" / "k.json"), b"content", str(tmp_path / "triton"))

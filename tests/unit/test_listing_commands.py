@@ -13,8 +13,10 @@ import pytest
 from caches import DAY, HOUR, Cache, key
 from conftest import needs_root, python
 
-from safecache import catalogue, keyring, signers
+from safecache import catalogue, key_records, keyring, signers
+from safecache.key_records import KeyRecord
 from safecache.keys import Key
+from safecache.lookups import Layer
 from safecache.seal import Kind
 from unit.key_cases import MAC, put, revoked
 from unit.listed import BUILD, GRAPH, entry, kernel
@@ -50,6 +52,37 @@ def test_kernel_is_told_by_its_own_metadata(cache, listed):
     told = [row[what] for what in ("name", "kind", "gpu", "triton", "torch", "states")]
     assert told == ["add_kernel", "triton", "sm_90", "3.9.0", "", {"unsealed": 1}]
     assert row["files"] == 6 and row["bytes"] == sum(file.stat().st_size for file in cache.files())
+
+
+def note_key(root, layer, cache_key, name):
+    key_records.remember(KeyRecord(layer, cache_key, name, 0.0, ()), str(root))
+
+
+def test_entry_that_names_no_kernel_is_told_by_the_record_of_its_key(cache, listed, run):
+    for layer, kind in (Layer.AOT, Kind.AOT_ENTRY), (Layer.FX, Kind.FX_ENTRY):
+        cache_key = entry(cache, "plain", kind).parent.name
+        note_key(cache.root, layer, cache_key, f"model.f {layer.value}")
+    note_key(cache.root, Layer.FX, entry(cache, "g", Kind.FX_ENTRY, GRAPH).parent.name, "model.g forward")
+    folder = cache.kernel("k", HOUR)[0].parent
+    for path in folder.glob("__grp__*"):
+        path.unlink()
+    note_key(folder.parent, Layer.TRITON, folder.name, "model.add_kernel")
+    names = {row["name"] for row in listed()["entries"]}
+    assert names == {"model.f aot", "model.f fx", "triton_poi_fused_add_0 (+1)", "model.add_kernel"}
+    assert "\nname:        model.f fx\n" in f"\n{run('show', 'model.f fx', '--in', cache.root).out}"
+
+
+def test_record_that_is_none_of_its_key_names_nothing_and_is_not_obeyed(cache, listed, run):
+    own = entry(cache, "a").parent.name
+    note_key(cache.root, Layer.AOT, own, "\x1b[2Jmodel " + "f" * 1000)
+    assert len(listed()["entries"][0]["name"]) == 300
+    said = run("ls", cache.root).out + run("show", own, "--in", cache.root).out
+    assert "model" in said and "\x1b" not in said
+    [path] = cache.root.rglob("*.json.gz")
+    path.rename(path.with_name(f"{key('a', 'b')}.json.gz"))
+    entry(cache, "b")
+    path.with_name(f"{own}.json.gz").symlink_to(path.with_name(f"{key('a', 'b')}.json.gz"))
+    assert [row["name"] for row in listed()["entries"]] == ["", ""]
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,12 @@ from safecache.sizes import write_age, write_size
 
 __all__ = ["Entry", "Facts", "LayerFacts", "Miss", "ReasonFacts", "gather"]
 
-NAMES = {Layer.AOT: "AOTAutograd", Layer.FX: "FX graphs", Layer.TRITON: "Triton kernels"}
+NAMES = {
+    Layer.AOT: "AOTAutograd",
+    Layer.FX: "FX graphs",
+    Layer.TRITON: "Triton kernels",
+    Layer.MODEL: "ahead of time",
+}
 _MOST_MISSES = 100
 _MOST_ENTRIES = 10
 
