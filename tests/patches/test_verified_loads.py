@@ -127,6 +127,21 @@ def test_program_that_does_not_import_safecache_has_what_it_loads_verified(patch
     assert (warm["safecache"], warm["active"]) == (True, False), warm
 
 
+def test_compile_workers_seal_what_they_build(patched, tmp_path):
+    """They import the patched torch themselves."""
+    site = patched(NAME)
+    workers = {"TORCHINDUCTOR_COMPILE_THREADS": "2"}
+    cold = site.said(MODEL + PRINT, tmp_path, env=workers)
+    assert cold["hits"] == [0, 0] and not cold["active"], cold
+    libraries = {path.name for path in (tmp_path / "cache").glob("??/*.main.so")}
+    assert libraries
+    before = {path: path.stat().st_ino for path in (tmp_path / "cache").glob("??/*.so")}
+    warm = site.said(MODEL + PRINT, tmp_path, env=workers)
+    assert warm["hits"] == [1, 1] and warm["counters"]["code verified"] >= len(libraries), warm
+    assert not {"code unsealed", "code damaged"} & set(warm["counters"]), warm
+    assert {path: path.stat().st_ino for path in before} == before
+
+
 def test_without_safecache_patched_torch_is_as_stock(patched, tmp_path):
     site = patched(NAME)
     for hits in ([0, 0], [1, 1]):
