@@ -41,6 +41,18 @@ def dump_launcher(path, static=True):
     return {"module": launcher.__module__, "qualname": launcher.__qualname__}
 
 
+def dump_launcher_of_a_worker(path):
+    """As dump_launcher, where the kernel was compiled in another process, and so came out of a pickle."""
+    with autotuners.driver():
+        tuner = autotuners.autotuner(static=False)
+        tuner._precompile_worker()
+        tuner.prepare_for_pickle()
+        arrived = pickle.loads(pickle.dumps(tuner))
+        arrived.restore_after_unpickle(None)
+        with open(path, "wb") as file:
+            pickle.dump(arrived.compile_results[0].make_launcher(), file)
+
+
 def launch_pickled(path):
     """Unpickle a launcher from a file and launch it; what was loaded and launched before and after."""
     with autotuners.driver() as driver:

@@ -26,6 +26,13 @@ def test_launcher_launches_in_another_process(home, static):
     assert answer.result["qualname"] == made.result["qualname"]
 
 
+def test_launcher_of_a_kernel_from_a_compile_worker_launches_in_another_process(home):
+    path = str(home.base / "launcher.pkl")
+    assert home.run("dump_launcher_of_a_worker", path=path).ok
+    answer = home.run("launch_pickled", path=path)
+    assert answer.ok and [launched[:3] for launched in answer.result["launched"]] == [[8, 1, 1]], answer
+
+
 @KIND
 def test_stock_launcher_does_not_pickle(home, static):
     answer = home.run("dump_launcher", path=str(home.base / "launcher.pkl"), static=static, stock=True)

@@ -44,6 +44,14 @@ def test_launcher_launches_in_another_process(home, stock, static):
     assert [launched[:7] for launched in answer.result["launched"]] == [FIRST], answer
 
 
+def test_launcher_of_a_kernel_from_a_compile_worker_launches_in_another_process(home):
+    path = str(home.base / "launcher.pkl")
+    made = home.run("launcher_scenes.dump_launcher_of_a_worker", path=path)
+    assert made.ok, made
+    answer = home.run("launcher_scenes.launch_pickled", path=path)
+    assert answer.ok and [launched[:7] for launched in answer.result["launched"]] == [FIRST], answer
+
+
 @pytest.mark.parametrize("pickler", ["pickle", "cloudpickle"])
 @KINDS
 def test_launcher_pickles_inside_of_other_objects_with_every_protocol(home, kind, pickler):
