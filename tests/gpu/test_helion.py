@@ -64,6 +64,7 @@ print(classify_triton_exception(error), classify_triton_exception(pickle.loads(p
 def run(tmp_path):
     (tmp_path / "helion_kernels.py").write_text(KERNELS)
     variables = isolated_environment(tmp_path) | {"SAFECACHE_ISOLATE": "1", "HELION_CACHE_DIR": str(tmp_path)}
+    variables["HELION_KEEP_CACHE"] = "1"  # else Helion removes the cache that it tunes in, reports included
 
     def run(code):
         done = python(code, env=variables, path=tmp_path, timeout=280)
