@@ -33,6 +33,7 @@ CASES = [
     Case("warm-run", serving.untouched, source="loaded", activation="run"),
     Case("truncated-model", serving.truncate, ["unsealed"], activation="plugin"),
     Case("truncated-artifact", serving.truncate_artifacts, activation="sitecustomize", options=ARTIFACTS),
+    Case("planted-artifact", serving.plant_in_artifacts, ["unsealed", "unsealed"], options=ARTIFACTS),
     Case("planted", serving.plant, ["unsealed", "unsealed"], activation="run"),
     Case("unpicklable", serving.be_unpicklable, ["unpicklable"], again="compiled"),
     Case("full-disk", serving.fill, ["unusable directory"] + ["unwritable"] * ON_GPU, again="compiled"),
