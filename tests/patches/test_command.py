@@ -12,8 +12,10 @@ import subprocess
 import sys
 
 import pytest
-from conftest import needs_root
+from conftest import SOURCE, needs_root
 
+from patches import generate
+from patches.conftest import safecache
 from patches.workshop import LINES, A, B, Workshop, inserted, replaced
 
 
@@ -299,3 +301,18 @@ def test_file_that_is_no_patch_of_ours_is_refused(workshop, damage):
     assert done.returncode == 1
     assert str(path) in done.stderr
     assert workshop.files() == before
+
+
+def test_patches_are_found_in_a_checkout_and_in_an_installed_package(tmp_path):
+    """Where the wheel has them, as pyproject.toml says."""
+    wheel = tmp_path / "safecache"
+    shutil.copytree(SOURCE / "safecache", wheel, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(SOURCE / "patches", wheel / "patches", dirs_exist_ok=True)
+    target = str(generate.installed())
+    found = []
+    for path in (SOURCE, tmp_path):
+        done = safecache("patches", "list", "--json", "--target", target, cwd=path, env={"PYTHONPATH": str(path)})
+        assert done.returncode == 0, done.stderr
+        found.append([(patch["package"], patch["patch"]) for patch in json.loads(done.stdout)["patches"]])
+    assert found[0] == found[1]
+    assert ("torch", "verified-loads") in found[0]
