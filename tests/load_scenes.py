@@ -12,7 +12,7 @@ import zipfile
 
 def load_shared_object(site, path):
     """Have one of the layers load a shared object the way it loads its own, which it has just built."""
-    if os.path.isfile(path):
+    if os.path.isfile(path) and "safecache" in sys.modules:
         from safecache import vouching
 
         with open(path, "rb") as file:

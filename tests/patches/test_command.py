@@ -18,6 +18,9 @@ from patches import generate
 from patches.conftest import safecache
 from patches.workshop import LINES, A, B, Workshop, inserted, replaced
 
+# They need no torch.
+pytestmark = pytest.mark.default_release
+
 
 @pytest.fixture
 def workshop(tmp_path):
