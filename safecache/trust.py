@@ -93,7 +93,8 @@ def evidence(verdict: seal.Verdict) -> str:
 
 def _unvouched(verdict: seal.Verdict, keys: keyring.Keyring, path: str | None) -> Refusal:
     if verdict.key_id is None:
-        return Refusal(Reason.UNSEALED, "it carries no seal, as when stock torch wrote it", _adopt_remedy(path))
+        evidence = "it carries no seal, as when stock torch wrote it, or its end is missing"
+        return Refusal(Reason.UNSEALED, evidence, _adopt_remedy(path))
     why_not = keys.why_not(verdict.key_id)
     if why_not:
         return Refusal(Reason.UNKNOWN_KEY, f"it is sealed by key {verdict.key_id.hex()}, which is not used: {why_not}")

@@ -66,21 +66,28 @@ def _headers(command: list[str], flag: str, environ: Mapping[str, str]) -> Itera
 
 def _runtime(command: list[str], environ: Mapping[str, str]) -> Iterator[Finding]:
     """A library with a copy of the C++ runtime finds the locales of this process's with the numbers of its own."""
-    with tempfile.TemporaryDirectory(prefix="safecache-doctor-") as directory:
-        library = os.path.join(directory, "library.so")
-        link = [*command, "-shared", "-fPIC", "-x", "c++", "-", "-o", library]
-        if programs.objection(link, source="#include <locale>\nstd::locale locale;\n", environ=environ) is not None:
-            return  # whoever builds a library is told of that
-        with open(library, "rb") as file:
-            content = file.read()
-        if b"libstdc++.so" in content or b"libc++.so" in content:
-            return
+    try:
+        library = _linked(command, environ)
+    except OSError:
+        return  # what there is no temporary directory for, or no library of, is told of elsewhere
+    if b"libstdc++.so" in library or b"libc++.so" in library:
+        return
     evidence = (
         f"{shlex.join(command)} links a copy of the C++ runtime into each library. An AOTInductor package that it "
         "builds ends the process with a segmentation fault, or std::bad_cast, when it is loaded."
     )
     remedy = "export CXX=/usr/bin/g++  # or another that has a libstdc++.so; and build the packages anew"
     yield finding.warning("static-libstdcxx", evidence, remedy)
+
+
+def _linked(command: list[str], environ: Mapping[str, str]) -> bytes:
+    """A library that has a use for the runtime. Raises OSError where there cannot be one."""
+    with tempfile.TemporaryDirectory(prefix="safecache-doctor-") as directory:
+        path = os.path.join(directory, "library.so")
+        link = [*command, "-shared", "-fPIC", "-x", "c++", "-", "-o", path]
+        programs.objection(link, source="#include <locale>\nstd::locale locale;\n", environ=environ)
+        with open(path, "rb") as file:
+            return file.read()
 
 
 def _install(what: str) -> str:

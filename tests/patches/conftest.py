@@ -39,14 +39,11 @@ def safecache(*arguments: str, env: dict[str, str] | None = None, **kwargs) -> s
 
 
 def share(source: str, destination: str) -> None:
-    """Another name for the file, as in uv's environments; where there can be none, a copy of a source, else a link."""
-    try:
-        os.link(source, destination, follow_symlinks=False)
-    except OSError:
-        if source.endswith((".py", ".pyc")):
-            shutil.copy2(source, destination)
-        else:
-            os.symlink(source, destination)
+    """A copy of what is Python's, else a link to it. (Another name for a file changes what the kernel says of it.)"""
+    if source.endswith((".py", ".pyc")):
+        shutil.copy2(source, destination)
+    else:
+        os.symlink(source, destination)
 
 
 def copy_packages(site: Path) -> None:
