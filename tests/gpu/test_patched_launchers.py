@@ -11,19 +11,10 @@ from pathlib import Path
 import pytest
 from conftest import TESTS, isolated_environment
 from patches.conftest import patched, shared_directory  # noqa: F401  fixtures
+from test_launchers import CASES
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-
-CASES = [
-    "pointwise",
-    "reduction",
-    "matmul",
-    "user_kernel",
-    "user_autotune",
-    "combo_kernels",
-    "coordinate_descent",
-]
 
 
 def process(site, environment, *arguments):
