@@ -16,7 +16,10 @@ from safecache.targets import TARGETS, VERIFYING, Target
 NAME = "verified-loads"
 PATCHES = Path(__file__).parents[2] / "patches"
 # Releases that differ in none of the files that are touched, as was seen in their wheels.
-SAME = {"triton 3.7.0": "triton 3.7.0, 3.7.1", "triton 3.7.1": "triton 3.7.0, 3.7.1"}
+_ALIKE = ("torch 2.12.0, 2.12.1", "torch 2.14.0, 2.14.1", "triton 3.7.0, 3.7.1")
+SAME = {
+    f"{named.split()[0]} {release}": named for named in _ALIKE for release in named.split(maxsplit=1)[1].split(", ")
+}
 _HEAD = """\
 verified-loads: nothing from a cache is unpickled, executed or loaded before safecache has verified it
 
