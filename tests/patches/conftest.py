@@ -130,6 +130,18 @@ def homes_with(patched, session_directory):
         stage.close()
 
 
+@pytest.fixture
+def home(homes_with):
+    """Where torch has the patches that were made by hand."""
+    return homes_with(*MADE_BY_HAND)()
+
+
+@pytest.fixture
+def stock(homes_with):
+    """Where it is pristine."""
+    return homes_with()()
+
+
 @pytest.fixture(scope="session")
 def triton_run(patched):
     """triton_run(names, home, requests): what triton_scenes.py says of these on sources with the patches of these names."""

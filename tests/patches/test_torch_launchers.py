@@ -17,19 +17,9 @@ FIRST = [8, 1, 1, 5, "in", "out", 1000]
 
 
 @pytest.fixture
-def home(homes_with):
-    return homes_with(*MADE_BY_HAND)()
-
-
-@pytest.fixture
 def release(home):
     """The major and minor version."""
     return tuple(int(part) for part in home.zygote.torch.split(".")[:2])
-
-
-@pytest.fixture
-def stock(homes_with):
-    return homes_with()()
 
 
 @KIND

@@ -8,20 +8,8 @@ import pytest
 from conftest import needs_root
 from faults.conftest import refused, shared_object  # noqa: F401  fixtures
 
-from patches.conftest import MADE_BY_HAND
-
 REFUSED = "failed to map segment from shared object"
 SITES = ["inductor", "inductor-python", "cutlass", "aot", "aot-autograd"]
-
-
-@pytest.fixture
-def home(homes_with):
-    return homes_with(*MADE_BY_HAND)()
-
-
-@pytest.fixture
-def stock(homes_with):
-    return homes_with()()
 
 
 @needs_root

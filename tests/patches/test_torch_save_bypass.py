@@ -5,21 +5,9 @@ from __future__ import annotations
 import pytest
 from scene_names import PLACES, UNPICKLABLE
 
-from patches.conftest import MADE_BY_HAND
-
 LAX = pytest.param({}, id="torch-lax")
 STRICT = pytest.param({"strict_autograd_cache": True}, id="torch-strict")
 FUNCTORCH = pytest.mark.parametrize("functorch", [LAX, STRICT])
-
-
-@pytest.fixture
-def home(homes_with):
-    return homes_with(*MADE_BY_HAND)()
-
-
-@pytest.fixture
-def stock(homes_with):
-    return homes_with()()
 
 
 @pytest.mark.parametrize(
