@@ -183,10 +183,10 @@ def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
     its record cannot be read, and then it stays.
     """
     try:
-        admitted = disposal.settled(
+        disposal.settled(
             lambda: objection(path, root, kind), lambda refusal: disposal.discard(refusal, kind, path, root)
         )
-        return admitted or os.path.lexists(path)  # replaced each time it was judged
+        return os.path.lexists(path)  # also what is replaced each time it is judged
     except OSError as error:
         if isinstance(error, Unreadable):
             raise

@@ -25,6 +25,8 @@ SOURCE = Path(__file__).resolve().parents[1]
 _STORE = ["tests/unit/test_store_publishing.py", "tests/unit/test_durability.py", "tests/unit/test_store_reading.py"]
 _STORE += ["tests/unit/test_store_quarantine.py", "tests/unit/test_temporaries.py", "tests/unit/test_torch_writes.py"]
 _STORE += ["tests/faults/store/test_each_error.py", "tests/faults/store/test_power_loss.py"]
+_SEAL = ["tests/unit/test_seal.py", "tests/unit/test_seal_damage.py", "tests/unit/test_seal_forgery.py"]
+_SEAL += ["tests/unit/test_seal_inspection.py"]
 _TRUST = ["tests/unit/test_trust.py", "tests/unit/test_signatures.py", "tests/unit/test_sign_and_verify.py"]
 _VOUCHING = ["tests/unit/test_vouching.py", "tests/unit/test_vouching_records.py", "tests/unit/test_sign_code.py"]
 _VOUCHING += ["tests/unit/test_private_build.py"]
@@ -35,12 +37,12 @@ _COMPILING += ["tests/crashes/test_confirmation.py"]
 # The tests of each module, without torch, those that are most about it first.
 TESTS = {
     "store": _STORE,
-    "temporaries": ["tests/unit/test_temporaries.py", *_STORE],
+    "temporaries": ["tests/unit/test_temporaries.py", "tests/unit/test_triton_files.py", *_STORE],
     "files": ["tests/unit/test_files.py", *_STORE, "tests/unit/test_key_file.py"],
     "filesystem": ["tests/faults/store/test_each_error.py", *_STORE],
     "durability": ["tests/unit/test_durability.py", "tests/faults/store/test_power_loss.py", *_STORE],
-    "quarantine": ["tests/unit/test_quarantine_limits.py", "tests/unit/test_store_quarantine.py", *_STORE],
-    "seal": ["tests/unit/test_seal.py", "tests/unit/test_seal_damage.py", "tests/unit/test_seal_forgery.py", *_TRUST],
+    "quarantine": ["tests/unit/test_quarantine_limits.py", "tests/unit/test_quarantine_command.py", *_STORE],
+    "seal": [*_SEAL, *_TRUST],
     "trust": [*_TRUST, "tests/unit/test_adopt.py", "tests/unit/test_binding.py", "tests/unit/test_seal_audit.py"],
     "records": ["tests/unit/test_records.py", *_VOUCHING],
     "vouching": _VOUCHING,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from safecache import filesystem, store
-from safecache.quarantine import is_still
+from safecache.quarantine import is_still, opened
 from safecache.reasons import Reason
 
 
@@ -35,6 +35,12 @@ def test_entry_is_moved_with_a_note_of_why(entry):
     note = json.loads(Path(f"{moved}.json").read_text())
     assert note.keys() == {"from", "reason", "time"}
     assert (note["from"], note["reason"]) == (str(entry), "bad seal")
+
+
+def test_quarantine_that_never_was_is_not_made_by_looking_into_it(tmp_path):
+    with pytest.raises(FileNotFoundError), opened(str(tmp_path)):
+        pass
+    assert os.listdir(tmp_path) == []
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o700), (0o022, 0o755), (0o002, 0o775)], ids="{:04o}".format)

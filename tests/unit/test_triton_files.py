@@ -179,6 +179,7 @@ def test_directory_of_a_dead_writer_is_removed_by_the_next(directory, whose, age
     [
         ("tmp.pid_12_01234567-89ab-cdef-0123-456789abcdef", True),
         (".0123456789abcdef.tmp", True),
+        (".12.3456.tmp", True),
         ("k.cubin", False),
         ("tmp.pid_12_k", False),
     ],

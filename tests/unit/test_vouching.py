@@ -172,7 +172,8 @@ class TestLargeFile:
 def test_without_a_key_it_is_taken_if_nobody_else_could_have_written_it(library, root, monkeypatch):
     """Or what a compile worker has just built could not be used."""
     monkeypatch.setattr(keyring, "current", lambda: keyring.Keyring(None, problem="no key today"))
-    vouching.keep(str(library), str(root))
+    assert vouching.keep(str(library), str(root)), "what cannot be sealed is no failure"
+    assert vouching.record_of(str(library), b"code", Kind.NATIVE_CODE, {}) is None
     forget(monkeypatch)
     assert admit(library, root)
     library.chmod(0o666)
@@ -192,6 +193,12 @@ def test_record_is_of_what_was_written_not_of_what_lies_there(library, root, mon
     vouching.keep(str(library), str(root), content=b"what was written")
     forget(monkeypatch)
     assert not admit(library, root) and events.counters()["damaged"] == 1
+
+
+def test_record_for_another_cache_is_the_one_that_is_kept_here(library, root):
+    vouching.keep(str(library), str(root), content=b"what was written")
+    (record,) = root.glob(".safecache/records/*/*")
+    assert vouching.record_of(str(library), b"what was written", Kind.NATIVE_CODE, {}) == record.read_bytes()
 
 
 @pytest.mark.parametrize("opened", ["file", "directory"])

@@ -157,6 +157,16 @@ def test_planted_file_is_an_error_in_strict_mode(source, settings):
         restore(source)
 
 
+@pytest.mark.parametrize(("number", "there"), [(errno.ENOENT, False), (errno.EIO, True)], ids=errno.errorcode.get)
+def test_file_that_cannot_be_read_is_left_to_whoever_must_read_it(source, monkeypatch, number, there):
+    def fail(path):
+        raise OSError(number, os.strerror(number), path)
+
+    source.write_bytes(CONTENT)
+    monkeypatch.setattr(filesystem, "lstat", fail)
+    assert vouching.admit_build(str(source), root_of(source), SOURCE) is there and source.exists()
+
+
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd")], ids=["fifo", "link"])
 def test_what_is_no_file_is_moved_away_before_anything_is_made_there(source, make):
     make(source)
@@ -286,8 +296,8 @@ def test_record_of_another_form_vouches_for_nothing(source, monkeypatch, stateme
     assert verdict.reason is Reason.UNKNOWN_FORMAT and stated == {}
 
 
-def judge(path, kind=SOURCE):
-    return vouching.judge(str(path), root_of(path), kind)
+def judge(path, kind=SOURCE, **options):
+    return vouching.judge(str(path), root_of(path), kind, **options)
 
 
 def refuse_reading(monkeypatch, *names):
@@ -338,11 +348,36 @@ def test_what_lies_open_to_others_and_is_not_vouched_for_is_not_taken_for_a_work
         vouching.admit_fresh(str(exposed), root_of(exposed), SOURCE)
 
 
-def test_large_library_that_this_process_expects_needs_no_record(source):
+def test_large_library_that_a_disk_has_damaged_is_seen_where_all_of_it_is_read(source, monkeypatch):
+    """Its times are those of the good one."""
+    source.write_bytes(bytes(vouching._LARGE))
+    vouching.keep(str(source), root_of(source))
+    monkeypatch.setattr(vouching.files, "digest_regular", lambda *args, **options: b"another")
+    assert judge(source, Kind.NATIVE_CODE, whole=True).reason is Reason.DAMAGED
+
+
+@pytest.mark.parametrize("readable", [True, False], ids=["no-record", "unreadable-record"])
+def test_large_library_that_this_process_expects_needs_no_record(source, monkeypatch, readable):
     content = bytes(vouching._LARGE)
     vouching.expect(str(source), content)
     source.write_bytes(content)
+    if not readable:
+        refuse_records(monkeypatch)
     assert judge(source, Kind.NATIVE_CODE) is None
+
+
+def refuse_records(monkeypatch):
+    def fail(path, *args):
+        raise Unreadable(errno.EIO, os.strerror(errno.EIO), path)
+
+    monkeypatch.setattr(records, "read", fail)
+
+
+def test_record_that_cannot_be_read_is_no_refusal_of_what_it_may_vouch_for(source, monkeypatch):
+    source.write_bytes(CONTENT)
+    refuse_records(monkeypatch)
+    with pytest.raises(Unreadable):
+        judge(source)
 
 
 def test_refusal_says_what_is_wrong_with_the_record(source, monkeypatch):
