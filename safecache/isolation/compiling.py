@@ -129,7 +129,7 @@ def _taken(request: Request, root: str, limits: Limits, manager: Manager, attemp
     outcome, directory = attempt.outcome, attempt.directory
     if not _is_answer(outcome.reply):
         raise attempts.UnusableError("the answer of the process that compiled it makes no sense")
-    found = crashes.diagnosed(outcome, directory, request.backend.target.backend)
+    found = crashes.diagnosed(outcome, directory)
     if found is not None:
         raise crashes.confirmed(request, root, attempt.job, limits, found, outcome, directory)
     reply = outcome.reply or {}

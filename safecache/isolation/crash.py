@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import functools
 import importlib
-import os
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from safecache.errors import TritonCompileCrash
 from safecache.sizes import write_size
 
-__all__ = ["STAGES", "Crash", "diagnose", "make", "stage_reached"]
+__all__ = ["STAGES", "STAGE_FILE", "Crash", "diagnose", "make"]
 
 # In the order in which they are made, by the suffixes of the files that Triton puts into its cache when each is done.
 STAGES = ("source", "glir", "ttir", "ttgir", "llir", "ptx", "amdgcn", "cubin", "hsaco")
-_NEXT = {"source": "ttir", "glir": "ttgir", "ttir": "ttgir", "ttgir": "llir", "llir": "ptx", "ptx": "cubin"}
-_NEXT_OF_HIP = {**_NEXT, "llir": "amdgcn", "amdgcn": "hsaco"}
+# In the job's directory: the one that is being made.
+STAGE_FILE = "stage"
 # MLIR catches a SIGABRT or SIGSEGV inside a pass, and says no more than that in the error itself.
 _PASS_FAILED = "PassManager::run failed"
 _SIGNAL_SHOWN = re.compile(
@@ -82,14 +81,6 @@ def diagnose(ending: tuple[str, int] | None, error: Mapping[str, Any] | None, st
     if error is None or _PASS_FAILED not in error["message"] or not _SIGNAL_SHOWN.search(stderr):
         return None
     return Crash("recovered", 0, stage)
-
-
-def stage_reached(names: Iterable[str], backend: str) -> str:
-    """What was being made when no more files came than these: "source" if not even the kernel's own was read."""
-    suffixes = {os.path.splitext(name)[1][1:] for name in names}
-    done = [stage for stage in STAGES if stage in suffixes]
-    following = _NEXT_OF_HIP if backend == "hip" else _NEXT
-    return following.get(done[-1], done[-1]) if done else "source"
 
 
 def make(message: str, attributes: Mapping[str, Any]) -> TritonCompileCrash:

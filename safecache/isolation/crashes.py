@@ -10,7 +10,7 @@ from safecache import config, events, timestamps
 from safecache.errors import TritonCompileCrash
 from safecache.isolation import client, description, known_bad, reports
 from safecache.isolation.client import Outcome
-from safecache.isolation.crash import Crash, diagnose, make, stage_reached
+from safecache.isolation.crash import Crash, diagnose, make
 from safecache.isolation.known_bad import Note
 from safecache.isolation.limits import Limits
 from safecache.reasons import Reason
@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 __all__ = ["confirmed", "diagnosed", "skipped"]
 
 
-def diagnosed(outcome: Outcome, directory: str, backend: str) -> Crash | None:
-    """The crash, if the compile ended with one. ``directory``: what Triton has written until then."""
+def diagnosed(outcome: Outcome, directory: str) -> Crash | None:
+    """The crash, if the compile ended with one. ``directory``: where the worker has compiled."""
     error = (outcome.reply or {}).get("error")
-    stage = stage_reached(map(os.path.basename, reports.files_in(directory)), backend)
-    return diagnose(outcome.ending, error, outcome.stderr, stage)
+    return diagnose(outcome.ending, error, outcome.stderr, reports.stage_in(directory))
 
 
 def skipped(hash: str, note: Note) -> TritonCompileCrash:
@@ -42,7 +41,7 @@ def confirmed(
     request: Request, root: str, job: dict[str, Any], limits: Limits, found: Crash, outcome: Outcome, directory: str
 ) -> TritonCompileCrash:
     """The error for a crash that was just met, after a second run, with its report written and its note kept."""
-    again = _run_again(request, job, limits, directory) if found.is_of_kernel else None
+    again = _run_again(job, limits, directory) if found.is_of_kernel else None
     report, problem = _report(request, root, job, found, outcome, again, directory)
     varied = description.config_of(request.source, request.options)
     note = Note(found, request.source.name, varied, report, time.time())
@@ -55,19 +54,19 @@ def confirmed(
     return _error(f"safecache: {message} {remedy}", note)
 
 
-def _run_again(
-    request: Request, job: dict[str, Any], limits: Limits, directory: str
-) -> tuple[Crash | None, Outcome] | None:
-    """Whether it crashes again, where MLIR leaves a reproducer; None if it could not be run."""
+def _run_again(job: dict[str, Any], limits: Limits, directory: str) -> tuple[Crash | None, Outcome] | None:
+    """Whether it crashes again, where MLIR leaves a reproducer, and Triton all IR; None if it could not be run."""
     second = os.path.join(directory, "again")
     traced = {"TRITON_REPRODUCER_PATH": os.path.join(second, "kernel")}
-    job = {**job, "environment": config.child_environment() | traced}
+    source = job["source"]
+    knobs = source["knobs"] | {"compilation": source["knobs"]["compilation"] | {"store_binary_only": False}}
+    job = {**job, "environment": config.child_environment() | traced, "source": source | {"knobs": knobs}}
     try:
         os.mkdir(second)
         outcome = client.current().run(job, second, timeout=limits.timeout, memory=limits.memory)
     except (OSError, client.ServiceUnavailable):
         return None
-    return diagnosed(outcome, second, request.backend.target.backend), outcome
+    return diagnosed(outcome, second), outcome
 
 
 def _report(

@@ -18,6 +18,7 @@ from triton.runtime import cache
 from triton.runtime.driver import driver
 
 from safecache.isolation import knob_values, remarks, sources
+from safecache.isolation.crash import STAGE_FILE
 from safecache.isolation.options import rebuild
 from safecache.isolation.values import Decoder
 
@@ -102,6 +103,7 @@ class _Compile:
     def _watched(self, stage: str, make: Callable[..., Any]) -> Callable[..., Any]:
         def make_watched(*rest: Any) -> Any:
             self.stage = stage
+            Path(self.directory, STAGE_FILE).write_text(stage)
             return make(*rest)
 
         return make_watched

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from safecache import files, groups, store, timestamps
 from safecache.groups import CRASHES_FOLDER
 from safecache.isolation import kernel_script, reproducer
-from safecache.isolation.crash import STAGES
+from safecache.isolation.crash import STAGE_FILE, STAGES
 from safecache.isolation.worker import TEMPORARY
 
-__all__ = ["Facts", "files_in", "listed", "write"]
+__all__ = ["Facts", "listed", "stage_in", "write"]
 
 _SUMMARY = "report.json"
 # The latest tell what is wrong, and a kernel's IR can have megabytes.
@@ -88,7 +88,7 @@ def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
     yield _SUMMARY, json.dumps(summary | facts.described, indent=1, default=repr).encode()
     yield "stderr.txt", facts.stderr.encode(errors="backslashreplace")
     yield f"kernel.{facts.ir or 'txt'}", facts.source.encode(errors="backslashreplace")
-    found = files_in(facts.directory)
+    found = _files_in(facts.directory)
     stages = {os.path.splitext(path)[1][1:]: path for path in found}
     reached = [stage for stage in STAGES if stage in stages or stage == facts.ir]
     # What the compile started from, and what the stage that crashed was given.
@@ -108,10 +108,16 @@ def _program(facts: Facts, input: str | None) -> str | None:
     return reproducer.script(facts.described, facts.options, facts.language, input, facts.stage)
 
 
-def files_in(folder: str) -> list[str]:
+def _files_in(folder: str) -> list[str]:
     """The paths of what a compile has put into its directory; not what ptxas keeps there while it runs."""
     walked = [each for each in os.walk(folder) if TEMPORARY not in each[0][len(folder) :].split(os.sep)]
     return sorted(os.path.join(directory, name) for directory, _, names in walked for name in names)
+
+
+def stage_in(directory: str) -> str:
+    """What a worker was making there when it ended: "source" if not even the kernel's own was read."""
+    stage = _read(os.path.join(directory, STAGE_FILE)).decode("ascii", "replace")
+    return stage if stage in STAGES else "source"
 
 
 def _read(path: str) -> bytes:

@@ -32,7 +32,7 @@ def crash(monkeypatch, root):
             return Outcome(None if ending else {"key": "", "folder": "", "metadata": ""}, ending, "", 0.1)
 
         monkeypatch.setattr(client.Service, "run", run)
-        monkeypatch.setattr(encoding, "encode", lambda *rest: {})
+        monkeypatch.setattr(encoding, "encode", lambda *rest: {"knobs": {"compilation": {}}})
         target = SimpleNamespace(backend="cuda", arch=90, warp_size=32)
         function = SimpleNamespace(arg_names=[], src="def k(): ...")
         source = SimpleNamespace(name="k", fn=function, signature={}, language=SimpleNamespace(name="TRITON"))

@@ -9,7 +9,7 @@ import pytest
 from conftest import python
 
 from safecache.errors import SafecacheError, TritonCompileCrash
-from safecache.isolation.crash import Crash, diagnose, make, stage_reached
+from safecache.isolation.crash import Crash, diagnose, make
 
 ATTRIBUTES = {"how": "signal", "signal": 6, "stage": "ptx", "kernel": "k", "config": {"N": 1}, "report": "/r"}
 FAILED_PASS = {"type": "builtins.RuntimeError", "message": "PassManager::run failed", "stage": "ttgir"}
@@ -50,21 +50,6 @@ def test_every_end_of_a_worker_is_a_crash(ending):
 
 def test_result_is_no_crash():
     assert diagnose(None, None, "LLVM ERROR: as a remark", "cubin") is None
-
-
-@pytest.mark.parametrize(
-    ("names", "backend", "stage"),
-    [
-        ([], "cuda", "source"),
-        (["k.source"], "cuda", "ttir"),
-        (["k.source", "k.ttir", "k.ttgir"], "cuda", "llir"),
-        (["k.source", "k.ttir", "k.ttgir", "k.llir"], "cuda", "ptx"),
-        (["k.source", "k.ttir", "k.ttgir", "k.llir"], "hip", "amdgcn"),
-        (["k.source", "k.ttir", "k.ttgir", "k.llir", "k.ptx"], "cuda", "cubin"),
-    ],
-)
-def test_stage_follows_the_last_file(names, backend, stage):
-    assert stage_reached(names, backend) == stage
 
 
 @pytest.mark.parametrize("number", [9, 15])

@@ -44,6 +44,14 @@ def test_script_of_the_report_crashes_in_the_same_way(crashed, tmp_path, name):
     assert done.stdout.split()[-1] == DEADLY[name]
 
 
+def test_report_has_all_ir_also_where_binaries_alone_are_stored(crashed, home):
+    """As Helion's autotuner has it."""
+    [crash] = home.compile("narrow-register", env={"TRITON_STORE_BINARY_ONLY": "1"}).result
+    full = crashed.crashes["narrow_register"]
+    assert sorted(os.listdir(crash["report"])) == sorted(os.listdir(full["report"]))
+    assert "kernel.llir" in os.listdir(crash["report"])
+
+
 def test_script_of_the_report_fails_in_the_same_pass(crashed, tmp_path):
     done = reproduced(crashed.crashes["square"], tmp_path)
     assert "Assertion `" in done.stderr and "PassManager::run failed" in done.stderr

@@ -11,9 +11,10 @@ from crashes.crash_names import DEADLY
 STOCK = {"SAFECACHE": "0"}
 
 
+@pytest.mark.parametrize("binary_only", ["0", "1"], ids=["all-stored", "binary-only"])
 @pytest.mark.parametrize("name", DEADLY)
-def test_abort_of_the_compiler_is_an_error_that_says_in_which_stage(home, name):
-    answer = home.compile(name, "sound")
+def test_abort_of_the_compiler_is_an_error_that_says_in_which_stage(home, name, binary_only):
+    answer = home.compile(name, "sound", env={"TRITON_STORE_BINARY_ONLY": binary_only})
     crash, sound = answer.result
     assert crash["error"] == "TritonCompileCrash"
     assert (crash["how"], crash["signal"], crash["stage"]) == ("signal", 6, DEADLY[name])

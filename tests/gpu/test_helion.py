@@ -69,16 +69,18 @@ def run(tmp_path):
     def run(code):
         done = python(code, env=variables, path=tmp_path, timeout=280)
         assert done.returncode == 0, done.stderr
-        return done.stdout.splitlines()[-1]
+        return done.stdout.splitlines()[-1], done.stderr
 
     return run
 
 
 def test_crash_is_an_error_that_helion_skips(run):
-    assert set(run(CLASSIFY).split()) <= {"debug", "warn"}
+    classes, _ = run(CLASSIFY)
+    assert set(classes.split()) <= {"debug", "warn"}
 
 
 def test_kernel_is_tuned_among_the_configurations_that_do_not_crash(run, tmp_path):
-    said = json.loads(run(CODE))
+    answer, log = run(CODE)
+    said = json.loads(answer)
     assert said["best"] in ([32], [128]) and said["stats"]["compile crashed"] == 1
-    assert len(list(tmp_path.rglob(".safecache/crashes/*/reproduce.py"))) == 1
+    assert len(list(tmp_path.rglob(".safecache/crashes/*/reproduce.py"))) == 1, log
