@@ -39,7 +39,7 @@ def encode(message: dict[str, Any]) -> bytes:
 def send(channel: socket.socket, message: dict[str, Any], descriptors: Iterable[int] = ()) -> None:
     """Send a message, and copies of ``descriptors`` with it. Raises as encode() does, and OSError."""
     data = encode(message)
-    sent = socket.send_fds(channel, [data], list(descriptors)) if descriptors else 0
+    sent = socket.send_fds(channel, [data], list(descriptors))
     channel.sendall(memoryview(data)[sent:])
 
 
@@ -59,7 +59,7 @@ def receive_with_descriptors(channel: socket.socket) -> tuple[dict[str, Any] | N
         for descriptor in descriptors:
             # Not by a flag, which recv_fds() drops. A program that is started, such as ptxas, would hold it open.
             os.set_inheritable(descriptor, False)
-        rest = _read(channel, _LENGTH.size - len(start), None) if start else b""
+        rest = _read(channel, _LENGTH.size - len(start), None)
         return _message(channel, start + rest, None), descriptors
     except BaseException:
         for descriptor in descriptors:

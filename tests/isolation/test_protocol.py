@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -85,6 +86,19 @@ def test_descriptors_come_with_their_message_and_no_program_inherits_them(ends):
         os.close(each)
 
 
+def test_descriptors_come_with_a_message_sent_byte_by_byte(ends):
+    read_end, write_end = os.pipe()
+    first, *others = protocol.encode(SOME)
+    socket.send_fds(ends[0], [bytes([first])], [write_end])
+    thread = threading.Thread(target=lambda: [ends[0].send(bytes([byte])) for byte in others])
+    thread.start()
+    message, (descriptor,) = protocol.receive_with_descriptors(ends[1])
+    thread.join()
+    assert message == SOME and os.path.sameopenfile(descriptor, write_end)
+    for each in (read_end, write_end, descriptor):
+        os.close(each)
+
+
 def test_descriptors_of_what_is_no_message_are_closed(ends):
     read_end, write_end = os.pipe()
     socket.send_fds(ends[0], [framed(b"nonsense")], [write_end])
@@ -154,6 +168,22 @@ def test_what_does_not_come_in_time_is_a_timeout(ends, sent):
     ends[0].sendall(sent)
     with pytest.raises(TimeoutError):
         protocol.receive(ends[1], time.monotonic() + 0.05)
+
+
+@pytest.mark.parametrize("ago", [0.0, 1.0])
+def test_after_the_deadline_nothing_comes_in_time(ends, monkeypatch, ago):
+    monkeypatch.setattr(protocol, "time", SimpleNamespace(monotonic=lambda: 10.0))
+    protocol.send(ends[0], SOME)
+    with pytest.raises(TimeoutError):
+        protocol.receive(ends[1], 10.0 - ago)
+
+
+def test_what_has_come_whole_is_taken_though_the_time_is_up_by_then(ends, monkeypatch):
+    # Its length and its body are read once each.
+    times = iter([1.0, 2.0])
+    monkeypatch.setattr(protocol, "time", SimpleNamespace(monotonic=lambda: next(times, 9.0)))
+    protocol.send(ends[0], SOME)
+    assert protocol.receive(ends[1], 3.0) == SOME
 
 
 def test_a_message_that_drips_is_a_timeout_too(ends):
