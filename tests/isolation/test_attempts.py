@@ -102,11 +102,15 @@ def test_what_cannot_travel_is_missing_and_the_first_is_the_callers_error(servic
 
 
 def test_interrupt_begins_no_more_and_keeps_nothing(service, monkeypatch):
-    cancelled, cancel = threading.Event(), attempts._Batch.cancel
+    begun, cancelled, cancel = threading.Event(), threading.Event(), attempts._Batch.cancel
+    helpers = []
 
     def interrupt(job):
         if threading.current_thread() is threading.main_thread():
+            begun.wait(10)
             raise KeyboardInterrupt
+        helpers.append(threading.current_thread())
+        begun.set()
         cancelled.wait(10)
         return service.end(job)
 
@@ -114,16 +118,23 @@ def test_interrupt_begins_no_more_and_keeps_nothing(service, monkeypatch):
         cancel(self)
         cancelled.set()
 
+    def keep(job, limits):
+        kept.append(run(job, limits))
+        return kept[-1]
+
     monkeypatch.setattr(attempts._Batch, "cancel", cancel_and_say)
+    # Its directory must not only go with the last reference to an attempt.
+    run, kept = attempts._run, []
+    monkeypatch.setattr(attempts, "_run", keep)
 
     service.size = 2
     service.ends = dict.fromkeys("abcdefgh", interrupt)
     with pytest.raises(KeyboardInterrupt):
         together(*"abcdefgh")
-    for thread in threading.enumerate():
-        if thread is not threading.main_thread():
-            thread.join(10)
+    for helper in helpers:
+        helper.join(10)
     assert len(service.directories) == 2 and not any(map(os.path.exists, service.directories))
+    assert len(helpers) == len(kept) == 1
 
 
 def test_place_that_cannot_be_had_is_named(service, monkeypatch):
