@@ -128,7 +128,7 @@ def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
 def _conditions(node: ast.AST) -> list[ast.expr]:
     if isinstance(node, ast.Compare):
         return [node]
-    if isinstance(node, (ast.If, ast.IfExp)):
+    if isinstance(node, (ast.If, ast.IfExp)) and ast.unparse(node.test) != "TYPE_CHECKING":
         return [node.test]
     if isinstance(node, ast.BoolOp):
         return node.values
