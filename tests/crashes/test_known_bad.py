@@ -111,21 +111,23 @@ STATED = note()._asdict() | {"crash": note().crash._asdict()}
 
 
 @pytest.mark.parametrize(
-    ("forge", "reason"),
+    ("forge", "reason", "evidence"),
     [
-        (lambda: json.dumps(STATED).encode(), "unsealed"),
-        (lambda: sealed(STATED, OTHER), "other cache key"),
-        (lambda: sealed(STATED, kind=Kind.KERNEL), "other kind"),
-        (lambda: sealed(STATED).replace(b"signal", b"memory"), "damaged"),
-        (lambda: sealed(["no note"]), "unknown format"),
-        (lambda: sealed({"crash": {}}), "unknown format"),
+        (lambda: json.dumps(STATED).encode(), "unsealed", "it is not sealed by a key that this process trusts"),
+        (lambda: sealed(STATED, OTHER), "other cache key", "it was sealed for another cache key"),
+        (lambda: sealed(STATED, kind=Kind.KERNEL), "other kind", "it was sealed as another kind"),
+        (lambda: sealed(STATED).replace(b"signal", b"memory"), "damaged", "its digest does not match"),
+        (lambda: sealed(["no note"]), "unknown format", "this version does not know its format"),
+        (lambda: sealed({"crash": {}}), "unknown format", "this version does not know its format"),
     ],
     ids=["unsealed", "of-another-hash", "of-another-kind", "altered", "no-object", "no-note"],
 )
-def test_note_that_nobody_vouches_for_keeps_nobody_from_compiling(root, forge, reason):
+def test_note_that_nobody_vouches_for_keeps_nobody_from_compiling(root, caplog, forge, reason, evidence):
     planted(root, forge())
     assert find(root) is None
     assert events.counters()[reason] == 1
+    (said,) = caplog.messages
+    assert f"{path_of(root)} was not used: {evidence}" in said
 
 
 def test_such_a_note_is_an_error_in_strict_mode(root, settings):
