@@ -130,7 +130,7 @@ class _Server:
 
     def _end(self, number: int, grace: float) -> dict[str, Any]:
         """How a worker has ended; one that lives on after ``grace`` seconds is killed."""
-        if number in self._pids and not self._wait(number, grace):
+        if not self._wait(number, grace):
             self._kill(number)
             self._wait(number, _DEATH)
         return self._ended.pop(number, {"status": None, "peak": 0})

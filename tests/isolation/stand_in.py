@@ -167,6 +167,13 @@ def close_everything(directory):
     time.sleep(600)
 
 
+def close_everything_and_end(directory, status):
+    """Once all but its end is to be seen of it."""
+    os.closerange(0, 256)
+    time.sleep(0.1)
+    os._exit(status)
+
+
 def say(directory, raw):
     """Write these bytes, in hexadecimal, where the reply goes."""
     os.write(_channel(), bytes.fromhex(raw))

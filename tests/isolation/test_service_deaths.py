@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +27,7 @@ from safecache.isolation.client import Ending, Limits, ServiceUnavailable
         pytest.param("end_python", {"status": "so long"}, ("exit", 1), id="sys.exit-message"),
         pytest.param("fail", {"kind": "KeyboardInterrupt"}, ("exit", os.EX_SOFTWARE), id="not-an-Exception"),
         pytest.param("close_everything", {}, ("signal", signal.SIGKILL), id="closes-its-channel-and-hangs"),
+        pytest.param("close_everything_and_end", {"status": 5}, ("exit", 5), id="closes-its-channel-and-exits"),
         pytest.param("allocate", {}, ("memory", MEMORY), id="MemoryError"),
         pytest.param("fail", {"message": "ptxas fatal: Memory allocation failure"}, ("memory", MEMORY), id="ptxas"),
         pytest.param("fail", {"stderr": "std::bad_alloc"}, ("memory", MEMORY), id="caught-bad_alloc"),
@@ -142,6 +144,37 @@ def test_workers_that_never_read_a_job_are_given_up(run, monkeypatch):
     with pytest.raises(ServiceUnavailable, match="before it has read the job"):
         run("echo")
     assert 1 < len(asked) < 10
+
+
+def test_a_worker_that_is_no_group_of_its_own_yet_is_killed(service, tmp_path, monkeypatch):
+    (tmp_path / "ungrouped.py").write_text(
+        "import os, time\nfrom isolation.stand_in import run\nos.setsid = lambda: time.sleep(60)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    run = service("ungrouped")
+    assert run.ending("echo", timeout=0.1) == ("timeout", 1)
+    # Only the server is left.
+    assert len(processes(run.mark)) == 1
+
+
+def test_how_a_worker_has_ended_is_kept_for_who_asks_and_told_once(run):
+    run("echo")
+    connection = run.service._pool.connect()
+    worker = workers.Worker(connection, 101)
+    os.kill(worker._pid, signal.SIGKILL)
+    assert eventually(lambda: worker._pid not in processes(run.mark))
+    # After each answer, the server looks for those that have ended.
+    another = workers.Worker(connection, 102)
+    assert [connection.end(101, 0.0).status for _ in range(2)] == [-signal.SIGKILL, None]
+    another.let_go()
+    assert connection.end(102, 10.0).status == os.EX_OK
+    worker.let_go()
+
+
+def test_a_server_to_which_nothing_more_can_be_sent_ends(run):
+    run("echo")
+    run.service._pool.connect()._control.shutdown(socket.SHUT_WR)
+    assert eventually(lambda: processes(run.mark) == [])
 
 
 @pytest.mark.parametrize("while_it_runs", [False, True], ids=["between-two-jobs", "while-a-job-runs"])
