@@ -55,7 +55,7 @@ TESTS = {
     "isolation/endings": ["tests/isolation/test_endings.py", *_SERVICE],
     "isolation/protocol": ["tests/isolation/test_protocol.py"],
     "isolation/server": _SERVICE,
-    "isolation/worker": _SERVICE,
+    "isolation/worker": ["tests/isolation/test_worker.py", *_SERVICE],
 }
 _CALLS = {"fsync", "rename", "link", "unlink", "flock", "write_all", "close", "dup", "sync_directory", "lstat"}
 _CALLS |= {"killpg", "kill", "setrlimit", "setsid", "prctl", "remember"}

@@ -148,17 +148,14 @@ class _Server:
 
     def _reap(self, number: int) -> bool:
         """Note how it has ended, if it has, with what it has started and left behind gone too."""
-        if number not in self._pids:
-            return True
-        pid = self._pids[number]
+        pid = self._pids.get(number)
         # Its group is killed before its pid is free: after that, the number may be another group's.
-        if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
-            return False
-        self._kill(number)
-        _, status, usage = os.wait4(pid, 0)
-        del self._pids[number]
-        self._ended[number] = {"status": os.waitstatus_to_exitcode(status), "peak": usage.ru_maxrss * 1024}
-        return True
+        if pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            self._kill(number)
+            _, status, usage = os.wait4(pid, 0)
+            del self._pids[number]
+            self._ended[number] = {"status": os.waitstatus_to_exitcode(status), "peak": usage.ru_maxrss * 1024}
+        return number not in self._pids
 
     def _kill(self, number: int) -> None:
         pid = self._pids[number]

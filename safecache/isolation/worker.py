@@ -114,9 +114,7 @@ def _apply(variables: dict[str, str], directory: str, cwd: str) -> None:
     """Have the environment and the working directory that the job's sender has at this moment."""
     for name in os.environ.keys() - variables.keys():
         del os.environ[name]
-    for name, value in variables.items():
-        if os.environ.get(name) != value:
-            os.environ[name] = value
+    os.environ.update(variables)
     os.environ["TMPDIR"] = os.path.join(directory, TEMPORARY)
     os.makedirs(os.environ["TMPDIR"], mode=0o700, exist_ok=True)
     tempfile.tempdir = None

@@ -23,6 +23,7 @@ from safecache.isolation.client import Ending, Limits, ServiceUnavailable
         pytest.param("segfault", {}, ("signal", signal.SIGSEGV), id="segfault"),
         pytest.param("end", {"status": 0}, ("exit", 0), id="exit-0"),
         pytest.param("end", {"status": 127}, ("exit", 127), id="exit-127"),
+        pytest.param("end_python", {"status": None}, ("exit", 0), id="sys.exit"),
         pytest.param("end_python", {"status": 3}, ("exit", 3), id="sys.exit-3"),
         pytest.param("end_python", {"status": "so long"}, ("exit", 1), id="sys.exit-message"),
         pytest.param("fail", {"kind": "KeyboardInterrupt"}, ("exit", os.EX_SOFTWARE), id="not-an-Exception"),
