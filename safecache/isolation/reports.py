@@ -94,9 +94,9 @@ def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
     # What the compile started from, and what the stage that crashed was given.
     for stage in {*reached[:1], *reached[-1:]} - {facts.ir}:
         yield f"kernel.{stage}", _read(stages[stage])
-    for path in found:
-        if path.endswith(".mlir"):
-            yield os.path.basename(path), _read(path)
+    # What the front end has made is of both runs, and the same.
+    for name, path in {os.path.basename(path): path for path in found if path.endswith(".mlir")}.items():
+        yield name, _read(path)
     program = _program(facts, f"kernel.{reached[0]}" if reached else None)
     if program is not None:
         yield "reproduce.py", program.encode(errors="backslashreplace")

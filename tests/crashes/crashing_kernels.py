@@ -48,6 +48,19 @@ def narrow_register(x, y, N: tl.constexpr):
     tl.store(y + index, made)
 
 
+@triton.constexpr_function
+def operand(number):
+    return f"mov.b32 $0, ${number};"
+
+
+@triton.jit
+def read_here(x, y, N: tl.constexpr):
+    """As unknown_operand, but with a call into Python: it travels as the IR that the front end makes of it."""
+    index = tl.arange(0, N)
+    made = tl.inline_asm_elementwise(operand(7), "=r,r", [tl.load(x + index)], dtype=tl.int32, is_pure=True, pack=1)
+    tl.store(y + index, made)
+
+
 @triton.jit
 def some_configurations(x, y, N: tl.constexpr, KIND: tl.constexpr):
     """One of those above, or a sound one."""
@@ -131,6 +144,7 @@ CASES = {
     "too-many-constraints": (too_many_constraints, INTEGERS, {"N": 128}, {}),
     "unknown-operand": (unknown_operand, INTEGERS, {"N": 128}, {}),
     "narrow-register": (narrow_register, INTEGERS, {"N": 128}, {}),
+    "read-here": (read_here, INTEGERS, {"N": 128}, {}),
     "recovered": (square, HALVES, {"N": 128}, {"num_ctas": 3}),
     "wrong-instruction": (wrong_instruction, INTEGERS, {"N": 128}, {}),
     "wrong-types": (wrong_types, INTEGERS, {"N": 128}, {}),

@@ -22,6 +22,10 @@ def test_what_is_replaced_again_and_again_is_judged_three_times(judged):
     assert len(list(verdicts)) == (1 if judged == 4 else 0)
 
 
+def test_what_was_set_aside_is_not_there_to_be_used():
+    assert not disposal.settled(lambda: REFUSAL, lambda refusal: True)
+
+
 @pytest.mark.parametrize("by_another", [False, True])
 def test_report_says_who_has_moved_it_away(tmp_path, caplog, by_another):
     caplog.set_level(logging.WARNING, logger="safecache")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from safecache import filesystem, store
-from safecache.quarantine import is_still, opened
+from safecache.quarantine import is_its_name, is_still, opened
 from safecache.reasons import Reason
 
 
@@ -41,6 +41,11 @@ def test_quarantine_that_never_was_is_not_made_by_looking_into_it(tmp_path):
     with pytest.raises(FileNotFoundError), opened(str(tmp_path)):
         pass
     assert os.listdir(tmp_path) == []
+
+
+def test_name_tells_what_was_moved_there(entry):
+    moved = os.path.basename(quarantine(entry))
+    assert is_its_name(moved) and not is_its_name(f"{moved}.json") and not is_its_name("somebody's")
 
 
 @pytest.mark.parametrize(("umask", "mode"), [(0o077, 0o700), (0o022, 0o755), (0o002, 0o775)], ids="{:04o}".format)
