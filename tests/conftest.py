@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,22 @@ import pytest
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Have every process of the run compile by way of caching_compiler.py; workers of xdist inherit the variable."""
+    compiler = shutil.which("g++")
+    if compiler is None or "CXX" in os.environ or hasattr(config, "workerinput"):
+        return
+    store = tempfile.TemporaryDirectory(prefix="safecache-tests-compiled-")
+    # For the users, too, that some tests become.
+    os.chmod(store.name, 0o777)
+    path = Path(store.name, "g++")
+    command = [sys.executable, "-I", "-S", str(TESTS / "caching_compiler.py"), store.name, compiler]
+    path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
+    path.chmod(0o755)
+    os.environ["CXX"] = str(path)
+    config.add_cleanup(store.cleanup)
 
 
 def isolated_environment(base: Path) -> dict[str, str]:
