@@ -18,9 +18,9 @@ SOURCE = TESTS.parent
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have every process of the run compile by way of caching_compiler.py; workers of xdist inherit the variable."""
+    """Have every process of the run compile by way of caching_compiler.py; workers of xdist inherit the PATH."""
     compiler = shutil.which("g++")
-    if compiler is None or "CXX" in os.environ or hasattr(config, "workerinput"):
+    if compiler is None or hasattr(config, "workerinput"):
         return
     store = tempfile.TemporaryDirectory(prefix="safecache-tests-compiled-")
     # For the users, too, that some tests become.
@@ -29,7 +29,7 @@ def pytest_configure(config: pytest.Config) -> None:
     command = [sys.executable, "-I", "-S", str(TESTS / "caching_compiler.py"), store.name, compiler]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     path.chmod(0o755)
-    os.environ["CXX"] = str(path)
+    os.environ["PATH"] = os.pathsep.join([store.name, os.environ["PATH"]])
     config.add_cleanup(store.cleanup)
 
 
