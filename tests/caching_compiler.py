@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from contextlib import suppress
 
 # Of this environment, of the Python that it was made with, and of the system.
@@ -26,8 +27,7 @@ def main(store: str, compiler: str, arguments: list[str]) -> int:
         os.execv(compiler, [compiler, *arguments])
     kept = os.path.join(store, key)
     with suppress(OSError):
-        shutil.copyfile(kept, output)
-        shutil.copymode(kept, output)
+        _copy(kept, output)
         return 0
     status = subprocess.run([compiler, *arguments]).returncode
     if status == 0:
@@ -36,6 +36,17 @@ def main(store: str, compiler: str, arguments: list[str]) -> int:
             shutil.copy(output, draft)
             os.rename(draft, kept)
     return status
+
+
+def _copy(kept: str, output: str) -> None:
+    """As the compiler would make it: with room for temporary files, as a new file, and with the modes of the umask."""
+    with open(kept, "rb") as file, tempfile.TemporaryFile(dir=os.environ.get("TMPDIR")) as temporary:
+        shutil.copyfileobj(file, temporary)
+    with suppress(FileNotFoundError):
+        os.unlink(output)
+    shutil.copyfile(kept, output)
+    mask = os.umask(0o077)
+    os.chmod(output, 0o777 & ~mask)
 
 
 def _request(compiler: str, arguments: list[str]) -> tuple[str, str]:
