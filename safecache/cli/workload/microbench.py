@@ -46,13 +46,17 @@ def _costs(size: int, directory: str) -> dict[str, float]:
         if seal.verify(content, Kind.FX_ENTRY, "key", lambda _: key).reason is not None:
             raise AssertionError("a good entry was refused")
 
+    def stock_save() -> None:
+        # As FxGraphCache._write_to_local_cache() in torch/_inductor/codecache.py, which names an entry by its content.
+        write_atomic(os.path.join(directory, "stock", sha256_hash(payload)), payload, make_dirs=True)
+
     def stock_read() -> bytes:
         with open(stocks, "rb") as file:
             return file.read()
 
     entry, path = sealed(), save()
     work: dict[str, Callable[[], object]] = {
-        "stock save": lambda: write_atomic(stocks, payload, make_dirs=True),
+        "stock save": stock_save,
         "save": save,
         "synced save": lambda: store.replace(path, sealed(), durably=True),
         "stock read": stock_read,
