@@ -9,6 +9,7 @@ import base64
 import binascii
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,7 +98,7 @@ def decode(content: bytes) -> Key:
     A field that is not known is refused: it could be a restriction with its name misspelt.
     """
     try:
-        fields = json.loads(content)
+        fields = json.loads(content, object_pairs_hook=_fields)
     except (ValueError, RecursionError):
         raise KeyringError("is not a JSON file, or not a whole one") from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
@@ -118,6 +119,14 @@ def decode(content: bytes) -> Key:
         why_revoked=_read_text(fields, "revoked_reason"),
         namespaces=_read_namespaces(fields),
     )
+
+
+def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Raises KeyringError for a name that comes twice: which of them counts, readers of JSON do not agree."""
+    twice = [name for name, number in Counter(name for name, _ in pairs).items() if number > 1]
+    if twice:
+        raise KeyringError(f"has fields that it states more than once: {', '.join(map(ascii, sorted(twice)))}")
+    return dict(pairs)
 
 
 def _read_material(fields: Mapping[str, Any], stated: bytes, revoked: bool) -> Key:
@@ -145,9 +154,10 @@ def _read_material(fields: Mapping[str, Any], stated: bytes, revoked: bool) -> K
 
 
 def _read_bytes(fields: Mapping[str, Any], name: str) -> bytes:
+    text = fields[name]
     try:
-        material = base64.b64decode(fields[name], validate=True)
-    except (TypeError, ValueError, binascii.Error):
+        material = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
+    except (ValueError, binascii.Error):
         material = b""
     if len(material) != MAC_SIZE:  # and signatures.SIZE is the same
         raise KeyringError(f"has a {name} part that is not the base64 of {MAC_SIZE} bytes")
@@ -180,10 +190,12 @@ def _read_time(fields: Mapping[str, Any], name: str) -> float | None:
     if text is None:
         return None
     try:
+        if not isinstance(text, str):
+            raise ValueError(text)
         seconds = timestamps.parse(text)
         timestamps.write(seconds)  # the last day of the last year is in no calendar somewhere else
         return seconds
-    except (TypeError, ValueError, AttributeError, OverflowError):
+    except (ValueError, OverflowError):
         raise KeyringError(f"has a time {name} that is not one of RFC 3339, such as 2030-01-31T00:00:00Z") from None
 
 

@@ -28,7 +28,19 @@ from safecache.keys import ALGORITHMS, Key
 from safecache.reasons import Reason
 from safecache.settings import DEFAULT_NAMESPACE
 
-__all__ = ["FORMAT", "Footer", "Kind", "Verdict", "attach", "inspect", "payload_of", "split", "verify"]
+__all__ = [
+    "FORMAT",
+    "Footer",
+    "Kind",
+    "Verdict",
+    "attach",
+    "inspect",
+    "inspect_size",
+    "payload_of",
+    "split",
+    "trailer",
+    "verify",
+]
 
 FORMAT = 2
 _MAGIC = b"\x93SAFECA\n"
@@ -48,6 +60,8 @@ class Kind(Enum):
     AOT_MODEL = "aot_model"
     AOT_GRAPH = "aot_graph"
     DYNAMO_PACKAGE = "dynamo_package"
+    PRECOMPILED = "precompiled"
+    PACKAGE = "package"
     PGO_STATE = "pgo_state"
     MEMO = "memo"
     AUTOTUNING = "autotuning"
@@ -71,6 +85,8 @@ _NOUNS = {
     Kind.AOT_MODEL: "ahead-of-time compiled model",
     Kind.AOT_GRAPH: "ahead-of-time compiled graph",
     Kind.DYNAMO_PACKAGE: "precompile entry",
+    Kind.PRECOMPILED: "precompiled source and cache",
+    Kind.PACKAGE: "AOTInductor package",
     Kind.PGO_STATE: "profile of dynamic shapes",
     Kind.MEMO: "memoized result",
     Kind.AUTOTUNING: "autotuning result",
@@ -108,11 +124,24 @@ def attach(
     namespace: str = DEFAULT_NAMESPACE,
 ) -> bytes:
     """``payload`` with its seal. Raises KeyringError for a key that cannot seal."""
+    digest = hashlib.sha256(payload).digest()
+    return payload + trailer(digest, len(payload), kind, cache_key, key, provenance, namespace)
+
+
+def trailer(
+    digest: bytes,
+    size: int,
+    kind: Kind,
+    cache_key: str,
+    key: Key,
+    provenance: Mapping[str, str],
+    namespace: str = DEFAULT_NAMESPACE,
+) -> bytes:
+    """The seal alone of a payload of this SHA-256 and ``size`` in bytes. Raises as attach() does."""
     statement = {"kind": kind.value, "key": cache_key, "namespace": namespace, "provenance": dict(provenance)}
     body = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
-    digest = hashlib.sha256(payload).digest()
-    footer = _FOOTER.pack(digest, key.id, len(payload), len(body), key.algorithm.number, FORMAT, _MAGIC)
-    return b"".join((payload, body, key.tag(_DOMAIN + footer + body), footer))
+    footer = _FOOTER.pack(digest, key.id, size, len(body), key.algorithm.number, FORMAT, _MAGIC)
+    return b"".join((body, key.tag(_DOMAIN + footer + body), footer))
 
 
 def split(content: bytes) -> Footer | None:
@@ -174,6 +203,12 @@ def inspect(
         return opened
     _, body, key = opened
     return _compare(body, kind, cache_key, namespace, key)
+
+
+def inspect_size(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict:
+    """Whether a key has sealed content of this ``size`` with this ``end``, as whatever: so much is worth reading."""
+    opened = _open(end, size, find_key)
+    return opened if isinstance(opened, Verdict) else Verdict(None, opened[2].id)
 
 
 def _open(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict | tuple[Footer, bytes, Key]:

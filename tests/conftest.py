@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import shlex
@@ -15,6 +16,8 @@ import pytest
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent
+# Of tests beside others that run on every Python, whether there is a torch for it or not.
+NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,6 +34,13 @@ def pytest_configure(config: pytest.Config) -> None:
     path.chmod(0o755)
     os.environ["PATH"] = os.pathsep.join([store.name, os.environ["PATH"]])
     config.add_cleanup(store.cleanup)
+
+
+@pytest.fixture(autouse=True)
+def no_cache_set(monkeypatch):
+    """No test begins with a cache directory set: torch sets one by itself, in its caller's own environment."""
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "_SAFECACHE_REDIRECTED"):
+        monkeypatch.delenv(name, raising=False)
 
 
 def isolated_environment(base: Path) -> dict[str, str]:

@@ -46,6 +46,16 @@ def test_file_of_the_public_part_does_not_hold_the_private_one():
     assert base64.b64encode(PRIVATE.secret) not in content and PRIVATE.secret.hex().encode() not in content
 
 
+@KEYS
+@pytest.mark.parametrize("field", ["id", "revoked", "namespaces"])
+def test_field_that_is_stated_twice_is_refused(key, field):
+    """Whoever reads the first of them reads another restriction than we do."""
+    content = key_format.encode(key_cases.revoked(key)).rstrip().removesuffix(b"}") + b',"%s": null}' % field.encode()
+    assert json.loads(content)[field] is None
+    with pytest.raises(KeyringError, match=f"has fields that it states more than once: '{field}'"):
+        key_format.decode(content)
+
+
 def test_id_is_that_of_the_content():
     """Pinned: an id that changed would orphan every entry."""
     assert (MAC.id.hex(), PUBLIC.id.hex()) == ("0f5e8a92195529fc", "d53816ad516fef2a")
