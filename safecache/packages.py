@@ -1,0 +1,272 @@
+"""Packages of AOTInductor (``.pt2``): archives that C++ unpacks to load the libraries in them.
+
+The seal follows the archive: whoever reads a zip file looks for where it ends, and passes over what comes then. It is
+of all bytes before it, and under no name: a package is made to be renamed and carried elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO, Any
+
+from safecache import (
+    binding,
+    config,
+    events,
+    files,
+    gpu_binaries,
+    keyring,
+    ownership,
+    private_directory,
+    resealing,
+    saving,
+    seal,
+    store,
+    temporaries,
+    trust,
+    vouching,
+)
+from safecache.errors import EntryRefusedError
+from safecache.keys import Key
+from safecache.reasons import Count, Reason
+from safecache.seal import Kind
+from safecache.trust import Refusal
+
+__all__ = ["admitted", "adopt", "holds_code", "made"]
+
+# What a process loads of a package, or the library in it.
+CODE = (".so", ".o", *gpu_binaries.ENDINGS)
+_FOLDER = "/data/aotinductor/"
+_COPY = "package.pt2"
+_CHUNK = 1 << 20
+# Bytes; ours have some hundreds.
+_LONGEST_SEAL = 16 << 10
+
+
+class _Thread(threading.local):
+    admitted = ""
+
+
+_thread = _Thread()
+
+
+def made(target: Any, sources: Iterable[tuple[str, str]], make: Callable[[Any], Any]) -> Any:
+    """What ``make`` returns of a path or file object, with the package sealed that it has written there.
+
+    ``sources``: the files that it packs, each with the cache that it lies in. A package with code in it that nothing
+    vouches for gets no seal, and a warning. Raises KeyringError in strict mode where there is no key to seal with.
+    """
+    if not isinstance(target, (str, os.PathLike)):
+        result = make(target)
+        if not target.readable():
+            message = "a package was not sealed: the file object that it was written to cannot be read."
+            events.report(
+                Reason.UNSEALED, message, cause="file object", remedy='Open it with mode "w+b", or give a path.'
+            )
+        elif saving.can_seal(Kind.PACKAGE):
+            _seal(target, "a package", sources)
+            target.seek(0)
+        return result
+    path = os.fspath(target)
+    if ownership.why_not_private(path if os.path.lexists(path) else _directory(path)) is None:
+        result = make(target)
+        _seal_file(path, path, sources)
+        return result
+    with private_directory.made() as directory, temporaries.beside(path) as temporary:
+        place = os.path.join(directory, os.path.basename(path))
+        make(place)
+        _seal_file(place, path, sources)
+        shutil.copyfile(place, temporary)
+        os.replace(temporary, path)
+    return target
+
+
+def _seal_file(place: str, path: str, sources: Iterable[tuple[str, str]]) -> None:
+    if saving.can_seal(Kind.PACKAGE):
+        with open(place, "r+b") as file:
+            _seal(file, path, sources)
+
+
+def _seal(file: IO[bytes], name: str, sources: Iterable[tuple[str, str]]) -> None:
+    unknown = _unknown(file, sources)
+    if unknown is None:
+        file.seek(0)
+        _append_seal(file, resealing.sealing_key(), binding.statement(Kind.PACKAGE))
+        return
+    message = f"{name} was not sealed: nothing vouches for {unknown}, which is packed in it."
+    events.report(Reason.UNSEALED, message, cause=name, remedy="Compile and package in one process.")
+
+
+def _append_seal(file: IO[bytes], key: Key, origin: dict[str, str]) -> None:
+    """Seal what ``file`` holds from where it stands to its end, without having all of it in memory."""
+    digest, size = _digested(file)
+    namespace = config.current().namespace
+    file.write(seal.trailer(digest, size, Kind.PACKAGE, "", key, origin, namespace))
+
+
+def _digested(file: IO[bytes]) -> tuple[bytes, int]:
+    """The SHA-256 of all bytes to come, and how many those are."""
+    digest, size = hashlib.sha256(), 0
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+        size += len(chunk)
+    return digest.digest(), size
+
+
+def _unknown(file: IO[bytes], sources: Iterable[tuple[str, str]]) -> str | None:
+    """One of the packed files that others could have exchanged, or code that nobody vouches for; None if all are good.
+
+    It is what is in the archive that is looked at.
+    """
+    by_name: dict[str, list[tuple[str, str]]] = {}
+    for path, root in sources:
+        by_name.setdefault(os.path.basename(path), []).append((path, root))
+    file.seek(0)
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            candidates = by_name.get(os.path.basename(member.filename), [])
+            if not candidates and not member.filename.endswith(CODE):
+                continue  # of this process's memory
+            with archive.open(member) as content:
+                digest, _ = _digested(content)
+            if not any(_is_good(path, root, digest) for path, root in candidates):
+                return member.filename
+    return None
+
+
+def _is_good(path: str, root: str, digest: bytes) -> bool:
+    if not path.endswith(CODE) and ownership.why_not_private(path) is None:
+        return True
+    return vouching.states_digest(path, root, Kind.NATIVE_CODE, digest)
+
+
+def holds_code(target: Any) -> bool:
+    """Whether this is a package with libraries in it, and not a program that torch.export alone has written."""
+    with suppress(OSError, ValueError, zipfile.BadZipFile):
+        with zipfile.ZipFile(target) as archive:
+            found = any(_FOLDER in f"/{name}" for name in archive.namelist())
+        if hasattr(target, "seek"):
+            target.seek(0)
+        return found
+    return False
+
+
+@contextmanager
+def admitted(target: Any) -> Iterator[Any]:
+    """Where to load the package from in this block: it is verified, and nobody can exchange it any more.
+
+    ``target``: a path, the directory that one was unpacked to, or a file object. Raises EntryRefusedError in default
+    mode too, since there is nothing to compile instead; OSError if it cannot be read.
+    """
+    if target == _thread.admitted or _is_missing(target):
+        yield target
+        return
+    with ExitStack() as stack:
+        place = _placed(target, lambda: stack.enter_context(private_directory.made()))
+        outer, _thread.admitted = _thread.admitted, place
+        try:
+            yield place
+        finally:
+            _thread.admitted = outer
+
+
+def _is_missing(target: Any) -> bool:
+    """Whether there is nothing to load, and nobody else can change that: loading it fails as in stock."""
+    if not isinstance(target, (str, os.PathLike)) or os.path.lexists(target):
+        return False
+    return ownership.why_not_private(_directory(os.fspath(target))) is None
+
+
+def _directory(path: str) -> str:
+    return os.path.dirname(path) or "."
+
+
+def _placed(target: Any, directory: Callable[[], str]) -> str:
+    """Where the package is verified to lie: in place, or as a copy in a ``directory`` that is made."""
+    if not isinstance(target, (str, os.PathLike)):
+        copy = os.path.join(directory(), _COPY)
+        target.seek(0)
+        with open(copy, "xb") as file:
+            shutil.copyfileobj(target, file)
+        _require(copy, getattr(target, "name", "") or "given as a file object", by_seal=True)
+        return copy
+    path = os.path.realpath(target)  # what a hub has downloaded is a link to it
+    if os.path.isdir(path):
+        return _unpacked(path)
+    if ownership.why_not_private(path) is None:
+        _require(path, path, by_seal=False)
+        return path
+    refusal = _refusal_by_end(path)[0]  # a file of a terabyte can be made of nothing: copied is what has a seal
+    if refusal is not None:
+        raise vouching.not_loaded(refusal, Kind.PACKAGE, path)
+    copy = os.path.join(directory(), _COPY)
+    files.copy_regular(path, store.check_regular, copy)
+    _require(copy, path, by_seal=True)
+    return copy
+
+
+def _unpacked(path: str) -> str:
+    """A directory, which has no seal: to be trusted only where the user has said that being private is enough."""
+    if not all(vouching.is_private(os.path.join(above, name)) for above, _, names in os.walk(path) for name in names):
+        raise vouching.not_loaded(Refusal(Reason.UNSEALED, "a directory has no seal"), Kind.PACKAGE, path)
+    return path
+
+
+def _require(place: str, name: object, *, by_seal: bool) -> None:
+    """``by_seal``: the user's trust in what is private does not count."""
+    refusal = _refusal(place)
+    if refusal is None:
+        events.count(Count.VERIFIED)
+    elif by_seal or refusal.reason not in trust.UNVOUCHED or not vouching.is_private(place):
+        raise vouching.not_loaded(refusal, Kind.PACKAGE, str(name))
+    else:
+        events.count(Count.ACCEPTED_PRIVATE)
+
+
+def _refusal(path: str) -> Refusal | None:
+    refusal, footer = _refusal_by_end(path)
+    if refusal is None and footer is not None:
+        digest = files.digest_regular(path, store.check_regular, limit=footer.payload_size)
+        if digest != footer.digest:
+            return Refusal(Reason.DAMAGED, trust.evidence(seal.Verdict(Reason.DAMAGED)))
+    return refusal
+
+
+def _refusal_by_end(path: str) -> tuple[Refusal | None, seal.Footer | None]:
+    """What can be said against a package that was not read yet, and what its seal says of the rest."""
+    keys = keyring.current()
+    end, size = files.read_end(path, store.check_regular, _LONGEST_SEAL)
+    verdict = seal.inspect(end, size, Kind.PACKAGE, "", keys.find, config.current().namespace)
+    if verdict.reason is None:
+        return trust.foreign(verdict, Kind.PACKAGE), seal.split(end)
+    if verdict.reason in trust.UNVOUCHED:
+        return trust.unvouched(verdict, keys, f"If you trust its origin, seal it once: safecache adopt {path}"), None
+    return Refusal(verdict.reason, trust.evidence(verdict)), None
+
+
+def adopt(path: str) -> bool:
+    """Seal a package with our key, on the user's word that it is good; False if it is sealed already.
+
+    Raises EntryRefusedError for one that others could have written, or that is sealed and damaged; KeyringError
+    without a key; OSError.
+    """
+    key, objection = resealing.sealing_key(), ownership.why_not_private(path)
+    if objection is not None:
+        raise EntryRefusedError(f"not private: {objection}")
+    refusal = _refusal(path)
+    if refusal is None:
+        return False
+    if refusal.reason not in trust.UNVOUCHED:
+        raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
+    with temporaries.beside(path) as temporary:
+        shutil.copy(path, temporary)
+        with open(temporary, "r+b") as file:
+            _append_seal(file, key, {**binding.statement(Kind.PACKAGE), "adopted": "yes"})
+        os.replace(temporary, path)
+    return True

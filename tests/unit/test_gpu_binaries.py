@@ -1,0 +1,89 @@
+"""A kernel that C++ loads by its path is verified when the C++ is, and where others can write lies out of their reach."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from safecache import events, gpu_binaries, ownership, vouching
+from safecache.errors import EntryRefusedError
+
+CUBIN = b"\x7fELF cubin"
+
+
+def forget(monkeypatch):
+    """As a new process would begin."""
+    monkeypatch.setattr(vouching, "_known", {})
+    monkeypatch.setattr(vouching, "_judged", {})
+
+
+@pytest.fixture
+def root(tmp_path, monkeypatch):
+    forget(monkeypatch)
+    directory = tmp_path / 'a "cache" \\ of mine'
+    (directory / "ab").mkdir(parents=True)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(directory))
+    return directory
+
+
+@pytest.fixture(params=gpu_binaries.ENDINGS)
+def kernel(root, request):
+    path = root / "ab" / f"cabc{request.param}"
+    path.write_bytes(CUBIN)
+    assert gpu_binaries.place(str(path), str(root), CUBIN) == str(path)
+    return path
+
+
+def code(*paths):
+    """As torch generates it."""
+    named = [str(path).replace("\\", "\\\\").replace('"', '\\"') for path in paths]
+    return "int x;\n" + "\n".join(f'kernel = loadKernel("{name}", "triton_0", 0, cubin_dir_);' for name in named)
+
+
+def test_kernel_of_this_process_and_of_the_one_before_is_admitted(kernel, monkeypatch):
+    gpu_binaries.admit("int main() {}", code(kernel))
+    forget(monkeypatch)
+    gpu_binaries.admit(code(kernel))
+    assert events.counters() == {"code sealed": 1, "code verified": 1}
+
+
+@pytest.mark.parametrize("change", [lambda path: path.write_bytes(CUBIN[::-1]), os.unlink], ids=["planted", "gone"])
+def test_graph_whose_kernel_nothing_vouches_for_is_not_there(kernel, monkeypatch, change):
+    other = kernel.with_name("cother.cubin")
+    other.write_bytes(CUBIN)
+    gpu_binaries.place(str(other), str(kernel.parents[1]), CUBIN)
+    change(kernel)
+    forget(monkeypatch)
+    with pytest.raises(FileNotFoundError):
+        gpu_binaries.admit(code(other, kernel))
+    assert not kernel.exists() and other.exists()
+
+
+def test_planted_kernel_is_an_error_in_strict_mode(kernel, monkeypatch, settings):
+    settings(SAFECACHE_STRICT=1)
+    kernel.write_bytes(CUBIN[::-1])
+    forget(monkeypatch)
+    with pytest.raises(EntryRefusedError):
+        gpu_binaries.admit(code(kernel))
+
+
+def test_kernel_of_a_cache_that_was_moved_is_not_taken_where_it_was(root, tmp_path):
+    """Somebody else may have made that directory since."""
+    (tmp_path / "before").mkdir()
+    (tmp_path / "before" / "cabc.cubin").write_bytes(CUBIN)
+    with pytest.raises(FileNotFoundError):
+        gpu_binaries.admit(code(tmp_path / "before" / "cabc.cubin"))
+
+
+def test_where_others_can_write_the_kernel_is_this_processs_own(root, monkeypatch):
+    path = root / "ab" / "cabc.cubin"
+    path.write_bytes(CUBIN)
+    vouching.keep(str(path), str(root))
+    path.parent.chmod(0o777)
+    with pytest.raises(FileNotFoundError, match="has mode 0777"):
+        gpu_binaries.admit(code(path))
+    place = gpu_binaries.place(str(path), str(root), CUBIN)
+    assert ownership.why_not_private(place) is None and Path(place).read_bytes() == CUBIN
+    gpu_binaries.admit(code(place))
