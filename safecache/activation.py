@@ -9,7 +9,8 @@ import threading
 import time
 
 from safecache import config
-from safecache.targets import MODULES, TARGETS
+from safecache.errors import KeyringError, VerifierError
+from safecache.targets import MODULES, TARGETS, VERIFYING
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class _PatchingLoader:
         return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute ``module`` and patch it. What the execution raises is raised; the patching raises nothing."""
+        """Execute ``module`` and patch it. What the execution raises is raised, and of the patching VerifierError."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -112,11 +113,15 @@ def activate() -> None:
     """Turn the hooks on, reading the settings anew. Idempotent and thread-safe; imports nothing of torch.
 
     A target that is already imported is patched now, any other right after its import. Raises ConfigError for a
-    setting with a bad value.
+    setting with a bad value; in strict mode KeyringError where there is no key to verify with, and VerifierError for a
+    hook that verifies and cannot be put on. Then nothing is on.
     """
     global _finder, _switched_on
     config.name_run()
-    if config.reload().metrics:
+    settings = config.reload()
+    if settings.strict:
+        _check_strictly()
+    if settings.metrics:
         from safecache import metrics
 
         metrics.start()
@@ -128,8 +133,28 @@ def activate() -> None:
             # A new list, here and below: another thread may be going through the old one.
             sys.meta_path = [_finder, *sys.meta_path]
         _pending.update(MODULES)
-    _catch_up()
+    try:
+        _catch_up()
+    except VerifierError:
+        deactivate()
+        raise
     _watch()
+
+
+def _check_strictly() -> None:
+    """Raise what can be known before torch is imported to keep strict mode from verifying anything."""
+    from safecache import keyring, patching, provenance
+
+    objection = keyring.current(tell=False).objection()
+    if objection:
+        raise KeyringError(f"safecache: nothing can be verified, and SAFECACHE_STRICT is set: {objection}.")
+    if provenance.torch_version():
+        try:
+            patching.check_version()
+        except patching.StandDownError as error:
+            raise VerifierError(
+                f"safecache: no hook can be put on: {error}. Install a safecache that knows it."
+            ) from error
 
 
 def deactivate() -> None:
@@ -171,8 +196,11 @@ def status() -> list[HookStatus]:
     with _lock:
         for target in TARGETS:
             patch = next((p for p in _patches.get(target.module, ()) if p.target is target), None)
-            if target.module in sys.modules and target.is_not_for(provenance.torch_release()):
+            # Nor may it have the module, or the module what it needs.
+            if "torch" in sys.modules and target.is_not_for(provenance.torch_release()):
                 states.append(HookStatus(target.name, "not for this torch", ""))
+            elif "torch" in sys.modules and target.module not in sys.modules and _lacks(target.needs):
+                states.append(HookStatus(target.name, "not for this torch", f"{target.needs} is not installed"))
             elif target.module in _broken:
                 states.append(HookStatus(target.name, "standing down", _broken[target.module]))
             elif patch is not None:
@@ -181,6 +209,12 @@ def status() -> list[HookStatus]:
                 imported = target.module in sys.modules
                 states.append(HookStatus(target.name, "inactive" if imported else "not yet imported", ""))
     return states
+
+
+def _lacks(package: str) -> bool:
+    from importlib.util import find_spec
+
+    return bool(package) and find_spec(package) is None
 
 
 def _catch_up() -> None:
@@ -201,9 +235,14 @@ def _patch_module(name: str, module: ModuleType) -> None:
             if _finder is not None:
                 for patch in patches:
                     patch.apply(module)
+    except VerifierError:
+        raise
     except Exception as error:
         # The host's import must not fail for our sake, whatever it was: a broken wrapt, say.
         _say_broken(name, error)
+        if config.current().strict and any(target.hook in VERIFYING for target in TARGETS if target.module == name):
+            text = f"safecache: no hook can be put on {name}, and SAFECACHE_STRICT is set: {_broken[name]}"
+            raise VerifierError(text) from error
 
 
 def _prepared(name: str) -> list[Patch]:
@@ -254,7 +293,12 @@ def _watch() -> None:
 def _await_imports() -> None:
     # Looking now and then, for to wait as an import does could wait in a circle, or import anew what has failed.
     while _is_any_pending():
-        _catch_up()
+        try:
+            _catch_up()
+        except VerifierError as error:
+            # There is nobody to raise it to, and the module is in use.
+            print(error, file=sys.stderr, flush=True)
+            os._exit(config.EXIT_CONFIG)
         time.sleep(_LOOK_AGAIN_SECONDS)
 
 

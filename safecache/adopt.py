@@ -5,7 +5,20 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from safecache import binding, config, keyring, layout, ownership, resealing, seal, store, trust, vouching
+from safecache import (
+    binding,
+    bounds,
+    config,
+    keyring,
+    layout,
+    ownership,
+    packages,
+    resealing,
+    seal,
+    store,
+    trust,
+    vouching,
+)
 from safecache.errors import EntryRefusedError
 from safecache.resealing import Resealing
 
@@ -15,11 +28,15 @@ __all__ = ["adopt"]
 def adopt(root: str) -> Resealing:
     """Seal every intact entry below the cache directory ``root`` with our key, replacing the file without a seal.
 
+    Or the package of AOTInductor which that names.
+
     Compiled code is sealed too, by a record beside the cache.
 
     What somebody else could have written is never sealed: raises EntryRefusedError for a directory that is not
     private, and skips such files. Raises KeyringError without a key, OSError for a directory that cannot be read.
     """
+    if os.path.isfile(root):
+        return resealing.each([(root, partial(packages.adopt, root))])
     os.scandir(root).close()
     key, keys = resealing.sealing_key(), keyring.current()
     objection = ownership.why_not_private(root)
@@ -38,7 +55,7 @@ def adopt(root: str) -> Resealing:
 
 def _adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None:
     """The content of one file; None if it is sealed already. Raises for one that is not private or not intact."""
-    content = store.read_entry(location.path)
+    content = store.read_entry(location.path, bounds.largest(location.kind, unsealed=True))
     verdict = seal.verify(content, location.kind, location.cache_key, keys.find, config.current().namespace)
     if verdict.reason is None:
         return None

@@ -9,11 +9,11 @@ import base64
 import os
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import config, copies, layers, loading
+from safecache import config, copies, keyring, layers, loading, seal
 from safecache.errors import EntryRefusedError
 from safecache.loading import RemoteCache
 from safecache.reasons import Reason
@@ -29,6 +29,7 @@ __all__ = [
     "origin",
     "read",
     "require",
+    "stated",
     "told_origin",
     "unpickle",
 ]
@@ -89,6 +90,13 @@ def read(kind: Kind, cache_key: str, path: str, root: str = "") -> bytes | None:
     if content is None or not loading.admit(kind, cache_key, content, origin=path, root=root):
         return None
     return content
+
+
+def stated(kind: Kind, cache_key: str, content: bytes) -> Mapping[str, str]:
+    """What the seal of these bytes, which read() has verified, says besides of what they are."""
+    namespace = config.current().namespace
+    verdict = seal.inspect(content, len(content), kind, cache_key, keyring.current().find, namespace)
+    return verdict.provenance or {}
 
 
 def _from_layer(kind: Kind, cache_key: str, path: str) -> bytes | None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from safecache import keyring, parallel, store, trust, vouching
+from safecache import bounds, keyring, parallel, store, trust, vouching
 from safecache.layout import Code, Location
 from safecache.reasons import Count, Reason
 from safecache.trust import Refusal
@@ -66,8 +66,9 @@ def _examine(file: tuple[str, Callable[[], Count | Refusal]]) -> Count | Refused
 
 
 def _entry(entry: Location) -> Count | Refusal:
-    return trust.examine(store.read_entry(entry.path), entry.kind, entry.cache_key, entry.path)
+    content = store.read_entry(entry.path, bounds.largest(entry.kind))
+    return trust.examine(content, entry.kind, entry.cache_key, entry.path)
 
 
 def _code(file: Code) -> Count | Refusal:
-    return vouching.judge(*file, whole=True) or Count.CODE_VERIFIED
+    return vouching.judge(*file) or Count.CODE_VERIFIED

@@ -16,6 +16,8 @@ _MATTERS = {
     Kind.KERNEL: ("machine", "triton"),
     Kind.COMPILE_CRASH: ("machine", "triton"),
     Kind.NATIVE_CODE: ("machine", "torch", "cpu"),
+    # Their interface to torch is stable, and torch itself warns of another GPU.
+    Kind.PACKAGE: ("machine", "cpu"),
     Kind.PGO_STATE: (),
     Kind.MEMO: (),
 }

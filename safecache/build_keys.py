@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from safecache import binding, config, keyring, records, seal, store
+from safecache import binding, bounds, config, keyring, records, seal, store
 from safecache.seal import Kind
 
 __all__ = ["Installation", "key"]
@@ -102,14 +102,14 @@ def _is_package(directory: str) -> bool:
 def _recorded(root: str, own: str, stamp: str) -> str | None:
     """What is recorded for files with this stamp, if it is one of ours."""
     try:
-        record = store.read_entry(records.path_of(own, root, Kind.MEMO))
+        record = store.read_entry(records.path_of(own, root, Kind.MEMO), bounds.RECORD)
     except (OSError, store.UnusableEntry):
         return None
     if seal.verify(record, Kind.MEMO, own, keyring.current().find, config.current().namespace).reason is not None:
         return None  # what takes its place is sealed with the key of this process
-    with contextlib.suppress(ValueError, KeyError, TypeError):  # what another version of safecache has sealed
+    with contextlib.suppress(ValueError, RecursionError):  # what another version of safecache has sealed
         stated = json.loads(seal.payload_of(record))
-        if stated["stamp"] == stamp:
+        if isinstance(stated, dict) and stated.get("stamp") == stamp and isinstance(stated.get("key"), str):
             return str(stated["key"])
     return None
 

@@ -21,6 +21,7 @@ __all__ = [
     "child_environment",
     "current",
     "end_redirection",
+    "flydsl_directory",
     "is_asked_for",
     "isolate",
     "load",
@@ -33,6 +34,7 @@ __all__ = [
     "redirected",
     "reload",
     "run_id",
+    "set_flydsl_directory",
     "set_metrics_directory",
 ]
 
@@ -41,6 +43,8 @@ EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: how a process ends whose settings c
 _CACHE_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
 _REDIRECTED = "_SAFECACHE_REDIRECTED"
 _RUN = "_SAFECACHE_RUN"
+_FLYDSL_DIRECTORY = "FLYDSL_RUNTIME_CACHE_DIR"
+_OUR_FLYDSL_DIRECTORY = "_SAFECACHE_FLYDSL_DIRECTORY"
 _METRICS_DIRECTORY = "_SAFECACHE_METRICS_DIRECTORY"
 # What prometheus_client looks for, in this order.
 _MULTIPROCESS_DIRECTORIES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
@@ -201,6 +205,17 @@ def end_redirection() -> None:
     found = redirected()
     if found is not None and found[0] == cache_directory():
         redirect_cache(found[1], None)
+
+
+def flydsl_directory() -> tuple[str, bool]:
+    """Where FlyDSL keeps its kernels, "" if it was not told; and whether safecache has, in this process tree."""
+    directory = os.environ.get(_FLYDSL_DIRECTORY, "")
+    return directory, directory == os.environ.get(_OUR_FLYDSL_DIRECTORY)
+
+
+def set_flydsl_directory(directory: str) -> None:
+    """Have FlyDSL keep them in ``directory``, in this process and those that it starts."""
+    os.environ[_FLYDSL_DIRECTORY] = os.environ[_OUR_FLYDSL_DIRECTORY] = directory
 
 
 def rank() -> str:

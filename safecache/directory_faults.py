@@ -13,7 +13,17 @@ from typing import NamedTuple
 from safecache import config, load_failure, mounts
 from safecache.reasons import Reason
 
-__all__ = ["Fault", "Unreadable", "find", "is_of_file_system", "objection", "objection_to_code", "probe"]
+__all__ = [
+    "Fault",
+    "Immovable",
+    "Unreadable",
+    "Unsettled",
+    "find",
+    "is_of_file_system",
+    "objection",
+    "objection_to_code",
+    "probe",
+]
 
 _USE = os.R_OK | os.W_OK | os.X_OK
 _PROBE_SIZE = 1 << 16
@@ -32,13 +42,26 @@ class Fault(NamedTuple):
     text: str
 
 
-class Unreadable(OSError):
-    """What vouches for a file is there and cannot be read: the file is not used, and not thrown away either."""
+class Unsettled(OSError):
+    """A file is not used, and stays where it is: the directory that it lies in cannot be used as it is."""
+
+    @property
+    def evidence(self) -> str:
+        """A clause about that file, for a person."""
+        return f"{self.strerror}"
+
+
+class Unreadable(Unsettled):
+    """What vouches for a file is there and cannot be read."""
 
     @property
     def evidence(self) -> str:
         """A clause about that file, for a person."""
         return f"its record cannot be read: {self.strerror}"
+
+
+class Immovable(Unsettled):
+    """A file is refused and cannot be moved away; ``strerror`` says why it is refused, and what is in the way."""
 
 
 def _make(directory: str) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Callable
 
-from safecache import events, loading, policy, store
+from safecache import config, events, loading, policy, store
+from safecache.directory_faults import Immovable
 from safecache.errors import EntryRefusedError
-from safecache.quarantine import is_still
+from safecache.quarantine import is_still, obstacle
 from safecache.reasons import Count
 from safecache.seal import Kind
 from safecache.trust import Refusal
@@ -38,17 +40,24 @@ def settled(judged: Callable[[], Refusal | None], set_aside: Callable[[Refusal],
 def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> bool:
     """Move away what is refused, and report it; False, and nothing is done, if something else lies there by now.
 
-    Raises EntryRefusedError in strict mode, or if it cannot be moved.
+    Raises EntryRefusedError in strict mode; else Immovable if it cannot be moved: the cache cannot be used then.
     """
     moved = store.quarantine(path, root, refusal.reason, refusal.found)
     if moved is None and os.path.lexists(path):
         if not is_still(path, refusal.found):
             return False
-        raise EntryRefusedError(
-            f"safecache: {kind.noun} {path} is not used: {refusal.evidence}, and it cannot be moved away."
-        )
+        raise _immovable(refusal, kind, path, root)
     if policy.decide(refusal.reason, strict=False).quarantine:
         events.count(Count.QUARANTINED)
     where = f"It was moved to {moved}." if moved else "Another process has moved it away."
     loading.note(refusal.reason, kind, path, refusal.evidence, f"{where} It is made anew.")
     return True
+
+
+def _immovable(refusal: Refusal, kind: Kind, path: str, root: str) -> Exception:
+    in_the_way = obstacle(root)
+    why = f", for {in_the_way} is no directory" if in_the_way else ""
+    text = f"{kind.noun} there is refused, since {refusal.evidence}, and cannot be moved away{why}"
+    if config.current().strict:
+        return EntryRefusedError(f"safecache: {path}: {text}.")
+    return Immovable(errno.EPERM, text, path)

@@ -10,14 +10,18 @@
     ├── ExecutionError         code cannot be loaded from where it lies, or from SAFECACHE_EXEC_DIR (strict mode)
     ├── MissError              a cache has nothing that can be used, and SAFECACHE_MUST_HIT says that it must
     ├── LauncherError          a launcher from an entry cannot load its kernel, raised by its first call
+    ├── VerifierError          what verifies is not on, and strict mode does not go on without it; raised by activate()
+    │                          and by the import of the module that was to be verified
     ├── SourcePatchError       a source patch does not fit, or cannot be applied: nothing was changed
     └── TritonCompileCrash     Triton's compiler died of a kernel, in a process of its own
 
-In default mode the five before the last four do not reach a compile: they become one warning and a recompile.
+In default mode the five before the last five do not reach a compile: they become one warning and a recompile.
 Each takes a single message by position, so that all of them survive the pickling of a worker's result.
 """
 
 from __future__ import annotations
+
+from safecache.escaping import printable
 
 __all__ = [
     "CacheReadError",
@@ -32,11 +36,18 @@ __all__ = [
     "SourcePatchError",
     "TritonCompileCrash",
     "UnpicklableEntryError",
+    "VerifierError",
 ]
 
 
 class SafecacheError(Exception):
-    """The base of all of them. An Exception, so that a server that catches those falls back to a compile."""
+    """The base of all of them. An Exception, so that a server that catches those falls back to a compile.
+
+    As text it is one line that a log or a terminal can take, whatever the names of files in it.
+    """
+
+    def __str__(self) -> str:
+        return printable(super().__str__())
 
 
 class ConfigError(SafecacheError, ValueError):
@@ -73,6 +84,10 @@ class MissError(SafecacheError):
 
 class LauncherError(SafecacheError, RuntimeError):
     """Names the kernel, what is wrong with its file or its device, and the remedy. A RuntimeError, as a launch's is."""
+
+
+class VerifierError(SafecacheError):
+    """Names the hook that is not on, or what is wrong with the keys, and the remedy. Raised in strict mode alone."""
 
 
 class SourcePatchError(SafecacheError):

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from safecache import config, policy, process_label, tracing
 from safecache.errors import SafecacheError
+from safecache.escaping import printable
 from safecache.reasons import Count, Reason
 
 __all__ = ["count", "counters", "notify", "report", "reset", "say", "set_observer", "took"]
@@ -67,7 +68,7 @@ def report(
     count(reason)
     tracing.artifact(reason.value, {"reason": reason.value, "what": message, "cause": cause, "remedy": remedy})
     action = policy.decide(reason, strict=config.current().strict)
-    text = f"safecache: {message} [{reason.value}]" + (f" {remedy}" if remedy else "")
+    text = printable(f"safecache: {message} [{reason.value}]" + (f" {remedy}" if remedy else ""))
     if action.error is not None:
         raised: SafecacheError = action.error(text)
         raise raised from error
@@ -81,9 +82,9 @@ def report(
 
 
 def say(level: int, text: str) -> None:
-    """Log a line, with what tells this process from the others of a server."""
+    """Log a line, with what tells this process from the others of a server; one line, whatever is in ``text``."""
     if _log.isEnabledFor(level):
-        _log.log(level, "%s %s", text, process_label.label())
+        _log.log(level, "%s %s", printable(text), process_label.label())
 
 
 def reset() -> None:

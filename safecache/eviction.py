@@ -11,10 +11,11 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import NamedTuple
 
-from safecache import config, files, jobs, mounts, removal, stamps, store, temporaries
+from safecache import bounds, config, jobs, mounts, ownership, removal, stamps, store, temporaries
 from safecache.errors import CacheWriteError
 from safecache.groups import TRASH_FOLDER, File, Group, GroupKind
 from safecache.inventory import Inventory, take
+from safecache.seal import Kind
 
 __all__ = ["Limits", "Sweep", "sweep"]
 
@@ -74,7 +75,7 @@ def sweep(
 
 
 def _is_foreign(owner: int) -> bool:
-    return owner not in (os.geteuid(), 0) and not config.current().shared
+    return not ownership.own_uid(owner) and not config.current().shared
 
 
 @contextmanager
@@ -238,7 +239,7 @@ class _Sweeper:
 def _referred(file: File) -> set[str]:
     """The FX cache keys in an AOTAutograd entry: found in its bytes, of which nothing is unpickled."""
     try:
-        content = files.read_regular(file.path, store.check_regular, flags=os.O_NOFOLLOW)
+        content = store.read(file.path, bounds.largest(Kind.AOT_ENTRY))
     except (OSError, store.UnusableEntry):
         return set()
     return {key.decode() for key in _FX_KEY.findall(content)}

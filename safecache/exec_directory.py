@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
 import stat
 
-from safecache import config, events, files, mounts, ownership, store
+from safecache import bounds, config, events, files, mounts, ownership, store
 from safecache.reasons import Reason
+from safecache.seal import Kind
 
 __all__ = ["objection", "place"]
 
@@ -76,7 +78,7 @@ def _verified(path: str) -> bytes:
     if others is not None and not others.startswith(f"{path}: "):  # what cannot be read at all fails as in stock
         detail = f"{path} is not copied to SAFECACHE_EXEC_DIR: others could have written it: {others}."
         raise _Refused(Reason.NOT_PRIVATE, detail, "Keep the cache where only you can write.")
-    return files.read_regular(path, _check_regular)
+    return files.read_regular(path, _check_code)
 
 
 def _check_regular(status: os.stat_result) -> None:
@@ -84,17 +86,24 @@ def _check_regular(status: os.stat_result) -> None:
         raise OSError("not a regular file")
 
 
+def _check_code(status: os.stat_result) -> None:
+    _check_regular(status)
+    if status.st_size > bounds.largest(Kind.NATIVE_CODE):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+
 def _make_private(directory: str) -> None:
     with contextlib.suppress(FileExistsError):
         os.mkdir(directory, 0o700)
     status = os.lstat(directory)
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o077:
+    is_ours = status.st_uid == os.geteuid() and ownership.own_uid(status.st_uid)
+    if not stat.S_ISDIR(status.st_mode) or not is_ours or status.st_mode & 0o077:
         detail = f"{directory} is not a directory of this user's with mode 0700, and so not used for code."
         raise _Refused(Reason.EXEC_DIR_UNUSABLE, detail, "Remove it.")
 
 
 def _holds(copy: str, content: bytes) -> bool:
     try:
-        return files.read_regular(copy, _check_regular, flags=os.O_NOFOLLOW) == content
+        return files.holds(copy, content, _check_regular, flags=os.O_NOFOLLOW)
     except OSError:
         return False

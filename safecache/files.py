@@ -5,6 +5,7 @@ What fails and may not fail again is tried again: see filesystem.READING.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import sys
@@ -13,7 +14,7 @@ from contextlib import contextmanager, suppress
 
 from safecache import filesystem
 
-__all__ = ["copy_regular", "digest_regular", "read_end", "read_regular"]
+__all__ = ["copy_regular", "digest_regular", "holds", "read_end", "read_regular"]
 
 _CHUNK = 1 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -36,12 +37,23 @@ def read_regular(
     def read() -> bytes:
         with _opened(path, check, flags) as (descriptor, size):
             # In one call, and another that says that there is no more: a large file is not copied on its way.
-            return b"".join(_chunks(descriptor, size + 1, limit))
+            try:
+                return b"".join(_chunks(descriptor, size + 1, limit))
+            except MemoryError as error:
+                # As the kernel says it: then who reads this has one thing to expect.
+                raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), path) from error
 
     return filesystem.retried(read, passing)
 
 
-def read_end(path: str, check: Callable[[os.stat_result], None], most: int, *, flags: int = 0) -> tuple[bytes, int]:
+def read_end(
+    path: str,
+    check: Callable[[os.stat_result], None],
+    most: int,
+    *,
+    flags: int = 0,
+    passing: frozenset[int] = filesystem.READING,
+) -> tuple[bytes, int]:
     """The last ``most`` bytes of a file, or all that it has, and its size. Opened as read_regular does."""
 
     def read() -> tuple[bytes, int]:
@@ -50,34 +62,63 @@ def read_end(path: str, check: Callable[[os.stat_result], None], most: int, *, f
             content = filesystem.pread(descriptor, most, start)
             return content, start + len(content)
 
-    return filesystem.retried(read, filesystem.READING)
+    return filesystem.retried(read, passing)
 
 
-def digest_regular(path: str, check: Callable[[os.stat_result], None], *, flags: int = 0) -> bytes:
-    """The SHA-256 of a file that need not fit into memory, opened as read_regular does."""
+def holds(path: str, content: bytes, check: Callable[[os.stat_result], None], *, flags: int = 0) -> bool:
+    """Whether that is all that is in the file, opened as read_regular does. One of another size is not read."""
+
+    def compared() -> bool:
+        with _opened(path, check, flags) as (descriptor, size):
+            if size != len(content):
+                return False
+            left = memoryview(content)
+            for chunk in _chunks(descriptor, _CHUNK, size):
+                if chunk != left[: len(chunk)]:
+                    return False
+                left = left[len(chunk) :]
+            return not left
+
+    return filesystem.retried(compared, filesystem.READING)
+
+
+def digest_regular(
+    path: str, check: Callable[[os.stat_result], None], *, flags: int = 0, limit: int = sys.maxsize
+) -> bytes:
+    """The SHA-256 of up to ``limit`` bytes of a file that need not fit into memory, opened as read_regular does."""
 
     def digested() -> bytes:
         digest = hashlib.sha256()
         with _opened(path, check, flags) as (descriptor, _):
-            for chunk in _chunks(descriptor, _CHUNK):
+            for chunk in _chunks(descriptor, _CHUNK, limit):
                 digest.update(chunk)
         return digest.digest()
 
     return filesystem.retried(digested, filesystem.READING)
 
 
-def copy_regular(path: str, check: Callable[[os.stat_result], None], destination: str, *, flags: int = 0) -> bytes:
-    """Copy a file that need not fit into memory to a new one; the SHA-256 of what was copied. Leaves all or nothing."""
-    return filesystem.retried(lambda: _copy(path, check, destination, flags), filesystem.READING)
+def copy_regular(
+    path: str,
+    check: Callable[[os.stat_result], None],
+    destination: str,
+    *,
+    flags: int = 0,
+    limit: int = sys.maxsize,
+) -> bytes:
+    """Copy up to ``limit`` bytes of a file that need not fit into memory to a new one; the SHA-256 of what was copied.
+
+    Leaves all or nothing.
+    """
+    return filesystem.retried(lambda: _copy(path, check, destination, flags, limit), filesystem.READING)
 
 
-def _copy(path: str, check: Callable[[os.stat_result], None], destination: str, flags: int) -> bytes:
+def _copy(path: str, check: Callable[[os.stat_result], None], destination: str, flags: int, limit: int) -> bytes:
     digest = hashlib.sha256()
     with _opened(path, check, flags) as (descriptor, _):
         copy = filesystem.open(destination, _NEW, 0o666)
         try:
             try:
-                for chunk in _chunks(descriptor, _CHUNK):
+                for chunk in _chunks(descriptor, _CHUNK, limit):
                     digest.update(chunk)
                     filesystem.write_all(copy, chunk)
             finally:

@@ -246,19 +246,19 @@ def _give_records(groups: list[Group], other: list[File], top: str) -> None:
 
 def _taken(records: dict[tuple[str, str], Group], roots: set[str], files: list[File]) -> Iterator[File]:
     """Take the files of those records that are of these files. What is left of a record is empty."""
-    for name in _record_names(file.path for file in files):
-        for root in roots:
+    for root in roots:
+        for name in _record_names((file.path for file in files), root):
             record = records.pop((root, name), None)
             if record is not None:
                 yield from record.files
                 record.paths, record.files = [], []
 
 
-def _record_names(paths: Iterable[str]) -> Iterator[str]:
+def _record_names(paths: Iterable[str], root: str) -> Iterator[str]:
+    """Safecache 0.1.0 gave a library a record by its name alone, as other files that are no code have it still."""
     for path in paths:
-        directory, name = os.path.split(path)
-        yield records.hashed_name(name)
-        yield records.hashed_name(f"{os.path.basename(directory)}/{name}")
+        yield records.hashed_name(os.path.basename(path))
+        yield records.hashed_name(path.removeprefix(os.path.join(root, "")))
 
 
 def _is_directory(item: os.DirEntry[str]) -> bool:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from safecache import detached, provenance, vouching
+from safecache import bounds, detached, files, provenance, store, vouching
 from safecache.errors import LauncherError
 from safecache.seal import Kind
 
@@ -49,13 +49,15 @@ def keep_cubin(result: Any) -> None:
     if not _is_static(result) or result.kernel in _cubins:
         return
     kernel = result.kernel
-    with suppress(OSError, RuntimeError):  # The load that follows fails in its own words.
+    with suppress(OSError, RuntimeError, store.UnusableEntry):  # The load that follows fails in its own words.
         if not kernel.cubin_path:
             result.reload_cubin_path()
         path = kernel.cubin_path
-        kernel.cubin_path = vouching.admit_fresh(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
-        with open(kernel.cubin_path, "rb") as file:
-            _cubins[kernel] = file.read()
+        if kernel.cubin_raw is not None:  # in memory already, of an entry that was verified
+            vouching.expect(path, kernel.cubin_raw)
+        kernel.cubin_path, _ = vouching.admit_code(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
+        check = store.check_up_to(bounds.largest(Kind.KERNEL))
+        _cubins[kernel] = files.read_regular(kernel.cubin_path, check)
 
 
 def freeze(result: Any) -> Recipe:

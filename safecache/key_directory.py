@@ -53,6 +53,7 @@ def read(directory: str, *, must_exist: bool) -> Shelf:
     """The keys of ``directory``. Never raises: see Shelf."""
     try:
         if not must_exist and not os.path.lexists(directory):
+            _check_absence(directory)
             return Shelf()
         _check_directory(directory, must_exist=must_exist)
         names = sorted(name for name in os.listdir(directory) if name.endswith(_SUFFIX) and not name.startswith("."))
@@ -82,6 +83,14 @@ def _check_directory(directory: str, *, must_exist: bool) -> None:
         if not stat.S_ISDIR(status.st_mode):
             raise KeyringError(f"{path} is not a directory")
         key_files.check_owner(status, path, forbidden=0o022)
+    key_files.check_path(directory)
+
+
+def _check_absence(directory: str) -> None:
+    """Where others can write they may have moved away what was there, and with it the revocation of our own key."""
+    place = os.path.dirname(directory)
+    if os.path.lexists(place):
+        key_files.check_path(place)
 
 
 def _id_of(name: str) -> bytes | None:

@@ -9,11 +9,11 @@ import secrets
 import stat
 from collections.abc import Iterator
 
-from safecache import files, key_format
+from safecache import files, key_format, ownership
 from safecache.errors import KeyringError
 from safecache.keys import Key
 
-__all__ = ["check_owner", "read", "replace", "save", "write_new"]
+__all__ = ["check_owner", "check_path", "read", "replace", "save", "write_new"]
 
 _MAXIMUM_SIZE = 64 * 1024
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -25,7 +25,8 @@ def read(path: str, *, forbidden: int, any_secret: bool = False) -> Key:
     """The key in the file at ``path``, or where a link there leads: mounted secrets are links.
 
     ``forbidden`` are the mode bits that a file with a secret must not have; one without must only not be writable by
-    others. ``any_secret``: see key_format.recognise(). Raises KeyringError that names the file, or OSError.
+    others. ``any_secret``: see key_format.recognise(). Raises KeyringError that names the file, also for one that
+    others could exchange, or OSError.
     """
     found: list[os.stat_result] = []
 
@@ -36,6 +37,7 @@ def read(path: str, *, forbidden: int, any_secret: bool = False) -> Key:
         found.append(status)
 
     content = files.read_regular(path, check, limit=_MAXIMUM_SIZE)
+    check_path(path)
     try:
         key = key_format.recognise(content, any_secret=any_secret)
     except KeyringError as error:
@@ -47,14 +49,28 @@ def read(path: str, *, forbidden: int, any_secret: bool = False) -> Key:
 
 def check_owner(status: os.stat_result, path: str, *, forbidden: int) -> None:
     """Raises KeyringError for a file of another user than this one and root, or with a mode bit of ``forbidden``."""
-    if status.st_uid not in (os.geteuid(), 0):
-        raise KeyringError(f"{path} belongs to uid {status.st_uid}, not to this user (uid {os.geteuid()}) or root")
+    if not ownership.own_uid(status.st_uid):
+        owner = ownership.name_of(status.st_uid)
+        raise KeyringError(f"{path} belongs to {owner}, not to this user (uid {os.geteuid()}) or root")
     mode = stat.S_IMODE(status.st_mode)
     if mode & forbidden:
         raise KeyringError(
             f"{path} has mode {mode:04o}, open to other users: chmod {mode & ~forbidden:04o}, or for a mounted "
             f"secret set its mode (defaultMode: 0440 in Kubernetes, mode: 0440 in Compose)"
         )
+
+
+def check_path(path: str) -> None:
+    """Raises KeyringError if others could put something else there: by a directory or a link on the way, or the mode.
+
+    An older file of the same owner is enough for that: one in which a key is not revoked, or one that was given away.
+    """
+    if ownership.why_not_private(path) is None:
+        return
+    # Only now, as it may ask a directory server: where every user has a group, what they make is writable by that.
+    objection = ownership.why_not_private(path, group=ownership.own_group())
+    if objection is not None:
+        raise KeyringError(f"others could exchange {path}: {objection}")
 
 
 def save(path: str, key: Key) -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple
 
-from safecache import files, key_text, layers, levels, store
+from safecache import files, key_text, layers, levels, store, timestamps
 from safecache.groups import KEYS_FOLDER
 from safecache.lookups import Layer
 
@@ -230,7 +230,7 @@ def _decoded(stated: Any) -> KeyRecord | None:
         return None
     components = tuple(Component(*map(str, each)) for each in stated["components"])
     key, name, process = (str(stated[each]) for each in ("key", "name", "process"))
-    made, first = float(stated["made"]), float(stated["first"])
+    made, first = (timestamps.checked(stated[each]) for each in ("made", "first"))
     return KeyRecord(Layer(stated["layer"]), key, name, made, components, first, process)
 
 

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from safecache import config, events, key_directory, key_files, signatures
+from safecache import config, ephemeral, events, key_directory, key_files, signatures
 from safecache.errors import KeyringError
 from safecache.key_directory import Shelf
 from safecache.keys import ANY_NAMESPACE, Algorithm, Key
@@ -42,6 +42,19 @@ class Keyring(NamedTuple):
     refused: Mapping[bytes, str] = MappingProxyType({})
     problems: tuple[str, ...] = ()
 
+    def objection(self) -> str:
+        """Why nothing at all can be verified with these keys; empty if something can."""
+        now = time.time()
+        held = [*self.trusted.values(), *([self.signing] if self.signing is not None else [])]
+        if any(self.find(key.id) is not None and key.objection(now) is None for key in held):
+            return ""
+        return self.problem or "no key is trusted"
+
+    @property
+    def attesting(self) -> Key:
+        """What attests the code that this process builds: the sealing key, or else one that ends with the process."""
+        return self.signing or ephemeral.key()
+
     def find(self, key_id: bytes) -> Key | None:
         """The key of that id, if we hold it and have what it takes to use it."""
         key = self._held(key_id)
@@ -54,7 +67,9 @@ class Keyring(NamedTuple):
 
     def _held(self, key_id: bytes) -> Key | None:
         own = self.signing
-        return own if own is not None and own.id == key_id else self.trusted.get(key_id)
+        if own is not None and own.id == key_id:
+            return own
+        return self.trusted.get(key_id) or ephemeral.find(key_id)
 
     @staticmethod
     def _unusable(key: Key) -> str:

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Callable
 from typing import NamedTuple
 
-from safecache import copies, directory_faults, events, files, layers, loading, records, store, vouching
+from safecache import bounds, copies, directory_faults, events, layers, loading, records, standin, store, vouching
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
@@ -17,16 +17,25 @@ __all__ = ["take"]
 _REMEDY = "It is made anew; what lies there stays, or is replaced by that if it is in a shared level."
 
 
+def _count(reason: Reason, *_: object) -> None:
+    events.count(reason)
+
+
 def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
     """Put the nearest copy of ``path`` in a lower layer there, if it is vouched for; returns where that lies.
 
     None if there is none. Raises EntryRefusedError in strict mode for one that is refused.
     """
     for place, layer in layers.below(path, root):
-        found = _read(place, layer, kind)
+        # Of a cache that a private one stands in for, it has been said that it cannot be used as it is.
+        note = _count if layer == standin.original(root) else loading.note
+        found = _read(place, layer, kind, note)
         if found is not None and _put(path, root, kind, found):
             return place
     return None
+
+
+_Note = Callable[..., None]
 
 
 class _Found(NamedTuple):
@@ -37,8 +46,8 @@ class _Found(NamedTuple):
     record: bytes | None
 
 
-def _read(place: str, layer: str, kind: Kind) -> _Found | None:
-    """What lies at ``place``, if it is vouched for."""
+def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
+    """What lies at ``place``, if it is vouched for; ``note``: whom to tell, as loading.note(), if not."""
     try:
         found_there = os.lstat(place)
     except OSError:
@@ -51,14 +60,14 @@ def _read(place: str, layer: str, kind: Kind) -> _Found | None:
 
     def content() -> bytes:
         check(found_there)
-        return files.read_regular(place, check, flags=os.O_NOFOLLOW)
+        return store.read(place, bounds.largest(kind), check=check)
 
-    found = _readable(place, kind, content)
+    found = _readable(place, kind, content, note)
     if found is None:
         return None
     try:
         record = records.stored(place, layer, kind)
-        if vouching.states_record(record, place, kind, found):
+        if vouching.states_record(record, place, kind, found, layer):
             events.count(Count.CODE_VERIFIED)
             return _Found(found, modes[-1], record)
         refusal = vouching.judge(place, layer, kind)
@@ -68,20 +77,20 @@ def _read(place: str, layer: str, kind: Kind) -> _Found | None:
         loading.report(Reason.UNREADABLE, text, cause=layer, remedy=_REMEDY, error=error)
         return None
     if refusal is not None:
-        loading.note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
+        note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
     return None
 
 
-def _readable(place: str, kind: Kind, content: Callable[[], bytes]) -> bytes | None:
+def _readable(place: str, kind: Kind, content: Callable[[], bytes], note: _Note) -> bytes | None:
     try:
         return content()
     except FileNotFoundError:
         return None
     except store.UnusableEntry as unusable:
         refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
-        loading.note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
+        note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
     except OSError as error:
-        loading.note(Reason.UNREADABLE, kind, place, f"{error.strerror}", _REMEDY, error)
+        note(Reason.UNREADABLE, kind, place, f"{error.strerror}", _REMEDY, error)
     return None
 
 

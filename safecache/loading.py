@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from safecache import copies, events, levels, policy, searches, standin, store, trust
+from safecache import bounds, copies, events, levels, policy, searches, standin, store, trust
 from safecache.errors import SafecacheError
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
@@ -22,6 +22,7 @@ __all__ = [
     "admit",
     "fetch",
     "lookup",
+    "may_be_read",
     "note",
     "read",
     "reading",
@@ -154,7 +155,10 @@ def _candidates(source: Source, directory: str, root: str, tried: set[str]) -> I
             yield from _load(source, content, origin=path, root=root)
 
 
-_SHARED_REMEDY = "It is skipped; remove it, or set SAFECACHE_SHARED=1 if users share this cache on purpose."
+_UNUSABLE_REMEDIES = {
+    Reason.FOREIGN_OWNER: "It is skipped; remove it, or set SAFECACHE_SHARED=1 if users share this cache on purpose.",
+    Reason.TOO_LARGE: "It is skipped; remove it, or trust the key that has sealed it: safecache trust FILE.",
+}
 _READ_REMEDY = "The graph is compiled instead; make it readable or remove it."
 
 
@@ -164,15 +168,31 @@ def read(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
     ``listed``: see store.read_entry().
     """
     try:
-        return store.read_entry(path, listed=listed)
+        return store.read_entry(path, bounds.largest(kind), listed=listed)
     except FileNotFoundError:
         return None  # cleared by another process since the listing: as good as never written
     except store.UnusableEntry as unusable:
-        remedy = _SHARED_REMEDY if unusable.reason is Reason.FOREIGN_OWNER else "It is skipped; remove it."
-        note(unusable.reason, kind, path, f"it is {unusable.detail}", remedy)
+        _note_unusable(unusable, kind, path)
     except OSError as error:
         note(Reason.UNREADABLE, kind, path, f"{error.strerror}", _READ_REMEDY, error)
     return None
+
+
+def may_be_read(kind: Kind, path: str) -> bool:
+    """Whether torch, which reads the file by itself, may: not what is none, or too large; that is reported."""
+    try:
+        store.check_up_to(bounds.largest(kind))(os.lstat(path))
+    except store.UnusableEntry as unusable:
+        _note_unusable(unusable, kind, path)
+        return False
+    except OSError:
+        return True  # it is gone, or fails as in stock
+    return True
+
+
+def _note_unusable(unusable: store.UnusableEntry, kind: Kind, path: str) -> None:
+    remedy = _UNUSABLE_REMEDIES.get(unusable.reason, "It is skipped; remove it.")
+    note(unusable.reason, kind, path, f"it is {unusable.detail}", remedy)
 
 
 def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:

@@ -12,14 +12,42 @@ import os
 import stat
 from collections.abc import Iterator
 
-__all__ = ["foreign_owner", "own_group", "why_not_private"]
+__all__ = ["foreign_owner", "name_of", "own_group", "own_uid", "why_not_private"]
 
 _MOST_LINKS = 40  # as the kernel
+_ALL_UIDS = (1 << 32) - 1  # the last number is none: chown(2)
+_USUAL_OVERFLOW_UID = 65534
 
 
 def foreign_owner(status: os.stat_result) -> bool:
-    """Whether the file belongs to somebody other than this user and root."""
+    """Whether the file is known to belong to somebody other than this user and root."""
     return status.st_uid not in (os.geteuid(), 0)
+
+
+def own_uid(uid: int) -> bool:
+    """Whether what shows this owner is known to belong to this user or root.
+
+    In a user namespace all users that it does not map show as one (user_namespaces(7)). This process may have that uid
+    too, for the same reason: then nobody knows whose a file is, and there are none of its own.
+    """
+    return uid in (os.geteuid(), 0) and uid != _overflow_uid()
+
+
+def name_of(uid: int) -> str:
+    """What to call the owner of a file to a person."""
+    return f"uid {uid}, which may be anybody in this user namespace" if uid == _overflow_uid() else f"uid {uid}"
+
+
+@functools.cache
+def _overflow_uid() -> int | None:
+    """What users show who are not mapped here; None where all are, so that this is one among them."""
+    try:
+        with open("/proc/self/uid_map") as uid_map:
+            mapped = sum(int(line.split()[-1]) for line in uid_map)
+        with open("/proc/sys/kernel/overflowuid") as file:
+            return None if mapped >= _ALL_UIDS else int(file.read())
+    except (OSError, ValueError):
+        return _USUAL_OVERFLOW_UID
 
 
 @functools.cache
@@ -39,10 +67,11 @@ def own_group() -> int | None:
     return group.gr_gid if user and group.gr_name == name and set(group.gr_mem) <= {name} else None
 
 
-def why_not_private(path: str, *, group: int | None = None) -> str | None:
+def why_not_private(path: str, *, group: int | None = None, unknown: bool = False) -> str | None:
     """Why somebody other than this user (and root) could have written ``path`` or replaced it; None if nobody could.
 
-    ``group``: one whose members' right to write is no objection.
+    ``group``: one whose members' right to write is no objection. ``unknown``: nor is it that nobody can tell whose it
+    is, for want of a mapping; for what this process has just made itself, below directories of an unmapped root.
 
     Every directory and symbolic link on the way from the root counts. A sticky directory such as /tmp is no objection
     to what lies in it: there only an owner (or root) can rename or remove a name (see unlink(2)), and the owner of
@@ -52,10 +81,10 @@ def why_not_private(path: str, *, group: int | None = None) -> str | None:
         # Not abspath(), for which link/.. is where the link lies: for the kernel it is above where the link leads.
         *above, last = _steps(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
         for step, status in above:
-            objection = _objection(step, status, last=False, group=group)
+            objection = _objection(step, status, last=False, group=group, unknown=unknown)
             if objection is not None:
                 return objection
-        return _objection(*last, last=True, group=group)
+        return _objection(*last, last=True, group=group, unknown=unknown)
     except OSError as error:
         return f"{error.filename or path}: {error.strerror}"
 
@@ -88,9 +117,9 @@ def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:
         names += target.split(os.sep)[::-1]
 
 
-def _objection(step: str, status: os.stat_result, *, last: bool, group: int | None) -> str | None:
-    if foreign_owner(status):
-        return f"{step} belongs to uid {status.st_uid}"
+def _objection(step: str, status: os.stat_result, *, last: bool, group: int | None, unknown: bool) -> str | None:
+    if not own_uid(status.st_uid) and not (unknown and status.st_uid == _overflow_uid()):
+        return f"{step} belongs to {name_of(status.st_uid)}"
     if stat.S_ISLNK(status.st_mode):
         return None  # a link has no mode of its own; who may replace it is up to its directory
     sticky = status.st_mode & stat.S_ISVTX and not last

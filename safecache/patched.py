@@ -13,8 +13,8 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import safecache
-from safecache import activation, compile_workers, config, patching
-from safecache.errors import ConfigError
+from safecache import activation, compile_workers, config, patching, targets
+from safecache.errors import ConfigError, VerifierError
 
 __all__ = ["hook"]
 
@@ -57,7 +57,10 @@ class _Late:
         try:
             function: Callable[..., Any] = patching.hook_function(self._name)
         except Exception as error:
-            _say(f"{self._name} is as in stock torch: {type(error).__name__}: {error}")
+            text = f"{self._name} is as in stock torch: {type(error).__name__}: {error}"
+            if config.current().strict and self._name in targets.VERIFYING:
+                raise VerifierError(f"safecache: {text}") from error
+            _say(text)
             return _as_in_stock
         return function
 

@@ -23,14 +23,17 @@ from wrapt import (
     wrap_object,
 )
 
-from safecache import events, provenance, targets
+from safecache import config, events, provenance, targets
+from safecache.errors import VerifierError
 from safecache.reasons import Reason
 from safecache.targets import Target
 
-__all__ = ["Patch", "StandDown", "StandDownError", "hook_function", "signature_of", "wrapped"]
+__all__ = ["Patch", "StandDown", "StandDownError", "check_version", "hook_function", "signature_of", "wrapped"]
 
 
 _DEEPEST_CHAIN = 100
+_REMEDY = "What it guards is as in stock torch; a newer safecache may know this release."
+_STRICT_REMEDY = "A newer safecache may know this release; SAFECACHE_STRICT=0 goes on without it."
 
 
 class StandDown(Enum):
@@ -142,7 +145,10 @@ class Patch:
             self._import_error = error
 
     def apply(self, module: types.ModuleType) -> None:
-        """Put the hook on; if that cannot be done, note and report why. Raises no Exception, in strict mode either."""
+        """Put the hook on; if that cannot be done, note and report why.
+
+        Raises VerifierError in strict mode, of a hook that verifies; else no Exception.
+        """
         try:
             self._apply(module)
             self.reason = ""
@@ -155,14 +161,17 @@ class Patch:
                 Reason.STOOD_DOWN,
                 f"{hook} stands down: {self.reason}.",
                 cause=hook,
-                remedy="What it guards is as in stock torch; a newer safecache may know this release.",
+                remedy=_REMEDY,
                 error=error,
             )
+            if config.current().strict and self.target.hook in targets.VERIFYING:
+                text = f"safecache: {hook} verifies, and stands down: {self.reason}. {_STRICT_REMEDY}"
+                raise VerifierError(text) from error
 
     def _apply(self, module: types.ModuleType) -> None:
         if self._hook_function is None:
             raise _failed(self._import_error)
-        _check_version()
+        check_version()
         if self.target.is_not_for(provenance.torch_release()):
             return
         original = _resolve(module, self.target.attribute)
@@ -240,7 +249,8 @@ def _failed(error: Exception | None) -> StandDownError:
     return StandDownError(StandDown.HOOK_FAILED, f"{type(error).__name__}: {error}")
 
 
-def _check_version() -> None:
+def check_version() -> None:
+    """Raise StandDownError for a release of torch that the table says nothing of."""
     if not targets.TORCH_FROM <= provenance.torch_release() < targets.TORCH_UNTIL:
         known = "{}.{} to before {}.{}".format(*targets.TORCH_FROM, *targets.TORCH_UNTIL)
         raise StandDownError(StandDown.UNKNOWN_VERSION, f"{provenance.torch_version()}, known are {known}")

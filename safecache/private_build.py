@@ -9,18 +9,23 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import stat
 import tempfile
 import threading
 from contextlib import suppress
 
-from safecache import files, ownership, private_directory, sources, store, vouching
+from safecache import bounds, files, ownership, private_directory, sources, store, vouching
 from safecache.errors import EntryRefusedError
+from safecache.seal import Kind
 
-__all__ = ["command", "is_dispensable", "is_needed", "publish"]
+__all__ = ["check_inputs", "command", "is_dispensable", "is_needed", "publish"]
 
 # GCC does not mind where its precompiled headers lie. Clang's are of use beside their sources alone.
 _PRECOMPILED, _IMMOVABLE = ".gch", ".pch"
+
+# All that is in a header that torch precompiles: it includes one of torch's own.
+_INCLUDES = re.compile(rb"#include <torch/[a-zA-Z0-9_]+(/[a-zA-Z0-9_]+)*\.h>\s*")
 
 _headers: dict[str, str] = {}
 _lock = threading.Lock()
@@ -33,7 +38,42 @@ def is_needed(target: str) -> bool:
 
 def is_dispensable(target: str) -> bool:
     """Whether what needs ``target`` is built without it too: a precompiled header, of some hundred megabytes."""
-    return target.endswith(_PRECOMPILED)
+    return target.endswith((_PRECOMPILED, _IMMOVABLE))
+
+
+def check_inputs(stock: list[str], target: str, root: str, headers: str) -> None:
+    """See to it that all that the ``stock`` command line reads below the cache ``root`` is what this process knows.
+
+    And below ``headers``, where torch keeps those that it precompiles. A precompiled one that nobody vouches for is
+    moved away: the compiler reads the header itself then. Raises EntryRefusedError for anything else, and OSError for
+    what cannot be read.
+    """
+    # Not the compiler, the first word: it can be one that was installed in the cache just now.
+    for option, word in itertools.pairwise(stock):
+        if option == "-include" and word.startswith(os.path.join(headers, "")):
+            _check_header(word)
+        elif word != target and word.startswith(os.path.join(root, "")) and not os.path.isdir(word):
+            _check(word, root)
+
+
+def _check_header(path: str) -> None:
+    directory = os.path.dirname(path)
+    if not vouching.is_expected(path):
+        # Made before the hooks were on, or in a process that did not say so: torch makes it once in a process.
+        with suppress(store.UnusableEntry):
+            content = store.read_entry(path, bounds.largest(Kind.SOURCE))
+            if _INCLUDES.fullmatch(content):
+                vouching.expect(path, content)
+    _check(path, directory)
+    for compiled in (path + _PRECOMPILED, path + _IMMOVABLE):
+        # What cannot be read now, the compiler may be able to read in a moment.
+        if os.path.lexists(compiled) and vouching.admit_build(compiled, directory):
+            _check(compiled, directory)
+
+
+def _check(path: str, root: str) -> None:
+    if vouching.objection(path, root) is not None:
+        raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
 
 
 def command(stock: list[str], target: str, root: str, directory: str) -> list[str] | None:
@@ -87,7 +127,7 @@ def _input(path: str, directory: str) -> str | None:
         if not vouching.is_expected(path):
             return None
         try:
-            content = store.read_entry(path)
+            content = store.read_entry(path, bounds.largest(Kind.SOURCE))
         except FileNotFoundError:
             raise  # the cache was cleared: no exchange, and elsewhere it can be built
         except (OSError, store.UnusableEntry):
@@ -119,7 +159,8 @@ def _header(path: str) -> str | None:
 def _take_precompiled(path: str, copy: str) -> None:
     compiled, copied = path + _PRECOMPILED, copy + _PRECOMPILED
     try:
-        digest = files.copy_regular(compiled, store.check_regular, copied, flags=os.O_NOFOLLOW)
+        most = bounds.largest(Kind.NATIVE_CODE)
+        digest = files.copy_regular(compiled, store.check_up_to(most), copied, flags=os.O_NOFOLLOW, limit=most)
         if vouching.is_known_digest(compiled, digest):
             return
     except (OSError, store.UnusableEntry):

@@ -98,7 +98,8 @@ def _make(is_fit: Callable[[str], bool] = os.path.isdir, parents: tuple[str, ...
     for parent in parents or _parents():
         with suppress(OSError):
             directory = tempfile.mkdtemp(prefix="safecache-", dir=parent)
-            objection = ownership.why_not_private(directory)
+            # Where root is not mapped, its directories are anybody's, and so would be each that could be made in them.
+            objection = ownership.why_not_private(directory, unknown=True)
             if objection is None and is_fit(directory):
                 return occupancy.occupy(directory)
             os.rmdir(directory)

@@ -19,7 +19,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from safecache import files, filesystem
 from safecache.reasons import Reason
 
-__all__ = ["entered", "is_its_name", "is_still", "opened", "quarantine", "remove"]
+__all__ = ["entered", "is_its_name", "is_still", "obstacle", "opened", "quarantine", "remove"]
 
 _PLACE = (".safecache", "quarantine")
 # The latest tell what is wrong; and a disk that damages all of a cache is not to fill up with what it damaged.
@@ -59,6 +59,22 @@ def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_resu
     return os.path.join(root, *_PLACE, name) if moved else None
 
 
+def obstacle(root: str) -> str | None:
+    """What is no directory where the quarantine of ``root`` should be, or lie in; None if there is nothing like that.
+
+    Whoever put it there keeps all that is refused in that cache from being moved away.
+    """
+    place = root
+    for folder in _PLACE:
+        place = os.path.join(place, folder)
+        try:
+            if not stat.S_ISDIR(filesystem.lstat(place).st_mode):
+                return place
+        except OSError:
+            return None
+    return None
+
+
 def opened(root: str) -> AbstractContextManager[int]:
     """As entered(), of the quarantine of ``root``. Raises FileNotFoundError where nothing was ever moved away."""
     return entered(root, _PLACE, make=False)
@@ -95,7 +111,7 @@ def _watched(path: str, found: bytes | os.stat_result | None) -> Iterator[Callab
     if found is None:
         yield lambda place: bool(filesystem.lstat(place))
     elif isinstance(found, bytes):
-        yield lambda place: files.read_regular(place, _check_regular, flags=os.O_NOFOLLOW) == found
+        yield lambda place: files.holds(place, found, _check_regular, flags=os.O_NOFOLLOW)
     else:
         # Open, so that nothing else gets its inode: that is all there is to tell by once a renaming has set its time.
         held = filesystem.open(path, _HOLD)

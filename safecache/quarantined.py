@@ -7,13 +7,12 @@ cache at most, and only what is sealed for that place goes back to it.
 from __future__ import annotations
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from safecache import files, filesystem, inventory, layout, quarantine, records, store, trust
+from safecache import bounds, files, filesystem, inventory, layout, quarantine, records, store, trust
 from safecache.errors import EntryRefusedError
 from safecache.groups import Group, GroupKind
 from safecache.seal import Kind
@@ -107,22 +106,22 @@ def objection(item: Quarantined) -> str | None:
 
 
 def _objection(directory: int, item: Quarantined, place: Place) -> str | None:
-    within = _within(directory, item)
+    within, path = _within(directory, item), os.path.join(item.root, *place.parts)
     try:
         store.check_regular(filesystem.lstat(within))
-        content = files.read_regular(within, store.check_regular, flags=os.O_NOFOLLOW)
+        if place.kind in _ENTRIES:
+            content = store.read(within, bounds.largest(place.kind))
+            found = trust.examine(content, place.kind, place.cache_key, path)
+            return found.evidence if isinstance(found, trust.Refusal) else None
+        digest = store.digest(within, bounds.largest(place.kind))
     except store.UnusableEntry as error:
         return f"it is {error.detail}"
-    path = os.path.join(item.root, *place.parts)
-    if place.kind in _ENTRIES:
-        found = trust.examine(content, place.kind, place.cache_key, path)
-        return found.evidence if isinstance(found, trust.Refusal) else None
     verdict, stated = records.read(path, item.root, place.kind)
     if verdict.reason in trust.UNVOUCHED:
         return "there is no record of it that a trusted key has sealed"
     if verdict.reason is not None:
         return trust.evidence(verdict)
-    if stated["sha256"] != hashlib.sha256(content).hexdigest():
+    if stated["sha256"] != digest.hex():
         return "its digest is not the one that was sealed"
     foreign = trust.foreign(verdict, place.kind)
     return None if foreign is None else foreign.evidence

@@ -25,6 +25,7 @@ class Reason(Enum):
     NOT_PRIVATE = "not private"
     NOT_A_FILE = "not a file"
     FOREIGN_OWNER = "foreign owner"
+    TOO_LARGE = "too large"
     WRONG_TYPE = "wrong type"
     OTHER_CPU = "other CPU"
     OTHER_GPU = "other GPU"

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from safecache import config, files, keyring, layout, records, seal, store, trust
+from safecache import bounds, config, keyring, layout, records, seal, store, trust
 from safecache.errors import EntryRefusedError, KeyringError
 from safecache.keyring import Key
 from safecache.layout import Code, Location
@@ -62,7 +62,7 @@ def countersign(locations: Iterable[Location], code: Iterable[Code]) -> Resealin
     keys, namespace = keyring.current(), config.current().namespace
 
     def seal_entry(location: Location) -> bool:
-        content = store.read_entry(location.path)
+        content = store.read_entry(location.path, bounds.largest(location.kind))
         verdict = seal.verify(content, location.kind, location.cache_key, keys.find, namespace)
         origin = _countersigned(verdict, key)
         if origin is not None:
@@ -74,7 +74,7 @@ def countersign(locations: Iterable[Location], code: Iterable[Code]) -> Resealin
         origin = _countersigned(verdict, key)
         if origin is None:
             return False
-        if files.digest_regular(file.path, store.check_regular, flags=os.O_NOFOLLOW).hex() != stated["sha256"]:
+        if store.digest(file.path, bounds.largest(file.kind)).hex() != stated["sha256"]:
             raise EntryRefusedError(f"{Reason.DAMAGED.value}: its digest is not the one that was sealed")
         return records.write(*file, stated, key, origin)
 

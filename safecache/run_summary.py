@@ -21,6 +21,8 @@ __all__ = ["ALL", "LAST", "Line", "Summary", "labels", "read", "summarise"]
 ALL, LAST = "all", "last"
 _TEXTS = ("run", "host", "rank", "key", "name", "frame", "detail")
 _LATEST = 253402300799.0  # the end of the year 9999
+# Of anything that a process counts, and of its own number. Python writes no integer of more than 4,300 digits.
+_MOST = 2**63
 
 
 class Line(NamedTuple):
@@ -100,7 +102,7 @@ def _parsed(text: bytes) -> Line | None:
         return None
     texts = {name: values.get(name, "") for name in _TEXTS}
     pid, counts, what = values.get("pid"), values.get("counts"), _label_of(values)
-    if not isinstance(pid, int) or not isinstance(counts, dict) or what is None:
+    if not isinstance(pid, int) or abs(pid) > _MOST or not isinstance(counts, dict) or what is None:
         return None
     if not all(isinstance(text, str) for text in texts.values()) or not all(map(_is_count, counts.items())):
         return None
@@ -109,7 +111,7 @@ def _parsed(text: bytes) -> Line | None:
 
 
 def _is_count(item: tuple[str, Any]) -> bool:
-    return item[0] in (_LABELS.keys() | _TIMES) and isinstance(item[1], int) and item[1] > 0
+    return item[0] in (_LABELS.keys() | _TIMES) and isinstance(item[1], int) and 0 < item[1] <= _MOST
 
 
 def _label_of(values: Mapping[str, Any]) -> str | None:

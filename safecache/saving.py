@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import NoReturn
 
 from safecache import (
@@ -71,9 +72,10 @@ class SaveAborted(BaseException):
 class _Attempt:
     """A save that a thread is in the middle of."""
 
-    def __init__(self, kind: Kind, cache_key: str, root: object) -> None:
+    def __init__(self, kind: Kind, cache_key: str, root: object, also: Mapping[str, str]) -> None:
         self.kind = kind
         self.cache_key = cache_key
+        self.also = also
         self.root = root
         self.pickled = False
 
@@ -117,12 +119,12 @@ _LAYERS = {Kind.AOT_ENTRY: Layer.AOT, Kind.FX_ENTRY: Layer.FX}
 
 
 @contextmanager
-def attempt(kind: Kind, cache_key: str, root: object) -> Iterator[None]:
+def attempt(kind: Kind, cache_key: str, root: object, also: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
     """Run torch's save of ``root``: an exception is reported, and does not leave this block in default mode.
 
-    BaseExceptions that are not ours pass through untouched.
+    BaseExceptions that are not ours pass through untouched. ``also``: what its seal is to state besides the build.
     """
-    outer, this = _current.attempt, _Attempt(kind, cache_key, root)
+    outer, this = _current.attempt, _Attempt(kind, cache_key, root, also)
     _current.attempt = this
     failure: SaveAborted | None = None
     try:
@@ -174,7 +176,7 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
     except Exception as error:
         raise _unpicklable(obj, error) from None
     this.pickled = True
-    return _seal(content, this.kind, this.cache_key)
+    return _seal(content, this.kind, this.cache_key, this.also)
 
 
 def sealed(payload: bytes, kind: Kind, cache_key: str = "") -> bytes:
@@ -226,13 +228,14 @@ def _unpicklable(obj: object, error: Exception) -> SaveAborted:
     )
 
 
-def _seal(payload: bytes, kind: Kind, cache_key: str) -> bytes:
+def _seal(payload: bytes, kind: Kind, cache_key: str, also: Mapping[str, str] = MappingProxyType({})) -> bytes:
     keys = keyring.current()
     if keys.signing is None:
         return payload
     events.count(Count.SEALED)
     namespace = config.current().namespace
-    return seal.attach(payload, kind, cache_key, keys.signing, binding.statement(kind), namespace)
+    provenance = {**binding.statement(kind), **also}
+    return seal.attach(payload, kind, cache_key, keys.signing, provenance, namespace)
 
 
 def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes) -> None:

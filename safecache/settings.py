@@ -50,7 +50,10 @@ SETTINGS: tuple[Setting, ...] = (
         default=False,
         parse=setting_values.switch,
         allowed=_SWITCH,
-        help="`1` raises a clear error wherever the default is one warning and a recompile.",
+        help=(
+            "`1` raises a clear error wherever the default is one warning and a recompile. A process without any key "
+            "to verify with, or with a verifying hook that cannot be put on, does not start."
+        ),
     ),
     Setting(
         name="trust",
@@ -61,7 +64,8 @@ SETTINGS: tuple[Setting, ...] = (
         help=(
             "`signed` takes only entries sealed by a key we hold. `private` also takes unsealed ones and those of "
             "other keys, if their name is the hash of their content and nobody but this user (and root) can write "
-            "to them or to a directory on the path to them."
+            "to them or to a directory on the path to them; and compiled code likewise, where no record says that "
+            "it is to be another."
         ),
     ),
     Setting(

@@ -111,4 +111,4 @@ def _of_record(path: str, root: str, kind: Kind) -> Verdict | None:
         record = files.read_regular(place, store.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_RECORD)
     except (FileNotFoundError, store.UnusableEntry):
         record = None
-    return records.verify(record, path, kind)[0]
+    return records.verify(record, path, kind, root)[0]

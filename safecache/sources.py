@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from safecache import disposal, exposure, ownership, store, vouching
+from safecache import bounds, disposal, exposure, ownership, store, vouching
+from safecache.directory_faults import Unsettled
 from safecache.reasons import Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
@@ -32,7 +33,7 @@ def known_text(path: str) -> bytes | None:
 def settle(path: str, source: bytes, root: str) -> bool:
     """Whether the file at ``path`` holds the generated ``source``; if not, it was moved away, for it to be written.
 
-    Raises EntryRefusedError in strict mode, and in every mode where the file cannot be moved away.
+    Raises EntryRefusedError in strict mode, and Unsettled where the file cannot be moved away.
     """
     exposure.check(root)
     try:
@@ -41,14 +42,16 @@ def settle(path: str, source: bytes, root: str) -> bool:
         )
     except FileNotFoundError:
         return False
-    except OSError:
+    except OSError as error:
+        if isinstance(error, Unsettled):
+            raise
         return True  # whoever must read it fails as in stock; nobody vouches for what is in it
 
 
 def _objection(path: str, source: bytes) -> Refusal | None:
     """None, and it is vouched for, if the file holds the source. Raises OSError."""
     try:
-        found = store.read_entry(path)
+        found = store.read_entry(path, bounds.largest(Kind.SOURCE))
     except store.UnusableEntry as unusable:
         return disposal.of_unusable(unusable)
     if not _is_same(found, source, path):
@@ -72,11 +75,10 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
     ``name_of`` is how torch names a source. Raises EntryRefusedError if nothing vouches for it, OSError as in stock.
     """
     try:
-        content = store.read_entry(path)
+        content = store.read_entry(path, bounds.largest(Kind.SOURCE))
     except store.UnusableEntry as unusable:
         raise vouching.not_loaded(disposal.of_unusable(unusable), Kind.SOURCE, path) from unusable
-    named = vouching.is_known(path, content) or name_of(content.decode(errors="replace").strip()) == key
-    if not named and not vouching.is_private(path):
+    if not vouching.is_known(path, content) and name_of(content.decode(errors="replace").strip()) != key:
         evidence = "nobody in this process generated it, and its name is not the hash of its content"
         raise vouching.not_loaded(Refusal(Reason.UNSEALED, evidence), Kind.SOURCE, path)
     return vouching.out_of_reach(path, content)

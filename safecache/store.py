@@ -8,16 +8,31 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 
-from safecache import config, durability, files, filesystem, limits, stamps, temporaries
+from safecache import bounds, config, durability, files, filesystem, keyring, limits, seal, sizes, stamps, temporaries
 from safecache.ownership import foreign_owner
 from safecache.quarantine import quarantine
 from safecache.reasons import Reason
 
-__all__ = ["UnusableEntry", "check_regular", "list_entries", "publish", "quarantine", "read_entry", "replace", "write"]
+__all__ = [
+    "UnusableEntry",
+    "check_regular",
+    "check_up_to",
+    "digest",
+    "list_entries",
+    "publish",
+    "quarantine",
+    "read",
+    "read_entry",
+    "replace",
+    "write",
+]
 
 # What the file system says between two calls of a put if another process has cleared the cache: tried again at once.
 _CLEARED, _AT_ONCE = frozenset({errno.ENOENT}), (0.0, 0.0)
+# Bytes. Our own seals have some hundreds.
+_LONGEST_SEAL = 16 << 10
 _NO_DIRECTORY = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
+_IN_THE_WAY = frozenset({errno.EEXIST, errno.ENOTDIR, errno.ELOOP})
 
 
 class UnusableEntry(Exception):
@@ -29,6 +44,9 @@ class UnusableEntry(Exception):
         self.detail = detail
         self.status = status
 
+    def __str__(self) -> str:
+        return f"it is {self.detail}"
+
 
 def list_entries(directory: str) -> list[str]:
     """The names of the entries in ``directory``, sorted; none if it does not exist. Raises OSError."""
@@ -37,21 +55,6 @@ def list_entries(directory: str) -> list[str]:
     except FileNotFoundError:
         return []
     return sorted(name for name in names if not name.startswith("."))
-
-
-def read_entry(path: str, *, listed: bool = False) -> bytes:
-    """The bytes of the entry at ``path``.
-
-    Raises UnusableEntry for what check_regular() refuses, at once: a FIFO is not waited for, a link not followed.
-    Raises OSError where the file system refuses, FileNotFoundError for an entry that is gone. ``listed``: its directory
-    has just named it. If it is not found then, that is asked again, for another host may have moved it there.
-    """
-    passing = filesystem.LISTED if listed else filesystem.READING
-    # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
-    status = filesystem.retried(lambda: filesystem.lstat(path), passing)
-    check_regular(status)
-    stamps.use(path, status)
-    return files.read_regular(path, check_regular, flags=os.O_NOFOLLOW, passing=passing)
 
 
 def check_regular(status: os.stat_result) -> None:
@@ -67,8 +70,75 @@ def _type_name(mode: int) -> str:
     return names.get(stat.S_IFMT(mode), "device")
 
 
+def check_up_to(most: int, check: Callable[[os.stat_result], None] = check_regular) -> Callable[[os.stat_result], None]:
+    """What raises as ``check`` does, and UnusableEntry for a file of more than so many bytes."""
+
+    def check_size(status: os.stat_result) -> None:
+        check(status)
+        if status.st_size > most:
+            detail = f"of {sizes.write_size(status.st_size)}, and no more than {sizes.write_size(most)} are read"
+            raise UnusableEntry(Reason.TOO_LARGE, detail, status)
+
+    return check_size
+
+
+def digest(path: str, most: int) -> bytes:
+    """The SHA-256 of the file at ``path``. Raises OSError, and UnusableEntry as check_up_to() says."""
+    return files.digest_regular(path, check_up_to(most), flags=os.O_NOFOLLOW, limit=most)
+
+
+def read_entry(path: str, most: int = bounds.UNSEALED, *, listed: bool = False) -> bytes:
+    """The bytes of the entry at ``path``: at most so many, or as many as a trusted key has sealed.
+
+    Raises UnusableEntry for what check_regular() refuses, at once: a FIFO is not waited for, a link not followed; and
+    for what is larger, of which only the end is read. Raises OSError where the file system refuses, also for what does
+    not fit into memory, and FileNotFoundError for an entry that is gone. ``listed``: its directory has just named it.
+    If it is not found then, that is asked again, for another host may have moved it there.
+    """
+    passing = filesystem.LISTED if listed else filesystem.READING
+    # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
+    status = filesystem.retried(lambda: filesystem.lstat(path), passing)
+    check_regular(status)
+    stamps.use(path, status)
+    return read(path, most, passing=passing)
+
+
+def read(
+    path: str,
+    most: int,
+    *,
+    check: Callable[[os.stat_result], None] = check_regular,
+    passing: frozenset[int] = filesystem.READING,
+) -> bytes:
+    """As read_entry(), where that is no use of the file. ``check``: in place of check_regular()."""
+    try:
+        return _read(path, most, check, passing)
+    except UnusableEntry as unusable:
+        if unusable.reason is not Reason.TOO_LARGE:
+            raise
+        sealed = _sealed_size(path, unusable.status, passing)
+    return _read(path, sealed, check, passing)
+
+
+def _read(path: str, most: int, check: Callable[[os.stat_result], None], passing: frozenset[int]) -> bytes:
+    return files.read_regular(path, check_up_to(most, check), flags=os.O_NOFOLLOW, limit=most, passing=passing)
+
+
+def _sealed_size(path: str, status: os.stat_result, passing: frozenset[int]) -> int:
+    """How many bytes are in the file by a trusted key's word. Raises UnusableEntry if it has none, and OSError."""
+    end, size = files.read_end(path, check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW, passing=passing)
+    verdict = seal.inspect_size(end, size, keyring.current().find)
+    if verdict.reason is None:
+        return size
+    said = f"{verdict.reason.value} {verdict.key_id.hex()}" if verdict.key_id else verdict.reason.value
+    detail = f"of {sizes.write_size(size)}, too large to be read where no trusted key has sealed so much ({said})"
+    raise UnusableEntry(Reason.TOO_LARGE, detail, status)
+
+
 def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
-    """Make ``content`` appear at ``path``, whole or not at all; a file where its directory should be is set aside.
+    """Make ``content`` appear at ``path``, whole or not at all; what is in the way of that in the cache is set aside.
+
+    That is a directory at its name, or whatever is no directory where one should be.
 
     All that is made here has its mode less the umask: that and setgid directories decide what users share.
     Raises OSError, with nothing left behind.
@@ -87,18 +157,32 @@ def _publish(path: str, content: bytes, root: str, mode: int) -> None:
     directory = os.path.dirname(path)
     try:
         made = _make_directories(directory)
-    except FileExistsError:
-        # Unless it has been a directory, and was moved away by a sweep: then the next try makes it.
-        in_the_way = filesystem.lstat(directory)
-        if not stat.S_ISDIR(in_the_way.st_mode):
-            quarantine(directory, root, Reason.NOT_A_FILE, in_the_way)
+    except OSError as error:
+        if error.errno not in _IN_THE_WAY:
+            raise
+        _set_aside_above(directory, root)
         made = _make_directories(directory)
     durably = durability.is_wanted(directory)
-    replace(path, content, mode, durably=durably)
+    try:
+        replace(path, content, mode, durably=durably)
+    except IsADirectoryError:  # anything else that lies there is replaced
+        quarantine(path, root, Reason.NOT_A_FILE, filesystem.lstat(path))
+        replace(path, content, mode, durably=durably)
     if durably:
         # Up to the root in any case: another process may have made them, and not have got as far as this.
         for above in sorted({*_above(directory, root), *map(os.path.dirname, made)}):
             durability.sync_directory(above)
+
+
+def _set_aside_above(directory: str, root: str) -> None:
+    """Of what is on the way from the cache's root to the directory, the first that is none. Raises OSError."""
+    for above in [*list(_above(directory, root))[-2::-1], directory]:
+        if not _is_directory(above):
+            # Unless it has been one, and was moved away by a sweep for a moment: then the next try makes it.
+            in_the_way = filesystem.lstat(above)
+            if not stat.S_ISDIR(in_the_way.st_mode):
+                quarantine(above, root, Reason.NOT_A_FILE, in_the_way)
+            return
 
 
 def write(path: str, content: bytes, *, make_directories: bool) -> None:

@@ -30,7 +30,8 @@ class Target:
 
     ``since``: the first torch that has it; ``until``: the first that does not need the hook. ``copies``: modules
     that import it by name, and so keep a function from a time before us. ``marker``: what its module has where a
-    source patch (patches/) does the whole of the hook's work.
+    source patch (patches/) does the whole of the hook's work. ``needs``: a package, not torch's, without
+    which its module cannot be imported.
     """
 
     def __init__(
@@ -43,9 +44,11 @@ class Target:
         until: tuple[int, int] = TORCH_UNTIL,
         copies: tuple[str, ...] = (),
         marker: str = "",
+        needs: str = "",
     ) -> None:
         self.copies = copies
         self.marker = marker
+        self.needs = needs
         self.since = since
         self.until = until
         self.module = module
@@ -67,13 +70,21 @@ _CODECACHE = "torch._inductor.codecache"
 _AUTOGRAD_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 _AOT_COMPILE = "torch._dynamo.aot_compile"
 _PACKAGE = "torch._dynamo.package"
+_PRECOMPILE = "torch._precompile"
 _PGO = "torch._dynamo.pgo"
 _CACHING = "torch._inductor.runtime.caching.implementations"
 _STANDALONE = "torch._inductor.standalone_compile"
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 _OUTPUT_CODE = "torch._inductor.output_code"
+_PT2_ARCHIVE = "torch.export.pt2_archive._package"
+_FLYDSL = "torch._inductor.runtime.flydsl_cache"
 _CPP_BUILDER = "torch._inductor.cpp_builder"
 _CPP_EXTENSION = "torch.utils.cpp_extension"
+_CUTLASS = "torch._inductor.codegen.cutlass"
+_CUTEDSL = "torch._inductor.runtime.cutedsl_cache"
+_QUACK = "torch._vendor.quack.cache.jit"
+_AOTI_EAGER = "torch._inductor.aoti_eager"
+_BISECTOR = "torch._inductor.compiler_bisector"
 _BUNDLER = "torch._inductor.triton_bundler"
 _TRITON_AUTOTUNER = "triton.runtime.autotuner"
 _TRITON_CACHE = "triton.runtime.cache"
@@ -91,10 +102,10 @@ _CACHE_DIR_COPIES = (
     _AUTOGRAD_CACHE,
     _CPP_BUILDER,
     _HEURISTICS,
-    "torch._inductor.aoti_eager",
+    _AOTI_EAGER,
     "torch._inductor.autoheuristic.autoheuristic",
-    "torch._inductor.codegen.cutlass.cache",
-    "torch._inductor.codegen.cutlass.utils",
+    f"{_CUTLASS}.cache",
+    f"{_CUTLASS}.utils",
     "torch._inductor.codegen.wrapper",
     "torch._inductor.compile_fx",
     "torch._inductor.compiler_bisector",
@@ -238,6 +249,36 @@ TARGETS: tuple[Target, ...] = (
     ),
     # Not the functions that use it: torch pickles references to them into its artifacts.
     Target("torch._dynamo.aot_compile_types", "pickle", "aot_compile_types:sealing_pickle", (PICKLE_MODULE,)),
+    Target(
+        _PRECOMPILE,
+        "PrecompiledModule.to_cache_bytes",
+        "precompile:to_cache_bytes",
+        ("self, python_code=",),
+        since=(2, 14),
+        until=(2, 15),  # from which on files are written, and read
+    ),
+    Target(
+        _PRECOMPILE,
+        "_PrecompileApi.load",
+        "precompile:load",
+        ("self, python_code, cache",),
+        since=(2, 14),
+        until=(2, 15),
+    ),
+    Target(
+        _PRECOMPILE,
+        "_write_artifact",
+        "precompile:write_artifact",
+        ("artifact_path, cache_path, python_code, cache",),
+        since=(2, 15),
+    ),
+    Target(
+        _PRECOMPILE,
+        "_read_artifact",
+        "precompile:read_artifact",
+        ("artifact_path, cache_path",),
+        since=(2, 15),
+    ),
     Target(_PACKAGE, "DiskDynamoStore.write", "package:write", ("self, cache_entry, path",)),
     Target(_PACKAGE, "DiskDynamoStore.read", "package:read", ("self, path",)),
     Target(_PACKAGE, "DiskDynamoCache.load", "package:load", ("self, fn",)),
@@ -271,6 +312,12 @@ TARGETS: tuple[Target, ...] = (
         "_AutotuneCacheBundlerImpl._load_cache",
         "autotune_cache:load_cache",
         ("self",),
+    ),
+    Target(
+        "torch.compiler._cache",
+        "CacheArtifactManager.deserialize",
+        "compiler_cache:deserialize",
+        ("serialized_artifacts",),
     ),
     Target(
         "torch.compiler._cache",
@@ -336,6 +383,15 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         _CPP_EXTENSION,
+        "_jit_compile",
+        "cpp_extension:jit_compile",
+        (
+            "name, sources, extra_cflags, extra_cuda_cflags, extra_sycl_cflags, extra_ldflags, extra_include_paths, "
+            "build_directory, verbose, with_cuda, with_sycl, is_python_module, is_standalone, keep_intermediates=",
+        ),
+    ),
+    Target(
+        _CPP_EXTENSION,
         "_write_ninja_file_and_build_library",
         "cpp_extension:build_library",
         (
@@ -372,6 +428,12 @@ TARGETS: tuple[Target, ...] = (
         ("key, path, set_sys_modules=",),
     ),
     Target(_CODECACHE, "_worker_compile_cpp", "generated_code:worker_compile_cpp", ("lock_path, cpp_builders",)),
+    Target(
+        _CPP_BUILDER,
+        "CppBuilder.__init__",
+        "generated_code:init_builder",
+        ("self, name, sources, BuildOption, output_dir=",),
+    ),
     Target(_CPP_BUILDER, "CppBuilder.get_target_file_path", "generated_code:get_target_file_path", ("self",)),
     Target(_CPP_BUILDER, "CppBuilder.build", "generated_code:build", ("self",)),
     Target(_OUTPUT_CODE, "CompiledFxGraph.write_to_disk", "generated_code:write_to_disk", ("self",)),
@@ -385,6 +447,7 @@ TARGETS: tuple[Target, ...] = (
         ),
     ),
     Target(_CPP_BUILDER, "cpp_compiler_search", "cpp_builder:cpp_compiler_search", ("search",)),
+    Target(_CPP_BUILDER, "install_gcc_via_conda", "cpp_builder:install_gcc_via_conda", ("",)),
     Target(_CPP_BUILDER, "run_compile_cmd", "cpp_builder:run_compile_cmd", ("cmd_line, cwd",)),
     Target("torch._inductor.cpu_vec_isa", "VecISA.check_build", "cpu_vec_isa:check_build", ("self, code",)),
     Target(
@@ -396,6 +459,9 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(_CACHE_DIR, "cache_dir", "cache_dir_utils:cache_dir", ("",), copies=_CACHE_DIR_COPIES),
     Target("torch.utils._filelock", "FileLock.__enter__", "filelock:enter", ("self",)),
+    Target("torch.utils._filelock", "FileLock.__exit__", "filelock:exit", ("self, exc_type, exc_value, traceback",)),
+    Target("torch.utils.file_baton", "FileBaton.try_acquire", "file_baton:try_acquire", ("self",)),
+    Target("torch.utils.file_baton", "FileBaton.release", "file_baton:release", ("self",)),
     Target(
         _CODECACHE,
         "CppCodeCache.load_async",
@@ -437,7 +503,7 @@ TARGETS: tuple[Target, ...] = (
         ),
     ),
     Target(
-        "torch.export.pt2_archive._package",
+        _PT2_ARCHIVE,
         "_load_aoti",
         "aoti_package:load",
         (
@@ -445,8 +511,103 @@ TARGETS: tuple[Target, ...] = (
             "file, model_name, run_single_threaded, num_runners, device_idx, use_stream_affinity=",
         ),
     ),
-    Target("torch._export", "aot_load", "output_code:load_compiled", ("so_path, device",)),
+    Target(
+        _PT2_ARCHIVE,
+        "load_pt2",
+        "aoti_package:load_pt2",
+        (
+            "f, *expected_opset_version=, *run_single_threaded=, *num_runners=, *device_index=, "
+            "*load_weights_from_disk=",  # to 2.14
+            "f, *expected_opset_version=, *run_single_threaded=, *num_runners=, *device_index=, "
+            "*load_weights_from_disk=, *use_stream_affinity=",
+        ),
+        copies=("torch._inductor.package.package",),
+    ),
+    Target(
+        _PT2_ARCHIVE,
+        "package_pt2",
+        "aoti_package:package",
+        (
+            "f, *exported_programs=, *aoti_files=, *extra_files=, *opset_version=, *pickle_protocol=, "
+            "*executorch_files=",
+        ),
+        copies=("torch._inductor.package.package", "torch.nativert.backends._lower_utils"),
+    ),
+    Target(
+        _CODECACHE,
+        "AotCodeCompiler.compile",
+        "aoti_package:compile",
+        ("cls, graph, wrapper_code, kernel_code, serialized_extern_kernel_nodes, *device_type, *additional_files",),
+    ),
+    Target(
+        _CODECACHE,
+        "HalideCodeCache.generate_halide_async",
+        "halide:generate",
+        ("cls, meta, source_code, submit_fn=",),
+    ),
+    Target(_CODECACHE, "HalideCodeCache.build_standalone_runtime", "halide:build_runtime", ("cls",)),
+    Target(_CODECACHE, "_worker_task_halide", "halide:work", ("lockfile, jobs",)),
+    Target(_CODECACHE, "touch", "halide:touch", ("filename",)),
+    Target("torch._export", "aot_load", "output_code:aot_load", ("so_path, device",)),
     Target(_OUTPUT_CODE, "CompiledAOTI.__post_init__", "output_code:load_compiled", ("self",)),
+    Target(
+        _BISECTOR,
+        "CompilerBisector.read_lines_from_file",
+        "compiler_bisector:read_lines_from_file",
+        ("cls, file_path",),
+    ),
+    Target(
+        _BISECTOR,
+        "CompilerBisector.write_lines_to_file",
+        "compiler_bisector:write_lines_to_file",
+        ("cls, file_path, lines", "cls, file_path, lines, *append="),  # to 2.12, 2.13
+    ),
+    Target(
+        f"{_CUTLASS}.utils",
+        "try_import_cutlass",
+        "cutlass_utils:try_import_cutlass",
+        ("",),
+        copies=(
+            f"{_CUTLASS}.lib_extensions.evt_extensions",
+            f"{_CUTLASS}.lib_extensions.gemm_operation_extensions",
+            f"{_CUTLASS}.serialization",
+        ),
+    ),
+    Target(_CUTEDSL, "_cache_dir", "object_caches:cutedsl_dir", ("",), since=(2, 13)),
+    Target(
+        _CUTEDSL,
+        "disk_cache_get",
+        "object_caches:cutedsl_get",
+        ("mem_cache, module_path, config_key, runtime_key, device_index=, device_capability=",),
+        since=(2, 13),
+    ),
+    Target(
+        _CUTEDSL,
+        "disk_cache_set",
+        "object_caches:cutedsl_set",
+        ("mem_cache, module_path, config_key, runtime_key, compiled_fn, device_index=, device_capability=",),
+        since=(2, 13),
+    ),
+    Target(_FLYDSL, "configure_flydsl_cache_dir", "object_caches:flydsl_dir", ("",), since=(2, 15)),
+    Target(_QUACK, "get_cache_path", "object_caches:quack_dir", ("",), since=(2, 13), needs="cutlass"),
+    Target(_QUACK, "FileLock.__enter__", "object_caches:quack_lock", ("self",), since=(2, 13), needs="cutlass"),
+    Target(_QUACK, "FileLock.__exit__", "object_caches:quack_unlock", ("self, exc",), since=(2, 13), needs="cutlass"),
+    Target(_AOTI_EAGER, "aoti_eager_cache_dir", "aoti_eager:cache_dir", ("namespace, device",)),
+    Target(
+        _AOTI_EAGER,
+        "load_aoti_eager_cache",
+        "aoti_eager:load_cache",
+        ("ns, op_func_name_with_overload, device_type",),
+    ),
+    Target(
+        _AOTI_EAGER,
+        "aoti_compile_with_persistent_cache",
+        "aoti_eager:compile_operator",
+        (
+            "ns, op_func_name_with_overload, device_type, dynamic, f, args, kwargs, *dynamic_shapes=, *options=, "
+            "*remove_runtime_assertions=, *disable_constraint_solver=",
+        ),
+    ),
     Target(
         _TRITON_CACHE,
         "triton_key",
@@ -500,18 +661,30 @@ VERIFYING = frozenset(
     for module, functions in {
         "aot_compile": "deserialize deserialize_model serialize serialize_model",
         "aot_compile_types": "sealing_pickle",
+        "aoti_eager": "cache_dir compile_operator load_cache",
+        "aoti_package": "compile load load_pt2 package",
         "autograd_cache": "handle_save_error save try_load write_to_local_cache",
         "autotune_cache": "load_cache read_best save",
         "caching": "get insert",
         "codecache": "compile_dll iterate_over_candidates load_dll load_library save_graph write_to_local_cache",
-        "compiler_cache": "populate_caches",
+        "compiler_bisector": "read_lines_from_file write_lines_to_file",
+        "compiler_cache": "deserialize populate_caches",
+        "cpp_builder": "install_gcc_via_conda",
         "cpp_codecache": "load_async precompile_header",
-        "cpp_extension": "build_library import_module_from_library",
+        "cpp_extension": "build_library import_module_from_library jit_compile run_ninja_build",
         "cpu_vec_isa": "check_build probe_load",
-        "generated_code": "build get_target_file_path init reload_python_module worker_compile_cpp write write_to_disk",
+        "cutlass_utils": "try_import_cutlass",
+        "file_baton": "release try_acquire",
+        "generated_code": (
+            "build get_target_file_path init init_builder reload_python_module worker_compile_cpp write write_to_disk"
+        ),
+        "halide": "build_runtime generate touch work",
+        "object_caches": "cutedsl_dir cutedsl_get cutedsl_set flydsl_dir quack_dir quack_lock quack_unlock",
+        "output_code": "aot_load load_compiled",
         "package": "load read write",
         "pgo": "get_local_code_state lookup_remote_cache_entry put_code_state put_local_code_state",
         "pickle_module": "sealing_pickle",
+        "precompile": "load read_artifact to_cache_bytes write_artifact",
         "standalone_compile": "load verifying_pickle",
         "triton_bundler": "collect read_and_emit",
         "triton_cache": "get_file get_group init materialize put put_group remote_get_group remote_put",

@@ -12,10 +12,11 @@ import re
 import secrets
 import stat
 import time
+from collections.abc import Iterator
 
 from safecache import filesystem, mounts
 
-__all__ = ["Temporary", "is_temporary", "reap", "reap_once"]
+__all__ = ["Temporary", "beside", "is_temporary", "reap", "reap_once"]
 
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _OURS = re.compile(r"\.[0-9a-f]{16}\.tmp")
@@ -30,8 +31,7 @@ class Temporary:
     """A new file in ``directory``, with this mode less the umask. Raises OSError."""
 
     def __init__(self, directory: str, mode: int) -> None:
-        # A random name: two containers on one volume can have the same pid and thread id, as torch's names are made of.
-        self.path = os.path.join(directory, f".{secrets.token_hex(8)}.tmp")
+        self.path = _new(directory)
         self._descriptor = filesystem.open(self.path, _CREATE, mode)
         with contextlib.suppress(OSError):  # of a file system without locks
             if not mounts.is_over_a_network(directory):
@@ -51,6 +51,22 @@ class Temporary:
     def close(self) -> None:
         """Unlock it: call this when it has its name, or none."""
         filesystem.close(self._descriptor)
+
+
+def _new(directory: str) -> str:
+    # A random name: two containers on one volume can have the same pid and thread id, as torch's names are made of.
+    return os.path.join(directory, f".{secrets.token_hex(8)}.tmp")
+
+
+@contextlib.contextmanager
+def beside(path: str) -> Iterator[str]:
+    """Where another program is to write what will be at ``path``; what is left there in the end is removed."""
+    temporary = _new(os.path.dirname(path))
+    try:
+        yield temporary
+    finally:
+        with contextlib.suppress(FileNotFoundError):
+            filesystem.unlink(temporary)
 
 
 def is_temporary(name: str) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import datetime, timezone
 
-__all__ = ["parse", "write", "write_stamp"]
+__all__ = ["checked", "parse", "write", "write_stamp"]
 
 _LATEST = 253402300799.0  # the end of the year 9999
 
@@ -21,6 +21,14 @@ def parse(text: str) -> float:
             raise ValueError(f"{text!r} has no offset from UTC")
         moment = moment.replace(tzinfo=timezone.utc)
     return moment.timestamp()
+
+
+def checked(value: object) -> float:
+    """``value`` as seconds since the epoch, if it is a number that write() takes. Raises ValueError for any other."""
+    # A bool is an int, and NaN compares as false with everything.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= _LATEST:
+        raise ValueError(f"{value!r} is no moment")
+    return float(value)
 
 
 def write(seconds: float) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+from safecache.escaping import printable
+
 __all__ = ["artifact"]
 
 _log = logging.getLogger("safecache")
@@ -31,5 +33,7 @@ def artifact(name: str, payload: dict[str, object]) -> None:
         )
     except Exception as error:
         if not _failed:
-            _log.warning("safecache: nothing of ours is in torch's trace: %s: %s", type(error).__name__, error)
+            _log.warning(
+                "safecache: nothing of ours is in torch's trace: %s: %s", type(error).__name__, printable(str(error))
+            )
         _failed = True

@@ -19,7 +19,6 @@ from safecache import (
     layout,
     levels,
     loading,
-    private_directory,
     records,
     store,
     triton_leftovers,
@@ -54,7 +53,7 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, dict[str, objec
     if stated is None:
         return path, None
     kept = vouching.keep(path, place.root, Kind.KERNEL, content, stated) and _publish(path, content, place.root)
-    readable = triton_place.reachable(path, content) if kept else private_directory.write(name, content)
+    readable = triton_place.reachable(path, content) if kept else vouching.private_copy(name, content, Kind.KERNEL)
     written_files.note(place.directory, name, content, readable, kept=kept)
     return readable, stated if kept else None
 
@@ -113,11 +112,11 @@ def _report_unwritable(what: str, variable: str, root: str, error: OSError) -> N
 
 def put_aside(name: str, content: bytes, error: OSError) -> str:
     """Report that a file, or what vouches for it, cannot be kept there; where a copy of it lies. Raises OSError."""
-    if isinstance(error, directory_faults.Unreadable):
+    if isinstance(error, directory_faults.Unsettled):
         loading.note(Reason.UNREADABLE, Kind.KERNEL, name, error.evidence, triton_place.REMEDY, error)
     else:
         _report_unwritable(f"{Kind.KERNEL.noun} {name}", "TRITON_CACHE_DIR", "", error)
-    return private_directory.write(name, content)
+    return vouching.private_copy(name, content, Kind.KERNEL)
 
 
 def dump(directory: str, name: str, content: bytes) -> str:
@@ -171,7 +170,7 @@ def accept(directory: str, name: str, content: bytes) -> str | None:
     # A list comes before its files: what they hold was stated when it was made.
     recorded = records.exists(path, root, Kind.KERNEL) or vouching.keep(path, root, Kind.KERNEL, content)
     kept = recorded and _publish(path, content, root)
-    return triton_place.reachable(path, content) if kept else private_directory.write(name, content)
+    return triton_place.reachable(path, content) if kept else vouching.private_copy(name, content, Kind.KERNEL)
 
 
 def get_file(directory: str, name: str) -> str | None:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import time
 from typing import Any, NamedTuple
 
 from safecache import (
-    config,
+    bounds,
     disposal,
     events,
     exposure,
@@ -20,13 +21,13 @@ from safecache import (
     loading,
     mounts,
     ownership,
+    quarantine,
     records,
     store,
     trust,
     vouching,
 )
-from safecache.directory_faults import Unreadable
-from safecache.errors import EntryRefusedError
+from safecache.directory_faults import Immovable, Unreadable
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
@@ -36,8 +37,8 @@ __all__ = ["LIST", "REMEDY", "Found", "Place", "forget", "names_in", "reachable"
 LIST = "__grp__"
 REMEDY = "It is compiled anew; make it readable or remove it."
 
-# Digests by path, each with what the kernel said of the file when it was read.
-_digests: dict[str, tuple[list[int], str]] = {}
+# Digests by path, each with what the kernel said of the file when it was read, and when that was.
+_digests: dict[str, tuple[list[int], str, float]] = {}
 
 
 class Found(NamedTuple):
@@ -55,10 +56,15 @@ def forget() -> None:
 def names_in(content: bytes) -> list[str] | None:
     """The names in a list; None unless they are all plain."""
     try:
-        names = list(json.loads(content)["child_paths"])
-    except (ValueError, TypeError, KeyError, RecursionError):
+        listing = json.loads(content)
+    except (ValueError, RecursionError):
         return None
-    return names if all(isinstance(name, str) and name and os.path.basename(name) == name for name in names) else None
+    paths = listing.get("child_paths") if isinstance(listing, dict) else None
+    return list(paths) if isinstance(paths, dict) and all(map(_is_plain, paths)) else None
+
+
+def _is_plain(name: str) -> bool:
+    return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
 
 def reachable(path: str, content: bytes) -> str:
@@ -143,9 +149,10 @@ class Place(NamedTuple):
             status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.LISTED)
         except OSError:
             return None  # gone, whoever removed it: no fault of what is left
-        is_private = is_private and not ownership.foreign_owner(status) and not status.st_mode & 0o022
-        stamp = filesystem.identity(status)
-        if is_private and _digests.get(path) == (stamp, digest):
+        is_private = is_private and ownership.own_uid(status.st_uid) and not status.st_mode & 0o022
+        stamp, now = filesystem.identity(status), time.monotonic()
+        known = _digests.get(path)
+        if is_private and known is not None and known[:2] == (stamp, digest) and now - known[2] < vouching.FRESH:
             return Found(path, None)
         content = self.read(path)
         if content is None:
@@ -154,7 +161,7 @@ class Place(NamedTuple):
             # Damaged, and then moved away; or of another writer, who is not done, or was killed.
             self.is_vouched_for(path)
             return None
-        _digests[path] = stamp, digest
+        _digests[path] = stamp, digest, now
         return Found(path if is_private else reachable(path, content), content)
 
     def is_vouched_for(self, path: str) -> bool:
@@ -173,9 +180,10 @@ class Place(NamedTuple):
         if not self.is_layer:
             try:
                 return disposal.discard(refusal, Kind.KERNEL, path, self.root)
-            except EntryRefusedError:
-                if config.current().strict:
-                    raise
+            except Immovable as error:
+                if quarantine.obstacle(self.root) is not None:  # as is said when the kernel cannot be kept
+                    records.report_obstacle(self.root, f"{path}: {error.evidence}", error)
+                    return True
                 remedy = "It could not be moved away; remove it."
         loading.note(refusal.reason, Kind.KERNEL, path, refusal.evidence, remedy)
         return True
@@ -183,7 +191,7 @@ class Place(NamedTuple):
     def read(self, path: str) -> bytes | None:
         """The bytes of the file, not verified; None if it is gone, or not to be read, which is reported."""
         try:
-            return store.read_entry(path, listed=True)
+            return store.read_entry(path, bounds.largest(Kind.KERNEL), listed=True)
         except store.UnusableEntry:
             self.is_vouched_for(path)
         except OSError as error:

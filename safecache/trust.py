@@ -9,7 +9,7 @@ from safecache import binding, config, events, keyring, layout, ownership, seal
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["UNVOUCHED", "Refusal", "evidence", "examine", "foreign", "judge"]
+__all__ = ["UNVOUCHED", "Refusal", "evidence", "examine", "foreign", "judge", "unvouched"]
 
 # What can be said against an entry that nobody we know has sealed, as opposed to one that is broken.
 UNVOUCHED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
@@ -56,7 +56,7 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
         if objection is None:
             return Count.ACCEPTED_PRIVATE
         return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", _adopt_remedy(path))
-    return _unvouched(verdict, keys, path)
+    return unvouched(verdict, keys, _adopt_remedy(path))
 
 
 def foreign(verdict: seal.Verdict, kind: Kind) -> Refusal | None:
@@ -91,10 +91,11 @@ def evidence(verdict: seal.Verdict) -> str:
     return f"{text}: {verdict.key_id.hex()}" if verdict.key_id and verdict.reason in _ABOUT_KEYS else text
 
 
-def _unvouched(verdict: seal.Verdict, keys: keyring.Keyring, path: str | None) -> Refusal:
+def unvouched(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Refusal:
+    """What can be said against content by a verdict that is one of UNVOUCHED."""
     if verdict.key_id is None:
         evidence = "it carries no seal, as when stock torch wrote it, or its end is missing"
-        return Refusal(Reason.UNSEALED, evidence, _adopt_remedy(path))
+        return Refusal(Reason.UNSEALED, evidence, remedy)
     why_not = keys.why_not(verdict.key_id)
     if why_not:
         return Refusal(Reason.UNKNOWN_KEY, f"it is sealed by key {verdict.key_id.hex()}, which is not used: {why_not}")
@@ -107,7 +108,7 @@ def _unvouched(verdict: seal.Verdict, keys: keyring.Keyring, path: str | None) -
     return Refusal(
         Reason.UNKNOWN_KEY,
         f"it is sealed by key {verdict.key_id.hex()}, and {ours}",
-        f"Give this process that key with SAFECACHE_KEY_FILE or `safecache trust`. {_adopt_remedy(path)}",
+        f"Give this process that key with SAFECACHE_KEY_FILE or `safecache trust`. {remedy}",
     )
 
 

@@ -94,11 +94,12 @@ def _paths(directory: str, depth: int) -> Iterator[str]:
 def _read(path: str) -> Factors | None:
     try:
         content = files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST)
-        stated = json.loads(content)
+        # Both ways through JSON: what can just be read may be nested too deeply to be written.
+        values = dict(_flat("", json.loads(content), _DEEPEST))
         made = os.lstat(path).st_mtime
     except (OSError, store.UnusableEntry, ValueError, RecursionError):
         return None  # gone, or none of vLLM's
-    return Factors(os.path.dirname(path), made, dict(_flat("", stated, _DEEPEST)))
+    return Factors(os.path.dirname(path), made, values)
 
 
 def _flat(name: str, value: Any, depth: int) -> Iterator[tuple[str, str]]:

@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
 from safecache import (
     binding,
+    bounds,
+    compile_workers,
     config,
     disposal,
     events,
@@ -22,41 +26,50 @@ from safecache import (
     keyring,
     mounts,
     ownership,
+    private_directory,
     records,
+    seal,
     sealed_copy,
     store,
     trust,
 )
-from safecache.directory_faults import Unreadable
+from safecache.directory_faults import Unreadable, Unsettled
 from safecache.errors import EntryRefusedError
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = [
+    "FRESH",
     "admit_build",
     "admit_code",
-    "admit_fresh",
     "adopt",
+    "digests",
     "expect",
+    "expect_digest",
+    "is_attested",
     "is_expected",
     "is_known",
     "is_known_digest",
     "is_private",
     "judge",
+    "judge_by_record",
     "keep",
+    "learn",
     "not_loaded",
     "objection",
     "out_of_reach",
+    "private_copy",
     "record_of",
+    "refused",
     "states",
+    "states_digest",
     "states_record",
 ]
 
-# From here on a file that nobody else can write to is not read again, if the kernel says that it is the one that was
-# sealed, and not written since. (Others could write in the very tick of the clock in which it was sealed.)
-# Inductor's libraries can have 2 MB with their debug information: 24 ms of each warm start of a small transformer.
-_LARGE = 1 << 20
+# Seconds for which a verdict on a file holds that looks the same to the kernel: from the question whether it has to be
+# built until it is loaded. Later it is read again, for what a disk returns may have changed without the kernel's doing.
+FRESH = 10.0
 _UNVOUCHED = {
     Reason.UNSEALED: "there is no sealed record of it, as when stock torch built it",
     Reason.UNKNOWN_KEY: "its record is sealed by a key that this process does not trust",
@@ -64,13 +77,18 @@ _UNVOUCHED = {
 
 # What this process has generated, built or verified: digests by path.
 _known: dict[str, set[bytes]] = {}
-# And what the kernel said of the files that were verified: they are loaded more than once.
-_judged: dict[str, list[int]] = {}
+# And what the kernel said of the files that were verified, and when: see FRESH.
+_judged: dict[str, tuple[list[int], float]] = {}
 
 
 def expect(path: str, content: bytes) -> None:
     """Vouch for this content at ``path``, in this process."""
     _known.setdefault(path, set()).add(hashlib.sha256(content).digest())
+
+
+def expect_digest(path: str, digest: bytes) -> None:
+    """As expect(), of content with this SHA-256."""
+    _known.setdefault(path, set()).add(digest)
 
 
 def is_known(path: str, content: bytes) -> bool:
@@ -88,16 +106,41 @@ def is_expected(path: str) -> bool:
     return path in _known
 
 
+def digests(paths: Iterable[str]) -> dict[str, frozenset[bytes]]:
+    """What this process has vouched for at these paths, for another that it sends them to; see learn()."""
+    return {path: frozenset(_known[path]) for path in paths if path in _known}
+
+
+def learn(digests: Mapping[str, frozenset[bytes]]) -> None:
+    """Vouch in this process for what the one that has started it has vouched for, and sent through its own pipe."""
+    for path, known in digests.items():
+        _known.setdefault(path, set()).update(known)
+
+
 def is_private(path: str) -> bool:
-    """Whether it is enough here that nobody else could have written the file, and nobody could."""
-    # Without a key nothing can be sealed: not even what a compile worker of ours has just built.
-    enough = config.current().trust == "private" or keyring.current().signing is None
-    return enough and ownership.why_not_private(path) is None
+    """Whether the user has said that it is enough that nobody else could have written the file, and nobody could."""
+    return config.current().trust == "private" and ownership.why_not_private(path) is None
 
 
 def out_of_reach(path: str, content: bytes) -> str:
     """``path`` if nobody else can replace what lies there between a check and its use; else the name of a copy."""
-    return path if ownership.why_not_private(path) is None else sealed_copy.make(os.path.basename(path), content)
+    if ownership.why_not_private(path) is None:
+        return path
+    copy = sealed_copy.make(os.path.basename(path), content)
+    expect(copy, content)
+    return copy
+
+
+def private_copy(name: str, content: bytes, kind: Kind) -> str:
+    """The path of a file of this name with what this process has made, or verified, and cannot keep in its cache.
+
+    Raises OSError.
+    """
+    path = private_directory.write(name, content)
+    expect(path, content)
+    if compile_workers.is_one():  # what it makes is for the process that has started it
+        keep(path, os.path.dirname(os.path.dirname(path)), kind, content)
+    return path
 
 
 def keep(
@@ -106,58 +149,84 @@ def keep(
     kind: Kind = Kind.NATIVE_CODE,
     content: bytes | None = None,
     also: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    name: str = "",
+    made_at: str = "",
 ) -> bool:
     """Vouch for the file that this process has just made at ``path``, and for it in the cache ``root`` from now on.
 
-    ``content``: what it is about to write there. Other processes find the record then before they find the file.
-    ``also``: what else to state of it. False, and reported, if its record cannot be written.
+    ``content``: what it is about to write there, or ``made_at``: where that lies so far. Other processes find the
+    record then before they find the file.
+    ``also``: what else to state of it. ``name``: what it is called there, if not as records.name_of() has it.
+    False, and reported, if its record cannot be written.
     """
     exposure.check(root)
-    stamp: list[int] | None = None
-    if content is None:
-        stamp = filesystem.identity(os.lstat(path))
-        digest = _digest(path)
-    else:
-        digest = hashlib.sha256(content).digest()
+    digest = _digest(made_at or path) if content is None else hashlib.sha256(content).digest()
     _known.setdefault(path, set()).add(digest)
-    key = keyring.current().signing
-    if key is None:
-        return True
-    stated = {"sha256": digest.hex(), "stamp": stamp, **also}
-    return records.write(path, root, kind, stated, key, binding.statement(kind))
+    ring = keyring.current()
+    if ring.signing is None and not also and _is_stated(path, root, kind, digest):
+        return True  # by somebody whose word lasts longer than this process
+    stated = {"sha256": digest.hex(), **also}
+    return records.write(path, root, kind, stated, ring.attesting, binding.statement(kind), name=name)
 
 
-def record_of(path: str, content: bytes, kind: Kind, also: Mapping[str, Any]) -> bytes | None:
+def _is_stated(path: str, root: str, kind: Kind, digest: bytes) -> bool:
+    with suppress(Unreadable):
+        return _objection_by_record(records.stored(path, root, kind), path, kind, digest, root) is None
+    return False
+
+
+def record_of(path: str, content: bytes, kind: Kind, also: Mapping[str, Any], root: str = "") -> bytes | None:
     """The record that keep() would write of ``content``, for another cache; None without a key to seal it."""
     key = keyring.current().signing
     if key is None:
         return None
-    stated = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None, **also}
-    return records.sealed(path, kind, stated, key, binding.statement(kind))
+    stated = {"sha256": hashlib.sha256(content).hexdigest(), **also}
+    return records.sealed(path, kind, stated, key, binding.statement(kind), root)
 
 
 def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
-    """Whether this process or a sealed record says that this is the content of ``path``, or nobody else wrote there.
+    """Whether this process or a sealed record says that this is the content of ``path``; see judge_by_record().
 
     Raises Unreadable if its record cannot be read.
     """
-    if is_known(path, content):
+    return states_digest(path, root, kind, hashlib.sha256(content).digest())
+
+
+def states_digest(path: str, root: str, kind: Kind, digest: bytes) -> bool:
+    """As states(), of content with this SHA-256."""
+    if is_known_digest(path, digest):
         return True
-    try:
-        record = records.stored(path, root, kind)
-    except Unreadable:
-        if is_private(path):
-            return True
-        raise
-    return states_record(record, path, kind, content)
+    return judge_by_record(records.stored(path, root, kind), path, kind, digest, root) is None
 
 
-def states_record(record: bytes | None, path: str, kind: Kind, content: bytes) -> bool:
+def states_record(record: bytes | None, path: str, kind: Kind, content: bytes, root: str = "") -> bool:
     """As states(), of this record of the file."""
-    verdict, stated = records.verify(record, path, kind)
-    if verdict.reason is None and trust.foreign(verdict, kind) is None:
-        return bool(stated["sha256"] == hashlib.sha256(content).hexdigest())
-    return is_private(path)
+    return judge_by_record(record, path, kind, hashlib.sha256(content).digest(), root) is None
+
+
+def judge_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, root: str = "") -> Refusal | None:
+    """None if the file with this digest may be used: the one gate for code that this process has not made.
+
+    A record of a trusted key decides, for what it is bound to. Only where no such record says anything, and no other
+    contradicts, does it count that the user trusts what is private.
+    """
+    objection = _objection_by_record(record, path, kind, digest, root)
+    if objection is None or objection.reason not in trust.UNVOUCHED or not is_private(path):
+        return objection
+    stated = records.unverified(record)
+    if stated and stated["sha256"] != digest.hex():
+        return Refusal(Reason.DAMAGED, "its digest is not the one in its record")
+    return None
+
+
+def _objection_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, root: str) -> Refusal | None:
+    verdict, stated = records.verify(record, path, kind, root)
+    if verdict.reason is not None:
+        return refused(verdict, verdict.reason)
+    if digest.hex() != stated["sha256"]:
+        return Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
+    return trust.foreign(verdict, kind)
 
 
 def adopt(path: str, root: str, kind: Kind) -> bool:
@@ -179,8 +248,8 @@ def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
 
     Returns whether anything lies there then.
 
-    Raises EntryRefusedError in strict mode, and in every mode where it cannot be moved away. Raises Unreadable where
-    its record cannot be read, and then it stays.
+    Raises EntryRefusedError in strict mode. Raises Unsettled where it cannot be moved away, or its record cannot be
+    read, and then it stays.
     """
     try:
         disposal.settled(
@@ -188,7 +257,7 @@ def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
         )
         return os.path.lexists(path)  # also what is replaced each time it is judged
     except OSError as error:
-        if isinstance(error, Unreadable):
+        if isinstance(error, Unsettled):
             raise
         return not isinstance(error, FileNotFoundError)  # whoever must read it fails as in stock
 
@@ -196,21 +265,20 @@ def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
 def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str, bytes | None]:
     """Where to load the code at ``path`` from, and its bytes if that is a copy, out of the reach of others.
 
-    Raises EntryRefusedError if nothing vouches for it; OSError if it cannot be read, and others could change that, or
-    if its record cannot.
+    Raises EntryRefusedError if nothing vouches for it; OSError if it or its record cannot be read.
     """
     try:
         refusal = objection(path, root, kind)
-    except OSError as error:
-        if isinstance(error, Unreadable) or ownership.why_not_private(os.path.dirname(path)) is not None:
+    except FileNotFoundError:
+        if ownership.why_not_private(os.path.dirname(path)) is not None:
             raise
-        return path, None  # fails as in stock
+        return path, None  # nothing lies there, and nobody else can change that: fails as in stock
     if refusal is not None:
         raise not_loaded(refusal, kind, path)
     # A copy in memory would get round a noexec mount.
     if ownership.why_not_private(path) is None or mounts.forbids_execution(path):
         return path, None
-    content = files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
+    content = store.read(path, bounds.largest(kind))
     if not is_known(path, content):
         raise not_loaded(Refusal(Reason.DAMAGED, "it was replaced since it was verified"), kind, path)
     return out_of_reach(path, content), content
@@ -219,15 +287,9 @@ def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str
 def not_loaded(refusal: Refusal, kind: Kind, path: str) -> EntryRefusedError:
     """Counted, but not reported: the error says it, in every mode."""
     events.count(refusal.reason)
-    return EntryRefusedError(f"safecache: {kind.noun} {path} is not loaded: {refusal.evidence}.")
-
-
-def admit_fresh(path: str, root: str, kind: Kind) -> str:
-    """Where to load from what a worker of this process has just made: nobody else could write there, or a record is.
-
-    Raises EntryRefusedError.
-    """
-    return path if ownership.why_not_private(path) is None else admit_code(path, root, kind)[0]
+    return EntryRefusedError(
+        f"safecache: {kind.noun} {path} is not loaded: {refusal.evidence}. {refusal.remedy}".rstrip()
+    )
 
 
 def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
@@ -238,51 +300,38 @@ def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | 
         return disposal.of_unusable(unusable)
 
 
-def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE, *, whole: bool = False) -> Refusal | None:
-    """None if something vouches for the file. Raises OSError and UnusableEntry.
+def is_attested(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
+    """Whether a file lies at ``path``, and something vouches for it. Nothing is said or done if not."""
+    try:
+        return objection(path, root, kind) is None
+    except OSError:
+        return False
 
-    ``whole``: a large one too is read, whatever the kernel says of it: a disk may have damaged it since.
-    """
+
+def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
+    """None if something vouches for the file. Raises OSError and UnusableEntry."""
     status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
     exposure.check(root)
-    store.check_regular(status)
-    if _judged.get(path) == filesystem.identity(status):
+    store.check_up_to(bounds.largest(kind))(status)
+    identity, now = filesystem.identity(status), time.monotonic()
+    judged = _judged.get(path)
+    if judged is not None and judged[0] == identity and now - judged[1] < FRESH:
         return None
-    # What this process knows needs no record; a large file may not even have to be read.
-    known = status.st_size < _LARGE and path in _known and _digest(path) in _known[path]
-    refusal = None if known else _judge_by_record(path, root, kind, status, whole=whole)
-    if refusal is not None:
-        return refusal._replace(found=status)
-    _judged[path] = filesystem.identity(status)
+    digest = _digest(path)
+    if digest not in _known.get(path, ()):
+        # What this process knows needs no record.
+        refusal = judge_by_record(records.stored(path, root, kind), path, kind, digest, root)
+        if refusal is not None:
+            return refusal._replace(found=status)
+        events.count(Count.CODE_VERIFIED)
+        _known.setdefault(path, set()).add(digest)
+    _judged[path] = identity, now
     return None
 
 
-def _judge_by_record(path: str, root: str, kind: Kind, status: os.stat_result, *, whole: bool) -> Refusal | None:
-    try:
-        verdict, stated = records.read(path, root, kind)
-    except Unreadable:
-        if _digest(path) in _known.get(path, ()) or is_private(path):
-            return None
-        raise
-    foreign = trust.foreign(verdict, kind) if verdict.reason is None else None
-    is_known = not whole and status.st_size >= _LARGE and stated.get("stamp") == filesystem.identity(status)
-    if is_known and ownership.why_not_private(path) is None:
-        return foreign
-    digest = _digest(path)
-    if digest in _known.get(path, ()):
-        return None
-    if verdict.reason is None and digest.hex() == stated["sha256"]:
-        refusal = foreign
-    elif is_private(path):
-        refusal = None
-    elif verdict.reason is None:
-        refusal = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-    else:
-        refusal = Refusal(verdict.reason, _UNVOUCHED.get(verdict.reason) or trust.evidence(verdict))
-    if refusal is None:
-        events.count(Count.CODE_VERIFIED)
-        _known.setdefault(path, set()).add(digest)
-    return refusal
+def refused(verdict: seal.Verdict, reason: Reason) -> Refusal:
+    """What is to be said against a file whose record does not hold, by this verdict."""
+    return Refusal(reason, _UNVOUCHED.get(reason) or trust.evidence(verdict))
 
 
 def _digest(path: str) -> bytes:

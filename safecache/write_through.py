@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import stat
 
-from safecache import files, layers, levels, records, store
+from safecache import bounds, layers, levels, records, store
 from safecache.seal import Kind
 
 __all__ = ["send", "send_content"]
@@ -30,7 +30,7 @@ def send(path: str, kind: Kind, root: str = "", *, anew: bool = True) -> bool:
         modes.append(stat.S_IMODE(status.st_mode))
 
     try:
-        content = files.read_regular(path, check, flags=os.O_NOFOLLOW)
+        content = store.read(path, bounds.largest(kind), check=check)
         record = records.stored(path, root or level.place, kind)
     except (OSError, store.UnusableEntry):
         return False  # it is gone, or exchanged: who reads it here finds that out, and says it
@@ -56,7 +56,7 @@ def send_content(
         if not anew and _has_size(target, len(content)):
             return True
         if record is not None:
-            store.publish(records.path_of(path, target_root, kind), record, target_root)
+            store.publish(records.path_of(target, target_root, kind), record, target_root)
         store.publish(target, content, target_root, mode)
     except OSError as error:
         layers.fail(level.shared, error, reading=False)

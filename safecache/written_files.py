@@ -12,8 +12,9 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from safecache import events, filesystem, private_directory
+from safecache import events, filesystem, vouching
 from safecache.reasons import Reason
+from safecache.seal import Kind
 
 __all__ = ["digest", "forget", "note", "read_by"]
 
@@ -69,7 +70,7 @@ def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[st
         remedy = "Its bytes are taken from memory."
         events.report(Reason.UNREADABLE, text, cause=f"{error.errno} read again", remedy=remedy, error=error)
     copies = {
-        name: private_directory.write(name, contents[path]) if path in contents else path
+        name: vouching.private_copy(name, contents[path], Kind.KERNEL) if path in contents else path
         for name, path in group.items()
     }
     return construct(copies)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import importlib
 import os
 import pickle
 import sys
@@ -132,6 +133,18 @@ def load_precompile(path):
 def _compile_with_precompile():
     with torch._dynamo.config.patch(caching_precompile=True), torch.no_grad():
         check(torch.compile(function))
+
+
+def precompile_of(directory, name):
+    """Compile ``forward`` of this module: whether that was a hit, and computes what the module's own does."""
+    from torch._dynamo.precompile_context import PrecompileContext
+
+    sys.path.insert(0, directory)
+    forward = importlib.import_module(name).forward
+    with torch._dynamo.config.patch(caching_precompile=True), torch.no_grad():
+        is_same = torch.allclose(torch.compile(forward)(example()), forward(example()), atol=1e-4)
+    PrecompileContext.save_to_dynamo_cache()
+    return [counters["dynamo_cache"]["dynamo_cache_hit"] > 0, is_same]
 
 
 def read_precompile(path):

@@ -12,7 +12,9 @@ import json
 import os
 import pickle
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from unittest import mock
 
 import artifact_scenes
@@ -21,7 +23,7 @@ from faults.doors import MAGIC
 from fuzz import grammar
 from unit import key_cases
 
-from safecache import binding, config, events, keyring, layout, records, seal, vouching
+from safecache import binding, config, events, function_digests, keyring, layout, records, seal, vouching
 from safecache.keys import Key
 from safecache.seal import Kind
 
@@ -40,6 +42,8 @@ class Sink:
     header = b""
     # Outside of the seal, before it.
     version = b""
+    # What its seal says besides where it was built.
+    states: Mapping[str, str] = MappingProxyType({})
     # What is called, by then the last time in a use, to find out whether it may be used.
     looks = (seal, "verify", 1)
 
@@ -154,6 +158,8 @@ class Precompile(Sink):
         key = CompilePackage.source_id_from_fn(artifact_scenes.function)
         self.cache_key = os.path.basename(key)
         self.path = Path(DynamoCache.path_prefix(), key, "entry")
+        function = artifact_scenes.function
+        self.states = {"function": function_digests.digest(function.__code__, function.__module__)}
 
     def use(self):
         return self.cache.load(artifact_scenes.function) is not None
@@ -207,7 +213,7 @@ class Vouched(Sink):
 
     @property
     def record(self) -> Path:
-        return Path(records.path_of(self.cache_key, str(self.root), self.kind))
+        return Path(records.path_of(str(self.path), str(self.root), self.kind))
 
     def put_record(self, sealed: bytes) -> None:
         self.record.unlink(missing_ok=True)
@@ -218,12 +224,12 @@ class Vouched(Sink):
 class Library(Vouched):
     """A kernel of Inductor's: built unless there is one, then loaded."""
 
-    kind, cache_key = Kind.NATIVE_CODE, "planted.so"
+    kind, cache_key = Kind.NATIVE_CODE, "pl/planted.so"
 
     def __init__(self, base, trojan):
         super().__init__(base, trojan)
         self.root = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
-        self.path = self.root / "pl" / self.cache_key
+        self.path = self.root / self.cache_key
         self.trojan = Path(trojan).read_bytes()
 
     def hostile(self):
@@ -326,7 +332,7 @@ class Forger:
 
     def seal(self, payload: bytes, **other) -> bytes:
         kind, cache_key = other.get("kind", self.sink.kind), other.get("cache_key", self.sink.cache_key)
-        provenance = binding.statement(kind) | other.get("build", {})
+        provenance = binding.statement(kind) | self.sink.states | other.get("build", {})
         key, namespace = other.get("key", self.own), other.get("namespace", "default")
         return seal.attach(payload, kind, cache_key, key, provenance, namespace)
 

@@ -52,7 +52,7 @@ class Cache:
         return [
             self.file(folder / f"{own}.cpp", age, b"x" * 100),
             self.file(folder / f"{own}.so", age, b"x" * size),
-            self.record(f"{own}.so", age),
+            self.record(f"{own[1:3]}/{own}.so", age),
             self.file(self.root / "locks" / f"{own}.lock", age, b""),
         ]
 

@@ -57,19 +57,21 @@ def _request(compiler: str, arguments: list[str]) -> tuple[str, str]:
     output = arguments[arguments.index("-o") + 1]
     state = hashlib.sha256(compiler.encode())
     state.update(repr([os.environ.get(name) for name in ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")]).encode())
-    headers = set()
+    inputs = set()
     for before, name in zip(["", *arguments], arguments, strict=False):
         if before == "-include":
-            headers.add(name)
+            inputs.add(name)
         elif name not in (source, output):
             if name.startswith(("-I", "-L")) and not os.path.realpath(name[2:]).startswith(_PREFIXES):
                 raise ValueError("headers or libraries of a test")
             state.update(name.encode() + b"\0")
+            if name.endswith((".a", ".o", ".so")):
+                inputs.add(name)
     with open(source, "rb") as file:
         content = file.read()
     state.update(content)
-    headers.update(name.decode() for name in _QUOTED.findall(content))
-    for name in sorted(headers):
+    inputs.update(name.decode() for name in _QUOTED.findall(content))
+    for name in sorted(inputs):
         with open(name, "rb") as file:
             state.update(file.read())
         # In its place the compiler takes what was made of it, if there is such a file.

@@ -119,6 +119,10 @@ def load_package(path, library):
     with zipfile.ZipFile(path, "w") as archive:
         for name, data in PACKAGE.items():
             archive.writestr(f"package/{name}", content if data is None else data)
+    if "safecache" in sys.modules:
+        from safecache import packages
+
+        packages.adopt(path)
     return torch._inductor.aoti_load_package(path)
 
 
@@ -229,6 +233,59 @@ def build_with_header(directory):
     )
 
 
+def load_kernel_asynchronously():
+    """Load a kernel as Inductor does with a pool of compile workers; whether something was left to them."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from torch._inductor import codecache
+
+    left = []
+    with ThreadPoolExecutor(1) as pool:
+
+        def submit(work):
+            left.append(work)
+            return pool.submit(work)
+
+        kernel = 'extern "C" long kernel(long x) { return x + 1; }'
+        load = codecache.CppPythonBindingsCodeCache.load_pybinding_async(["long"], kernel, submit_fn=submit)
+        assert load()(3) is None
+    return len(left)
+
+
+def probe_vector_instructions():
+    """Whether this CPU has those that torch looks for first, as a library says that it builds and loads."""
+    from torch._inductor import cpu_vec_isa
+
+    isa = cpu_vec_isa.supported_vec_isa_list[0]
+    return isa.check_build(cpu_vec_isa.VecISA._avx_code)
+
+
+def wait_for_baton(directory):
+    """How torch up to 2.13 goes about the lock of a build directory that somebody else holds: with a guard, and with none."""
+    import threading
+    import time
+
+    from torch.utils.file_baton import FileBaton
+
+    from safecache import lock_guards
+
+    path = os.path.join(directory, "lock")
+    with open(path, "x"):
+        pass
+
+    def attempt(guard):
+        baton, start = FileBaton(path, wait_seconds=0.01), time.monotonic()
+        with lock_guards.guarding(guard):
+            acquired = baton.try_acquire()
+        if acquired:
+            baton.release()
+        return acquired, time.monotonic() - start, os.path.exists(path)
+
+    stock, spared = attempt(None), attempt(lambda lock: None)
+    threading.Timer(0.5, os.unlink, [path]).start()
+    return {"stock": stock, "spared": spared, "taken": attempt(lambda lock: lock.take())}
+
+
 def build_under_attack(directory, compiler):
     """build_with_header, by a compiler that is not torch's choice; whether a kernel of it can be called."""
     from torch._inductor import codecache, config, cpp_builder
@@ -250,8 +307,7 @@ def header_command(directory):
     run = cpp_builder.run_compile_cmd
     with mock.patch.object(cpp_builder, "run_compile_cmd", lambda line, cwd: commands.append(line) or run(line, cwd)):
         build_with_header(os.path.join(os.path.dirname(directory), "other-headers"))
-    (line,) = [line for line in commands if ".gch" in line]
-    words = line.split()
+    (words,) = [words for words in map(str.split, commands) if "-include" not in words and "-E" not in words]
     place = words.index("-o")
     return [word for word in words[:place] + words[place + 2 :] if not word.endswith(".h")]
 
@@ -283,19 +339,35 @@ def load_cutlass_kernel(source):
     return {"commands": commands, "path": library.lib_path, "answer": library.DLL.answer()}
 
 
-def load_operators(source):
+def load_operators(source, name="probe", folder="", more=(), standalone=False):
     """Have torch.utils.cpp_extension build a library and load it: whether ninja had to compile or link."""
     import ctypes
+    import subprocess
+    import time
 
     from torch.utils import cpp_extension
 
-    directory = os.environ["TORCH_EXTENSIONS_DIR"]
+    directory = os.path.join(os.environ["TORCH_EXTENSIONS_DIR"], folder)
     os.makedirs(directory, exist_ok=True)
     path = os.path.join(directory, "probe.cpp")
     if not os.path.exists(path):
         with open(path, "w") as file:
             file.write(source)
-    loaded = cpp_extension.load("probe", [path], is_python_module=False, build_directory=directory)
+    sources = [path, *(os.path.join(directory, each) for each in more)]
+    start = time.monotonic()
+    loaded = cpp_extension.load(
+        name, sources, is_python_module=False, is_standalone=standalone, build_directory=directory
+    )
+    took = time.monotonic() - start
     with open(os.path.join(directory, ".ninja_log")) as file:
         steps = len(file.readlines())
-    return {"steps": steps, "answer": ctypes.CDLL(loaded).answer(), "path": loaded}
+    answer = subprocess.run([loaded]).returncode if standalone else ctypes.CDLL(loaded).answer()
+    return {"steps": steps, "answer": answer, "path": loaded, "took": took}
+
+
+def activate():
+    """As a process that begins with these settings."""
+    import safecache
+
+    safecache.deactivate()
+    safecache.activate()

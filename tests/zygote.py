@@ -50,6 +50,7 @@ SCENES = (
     "explain_scenes",
     "explain_kernel_scenes",
     "log_scenes",
+    "sink_scenes",
 )
 
 

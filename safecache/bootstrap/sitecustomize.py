@@ -22,8 +22,10 @@ def _activate() -> None:
     try:
         import safecache  # noqa: F401
     except Exception as error:
-        # Python would print a traceback and carry on; so do we, in one line.
-        print(f"safecache: not active in this process: {type(error).__name__}: {error}", file=sys.stderr)
+        # Python would print a traceback and carry on; so do we, in one line, unless the user does not want that.
+        print(f"safecache: not active in this process: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        if os.environ.get("SAFECACHE_STRICT", "").strip().lower() in ("1", "true", "yes", "on"):
+            os._exit(78)
     finally:
         if not installed:
             sys.path.remove(_beside)

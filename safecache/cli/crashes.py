@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from safecache import cache_directories, config, layout, timestamps
-from safecache.cli.terminal import printable
+from safecache.escaping import printable
 from safecache.isolation import known_bad, reports
 
 __all__ = ["run"]

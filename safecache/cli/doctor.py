@@ -10,10 +10,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
-from safecache.cli.terminal import printable
 from safecache.doctor import load_check
 from safecache.doctor.examination import examine
 from safecache.doctor.finding import SEVERITIES, Finding, worst
+from safecache.escaping import printable
 
 __all__ = ["show", "show_load"]
 

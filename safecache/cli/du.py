@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Column, Table
 
 from safecache import cache_directories, config, inventory, timestamps
-from safecache.cli.terminal import printable
+from safecache.escaping import printable
 from safecache.groups import GroupKind
 from safecache.sizes import write_age, write_size
 

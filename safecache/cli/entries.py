@@ -13,8 +13,8 @@ from rich.progress import Progress
 
 from safecache import cache_directories, config, layout
 from safecache.audit import audit
-from safecache.cli.terminal import printable
 from safecache.errors import EntryRefusedError
+from safecache.escaping import printable
 from safecache.layout import Code, Location
 from safecache.resealing import Resealing, countersign
 

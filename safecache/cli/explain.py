@@ -18,7 +18,7 @@ from safecache import (
     timestamps,
     vllm_factors,
 )
-from safecache.cli.terminal import printable
+from safecache.escaping import printable
 from safecache.explanations import Explanation
 from safecache.key_records import KeyRecord
 from safecache.lookups import Layer, Outcome

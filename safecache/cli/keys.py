@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from safecache import config, key_changes, key_files, keyring, timestamps
-from safecache.cli.terminal import printable
+from safecache.escaping import printable
 from safecache.keys import ANY_NAMESPACE, Key
 
 __all__ = ["run"]
@@ -38,10 +38,10 @@ def _keygen(arguments: argparse.Namespace) -> int:
     path = os.path.abspath(arguments.out) if arguments.out else key_changes.trust(key)
     if arguments.out:
         key_files.save(path, key)
-    print(f"{key.id.hex()} {path}")
+    print(printable(f"{key.id.hex()} {path}"))
     if arguments.public:
-        print(f"public part: {os.path.abspath(arguments.public)}")
-    print(f"To seal with it: export SAFECACHE_KEY_FILE={path}")
+        print(printable(f"public part: {os.path.abspath(arguments.public)}"))
+    print(printable(f"To seal with it: export SAFECACHE_KEY_FILE={path}"))
     return 0
 
 
@@ -66,9 +66,9 @@ def _revoke(arguments: argparse.Namespace) -> int:
     sealing = keyring.current(tell=False).signing
     path = key_changes.revoke(key, arguments.reason)
     since = f"{key.id.hex()} was revoked already" if key.revoked is not None else f"{key.id.hex()} is revoked"
-    print(f"{since}: {path}")
+    print(printable(f"{since}: {path}"))
     if sealing is not None and sealing.id == key.id:
-        print(f"Nothing is sealed here now: {keyring.current(tell=False).problem}.")
+        print(printable(f"Nothing is sealed here now: {keyring.current(tell=False).problem}."))
     return 0
 
 

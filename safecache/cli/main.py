@@ -22,9 +22,9 @@ from safecache.cli import (
     report_arguments,
     stats_arguments,
 )
-from safecache.cli.terminal import printable
 from safecache.config import EXIT_CONFIG
 from safecache.errors import ConfigError, SafecacheError
+from safecache.escaping import printable
 
 __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
 
@@ -72,13 +72,18 @@ def _parser() -> argparse.ArgumentParser:
 
     status = commands.add_parser("status", help="import torch's cache modules and say what every hook does there")
     status.add_argument("--json", action="store_true", help="print JSON")
+    status.add_argument(
+        "--sinks", action="store_true", help="every place in torch and Triton that runs bytes, and what verifies them"
+    )
     status.add_argument("--no-import", action="store_true", help="do not import torch: only show the table")
 
     run = commands.add_parser("run", help="run a command with safecache active in it and in its children")
     run.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the command and its arguments")
 
     adopt = commands.add_parser("adopt", help="seal the entries of a private cache directory, once, on your word")
-    adopt.add_argument("directory", metavar="DIR", help="the cache directory, such as $TORCHINDUCTOR_CACHE_DIR")
+    adopt.add_argument(
+        "directory", metavar="DIR", help="the cache directory, such as $TORCHINDUCTOR_CACHE_DIR, or a package (.pt2)"
+    )
     adopt.add_argument("--json", action="store_true", help="print JSON")
 
     key_arguments.add(commands)
@@ -120,9 +125,10 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     if arguments.command == "run":
         return _run(arguments.argv)
     if arguments.command == "status":
-        from safecache.cli import status
+        from safecache.cli import sinks, status
 
-        return status.show(as_json=arguments.json, import_targets=not arguments.no_import)
+        show = sinks.show if arguments.sinks else status.show
+        return show(as_json=arguments.json, importing=not arguments.no_import)
     if arguments.command == "adopt":
         return _adopt(arguments.directory, as_json=arguments.json)
     if arguments.command in key_arguments.KEY_COMMANDS:

@@ -7,7 +7,7 @@ import json
 
 from safecache.cli import tables
 from safecache.cli.tables import Heading
-from safecache.cli.terminal import printable
+from safecache.escaping import printable
 from safecache.patches import changing, sites
 from safecache.patches.changing import State
 

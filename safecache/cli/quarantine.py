@@ -11,8 +11,8 @@ from typing import Any
 from safecache import quarantined
 from safecache.cli import ls, tables
 from safecache.cli.tables import Heading
-from safecache.cli.terminal import printable
 from safecache.errors import EntryRefusedError
+from safecache.escaping import printable
 from safecache.quarantined import Quarantined
 from safecache.sizes import write_size
 

@@ -16,7 +16,7 @@ from safecache.catalogue import Catalogue, Item
 from safecache.cli import ls, tables
 from safecache.cli.ls import Row
 from safecache.cli.tables import Heading
-from safecache.cli.terminal import printable
+from safecache.escaping import printable
 from safecache.groups import KINDS, File, Group, GroupKind
 from safecache.layout import Code, Location
 from safecache.seal import Kind

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from safecache import run_summary, timestamps
 from safecache.cli import ls
-from safecache.cli.terminal import printable
+from safecache.escaping import printable
 from safecache.lookups import Layer, Outcome, Time, time_label
 from safecache.run_summary import Line, Summary
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from safecache import cache_directories, config
-from safecache.cli.terminal import printable
+from safecache.escaping import printable
 from safecache.eviction import Sweep
 from safecache.groups import Group
 from safecache.sizes import write_size

@@ -26,7 +26,14 @@ _MOST_VERIFIED, _MOST_BYTES = 500, 256 << 20
 _DEAD = 86400.0
 _SHOWN = 3
 
-_DAMAGED = {Reason.DAMAGED, Reason.BAD_SEAL, Reason.UNKNOWN_FORMAT, Reason.NOT_A_FILE, Reason.UNREADABLE}
+_DAMAGED = {
+    Reason.DAMAGED,
+    Reason.BAD_SEAL,
+    Reason.UNKNOWN_FORMAT,
+    Reason.NOT_A_FILE,
+    Reason.TOO_LARGE,
+    Reason.UNREADABLE,
+}
 _OF_OTHERS = {Reason.OTHER_BUILD, Reason.OTHER_CPU, Reason.OTHER_GPU, Reason.OUTDATED}
 
 T = TypeVar("T")

@@ -13,10 +13,11 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from safecache import config, files, load_failure, mounts
+from safecache import bounds, config, files, load_failure, mounts
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
 from safecache.elf import MACHINES, Elf, NotElfError, TruncatedElfError
+from safecache.seal import Kind
 
 __all__ = ["check"]
 
@@ -87,6 +88,8 @@ def _read(path: str) -> bytes:
 def _check_regular(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file")
+    if status.st_size > bounds.largest(Kind.NATIVE_CODE):
+        raise OSError(errno.EFBIG, "it is larger than any library that safecache reads")
 
 
 def _unreadable(path: str, error: OSError) -> Finding:

@@ -16,10 +16,10 @@ def get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> A
     """_OnDiskCacheImpl.get: a value that is refused is a miss."""
 
     def find(key: str) -> Any:
-        hit = wrapped(key)
+        path, root = str(instance._fpath_from_key(key)), str(instance._base_dir)
+        hit = wrapped(key) if loading.may_be_read(Kind.MEMO, path) else None
         if hit is None:
             return None
-        path, root = str(instance._fpath_from_key(key)), str(instance._base_dir)
         # Torch's own header is before it in the file.
         admitted = loading.admit(Kind.MEMO, _cache_key(instance, key), hit.value, origin=path, root=root, whole=False)
         return hit if admitted else None

@@ -15,6 +15,7 @@ from safecache import (
     layers,
     load_failure,
     loading,
+    lock_guards,
     rescue,
     saving,
     searches,
@@ -157,10 +158,16 @@ def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     def build(source_code: str, dst_file_ext: str, *rest: Any, **named: Any) -> Any:
         _, source = instance.write(source_code, dst_file_ext)
         path = source.removesuffix(instance._SOURCE_CODE_SUFFIX) + dst_file_ext
-        vouching.admit_build(path, _root())
-        was_there = os.path.lexists(path)
-        result = wrapped(source_code, dst_file_ext, *rest, **named)
-        if not was_there and os.path.lexists(path):
+        is_wanted = []
+
+        def guard(lock: lock_guards.Lock) -> None:
+            if not vouching.is_attested(path, _root()):
+                lock.take()
+                is_wanted.append(not vouching.admit_build(path, _root()))
+
+        with lock_guards.guarding(guard):
+            result = wrapped(source_code, dst_file_ext, *rest, **named)
+        if True in is_wanted and os.path.lexists(path):
             vouching.keep(path, _root())
             write_through.send(path, Kind.NATIVE_CODE)
         return result

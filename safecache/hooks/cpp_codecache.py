@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
-from safecache import directory_faults, events, rescue
+from safecache import config, directory_faults, events, gpu_binaries, keyring, lock_guards, rescue
 from safecache.directory_faults import Fault
-from safecache.errors import SafecacheError
+from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.reasons import Reason
 
 __all__ = ["load_async", "precompile_header"]
@@ -25,21 +26,36 @@ def load_async(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """CppCodeCache.load_async: what it writes, builds and loads, once more where another directory is needed."""
 
     def start() -> Callable[[], Any]:
-        load: Callable[[], Any] = wrapped(*args, **kwargs)
+        with lock_guards.guarding(_spare):
+            load: Callable[[], Any] = wrapped(*args, **kwargs)
         return load
 
+    gpu_binaries.admit(*(code for code in (*args[:1], *kwargs.values()) if isinstance(code, str)))
     load = rescue.attempt(start)
 
     def loaded() -> Any:
         try:
             return load()
         except Exception as error:
-            if not rescue.replaced(error):
+            if not rescue.replaced(_as_fault(error)):
                 raise
         _forget(instance, load)
         return start()()
 
     return loaded
+
+
+def _spare(lock: lock_guards.Lock) -> None:
+    """Torch looks under the lock whether a library is there, and has it built under the same one if not."""
+    if lock_guards.source_of(lock) is None:
+        lock.take()
+
+
+def _as_fault(error: Exception) -> Exception:
+    """In default mode, a library that was exchanged since it was verified is a fault of the directory it lies in."""
+    if not isinstance(error, EntryRefusedError) or config.current().strict:
+        return error
+    return directory_faults.Immovable(errno.EPERM, str(error), config.cache_directory())
 
 
 def _forget(cache: Any, load: Callable[[], Any]) -> None:
@@ -52,7 +68,8 @@ def _forget(cache: Any, load: Callable[[], Any]) -> None:
 def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
     """_precompile_header: None, and kernels are built without, where there is no place for some 150 MB or no lock."""
     global _without_until
-    if time.monotonic() < _without_until:
+    # Without a key nobody could tell the next process that it is the one that was made.
+    if time.monotonic() < _without_until or keyring.current().signing is None:
         return None
     try:
         path: str = wrapped(*args, **kwargs)

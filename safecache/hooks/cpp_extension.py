@@ -3,52 +3,131 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
-from safecache import build_failure, config, directory_faults, disposal, exec_directory, load_failure, vouching
+from safecache import (
+    build_failure,
+    config,
+    events,
+    exec_directory,
+    exposure,
+    load_failure,
+    lock_guards,
+    private_directory,
+    vouching,
+)
+from safecache.directory_faults import Immovable
+from safecache.errors import EntryRefusedError
+from safecache.extension_builds import Build
+from safecache.lock_guards import Lock
 from safecache.reasons import Reason
-from safecache.seal import Kind
-from safecache.trust import Refusal
 
-__all__ = ["build_library", "import_module_from_library", "run_ninja_build"]
+__all__ = ["build_library", "import_module_from_library", "jit_compile", "run_ninja_build"]
 
-# Where this process has built, or found out that nothing was to be built.
-_verified: set[str] = set()
+# Where this process has built, or found out that nothing was to be built; and in which directory instead.
+_verified: dict[str, str] = {}
+
+
+class _Thread(threading.local):
+    # Of the build directory, once torch has asked for it.
+    lock: Lock | None = None
+    # Whether a build.ninja is wanted, and nothing is to be built.
+    plans = False
+
+
+_thread = _Thread()
+
+
+def jit_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_jit_compile: what is attested needs no lock, which anybody can hold who can write there."""
+
+    def guard(lock: Lock) -> None:
+        if _thread.lock is None and os.path.basename(lock.path) == "lock":
+            _thread.lock = lock
+            # On ROCm sources are translated there first.
+            if sys.modules["torch"].version.hip is None:
+                return
+        lock.take()
+
+    outer, _thread.lock = _thread.lock, None
+    try:
+        with lock_guards.guarding(guard):
+            return wrapped(*args, **kwargs)
+    finally:
+        _thread.lock = outer
 
 
 def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_write_ninja_file_and_build_library: ninja builds what is missing, and so what nobody vouches for.
 
-    It is called under the lock of the build directory, and not for a setup.py, whose files are no cache.
+    Not for a setup.py, whose files are no cache. What is all attested is not built, whatever its times are.
     """
 
-    def build(*, name: str, build_directory: str, is_standalone: bool = False, **named: Any) -> Any:
-        def code() -> list[str]:
-            names = os.listdir(build_directory) if os.path.isdir(build_directory) else []
-            found = [each for each in names if each.endswith((".o", ".so")) or (is_standalone and each == name)]
-            return [os.path.join(build_directory, each) for each in found]
+    def build(*, name: str, build_directory: str, is_standalone: bool = False, **named: Any) -> None:
+        def run(directory: str, **other: Any) -> None:
+            wrapped(name=name, build_directory=directory, is_standalone=is_standalone, **{**named, **other})
 
-        for path in code():
-            _settle(path, build_directory)
-        result = wrapped(name=name, build_directory=build_directory, is_standalone=is_standalone, **named)
-        for path in code():
-            if vouching.judge(path, build_directory) is not None:
-                vouching.keep(path, build_directory)
-        _verified.add(build_directory)
-        return result
+        text = _plan(run, named)
+        exposure.check(build_directory)
+        planned = Build(name, build_directory, text)
+        _verified[build_directory] = build_directory
+        if planned.is_attested():
+            return
+        if _thread.lock is not None:
+            _thread.lock.take()
+        try:
+            planned.settle()
+        except Immovable as error:
+            if is_standalone:  # torch tells where it lies
+                raise EntryRefusedError(f"safecache: {error.filename}: {error.evidence}.") from error
+            _verified[build_directory] = _build_privately(name, build_directory, text, run, error)
+            return
+        run(build_directory)
+        planned.keep()
 
     return build(*args, **kwargs)
 
 
-def _settle(path: str, build_directory: str) -> None:
+def _plan(run: Callable[..., None], named: dict[str, Any]) -> str:
+    """The build.ninja that torch would write now: nothing in it depends on the directory."""
+    directory = tempfile.mkdtemp(dir=private_directory.of_process())
     try:
-        vouching.admit_build(path, build_directory)
-    except directory_faults.Unreadable as error:
-        # There is no other directory to build in, and ninja builds only what is not there.
-        refusal = Refusal(Reason.UNREADABLE, error.evidence)
-        disposal.discard(refusal, Kind.NATIVE_CODE, path, build_directory)
+        with _planning():
+            # Torch appends to the list that it is given.
+            run(directory, extra_ldflags=list(named.get("extra_ldflags") or ()), verbose=False)
+        with open(os.path.join(directory, "build.ninja"), errors="surrogateescape") as file:
+            return file.read()
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextmanager
+def _planning() -> Iterator[None]:
+    _thread.plans = True
+    try:
+        yield
+    finally:
+        _thread.plans = False
+
+
+def _build_privately(name: str, directory: str, text: str, run: Callable[..., None], error: Immovable) -> str:
+    """Build where nothing is in the way, until this process ends; returns that directory."""
+    private = os.path.join(tempfile.mkdtemp(dir=private_directory.of_process()), name)
+    planned = Build(name, private, text)
+    planned.settle()
+    run(private)
+    planned.keep()
+    why = f"{error.filename}: {error.evidence}"
+    message = f"the build directory {directory} cannot be used: {why}. {name} was built in {private}."
+    remedy = "Remove what is in the way, or let TORCH_EXTENSIONS_DIR name another directory."
+    events.report(Reason.UNUSABLE_DIRECTORY, message, cause=directory, remedy=remedy, error=error)
+    return private
 
 
 def import_module_from_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -56,20 +135,23 @@ def import_module_from_library(wrapped: Callable[..., Any], instance: Any, args:
 
     def load(module_name: str, path: str, *rest: Any, **named: Any) -> Any:
         extension = sys.modules["torch.utils.cpp_extension"].LIB_EXT
-        placed = _admit(os.path.join(path, f"{module_name}{extension}"))
+        placed = _admit(path, f"{module_name}{extension}")
         arguments = (module_name, os.path.dirname(placed), *rest)
         return load_failure.explain(wrapped, arguments, named, "TORCH_EXTENSIONS_DIR")
 
     return load(*args, **kwargs)
 
 
-def _admit(path: str) -> str:
+def _admit(directory: str, name: str) -> str:
     """Where to load the library from."""
-    directory = os.path.dirname(path)
-    verified, content = vouching.admit_code(path, directory) if directory in _verified else (path, None)
+    place = _verified.get(directory)
+    path = os.path.join(place or directory, name)
+    verified, content = (path, None) if place is None else vouching.admit_code(path, place)
     return exec_directory.place(path, content) if config.current().exec_dir else verified
 
 
 def run_ninja_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_run_ninja_build: says what to install where there is no compiler, or no Python.h."""
+    if _thread.plans:
+        return None
     return build_failure.explain(wrapped, args, kwargs, "the extension is compiled with it", language="C++")

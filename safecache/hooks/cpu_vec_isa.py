@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import config, events, exec_directory, load_failure, loading, mounts, rescue, vouching, write_through
+from safecache import (
+    config,
+    events,
+    exec_directory,
+    load_failure,
+    loading,
+    lock_guards,
+    mounts,
+    rescue,
+    vouching,
+    write_through,
+)
 from safecache.hooks import cache_dir_utils, generated_code
 from safecache.reasons import Reason
 from safecache.seal import Kind
@@ -18,7 +30,7 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """VecISA.check_build: verifies its library; says so when the cache's mount makes it answer no, and kernels slow."""
 
     def check() -> bool:
-        with generated_code.guarding():
+        with generated_code.guarding(), lock_guards.guarding(_take_unless_attested):
             usable: bool = wrapped(*args, **kwargs)
         return usable
 
@@ -41,14 +53,26 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     return usable
 
 
+def _take_unless_attested(lock: lock_guards.Lock) -> None:
+    cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
+    key = lock_guards.source_of(lock)
+    if key is None or not vouching.is_attested(os.path.join(cache, key[1:3], f"{key}.so"), cache):
+        lock.take()
+
+
 def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """VecISA._probe_load: loads what was verified, in a process of its own, from where code is allowed to be."""
 
     def probe(output_path: str) -> Any:
-        verified, content = vouching.admit_code(output_path, sys.modules["torch._inductor.codecache"].cache_dir())
+        root = sys.modules["torch._inductor.codecache"].cache_dir()
+        verified, content = vouching.admit_code(output_path, root)
         loaded = wrapped(exec_directory.place(output_path, content) if config.current().exec_dir else verified)
         if loaded:
-            write_through.send_content(output_path + generated_code.LOADED, b"", Kind.NATIVE_CODE)
+            # Torch puts an empty file there, from 2.14 on, and loads nothing where it finds one.
+            marker = output_path + generated_code.LOADED
+            vouching.keep(marker, root, content=b"")
+            record = vouching.record_of(marker, b"", Kind.NATIVE_CODE, {}, root)
+            write_through.send_content(marker, b"", Kind.NATIVE_CODE, record=record)
         return loaded
 
     return probe(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""torch.utils._filelock: how long Inductor waits for a lock of another process."""
+"""torch.utils._filelock: whether torch waits for a lock of another process, and how long."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import config
+from safecache import config, lock_guards
 
-__all__ = ["bounded", "enter"]
+__all__ = ["bounded", "enter", "exit"]
+
+_LOCK = "_safecache_lock"
 
 
 class _Thread(threading.local):
@@ -39,4 +41,18 @@ def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
         instance.timeout = min(instance.timeout, most)
     elif _thread.bounded:
         instance.timeout = most
-    return wrapped(*args, **kwargs)
+
+    def release() -> None:
+        instance.__exit__(None, None, None)
+
+    lock = lock_guards.ask(instance.lock_file, lambda: wrapped(*args, **kwargs), release)
+    if lock is None:
+        return wrapped(*args, **kwargs)
+    setattr(instance, _LOCK, lock)
+    return instance
+
+
+def exit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """FileLock.__exit__, also of one that was not taken."""
+    lock = vars(instance).pop(_LOCK, None)
+    return wrapped(*args, **kwargs) if lock is None or lock.held else None

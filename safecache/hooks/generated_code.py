@@ -8,22 +8,25 @@ import os
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
 from safecache import (
     directory_faults,
     events,
+    gpu_binaries,
     keyring,
     layer_copies,
     layers,
+    lock_guards,
     private_build,
     private_directory,
     rescue,
     sealed_copy,
     sources,
     store,
+    temporaries,
     vouching,
     write_through,
 )
@@ -37,7 +40,9 @@ __all__ = [
     "get_target_file_path",
     "guarding",
     "init",
+    "init_builder",
     "reload_python_module",
+    "root_of",
     "worker_compile_cpp",
     "write",
     "write_atomic",
@@ -102,6 +107,8 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
         _send(path)
         if path.endswith(".py"):
             _remember(path, content)
+        elif path.endswith(gpu_binaries.ENDINGS):
+            path = gpu_binaries.place(path, root_of(path), _encoded(content))
         return name, path
 
     if kwargs.get("specified_dir"):  # that of the precompiled headers: precompile_header looks after it
@@ -189,7 +196,7 @@ def _encoded(content: str | bytes) -> bytes:
 
 def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
     source = _encoded(content)
-    if not sources.settle(path, source, _root(path)):
+    if not sources.settle(path, source, root_of(path)):
         again()
         sources.vouch(path, source)
 
@@ -217,20 +224,44 @@ def _source(path: str, key: str, generated: bytes | None) -> str:
 
 
 def worker_compile_cpp(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_worker_compile_cpp: builds, under its lock, unless a target is there and vouched for."""
-    with guarding():
-        return wrapped(*args, **kwargs)
+    """_worker_compile_cpp: builds, under its lock, unless all targets are there and vouched for."""
+
+    def compile(lock_path: str, cpp_builders: Sequence[Any]) -> Any:
+        if all(_is_attested(builder.get_target_file_path()) for builder in cpp_builders):
+            return None
+        with guarding(), lock_guards.guarding(None):
+            return wrapped(lock_path, cpp_builders)
+
+    return compile(*args, **kwargs)
+
+
+def _is_attested(path: str) -> bool:
+    # A precompiled header of 150 MB is looked at when something is built with it.
+    return os.path.isfile(path) if private_build.is_dispensable(path) else vouching.is_attested(path, root_of(path))
+
+
+def init_builder(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """CppBuilder.__init__: it tells the compile worker that it may be sent to what its sources are."""
+
+    def initialise(name: str, sources: str | list[str], BuildOption: Any, *rest: Any, **named: Any) -> None:
+        wrapped(name, sources, BuildOption, *rest, **named)
+        header = getattr(BuildOption, "precompiled_header", None)
+        paths = [sources] if isinstance(sources, str) else sources
+        instance._safecache_sources = vouching.digests([*paths, *([header] if header else [])])
+
+    initialise(*args, **kwargs)
 
 
 def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """CppBuilder.get_target_file_path: asked, in there, whether there is a file; one that is not vouched for goes."""
     path: str = wrapped(*args, **kwargs)
-    # A probe of the vector instructions that has succeeded once is not loaded again (torch 2.14).
-    if _thread.guarded and not os.path.lexists(path + LOADED):
-        root = _root(path)
+    # A precompiled header of 150 MB is looked at when something is built with it.
+    if _thread.guarded and not private_build.is_dispensable(path):
+        root = root_of(path)
         try:
             is_there = vouching.admit_build(path, root)
-        except directory_faults.Unreadable as error:
+            _settle_marker(path + LOADED, root, is_there)
+        except directory_faults.Unsettled as error:
             _thread.failure = error
             raise
         if not is_there and path not in _thread.absent and layers.exist(root):
@@ -238,36 +269,61 @@ def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, 
     return path
 
 
+def _settle_marker(path: str, root: str, is_there: bool) -> None:
+    """A note that a probe could be loaded goes with its probe, and if nobody vouches for it."""
+    if is_there and os.path.lexists(path):
+        vouching.admit_build(path, root)
+    elif os.path.lexists(path):
+        store.quarantine(path, root, Reason.UNSEALED)
+
+
 def _take_from_layer(path: str, root: str) -> None:
     place = layer_copies.take(path, root)
     if place is None:
         _thread.absent.add(path)
     # Beside a probe of vector instructions lies a note that it could be loaded; its record says on which CPU.
-    if place is not None and os.path.exists(place + LOADED):
-        with suppress(OSError), open(path + LOADED, "x"):
-            pass
+    marker = path + LOADED
+    if place is not None and not os.path.lexists(marker):
+        layer_copies.take(marker, root)
 
 
 def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CppBuilder.build: what it built is vouched for; it was built where nobody else could interfere."""
     if not _thread.guarded:
         return wrapped(*args, **kwargs)
+    sources_of_parent = getattr(instance, "_safecache_sources", None)
+    vouching.learn(sources_of_parent or {})
     with guarding(False):
         path = instance.get_target_file_path()
-        root = _root(path)
+        root = root_of(path)
         result = None
         privately = private_build.is_needed(path) and _build_privately(instance, path, root)
         if not privately:
-            result = _build(wrapped, instance, args, kwargs)
-    if not privately:
-        vouching.keep(path, root)
+            command = shlex.split(instance.get_command_line())
+            if sources_of_parent is not None:
+                private_build.check_inputs(command, path, root, getattr(_codecache(), "_HEADER_DIR", ""))
+            if private_build.is_dispensable(path) and command.count(path) == 1:
+                _build_unseen(instance, command, path, root)
+            else:
+                result = _build(lambda: wrapped(*args, **kwargs), instance)
+                vouching.keep(path, root)
     write_through.send(path, Kind.NATIVE_CODE)
     return result
 
 
-def _build(wrapped: Callable[..., Any], builder: Any, args: Any, kwargs: Any) -> Any:
+def _build_unseen(builder: Any, command: list[str], path: str, root: str) -> None:
+    """A precompiled header is looked for without a lock: it appears whole, and after its record."""
+    unseen = copy.copy(builder)
+    with temporaries.beside(path) as temporary:
+        unseen.get_command_line = lambda: shlex.join([temporary if word == path else word for word in command])
+        _build(unseen.build, builder)
+        vouching.keep(path, root, made_at=temporary)
+        os.replace(temporary, path)
+
+
+def _build(make: Callable[[], Any], builder: Any) -> Any:
     try:
-        return wrapped(*args, **kwargs)
+        return make()
     except Exception as error:
         _thread.failure = error
         # The directory that the compiler ran in.
@@ -301,7 +357,7 @@ def _codecache() -> Any:
     return sys.modules["torch._inductor.codecache"]
 
 
-def _root(path: str) -> str:
+def root_of(path: str) -> str:
     """The directory that ``path`` is kept below: the cache, or that of the precompiled headers."""
     cache: str = _codecache().cache_dir()
     return cache if path.startswith(os.path.join(cache, "")) else os.path.dirname(path)

@@ -7,11 +7,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import artifacts, loading, saving, write_through
+from safecache import artifacts, function_digests, loading, saving, write_through
 from safecache.errors import EntryRefusedError
+from safecache.reasons import Reason
 from safecache.seal import Kind
 
 __all__ = ["load", "read", "write"]
+
+# What the seal calls the digest of the function that the entry is of.
+_FUNCTION = "function"
 
 
 def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
@@ -19,7 +23,9 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
     def save(cache_entry: Any, path: str) -> None:
         if saving.can_seal(Kind.DYNAMO_PACKAGE):
-            with saving.attempt(Kind.DYNAMO_PACKAGE, _key(path), cache_entry):
+            main = cache_entry.dynamo.codes[0]
+            of = {_FUNCTION: function_digests.digest(main.python_code, main.python_module)}
+            with saving.attempt(Kind.DYNAMO_PACKAGE, _key(path), cache_entry, of):
                 wrapped(cache_entry, path)
                 write_through.send(_file(instance, path), Kind.DYNAMO_PACKAGE)
 
@@ -43,19 +49,31 @@ def read(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
 
 def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """DiskDynamoCache.load: an entry that is refused is a miss."""
+    """DiskDynamoCache.load: an entry that is refused is a miss, and so is one of another function."""
 
     def find(fn: Callable[..., Any]) -> Any:
         key = sys.modules["torch._dynamo.package"].CompilePackage.source_id_from_fn(fn)
         with loading.reading():
             root = os.path.dirname(instance.path_prefix())
             content = artifacts.read(Kind.DYNAMO_PACKAGE, _key(key), _file(instance, key), root)
-            if content is None:
+            if content is None or (content and not _is_of(fn, key, content, _file(instance, key))):
                 return None
             with artifacts.only(Kind.DYNAMO_PACKAGE, content):
                 return wrapped(fn)
 
     return find(*args, **kwargs)
+
+
+def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
+    """Whether the entry is of this very function: torch's key is its name and its first line, in whatever file."""
+    innermost = sys.modules["torch._dynamo.eval_frame"].innermost_fn(fn)
+    here = function_digests.digest(innermost.__code__, innermost.__module__)
+    there = artifacts.stated(Kind.DYNAMO_PACKAGE, _key(key), content).get(_FUNCTION)
+    if there == here:
+        return True
+    evidence = "it is of another function of the same name, in the same line" if there else "it does not say of which"
+    loading.note(Reason.KEY_DIFFERS, Kind.DYNAMO_PACKAGE, path, evidence, "The function is compiled.")
+    return False
 
 
 def _key(path: str) -> str:

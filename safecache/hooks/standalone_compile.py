@@ -69,11 +69,14 @@ class _VerifyingPickle(wrapt.ObjectProxy[Any]):
         """As pickle.load. Raises EntryRefusedError, in default mode too, for an entry that is refused."""
         if not self._self_enabled():
             return self.__wrapped__.load(file)
-        content, path = file.read(), file.name
+        path = file.name
         with loading.reading():
             cache_key = os.path.basename(os.path.dirname(path))
-            if not loading.admit(Kind.FX_ENTRY, cache_key, content, path=path, root=layout.cache_root(path)):
-                raise EntryRefusedError(f"safecache: {loading.refusals()[-1]} The artifact was not saved whole.")
+            root = layout.cache_root(path)
+            content = loading.read(Kind.FX_ENTRY, path)
+            if content is None or not loading.admit(Kind.FX_ENTRY, cache_key, content, path=path, root=root):
+                refused = loading.refusals() or [f"{path} is gone."]
+                raise EntryRefusedError(f"safecache: {refused[-1]} The artifact was not saved whole.")
         return self.__wrapped__.loads(content)
 
 

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import directory_faults, loading, ownership, saving, triton_files, triton_leftovers, vouching
+from safecache import directory_faults, loading, saving, triton_files, triton_leftovers, vouching
 from safecache.reasons import Reason
 from safecache.seal import Kind
 
@@ -47,7 +47,7 @@ def _files_of_kernel(kernel: Any, directory: str) -> Iterator[tuple[str, bytes]]
 def collect(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """TritonBundler.collect: what it reads from Triton's cache and puts into an entry is verified first.
 
-    And where others could have replaced it in between, once more: a kernel that is not what it was is left out.
+    And the bytes that it has read, once more: a kernel that is not what it was is left out.
     """
     directories = {}
     unread = set()
@@ -68,8 +68,8 @@ def _admit(directory: str) -> bool:
         try:
             if not triton_leftovers.is_temporary(name):
                 vouching.admit_build(path, os.path.dirname(directory), Kind.KERNEL)
-        except directory_faults.Unreadable as error:
-            remedy = "Its kernel is not bundled with the entry; make the record readable or remove it."
+        except directory_faults.Unsettled as error:
+            remedy = "Its kernel is not bundled with the entry; make it readable or remove it."
             loading.note(Reason.UNREADABLE, Kind.KERNEL, path, error.evidence, remedy, error)
             return False
     return True
@@ -81,8 +81,6 @@ def _without_temporaries(kernel: Any) -> Any:
 
 
 def _is_sound(kernel: Any, directory: str) -> bool:
-    if ownership.why_not_private(directory) is None:
-        return True
     return all(vouching.is_known(path, content) for path, content in _files_of_kernel(kernel, directory))
 
 

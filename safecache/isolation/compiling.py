@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import itertools
 import os
 import sys
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
-from safecache import events, files, searches, store
+from safecache import bounds, events, files, searches, store
 from safecache.isolation import attempts, client, crashes, early_start, encoding, known_bad, remarks, tuning
 from safecache.isolation.limits import Limits
 from safecache.reasons import Count, Reason
+from safecache.seal import Kind
 from safecache.triton_place import LIST
 
 __all__ = ["Made", "Manager", "Request", "in_process", "obtain", "stays"]
 
+# A kernel has a dozen.
+_MOST_FILES = 64
 _REMEDY = "It is compiled in this process, which a crash of the compiler would end."
 
 
@@ -168,12 +173,27 @@ def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[s
     if not _is_plain(folder) or reply.get("metadata") != metadata:
         raise attempts.UnusableError("the process that compiled it tells of other files")
     try:
-        paths = {name: os.path.join(directory, folder, name) for name in os.listdir(os.path.join(directory, folder))}
-        # The list of the group is made anew, for where the files are now.
-        contents = {name: _read(path) for name, path in sorted(paths.items()) if not name.startswith(LIST)}
+        contents = _read_all(os.path.join(directory, folder))
         contents[metadata] = contents.pop(metadata)
     except (OSError, store.UnusableEntry, KeyError) as error:
         raise attempts.UnusableError(f"what it has made cannot be read: {error}") from error
+    return contents
+
+
+def _read_all(folder: str) -> dict[str, bytes]:
+    """The files of a kernel by name, sorted. Raises OSError and UnusableEntry for what no kernel has."""
+    with os.scandir(folder) as found:
+        names = sorted(item.name for item in itertools.islice(found, _MOST_FILES + 1))
+    if len(names) > _MOST_FILES:
+        raise OSError(errno.EFBIG, f"it has more than {_MOST_FILES} files", folder)
+    contents = {}
+    left = bounds.largest(Kind.KERNEL)  # for all of them
+    for name in names:
+        # The list of the group is made anew, for where the files are now.
+        if not name.startswith(LIST):
+            check = store.check_up_to(left)
+            contents[name] = files.read_regular(os.path.join(folder, name), check, flags=os.O_NOFOLLOW, limit=left)
+            left -= len(contents[name])
     return contents
 
 
@@ -191,10 +211,6 @@ def _times(reply: dict[str, Any]) -> dict[str, Any]:
 
 def _microseconds(value: Any) -> int:
     return value if isinstance(value, int) else 0
-
-
-def _read(path: str) -> bytes:
-    return files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
 
 
 def _is_plain(name: Any) -> TypeGuard[str]:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from safecache import binding, config, events, keyring, loading, seal, store, trust
+from safecache import binding, config, events, keyring, loading, seal, store, timestamps, trust
 from safecache.groups import KNOWN_BAD_FOLDER
 from safecache.isolation.crash import Crash
 from safecache.reasons import Reason
@@ -118,10 +118,21 @@ def _read(root: str, hash: str) -> Note | None:
         loading.note(refusal.reason, Kind.COMPILE_CRASH, path, refusal.evidence, _REMEDY)
         return None
     with suppress(ValueError, TypeError, KeyError, RecursionError):
-        stated = json.loads(seal.payload_of(content))
-        return Note(**stated | {"crash": Crash(**stated["crash"])})
+        return _decoded(json.loads(seal.payload_of(content)))
     loading.note(Reason.UNKNOWN_FORMAT, Kind.COMPILE_CRASH, path, "this version does not know its format", _REMEDY)
     return None
+
+
+def _decoded(stated: Any) -> Note:
+    """Raises ValueError, TypeError and KeyError for what this version does not write, whoever has sealed it."""
+    note = Note(**stated | {"crash": Crash(**stated["crash"])})
+    texts = (note.crash.how, note.crash.stage, note.kernel, note.report or "")
+    if not all(isinstance(text, str) for text in texts) or not isinstance(note.config, dict):
+        raise TypeError("a field of the note has another type")
+    timestamps.checked(note.moment)
+    if type(note.crash.number) is not int:
+        raise TypeError("the number of a crash is none")
+    return note
 
 
 def _refusal(verdict: seal.Verdict) -> Refusal | None:

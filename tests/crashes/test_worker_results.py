@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import events
+from safecache import events, filesystem
 from safecache.isolation import attempts, client, compiling, encoding
 from safecache.isolation.client import Outcome
 from safecache.isolation.limits import Limits
@@ -31,7 +31,7 @@ class Manager:
 def obtain(monkeypatch, tmp_path):
     """Obtain a kernel from a worker that leaves these files, and replies this beside what it should."""
 
-    def run(files, links=(), asked="k.json", **replied):
+    def run(files, links=(), asked="k.json", holes=(), **replied):
         request = compiling.Request(source, backend, SimpleNamespace(), "the key", asked)
         reply = {"key": request.hash, "folder": "KEY", "metadata": "k.json", "times": {}} | replied
 
@@ -41,6 +41,9 @@ def obtain(monkeypatch, tmp_path):
                 os.makedirs(os.path.dirname(path), exist_ok=True)
                 with open(path, "wb") as file:
                     file.write(content)
+            for name, size in dict(holes).items():
+                with open(os.path.join(directory, name), "wb") as file:
+                    file.truncate(size)
             for name in links:
                 os.symlink(tmp_path / "foreign", os.path.join(directory, name))
             return Outcome(reply, None, "", 0.1)
@@ -142,6 +145,26 @@ def test_kernel_that_is_not_whole_leaves_the_compile_here(obtain, files):
 def test_link_among_the_files_is_not_followed(obtain):
     made, manager = obtain(KERNEL, links=["KEY/k.llir"])
     assert made is None and manager.files == {}
+
+
+@pytest.mark.parametrize("holes", [(1 << 36,), (200 << 20, 200 << 20)], ids=["one", "several"])
+def test_files_that_no_kernel_has_are_not_read(obtain, monkeypatch, holes):
+    """A worker may have been taken over by what it compiles."""
+    inner, seen = filesystem.read, []
+
+    def read(*arguments):
+        seen.append(inner(*arguments))
+        assert sum(map(len, seen)) < 300 << 20
+        return seen[-1]
+
+    monkeypatch.setattr(filesystem, "read", read)
+    made, manager = obtain(KERNEL, holes={f"KEY/k.{number}": size for number, size in enumerate(holes)})
+    assert made is None and manager.files == {} and events.counters() == {"not isolated": 1}
+
+
+def test_more_files_than_any_kernel_has_are_not_read(obtain):
+    made, manager = obtain(KERNEL | {f"KEY/k.{number}": b"" for number in range(100)})
+    assert made is None and manager.files == {} and events.counters() == {"not isolated": 1}
 
 
 def test_place_that_cannot_be_had_leaves_the_compile_here(obtain, monkeypatch):

@@ -54,6 +54,11 @@ def zeros(path: Path) -> None:
     path.write_bytes(bytes(path.stat().st_size))
 
 
+def swollen(path: Path) -> None:
+    """A hole of a terabyte behind what was there, which costs nobody a byte."""
+    os.truncate(path, 1 << 40)
+
+
 def _flip(path: Path, position: int) -> None:
     content = bytearray(path.read_bytes())
     content[position] ^= 1
@@ -145,6 +150,7 @@ DAMAGE = [
     zero_page,
     zero_tail,
     zeros,
+    swollen,
     flip_in_payload,
     flip_in_tag,
     flip_in_footer,
@@ -164,8 +170,8 @@ DAMAGE = [
 # What is left of a file that was cut short, or that a power failure caught.
 CUT = [truncate_to_half, empty, zero_tail]
 
-# What stays where it is, since it is no file or not ours to move, and is passed over on every start.
-STAYS = {directory, fifo, dangling_link, link_to_itself_elsewhere}
+# What stays where it is, since it is no file, is not read to tell whose it is, or is not ours to move, and is passed over on every start.
+STAYS = {swollen, directory, fifo, dangling_link, link_to_itself_elsewhere}
 
 
 def plant(path: Path, marker: Path, *, as_torch_would: bool = False) -> Path:

@@ -62,6 +62,9 @@ def test_strict_mode_names_the_directory(place, name, is_warm):
     case = CASES[name]
     with case.broken(place):
         answer = place.run(strict=True, **case.how)
+    if is_warm and name.startswith("locks"):
+        assert answer.ok and answer.hits == WARM, "what is attested takes no lock"
+        return
     if case.strict is None:
         assert answer.ok or ERRORS & set(answer.errors), answer
         return

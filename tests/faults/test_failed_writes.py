@@ -72,15 +72,14 @@ def test_directories_that_may_not_be_written_bypass_the_save(warm, functorch):
     assert len(answer.warnings) == 1 and "Permission denied" in answer.warnings[0], answer
 
 
-def test_file_where_the_folder_of_all_entries_should_be_bypasses_the_save(warm):
+def test_file_where_the_folder_of_all_entries_should_be_is_set_aside(warm):
     for folder in ("aotautograd", "fxgraph"):
         shutil.rmtree(warm.cache / folder)
         (warm.cache / folder).write_text("in the way")
     answer = warm.run("compile_twice")
     assert answer.ok and answer.torch_warnings == [], answer
-    assert answer.stats["unwritable"] >= 1, answer
-    strict = warm.run(strict=True)
-    assert {"CacheReadError", "CacheWriteError"} & set(strict.errors), strict
+    again = warm.run(strict=True)
+    assert again.ok and again.hits == WARM, again
 
 
 @needs_root

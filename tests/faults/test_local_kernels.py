@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+
 import pytest
+from conftest import needs_root
 
 from faults.test_local_level import Nodes
 
@@ -50,8 +53,26 @@ def test_kernel_that_is_damaged_in_the_shared_level_is_made_anew_there_too(nodes
     assert healed.ok and not healed.result["compiled"], healed
 
 
+@needs_root
 def test_group_of_which_a_file_was_not_sent_is_not_listed_in_the_shared_level(nodes):
-    """Its last file meets a directory in its place."""
+    """Its last file meets a mount in its place, which cannot be set aside."""
+    assert kernel(nodes, "a").ok
+    (cubin,) = nodes.shared.glob("triton/0/*/*.cubin")
+    (group,) = cubin.parent.glob("__grp__*")
+    group.unlink()
+    cubin.unlink()
+    cubin.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "none", str(cubin)], check=True)
+    try:
+        answer = kernel(nodes, "b")
+        assert answer.ok and answer.result["compiled"] and len(answer.warnings) == 1, answer
+        assert not group.exists()
+        assert not kernel(nodes, "b").result["compiled"]
+    finally:
+        subprocess.run(["umount", str(cubin)], check=True)
+
+
+def test_directory_in_the_place_of_a_file_in_the_shared_level_is_set_aside(nodes):
     assert kernel(nodes, "a").ok
     (cubin,) = nodes.shared.glob("triton/0/*/*.cubin")
     (group,) = cubin.parent.glob("__grp__*")
@@ -59,9 +80,8 @@ def test_group_of_which_a_file_was_not_sent_is_not_listed_in_the_shared_level(no
     cubin.unlink()
     (cubin / "in the way").mkdir(parents=True)
     answer = kernel(nodes, "b")
-    assert answer.ok and answer.result["compiled"] and len(answer.warnings) == 1, answer
-    assert not group.exists()
-    assert not kernel(nodes, "b").result["compiled"]
+    assert answer.ok and answer.result["compiled"] and not answer.warnings, answer
+    assert group.exists() and not kernel(nodes, "c").result["compiled"]
 
 
 @SCENES

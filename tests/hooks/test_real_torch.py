@@ -10,9 +10,11 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from conftest import SOURCE, isolated_environment
+from conftest import NEEDS_TORCH, SOURCE, isolated_environment
 
 from .conftest import FAKE_TORCH
+
+pytestmark = NEEDS_TORCH
 
 # Behind everything else, so that only the probe is found there: torch itself is the installed one.
 START = f"""
@@ -68,8 +70,9 @@ for name in sorted({name for target in TARGETS for name in target.copies}):
     with contextlib.suppress(ImportError):  # not in each release
         importlib.import_module(name)
 stock = {
-    id(function): target.name for target in TARGETS for function in [vars(sys.modules[target.module]).get(target.attribute)]
-    if target.name in known and (target.copies or getattr(function, "__module__", "") == target.module)
+    id(function): target.name for target in TARGETS if target.name in known
+    for function in [vars(sys.modules[target.module]).get(target.attribute)]
+    if (target.copies or getattr(function, "__module__", "") == target.module)
 }
 
 def holders():
@@ -191,10 +194,10 @@ def test_every_signature_is_in_the_table(on_and_off):
 
 
 def test_functions_and_methods_pickle_and_copy_as_in_stock(on_and_off):
-    journeys = on_and_off["journeys"]
-    assert journeys == on_and_off["stock journeys"] and any(
-        "PicklingError" not in said[0] for said in journeys.values()
-    )
+    journeys, stock = on_and_off["journeys"], on_and_off["stock journeys"]
+    for said in (journeys, stock):  # torch calls it by the name of an instance, where ours is found and its own is not
+        said.pop("torch._precompile._PrecompileApi.load", None)
+    assert journeys == stock and any("PicklingError" not in said[0] for said in journeys.values())
 
 
 def test_entries_are_named_as_torch_names_them(on_and_off):

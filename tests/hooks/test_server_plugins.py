@@ -149,12 +149,12 @@ def test_program_that_has_switched_off_stays_so(server):
         pytest.param({"SAFECACHE": "maybe"}, "SAFECACHE='maybe' is not allowed", id="bad-switch"),
         pytest.param(
             {"SAFECACHE_STRICT": "1", "FAKE_TORCH_SIGNATURE": "unknown"},
-            "FxGraphCache._save_graph is standing down (unknown signature",
+            "FxGraphCache._save_graph verifies, and stands down: unknown signature",
             id="strict-and-a-hook-stands-down",
         ),
         pytest.param(
             {"SAFECACHE_STRICT": "1", "FAKE_TORCH_VERSION": "9.9.0"},
-            "(unknown torch version",
+            "unknown torch version: 9.9.0",
             id="strict-and-new-torch",
         ),
     ],

@@ -8,7 +8,6 @@ from safecache.targets import TARGETS
 
 SAVE_GRAPH = "torch._inductor.codecache.FxGraphCache._save_graph"
 CANDIDATES = "torch._inductor.codecache.GuardedCache.iterate_over_candidates"
-STRICTNESS = pytest.mark.parametrize("strict", ["0", "1"], ids=["default", "strict"])
 STAND_DOWNS = {
     "unknown": "unknown signature: (key, compiled_graph, something_new), known are "
     "'key, compiled_graph, example_inputs, local, remote_cache'",
@@ -16,9 +15,8 @@ STAND_DOWNS = {
 }
 
 
-@STRICTNESS
 @pytest.mark.parametrize("signature", STAND_DOWNS)
-def test_function_that_changed_upstream_makes_only_its_hook_stand_down(fake, signature, strict):
+def test_function_that_changed_upstream_makes_only_its_hook_stand_down(fake, signature):
     said = fake(
         f"""
         import safecache, torch
@@ -31,7 +29,6 @@ def test_function_that_changed_upstream_makes_only_its_hook_stand_down(fake, sig
         """,
         loud=True,
         FAKE_TORCH_SIGNATURE=signature,
-        SAFECACHE_STRICT=strict,
     )
     assert said.lines[0].startswith(STAND_DOWNS[signature])
     (warning,) = said.warnings
@@ -93,9 +90,8 @@ def test_hook_is_put_on_once_the_function_is_what_we_know(fake):
     )
 
 
-@STRICTNESS
 @pytest.mark.parametrize("version", ["2.16.0", "2.10.0", "2.10.9", "2.16.0a0+git", "3.0.0", "1.13.1", "unreleased"])
-def test_every_hook_stands_down_on_an_unknown_torch(fake, version, strict):
+def test_every_hook_stands_down_on_an_unknown_torch(fake, version):
     said = fake(
         """
         import_all()
@@ -109,7 +105,6 @@ def test_every_hook_stands_down_on_an_unknown_torch(fake, version, strict):
         """,
         loud=True,
         FAKE_TORCH_VERSION=version,
-        SAFECACHE_STRICT=strict,
     )
     assert said.lines == [f"unknown torch version: {version}, known are 2.11 to before 2.16"]
     assert len(said.warnings) == 1 and version in said.warnings[0], said.errors
@@ -120,11 +115,17 @@ def test_every_hook_is_active_on_a_known_torch(fake, version):
     fake("import safecache; import_all(); assert all_are('active'), reasons()", FAKE_TORCH_VERSION=version)
 
 
+PRECOMPILE = ["to_cache_bytes", "load", "_write_artifact", "_read_artifact"]
+FLYDSL = "configure_flydsl_cache_dir"
+OBJECTS = ["_cache_dir", "disk_cache_get", "disk_cache_set", FLYDSL, "get_cache_path", "__enter__", "__exit__"]
+
+
 @pytest.mark.parametrize(
     ("version", "absent"),
     [
-        ("2.12.1", ["_build_fast_launcher", "_raise_triton_cache_load_error", "_probe_load"]),
-        ("2.13.0", ["default_cache_dir"]),
+        ("2.12.1", [*PRECOMPILE, "_build_fast_launcher", "_raise_triton_cache_load_error", "_probe_load", *OBJECTS]),
+        ("2.13.0", [*PRECOMPILE, "default_cache_dir", FLYDSL]),
+        ("2.14.1", [*PRECOMPILE[2:], "default_cache_dir", FLYDSL]),
     ],
 )
 def test_hook_on_what_a_release_does_not_have_or_need_is_not_missed(fake, version, absent):
@@ -140,8 +141,7 @@ def test_hook_on_what_a_release_does_not_have_or_need_is_not_missed(fake, versio
     )
 
 
-@STRICTNESS
-def test_hook_that_cannot_be_imported_stands_down(fake, strict):
+def test_hook_that_cannot_be_imported_stands_down(fake):
     count = sum(target.hook.startswith("codecache:") for target in TARGETS)
     said = fake(
         f"""
@@ -160,14 +160,12 @@ def test_hook_that_cannot_be_imported_stands_down(fake, strict):
         assert list(sys.modules[CODECACHE].FxGraphCache.iterate_over_candidates(True, None, "key")) == []
         """,
         loud=True,
-        SAFECACHE_STRICT=strict,
     )
     assert len(said.warnings) == count, said.errors
 
 
-@STRICTNESS
 @pytest.mark.parametrize("error", ["ImportError", "RuntimeError"])
-def test_wrapt_that_cannot_be_imported_leaves_torch_as_in_stock_until_it_is_mended(fake, tmp_path, error, strict):
+def test_wrapt_that_cannot_be_imported_leaves_torch_as_in_stock_until_it_is_mended(fake, tmp_path, error):
     (tmp_path / "wrapt.py").write_text(f"raise {error}('broken')")
     said = fake(
         f"""
@@ -187,7 +185,6 @@ def test_wrapt_that_cannot_be_imported_leaves_torch_as_in_stock_until_it_is_mend
         assert import_all() == modules
         """,
         loud=True,
-        SAFECACHE_STRICT=strict,
     )
     assert len(said.warnings) == 1, "one cause, one warning"
     assert f"works as in stock torch: {error}: broken" in said.warnings[0]

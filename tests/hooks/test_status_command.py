@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from conftest import SOURCE
+from conftest import NEEDS_TORCH, SOURCE
 
 from safecache.targets import TARGETS
 
@@ -28,6 +28,13 @@ def test_hook_that_stands_down_exits_1_and_is_named_with_its_reason(command_line
     ]
     assert said.returncode == 1 and hook["name"].endswith("FxGraphCache._save_graph")
     assert hook["state"] == "standing down" and hook["reason"].startswith("unknown signature")
+
+
+def test_hook_on_what_needs_a_package_that_is_not_installed_is_not_missed(command_line):
+    said = command_line("status", "--json", FAKE_TORCH_WITHOUT_CUTLASS="1")
+    quack = [hook for hook in json.loads(said.lines[-1])["hooks"] if "quack" in hook["name"]]
+    found = {(hook["state"], hook["reason"]) for hook in quack}
+    assert found == {("not for this torch", "cutlass is not installed")} and said.returncode == 0, said.errors
 
 
 def test_unknown_torch_exits_1(command_line):
@@ -55,9 +62,8 @@ def test_torch_that_cannot_be_imported_exits_1_with_the_reason(command_line, tmp
     (broken / "__init__.py").write_text("raise RuntimeError('broken')")
     said = command_line("status", "--json", pythonpath=(broken.parent, SOURCE))
     hooks = json.loads(said.lines[-1])["hooks"]
-    assert said.returncode == 1 and {hook["reason"] for hook in hooks if hook["name"].startswith("torch.")} == {
-        "RuntimeError: broken"
-    }
+    reasons = {hook["reason"] for hook in hooks if hook["name"].startswith("torch.")} - {"cutlass is not installed"}
+    assert said.returncode == 1 and reasons == {"RuntimeError: broken"}
 
 
 @pytest.mark.parametrize("arguments", [["status"], ["status", "--json"]])
@@ -71,3 +77,20 @@ def test_table_names_every_hook(command_line):
     said = command_line("status", COLUMNS="200")
     known = [target for target in TARGETS if not target.is_not_for(FAKE_RELEASE)]
     assert said.returncode == 0 and sum(" active " in line for line in said.lines) == len(known), said.lines
+
+
+def test_sinks_of_the_release_are_listed_with_what_verifies_them(command_line):
+    """The fake torch is not the one of the table: what it has not is said to have vanished."""
+    said = command_line("status", "--sinks", "--json")
+    report = json.loads(said.lines[-1])
+    assert said.returncode == 1 and any("iterate_over_candidates" in sink for sink in report["vanished"]), said.errors
+
+
+@NEEDS_TORCH
+def test_sinks_of_the_installed_torch_are_listed_without_importing_it(command_line):
+    said = command_line("status", "--sinks", "--json", "--no-import", pythonpath=(SOURCE,))
+    report = json.loads(said.lines[-1])
+    states = {sink["state"] for sink in report["sinks"]}
+    (lookup,) = [sink for sink in report["sinks"] if "iterate_over_candidates" in sink["sink"]]
+    assert lookup["hook"] == "codecache:iterate_over_candidates" and lookup["state"] == "not yet imported"
+    assert "unknown" not in states and report["vanished"] == [], said.errors

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from conftest import python
+from conftest import NEEDS_TORCH, python
 
 REPORT = """
 import os, torch
@@ -15,6 +15,7 @@ print(os.getpid())
 """
 
 
+@NEEDS_TORCH
 @pytest.mark.parametrize(
     ("setting", "levels"), [("+safecache", "WV"), ("-dynamo", "")], ids=["asked-for", "of-others-alone"]
 )

@@ -20,13 +20,14 @@ CHANGES = {
     "cpu": "avx2 avx512f",
     "python": "3.12.1",
 }
-OTHERS = (Kind.KERNEL, Kind.COMPILE_CRASH, Kind.NATIVE_CODE, Kind.PGO_STATE, Kind.MEMO)
+OTHERS = (Kind.KERNEL, Kind.COMPILE_CRASH, Kind.NATIVE_CODE, Kind.PACKAGE, Kind.PGO_STATE, Kind.MEMO)
 ENTRIES = [kind for kind in Kind if kind not in OTHERS]
 BUILD, GPU = Reason.OTHER_BUILD, Reason.OTHER_GPU
 REFUSED = {
     Kind.KERNEL: {"machine": BUILD, "triton": BUILD},
     Kind.COMPILE_CRASH: {"machine": BUILD, "triton": BUILD},
     Kind.NATIVE_CODE: {"machine": BUILD, "torch": Reason.OUTDATED, "cpu": Reason.OTHER_CPU},
+    Kind.PACKAGE: {"machine": BUILD, "cpu": Reason.OTHER_CPU},
     Kind.PGO_STATE: {},
     Kind.MEMO: {},
 } | {kind: {"machine": BUILD, "torch": BUILD, "triton": BUILD, "gpu": GPU} for kind in ENTRIES}

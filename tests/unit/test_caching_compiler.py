@@ -59,6 +59,14 @@ def test_other_flags_are_another_input(compile, flags):
     assert compile(*flags) and not compile(*flags)
 
 
+def test_changed_library_is_another_input(compile, tmp_path):
+    library = tmp_path / "part.a"
+    library.write_text("1")
+    assert compile(str(library)) and not compile(str(library))
+    library.write_text("2")
+    assert compile(str(library))
+
+
 def test_headers_of_a_test_are_the_compilers_to_read(compile, tmp_path):
     assert compile(f"-I{tmp_path}") and compile(f"-I{tmp_path}")
 

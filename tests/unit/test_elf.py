@@ -11,6 +11,7 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+from conftest import NEEDS_TORCH
 from hypothesis import strategies
 
 from safecache.elf import MACHINES, Elf, NotElfError, TruncatedElfError
@@ -179,6 +180,7 @@ def test_symbols_have_no_version(tmp_path):
     assert Elf(path.read_bytes()).defined() == {"taken", "TAKEN_1"}
 
 
+@NEEDS_TORCH
 @pytest.mark.parametrize("name", ["torch._C", "lib/libc10.so", "lib/libtorch_python.so"])
 def test_symbols_of_torch_are_those_of_nm(name):
     folder = Path(importlib.util.find_spec("torch").origin).parent

@@ -72,7 +72,7 @@ def test_process_that_comes_second_takes_the_key_of_the_first(tmp_path, monkeypa
         monkeypatch.setattr(os, "fsync", real_fsync)
         others.append(keyring.load(None, str(tmp_path)))
 
-    def no_link(source, destination):
+    def no_link(source, destination, **how):  # which filelock tries when it is imported
         raise PermissionError(1, "Operation not permitted")
 
     if not hard_links:
@@ -88,7 +88,7 @@ def test_key_is_put_in_place_under_a_lock_where_rename_would_overwrite(tmp_path,
     real_rename = os.rename
     lock_was_free = []
 
-    def no_link(source, destination):
+    def no_link(source, destination, **how):  # which filelock tries when it is imported
         raise PermissionError(1, "Operation not permitted")
 
     def rename(source, destination):

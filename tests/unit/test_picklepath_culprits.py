@@ -37,6 +37,10 @@ class HostileCulprit:
 
 
 class HostileList(list):
+    # Up to 3.10 object has none, and pickle asks for it.
+    def __getstate__(self):
+        return None
+
     def __getattr__(self, name):
         raise RuntimeError(f"asked for {name}")
 

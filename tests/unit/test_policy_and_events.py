@@ -39,6 +39,7 @@ TABLE = {
     Reason.NOT_PRIVATE: (LEFT, SAID, EntryRefusedError),
     Reason.NOT_A_FILE: (LEFT, SAID, EntryRefusedError),
     Reason.FOREIGN_OWNER: (LEFT, SAID, EntryRefusedError),
+    Reason.TOO_LARGE: (LEFT, SAID, EntryRefusedError),
     Reason.OTHER_CPU: (LEFT, SAID, EntryRefusedError),
     Reason.OTHER_GPU: (MOVED, SAID, EntryRefusedError),
     Reason.OTHER_BUILD: (MOVED, SAID, EntryRefusedError),

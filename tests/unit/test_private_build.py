@@ -7,12 +7,14 @@ import shlex
 import stat
 import subprocess
 import tempfile
+from pathlib import Path
 
 import pytest
 
-from safecache import events, exposure, private_build, private_directory, sources, vouching
+from safecache import events, exposure, private_build, private_directory, records, sources, vouching
 from safecache.errors import EntryRefusedError
 from safecache.hooks import generated_code
+from safecache.seal import Kind
 
 TEXT = b"int kernel() { return 1; }"
 
@@ -195,6 +197,7 @@ class Builder:
 
     def __init__(self, root, source, *words, target="kernel.so"):
         self.target = str(root / target)
+        self._output_dir, self._name = str(root), "kernel"
         self.words = ["cp", str(source), *words, self.target]
         self.built = []
 
@@ -212,7 +215,7 @@ class Builder:
 
 @pytest.fixture
 def build(root, monkeypatch):
-    monkeypatch.setattr(generated_code, "_root", lambda path: str(root))
+    monkeypatch.setattr(generated_code, "root_of", lambda path: str(root))
 
     def run(builder):
         with generated_code.guarding():
@@ -255,3 +258,28 @@ def test_hook_builds_as_stock_where_nobody_else_can_write(root, source, build):
     builder = Builder(root, source)
     build(builder)
     assert builder.built == [builder.words] and events.counters() == {"code sealed": 1}
+
+
+def test_precompiled_header_appears_whole_and_after_its_record(root, source, build, monkeypatch):
+    """Others take no lock to look for it: they would move away what nobody vouches for yet."""
+    root.chmod(0o755)
+    target = root / "prefix.h.gch"
+    published = []
+
+    def replace(made, path):
+        assert not target.exists() and os.path.dirname(made) == str(root)
+        stated = records.stored(path, str(root), Kind.NATIVE_CODE)
+        published.append(vouching.states_record(stated, path, Kind.NATIVE_CODE, Path(made).read_bytes(), str(root)))
+        return os.rename(made, path)
+
+    monkeypatch.setattr(generated_code.os, "replace", replace)
+    build(Builder(root, source, target=target.name))
+    assert published == [True] and target.read_bytes() == TEXT
+    assert vouching.is_attested(str(target), str(root))
+
+
+def test_precompiled_header_that_fails_leaves_nothing(root, source, build):
+    root.chmod(0o755)
+    with pytest.raises(subprocess.CalledProcessError):
+        build(Builder(root, source, "--no-such-option", target="prefix.h.gch"))
+    assert sorted(os.listdir(root)) == ["kernel.cpp"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from safecache import events, sources, vouching
+from safecache.directory_faults import Immovable
 from safecache.errors import EntryRefusedError
 
 SOURCE = b"print('generated')\n"
@@ -51,10 +52,13 @@ def test_anything_else_that_is_added_is_a_change(root, name, added):
     assert not sources.settle(str(root / name), SOURCE, str(root))
 
 
-def test_source_that_cannot_be_moved_away_is_refused(root, monkeypatch):
+def test_source_that_cannot_be_moved_away_is_refused(root, monkeypatch, settings):
     path = root / "source.py"
     path.write_bytes(b"import evil")
     monkeypatch.setattr(sources.store, "quarantine", lambda *arguments: None)
+    with pytest.raises(Immovable, match="cannot be moved away"):
+        sources.settle(str(path), SOURCE, str(root))
+    settings(SAFECACHE_STRICT=1)
     with pytest.raises(EntryRefusedError, match="cannot be moved away"):
         sources.settle(str(path), SOURCE, str(root))
 

@@ -78,11 +78,10 @@ def test_interrupted_publishing_leaves_nothing(entry, monkeypatch):
     assert names(entry) == []
 
 
-def test_directory_in_place_of_the_entry_is_an_error_with_nothing_left(entry):
+def test_directory_in_place_of_the_entry_is_set_aside(entry):
     entry.mkdir(parents=True)
-    with pytest.raises(OSError):
-        publish(entry)
-    assert names(entry) == ["entry"] and entry.is_dir()
+    publish(entry)
+    assert names(entry) == ["entry"] and entry.read_bytes() == b"content"
 
 
 def clear_cache_when_directory_is_made(monkeypatch, entry, times):

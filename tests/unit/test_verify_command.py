@@ -10,10 +10,8 @@ from functools import partial
 import pytest
 from caches import HOUR, Cache
 
-from safecache import audit, binding, filesystem, keyring, parallel, records, vouching
+from safecache import audit, keyring, parallel
 from safecache.cli import entries
-from safecache.seal import Kind
-from unit.fresh import forget_kernels
 from unit.listed import entry
 
 
@@ -100,20 +98,6 @@ def test_reader_that_fails_ends_the_others(cache):
     with pytest.raises(KeyError):
         list(parallel.each(fail, range(1000)))
     assert len(begun) < 1000
-
-
-@pytest.mark.parametrize("command", ["verify", "show"])
-def test_large_library_that_the_disk_has_damaged_is_found(cache, run, command):
-    """Its inode and times are those of when it was sealed, by which a load takes it unread."""
-    library = cache.code("x", HOUR, size=2 << 20)[1]
-    stated = {"sha256": "0" * 64, "stamp": filesystem.identity(library.stat())}
-    own, statement = keyring.current().signing, binding.statement(Kind.NATIVE_CODE)
-    assert records.write(str(library), str(cache.root), Kind.NATIVE_CODE, stated, own, statement)
-    assert vouching.judge(str(library), str(cache.root)) is None
-    forget_kernels()
-    arguments = [cache.root] if command == "verify" else [library, "--in", cache.root]
-    said = run(command, *arguments)
-    assert said.code == 1 and f"refused {library}: its digest is not the one that was sealed [damaged]" in said.lines
 
 
 def test_entry_that_is_removed_meanwhile_is_told_as_unreadable(cache, run, monkeypatch):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import shutil
 
 import pytest
 
-from safecache import config, cpu, events, keyring, records, store, vouching
+from safecache import binding, config, cpu, ephemeral, events, keyring, records, seal, store, vouching
+from safecache.directory_faults import Unreadable
 from safecache.errors import EntryRefusedError
+from safecache.keys import Key
+from safecache.reasons import Reason
 from safecache.seal import Kind
 
 
@@ -71,11 +77,48 @@ def test_record_of_one_file_does_not_vouch_for_another(library, root, monkeypatc
     vouching.keep(str(library), str(root))
     other = library.with_name("other.so")
     other.write_bytes(library.read_bytes())
-    record = records.path_of("other.so", str(root), Kind.NATIVE_CODE)
+    record = records.path_of(str(other), str(root), Kind.NATIVE_CODE)
     os.makedirs(os.path.dirname(record), exist_ok=True)
-    os.link(records.path_of(library.name, str(root), Kind.NATIVE_CODE), record)
+    os.link(records.path_of(str(library), str(root), Kind.NATIVE_CODE), record)
     forget(monkeypatch)
     assert not admit(other, root) and events.counters()["other cache key"] == 1
+
+
+@pytest.mark.parametrize("how", ["record of the same place", "record moved to where it is looked for"])
+def test_library_does_not_move_to_another_place_of_the_same_cache(library, root, monkeypatch, how):
+    """The name alone is no identity: a library belongs to the path below its cache that it was built at."""
+    vouching.keep(str(library), str(root))
+    other = root / "cd" / library.name
+    other.parent.mkdir()
+    other.write_bytes(library.read_bytes())
+    if how.startswith("record moved"):
+        record = records.path_of(str(other), str(root), Kind.NATIVE_CODE)
+        os.makedirs(os.path.dirname(record), exist_ok=True)
+        os.replace(records.path_of(str(library), str(root), Kind.NATIVE_CODE), record)
+    forget(monkeypatch)
+    refused = "other cache key" if how.startswith("record moved") else "unsealed"
+    assert not admit(other, root) and events.counters()[refused] == 1
+
+
+def test_cache_that_is_copied_as_a_whole_still_vouches(library, root, monkeypatch, tmp_path):
+    vouching.keep(str(library), str(root))
+    forget(monkeypatch)
+    copied = tmp_path / "elsewhere" / "cache"
+    shutil.copytree(root, copied)
+    assert admit(copied / "ab" / "abc.so", copied) and events.counters()["code verified"] == 1
+
+
+def test_record_of_0_1_0_which_is_bound_to_a_name_alone_is_as_none(library, root, monkeypatch):
+    digest = hashlib.sha256(library.read_bytes()).hexdigest()
+    stated = json.dumps({"sha256": digest, "stamp": None}).encode()
+    key = keyring.current().signing
+    old = seal.attach(
+        stated, Kind.NATIVE_CODE, library.name, key, binding.statement(Kind.NATIVE_CODE), config.current().namespace
+    )
+    hashed = hashlib.sha256(library.name.encode()).hexdigest()
+    for place in (hashed, os.path.basename(records.path_of(str(library), str(root), Kind.NATIVE_CODE))):
+        store.publish(str(root / ".safecache" / "records" / place[:2] / place), old, str(root))
+    assert not admit(library, root)
 
 
 def test_record_of_another_key_does_not_vouch(library, root, monkeypatch, tmp_path):
@@ -92,7 +135,7 @@ def test_record_of_another_key_does_not_vouch(library, root, monkeypatch, tmp_pa
 @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"", lambda content: b"x" * 300])
 def test_damaged_record_does_not_vouch(library, root, monkeypatch, damage):
     vouching.keep(str(library), str(root))
-    with open(records.path_of(library.name, str(root), Kind.NATIVE_CODE), "r+b") as file:
+    with open(records.path_of(str(library), str(root), Kind.NATIVE_CODE), "r+b") as file:
         content = damage(file.read())
         file.seek(0)
         file.truncate()
@@ -122,63 +165,141 @@ def test_this_cpu_is_described_by_its_machine_and_instructions():
     assert os.uname().machine in words and len(words) > 3
 
 
-class TestLargeFile:
-    """One that would take long to read at every start."""
+def change_below_the_file_system(monkeypatch, path, content):
+    """As a disk does that returns other bytes: no time and no size tells."""
+    identity = vouching.filesystem.identity(path.stat())
+    path.write_bytes(content)
+    monkeypatch.setattr(vouching.filesystem, "identity", lambda _: identity)
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o666], ids=["private", "open"])
+def test_what_the_kernel_says_of_a_file_is_no_evidence_in_the_next_process(library, root, monkeypatch, mode):
+    library.write_bytes(b"\x7fELF" + bytes(2 << 20))
+    library.chmod(mode)
+    vouching.keep(str(library), str(root))
+    change_below_the_file_system(monkeypatch, library, b"\x7fELF" + bytes(2 << 20)[:-1] + b"!")
+    forget(monkeypatch)
+    assert not admit(library, root) and events.counters()["damaged"] == 1
+
+
+def test_what_the_kernel_says_of_a_file_is_evidence_for_seconds_only(library, root, monkeypatch):
+    vouching.keep(str(library), str(root))
+    now = [0.0]
+    monkeypatch.setattr(vouching.time, "monotonic", lambda: now[0])
+    assert vouching.judge(str(library), str(root)) is None
+    change_below_the_file_system(monkeypatch, library, b"\x7fELF evil")
+    now[0] = vouching.FRESH
+    assert vouching.judge(str(library), str(root)).reason is Reason.DAMAGED
+
+
+class TestWithoutASealingKey:
+    """What this process and its children build is attested by a key of theirs, and nothing else is taken."""
 
     @pytest.fixture(autouse=True)
-    def large(self, monkeypatch):
-        monkeypatch.setattr(vouching, "_LARGE", 4)
+    def no_key(self, monkeypatch):
+        monkeypatch.setattr(ephemeral, "_made", None)
+        monkeypatch.setattr(keyring, "current", lambda: keyring.Keyring(None, problem="no key today"))
 
-    def test_is_not_read_again_while_the_kernel_says_it_is_the_same(self, library, root, monkeypatch):
-        vouching.keep(str(library), str(root))
+    def test_a_file_that_nobody_else_could_have_written_is_not_taken_for_that(self, library, root):
+        assert not admit(library, root) and events.counters()["unsealed"] == 1
+
+    def test_what_a_child_has_built_is_taken(self, library, root, monkeypatch):
+        assert vouching.keep(str(library), str(root))
         forget(monkeypatch)
-        monkeypatch.setattr(vouching.files, "digest_regular", lambda *rest, **named: pytest.fail("read again"))
         assert admit(library, root)
 
-    def test_is_read_when_it_was_written_since_even_if_its_times_say_otherwise(self, library, root, monkeypatch):
+    def test_what_another_such_process_has_built_is_not(self, library, root, monkeypatch):
         vouching.keep(str(library), str(root))
         forget(monkeypatch)
-        before = library.stat()
-        library.write_bytes(b"\x7fELF evil")
-        os.utime(library, ns=(before.st_atime_ns, before.st_mtime_ns))
+        monkeypatch.setattr(ephemeral, "_made", None)
+        assert not admit(library, root) and events.counters()["unknown key"] == 1
+
+    def test_a_process_that_gets_the_secret_takes_it(self, library, root, monkeypatch):
+        vouching.keep(str(library), str(root))
+        secret = ephemeral.hand_down()
+        forget(monkeypatch)
+        monkeypatch.setattr(ephemeral, "_made", None)
+        ephemeral.take(secret)
+        assert admit(library, root)
+
+    def test_the_secret_is_not_in_the_cache(self, library, root):
+        vouching.keep(str(library), str(root))
+        written = [path.read_bytes() for path in root.rglob("*") if path.is_file()]
+        assert len(written) == 2 and not any(ephemeral.hand_down() in content for content in written)
+
+    def test_a_record_for_another_cache_is_not_made(self, library):
+        assert vouching.record_of(str(library), b"code", Kind.NATIVE_CODE, {}) is None
+
+    def test_the_record_of_somebody_who_can_seal_is_left(self, library, root, monkeypatch):
+        stranger = Key.derive(b"the key of a build farm, which verifies here")
+        monkeypatch.setattr(keyring, "current", lambda: keyring.Keyring(stranger))
+        vouching.keep(str(library), str(root))
+        (record,) = root.glob(".safecache/records/*/*")
+        sealed = record.read_bytes()
+        monkeypatch.setattr(keyring, "current", lambda: keyring.Keyring(None, trusted={stranger.id: stranger}))
+        assert vouching.keep(str(library), str(root)) and record.read_bytes() == sealed
+        assert vouching.keep(str(library), str(root), content=b"another") and record.read_bytes() != sealed
+
+
+class TestPrivateTrust:
+    """``SAFECACHE_TRUST=private`` lets a file do without a record, and never against one."""
+
+    @pytest.fixture(autouse=True)
+    def private(self, settings):
+        settings(SAFECACHE_TRUST="private")
+
+    def test_a_private_file_without_a_record_is_taken(self, library, root):
+        assert admit(library, root)
+
+    def test_one_that_others_could_have_written_is_not(self, library, root):
+        library.chmod(0o666)
         assert not admit(library, root)
 
-    def test_copy_is_read_and_taken(self, library, root, monkeypatch):
+    def test_a_flipped_byte_is_refused_against_its_record(self, library, root, monkeypatch):
         vouching.keep(str(library), str(root))
+        library.write_bytes(b"\x7fELF eode")
         forget(monkeypatch)
-        content = library.read_bytes()
-        library.unlink()
+        assert not admit(library, root) and events.counters()["damaged"] == 1
+
+    @pytest.mark.parametrize("content", [b"\x7fELF code", b"\x7fELF evil"], ids=["same", "other"])
+    def test_the_record_of_a_stranger_can_object(self, library, root, monkeypatch, content, tmp_path, settings):
+        vouching.keep(str(library), str(root))
         library.write_bytes(content)
-        assert admit(library, root) and events.counters()["code verified"] == 1
-
-    @pytest.mark.parametrize("mode", [0o644, 0o666], ids=["private", "open"])
-    def test_is_read_each_time_where_others_could_have_written_in_the_same_tick(self, library, root, monkeypatch, mode):
-        monkeypatch.setattr(vouching.filesystem, "identity", lambda status: [0])
-        library.chmod(mode)
-        vouching.keep(str(library), str(root))
-        library.write_bytes(b"\x7fELF evil")
         forget(monkeypatch)
-        assert admit(library, root) is (mode == 0o644)
+        key = tmp_path / "key"
+        key.write_bytes(b"k" * 32)
+        key.chmod(0o600)
+        settings(SAFECACHE_KEY_FILE=key)
+        assert admit(library, root) is (content == b"\x7fELF code")
 
-    def test_is_loaded_from_a_copy_where_others_could_write(self, library, root, monkeypatch):
-        vouching.keep(str(library), str(root))
-        library.chmod(0o666)
+    @pytest.mark.parametrize("how", ["revoked", "expired"])
+    def test_the_record_of_a_key_whose_word_is_withdrawn_objects(self, library, root, monkeypatch, how):
         vouching.keep(str(library), str(root))
         forget(monkeypatch)
-        path, content = vouching.admit_code(str(library), str(root))
-        assert path != str(library) and content == library.read_bytes()
+        key = keyring.current().signing
+        ended = key._replace(revoked=1.0) if how == "revoked" else key._replace(expires=1.0)
+        monkeypatch.setattr(keyring, "current", lambda: keyring.Keyring(None, trusted={key.id: ended}))
+        assert not admit(library, root) and events.counters()[f"{how} key"] == 1
 
+    def test_a_forged_record_objects(self, library, root, monkeypatch):
+        vouching.keep(str(library), str(root))
+        (record,) = root.glob(".safecache/records/*/*")
+        content = bytearray(record.read_bytes())
+        content[content.index(b"native_code")] ^= 1
+        record.write_bytes(content)
+        forget(monkeypatch)
+        assert not admit(library, root) and events.counters()["bad seal"] == 1
 
-def test_without_a_key_it_is_taken_if_nobody_else_could_have_written_it(library, root, monkeypatch):
-    """Or what a compile worker has just built could not be used."""
-    monkeypatch.setattr(keyring, "current", lambda: keyring.Keyring(None, problem="no key today"))
-    assert vouching.keep(str(library), str(root)), "what cannot be sealed is no failure"
-    assert vouching.record_of(str(library), b"code", Kind.NATIVE_CODE, {}) is None
-    forget(monkeypatch)
-    assert admit(library, root)
-    library.chmod(0o666)
-    forget(monkeypatch)
-    assert not admit(library, root)
+    def test_a_record_that_cannot_be_read_may_object(self, library, root, monkeypatch):
+        vouching.keep(str(library), str(root))
+        forget(monkeypatch)
+
+        def fail(*rest, **named):
+            raise OSError(5, "Input/output error")
+
+        monkeypatch.setattr(store, "read_entry", fail)
+        with pytest.raises(Unreadable):
+            vouching.judge(str(library), str(root))
 
 
 def test_library_that_is_missing_fails_as_in_stock(root):
@@ -187,6 +308,21 @@ def test_library_that_is_missing_fails_as_in_stock(root):
     root.chmod(0o777)
     with pytest.raises(FileNotFoundError):
         vouching.admit_code(path, str(root))
+
+
+@pytest.mark.parametrize("mode", [0o755, 0o777], ids=["private", "open"])
+def test_library_that_cannot_be_read_is_not_loaded(library, root, monkeypatch, mode):
+    """It may be readable again by the time that it is loaded, as when there are descriptors again."""
+    vouching.keep(str(library), str(root))
+    forget(monkeypatch)
+    root.chmod(mode)
+
+    def fail(*rest, **named):
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr(vouching.files, "digest_regular", fail)
+    with pytest.raises(OSError, match="Too many open files"):
+        vouching.admit_code(str(library), str(root))
 
 
 def test_record_is_of_what_was_written_not_of_what_lies_there(library, root, monkeypatch):
@@ -231,9 +367,7 @@ def quarantined(root):
     return [path.read_bytes() for path in root.glob(".safecache/quarantine/*.????????")]
 
 
-@pytest.mark.parametrize("large", [4, 1 << 20], ids=["large", "small"])
-def test_good_library_that_another_writer_puts_there_meanwhile_is_taken(library, root, monkeypatch, large):
-    monkeypatch.setattr(vouching, "_LARGE", large)
+def test_good_library_that_another_writer_puts_there_meanwhile_is_taken(library, root, monkeypatch):
     vouching.keep(str(library), str(root))
     good = library.read_bytes()
     library.write_bytes(b"\x7fELF evil")

@@ -33,8 +33,16 @@ MODULES = (
     "triton.compiler",
     "triton",
     "torch.utils._filelock",
+    "torch.utils.file_baton",
     "torch.utils._triton",
     "torch.utils.cpp_extension",
+    "torch._inductor.aoti_eager",
+    "torch._inductor.codegen.cutlass.utils",
+    "torch._inductor.compiler_bisector",
+    "torch._inductor.runtime.cutedsl_cache",
+    "torch._inductor.runtime.flydsl_cache",
+    "torch._vendor.quack.cache.jit",
+    "torch._precompile",
     "torch._inductor.cpp_builder",
     "torch._inductor.cpu_vec_isa",
     "torch._inductor.output_code",
@@ -45,9 +53,25 @@ MODULES = (
 )
 
 
+# Those that came later than the first that is known, and the releases without them.
+ABSENT = {
+    "torch._inductor.runtime.cutedsl_cache": ("2.11", "2.12"),
+    "torch._vendor.quack.cache.jit": ("2.11", "2.12"),
+    "torch._precompile": ("2.11", "2.12", "2.13"),
+}
+
+
 def import_all():
-    """Import every target module."""
-    return [importlib.import_module(name) for name in MODULES]
+    """Import every target module that this release has."""
+    import torch
+
+    names = [name for name in MODULES if torch.__version__[:4] not in ABSENT.get(name, ())]
+    if not hasattr(torch, "called"):  # the fake has these always
+        # QuACK needs CUTLASS's package, which no test installs.
+        names = [name for name in names if name != "torch._vendor.quack.cache.jit"]
+        if importlib.util.find_spec("torch._inductor.runtime.flydsl_cache") is None:  # since 2.15
+            names.remove("torch._inductor.runtime.flydsl_cache")
+    return [importlib.import_module(name) for name in names]
 
 
 def states():
@@ -80,11 +104,12 @@ def await_all(state, seconds=5):
 def snapshot():
     """Every attribute of the target modules and of the classes in them, as it is stored."""
     found = {}
-    for name in MODULES:
+    for name in sys.modules.keys() & set(MODULES):
         module = sys.modules[name]
         for attribute, value in vars(module).items():
             found[name, attribute] = value
-            if inspect.isclass(value) and value.__module__ == name:
+            # One says that it is of another module, for its instance is shown there (2.14).
+            if inspect.isclass(value) and (value.__module__ == name or attribute == "_PrecompileApi"):
                 for member in vars(value):
                     found[name, attribute, member] = inspect.getattr_static(value, member)
     return found

@@ -65,6 +65,32 @@ class DLLWrapper:
         torch.called("DLLWrapper", lib_path)
 
 
+class AotCodeCompiler:
+    @classmethod
+    def compile(
+        cls, graph, wrapper_code, kernel_code, serialized_extern_kernel_nodes, *, device_type, additional_files
+    ):
+        return torch.called("AotCodeCompiler.compile", wrapper_code)
+
+
+class HalideCodeCache:
+    @classmethod
+    def generate_halide_async(cls, meta, source_code, submit_fn=None):
+        return torch.called("generate_halide_async", source_code)
+
+    @classmethod
+    def build_standalone_runtime(cls):
+        return torch.called("build_standalone_runtime")
+
+
+def _worker_task_halide(lockfile, jobs):
+    return torch.called("_worker_task_halide", lockfile)
+
+
+def touch(filename):
+    return torch.called("touch", filename)
+
+
 class CUTLASSCodeCache:
     @classmethod
     def compile(cls, source_code, dst_file_ext, extra_args=None):

@@ -1,0 +1,43 @@
+"""The digest of a function is that of what it does: another constant, name or module is another, another path is not."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from conftest import python
+
+from safecache import function_digests
+
+SOURCE = "def f(x, *, y=2):\n    return [x in {'a', 'b', 'c'}, lambda z: (x, y, 1, z)]\n"
+CHANGES = [("1", "1.0"), ("1", "True"), ("'b'", "'d'"), ("x, y", "y, x"), ("lambda z", "lambda w"), ("*, ", "")]
+
+
+def digest_of(source, path="<source>", module="m"):
+    namespace = {}
+    exec(compile(source, path, "exec", dont_inherit=True), namespace)
+    return function_digests.digest(namespace["f"].__code__, module)
+
+
+@pytest.mark.parametrize(("before", "after"), CHANGES)
+def test_any_change_shows(before, after):
+    assert before in SOURCE and digest_of(SOURCE) != digest_of(SOURCE.replace(before, after))
+
+
+def test_module_counts_and_the_path_does_not():
+    assert digest_of(SOURCE) == digest_of(SOURCE, "/elsewhere.py") != digest_of(SOURCE, module="n")
+
+
+def test_line_counts():
+    assert digest_of(SOURCE) != digest_of("\n" + SOURCE)
+
+
+def test_it_is_the_same_in_every_process():
+    """Sets have another order in each."""
+    code = (
+        "from safecache import function_digests\n"
+        f"namespace = {{}}; exec(compile({SOURCE!r}, 'x', 'exec'), namespace)\n"
+        "print(function_digests.digest(namespace['f'].__code__, 'm'))"
+    )
+    said = {python(code, env={"PYTHONHASHSEED": str(seed)}).stdout.strip() for seed in range(1, 5)}
+    assert said == {digest_of(SOURCE)}, sys.version

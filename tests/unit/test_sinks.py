@@ -1,0 +1,77 @@
+"""The table of sinks is that of the installed release, and says of each what verifies it or why nothing has to."""
+
+from __future__ import annotations
+
+import pytest
+
+from safecache import census, provenance, sinks, targets
+
+DISTRIBUTIONS = pytest.mark.parametrize("distribution", sinks.DISTRIBUTIONS)
+RELEASES = [("torch", (2, minor)) for minor in range(11, 16)] + [("triton", (3, minor)) for minor in range(6, 10)]
+EACH_RELEASE = pytest.mark.parametrize(("distribution", "release"), RELEASES, ids=lambda value: f"{value}")
+
+
+def installed_release(distribution):
+    version = provenance.torch_version() if distribution == "torch" else provenance.describe()["triton"]
+    return sinks.release_of(version)
+
+
+@DISTRIBUTIONS
+def test_table_is_that_of_the_installed_release(distribution):
+    found = sinks.installed(distribution)
+    if found is None:
+        pytest.skip(f"{distribution} is not installed")
+    unknown, vanished = sinks.differences(found, sinks.listed(distribution, installed_release(distribution)))
+    assert (unknown, vanished) == ([], []), "hook it, or say in safecache/sinks.txt why it needs none"
+
+
+def test_new_and_vanished_sinks_show(tmp_path):
+    """A function that upstream adds to a module that is there, and one that it takes out."""
+    package = tmp_path / "torch" / "_inductor"
+    package.mkdir(parents=True)
+    (package / "codecache.py").write_text("import pickle\ndef new(path): return pickle.load(open(path))\n")
+    known = sinks.listed("torch", (2, 15))
+    unknown, vanished = sinks.differences(census.scan(str(tmp_path), "torch"), known)
+    assert unknown == [census.Sink("torch/_inductor/codecache.py", "new", "pickle.load", 1)]
+    assert set(vanished) == set(known)
+
+
+@EACH_RELEASE
+def test_every_release_is_listed(distribution, release):
+    assert len(sinks.listed(distribution, release)) > (150 if distribution == "torch" else 10)
+
+
+def test_no_sink_has_two_verdicts():
+    for distribution, release in RELEASES:
+        rows = [
+            row.sink
+            for row in sinks.table()
+            if row.sink.module.startswith(f"{distribution}/") and row.since <= release <= row.until
+        ]
+        assert len(rows) == len(set(rows))
+
+
+def test_hooks_are_verifying_ones_that_the_release_has():
+    for row in sinks.table():
+        for hook in row.verdict.hooks:
+            assert hook in targets.VERIFYING, hook
+            if row.sink.module.startswith("torch/"):
+                having = [target for target in targets.TARGETS if target.hook == hook]
+                for release in (row.since, row.until):
+                    assert any(not target.is_not_for(release) for target in having), (hook, release)
+
+
+def test_reasons_are_sentences():
+    reasons = {row.verdict.reason for row in sinks.table() if not row.verdict.hooks}
+    assert all(reason[0].isupper() and reason.endswith(".") for reason in reasons)
+
+
+def test_nothing_is_listed_of_a_release_that_is_not_known():
+    assert sinks.listed("torch", (2, 16)) == {} == sinks.listed("torch", sinks.release_of("no version"))
+
+
+def test_line_that_is_no_row_is_an_error():
+    with pytest.raises(ValueError, match="neither a row nor a verdict"):
+        list(sinks._parsed(["perhaps something"]))
+    with pytest.raises(ValueError, match="no verdict stands above"):
+        list(sinks._parsed(["  torch/a.py f exec"]))
