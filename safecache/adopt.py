@@ -55,15 +55,19 @@ def adopt(root: str) -> Resealing:
 
 def _adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None:
     """The content of one file; None if it is sealed already. Raises for one that is not private or not intact."""
-    content = store.read_entry(location.path, bounds.largest(location.kind, unsealed=True))
+    most = bounds.largest(location.kind, unsealed=True)
+    content = store.read_entry(location.path, most)
     verdict = seal.verify(content, location.kind, location.cache_key, keys.find, config.current().namespace)
     if verdict.reason is None:
         return None
     if verdict.reason not in trust.UNVOUCHED:
         raise EntryRefusedError(f"{verdict.reason.value}: {trust.evidence(verdict)}")
-    objection = ownership.why_not_private(location.path)
-    if objection is not None:
-        raise EntryRefusedError(f"not private: {objection}")
+    refusal = trust.contradiction(content, location.kind, location.cache_key)
+    if refusal is not None:
+        raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
+    private = store.read(location.path, most, check=store.check_private(location.path))
+    if private != content:
+        raise EntryRefusedError("it was replaced while it was looked at")
     if os.path.basename(location.path) != layout.entry_name(content):
         raise EntryRefusedError("damaged: its name is not the hash of its content")
     return content

@@ -12,7 +12,7 @@ import os
 import stat
 from collections.abc import Iterator
 
-__all__ = ["foreign_owner", "name_of", "own_group", "own_uid", "why_not_private"]
+__all__ = ["foreign_owner", "name_of", "own_group", "own_uid", "why_not_private", "why_opened_not_private"]
 
 _MOST_LINKS = 40  # as the kernel
 _ALL_UIDS = (1 << 32) - 1  # the last number is none: chown(2)
@@ -87,6 +87,11 @@ def why_not_private(path: str, *, group: int | None = None, unknown: bool = Fals
         return _objection(*last, last=True, group=group, unknown=unknown)
     except OSError as error:
         return f"{error.filename or path}: {error.strerror}"
+
+
+def why_opened_not_private(path: str, status: os.stat_result) -> str | None:
+    """As why_not_private(), of the file that was opened at ``path``, whatever lies there by now: not through a link."""
+    return _objection(path, status, last=True, group=None, unknown=False) or why_not_private(os.path.dirname(path))
 
 
 def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:

@@ -202,7 +202,7 @@ def _placed(target: Any, directory: Callable[[], str]) -> str:
     if ownership.why_not_private(path) is None:
         _require(path, path, by_seal=False)
         return path
-    refusal = _refusal_by_end(path)[0]  # a file of a terabyte can be made of nothing: copied is what has a seal
+    refusal = _refusal_by_end(path)  # a file of a terabyte can be made of nothing: copied is what has a seal
     if refusal is not None:
         raise vouching.not_loaded(refusal, Kind.PACKAGE, path)
     copy = os.path.join(directory(), _COPY)
@@ -223,31 +223,37 @@ def _require(place: str, name: object, *, by_seal: bool) -> None:
     refusal = _refusal(place)
     if refusal is None:
         events.count(Count.VERIFIED)
-    elif by_seal or refusal.reason not in trust.UNVOUCHED or not vouching.is_private(place):
+    elif by_seal or refusal.reason not in trust.UNVOUCHED or not vouching.is_private(place) or _is_damaged(place):
         raise vouching.not_loaded(refusal, Kind.PACKAGE, str(name))
     else:
         events.count(Count.ACCEPTED_PRIVATE)
 
 
 def _refusal(path: str) -> Refusal | None:
-    refusal, footer = _refusal_by_end(path)
-    if refusal is None and footer is not None:
-        digest = files.digest_regular(path, store.check_regular, limit=footer.payload_size)
-        if digest != footer.digest:
-            return Refusal(Reason.DAMAGED, trust.evidence(seal.Verdict(Reason.DAMAGED)))
+    refusal = _refusal_by_end(path)
+    if refusal is None and _is_damaged(path):
+        return Refusal(Reason.DAMAGED, trust.evidence(seal.Verdict(Reason.DAMAGED)))
     return refusal
 
 
-def _refusal_by_end(path: str) -> tuple[Refusal | None, seal.Footer | None]:
-    """What can be said against a package that was not read yet, and what its seal says of the rest."""
+def _is_damaged(path: str) -> bool:
+    """Whether it has a seal that was made for other bytes, by whomever."""
+    footer = seal.split(files.read_end(path, store.check_regular, _LONGEST_SEAL)[0])
+    if footer is None:
+        return False
+    return files.digest_regular(path, store.check_regular, limit=footer.payload_size) != footer.digest
+
+
+def _refusal_by_end(path: str) -> Refusal | None:
+    """What can be said against a package that was not read yet."""
     keys = keyring.current()
     end, size = files.read_end(path, store.check_regular, _LONGEST_SEAL)
     verdict = seal.inspect(end, size, Kind.PACKAGE, "", keys.find, config.current().namespace)
     if verdict.reason is None:
-        return trust.foreign(verdict, Kind.PACKAGE), seal.split(end)
+        return trust.foreign(verdict, Kind.PACKAGE)
     if verdict.reason in trust.UNVOUCHED:
-        return trust.unvouched(verdict, keys, f"If you trust its origin, seal it once: safecache adopt {path}"), None
-    return Refusal(verdict.reason, trust.evidence(verdict)), None
+        return trust.unvouched(verdict, keys, f"If you trust its origin, seal it once: safecache adopt {path}")
+    return Refusal(verdict.reason, trust.evidence(verdict))
 
 
 def adopt(path: str) -> bool:
@@ -256,16 +262,15 @@ def adopt(path: str) -> bool:
     Raises EntryRefusedError for one that others could have written, or that is sealed and damaged; KeyringError
     without a key; OSError.
     """
-    key, objection = resealing.sealing_key(), ownership.why_not_private(path)
-    if objection is not None:
-        raise EntryRefusedError(f"not private: {objection}")
-    refusal = _refusal(path)
-    if refusal is None:
+    key, path = resealing.sealing_key(), os.path.realpath(path)
+    if _refusal(path) is None:
         return False
-    if refusal.reason not in trust.UNVOUCHED:
-        raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
     with temporaries.beside(path) as temporary:
-        shutil.copy(path, temporary)
+        files.copy_regular(path, store.check_private(path), temporary)
+        shutil.copymode(path, temporary)
+        refusal = _refusal(temporary)
+        if refusal is None or refusal.reason not in trust.UNVOUCHED:
+            raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}" if refusal else "replaced meanwhile")
         with open(temporary, "r+b") as file:
             _append_seal(file, key, {**binding.statement(Kind.PACKAGE), "adopted": "yes"})
         os.replace(temporary, path)

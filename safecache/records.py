@@ -1,7 +1,8 @@
 """Sealed records: what is said of a file that carries no seal of its own, under its name, in the same cache.
 
 Each is bound to the path of its file below the cache: so a cache that is copied as a whole keeps them, and a file that
-is put in the place of another one has none. They lie in ``<cache>/.safecache/records``, where neither torch nor Triton
+is put in the place of another one has none. Inductor and Triton name a library after the hash of its source and of the
+command that builds it, so that its path is bound to both. They lie in ``<cache>/.safecache/records``, where neither torch nor Triton
 looks.
 """
 

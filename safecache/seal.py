@@ -34,6 +34,7 @@ __all__ = [
     "Kind",
     "Verdict",
     "attach",
+    "claims",
     "inspect",
     "inspect_size",
     "payload_of",
@@ -183,7 +184,18 @@ def verify(
     footer, body, key = opened
     if hashlib.sha256(memoryview(content)[: footer.payload_size]).digest() != footer.digest:
         return Verdict(Reason.DAMAGED, footer.key_id)
-    return _compare(body, kind, cache_key, namespace, key)
+    return _allowed(_compare(body, kind, cache_key, namespace, key.id), namespace, key)
+
+
+def claims(content: bytes, kind: Kind, cache_key: str, namespace: str = DEFAULT_NAMESPACE) -> Verdict:
+    """As verify(), whoever has sealed it, for a key that is not known: enough to object to content, never to use it."""
+    footer = split(content)
+    if footer is None:
+        return Verdict(Reason.UNSEALED)
+    if not _fits(footer, len(content)) or hashlib.sha256(payload_of(content)).digest() != footer.digest:
+        return Verdict(Reason.DAMAGED, footer.key_id)
+    body = content[footer.payload_size : footer.payload_size + footer.body_size]
+    return _compare(body, kind, cache_key, namespace, footer.key_id)
 
 
 def inspect(
@@ -202,7 +214,7 @@ def inspect(
     if isinstance(opened, Verdict):
         return opened
     _, body, key = opened
-    return _compare(body, kind, cache_key, namespace, key)
+    return _allowed(_compare(body, kind, cache_key, namespace, key.id), namespace, key)
 
 
 def inspect_size(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict:
@@ -238,16 +250,23 @@ def _open(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Ver
     return footer, body, key
 
 
-def _compare(body: bytes, kind: Kind, cache_key: str, namespace: str, key: Key) -> Verdict:
-    """Whether the statement under a good tag is about this kind, cache key and namespace, and the key's to make."""
+def _allowed(verdict: Verdict, namespace: str, key: Key) -> Verdict:
+    """The verdict, or that the statement is not the key's to make."""
+    if verdict.reason is None and not key.allows(namespace):
+        return verdict._replace(reason=Reason.KEY_NOT_ALLOWED)
+    return verdict
+
+
+def _compare(body: bytes, kind: Kind, cache_key: str, namespace: str, key_id: bytes) -> Verdict:
+    """Whether the statement is about this kind, cache key and namespace."""
     try:
         statement = json.loads(body)
         stated = statement["kind"], statement["key"], statement["namespace"]
         provenance = dict(statement["provenance"].items())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return Verdict(Reason.UNKNOWN_FORMAT, key.id)
+        return Verdict(Reason.UNKNOWN_FORMAT, key_id)
     if not all(isinstance(said, str) for said in provenance.values()):
-        return Verdict(Reason.UNKNOWN_FORMAT, key.id)
+        return Verdict(Reason.UNKNOWN_FORMAT, key_id)
     reason = None
     if stated[0] != kind.value:
         reason = Reason.OTHER_KIND
@@ -255,6 +274,4 @@ def _compare(body: bytes, kind: Kind, cache_key: str, namespace: str, key: Key) 
         reason = Reason.OTHER_CACHE_KEY
     elif stated[2] != namespace:
         reason = Reason.OTHER_NAMESPACE
-    elif not key.allows(namespace):
-        reason = Reason.KEY_NOT_ALLOWED
-    return Verdict(reason, key.id, provenance)
+    return Verdict(reason, key_id, provenance)

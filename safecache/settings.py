@@ -64,8 +64,8 @@ SETTINGS: tuple[Setting, ...] = (
         help=(
             "`signed` takes only entries sealed by a key we hold. `private` also takes unsealed ones and those of "
             "other keys, if their name is the hash of their content and nobody but this user (and root) can write "
-            "to them or to a directory on the path to them; and compiled code likewise, where no record says that "
-            "it is to be another."
+            "to them or to a directory on the path to them; and compiled code likewise. Not what a seal or record, "
+            "whoever made it, says to be something else: other content, another kind, key, namespace or build."
         ),
     ),
     Setting(

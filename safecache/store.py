@@ -8,13 +8,27 @@ import os
 import stat
 from collections.abc import Callable, Iterator
 
-from safecache import bounds, config, durability, files, filesystem, keyring, limits, seal, sizes, stamps, temporaries
-from safecache.ownership import foreign_owner
+from safecache import (
+    bounds,
+    config,
+    durability,
+    files,
+    filesystem,
+    keyring,
+    limits,
+    ownership,
+    seal,
+    sizes,
+    stamps,
+    temporaries,
+)
+from safecache.errors import EntryRefusedError
 from safecache.quarantine import quarantine
 from safecache.reasons import Reason
 
 __all__ = [
     "UnusableEntry",
+    "check_private",
     "check_regular",
     "check_up_to",
     "digest",
@@ -61,8 +75,23 @@ def check_regular(status: os.stat_result) -> None:
     """Raise UnusableEntry for anything but a regular file of this user or root, or of anybody in a shared cache."""
     if not stat.S_ISREG(status.st_mode):
         raise UnusableEntry(Reason.NOT_A_FILE, f"a {_type_name(status.st_mode)}", status)
-    if foreign_owner(status) and not config.current().shared:
+    if ownership.foreign_owner(status) and not config.current().shared:
         raise UnusableEntry(Reason.FOREIGN_OWNER, f"of uid {status.st_uid}", status)
+
+
+def check_private(path: str) -> Callable[[os.stat_result], None]:
+    """What raises as check_regular() does, and EntryRefusedError for a file opened at ``path`` that others could write.
+
+    Or could have put there.
+    """
+
+    def check(status: os.stat_result) -> None:
+        check_regular(status)
+        objection = ownership.why_opened_not_private(path, status)
+        if objection is not None:
+            raise EntryRefusedError(f"not private: {objection}")
+
+    return check
 
 
 def _type_name(mode: int) -> str:

@@ -9,7 +9,7 @@ from safecache import binding, config, events, keyring, layout, ownership, seal
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["UNVOUCHED", "Refusal", "evidence", "examine", "foreign", "judge", "unvouched"]
+__all__ = ["UNVOUCHED", "Refusal", "contradiction", "evidence", "examine", "foreign", "judge", "unvouched"]
 
 # What can be said against an entry that nobody we know has sealed, as opposed to one that is broken.
 UNVOUCHED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
@@ -54,9 +54,17 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
     if path is not None and config.current().trust == "private":
         objection = ownership.why_not_private(path)
         if objection is None:
-            return Count.ACCEPTED_PRIVATE
+            return contradiction(content, kind, cache_key) or Count.ACCEPTED_PRIVATE
         return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", _adopt_remedy(path))
     return unvouched(verdict, keys, _adopt_remedy(path))
+
+
+def contradiction(content: bytes, kind: Kind, cache_key: str) -> Refusal | None:
+    """What a seal, if there is one, says against its content, whoever made it: being private is no answer to that."""
+    verdict = seal.claims(content, kind, cache_key, config.current().namespace)
+    if verdict.reason is Reason.UNSEALED:
+        return None
+    return foreign(verdict, kind) if verdict.reason is None else Refusal(verdict.reason, evidence(verdict))
 
 
 def foreign(verdict: seal.Verdict, kind: Kind) -> Refusal | None:

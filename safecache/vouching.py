@@ -160,9 +160,15 @@ def keep(
     ``also``: what else to state of it. ``name``: what it is called there, if not as records.name_of() has it.
     False, and reported, if its record cannot be written.
     """
-    exposure.check(root)
     digest = _digest(made_at or path) if content is None else hashlib.sha256(content).digest()
-    _known.setdefault(path, set()).add(digest)
+    return _keep(path, root, kind, digest, also, name)
+
+
+def _keep(
+    path: str, root: str, kind: Kind, digest: bytes, also: Mapping[str, Any] = MappingProxyType({}), name: str = ""
+) -> bool:
+    exposure.check(root)
+    expect_digest(path, digest)
     ring = keyring.current()
     if ring.signing is None and not also and _is_stated(path, root, kind, digest):
         return True  # by somebody whose word lasts longer than this process
@@ -217,7 +223,7 @@ def judge_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, 
     stated = records.unverified(record)
     if stated and stated["sha256"] != digest.hex():
         return Refusal(Reason.DAMAGED, "its digest is not the one in its record")
-    return None
+    return trust.contradiction(record or b"", kind, records.name_of(path, kind, root))
 
 
 def _objection_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, root: str) -> Refusal | None:
@@ -234,12 +240,15 @@ def adopt(path: str, root: str, kind: Kind) -> bool:
 
     Raises EntryRefusedError, OSError and UnusableEntry.
     """
-    if judge(path, root, kind) is None:
+    refusal = judge(path, root, kind)
+    if refusal is None:
         return False
-    objection = ownership.why_not_private(path)
-    if objection is not None:
-        raise EntryRefusedError(f"not private: {objection}")
-    keep(path, root, kind)
+    if refusal.reason in trust.UNVOUCHED:
+        refusal = trust.contradiction(records.stored(path, root, kind) or b"", kind, records.name_of(path, kind, root))
+    if refusal is not None:
+        raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
+    digest = files.digest_regular(path, store.check_private(path), flags=os.O_NOFOLLOW)
+    _keep(path, root, kind, digest)
     return True
 
 

@@ -23,7 +23,24 @@ from faults.doors import MAGIC
 from fuzz import grammar
 from unit import key_cases
 
-from safecache import binding, config, events, function_digests, keyring, layout, records, seal, vouching
+from safecache import (
+    binding,
+    config,
+    events,
+    function_digests,
+    key_files,
+    keyring,
+    layout,
+    levels,
+    quarantined,
+    records,
+    rescue,
+    resealing,
+    seal,
+    vouching,
+)
+from safecache.adopt import adopt
+from safecache.errors import EntryRefusedError
 from safecache.keys import Key
 from safecache.seal import Kind
 
@@ -78,6 +95,22 @@ class Sink:
     def use(self) -> bool:
         """Ask torch for it: whether there was anything."""
         raise NotImplementedError
+
+    def attempt(self) -> str:
+        """What came of a use."""
+        try:
+            return "hit" if self.use() else "miss"
+        except Exception as error:
+            return type(error).__name__
+
+    @property
+    def cache_root(self) -> str:
+        """The cache that it is a part of."""
+        return os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+    def is_sealed_anew(self) -> bool:
+        """Whether something in the cache vouches for what does harm, and was not planted with it."""
+        return False
 
 
 class Entry(Sink):
@@ -215,7 +248,17 @@ class Vouched(Sink):
     def record(self) -> Path:
         return Path(records.path_of(str(self.path), str(self.root), self.kind))
 
+    def is_sealed_anew(self):
+        stated = records.stored(str(self.path), str(self.root), self.kind)
+        hostile = hashlib.sha256(self.hostile()).hexdigest()
+        return stated not in (None, self.planted) and records.unverified(stated)["sha256"] == hostile
+
+    @property
+    def cache_root(self):
+        return str(self.root)
+
     def put_record(self, sealed: bytes) -> None:
+        self.planted = sealed
         self.record.unlink(missing_ok=True)
         self.record.parent.mkdir(parents=True, exist_ok=True)
         self.record.write_bytes(sealed)
@@ -248,6 +291,16 @@ class Library(Vouched):
         return True
 
 
+class Code(Library):
+    """The same, that is not loaded: one process can load a library of one name once. That it is left counts as harm."""
+
+    def use(self):
+        vouching.admit_build(str(self.path), str(self.root))
+        if self.path.exists() and self.path.read_bytes() == self.hostile():
+            self.marker.touch()
+        return self.path.exists()
+
+
 class Kernel(Vouched):
     """A file in Triton's cache; that it is handed out counts as harm done."""
 
@@ -258,10 +311,11 @@ class Kernel(Vouched):
         super().__init__(base, trojan)
         from triton.runtime.cache import FileCacheManager
 
-        self.manager = FileCacheManager("KEY")
+        key = "K" * 52
+        self.manager = FileCacheManager(key)
         self.path = Path(self.manager.cache_dir, "kernel.cubin")
         self.root = self.path.parents[1]
-        self.cache_key = "KEY/kernel.cubin"
+        self.cache_key = f"{key}/kernel.cubin"
 
     def hostile(self):
         return b"hostile"
@@ -310,6 +364,7 @@ SINKS = {
     "fx": FxEntry,
     "source": Source,
     "library": Library,
+    "code": Code,
     "kernel": Kernel,
     "function": Function,
     "model": Model,
@@ -326,9 +381,9 @@ SINKS = {
 class Forger:
     """Makes seals as ``sink`` asks for them, with our own key unless told otherwise."""
 
-    def __init__(self, sink: Sink) -> None:
+    def __init__(self, sink: Sink, own: Key | None = None) -> None:
         self.sink = sink
-        self.own = keyring.current().signing
+        self.own = own or keyring.current().signing
 
     def seal(self, payload: bytes, **other) -> bytes:
         kind, cache_key = other.get("kind", self.sink.kind), other.get("cache_key", self.sink.cache_key)
@@ -426,6 +481,16 @@ def swap(sink, forger):
     assert len(calls) >= last, "nobody looked"
 
 
+def other_content(sink, forger):
+    """What is good of a record or seal, and something else than that was made for."""
+    sink.plant(sink.harmless(), forger.seal)
+    if isinstance(sink, Vouched):
+        sink.path.write_bytes(sink.hostile())
+    else:
+        sealed = forger.seal(sink.harmless())
+        sink.put(sink.hostile() + sealed[len(sink.harmless()) :])
+
+
 @contextlib.contextmanager
 def _settings(**variables):
     with mock.patch.dict(os.environ, variables):
@@ -437,6 +502,7 @@ def _settings(**variables):
 ATTACKS = {
     "as it should be": _sealed_by(),
     "no tag": no_tag,
+    "other content": other_content,
     "unknown key": _sealed_by(key=STRANGER),
     "secret of another key": secret_of_another,
     "revoked key": _sealed_by(key=REVOKED),
@@ -457,24 +523,158 @@ ATTACKS = {
 }
 
 
-def _cell(sink: Sink, attack, strict: bool) -> dict:
+def _cell(sink: Sink, attack, strict: bool, key: Key | None = None, flow=lambda sink: None) -> dict:
     """What came of one attack, in a process that remembers nothing of the one before."""
     for memory in (vouching._known, vouching._judged):
         memory.clear()
     events.reset()
     sink.marker.unlink(missing_ok=True)
     sink.clear()
+    shutil.rmtree(Path(sink.cache_root, ".safecache", "quarantine"), ignore_errors=True)
     sink.path.parent.mkdir(parents=True, exist_ok=True)
     sink.path.parent.chmod(0o755)
     with _settings(SAFECACHE_STRICT=str(int(strict))):
-        during = attack(sink, Forger(sink))
+        during = attack(sink, Forger(sink, key))
         events.reset()
-        with during or contextlib.nullcontext():
-            try:
-                outcome = "hit" if sink.use() else "miss"
-            except Exception as error:
-                outcome = type(error).__name__
-    return {"ran": sink.marker.exists(), "outcome": outcome, "counts": events.counters()}
+        with during or contextlib.nullcontext(), flow(sink) or contextlib.nullcontext():
+            outcome = sink.attempt()
+            sealed = sink.is_sealed_anew()
+    return {"ran": sink.marker.exists(), "outcome": outcome, "counts": events.counters(), "sealed": sealed}
+
+
+# --- what a process holds of keys when it meets what was sealed with the key of a farm
+
+
+def _file(base, name, key):
+    key_files.save(str(base / name), key)
+    (base / name).chmod(0o600 if key.can_seal else 0o644)
+    return {"SAFECACHE_KEY_FILE": str(base / name)}
+
+
+def _withdrawn(how):
+    def state(base):
+        key_cases.put(how(key_cases.PUBLIC))
+        return _file(base, "farm", key_cases.PRIVATE)
+
+    return state
+
+
+def _unreadable(base):
+    (base / "unreadable").mkdir()
+    return {"SAFECACHE_KEY_FILE": str(base / "unreadable")}
+
+
+def _no_home(base):
+    (base / "file").touch()
+    return {"XDG_CONFIG_HOME": str(base / "file")}
+
+
+STATES = {
+    "MAC": lambda base: _file(base, "mac", key_cases.MAC),
+    "Ed25519": lambda base: _file(base, "farm", key_cases.PRIVATE),
+    "public part": lambda base: _file(base, "public", key_cases.PUBLIC),
+    "revoked": _withdrawn(key_cases.revoked),
+    "expired": _withdrawn(key_cases.expired),
+    "another": lambda base: {},
+    "unreadable": _unreadable,
+    "missing": lambda base: {"SAFECACHE_KEY_FILE": str(base / "missing")},
+    "no keyring": lambda base: _file(base, "farm", key_cases.PRIVATE) | {"SAFECACHE_KEYRING": str(base / "missing")},
+    "no home": _no_home,
+}
+
+
+@contextlib.contextmanager
+def _in_state(name, base):
+    base.mkdir()
+    with _settings(XDG_CONFIG_HOME=str(base)), _settings(**STATES[name](base)):
+        keyring.reset()
+        yield
+    keyring.reset()
+
+
+# --- what is done, on purpose, with a cache in which something was planted, before it is used
+
+
+def _sign(root):
+    resealing.countersign(layout.walk(root), layout.code(root))
+
+
+def _adopt(root):
+    # Of a directory that is not private nothing is.
+    with contextlib.suppress(EntryRefusedError):
+        adopt(root)
+
+
+def _use_and_restore(sink):
+    sink.attempt()
+    for item in quarantined.listed([sink.cache_root]):
+        with contextlib.suppress(EntryRefusedError, FileExistsError):
+            quarantined.restore(item)
+
+
+@contextlib.contextmanager
+def _as_layer(root, name):
+    """The cache, with what is planted there, is the layer that the setting names, and empty itself."""
+    layer = f"{root}.{name}"
+    os.rename(root, layer)
+    os.mkdir(root)
+    with _settings(SAFECACHE_LOWER=layer):
+        yield
+    shutil.rmtree(root)
+    os.rename(layer, root)
+
+
+@contextlib.contextmanager
+def _below_local_level(root, base):
+    rescue._good_until.clear()
+    with _settings(SAFECACHE_LOCAL=str(base / "local")):
+        rescue.settle(lambda: root)
+        assert config.cache_directory() != root
+        yield
+        config.redirect_cache(root, None)
+    shutil.rmtree(base / "local")
+    for memory in (levels._levels, rescue._good_until):
+        memory.clear()
+
+
+FLOWS = {
+    "sign": lambda sink: _sign(sink.cache_root),
+    "adopt": lambda sink: _adopt(sink.cache_root),
+    "restore": _use_and_restore,
+    "lower": lambda sink: _as_layer(sink.cache_root, "lower"),
+    "local": lambda sink: _below_local_level(sink.cache_root, sink.base),
+}
+
+
+def face_in_flows(sink, flows, attacks, directory, trojan):
+    """What comes of each of these attacks on this sink after each of these flows."""
+    os.environ["TROJAN_MARKER"] = os.path.join(directory, "ran")
+    _trust_but_not(REVOKED, EXPIRED)
+    place = SINKS[sink](Path(directory), trojan)
+    return {
+        flow: {
+            attack: [_cell(place, ATTACKS[attack], strict, flow=FLOWS[flow]) for strict in (False, True)]
+            for attack in attacks
+        }
+        for flow in flows
+    }
+
+
+def face_in_states(sink, attacks, directory, trojan):
+    """What comes of each of these attacks on this sink, by what is held of keys, by trust and by mode."""
+    os.environ["TROJAN_MARKER"] = os.path.join(directory, "ran")
+    place = SINKS[sink](Path(directory), trojan)
+    outcomes = {}
+    for name in STATES:
+        farm = key_cases.MAC if name == "MAC" else key_cases.PRIVATE
+        with _in_state(name, Path(directory, f"state {name}")):
+            for trust in ("signed", "private"):
+                with _settings(SAFECACHE_TRUST=trust):
+                    outcomes[f"{name}, {trust}"] = {
+                        attack: [_cell(place, ATTACKS[attack], strict, farm) for strict in (False, True)]
+                        for attack in attacks
+                    }
+    return outcomes
 
 
 def plant_in_entries(attack, kind, directory):

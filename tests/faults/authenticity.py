@@ -15,7 +15,6 @@ SINKS = (*ENTRIES, "source", "library", "kernel", *AHEAD_OF_TIME, "precompile", 
 
 NO_SEAL = "a source has no seal: it is compared with what was generated, as in the row 'no tag'"
 BYTES = "its caller reads it, from wherever: safecache gets bytes, and trusts their seal alone"
-TORCH_READS = "torch reads it, and hands over bytes: their seal alone is trusted, and it is good here"
 SAME_BYTES = "the bytes that were verified are the ones that are used: what lies there since is not read again"
 ON_THE_CPU = "Inductor's C++ runs on the CPU, whatever the GPU"
 NAMED = "Triton names a kernel by the architecture that it is for"
@@ -31,6 +30,7 @@ def _row(usual: Cell, *, ahead_of_time: Cell | None = None, **others: Cell) -> d
 
 MATRIX: dict[str, dict[str, Cell]] = {
     "no tag": _row(Reason.UNSEALED, source=Reason.DAMAGED),
+    "other content": _row(Reason.DAMAGED, source=NO_SEAL),
     "unknown key": _row(Reason.UNKNOWN_KEY, source=NO_SEAL),
     "secret of another key": _row(Reason.BAD_SEAL, source=NO_SEAL),
     "revoked key": _row(Reason.REVOKED_KEY, source=NO_SEAL),
@@ -47,9 +47,9 @@ MATRIX: dict[str, dict[str, Cell]] = {
     "older format": _row(Reason.UNKNOWN_FORMAT, source=NO_SEAL),
     "format byte": _row(Reason.UNKNOWN_FORMAT, source=NO_SEAL),
     "truncated tag": _row(Reason.DAMAGED, source=NO_SEAL),
-    "symbolic link": _row(Reason.NOT_A_FILE, ahead_of_time=BYTES, memo=TORCH_READS),
+    "symbolic link": _row(Reason.NOT_A_FILE, ahead_of_time=BYTES),
     "hard link": _row(Reason.OTHER_CACHE_KEY, source=Reason.DAMAGED),
-    "foreign owner": _row(Reason.FOREIGN_OWNER, ahead_of_time=BYTES, memo=TORCH_READS),
+    "foreign owner": _row(Reason.FOREIGN_OWNER, ahead_of_time=BYTES),
     # What is trusted by its seal alone is so in private mode too.
     "open ancestor": _row(Reason.UNSEALED, source=Reason.DAMAGED, aot=Reason.NOT_PRIVATE, fx=Reason.NOT_PRIVATE),
     "swap": _row(

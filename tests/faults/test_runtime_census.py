@@ -1,0 +1,46 @@
+"""No file's bytes are unpickled, compiled, imported, loaded or read by a compiler that nothing vouches for.
+
+Of a whole process tree, cold and then warm: what it opens, as strace sees it, and what Python's audit events, pickle and
+the gate say in every interpreter of it.
+"""
+
+from __future__ import annotations
+
+import pytest
+from census import watched
+
+# Three processes that do all there is, under strace.
+pytestmark = [pytest.mark.default_release, pytest.mark.timeout(900)]
+# Of what a warm process loads, that which says whether it was a hit.
+HITS = ["function", "model", "bundled", "graph_module", "precompile", "profile", "memo"]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """What was seen of a cold process, of a warm one, and of one of stock torch in the same directories."""
+    base = tmp_path_factory.mktemp("census") / "all"
+    cold, warm = watched.run(base, "cold"), watched.run(base, "warm")
+    return {"cold": cold, "warm": warm, "stock": watched.run(base, "warm", SAFECACHE="0")}
+
+
+@pytest.mark.parametrize("warmth", ["cold", "warm"])
+def test_all_that_is_used_is_vouched_for(runs, warmth):
+    seen = runs[warmth]
+    assert seen.unvouched == []
+    assert {finding.used for finding in seen.used} >= {"compile", "dlopen", "import"}
+
+
+def test_warm_process_uses_what_the_cold_one_has_left(runs):
+    results = runs["warm"].results
+    assert results["entries"]["aot"]["hit"] == 1 and [results[name] for name in HITS] == [True] * len(HITS)
+    assert results["operator"] == {"compiled": 0} and results["C++ wrapper"] == {"hits": 1}
+    assert set(results["package"].values()) == {""}
+
+
+def test_census_sees_what_stock_torch_uses(runs):
+    seen = runs["stock"]
+    assert set(seen.used) <= set(seen.unvouched)
+    assert {finding.used for finding in seen.unvouched} == {"", "compile", "dlopen", "import", "unpickle"}
+    opened = [finding.what for finding in seen.unvouched if not finding.used]
+    for ending in (".so", ".py", ".pt2", ".cubin"):
+        assert any(path.endswith(ending) for path in opened), ending
