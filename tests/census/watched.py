@@ -17,6 +17,7 @@ from conftest import SOURCE, TESTS, isolated_environment
 HERE = Path(__file__).parent
 _OPENED = re.compile(r'open(?:at)?\(.*?"(?P<path>.*)", (?P<flags>[A-Z_|]+).* = \d+<(?P<opened>.*?)>')
 _MADE = re.compile(r'mkdir(?:at)?\(.*?"(?P<path>.*)", .* = 0')
+_RENAMED = re.compile(r'rename\("(?P<path>.*)", "(?P<to>.*)"\) += 0')
 
 # What is read below the directories and is no code, or is verified in another way: by path, with the reason.
 EXPECTED = {
@@ -68,7 +69,15 @@ def run(base: Path, warmth: str, **environment: str) -> Watched:
     }
     variables = {name: str(place) for name, place in places.items()}
     variables |= {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-    strace = ["strace", "-ff", "-qq", "-y", "--seccomp-bpf", "--signal=none", "--trace=open,openat,mkdir,mkdirat"]
+    strace = [
+        "strace",
+        "-ff",
+        "-qq",
+        "-y",
+        "--seccomp-bpf",
+        "--signal=none",
+        "--trace=open,openat,mkdir,mkdirat,rename",
+    ]
     said = subprocess.run(
         [*strace, "-o", str(trace / "of"), sys.executable, str(HERE / "program.py"), str(base), warmth],
         env=os.environ | isolated_environment(base) | variables | environment,
@@ -116,17 +125,20 @@ def _read_files(base: Path, trace: Path) -> list[str]:
 
     Private is what they have made under a name that was not taken, as in a directory of such a name.
     """
-    read, own = set(), set()
+    read, own, renamed = set(), set(), []
     for file in trace.iterdir():
         for line in file.read_text(errors="replace").splitlines():
             if made := _MADE.match(line):
                 own.add(made["path"])
+            elif moved := _RENAMED.match(line):
+                renamed.append(moved.groups())
             elif opened := _OPENED.match(line):
                 path, flags = opened["opened"].removesuffix("(deleted)").rstrip(), opened["flags"].split("|")
                 if "O_EXCL" in flags:
                     own.add(path)
                 elif path.startswith(f"{base}/") and "O_WRONLY" not in flags and "O_DIRECTORY" not in flags:
                     read.add(path)
+    own |= {to for path, to in renamed if path in own}
     temporary = {path for path in own if path.startswith(f"{base}/tmp/")}
     return sorted(
         path
