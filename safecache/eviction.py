@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import NamedTuple
 
-from safecache import bounds, config, jobs, mounts, ownership, removal, stamps, store, temporaries
+from safecache import bounds, config, folders, jobs, mounts, ownership, removal, stamps, store, temporaries
 from safecache.errors import CacheWriteError
 from safecache.groups import TRASH_FOLDER, File, Group, GroupKind
 from safecache.inventory import Inventory, take
@@ -70,7 +69,7 @@ def sweep(
             return None
         inventory = take(root)
         moment = time.time() if now is None else now
-        reaped = 0 if dry_run else _reap(inventory, moment)
+        reaped = 0 if dry_run else _reap(inventory, root, moment)
         return _Sweeper(root, inventory, limits, moment, heed_jobs=heed_jobs, dry_run=dry_run).run(reaped)
 
 
@@ -91,15 +90,16 @@ def _alone(root: str) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def _reap(inventory: Inventory, now: float) -> int:
+def _reap(inventory: Inventory, root: str, now: float) -> int:
     """Remove what dead writers, and sweeps that were killed, have left."""
     size = 0
     for directory in inventory.writing:
-        with suppress(FileNotFoundError):
-            size += temporaries.reap(directory)
+        with suppress(OSError):  # gone, or another thing by now
+            size += temporaries.reap(directory, root)
     for group in inventory.groups:
         if group.kind is GroupKind.TEMPORARY and _is_left(group, now):
-            shutil.rmtree(group.paths[0], ignore_errors=True)
+            with suppress(OSError), folders.above(root, group.paths[0]) as (folder, name):
+                folder.remove(name)
             size += group.size
     return size
 
@@ -115,7 +115,7 @@ class _Sweeper:
     def __init__(
         self, root: str, inventory: Inventory, limits: Limits, now: float, *, heed_jobs: bool, dry_run: bool
     ) -> None:
-        self._limits, self._now = limits, now
+        self._root, self._limits, self._now = root, limits, now
         self._heed_jobs, self._dry_run = heed_jobs, dry_run
         self._over_a_network = mounts.is_over_a_network(root)
         self._groups = [group for group in inventory.groups if group.kind is not GroupKind.TEMPORARY]
@@ -225,12 +225,12 @@ class _Sweeper:
             with jobs.locked(group.lock.path if group.lock else None) as free:
                 if not free and self._heed_jobs:
                     return "its lock is held"
-                if not removal.remove(group):
+                if not removal.remove(group, self._root):
                     return "it was used just now"
                 if group.lock and free:
                     # While it is held: filelock takes no lock of a file that has no name any more.
-                    with suppress(FileNotFoundError):
-                        os.unlink(group.lock.path)
+                    with suppress(FileNotFoundError), folders.above(self._root, group.lock.path) as (folder, name):
+                        folder.unlink(name)
         except OSError as error:
             return f"it cannot be removed: {error.strerror}"
         return None

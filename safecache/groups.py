@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -29,6 +30,10 @@ TRASH_FOLDER, KEYS_FOLDER = "trash", "keys"
 CRASHES_FOLDER, KNOWN_BAD_FOLDER = "crashes", "known_bad"
 # What a process looks for first. Once it is away, nobody begins to use the rest.
 _LOOKED_FOR_FIRST = re.compile(r"__grp__.+|.+\.(py|cpp|c|h|hpp|cu|cuh)")
+
+
+# Gone, another thing by now, another user's, or nested more deeply than a path can say (no torch does that).
+_NOT_TOLD = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class GroupKind(Enum):
@@ -141,15 +146,19 @@ def _modified(path: str) -> float:
 
 def below(path: str) -> Iterator[File]:
     """Every file in the directory ``path``, or itself; none if it is gone, or nobody may ask. No link is followed."""
-    try:
-        status = os.lstat(path)
-    except (FileNotFoundError, PermissionError):
-        return
-    if not stat.S_ISDIR(status.st_mode):
-        yield File(path, status.st_size, status.st_mtime, status.st_uid, status.st_ino)
-        return
-    for item in listed(path):
-        yield from below(item.path)
+    left = [path]
+    while left:
+        place = left.pop()
+        try:
+            status = os.lstat(place)
+        except OSError as error:
+            if error.errno not in _NOT_TOLD:
+                raise
+            continue
+        if stat.S_ISDIR(status.st_mode):
+            left += [item.path for item in reversed(listed(place))]
+        else:
+            yield File(place, status.st_size, status.st_mtime, status.st_uid, status.st_ino)
 
 
 def listed(directory: str) -> list[os.DirEntry[str]]:
@@ -157,5 +166,7 @@ def listed(directory: str) -> list[os.DirEntry[str]]:
     try:
         with os.scandir(directory) as found:
             return sorted(found, key=lambda item: item.name)
-    except (FileNotFoundError, NotADirectoryError, PermissionError):
+    except OSError as error:
+        if error.errno not in _NOT_TOLD:
+            raise
         return []

@@ -61,7 +61,8 @@ def take(root: str) -> Inventory:
     return Inventory([group for group in groups if group.all_files or group.paths], other, sorted(writing))
 
 
-def _parts(root: str) -> Iterator[Group | File]:
+def _parts(root: str, *, nested: bool = False) -> Iterator[Group | File]:
+    """``nested``: in Inductor's, where Triton's caches are, which have no others in them."""
     for item in listed(root):
         name = item.name
         if not _is_directory(item):
@@ -70,8 +71,8 @@ def _parts(root: str) -> Iterator[Group | File]:
             yield from _keyed(root, item.path, GroupKind.AOT_ENTRY, _AOT_KEY)
         elif name == layout.FX_FOLDER:
             yield from _in_each(item, partial(_keyed, root, kind=GroupKind.FX_ENTRY, key=_FX_KEY))
-        elif name == layout.TRITON_FOLDER:
-            yield from _in_each(item, _parts)
+        elif name == layout.TRITON_FOLDER and not nested:
+            yield from _in_each(item, partial(_parts, nested=True))
         elif name == HEADERS_FOLDER:
             yield from _headers(item.path)
         elif layout.TRITON_KEY.fullmatch(name):
@@ -136,14 +137,14 @@ def _temporary_or_other(root: str, file: File) -> Group | File:
     return Group(GroupKind.TEMPORARY, root, name, [file.path], [file]) if temporaries.is_temporary(name) else file
 
 
-def _headers(directory: str) -> Iterator[Group | File]:
+def _headers(directory: str, *, of_key: bool = False) -> Iterator[Group | File]:
     """Each key has a directory of its own below that of stock torch."""
     files = []
     for item in listed(directory):
         if not _is_directory(item):
             files.append(item)
-        elif item.name.startswith("safecache-"):
-            yield from _headers(item.path)
+        elif item.name.startswith("safecache-") and not of_key:
+            yield from _headers(item.path, of_key=True)
         else:
             yield from _beside(directory, item)
     yield from _code(directory, directory, files, GroupKind.HEADER)

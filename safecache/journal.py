@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 
-from safecache import config, events, filesystem, process_label, standin
+from safecache import config, events, filesystem, folders, process_label, standin
+from safecache.folders import Folder
 
 __all__ = ["FOLDER", "LARGEST", "LONGEST_TEXT", "MOST_FILES", "count", "is_one", "write"]
 
@@ -29,7 +30,7 @@ LARGEST = 1 << 18
 MOST_FILES = 1000
 # Letters of a text, such as of upstream's reason for a bypass.
 LONGEST_TEXT = 300
-_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
 class _Journal:
@@ -112,10 +113,9 @@ def _identity() -> dict[str, object]:
 def _write(content: bytes) -> None:
     if not _journal.path:
         _journal.path = _new_path()
-        directory = os.path.dirname(_journal.path)
-        os.makedirs(directory, exist_ok=True)
-        _make_room(directory)
-    # By name each time: the directory may be removed, and a descriptor that is kept is one less for the program.
+        with _folder() as folder:
+            _make_room(folder)
+    # Each time: the directory may be removed, and a descriptor that is kept is one less for the program.
     descriptor = filesystem.retried(_open, filesystem.PASSING)
     try:
         filesystem.write_all(descriptor, content)
@@ -123,12 +123,14 @@ def _write(content: bytes) -> None:
         filesystem.close(descriptor)
 
 
+def _folder() -> AbstractContextManager[Folder]:
+    directory = os.path.dirname(_journal.path)
+    return folders.at(directory.removesuffix(FOLDER), directory, make=True)
+
+
 def _open() -> int:
-    try:
-        return filesystem.open(_journal.path, _APPEND, 0o666)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(_journal.path), exist_ok=True)
-        return filesystem.open(_journal.path, _APPEND, 0o666)
+    with _folder() as folder:
+        return folder.open(os.path.basename(_journal.path), _APPEND)
 
 
 def _new_path() -> str:
@@ -139,12 +141,12 @@ def _new_path() -> str:
     return os.path.join(cache, FOLDER, f"{moment}-{os.getpid()}-{os.urandom(6).hex()}.jsonl")
 
 
-def _make_room(directory: str) -> None:
-    """Remove the oldest; where somebody has put a link to files of ours in its place, those are called otherwise."""
-    names = sorted(filter(is_one, os.listdir(directory)))
+def _make_room(folder: Folder) -> None:
+    """Remove the oldest."""
+    names = sorted(filter(is_one, folder.names()))
     for name in names[: max(0, len(names) - MOST_FILES + 1)]:
         with suppress(OSError):  # another process has, or it is another user's
-            os.unlink(os.path.join(directory, name))
+            folder.unlink(name)
 
 
 def _begin_anew() -> None:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple
 
-from safecache import files, key_text, layers, levels, store, timestamps
+from safecache import files, folders, key_text, layers, levels, store, timestamps
 from safecache.groups import KEYS_FOLDER
 from safecache.lookups import Layer
 
@@ -102,7 +102,7 @@ def remember(record: KeyRecord, root: str) -> None:
     for cache in _written(root):
         place = _place(record.layer, record.name, cache)
         store.publish(os.path.join(place, file), content, cache)
-        _remove_oldest(place)
+        _remove_oldest(place, cache)
 
 
 def _written(root: str) -> list[str]:
@@ -234,13 +234,15 @@ def _decoded(stated: Any) -> KeyRecord | None:
     return KeyRecord(Layer(stated["layer"]), key, name, made, components, first, process)
 
 
-def _remove_oldest(place: str) -> None:
-    """Down to what may lie there."""
+def _remove_oldest(place: str, root: str) -> None:
+    """Down to what may lie there; what only has the name of a record is not ours to remove."""
     paths = [os.path.join(place, name) for name in _listed(place)]
     if len(paths) > _MOST_OF_A_NAME:
         for path in sorted(paths, key=_age)[:-_MOST_OF_A_NAME]:
-            with suppress(OSError):  # another process has, or it is another user's
-                os.unlink(path)
+            # Another process has, or it is another user's, or a link leads there.
+            with suppress(OSError), folders.above(root, path) as (folder, name):
+                if read(path) is not None:
+                    folder.unlink(name)
 
 
 def _age(path: str) -> float:

@@ -99,6 +99,11 @@ def walk(root: str) -> Iterator[Location]:
 
 def code(root: str) -> Iterator[Code]:
     """Every file of compiled code below the cache directory ``root``, of Inductor or of Triton. Raises OSError."""
+    for cache in triton_caches(root):
+        yield from _code_in(cache)
+
+
+def _code_in(root: str) -> Iterator[Code]:
     for directory in _subdirectories(root):
         if TRITON_KEY.fullmatch(os.path.basename(directory)):
             for name in store.list_entries(directory):
@@ -108,8 +113,6 @@ def code(root: str) -> Iterator[Code]:
             for name in store.list_entries(directory):
                 if name.endswith((".so", ".o")):
                     yield Code(os.path.join(directory, name), root, Kind.NATIVE_CODE)
-    for directory in _subdirectories(os.path.join(root, TRITON_FOLDER)):
-        yield from code(directory)
 
 
 def triton_caches(root: str) -> Iterator[str]:

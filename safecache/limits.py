@@ -12,14 +12,14 @@ import threading
 import time
 from contextlib import suppress
 
-from safecache import cache_directories, config, events, levels
+from safecache import cache_directories, config, events, folders, levels
 from safecache.reasons import Reason
 
 __all__ = ["published"]
 
 # Seconds between two sweeps of a directory, by whichever process.
 _INTERVAL = 600.0
-_STAMP = os.path.join(".safecache", "gc.stamp")
+_STAMP = "gc.stamp"
 
 # When this process looks again.
 _next: dict[str, float] = {}
@@ -35,25 +35,25 @@ def published(root: str) -> None:
     _next[root] = time.monotonic() + _INTERVAL
     top = cache_directories.whole(root, config.child_environment())
     try:
-        if _claim(os.path.join(top, _STAMP)):
+        if _claim(top):
             _start([sys.executable or "python3", "-m", "safecache", "gc", "--quiet", top])
     except (OSError, RuntimeError) as error:  # the latter while the interpreter ends
         text = f"the limits of {top} are not kept: {type(error).__name__}: {error}."
         events.report(Reason.NOT_TRIMMED, text, cause=top, remedy="Run `safecache gc` from time to time.")
 
 
-def _claim(stamp: str) -> bool:
+def _claim(top: str) -> bool:
     """Whether it is for this process to start the next sweep. Raises OSError."""
-    try:
-        if abs(time.time() - os.stat(stamp).st_mtime) < _INTERVAL:
-            return False
-        os.utime(stamp)
-    except FileNotFoundError:
-        os.makedirs(os.path.dirname(stamp), exist_ok=True)
+    with folders.opened(top, (".safecache",), make=True) as folder:
         try:
-            os.close(os.open(stamp, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666))
-        except FileExistsError:
-            return False
+            if abs(time.time() - folder.status(_STAMP).st_mtime) < _INTERVAL:
+                return False
+            folder.touch(_STAMP)
+        except FileNotFoundError:
+            try:
+                folder.write(_STAMP, b"")
+            except FileExistsError:
+                return False
     return True
 
 

@@ -2,8 +2,8 @@
 
 Each is bound to the path of its file below the cache: so a cache that is copied as a whole keeps them, and a file that
 is put in the place of another one has none. Inductor and Triton name a library after the hash of its source and of the
-command that builds it, so that its path is bound to both. They lie in ``<cache>/.safecache/records``, where neither torch nor Triton
-looks.
+command that builds it, so that its path is bound to both. Records lie in ``<cache>/.safecache/records``, where neither
+torch nor Triton looks.
 """
 
 from __future__ import annotations

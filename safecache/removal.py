@@ -6,24 +6,26 @@ stamps what it reads before it opens it: so either its stamp is seen here and al
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
-import shutil
 from contextlib import suppress
 
+from safecache import folders
+from safecache.folders import Folder
 from safecache.groups import TRASH_FOLDER, Group, below
 
 __all__ = ["remove"]
 
 
-def remove(group: Group) -> bool:
+def remove(group: Group, root: str) -> bool:
     """Remove the group's files and records, but not its lock; False, and it is where it was, if it was used since.
+
+    ``root``: the cache, from which all of that is reached.
 
     Raises OSError where the file system refuses, with what was moved back in its place.
     """
     seen = max(group.stamps, default=0.0)
-    aside = _Aside(os.path.join(group.root, ".safecache", TRASH_FOLDER, secrets.token_hex(8)))
+    aside = _Aside(root, os.path.join(group.root, ".safecache", TRASH_FOLDER))
     first, rest = group.steps
     try:
         aside.take(first)
@@ -38,28 +40,27 @@ def remove(group: Group) -> bool:
         aside.empty()
     # Last: without its record a file would be refused, with a warning, where without the file a record says nothing.
     for record in group.records:
-        with suppress(FileNotFoundError):
-            os.unlink(record.path)
+        with suppress(FileNotFoundError), folders.above(root, record.path) as (folder, name):
+            folder.unlink(name)
     return True
 
 
 class _Aside:
     """A directory below the cache, where nobody looks for anything, made when something is moved there."""
 
-    def __init__(self, directory: str) -> None:
-        self._directory = directory
+    def __init__(self, root: str, trash: str) -> None:
+        self._root, self._directory = root, os.path.join(trash, secrets.token_hex(8))
         self._moved: list[tuple[str, str]] = []
 
     def take(self, paths: list[str]) -> None:
         for path in paths:
-            parent = os.path.dirname(path)
-            if os.path.realpath(parent) != parent:
-                # It was a directory when it was listed.
-                raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
-            os.makedirs(self._directory, exist_ok=True)
             place = os.path.join(self._directory, f"{len(self._moved)}.{os.path.basename(path)}"[:200])
-            with suppress(FileNotFoundError):  # another process was faster
-                os.rename(path, place)
+            with (
+                suppress(FileNotFoundError),  # another process was faster
+                folders.above(self._root, path) as (folder, name),
+                folders.above(self._root, place, make=True) as (aside, new),
+            ):
+                folder.rename(name, aside, new)
                 self._moved.append((path, place))
 
     def latest(self, group: Group) -> float:
@@ -71,17 +72,23 @@ class _Aside:
     def put_back(self) -> None:
         while self._moved:
             path, place = self._moved.pop()
-            try:
-                os.rename(place, path)
-            except OSError:
-                # There is a directory again, with new entries in it.
-                _merge(place, path)
+            with (
+                folders.above(self._root, place) as (aside, moved),
+                folders.above(self._root, path, make=True) as (folder, name),
+            ):
+                try:
+                    aside.rename(moved, folder, name)
+                except OSError:
+                    # There is a directory again, with new entries in it.
+                    _merge(aside, moved, folder, name)
 
     def empty(self) -> None:
-        shutil.rmtree(self._directory, ignore_errors=True)  # what stays, the next sweep removes
+        with suppress(OSError), folders.above(self._root, self._directory) as (trash, name):
+            trash.remove(name)  # what stays, the next sweep removes
 
 
-def _merge(source: str, directory: str) -> None:
-    for name in os.listdir(source) if os.path.isdir(source) else ():
-        with suppress(OSError):  # then it is a miss
-            os.rename(os.path.join(source, name), os.path.join(directory, name))
+def _merge(source: Folder, place: str, destination: Folder, name: str) -> None:
+    with suppress(OSError), source.enter(place) as old, destination.enter(name) as new:
+        for each in old.names():
+            with suppress(OSError):  # then it is a miss
+                old.rename(each, new, each)

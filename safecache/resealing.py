@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from safecache import bounds, config, keyring, layout, records, seal, store, trust
+from safecache import bounds, config, folders, keyring, layout, records, seal, store, trust
 from safecache.errors import EntryRefusedError, KeyringError
 from safecache.keyring import Key
 from safecache.layout import Code, Location
@@ -49,7 +49,8 @@ def replace(location: Location, content: bytes, root: str, key: Key, origin: Map
     payload, namespace = seal.payload_of(content), config.current().namespace
     sealed = seal.attach(payload, location.kind, location.cache_key, key, origin, namespace)
     store.publish(os.path.join(os.path.dirname(location.path), layout.entry_name(sealed)), sealed, root)
-    os.unlink(location.path)
+    with folders.above(root, location.path) as (folder, name):
+        folder.unlink(name)
 
 
 def countersign(locations: Iterable[Location], code: Iterable[Code]) -> Resealing:

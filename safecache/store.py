@@ -174,7 +174,7 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     """
 
     _persistently(lambda: _publish(path, content, root, mode))
-    temporaries.reap_once(os.path.dirname(path))
+    temporaries.reap_once(os.path.dirname(path), root)
     limits.published(root)
 
 
@@ -231,7 +231,7 @@ def write(path: str, content: bytes, *, make_directories: bool) -> None:
                 durability.sync_directory(above)
 
     _persistently(put)
-    temporaries.reap_once(os.path.dirname(path))
+    temporaries.reap_once(os.path.dirname(path), os.path.dirname(path))
 
 
 def _make_directories(directory: str) -> list[str]:

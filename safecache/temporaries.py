@@ -14,7 +14,7 @@ import stat
 import time
 from collections.abc import Iterator
 
-from safecache import filesystem, mounts
+from safecache import filesystem, folders, mounts
 
 __all__ = ["Temporary", "beside", "is_temporary", "reap", "reap_once"]
 
@@ -74,39 +74,40 @@ def is_temporary(name: str) -> bool:
     return (_OURS.fullmatch(name) or _TORCHS.fullmatch(name)) is not None
 
 
-def reap_once(directory: str) -> None:
+def reap_once(directory: str, root: str) -> None:
     """reap(), if this process has not done it there yet; what cannot be removed stays."""
     if directory not in _reaped:
         _reaped.add(directory)
         with contextlib.suppress(OSError):
-            reap(directory)
+            reap(directory, root)
 
 
-def reap(directory: str) -> int:
+def reap(directory: str, root: str) -> int:
     """Remove what dead writers have left in ``directory``, torch's among them, and return its size in bytes.
 
-    Raises OSError if the directory cannot be read.
+    ``root``: the cache that it is in. Raises OSError if the directory cannot be read, or a link leads there.
     """
     size = 0
     locks = not mounts.is_over_a_network(directory)
-    for name in filesystem.listdir(directory):
-        ours = _OURS.fullmatch(name) is not None
-        if ours or _TORCHS.fullmatch(name):
-            with contextlib.suppress(OSError):
-                size += _remove_if_dead(os.path.join(directory, name), locked=ours and locks)
+    with folders.at(root, directory) as folder:
+        for name in folder.names():
+            ours = _OURS.fullmatch(name) is not None
+            if ours or _TORCHS.fullmatch(name):
+                with contextlib.suppress(OSError):
+                    size += _remove_if_dead(folder, name, locked=ours and locks)
     return size
 
 
-def _remove_if_dead(path: str, *, locked: bool) -> int:
-    status = filesystem.lstat(path)
+def _remove_if_dead(folder: folders.Folder, name: str, *, locked: bool) -> int:
+    status = folder.status(name)
     patience = _PATIENCE if locked else _PATIENCE_WITHOUT_LOCK
     if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < patience:
         return 0
-    descriptor = filesystem.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    descriptor = folder.open(name, os.O_RDONLY)
     try:
         if locked:
             filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its writer lives
-        filesystem.unlink(path)
+        folder.unlink(name)
     finally:
         filesystem.close(descriptor)
     return status.st_size

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
+import stat
 import time
 from contextlib import suppress
 
-from safecache import temporaries
+from safecache import folders, temporaries
 
 __all__ = ["is_temporary", "reap_once"]
 
@@ -32,15 +32,17 @@ def reap_once(directory: str) -> None:
     if directory in _reaped:
         return
     _reaped.add(directory)
-    with suppress(OSError), os.scandir(directory) as found:
-        for item in found:
-            name = _NAME.fullmatch(item.name)
-            if name and item.is_dir(follow_symlinks=False) and _is_old(item) and not _lives(int(name[1])):
-                shutil.rmtree(item.path, ignore_errors=True)
+    root, key = os.path.split(directory)
+    with suppress(OSError), folders.opened(root, [key]) as folder:
+        for name in folder.names():
+            writer = _NAME.fullmatch(name)
+            with suppress(OSError):
+                if writer and _is_old(folder.status(name)) and not _lives(int(writer[1])):
+                    folder.remove(name)
 
 
-def _is_old(item: os.DirEntry[str]) -> bool:
-    return time.time() - item.stat(follow_symlinks=False).st_mtime >= _PATIENCE
+def _is_old(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and time.time() - status.st_mtime >= _PATIENCE
 
 
 def _lives(pid: int) -> bool:

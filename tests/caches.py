@@ -100,15 +100,25 @@ class Cache:
 
     def use_at_rename(self, monkeypatch, used: Path) -> None:
         """Have ``used`` be stamped, where it lies then, just as the first thing is moved away."""
-        from safecache import removal
-
-        rename = os.rename
         done = []
 
-        def move(source, destination):
+        def move(source, rename):
             if not done:
                 done.append(source)
                 self.use(used, 0)
-            rename(source, destination)
+            rename()
 
-        monkeypatch.setattr(removal.os, "rename", move)
+        at_each_rename(monkeypatch, move)
+
+
+def at_each_rename(monkeypatch, move) -> None:
+    """Have ``move`` be called in place of each renaming, with the path of what is moved, and to do it."""
+    from safecache import filesystem
+
+    stock = filesystem.rename
+
+    def rename(name, new, *, src_dir_fd=None, dst_dir_fd=None):
+        above = "" if src_dir_fd is None else os.readlink(f"/proc/self/fd/{src_dir_fd}")
+        move(os.path.join(above, name), lambda: stock(name, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd))
+
+    monkeypatch.setattr(filesystem, "rename", rename)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from safecache import binding, config, events, keyring, loading, seal, store, timestamps, trust
+from safecache import binding, config, events, folders, keyring, loading, seal, store, timestamps, trust
 from safecache.groups import KNOWN_BAD_FOLDER
 from safecache.isolation.crash import Crash
 from safecache.reasons import Reason
@@ -84,7 +84,8 @@ def forget(root: str, hash: str) -> bool:
     """Have it compiled again; whether there was a note. Raises OSError."""
     known = _known.pop((root, hash), None) is not None
     try:
-        os.unlink(_path(root, hash))
+        with folders.above(root, _path(root, hash)) as (folder, name):
+            folder.unlink(name)
     except FileNotFoundError:
         return known
     return True

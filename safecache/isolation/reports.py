@@ -10,14 +10,15 @@ import errno
 import itertools
 import json
 import os
+import re
 import secrets
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from safecache import files, groups, store, timestamps
+from safecache import files, folders, groups, store, timestamps
+from safecache.folders import Folder
 from safecache.groups import CRASHES_FOLDER
 from safecache.isolation import kernel_script, reproducer
 from safecache.isolation.crash import STAGE_FILE, STAGES
@@ -28,7 +29,8 @@ __all__ = ["Facts", "listed", "stage_in", "write"]
 _SUMMARY = "report.json"
 # The latest tell what is wrong, and a kernel's IR can have megabytes.
 _MOST_REPORTS, _MOST_BYTES, _LARGEST_FILE = 100, 64 << 20, 8 << 20
-_TAKEN = (errno.EEXIST, errno.ENOTEMPTY)
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
+_NAME = re.compile(r"[0-9a-f]{16}(-\d+)?")
 
 
 class Facts(NamedTuple):
@@ -55,31 +57,31 @@ class Facts(NamedTuple):
 def write(root: str, facts: Facts) -> str:
     """The directory of the report; that of an earlier one, if the same compile has crashed before. Raises OSError."""
     parent = os.path.join(root, ".safecache", CRASHES_FOLDER)
-    os.makedirs(parent, exist_ok=True)
-    draft = os.path.join(parent, f".{secrets.token_hex(8)}")
-    os.mkdir(draft)
-    try:
-        for name, content in _contents(facts):
-            with open(os.path.join(draft, name), "xb") as file:
-                file.write(content[:_LARGEST_FILE])
-        place = _publish(draft, parent, facts.hash)
-    finally:
-        shutil.rmtree(draft, ignore_errors=True)
-    _remove_oldest(parent, place)
-    return place
-
-
-def _publish(draft: str, parent: str, hash: str) -> str:
-    for number in itertools.count():
-        place = os.path.join(parent, hash[:16] + (f"-{number}" if number else ""))
+    with folders.opened(root, (".safecache", CRASHES_FOLDER), make=True) as reports:
+        draft = f".{secrets.token_hex(8)}"
         try:
-            os.rename(draft, place)
+            with reports.enter(draft, make=True) as report:
+                for name, content in _contents(facts):
+                    report.write(name, content[:_LARGEST_FILE])
+            place = _publish(draft, reports, parent, facts.hash)
+        finally:
+            with suppress(OSError):
+                reports.remove(draft)
+        _remove_oldest(reports, parent, place)
+    return os.path.join(parent, place)
+
+
+def _publish(draft: str, reports: Folder, parent: str, hash: str) -> str:
+    for number in itertools.count():
+        name = hash[:16] + (f"-{number}" if number else "")
+        try:
+            reports.rename(draft, reports, name)
         except OSError as error:
             if error.errno not in _TAKEN:
                 raise
-            if _summary(place).get("hash") != hash:
+            if _summary(os.path.join(parent, name)).get("hash") != hash:
                 continue
-        return place
+        return name
     raise AssertionError
 
 
@@ -147,14 +149,16 @@ def _summary(directory: str) -> dict[str, Any]:
     return summary if isinstance(summary, dict) else {}
 
 
-def _remove_oldest(parent: str, newest: str) -> None:
-    """Down to what may lie there; reports of other users stay."""
-    found = sorted((path for path in _directories(parent) if path != newest), key=_age, reverse=True)
-    size = _size(newest)
-    for number, path in enumerate(found, start=2):
+def _remove_oldest(reports: Folder, parent: str, newest: str) -> None:
+    """Down to what may lie there; reports of other users stay, and what has the name of one and is none."""
+    found = [os.path.join(parent, name) for name in reports.names() if _NAME.fullmatch(name) and name != newest]
+    size = _size(os.path.join(parent, newest))
+    for number, path in enumerate(sorted(found, key=_age, reverse=True), start=2):
         size += _size(path)
-        if number > _MOST_REPORTS or size > _MOST_BYTES:
-            shutil.rmtree(path, ignore_errors=True)
+        name = os.path.basename(path)
+        if (number > _MOST_REPORTS or size > _MOST_BYTES) and str(_summary(path).get("hash"))[:16] == name[:16]:
+            with suppress(OSError):
+                reports.remove(name)
 
 
 def _age(path: str) -> float:

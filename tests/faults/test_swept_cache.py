@@ -85,7 +85,7 @@ def test_each_source_or_library_alone_can_go(warm):
 
     age(warm.cache, 2 * HOUR)
     for name in code():
-        assert removal.remove(code()[name])
+        assert removal.remove(code()[name], str(warm.cache))
         answer = warm.run()
         assert answer.ok and answer.warnings == [] and answer.hits == WARM, name
 

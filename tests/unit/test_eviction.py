@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import pytest
-from caches import DAY, HOUR, Cache, key
+from caches import DAY, HOUR, Cache, at_each_rename, key
 from conftest import needs_root
 
-from safecache import eviction, jobs, mounts, removal
+from safecache import eviction, jobs, mounts
 from safecache.errors import CacheWriteError
 from safecache.eviction import Limits
 from safecache.groups import GroupKind
@@ -151,8 +151,8 @@ def test_group_that_is_used_while_it_is_removed_is_put_back(cache, monkeypatch, 
 def test_what_others_may_be_about_to_load_is_not_even_moved_before_the_stamps_are_looked_at(cache, monkeypatch, make):
     files = getattr(cache, make)("a", 30 * DAY)
     cache.use_at_rename(monkeypatch, files[0])
-    rename, moved = os.rename, []
-    monkeypatch.setattr(removal.os, "rename", lambda source, to: moved.append(source) or rename(source, to))
+    moved = []
+    at_each_rename(monkeypatch, lambda source, rename: moved.append(source) or rename())
     sweep(cache, age=DAY)
     assert [path for path in moved if ".safecache" not in path] == [str(files[0])]
 
@@ -174,16 +174,15 @@ def test_kernel_whose_record_is_stamped_while_it_is_removed_is_put_back(cache, m
 def test_entry_published_beside_an_old_one_is_kept_and_so_is_what_comes_while_it_is_away(cache, monkeypatch):
     """The directory that is put back finds a new one in its place."""
     old = cache.aot("a", 30 * DAY)
-    rename = os.rename
 
-    def publish(source, destination):
+    def publish(source, rename):
         if source == str(old.parent):
             cache.file(old.with_name("second"), 0)
-        rename(source, destination)
+        rename()
         if source == str(old.parent):
             cache.file(old.with_name("third"), 0)
 
-    monkeypatch.setattr(removal.os, "rename", publish)
+    at_each_rename(monkeypatch, publish)
     assert sweep(cache, age=DAY).removed == []
     assert {path.name for path in cache.files()} == {"entry", "second", "third"}
 
@@ -324,14 +323,13 @@ def test_links_in_what_is_removed_are_not_followed(cache, tmp_path):
 def test_group_that_cannot_be_moved_is_told_with_the_reason_and_the_others_go(cache, monkeypatch):
     cache.aot("a", 30 * DAY)
     cache.aot("b", 40 * DAY)
-    rename = os.rename
 
-    def refuse(source, destination):
+    def refuse(source, rename):
         if key("a", "b") in source:
             raise OSError(30, "Read-only file system", source)
-        rename(source, destination)
+        rename()
 
-    monkeypatch.setattr(removal.os, "rename", refuse)
+    at_each_rename(monkeypatch, refuse)
     done = sweep(cache, age=DAY)
     assert removed(done) == [key("a", "a")]
     assert reasons(done) == {key("a", "b"): "it cannot be removed: Read-only file system"}

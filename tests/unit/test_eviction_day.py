@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import random
 
-from caches import HOUR, NOW, Cache, key
+from caches import HOUR, NOW, Cache, at_each_rename, key
 
-from safecache import eviction, inventory, removal, stamps
+from safecache import eviction, inventory, stamps
 from safecache.eviction import Limits
 from safecache.groups import GroupKind
 
@@ -58,17 +58,17 @@ def test_day_of_eviction_keeps_the_limits_and_the_working_set(tmp_path, monkeypa
     job = Job(tmp_path / "cache", seed=1)
     working = {f"model {n}": job.publish(f"model {n}") for n in range(MODELS)}
     job.published = tuple(working)
-    rename, saved, removed = os.rename, [], 0
+    saved, removed = [], 0
 
-    def used_meanwhile(source, destination):
+    def used_meanwhile(source, rename):
         """Now and then somebody reads what is just being moved away."""
         files = [source] if os.path.isfile(source) else [os.path.join(source, name) for name in os.listdir(source)]
         if ".safecache" not in source and job.random.random() < 0.02 and files:
             os.utime(files[0], (job.cache.now,) * 2)
             saved.append(source)
-        rename(source, destination)
+        rename()
 
-    monkeypatch.setattr(removal.os, "rename", used_meanwhile)
+    at_each_rename(monkeypatch, used_meanwhile)
     for step in range(int(24 * HOUR / STEP)):
         job.cache.now = NOW + step * STEP
         # Each model of the working set is used every two hours, at a time of its own.

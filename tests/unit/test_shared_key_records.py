@@ -81,11 +81,11 @@ def test_shared_level_that_takes_no_record_costs_nothing(shared, local, settings
     open_ = filesystem.open
     tried = []
 
-    def fail(path, flags, *rest):
+    def fail(path, flags, *rest, **named):
         if str(path).startswith(str(shared)) and flags & os.O_CREAT:
             tried.append(path)
             raise OSError(error, os.strerror(error))
-        return open_(path, flags, *rest)
+        return open_(path, flags, *rest, **named)
 
     monkeypatch.setattr(filesystem, "open", fail)
     key_notes.note(Layer.AOT, KEY, "model.f", local, ())

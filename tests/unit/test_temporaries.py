@@ -45,7 +45,7 @@ def living(tmp_path):
 def test_file_of_a_living_writer_stays_however_old_it_is(tmp_path, living):
     _, path = living
     age(path, 30 * DAY)
-    assert temporaries.reap(str(tmp_path)) == 0 and os.path.exists(path)
+    assert temporaries.reap(str(tmp_path), str(tmp_path)) == 0 and os.path.exists(path)
 
 
 def test_file_of_a_killed_writer_is_removed_after_an_hour(tmp_path, living):
@@ -53,10 +53,10 @@ def test_file_of_a_killed_writer_is_removed_after_an_hour(tmp_path, living):
     process.kill()
     process.communicate()
     age(path, 0.5 * HOUR)
-    temporaries.reap(str(tmp_path))
+    temporaries.reap(str(tmp_path), str(tmp_path))
     assert os.path.exists(path)
     age(path, 2 * HOUR)
-    temporaries.reap(str(tmp_path))
+    temporaries.reap(str(tmp_path), str(tmp_path))
     assert not os.path.exists(path)
 
 
@@ -65,10 +65,10 @@ def test_over_a_network_nothing_is_locked_and_only_age_counts(tmp_path, monkeypa
     monkeypatch.setattr(filesystem, "flock", None)
     temporary = Temporary(str(tmp_path), 0o666)
     age(temporary.path, 2 * HOUR)
-    temporaries.reap(str(tmp_path))
+    temporaries.reap(str(tmp_path), str(tmp_path))
     assert os.path.exists(temporary.path)
     age(temporary.path, 2 * DAY)
-    temporaries.reap(str(tmp_path))
+    temporaries.reap(str(tmp_path), str(tmp_path))
     assert not os.path.exists(temporary.path)
     temporary.close()
 
@@ -78,7 +78,7 @@ def test_size_of_what_was_removed_is_told(tmp_path):
     temporary.write(b"content", durably=False)
     temporary.close()
     age(temporary.path, 2 * HOUR)
-    assert temporaries.reap(str(tmp_path)) == len(b"content")
+    assert temporaries.reap(str(tmp_path), str(tmp_path)) == len(b"content")
 
 
 @pytest.mark.parametrize(("old", "stays"), [(2 * HOUR, True), (2 * DAY, False)])
@@ -86,7 +86,7 @@ def test_file_of_stock_torch_which_has_no_lock_stays_for_a_day(tmp_path, old, st
     path = tmp_path / ".123.456.tmp"
     path.touch()
     age(path, old)
-    temporaries.reap(str(tmp_path))
+    temporaries.reap(str(tmp_path), str(tmp_path))
     assert path.exists() == stays
 
 
@@ -95,7 +95,7 @@ def test_nothing_else_is_removed(tmp_path, name):
     path = tmp_path / name
     path.touch()
     age(path, 30 * DAY)
-    temporaries.reap(str(tmp_path))
+    temporaries.reap(str(tmp_path), str(tmp_path))
     assert path.exists()
 
 
@@ -106,7 +106,7 @@ def test_what_is_no_file_stays(tmp_path):
     os.symlink("nowhere", tmp_path / ".3.4.tmp")
     for path in tmp_path.iterdir():
         os.utime(path, (0, 0), follow_symlinks=False)
-    assert temporaries.reap(str(tmp_path)) == 0 and len(list(tmp_path.iterdir())) == 3
+    assert temporaries.reap(str(tmp_path), str(tmp_path)) == 0 and len(list(tmp_path.iterdir())) == 3
 
 
 def test_first_publishing_in_a_directory_removes_what_is_left_there(tmp_path):
@@ -123,7 +123,7 @@ def test_file_is_locked_until_it_has_its_name(tmp_path, monkeypatch):
 
     def reap_first(source, destination):
         age(source, 2 * HOUR)
-        tried.append(temporaries.reap(str(tmp_path)))
+        tried.append(temporaries.reap(str(tmp_path), str(tmp_path)))
         rename(source, destination)
 
     monkeypatch.setattr(filesystem, "rename", reap_first)
@@ -184,12 +184,13 @@ def test_what_is_put_in_place_of_a_dead_writers_file_is_not_waited_for_nor_follo
     os.mkfifo(left) if what == "fifo" else left.symlink_to("target")
     opened, open_ = [], filesystem.open
 
-    def note(path, *args):
-        descriptor = open_(path, *args)
-        opened.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+    def note(path, flags, *args, **named):
+        descriptor = open_(path, flags, *args, **named)
+        if not flags & os.O_DIRECTORY:
+            opened.append(os.readlink(f"/proc/self/fd/{descriptor}"))
         return descriptor
 
-    monkeypatch.setattr(filesystem, "lstat", lambda path: status)
+    monkeypatch.setattr(filesystem, "lstat", lambda path, **named: status)
     monkeypatch.setattr(filesystem, "open", note)
-    temporaries.reap(str(tmp_path))
+    temporaries.reap(str(tmp_path), str(tmp_path))
     assert opened == ([str(left)] if what == "fifo" else []) and os.path.exists(tmp_path / "target")

@@ -230,7 +230,7 @@ def calls_name(calls, action, entry, plan):
 @BY_ERROR
 def test_reaping_removes_no_file_of_a_living_writer_whatever_fails(entry, calls, error):
     def reap():
-        return temporaries.reap(str(entry.parent))
+        return temporaries.reap(str(entry.parent), str(entry.parent))
 
     def prepare():
         anew(entry, OLD)

@@ -1,0 +1,160 @@
+"""Directories below a cache's root, each entered from the one above it and through no link, and what is done in them.
+
+Whoever can write to a cache can put a link, or another directory, in the place of any name in it, at any time. What is
+reached by its name from there on is then wherever he wants it to be; what is reached from an open directory is not.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+
+from safecache import filesystem
+
+__all__ = ["Folder", "above", "at", "opened"]
+
+# Not O_RDONLY: who shares a cache may be let in and not be shown what else lies there.
+_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class Folder:
+    """An open directory. Names are of what lies in it: no method follows a link, and all raise OSError."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
+
+    @contextmanager
+    def enter(self, name: str, *, make: bool = False) -> Iterator[Folder]:
+        """The directory of this name, made if it is to be and is not there."""
+        if make:
+            with suppress(FileExistsError):
+                filesystem.mkdir(name, dir_fd=self.descriptor)
+        with _closing(filesystem.open(name, _ENTER | os.O_NOFOLLOW, dir_fd=self.descriptor)) as folder:
+            yield folder
+
+    def names(self) -> list[str]:
+        """Of all that lies there, in no order."""
+        with _closing(filesystem.open(".", _LIST, dir_fd=self.descriptor)) as folder:
+            return filesystem.listdir(folder.descriptor)
+
+    def status(self, name: str) -> os.stat_result:
+        """Of a link its own."""
+        return filesystem.lstat(name, dir_fd=self.descriptor)
+
+    def holds(self, name: str) -> bool:
+        """Whether there is anything of that name."""
+        try:
+            self.status(name)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def open(self, name: str, flags: int) -> int:
+        """Its descriptor; a FIFO is not waited for."""
+        flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+        return filesystem.open(name, flags, 0o666, dir_fd=self.descriptor)
+
+    def write(self, name: str, content: bytes) -> None:
+        """A new file. Raises FileExistsError if there is one; what could not be written whole is removed."""
+        descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            filesystem.write_all(descriptor, content)
+        except OSError:
+            self.unlink(name)
+            raise
+        finally:
+            filesystem.close(descriptor)
+
+    def unlink(self, name: str) -> None:
+        """Remove what is no directory."""
+        filesystem.unlink(name, dir_fd=self.descriptor)
+
+    def touch(self, name: str) -> None:
+        """Set its times to now; of a link its own."""
+        os.utime(name, dir_fd=self.descriptor, follow_symlinks=False)
+
+    def rename(self, name: str, to: Folder, new: str) -> None:
+        """Move it there; a file that has the name already is replaced."""
+        filesystem.rename(name, new, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
+
+    def remove(self, name: str) -> None:
+        """Remove it, with all that is in it however deep that is, and on this device alone; or else as much as can be.
+
+        Takes three descriptors, and no depth of the stack: what is nested is moved up, and so is nested no more.
+        """
+        if not stat.S_ISDIR(self.status(name).st_mode):
+            self.unlink(name)
+            return
+        with self.enter(name) as top:
+            device = os.fstat(self.descriptor).st_dev
+            left = top._without_files(top, device)
+            while left:
+                directory = left.pop()
+                with suppress(OSError), top.enter(directory) as folder:
+                    left += folder._without_files(top, device)
+                with suppress(OSError):
+                    filesystem.rmdir(directory, dir_fd=top.descriptor)
+        filesystem.rmdir(name, dir_fd=self.descriptor)
+
+    def _without_files(self, top: Folder, device: int) -> list[str]:
+        """The names in ``top`` of the directories that were in here, moved up, and the files removed."""
+        if os.fstat(self.descriptor).st_dev != device:
+            raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
+        directories = []
+        for name in self.names():
+            with suppress(OSError):  # another process has, or it is another user's
+                if not stat.S_ISDIR(self.status(name).st_mode):
+                    self.unlink(name)
+                elif self is top:
+                    directories.append(name)
+                else:
+                    new = secrets.token_hex(16)
+                    self.rename(name, top, new)
+                    directories.append(new)
+        return directories
+
+
+@contextmanager
+def _closing(descriptor: int) -> Iterator[Folder]:
+    try:
+        yield Folder(descriptor)
+    finally:
+        with suppress(OSError):  # nothing was written through it
+            filesystem.close(descriptor)
+
+
+@contextmanager
+def opened(root: str, folders: Iterable[str] = (), *, make: bool = False) -> Iterator[Folder]:
+    """The directory that these lead to from ``root``, which may be reached through links: who names it means them.
+
+    ``make``: those of the folders that are not there. Raises OSError.
+    """
+    with ExitStack() as stack:
+        folder = stack.enter_context(_closing(filesystem.open(root, _ENTER)))
+        for name in folders:
+            folder = stack.enter_context(folder.enter(name, make=make))
+        yield folder
+
+
+def at(root: str, directory: str, *, make: bool = False) -> AbstractContextManager[Folder]:
+    """As opened(), of the directory at this path: the root, or one below it."""
+    names = os.path.relpath(directory, root).split(os.sep)
+    if os.pardir in names:
+        raise OSError(errno.EXDEV, f"not below {root}", directory)
+    return opened(root, [] if names == [os.curdir] else names, make=make)
+
+
+@contextmanager
+def above(root: str, path: str, *, make: bool = False) -> Iterator[tuple[Folder, str]]:
+    """The directory below ``root``, or that itself, in which what is at ``path`` lies, and its name there.
+
+    Raises OSError, also for a path that does not lead below the root.
+    """
+    directory, name = os.path.split(os.path.normpath(path))
+    with at(root, directory, make=make) as folder:
+        yield folder, name

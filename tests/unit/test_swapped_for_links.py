@@ -1,0 +1,227 @@
+"""Who can write to a cache puts links to another directory in the place of its own: nothing there is touched.
+
+Each of these had a victim's own process remove, or change, the victim's files elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import shutil
+import time
+
+import pytest
+from caches import DAY, at_each_rename
+from crashes.test_crash_reports import facts
+
+from safecache import adopt, eviction, folders, key_records, layout, limits, resealing, store
+from safecache.eviction import Limits
+from safecache.isolation import known_bad, reports
+from safecache.key_records import KeyRecord
+from safecache.lookups import Layer
+from unit.key_cases import MAC
+
+KEY = "a" + "b" * 51
+
+
+@pytest.fixture
+def documents(tmp_path):
+    """What is the user's, and none of the cache's, old enough to be pruned, and named so that it could be."""
+    home = tmp_path / "home"
+    for number in range(120):
+        directory = home / f"{number:016x}"
+        directory.mkdir(parents=True)
+        (directory / "letter").write_text("dear")
+        (home / f"a{'b' * 50}{'abcdefghijklmnopqrstuvwxyz234567'[number % 32]}.json.gz").write_text("dear")
+        os.utime(directory, (0, 0))
+    return home
+
+
+@pytest.fixture
+def intact(documents):
+    def state():
+        return {path: path.lstat()[:4] + (path.stat().st_mtime_ns,) for path in documents.rglob("*")}
+
+    before = state()
+    yield
+    assert state() == before
+
+
+def link(path, to):
+    """Have a link there, whatever was there."""
+    if path.is_dir() and not path.is_symlink():
+        path.rename(path.with_name(f"{path.name}.before"))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)
+    path.symlink_to(to)
+
+
+def test_crash_report_is_not_written_through_a_link_and_prunes_nothing_there(tmp_path, documents, intact):
+    root = tmp_path / "cache"
+    link(root / ".safecache" / "crashes", documents)
+    with pytest.raises(OSError, match="Not a directory"):
+        reports.write(str(root), facts("ab" * 32))
+
+
+def test_what_only_has_the_name_of_a_report_is_not_pruned(tmp_path, monkeypatch):
+    monkeypatch.setattr(reports, "_MOST_REPORTS", 1)
+    other = tmp_path / ".safecache" / "crashes" / ("1" * 16)
+    other.mkdir(parents=True)
+    (other / "letter").write_text("dear")
+    for hash in ("ab" * 32, "cd" * 32):
+        reports.write(str(tmp_path), facts(hash))
+    assert (other / "letter").exists() and len(reports.listed(str(tmp_path))) == 1
+
+
+@pytest.mark.parametrize("folder", [".safecache", ".safecache/trash"])
+def test_trash_that_becomes_a_link_during_a_sweep_leads_nowhere(cache, documents, intact, monkeypatch, folder):
+    """After the inventory, where what a sweep that was killed has left was found."""
+    left = cache.root / ".safecache" / "trash" / f"{1:016x}"
+    left.mkdir(parents=True)
+    cache.aot("a", 30 * DAY)
+    target = documents if folder.endswith("trash") else documents.parent
+    if target is documents.parent:
+        (target / "trash").symlink_to(documents)
+    take = eviction.take
+
+    def swapped(root):
+        found = take(root)
+        link(cache.root / folder, target)
+        return found
+
+    monkeypatch.setattr(eviction, "take", swapped)
+    eviction.sweep(str(cache.root), Limits(age=DAY), now=cache.now)
+
+
+def test_directory_that_becomes_a_link_as_its_entry_is_moved_away_leads_nowhere(cache, documents, intact, monkeypatch):
+    entry = cache.aot("a", 30 * DAY)
+    (documents / entry.parent.name).mkdir()
+    shutil.rmtree(documents / entry.parent.name)
+
+    def swap(source, rename):
+        link(cache.root / "aotautograd", documents)
+        rename()
+
+    at_each_rename(monkeypatch, swap)
+    eviction.sweep(str(cache.root), Limits(age=DAY), now=cache.now)
+
+
+def test_records_of_keys_are_not_pruned_through_a_link(tmp_path, documents, intact, monkeypatch):
+    root = tmp_path / "cache"
+    root.mkdir()
+    record = KeyRecord(Layer.AOT, KEY, "model.f", 0.0, ())
+    key_records.remember(record, str(root))
+    (place,) = (root / ".safecache" / "keys" / "aot").iterdir()
+    publish = store.publish
+
+    def swapped(path, content, top):
+        publish(path, content, top)
+        link(place, documents)
+
+    monkeypatch.setattr(store, "publish", swapped)
+    key_records.remember(record._replace(made=time.time()), str(root))
+
+
+def test_what_only_has_the_name_of_a_record_of_a_key_is_not_pruned(tmp_path):
+    names = [f"a{'b' * 49}{one}{two}" for one in "abcdef" for two in "abcdef"]
+    for key in names:
+        key_records.remember(KeyRecord(Layer.AOT, key, "model.f", 0.0, ()), str(tmp_path))
+    (place,) = (tmp_path / ".safecache" / "keys" / "aot").iterdir()
+    assert len(list(place.iterdir())) == 32
+    other = place / f"a{'c' * 51}.json.gz"
+    other.write_text("dear")
+    os.utime(other, (0, 0))
+    key_records.remember(KeyRecord(Layer.AOT, "a" + "d" * 51, "model.f", 0.0, ()), str(tmp_path))
+    assert other.exists()
+
+
+def test_signed_entry_is_not_removed_through_a_link(tmp_path, documents, intact, monkeypatch):
+    root, content = tmp_path / "cache", pickle.dumps(1)
+    entry = root / "aotautograd" / "akey" / layout.entry_name(content)
+    entry.parent.mkdir(parents=True)
+    entry.write_bytes(content)
+    assert adopt.adopt(str(root)).sealed == 1
+    (entry,) = entry.parent.iterdir()
+    (documents / entry.name).write_text("dear")
+    inside = {path: path.read_text() for path in documents.iterdir() if path.is_file()}
+    publish = store.publish
+
+    def swapped(path, content, top):
+        publish(path, content, top)
+        link(entry.parent, documents)
+
+    monkeypatch.setattr(store, "publish", swapped)
+    location = layout.Location(str(entry), next(layout.walk(str(root))).kind, "akey")
+    with pytest.raises(OSError, match="Not a directory"):
+        resealing.replace(location, entry.read_bytes(), str(root), MAC, {})
+    assert {path: path.read_text() for path in documents.iterdir() if path.is_file()} == inside
+    (documents / entry.name).unlink()
+
+
+def test_note_of_a_crash_is_not_removed_through_a_link(tmp_path, documents, intact):
+    hash = "ab" * 32
+    for path in (documents / hash, documents / hash[:2] / hash):
+        path.parent.mkdir(exist_ok=True)
+    link(tmp_path / "cache" / ".safecache" / "known_bad", documents)
+    place = os.path.dirname(os.path.relpath(known_bad._path(str(tmp_path / "cache"), hash), tmp_path / "cache"))
+    assert place.startswith(".safecache")
+    with pytest.raises(OSError, match="Not a directory"):
+        known_bad.forget(str(tmp_path / "cache"), hash)
+    shutil.rmtree(documents / hash[:2])
+
+
+def test_stamp_of_a_sweep_is_not_set_through_a_link(tmp_path, documents, settings, monkeypatch):
+    root, started = tmp_path / "cache", []
+    root.mkdir()
+    monkeypatch.setattr(limits, "_start", started.append)
+    settings(SAFECACHE_MAX_BYTES="1GB")
+    letter = next(path for path in documents.rglob("letter"))
+    os.utime(letter, (0, 0))
+    link(root / ".safecache" / "gc.stamp", letter)
+    os.utime(root / ".safecache" / "gc.stamp", (0, 0), follow_symlinks=False)
+    limits.published(str(root))
+    assert letter.stat().st_mtime == 0 and len(started) == 1
+
+
+def nest(path, depth):
+    """That many directories, each in the one before; one path cannot name the last."""
+    path.mkdir(parents=True)
+    above = os.open(path, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d" * 40, dir_fd=above)
+        below = os.open("d" * 40, os.O_RDONLY, dir_fd=above)
+        os.close(above)
+        above = below
+    os.close(os.open("file", os.O_CREAT | os.O_WRONLY, dir_fd=above))
+    os.close(above)
+
+
+@pytest.mark.parametrize("where", ["other", "aotautograd/x", "triton/0", ".safecache/trash/x", ".safecache/keys/aot"])
+@pytest.mark.parametrize("command", [["du"], ["ls"], ["gc"], ["clean"], ["verify"], ["quarantine", "list"]])
+def test_commands_go_through_directories_nested_without_end(run, cache, where, command):
+    nest(cache.root / where, 1500)
+    try:
+        place = ["--in", cache.root] if command[0] == "quarantine" else [cache.root]
+        said = run(*command, *place)
+        assert said.code in (0, 1) and "Traceback" not in said.err, said.err
+    finally:
+        with folders.opened(str(cache.root)) as folder:
+            for name in folder.names():
+                folder.remove(name)
+    assert list(cache.root.iterdir()) == []
+
+
+def test_folder_is_removed_whole_and_what_it_links_to_is_not(tmp_path, documents, intact):
+    nest(tmp_path / "deep", 30)
+    (tmp_path / "deep" / "link").symlink_to(documents)
+    (tmp_path / "deep" / ("d" * 40) / "link").symlink_to(documents)
+    with folders.opened(str(tmp_path)) as folder:
+        folder.remove("deep")
+        folder.enter("home")
+        assert not folder.holds("deep")
+
+
+def test_path_that_leads_out_of_a_cache_is_refused(tmp_path):
+    for path in (tmp_path / "a" / ".." / ".." / "b", tmp_path.parent / "b", tmp_path):
+        with pytest.raises(OSError, match="not below"), folders.above(str(tmp_path), str(path)):
+            pass
