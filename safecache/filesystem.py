@@ -13,7 +13,6 @@ from os import (
     dup,
     fstat,
     fsync,
-    fwalk,
     link,
     listdir,
     lstat,
@@ -28,7 +27,6 @@ from os import (
     unlink,
     write,
 )
-from shutil import rmtree
 from time import monotonic, sleep
 from typing import TypeVar
 
@@ -42,7 +40,6 @@ __all__ = [
     "flock",
     "fstat",
     "fsync",
-    "fwalk",
     "identity",
     "link",
     "listdir",
@@ -54,7 +51,6 @@ __all__ = [
     "rename",
     "retried",
     "rmdir",
-    "rmtree",
     "sleep",
     "stat",
     "unlink",

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from safecache import bounds, detached, files, provenance, store, vouching
-from safecache.errors import LauncherError
+from safecache import bounds, detached, files, provenance, store, triton_files, vouching
+from safecache.errors import EntryRefusedError, LauncherError
 from safecache.seal import Kind
 
 __all__ = ["Recipe", "freeze", "identify", "keep_cubin", "rebuild"]
@@ -45,17 +45,30 @@ def identify(result: Any, cache_hash: str) -> str:
 
 
 def keep_cubin(result: Any) -> None:
-    """Keep the cubin that a static CompileResult is about to load, for as long as its kernel lives."""
+    """Keep the cubin that a static CompileResult is about to load, for as long as its kernel lives.
+
+    It is loaded from a private copy if what lies there cannot be verified. Without one in memory this raises what was
+    in the way, and what torch raises where there is none.
+    """
     if not _is_static(result) or result.kernel in _cubins:
         return
     kernel = result.kernel
-    with suppress(OSError, RuntimeError, store.UnusableEntry):  # The load that follows fails in its own words.
-        if not kernel.cubin_path:
-            result.reload_cubin_path()
-        path = kernel.cubin_path
-        if kernel.cubin_raw is not None:  # in memory already, of an entry that was verified
-            vouching.expect(path, kernel.cubin_raw)
+    if not kernel.cubin_path:
+        result.reload_cubin_path()
+    path, raw = kernel.cubin_path, kernel.cubin_raw
+    if raw is not None:  # in memory already, of an entry that was verified
+        vouching.expect(path, raw)
+    try:
+        kernel.cubin_path = None  # nothing that was not verified is loaded, whatever happens
         kernel.cubin_path, _ = vouching.admit_code(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
+    except (OSError, EntryRefusedError, store.UnusableEntry) as error:
+        if raw is None:
+            raise
+        if isinstance(error, OSError):
+            kernel.cubin_path = triton_files.put_aside(kernel.name, raw, error)
+        else:
+            kernel.cubin_path = vouching.private_copy(kernel.name, raw, Kind.KERNEL)
+    with suppress(FileNotFoundError):  # nobody else can put one there: the load that follows fails in its own words
         check = store.check_up_to(bounds.largest(Kind.KERNEL))
         _cubins[kernel] = files.read_regular(kernel.cubin_path, check)
 

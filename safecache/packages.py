@@ -21,6 +21,7 @@ from safecache import (
     events,
     files,
     gpu_binaries,
+    groups,
     keyring,
     ownership,
     private_directory,
@@ -213,7 +214,12 @@ def _placed(target: Any, directory: Callable[[], str]) -> str:
 
 def _unpacked(path: str) -> str:
     """A directory, which has no seal: to be trusted only where the user has said that being private is enough."""
-    if not all(vouching.is_private(os.path.join(above, name)) for above, _, names in os.walk(path) for name in names):
+    found = [path]
+    if config.current().trust == "private":
+        found += (item.path for item in groups.below(path))
+        found += (os.path.dirname(place) for place in found[1:])
+    # A link could lead to another directory by the time that it is loaded.
+    if len(found) == 1 or any(os.path.islink(place) or not vouching.is_private(place) for place in found):
         raise vouching.not_loaded(Refusal(Reason.UNSEALED, "a directory has no seal"), Kind.PACKAGE, path)
     return path
 

@@ -16,7 +16,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
-from safecache import files, filesystem
+from safecache import files, filesystem, folders, groups
+from safecache.folders import Folder
 from safecache.reasons import Reason
 
 __all__ = ["entered", "is_its_name", "is_still", "obstacle", "opened", "quarantine", "remove"]
@@ -35,7 +36,8 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_result | None = None) -> str | None:
     """Move what is at ``path`` out of the cache, to ``root/.safecache/quarantine``, with a note of why.
 
-    Returns its new path; None where the file system refuses, and then the entry is where it was. ``found``: what was
+    Returns its new path; None where the file system refuses, or a link leads there, and then the entry is where it was.
+    Nothing that is not below ``root`` is moved. ``found``: what was
     judged there, by its content, or by its status for what is large or no file; something else, such as what another
     process has saved in its place since, is left there.
     The latest stay in quarantine: see _MOST_FILES and _MOST_BYTES.
@@ -46,13 +48,14 @@ def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_resu
     # What cannot be looked through has been moved all the same.
     with (
         suppress(OSError),
-        _watched(path, found) as is_it,
+        folders.above(root, path) as (parent, old),
+        _watched(source := f"/proc/self/fd/{parent.descriptor}/{old}", found) as is_it,
         entered(root, _PLACE, make=True) as place,
     ):
         # What is judged and renamed by its name may be another each time.
-        moved = is_it(path) and _move(path, place, name, reason)
+        moved = is_it(source) and _move(parent, old, place, name, {"from": path, "reason": reason.value})
         if moved and not is_it(f"/proc/self/fd/{place}/{name}"):
-            _put_back(path, place, name)
+            _put_back(parent, old, place, name)
             moved = False
         if moved:
             _remove_oldest(place, name)
@@ -132,13 +135,13 @@ def _check_regular(status: os.stat_result) -> None:
         raise OSError("no longer a file")
 
 
-def _put_back(path: str, place: int, name: str) -> None:
+def _put_back(parent: Folder, old: str, place: int, name: str) -> None:
     """Unless there is one again. Raises OSError."""
     try:
-        filesystem.link(name, path, src_dir_fd=place, follow_symlinks=False)
+        filesystem.link(name, old, src_dir_fd=place, dst_dir_fd=parent.descriptor, follow_symlinks=False)
     except OSError as error:
         if error.errno != errno.EEXIST:  # a file system without hard links
-            filesystem.rename(name, path, src_dir_fd=place)
+            filesystem.rename(name, old, src_dir_fd=place, dst_dir_fd=parent.descriptor)
     remove(place, name)
 
 
@@ -156,13 +159,17 @@ def _entered(directory: str, above: int | None = None, *, make: bool = True) -> 
             filesystem.close(descriptor)
 
 
-def _move(path: str, place: int, name: str, reason: Reason) -> bool:
+def _move(parent: Folder, old: str, place: int, name: str, why: dict[str, str]) -> bool:
     note = name + ".json"
     # First the note: nothing lies there without one, whenever this process is killed.
     with suppress(OSError):
-        _write_note(place, note, path, reason)
+        _write_note(place, note, why)
+
+    def rename() -> None:
+        filesystem.rename(old, name, src_dir_fd=parent.descriptor, dst_dir_fd=place)
+
     try:
-        filesystem.retried(lambda: filesystem.rename(path, name, dst_dir_fd=place), filesystem.PASSING)
+        filesystem.retried(rename, filesystem.PASSING)
         return True
     except OSError:
         with suppress(OSError):
@@ -173,9 +180,9 @@ def _move(path: str, place: int, name: str, reason: Reason) -> bool:
         return False
 
 
-def _write_note(place: int, note: str, path: str, reason: Reason) -> None:
+def _write_note(place: int, note: str, why: dict[str, str]) -> None:
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    content = json.dumps({"from": path, "reason": reason.value, "time": moment}).encode()
+    content = json.dumps(why | {"time": moment}).encode()
     descriptor = filesystem.open(note, _CREATE, 0o666, dir_fd=place)
     try:
         filesystem.write_all(descriptor, content)
@@ -218,17 +225,11 @@ def _found(directory: int) -> dict[str, tuple[int, int]]:
 def _size(directory: int, name: str, status: os.stat_result) -> int:
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size
-    size = 0
-    for _, _, names, below in filesystem.fwalk(name, dir_fd=directory):
-        size += sum(filesystem.lstat(name, dir_fd=below).st_size for name in names)
-    return size
+    return sum(file.size for file in groups.below(f"/proc/self/fd/{directory}/{name}"))
 
 
 def remove(directory: int, name: str) -> None:
     """Take what has this name, and its note, out of the quarantine with this descriptor, as far as that can be done."""
-    with suppress(OSError):  # gone, or another user's, or a directory
-        filesystem.unlink(name, dir_fd=directory)
-    # By this path, since rmtree() takes a descriptor only from Python 3.11 on.
-    filesystem.rmtree(f"/proc/self/fd/{directory}/{name}", ignore_errors=True)
-    with suppress(OSError):
-        filesystem.unlink(name + ".json", dir_fd=directory)
+    for each in (name, f"{name}.json"):
+        with suppress(OSError):  # gone, or another user's
+            Folder(directory).remove(each)

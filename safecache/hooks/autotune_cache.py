@@ -21,6 +21,8 @@ from safecache.seal import Kind
 __all__ = ["load_cache", "read_best", "save"]
 
 _REMEDY = "The kernel is tuned again."
+# What torch raises for a result that is no result, wherever it comes from.
+_MALFORMED = (AssertionError, AttributeError, KeyError, TypeError, ValueError)
 
 
 class _Results:
@@ -104,7 +106,7 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
                 try:
                     best = wrapped(inductor_meta, configs)
                 except Exception as error:
-                    if results.vouched or not results.found:
+                    if results.vouched or not isinstance(error, _MALFORMED):
                         raise
                     text = f"it cannot be read: {type(error).__name__}: {error}"
                     return loading.note(Reason.UNLOADABLE, Kind.AUTOTUNING, where, text, _REMEDY, error)

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from safecache import (
+    artifacts,
     config,
     exec_directory,
     exposure,
@@ -50,6 +51,8 @@ def iterate_over_candidates(
         if kind is None:
             stock: Iterator[tuple[Any, bytes, bool]] = wrapped(local, remote_cache, key)
             return stock
+        if not artifacts.accept_name(kind, key, "given as a key", safe=artifacts.is_plain(key)):
+            return iter(())
         cache_dir_utils.settle()
         directory, root = instance._get_tmp_dir_for_key(key), _root()
         exposure.check(root)

@@ -45,6 +45,7 @@ def reload_cubin_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         vouching.admit_build(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
     except OSError as error:
         if instance.kernel.cubin_raw is None:
+            instance.kernel.cubin_path = None  # nobody loads what could not be verified
             raise
         instance.kernel.cubin_path = triton_files.put_aside(instance.kernel.name, instance.kernel.cubin_raw, error)
         return

@@ -141,9 +141,9 @@ def test_what_was_moved_there_is_no_entry_and_no_code_of_the_cache_any_more(cach
 def test_note_is_there_before_the_file(cache, monkeypatch):
     seen, rename = [], filesystem.rename
 
-    def look(source, name, *, dst_dir_fd):
+    def look(source, name, *, src_dir_fd, dst_dir_fd):
         seen.append(json.loads(Path(f"/proc/self/fd/{dst_dir_fd}/{name}.json").read_text())["reason"])
-        rename(source, name, dst_dir_fd=dst_dir_fd)
+        rename(source, name, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(filesystem, "rename", look)
     put_away(cache, 0)
@@ -154,9 +154,9 @@ def test_file_that_was_moved_though_the_server_said_otherwise_counts_as_moved(ca
     """NFS may carry a request out twice, and report what came of the second time."""
     rename = filesystem.rename
 
-    def twice(source, name, *, dst_dir_fd):
-        rename(source, name, dst_dir_fd=dst_dir_fd)
-        rename(source, name, dst_dir_fd=dst_dir_fd)
+    def twice(source, name, **where):
+        rename(source, name, **where)
+        rename(source, name, **where)
 
     monkeypatch.setattr(filesystem, "rename", twice)
     moved = put_away(cache, 0)

@@ -19,6 +19,7 @@ from safecache.eviction import Limits
 from safecache.isolation import known_bad, reports
 from safecache.key_records import KeyRecord
 from safecache.lookups import Layer
+from safecache.reasons import Reason
 from unit.key_cases import MAC
 
 KEY = "a" + "b" * 51
@@ -225,3 +226,21 @@ def test_path_that_leads_out_of_a_cache_is_refused(tmp_path):
     for path in (tmp_path / "a" / ".." / ".." / "b", tmp_path.parent / "b", tmp_path):
         with pytest.raises(OSError, match="not below"), folders.above(str(tmp_path), str(path)):
             pass
+
+
+def test_what_is_refused_is_not_moved_away_through_a_link_or_from_outside(tmp_path, documents, intact):
+    root = tmp_path / "cache"
+    link(root / "fxgraph" / "aa" / "key", documents)
+    inside = next(path for path in documents.iterdir() if path.is_file())
+    for path in (root / "fxgraph" / "aa" / "key" / inside.name, inside, root / ".." / "home" / inside.name):
+        assert store.quarantine(str(path), str(root), Reason.DAMAGED, inside.read_bytes()) is None
+    assert inside.exists() and not list(root.glob(".safecache/quarantine/*"))
+
+
+def test_what_is_nested_without_end_leaves_the_quarantine(tmp_path):
+    root = tmp_path / "cache"
+    nest(root / ".safecache" / "quarantine" / "x.0123abcd", 1500)
+    (root / "entry").touch()
+    assert store.quarantine(str(root / "entry"), str(root), Reason.DAMAGED) is not None
+    with folders.opened(str(root), (".safecache",)) as folder:
+        folder.remove("quarantine")
