@@ -573,6 +573,13 @@ TARGETS: tuple[Target, ...] = (
             f"{_CUTLASS}.serialization",
         ),
     ),
+    Target(
+        f"{_CUTLASS}.cache",
+        "maybe_fetch_ops",
+        "cutlass_utils:fetch_ops",
+        ("", "device_type"),  # 2.11, 2.12
+        copies=(f"{_CUTLASS}.gemm_template",),
+    ),
     Target(_CUTEDSL, "_cache_dir", "object_caches:cutedsl_dir", ("",), since=(2, 13)),
     Target(
         _CUTEDSL,
@@ -673,7 +680,7 @@ VERIFYING = frozenset(
         "cpp_codecache": "load_async precompile_header",
         "cpp_extension": "build_library import_module_from_library jit_compile run_ninja_build",
         "cpu_vec_isa": "check_build probe_load",
-        "cutlass_utils": "try_import_cutlass",
+        "cutlass_utils": "fetch_ops try_import_cutlass",
         "file_baton": "release try_acquire",
         "generated_code": (
             "build get_target_file_path init init_builder reload_python_module worker_compile_cpp write write_to_disk"

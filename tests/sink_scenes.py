@@ -63,6 +63,31 @@ def import_cutlass(directory):
     return {"found": found, "planted": importlib.util.find_spec("planted_beside_cutlass") is not None}
 
 
+def fetch_operations():
+    """What CUTLASS's template takes from a file of operations that lies in the cache, if anything."""
+    import inspect
+    import json
+    import os
+    import types
+    from unittest import mock
+
+    from torch._inductor.codegen.cutlass import cache
+
+    path = os.path.join(os.environ["TORCHINDUCTOR_CACHE_DIR"], cache._generate_config_filename("0" * 8))
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as file:
+        json.dump(["planted"], file)
+    serializer = types.SimpleNamespace(deserialize=lambda text: text)
+    with (
+        mock.patch.object(cache, "get_config_request_key", lambda *parts: "0" * 8),
+        mock.patch.object(cache, "get_cutlass_operation_serializer", lambda: serializer),
+        mock.patch.multiple(cache.utils, cutlass_arch=lambda *_: "90", toolkit_version=lambda *_: "12.8", create=True),
+        mock.patch.multiple(cache, get_cuda_arch=lambda: "90", get_cuda_version=lambda: "12.8", create=True),
+    ):
+        # Of the device only from torch 2.12 on.
+        return cache.maybe_fetch_ops(*["cuda"][: len(inspect.signature(cache.maybe_fetch_ops).parameters)])
+
+
 def compile_anew():
     """compile_model, with the compiler looked for as in a fresh process."""
     from torch._inductor import cpp_builder

@@ -128,6 +128,13 @@ def test_compiler_that_was_just_installed_is_used_in_this_process(home, compiler
 # --- CUTLASS's generators
 
 
+def test_operations_of_cutlass_are_not_taken_from_the_cache(home):
+    """Of their text CUDA sources are made. No torch that is released writes that file."""
+    assert home.run("fetch_operations", stock=True).result == ["planted"]
+    answer = home.run("fetch_operations")
+    assert answer.ok and answer.result is None and not answer.warnings, answer
+
+
 @pytest.fixture
 def cutlass(tmp_path):
     packages = {

@@ -37,6 +37,7 @@ MODULES = (
     "torch.utils._triton",
     "torch.utils.cpp_extension",
     "torch._inductor.aoti_eager",
+    "torch._inductor.codegen.cutlass.cache",
     "torch._inductor.codegen.cutlass.utils",
     "torch._inductor.compiler_bisector",
     "torch._inductor.runtime.cutedsl_cache",
