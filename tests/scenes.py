@@ -101,6 +101,21 @@ def load_standalone(path, fmt="binary"):
     return True
 
 
+def load_with_key(path, key):
+    """Load a standalone artifact with nothing in it, and this for a key."""
+    from torch._inductor.codecache import torch_key
+    from torch.utils._appending_byte_serializer import BytesWriter
+
+    writer = BytesWriter()
+    writer.write_bytes(b"CacheCompiledArtifact")
+    writer.write_bytes(torch_key())
+    writer.write_str(key)
+    writer.write_bytes(b"")
+    with open(path, "wb") as file:
+        file.write(writer.to_bytes())
+    torch._inductor.CompiledArtifact.load(path=path)
+
+
 def _first(result):
     return result[0] if isinstance(result, (tuple, list)) else result
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import wrapt
@@ -29,6 +31,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         try:
             # Which of the two classes is asked does the lookup, and the other it does not.
             with searches.under_way(Layer.AOT, lambda: os.path.basename(path), must_ask=True) as search:
+                _refuse_what_is_waited_for(path)
                 artifact = wrapped(*args, **kwargs)
                 search.hit()
                 return artifact
@@ -38,6 +41,14 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             if not refused or not _is_miss(error):
                 raise
             raise EntryRefusedError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error
+
+
+def _refuse_what_is_waited_for(path: str) -> None:
+    """Raises EntryRefusedError for what is neither a file nor a directory: a FIFO would be waited for without end."""
+    with suppress(OSError):  # what is not there fails as in stock
+        mode = os.stat(path).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
+            raise EntryRefusedError(f"safecache: the artifact {path} cannot be loaded: it is no file.")
 
 
 def _have_vllm_compile(path: str, error: Exception, *, told: bool) -> None:

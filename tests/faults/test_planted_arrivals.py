@@ -5,6 +5,8 @@ That nothing planted in it runs or leaves its place is in test_hostile_bytes.py.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from faults import damage
@@ -80,3 +82,21 @@ def test_what_is_in_a_bundle_beside_a_name_that_is_refused_is_taken(home):
     answer = home.run("load_bundle", names=["../escaped.best_config", "cgood.best_config"])
     assert answer.ok and answer.result is True and len(answer.warnings) == 1, answer
     assert len(list(home.cache.rglob("cgood.best_config"))) == 1
+
+
+def test_fifo_in_place_of_a_standalone_artifact_is_not_waited_for(home):
+    os.mkfifo(home.base / "artifact")
+    answer = home.run("load_standalone", path=str(home.base / "artifact"))
+    assert answer.errors[0] == "EntryRefusedError" and "it is no file" in answer.messages[0], answer
+
+
+def test_key_that_is_a_path_in_a_standalone_artifact_leads_nowhere(home):
+    """It is not sealed, and torch joins it to the cache directory; what lies there was taken for damaged entries."""
+    documents = home.base / "documents"
+    documents.mkdir()
+    (documents / "letter").write_text("dear")
+    answer = home.run("load_with_key", path=str(home.base / "artifact"), key=str(documents))
+    assert answer.errors and "would leave the place of its kind" in " ".join([*answer.messages, *answer.warnings]), (
+        answer
+    )
+    assert (documents / "letter").read_text() == "dear"
