@@ -5,12 +5,11 @@ from __future__ import annotations
 import errno
 import os
 import re
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache import config, load_failure, mounts
+from safecache import config, folders, load_failure, mounts
 from safecache.reasons import Reason
 
 __all__ = [
@@ -106,11 +105,8 @@ def probe(directory: str) -> str | None:
     if against is not None:
         return against
     try:
-        with (
-            tempfile.TemporaryDirectory(prefix=".safecache-probe-", dir=directory) as place,
-            open(os.path.join(place, "file"), "wb") as file,
-        ):
-            file.write(bytes(_PROBE_SIZE))
+        with folders.scratch(directory, ".safecache-probe-") as place:
+            place.write("file", bytes(_PROBE_SIZE))
     except OSError as error:
         return None if error.errno in _OF_PROCESS else f"{directory}: {error.strerror}"
     return None

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 
 from safecache import filesystem
 
-__all__ = ["Folder", "above", "at", "opened"]
+__all__ = ["Folder", "above", "at", "opened", "scratch"]
 
 # Not O_RDONLY: who shares a cache may be let in and not be shown what else lies there.
 _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -58,6 +58,11 @@ class Folder:
         """Its descriptor; a FIFO is not waited for."""
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         return filesystem.open(name, flags, 0o666, dir_fd=self.descriptor)
+
+    @property
+    def path(self) -> str:
+        """Of this very directory, in this process, wherever it is moved."""
+        return f"/proc/self/fd/{self.descriptor}"
 
     def write(self, name: str, content: bytes) -> None:
         """A new file. Raises FileExistsError if there is one; what could not be written whole is removed."""
@@ -158,3 +163,23 @@ def above(root: str, path: str, *, make: bool = False) -> Iterator[tuple[Folder,
     directory, name = os.path.split(os.path.normpath(path))
     with at(root, directory, make=make) as folder:
         yield folder, name
+
+
+@contextmanager
+def scratch(directory: str, prefix: str) -> Iterator[Folder]:
+    """A directory of mode 0700 in ``directory``, whoever can write there, for this block; its name begins so.
+
+    Raises OSError, also where somebody has put another one in its place.
+    """
+    name = f"{prefix}{secrets.token_hex(8)}"
+    with opened(directory) as folder:
+        filesystem.mkdir(name, 0o700, dir_fd=folder.descriptor)
+        try:
+            with folder.enter(name) as own:
+                status = os.fstat(own.descriptor)
+                if status.st_uid != os.geteuid() or status.st_mode & 0o077:
+                    raise PermissionError(errno.EPERM, "it was exchanged", os.path.join(directory, name))
+                yield own
+        finally:
+            with suppress(OSError):
+                folder.remove(name)

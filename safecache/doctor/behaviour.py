@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from safecache import mounts
+from safecache import folders, mounts
 from safecache.doctor import finding, places
 from safecache.doctor.finding import Finding
 from safecache.doctor.places import Place
@@ -37,8 +36,8 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
 def _tried(place: Place, directory: str) -> Iterator[Finding]:
     where = f"{directory}, where {place.noun} is to be," if directory != place.path else str(place)
     try:
-        with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=directory) as probe:
-            found = [each for step in _STEPS for each in step(probe, where, place.variable)]
+        with folders.scratch(directory, _PREFIX) as probe:
+            found = [each for step in _STEPS for each in step(probe.path, where, place.variable)]
     except OSError as error:
         yield finding.info("not-probed", f"{where} could not be tried out: {error.strerror}.")
         return

@@ -14,7 +14,19 @@ import pytest
 from caches import DAY, at_each_rename
 from crashes.test_crash_reports import facts
 
-from safecache import adopt, eviction, folders, key_records, layout, limits, resealing, store
+from safecache import (
+    adopt,
+    directory_faults,
+    eviction,
+    filesystem,
+    folders,
+    key_records,
+    layout,
+    limits,
+    resealing,
+    store,
+)
+from safecache.doctor import behaviour, places
 from safecache.eviction import Limits
 from safecache.isolation import known_bad, reports
 from safecache.key_records import KeyRecord
@@ -244,3 +256,19 @@ def test_what_is_nested_without_end_leaves_the_quarantine(tmp_path):
     assert store.quarantine(str(root / "entry"), str(root), Reason.DAMAGED) is not None
     with folders.opened(str(root), (".safecache",)) as folder:
         folder.remove("quarantine")
+
+
+def test_what_a_directory_is_tried_with_is_not_written_elsewhere(tmp_path, documents, intact, monkeypatch):
+    """As soon as a probe has its directory, another one is there, or a link."""
+    (tmp_path / "cache").mkdir()
+    mkdir = filesystem.mkdir
+    for exchange in (lambda place: link(place, documents), lambda place: place.chmod(0o777)):
+
+        def exchanged(name, *rest, exchange=exchange, **where):
+            mkdir(name, *rest, **where)
+            exchange(tmp_path / "cache" / name)
+
+        monkeypatch.setattr(filesystem, "mkdir", exchanged)
+        assert directory_faults.probe(str(tmp_path / "cache"))
+        found = [each.code for each in behaviour._tried(places.of({})[0], str(tmp_path / "cache"))]
+        assert found == ["not-probed"]
