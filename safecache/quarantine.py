@@ -14,7 +14,7 @@ import secrets
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 from safecache import files, filesystem, folders, groups
 from safecache.folders import Folder
@@ -26,8 +26,6 @@ _PLACE = (".safecache", "quarantine")
 # The latest tell what is wrong; and a disk that damages all of a cache is not to fill up with what it damaged.
 _MOST_FILES, _MOST_BYTES = 100, 256 << 20
 _NAME = re.compile(r"(.+\.[0-9a-f]{8})(\.json)?", re.DOTALL)
-# Not O_RDONLY: who shares a cache may be let in and not be shown what else lies there.
-_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -36,10 +34,9 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_result | None = None) -> str | None:
     """Move what is at ``path`` out of the cache, to ``root/.safecache/quarantine``, with a note of why.
 
-    Returns its new path; None where the file system refuses, or a link leads there, and then the entry is where it was.
-    Nothing that is not below ``root`` is moved. ``found``: what was
-    judged there, by its content, or by its status for what is large or no file; something else, such as what another
-    process has saved in its place since, is left there.
+    Returns its new path; None where the file system refuses, it lies outside of ``root``, or a link leads to it, and
+    then it is where it was. ``found``: what was judged there, by its content, or by its status for what is large or
+    no file; something else, such as what another process has saved in its place since, is left there.
     The latest stay in quarantine: see _MOST_FILES and _MOST_BYTES.
     """
     # Cut in bytes: a name of the longest kind must have room for what is added to it.
@@ -84,16 +81,13 @@ def opened(root: str) -> AbstractContextManager[int]:
 
 
 @contextmanager
-def entered(root: str, folders: Iterable[str], *, make: bool) -> Iterator[int]:
-    """A descriptor of the directory below ``root``, and no link on the way there; see _ENTER for what it is good for.
+def entered(root: str, names: Iterable[str], *, make: bool) -> Iterator[int]:
+    """A descriptor of the directory below ``root``, and no link on the way there: to look up names in, not to list.
 
-    ``make``: those of the folders that are not there. Raises OSError.
+    ``make``: those of these names that are not there. Raises OSError.
     """
-    with ExitStack() as stack:
-        directory = stack.enter_context(_entered(root))
-        for folder in folders:
-            directory = stack.enter_context(_entered(folder, directory, make=make))
-        yield directory
+    with folders.opened(root, names, make=make) as folder:
+        yield folder.descriptor
 
 
 def is_its_name(name: str) -> bool:
@@ -143,20 +137,6 @@ def _put_back(parent: Folder, old: str, place: int, name: str) -> None:
         if error.errno != errno.EEXIST:  # a file system without hard links
             filesystem.rename(name, old, src_dir_fd=place, dst_dir_fd=parent.descriptor)
     remove(place, name)
-
-
-@contextmanager
-def _entered(directory: str, above: int | None = None, *, make: bool = True) -> Iterator[int]:
-    """A descriptor of a directory; if given where, of one that is made if need be, and no link. Raises OSError."""
-    if above is not None and make:
-        with suppress(FileExistsError):
-            filesystem.mkdir(directory, dir_fd=above)
-    descriptor = filesystem.open(directory, _ENTER if above is None else _ENTER | os.O_NOFOLLOW, dir_fd=above)
-    try:
-        yield descriptor
-    finally:
-        with suppress(OSError):  # nothing was written through it
-            filesystem.close(descriptor)
 
 
 def _move(parent: Folder, old: str, place: int, name: str, why: dict[str, str]) -> bool:

@@ -73,6 +73,7 @@ class _Aside:
         while self._moved:
             path, place = self._moved.pop()
             with (
+                suppress(OSError),  # then it is a miss
                 folders.above(self._root, place) as (aside, moved),
                 folders.above(self._root, path, make=True) as (folder, name),
             ):
