@@ -90,8 +90,8 @@ def why_not_private(path: str, *, group: int | None = None, unknown: bool = Fals
 
 
 def why_opened_not_private(path: str, status: os.stat_result) -> str | None:
-    """As why_not_private(), of the file that was opened at ``path``, whatever lies there by now: not through a link."""
-    return _objection(path, status, last=True, group=None, unknown=False) or why_not_private(os.path.dirname(path))
+    """As why_not_private(), and of the file with this status too, which was opened at ``path``."""
+    return _objection(path, status, last=True, group=None, unknown=False) or why_not_private(path)
 
 
 def _steps(path: str) -> Iterator[tuple[str, os.stat_result]]:

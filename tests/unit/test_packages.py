@@ -243,7 +243,9 @@ def test_package_without_a_key_is_as_stock_writes_it(tmp_path, sources, monkeypa
 # --- adopt
 
 
-def test_package_of_stock_is_adopted_on_the_users_word(package):
+@pytest.mark.parametrize("mode", [0o755, 0o1777], ids=["private", "sticky"])
+def test_package_of_stock_is_adopted_on_the_users_word(package, mode):
+    package.parent.chmod(mode)
     package.write_bytes(seal.payload_of(package.read_bytes()))
     assert adopt(str(package))._asdict() == {"sealed": 1, "already_sealed": 0, "skipped": []}
     assert adopt(str(package))._asdict() == {"sealed": 0, "already_sealed": 1, "skipped": []}
