@@ -286,8 +286,10 @@ def _watch() -> None:
     """Have a thread patch the targets whose import is under way or was not ours, as soon as they are imported."""
     global _watcher
     if _is_any_pending() and (_watcher is None or not _watcher.is_alive()):
-        _watcher = threading.Thread(target=_await_imports, name="safecache-activation", daemon=True)
-        _watcher.start()
+        # Of two threads that activate each starts its own.
+        watcher = threading.Thread(target=_await_imports, name="safecache-activation", daemon=True)
+        watcher.start()
+        _watcher = watcher
 
 
 def _await_imports() -> None:
