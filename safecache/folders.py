@@ -46,14 +46,6 @@ class Folder:
         """Of a link its own."""
         return filesystem.lstat(name, dir_fd=self.descriptor)
 
-    def holds(self, name: str) -> bool:
-        """Whether there is anything of that name."""
-        try:
-            self.status(name)
-        except FileNotFoundError:
-            return False
-        return True
-
     def open(self, name: str, flags: int) -> int:
         """Its descriptor; a FIFO is not waited for."""
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC

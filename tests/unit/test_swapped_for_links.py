@@ -225,13 +225,13 @@ def test_commands_go_through_directories_nested_without_end(run, cache, where, c
 
 
 def test_folder_is_removed_whole_and_what_it_links_to_is_not(tmp_path, documents, intact):
+    """What lies beside it stays too."""
     nest(tmp_path / "deep", 30)
     (tmp_path / "deep" / "link").symlink_to(documents)
     (tmp_path / "deep" / ("d" * 40) / "link").symlink_to(documents)
     with folders.opened(str(tmp_path)) as folder:
         folder.remove("deep")
-        folder.enter("home")
-        assert not folder.holds("deep")
+        assert folder.names() == ["home"]
 
 
 def test_path_that_leads_out_of_a_cache_is_refused(tmp_path):
