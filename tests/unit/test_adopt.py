@@ -9,9 +9,10 @@ import pickle
 import pytest
 from conftest import needs_root
 
-from safecache import keyring, layout, seal, store
+from safecache import keyring, layout, seal, store, trust
 from safecache.adopt import adopt
 from safecache.errors import EntryRefusedError, KeyringError
+from safecache.reasons import Count
 from safecache.seal import Kind
 
 VALUE = {"graph": [1, 2, 3]}
@@ -187,3 +188,17 @@ def contradictory():
 def test_entry_that_our_own_key_contradicts_is_skipped(root, what):
     path = put(root, contradictory()[what])
     assert_skipped(root, path, "")
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"), [({"cache_key": "bkey"}, "another cache key"), ({"kind": Kind.FX_ENTRY}, "kind")]
+)
+def test_entry_that_the_seal_of_an_unknown_key_contradicts_is_neither_sealed_nor_private(root, settings, changes, said):
+    """Nobody knows whose seal that is, and it says that this is something else."""
+    path = put(root, sealed_by(keyring.Key.derive(b"another"), **changes))
+    assert_skipped(root, path, said)
+    settings(SAFECACHE_TRUST="private")
+    found = trust.examine(path.read_bytes(), Kind.AOT_ENTRY, "akey", str(path))
+    assert isinstance(found, trust.Refusal) and said in found.evidence
+    good = put(root, sealed_by(keyring.Key.derive(b"another")))
+    assert trust.examine(good.read_bytes(), Kind.AOT_ENTRY, "akey", str(good)) is Count.ACCEPTED_PRIVATE
