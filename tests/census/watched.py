@@ -1,4 +1,4 @@
-"""Runs program.py under strace and sitecustomize.py, and says what was read and used that nothing vouches for."""
+"""Runs a program under strace and sitecustomize.py, and says what was read and used that nothing vouches for."""
 
 from __future__ import annotations
 
@@ -21,11 +21,12 @@ _RENAMED = re.compile(r'rename\("(?P<path>.*)", "(?P<to>.*)"\) += 0')
 
 # What is read below the directories and is no code, or is verified in another way: by path, with the reason.
 EXPECTED = {
+    r"cache/locks/.*\.lock": "a lock, in which there is nothing",
     r"config/safecache/.*": "keys, which are believed by the path that they lie at",
     r"ext/.*(\.ninja_log|\.ninja_deps|build\.ninja|\.o\.d)": "ninja's: what that calls up to date needs its record",
     r"ext/(.*/)?probe\.cpp": "the user's own source",
     r"artifacts/halide/HalideRuntime\.h": "of an installation of Halide",
-    r"artifacts/(mega|standalone-binary)": "holds artifacts with a seal each, which are among what is unpickled",
+    r"(artifacts/)?(mega|standalone-binary)": "holds artifacts with a seal each, which are among what is unpickled",
     r"artifacts/memo/.*": "a version precedes the seal's content, which is among what is unpickled",
     r".*_metadata\.json": "JSON beside a model of AOTInductor's",
 }
@@ -33,7 +34,7 @@ EXPECTED = {
 INTERMEDIATE = {
     r"cache/.*\.(kernel|wrapper|weights)\.o": "objects that AOTInductor links",
     r"cache/.*\.halide/(generate_kernel\.py|st\w+)": "the generator that Halide's compiler is run with",
-    r"artifacts/package\.pt2": "what was packed, which is read to be sealed",
+    r"(artifacts/)?package\.pt2": "what was packed, which is read to be sealed",
     r"cache/halide-runtime-.*/standalone_halide_runtime\.a": "what the runtime's library is linked of",
 }
 
@@ -53,8 +54,8 @@ class Watched(NamedTuple):
     unvouched: list[Finding]
 
 
-def run(base: Path, warmth: str, **environment: str) -> Watched:
-    """program.py with all its directories below ``base``, as a process of its own."""
+def run(base: Path, warmth: str, program: Path = HERE / "program.py", **environment: str) -> Watched:
+    """``program`` with all its directories below ``base``, as a process of its own."""
     name = f"{warmth}-{len(list(base.parent.iterdir()))}"
     log, trace = base.with_name(f"{name}.log"), base.with_name(f"{name}.trace")
     trace.mkdir()
@@ -79,13 +80,13 @@ def run(base: Path, warmth: str, **environment: str) -> Watched:
         "--trace=open,openat,mkdir,mkdirat,rename",
     ]
     said = subprocess.run(
-        [*strace, "-o", str(trace / "of"), sys.executable, str(HERE / "program.py"), str(base), warmth],
+        [*strace, "-o", str(trace / "of"), sys.executable, str(program), str(base), warmth],
         env=os.environ | isolated_environment(base) | variables | environment,
         capture_output=True,
         text=True,
         timeout=280,
     )
-    assert said.returncode == 0, said.stderr
+    assert said.returncode == 0, (said.returncode, said.stdout, said.stderr)
     results = dict(json.loads(line) for line in said.stdout.splitlines() if line.startswith("["))
     return Watched(results, *_judged(base, log, trace, intermediates=warmth == "cold"))
 
