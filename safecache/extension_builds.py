@@ -119,7 +119,9 @@ class Build:
         return None if refusal is None else refusal._replace(found=status)
 
     def _judge_content(self, step: _Step, path: str, digest: bytes) -> Refusal | None:
-        verdict, stated = records.read(path, self._directory, Kind.NATIVE_CODE, name=self._name(step))
+        name = self._name(step)
+        record = records.stored(path, self._directory, Kind.NATIVE_CODE, name=name)
+        verdict, stated = records.verify(record, path, Kind.NATIVE_CODE, name=name)
         if verdict.reason is None:
             foreign = trust.foreign(verdict, Kind.NATIVE_CODE)
             if foreign is not None:
@@ -127,6 +129,12 @@ class Build:
         elif path in _built:
             stated = dict(_built[path])
         elif verdict.reason in trust.UNVOUCHED and vouching.is_private(path):
+            stated = records.unverified(record)
+            if stated and not self._is_of_now(step, stated.get("inputs")):
+                return _OUTDATED
+            refusal = vouching.contradiction(record, Kind.NATIVE_CODE, name, digest)
+            if refusal is not None:
+                return refusal
             self._private[step.output] = digest
             vouching.expect_digest(path, digest)
             return None

@@ -18,6 +18,7 @@ from typing import IO, Any
 from safecache import (
     binding,
     config,
+    disposal,
     events,
     files,
     gpu_binaries,
@@ -169,7 +170,10 @@ def admitted(target: Any) -> Iterator[Any]:
         yield target
         return
     with ExitStack() as stack:
-        place = _placed(target, lambda: stack.enter_context(private_directory.made()))
+        try:
+            place = _placed(target, lambda: stack.enter_context(private_directory.made()))
+        except store.UnusableEntry as unusable:
+            raise vouching.not_loaded(disposal.of_unusable(unusable), Kind.PACKAGE, str(target)) from None
         outer, _thread.admitted = _thread.admitted, place
         try:
             yield place
@@ -229,25 +233,27 @@ def _require(place: str, name: object, *, by_seal: bool) -> None:
     refusal = _refusal(place)
     if refusal is None:
         events.count(Count.VERIFIED)
-    elif by_seal or refusal.reason not in trust.UNVOUCHED or not vouching.is_private(place) or _is_damaged(place):
-        raise vouching.not_loaded(refusal, Kind.PACKAGE, str(name))
-    else:
-        events.count(Count.ACCEPTED_PRIVATE)
+        return
+    if not by_seal and refusal.reason in trust.UNVOUCHED and vouching.is_private(place):
+        refusal = _contradiction(place)
+        if refusal is None:
+            events.count(Count.ACCEPTED_PRIVATE)
+            return
+    raise vouching.not_loaded(refusal, Kind.PACKAGE, str(name))
 
 
 def _refusal(path: str) -> Refusal | None:
-    refusal = _refusal_by_end(path)
-    if refusal is None and _is_damaged(path):
-        return Refusal(Reason.DAMAGED, trust.evidence(seal.Verdict(Reason.DAMAGED)))
-    return refusal
+    return _refusal_by_end(path) or _contradiction(path)
 
 
-def _is_damaged(path: str) -> bool:
-    """Whether it has a seal that was made for other bytes, by whomever."""
-    footer = seal.split(files.read_end(path, store.check_regular, _LONGEST_SEAL)[0])
-    if footer is None:
-        return False
-    return files.digest_regular(path, store.check_regular, limit=footer.payload_size) != footer.digest
+def _contradiction(path: str) -> Refusal | None:
+    """What its seal says against it, if it has one, by whomever."""
+
+    def digest(size: int) -> bytes:
+        return files.digest_regular(path, store.check_regular, limit=size)
+
+    end, size = files.read_end(path, store.check_regular, _LONGEST_SEAL)
+    return trust.contradiction_by_end(end, size, digest, Kind.PACKAGE, "")
 
 
 def _refusal_by_end(path: str) -> Refusal | None:

@@ -160,9 +160,9 @@ def hashed_name(name: str) -> str:
     return hashlib.sha256(os.fsencode(name)).hexdigest()
 
 
-def read(path: str, root: str, kind: Kind, *, name: str = "") -> tuple[seal.Verdict, dict[str, Any]]:
+def read(path: str, root: str, kind: Kind) -> tuple[seal.Verdict, dict[str, Any]]:
     """What the seal of the file's record says, and if it holds, what is stated there of the file. Raises Unreadable."""
-    return verify(stored(path, root, kind, name=name), path, kind, root, name=name)
+    return verify(stored(path, root, kind), path, kind, root)
 
 
 def verify(

@@ -165,6 +165,13 @@ def _fits(footer: Footer, size: int) -> bool:
     return footer.payload_size + footer.body_size + algorithm.tag_size + _FOOTER.size == size
 
 
+def _body_and_tag(footer: Footer, end: bytes, size: int) -> tuple[bytes, bytes] | None:
+    """None if not all of them are in the ``end`` of the content of this ``size``: no seal that we make is so long."""
+    start = footer.payload_size - (size - len(end))
+    body_end = start + footer.body_size
+    return None if start < 0 else (end[start:body_end], end[body_end : -_FOOTER.size])
+
+
 def verify(
     content: bytes,
     kind: Kind,
@@ -187,15 +194,27 @@ def verify(
     return _allowed(_compare(body, kind, cache_key, namespace, key.id), namespace, key)
 
 
-def claims(content: bytes, kind: Kind, cache_key: str, namespace: str = DEFAULT_NAMESPACE) -> Verdict:
-    """As verify(), whoever has sealed it, for a key that is not known: enough to object to content, never to use it."""
-    footer = split(content)
+def claims(
+    end: bytes,
+    size: int,
+    digest_of: Callable[[int], bytes],
+    kind: Kind,
+    cache_key: str,
+    namespace: str = DEFAULT_NAMESPACE,
+) -> Verdict:
+    """As verify(), from the ``end`` of content of this ``size``, whoever has sealed it, for a key that is not known.
+
+    Enough to object to content, never to use it. ``digest_of``: the SHA-256 of so many bytes from its beginning.
+    """
+    footer = split(end)
     if footer is None:
         return Verdict(Reason.UNSEALED)
-    if not _fits(footer, len(content)) or hashlib.sha256(payload_of(content)).digest() != footer.digest:
+    if not _fits(footer, size) or digest_of(footer.payload_size) != footer.digest:
         return Verdict(Reason.DAMAGED, footer.key_id)
-    body = content[footer.payload_size : footer.payload_size + footer.body_size]
-    return _compare(body, kind, cache_key, namespace, footer.key_id)
+    parts = _body_and_tag(footer, end, size)
+    if parts is None:
+        return Verdict(Reason.UNKNOWN_FORMAT, footer.key_id)
+    return _compare(parts[0], kind, cache_key, namespace, footer.key_id)
 
 
 def inspect(
@@ -238,12 +257,10 @@ def _open(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Ver
     objection = key.objection(time.time())
     if objection is not None:
         return Verdict(objection, footer.key_id)
-    body_start = footer.payload_size - (size - len(end))
-    if body_start < 0:  # of the seals that we make, none is so long
+    parts = _body_and_tag(footer, end, size)
+    if parts is None:
         return Verdict(Reason.UNKNOWN_FORMAT, footer.key_id)
-    body_end = body_start + footer.body_size
-    body = end[body_start:body_end]
-    tag = end[body_end : -_FOOTER.size]
+    body, tag = parts
     message = _DOMAIN + end[-_FOOTER.size :] + body
     if footer.algorithm != key.algorithm.number or not key.verifies(tag, message):
         return Verdict(Reason.BAD_SEAL, footer.key_id)

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+from collections.abc import Callable
 from typing import NamedTuple
 
 from safecache import binding, config, events, keyring, layout, ownership, seal
 from safecache.reasons import Count, Reason
 from safecache.seal import Kind
 
-__all__ = ["UNVOUCHED", "Refusal", "contradiction", "evidence", "examine", "foreign", "judge", "unvouched"]
+__all__ = [
+    "UNVOUCHED",
+    "Refusal",
+    "contradiction",
+    "contradiction_by_end",
+    "evidence",
+    "examine",
+    "foreign",
+    "judge",
+    "unvouched",
+]
 
 # What can be said against an entry that nobody we know has sealed, as opposed to one that is broken.
 UNVOUCHED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
@@ -61,7 +73,16 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
 
 def contradiction(content: bytes, kind: Kind, cache_key: str) -> Refusal | None:
     """What a seal, if there is one, says against its content, whoever made it: being private is no answer to that."""
-    verdict = seal.claims(content, kind, cache_key, config.current().namespace)
+    return contradiction_by_end(
+        content, len(content), lambda size: hashlib.sha256(content[:size]).digest(), kind, cache_key
+    )
+
+
+def contradiction_by_end(
+    end: bytes, size: int, digest_of: Callable[[int], bytes], kind: Kind, cache_key: str
+) -> Refusal | None:
+    """As contradiction(), of what is not in memory: see seal.claims()."""
+    verdict = seal.claims(end, size, digest_of, kind, cache_key, config.current().namespace)
     if verdict.reason is Reason.UNSEALED:
         return None
     return foreign(verdict, kind) if verdict.reason is None else Refusal(verdict.reason, evidence(verdict))

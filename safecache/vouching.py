@@ -44,6 +44,7 @@ __all__ = [
     "admit_build",
     "admit_code",
     "adopt",
+    "contradiction",
     "digests",
     "expect",
     "expect_digest",
@@ -220,10 +221,15 @@ def judge_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, 
     objection = _objection_by_record(record, path, kind, digest, root)
     if objection is None or objection.reason not in trust.UNVOUCHED or not is_private(path):
         return objection
+    return contradiction(record, kind, records.name_of(path, kind, root), digest)
+
+
+def contradiction(record: bytes | None, kind: Kind, name: str, digest: bytes) -> Refusal | None:
+    """What the record, whoever sealed it, says against the file of this name with this digest."""
     stated = records.unverified(record)
     if stated and stated["sha256"] != digest.hex():
         return Refusal(Reason.DAMAGED, "its digest is not the one in its record")
-    return trust.contradiction(record or b"", kind, records.name_of(path, kind, root))
+    return trust.contradiction(record or b"", kind, name)
 
 
 def _objection_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, root: str) -> Refusal | None:
@@ -243,11 +249,11 @@ def adopt(path: str, root: str, kind: Kind) -> bool:
     refusal = judge(path, root, kind)
     if refusal is None:
         return False
+    digest = files.digest_regular(path, store.check_private(path), flags=os.O_NOFOLLOW)
     if refusal.reason in trust.UNVOUCHED:
-        refusal = trust.contradiction(records.stored(path, root, kind) or b"", kind, records.name_of(path, kind, root))
+        refusal = contradiction(records.stored(path, root, kind), kind, records.name_of(path, kind, root), digest)
     if refusal is not None:
         raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
-    digest = files.digest_regular(path, store.check_private(path), flags=os.O_NOFOLLOW)
     _keep(path, root, kind, digest)
     return True
 

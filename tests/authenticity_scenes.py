@@ -27,11 +27,13 @@ from safecache import (
     binding,
     config,
     events,
+    extension_builds,
     function_digests,
     key_files,
     keyring,
     layout,
     levels,
+    packages,
     quarantined,
     records,
     rescue,
@@ -359,7 +361,79 @@ class Source(Sink):
         return True
 
 
+class Package(Sink):
+    """A package of AOTInductor, that is not unpacked and loaded: that it may be counts as harm."""
+
+    kind = Kind.PACKAGE
+    looks = (packages, "_refusal_by_end", 2)
+
+    def __init__(self, base, trojan):
+        super().__init__(base, trojan)
+        self.path = base / "model.pt2"
+
+    def hostile(self):
+        return b"hostile"
+
+    def use(self):
+        with packages.admitted(str(self.path)) as place:
+            if seal.payload_of(Path(place).read_bytes()) == self.hostile():
+                self.marker.touch()
+            return True
+
+    @property
+    def cache_root(self):
+        return str(self.base)
+
+
+class Extension(Vouched):
+    """A library that ninja has built, and finds up to date: that it is left counts as harm."""
+
+    kind, cache_key = Kind.NATIVE_CODE, "probe/probe.so"
+    looks = (vouching, "expect_digest", 1)
+
+    def __init__(self, base, trojan):
+        super().__init__(base, trojan)
+        self.root = base / "extension"
+        self.path = self.root / "probe.so"
+        self.root.mkdir()
+        (self.root / "probe.cpp").write_text("int probe;")
+        self.build = extension_builds.Build("probe", str(self.root), "build probe.so: link probe.cpp\n")
+
+    def hostile(self):
+        return b"hostile"
+
+    def harmless(self):
+        return b"harmless"
+
+    @property
+    def record(self):
+        return Path(records.path_of(str(self.path), str(self.root), self.kind, name=self.cache_key))
+
+    def plant(self, content, sealing):
+        self.build.settle()
+        (step,) = self.build._steps
+        built_of = {"sha256": self.build._inputs(step, []), "headers": extension_builds._packed([])}
+        statement = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None, "inputs": built_of}
+        self.path.write_bytes(content)
+        self.put_record(sealing(json.dumps(statement).encode()))
+
+    def use(self):
+        self.build.settle()
+        if not self.path.exists():
+            return False
+        place, content = vouching.admit_code(str(self.path), str(self.root))
+        if (content or Path(place).read_bytes()) == self.hostile():
+            self.marker.touch()
+        return True
+
+    def is_sealed_anew(self):
+        stated = records.stored(str(self.path), str(self.root), self.kind, name=self.cache_key)
+        return stated not in (None, self.planted)
+
+
 SINKS = {
+    "package": Package,
+    "extension": Extension,
     "aot": AotEntry,
     "fx": FxEntry,
     "source": Source,

@@ -78,7 +78,10 @@ def steps(base, warm):
     yield "package", lambda: packaged(os.path.join(base, "package.pt2"), warm)
     yield "kernel", lambda: launched(triton_kernels.triton_poi_scale, XBLOCK=128)
     yield "measured kernel", lambda: launched(triton_kernels.autotuned_scale)
-    yield "kernel with a function", lambda: launched(triton_kernels.user_kernel, FUNCTION=triton_kernels.double, XBLOCK=64)
+    yield (
+        "kernel with a function",
+        lambda: launched(triton_kernels.user_kernel, FUNCTION=triton_kernels.double, XBLOCK=64),
+    )
 
 
 if __name__ == "__main__":
