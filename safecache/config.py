@@ -36,6 +36,7 @@ __all__ = [
     "run_id",
     "set_flydsl_directory",
     "set_metrics_directory",
+    "within_cache",
 ]
 
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: how a process ends whose settings cannot be met
@@ -180,6 +181,17 @@ def isolate() -> None:
 def cache_directory() -> str | None:
     """Where torch keeps what Inductor compiles; None if it has not been told, nor chosen, yet."""
     return os.environ.get(_CACHE_DIRECTORY)
+
+
+def within_cache(path: str) -> tuple[str, str]:
+    """The cache directory that ``path`` lies in, or is, and the way there; itself and "" for any other.
+
+    Of a local level or a private cache, and of the cache that it stands before.
+    """
+    for top in (cache_directory(), *(redirected() or ())[1:]):
+        if top and f"{path}/".startswith(f"{top}/"):
+            return top, path[len(top) :].strip(os.sep)
+    return path, ""
 
 
 def redirect_cache(directory: str, original: str | None) -> None:

@@ -94,8 +94,8 @@ def _reap(inventory: Inventory, root: str, now: float) -> int:
     """Remove what dead writers, and sweeps that were killed, have left."""
     size = 0
     for directory in inventory.writing:
-        with suppress(OSError):  # gone, or another thing by now
-            size += temporaries.reap(directory, root)
+        with suppress(OSError), folders.at(root, directory) as folder:  # gone, or another thing by now
+            size += temporaries.reap(folder)
     for group in inventory.groups:
         if group.kind is GroupKind.TEMPORARY and _is_left(group, now):
             with suppress(OSError), folders.above(root, group.paths[0]) as (folder, name):

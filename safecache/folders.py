@@ -12,8 +12,9 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import cached_property
 
-from safecache import filesystem
+from safecache import config, filesystem, mounts
 
 __all__ = ["Folder", "above", "at", "opened", "scratch"]
 
@@ -28,14 +29,30 @@ class Folder:
     def __init__(self, descriptor: int) -> None:
         self.descriptor = descriptor
 
+    @cached_property
+    def is_over_a_network(self) -> bool:
+        """See mounts.is_over_a_network()."""
+        return mounts.is_over_a_network(self.path)
+
     @contextmanager
-    def enter(self, name: str, *, make: bool = False) -> Iterator[Folder]:
-        """The directory of this name, made if it is to be and is not there."""
-        if make:
-            with suppress(FileExistsError):
-                filesystem.mkdir(name, dir_fd=self.descriptor)
-        with _closing(filesystem.open(name, _ENTER | os.O_NOFOLLOW, dir_fd=self.descriptor)) as folder:
+    def enter(self, path: str, *, make: bool = False) -> Iterator[Folder]:
+        """The directory of this name, or at this path below, made if it is to be and is not there."""
+        try:
+            descriptor = filesystem.descend(self.descriptor, path)
+        except FileNotFoundError:
+            if not make:
+                raise
+            descriptor = self._made(path)
+        with _closing(descriptor) as folder:
             yield folder
+
+    def _made(self, path: str) -> int:
+        above, _, name = path.rpartition(os.sep)
+        with ExitStack() as stack:
+            parent = stack.enter_context(self.enter(above, make=True)) if above else self
+            with suppress(FileExistsError):
+                filesystem.mkdir(name, dir_fd=parent.descriptor)
+            return filesystem.descend(parent.descriptor, name)
 
     def names(self) -> list[str]:
         """Of all that lies there, in no order."""
@@ -55,6 +72,21 @@ class Folder:
     def path(self) -> str:
         """Of this very directory, in this process, wherever it is moved."""
         return f"/proc/self/fd/{self.descriptor}"
+
+    def sync(self) -> None:
+        """Wait until the names in it are on the disk, where that can be waited for."""
+        try:
+            descriptor = filesystem.open(".", _LIST, dir_fd=self.descriptor)
+        except PermissionError:
+            return  # one to write to and not to read
+        try:
+            filesystem.fsync(descriptor)
+        except OSError as error:
+            # Some file systems cannot, and need not.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise
+        finally:
+            filesystem.close(descriptor)
 
     def write(self, name: str, content: bytes) -> None:
         """A new file. Raises FileExistsError if there is one; what could not be written whole is removed."""
@@ -129,18 +161,24 @@ def _closing(descriptor: int) -> Iterator[Folder]:
 def opened(root: str, folders: Iterable[str] = (), *, make: bool = False) -> Iterator[Folder]:
     """The directory that these lead to from ``root``, which may be reached through links: who names it means them.
 
+    Unless it lies in a cache that has a name itself, as Triton's in Inductor's: then no link from there on is followed.
     ``make``: those of the folders that are not there. Raises OSError.
     """
-    with ExitStack() as stack:
-        folder = stack.enter_context(_closing(filesystem.open(root, _ENTER)))
-        for name in folders:
-            folder = stack.enter_context(folder.enter(name, make=make))
-        yield folder
+    top, path = config.within_cache(root)
+    path = os.path.join(path, *folders)
+    with _closing(filesystem.open(top, _ENTER)) as folder:
+        if path:
+            with folder.enter(path, make=make) as below:
+                yield below
+        else:
+            yield folder
 
 
 def at(root: str, directory: str, *, make: bool = False) -> AbstractContextManager[Folder]:
     """As opened(), of the directory at this path: the root, or one below it."""
-    names = os.path.relpath(directory, root).split(os.sep)
+    if not directory:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
+    names = os.path.relpath(directory, root or os.curdir).split(os.sep)
     if os.pardir in names:
         raise OSError(errno.EXDEV, f"not below {root}", directory)
     return opened(root, [] if names == [os.curdir] else names, make=make)

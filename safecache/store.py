@@ -6,7 +6,7 @@ import contextlib
 import errno
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from safecache import (
     bounds,
@@ -14,6 +14,7 @@ from safecache import (
     durability,
     files,
     filesystem,
+    folders,
     keyring,
     limits,
     ownership,
@@ -23,6 +24,7 @@ from safecache import (
     temporaries,
 )
 from safecache.errors import EntryRefusedError
+from safecache.folders import Folder
 from safecache.quarantine import quarantine
 from safecache.reasons import Reason
 
@@ -45,7 +47,6 @@ __all__ = [
 _CLEARED, _AT_ONCE = frozenset({errno.ENOENT}), (0.0, 0.0)
 # Bytes. Our own seals have some hundreds.
 _LONGEST_SEAL = 16 << 10
-_NO_DIRECTORY = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 _IN_THE_WAY = frozenset({errno.EEXIST, errno.ENOTDIR, errno.ELOOP})
 
 
@@ -167,15 +168,37 @@ def _sealed_size(path: str, status: os.stat_result, passing: frozenset[int]) -> 
 def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     """Make ``content`` appear at ``path``, whole or not at all; what is in the way of that in the cache is set aside.
 
-    That is a directory at its name, or whatever is no directory where one should be.
+    That is a directory at its name, or whatever is no directory where one should be: a link to one is none.
 
     All that is made here has its mode less the umask: that and setgid directories decide what users share.
     Raises OSError, with nothing left behind.
     """
-
     _persistently(lambda: _publish(path, content, root, mode))
-    temporaries.reap_once(os.path.dirname(path), root)
     limits.published(root)
+
+
+def write(path: str, content: bytes, *, make_directories: bool) -> None:
+    """As publish(), of a file that need not be in a cache, and where no limit is kept.
+
+    Outside of one, nothing is set aside. Raises OSError, also for a directory that is not there, unless it is to be
+    made.
+    """
+    directory, name = os.path.split(os.path.join(".", path))  # a name alone has no directory
+    root, within = config.within_cache(directory)
+
+    def put() -> None:
+        if within and make_directories:
+            _publish(path, content, root, 0o666)
+            return
+        made = _make_directories(directory) if make_directories else []
+        with folders.opened(directory) as folder:
+            durably = durability.is_wanted(folder)
+            _replace(folder, name, content, 0o666, durably=durably)
+            temporaries.reap_once(folder, directory)
+        if durably:
+            _sync(set(map(os.path.dirname, made)))
+
+    _persistently(put)
 
 
 def _persistently(put: Callable[[], None]) -> None:
@@ -183,55 +206,46 @@ def _persistently(put: Callable[[], None]) -> None:
 
 
 def _publish(path: str, content: bytes, root: str, mode: int) -> None:
-    directory = os.path.dirname(path)
+    directory, name = os.path.split(path)
+    made: list[str] = []
+    with contextlib.ExitStack() as stack:
+        folder = _entered(stack, directory, root, made)
+        durably = durability.is_wanted(folder)
+        try:
+            _replace(folder, name, content, mode, durably=durably)
+        except IsADirectoryError:  # anything else that lies there is replaced
+            quarantine(path, root, Reason.NOT_A_FILE, folder.status(name))
+            _replace(folder, name, content, mode, durably=durably)
+        temporaries.reap_once(folder, directory)
+    if durably:
+        # Up to the root in any case: another process may have made them, and not have got as far as this.
+        _sync({*_above(directory, root), *map(os.path.dirname, made)})
+
+
+def _entered(stack: contextlib.ExitStack, directory: str, root: str, made: list[str]) -> Folder:
+    """The directory below ``root``, made and open until the ``stack`` ends; what was made of the way there is noted."""
     try:
-        made = _make_directories(directory)
+        return stack.enter_context(folders.at(root, directory, make=True))
+    except FileNotFoundError:
+        made += _make_directories(config.within_cache(root)[0])
     except OSError as error:
         if error.errno not in _IN_THE_WAY:
             raise
         _set_aside_above(directory, root)
-        made = _make_directories(directory)
-    durably = durability.is_wanted(directory)
-    try:
-        replace(path, content, mode, durably=durably)
-    except IsADirectoryError:  # anything else that lies there is replaced
-        quarantine(path, root, Reason.NOT_A_FILE, filesystem.lstat(path))
-        replace(path, content, mode, durably=durably)
-    if durably:
-        # Up to the root in any case: another process may have made them, and not have got as far as this.
-        for above in sorted({*_above(directory, root), *map(os.path.dirname, made)}):
-            durability.sync_directory(above)
+    return stack.enter_context(folders.at(root, directory, make=True))
 
 
 def _set_aside_above(directory: str, root: str) -> None:
-    """Of what is on the way from the cache's root to the directory, the first that is none. Raises OSError."""
-    for above in [*list(_above(directory, root))[-2::-1], directory]:
-        if not _is_directory(above):
-            # Unless it has been one, and was moved away by a sweep for a moment: then the next try makes it.
+    """Of what is on the way from the cache to the directory, the first that is none. Raises OSError."""
+    top = config.within_cache(root)[0]
+    for above in [*list(_above(directory, top))[-2::-1], directory]:
+        try:
             in_the_way = filesystem.lstat(above)
-            if not stat.S_ISDIR(in_the_way.st_mode):
-                quarantine(above, root, Reason.NOT_A_FILE, in_the_way)
+        except FileNotFoundError:
+            return  # a sweep has moved it away for a moment: the next try makes it
+        if not stat.S_ISDIR(in_the_way.st_mode):
+            quarantine(above, root if above.startswith(os.path.join(root, "")) else top, Reason.NOT_A_FILE, in_the_way)
             return
-
-
-def write(path: str, content: bytes, *, make_directories: bool) -> None:
-    """As publish(), of a file that need not be in a cache: nothing is set aside, and no limit is kept.
-
-    Raises OSError, also for a directory that is not there, unless it is to be made.
-    """
-    path = os.path.join(".", path)  # a name alone has no directory
-
-    def put() -> None:
-        directory = os.path.dirname(path)
-        made = _make_directories(directory) if make_directories else []
-        durably = durability.is_wanted(directory)
-        replace(path, content, durably=durably)
-        if durably:
-            for above in sorted(set(map(os.path.dirname, made))):
-                durability.sync_directory(above)
-
-    _persistently(put)
-    temporaries.reap_once(os.path.dirname(path), os.path.dirname(path))
 
 
 def _make_directories(directory: str) -> list[str]:
@@ -256,13 +270,9 @@ def _make_directories(directory: str) -> list[str]:
 
 
 def _is_directory(path: str) -> bool:
-    """Raises OSError where that cannot be told: then there is nothing to say of what is in the way."""
-    try:
+    with contextlib.suppress(OSError):
         return stat.S_ISDIR(filesystem.retried(lambda: filesystem.stat(path), filesystem.READING).st_mode)
-    except OSError as error:
-        if error.errno in _NO_DIRECTORY:
-            return False
-        raise
+    return False
 
 
 def _above(directory: str, root: str) -> Iterator[str]:
@@ -277,15 +287,27 @@ def replace(path: str, content: bytes, mode: int = 0o666, *, durably: bool = Fal
 
     ``durably``: what was there, or else this, is there after a loss of power, whole.
     """
-    temporary = temporaries.Temporary(os.path.dirname(path), mode)
+    directory, name = os.path.split(path)
+    with folders.opened(directory or os.curdir) as folder:
+        _replace(folder, name, content, mode, durably=durably)
+
+
+def _replace(folder: Folder, name: str, content: bytes, mode: int, *, durably: bool) -> None:
+    temporary = temporaries.Temporary(folder, mode)
     try:
         temporary.write(content, durably=durably)
-        filesystem.rename(temporary.path, path)
+        folder.rename(temporary.name, folder, name)
     except BaseException:
         with contextlib.suppress(OSError):
-            filesystem.unlink(temporary.path)
+            folder.unlink(temporary.name)
         raise
     finally:
         temporary.close()
     if durably:
-        durability.sync_directory(os.path.dirname(path))
+        folder.sync()
+
+
+def _sync(directories: Iterable[str]) -> None:
+    for directory in sorted(directories):
+        with folders.opened(directory) as folder:
+            folder.sync()

@@ -14,7 +14,7 @@ import stat
 import time
 from collections.abc import Iterator
 
-from safecache import filesystem, folders, mounts
+from safecache import filesystem, folders
 
 __all__ = ["Temporary", "beside", "is_temporary", "reap", "reap_once"]
 
@@ -28,13 +28,13 @@ _reaped: set[str] = set()
 
 
 class Temporary:
-    """A new file in ``directory``, with this mode less the umask. Raises OSError."""
+    """A new file in ``folder``, with this mode less the umask. Raises OSError."""
 
-    def __init__(self, directory: str, mode: int) -> None:
-        self.path = _new(directory)
-        self._descriptor = filesystem.open(self.path, _CREATE, mode)
+    def __init__(self, folder: folders.Folder, mode: int) -> None:
+        self.name = _new_name()
+        self._descriptor = filesystem.open(self.name, _CREATE, mode, dir_fd=folder.descriptor)
         with contextlib.suppress(OSError):  # of a file system without locks
-            if not mounts.is_over_a_network(directory):
+            if not folder.is_over_a_network:
                 filesystem.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def write(self, content: bytes, *, durably: bool) -> None:
@@ -53,15 +53,15 @@ class Temporary:
         filesystem.close(self._descriptor)
 
 
-def _new(directory: str) -> str:
-    # A random name: two containers on one volume can have the same pid and thread id, as torch's names are made of.
-    return os.path.join(directory, f".{secrets.token_hex(8)}.tmp")
+def _new_name() -> str:
+    # A random one: two containers on one volume can have the same pid and thread id, as torch's names are made of.
+    return f".{secrets.token_hex(8)}.tmp"
 
 
 @contextlib.contextmanager
 def beside(path: str) -> Iterator[str]:
     """Where another program is to write what will be at ``path``; what is left there in the end is removed."""
-    temporary = _new(os.path.dirname(path))
+    temporary = os.path.join(os.path.dirname(path), _new_name())
     try:
         yield temporary
     finally:
@@ -74,27 +74,26 @@ def is_temporary(name: str) -> bool:
     return (_OURS.fullmatch(name) or _TORCHS.fullmatch(name)) is not None
 
 
-def reap_once(directory: str, root: str) -> None:
-    """reap(), if this process has not done it there yet; what cannot be removed stays."""
+def reap_once(folder: folders.Folder, directory: str) -> None:
+    """reap(), if this process has not done it in ``directory`` yet, which this is; what cannot be removed stays."""
     if directory not in _reaped:
         _reaped.add(directory)
         with contextlib.suppress(OSError):
-            reap(directory, root)
+            reap(folder)
 
 
-def reap(directory: str, root: str) -> int:
-    """Remove what dead writers have left in ``directory``, torch's among them, and return its size in bytes.
+def reap(folder: folders.Folder) -> int:
+    """Remove what dead writers have left there, torch's among them, and return its size in bytes.
 
-    ``root``: the cache that it is in. Raises OSError if the directory cannot be read, or a link leads there.
+    Raises OSError if the directory cannot be read.
     """
     size = 0
-    locks = not mounts.is_over_a_network(directory)
-    with folders.at(root, directory) as folder:
-        for name in folder.names():
-            ours = _OURS.fullmatch(name) is not None
-            if ours or _TORCHS.fullmatch(name):
-                with contextlib.suppress(OSError):
-                    size += _remove_if_dead(folder, name, locked=ours and locks)
+    locks = not folder.is_over_a_network
+    for name in folder.names():
+        ours = _OURS.fullmatch(name) is not None
+        if ours or _TORCHS.fullmatch(name):
+            with contextlib.suppress(OSError):
+                size += _remove_if_dead(folder, name, locked=ours and locks)
     return size
 
 

@@ -21,9 +21,9 @@ def calls(monkeypatch):
         seen.append("sync directory" if os.path.isdir(f"/proc/self/fd/{descriptor}") else "sync file")
         sync(descriptor)
 
-    def note_rename(*paths):
+    def note_rename(*names, **directories):
         seen.append("rename")
-        rename(*paths)
+        rename(*names, **directories)
 
     monkeypatch.setattr(filesystem, "fsync", note_sync)
     monkeypatch.setattr(filesystem, "rename", note_rename)
@@ -86,7 +86,7 @@ def test_directory_that_may_be_written_and_not_read_is_not_waited_for(tmp_path, 
 
     def refuse(path, flags, *args, **named):
         if flags & os.O_DIRECTORY and not flags & os.O_PATH:
-            refused.append(path)
+            refused.append(os.readlink(f"/proc/self/fd/{named['dir_fd']}"))
             raise PermissionError(errno.EACCES, "Permission denied", path)
         return open_(path, flags, *args, **named)
 

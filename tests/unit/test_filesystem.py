@@ -11,7 +11,17 @@ import pytest
 from safecache import durability, files, quarantine, store, temporaries
 
 # What only joins or cuts strings, and constants.
-PURE = {"strerror", "path.join", "path.dirname", "path.basename", "fsencode", "fsdecode", "sep", "stat_result"}
+PURE = {
+    "strerror",
+    "path.join",
+    "path.dirname",
+    "path.basename",
+    "fsencode",
+    "fsdecode",
+    "sep",
+    "curdir",
+    "stat_result",
+}
 CONSTANT = re.compile(r"O_[A-Z]+|LOCK_[A-Z]+")
 WITH_CALLS = {"os", "fcntl", "shutil", "tempfile", "pathlib", "io", "mmap", "glob"}
 

@@ -97,7 +97,12 @@ def test_file_is_sent_with_its_record_which_comes_first(shared, local, monkeypat
     put(path)
     os.chmod(path, 0o755)
     renamed, rename = [], filesystem.rename
-    monkeypatch.setattr(filesystem, "rename", lambda *paths: (renamed.append(paths[1]), rename(*paths)))
+
+    def note(name, new, *, src_dir_fd, dst_dir_fd):
+        renamed.append(os.path.join(os.readlink(f"/proc/self/fd/{dst_dir_fd}"), new))
+        rename(name, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+
+    monkeypatch.setattr(filesystem, "rename", note)
     assert write_through.send(path, Kind.NATIVE_CODE)
     there = f"{shared}/ab/c.so"
     assert renamed == [records.path_of(there, str(shared), Kind.NATIVE_CODE), there]
@@ -150,11 +155,11 @@ def test_shared_level_that_takes_nothing_is_said_once_and_left_alone_for_a_minut
 ):
     opened, open_ = [], filesystem.open
 
-    def fail(path, *rest):
+    def fail(path, *rest, **named):
         if str(path).startswith(str(shared)):
             opened.append(path)
             raise OSError(error, os.strerror(error))
-        return open_(path, *rest)
+        return open_(path, *rest, **named)
 
     monkeypatch.setattr(filesystem, "open", fail)
     for _ in range(3):

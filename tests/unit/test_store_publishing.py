@@ -87,9 +87,9 @@ def test_directory_in_place_of_the_entry_is_set_aside(entry):
 def clear_cache_when_directory_is_made(monkeypatch, entry, times):
     real, left = filesystem.mkdir, [times]
 
-    def mkdir(path):
-        real(path)
-        if path == str(entry.parent) and left[0]:
+    def mkdir(name, **directory):
+        real(name, **directory)
+        if name == entry.parent.name and left[0]:
             left[0] -= 1
             shutil.rmtree(entry.parents[2])
 
@@ -155,21 +155,21 @@ def test_dangling_link_in_place_of_the_directory_is_set_aside(entry):
 def test_directory_that_a_sweep_moves_away_for_a_moment_is_not_in_the_way(entry, monkeypatch, back):
     """Seen when it was to be made, not seen when it is asked what it is: another writer's entries are not set aside."""
     publish(entry, b"of another")
-    aside, real_stat, real_lstat = entry.parent.with_name("aside"), filesystem.stat, filesystem.lstat
+    aside, descend, mkdir = entry.parent.with_name("aside"), filesystem.descend, filesystem.mkdir
 
-    def move_away(path, *rest, **named):
+    def move_away(*way):
         entry.parent.rename(aside)
-        monkeypatch.setattr(filesystem, "stat", real_stat)
-        return real_stat(path, *rest, **named)
+        monkeypatch.setattr(filesystem, "descend", descend)
+        return descend(*way)
 
-    def move_back(path, *rest, **named):
+    def move_back(name, **directory):
         if aside.exists():
             aside.rename(entry.parent)
-        return real_lstat(path, *rest, **named)
+        return mkdir(name, **directory)
 
-    monkeypatch.setattr(filesystem, "stat", move_away)
+    monkeypatch.setattr(filesystem, "descend", move_away)
     if back:
-        monkeypatch.setattr(filesystem, "lstat", move_back)
+        monkeypatch.setattr(filesystem, "mkdir", move_back)
     publish(entry)
     assert entry.read_bytes() == b"content" and not (entry.parents[2] / ".safecache").exists()
 

@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import time
+from contextlib import suppress
 
 import pytest
 from caches import DAY, at_each_rename
@@ -272,3 +273,82 @@ def test_what_a_directory_is_tried_with_is_not_written_elsewhere(tmp_path, docum
         assert directory_faults.probe(str(tmp_path / "cache"))
         found = [each.code for each in behaviour._tried(places.of({})[0], str(tmp_path / "cache"))]
         assert found == ["not-probed"]
+
+
+@pytest.fixture(params=["one call", "step by step"])
+def ways(request, monkeypatch):
+    """With openat2(2), and as where it is not to be had."""
+    monkeypatch.setattr(filesystem, "_has_openat2", lambda: request.param == "one call")
+
+
+PLACES = ["aotautograd", "aotautograd/akey", "fxgraph/ab", "triton", "triton/0", "triton/0/KEY", ".safecache/records"]
+
+
+@pytest.mark.parametrize("linked", PLACES)
+def test_nothing_is_published_through_a_link(tmp_path, documents, intact, ways, settings, monkeypatch, linked):
+    """It is moved away, as anything that is no directory."""
+    root = tmp_path / "cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
+    for number, place in enumerate([*PLACES, linked]):
+        top = root / "triton" / "0" if place == "triton/0/KEY" else root
+        if number == len(PLACES):
+            link(root / linked, documents)
+        store.publish(str(root / place / "ab" / "entry"), b"content", str(top))
+    assert not (root / linked).is_symlink() and (root / linked / "ab" / "entry").read_bytes() == b"content"
+    aside = [path for path in root.rglob("quarantine/*") if path.is_symlink()]
+    assert [path.readlink() for path in aside] == [documents]
+
+
+@pytest.mark.parametrize("linked", ["ab", "ab/cd"])
+def test_source_of_torch_is_not_written_through_a_link_in_the_cache(tmp_path, documents, intact, monkeypatch, linked):
+    root = tmp_path / "cache"
+    link(root / linked, documents)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
+    store.write(str(root / "ab" / "cd" / "source.py"), b"content", make_directories=True)
+    assert (root / "ab" / "cd" / "source.py").read_bytes() == b"content" and not (root / linked).is_symlink()
+
+
+def test_directory_that_becomes_a_link_while_an_entry_is_written_leads_nowhere(
+    tmp_path, documents, intact, ways, monkeypatch
+):
+    """At each call of the file system by itself."""
+    root, number = tmp_path / "cache", 0
+    while True:
+        entry = root / "fxgraph" / f"{number}" / "key" / "entry"
+        entry.parent.mkdir(parents=True)
+        if not swapped_at(number, lambda entry=entry: link(entry.parent, documents), monkeypatch, entry, root):
+            break
+        number += 1
+    assert number > 8
+
+
+def swapped_at(number, swap, monkeypatch, entry, root):
+    """Publish, with the swap before the call of this number; whether there were so many."""
+    calls = []
+
+    def watched(real):
+        def call(*rest, **named):
+            calls.append(real)
+            if len(calls) == number + 1:
+                swap()
+            return real(*rest, **named)
+
+        return call
+
+    with monkeypatch.context() as patch:
+        for name in ("open", "descend", "mkdir", "write", "dup", "rename", "close"):
+            patch.setattr(filesystem, name, watched(getattr(filesystem, name)))
+        with suppress(OSError):
+            store.publish(str(entry), b"content", str(root))
+    return len(calls) > number
+
+
+def test_cache_may_itself_be_reached_through_links(tmp_path, ways, monkeypatch):
+    """Who names it means them."""
+    (tmp_path / "real").mkdir()
+    (tmp_path / "cache").symlink_to("real")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    store.publish(
+        str(tmp_path / "cache" / "triton" / "0" / "file"), b"content", str(tmp_path / "cache" / "triton" / "0")
+    )
+    assert (tmp_path / "real" / "triton" / "0" / "file").read_bytes() == b"content"

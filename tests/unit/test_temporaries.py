@@ -9,13 +9,27 @@ import sys
 import time
 
 import pytest
+from caches import at_each_rename
 from conftest import SOURCE
 
-from safecache import filesystem, store, temporaries
+from safecache import filesystem, folders, store, temporaries
 from safecache.temporaries import Temporary
 
 HOUR = 3600.0
 DAY = 24 * HOUR
+
+
+def reap(directory):
+    with folders.opened(str(directory)) as folder:
+        return temporaries.reap(folder)
+
+
+@pytest.fixture
+def temporary(tmp_path):
+    """One that this process is about to write, and where it lies."""
+    with folders.opened(str(tmp_path)) as folder:
+        temporary = Temporary(folder, 0o666)
+        yield temporary, tmp_path / temporary.name
 
 
 def age(path, seconds):
@@ -26,9 +40,14 @@ def age(path, seconds):
 @pytest.fixture
 def living(tmp_path):
     """A temporary file of a process that is about to write it."""
-    code = (
-        f"from safecache.temporaries import Temporary; t = Temporary({str(tmp_path)!r}, 0o666); print(t.path); input()"
-    )
+    code = f"""
+from safecache import folders
+from safecache.temporaries import Temporary
+with folders.opened({str(tmp_path)!r}) as folder:
+    temporary = Temporary(folder, 0o666)
+    print({str(tmp_path)!r} + "/" + temporary.name)
+    input()
+"""
     process = subprocess.Popen(
         [sys.executable, "-c", code],
         env=os.environ | {"PYTHONPATH": str(SOURCE)},
@@ -45,7 +64,7 @@ def living(tmp_path):
 def test_file_of_a_living_writer_stays_however_old_it_is(tmp_path, living):
     _, path = living
     age(path, 30 * DAY)
-    assert temporaries.reap(str(tmp_path), str(tmp_path)) == 0 and os.path.exists(path)
+    assert reap(tmp_path) == 0 and os.path.exists(path)
 
 
 def test_file_of_a_killed_writer_is_removed_after_an_hour(tmp_path, living):
@@ -53,32 +72,32 @@ def test_file_of_a_killed_writer_is_removed_after_an_hour(tmp_path, living):
     process.kill()
     process.communicate()
     age(path, 0.5 * HOUR)
-    temporaries.reap(str(tmp_path), str(tmp_path))
+    reap(tmp_path)
     assert os.path.exists(path)
     age(path, 2 * HOUR)
-    temporaries.reap(str(tmp_path), str(tmp_path))
+    reap(tmp_path)
     assert not os.path.exists(path)
 
 
-def test_over_a_network_nothing_is_locked_and_only_age_counts(tmp_path, monkeypatch):
-    monkeypatch.setattr(temporaries.mounts, "is_over_a_network", lambda path: True)
+def test_over_a_network_nothing_is_locked_and_only_age_counts(tmp_path, monkeypatch, request):
+    monkeypatch.setattr(folders.mounts, "is_over_a_network", lambda path: True)
     monkeypatch.setattr(filesystem, "flock", None)
-    temporary = Temporary(str(tmp_path), 0o666)
-    age(temporary.path, 2 * HOUR)
-    temporaries.reap(str(tmp_path), str(tmp_path))
-    assert os.path.exists(temporary.path)
-    age(temporary.path, 2 * DAY)
-    temporaries.reap(str(tmp_path), str(tmp_path))
-    assert not os.path.exists(temporary.path)
+    temporary, path = request.getfixturevalue("temporary")
+    age(path, 2 * HOUR)
+    reap(tmp_path)
+    assert path.exists()
+    age(path, 2 * DAY)
+    reap(tmp_path)
+    assert not path.exists()
     temporary.close()
 
 
-def test_size_of_what_was_removed_is_told(tmp_path):
-    temporary = Temporary(str(tmp_path), 0o666)
+def test_size_of_what_was_removed_is_told(tmp_path, temporary):
+    temporary, path = temporary
     temporary.write(b"content", durably=False)
     temporary.close()
-    age(temporary.path, 2 * HOUR)
-    assert temporaries.reap(str(tmp_path), str(tmp_path)) == len(b"content")
+    age(path, 2 * HOUR)
+    assert reap(tmp_path) == len(b"content")
 
 
 @pytest.mark.parametrize(("old", "stays"), [(2 * HOUR, True), (2 * DAY, False)])
@@ -86,7 +105,7 @@ def test_file_of_stock_torch_which_has_no_lock_stays_for_a_day(tmp_path, old, st
     path = tmp_path / ".123.456.tmp"
     path.touch()
     age(path, old)
-    temporaries.reap(str(tmp_path), str(tmp_path))
+    reap(tmp_path)
     assert path.exists() == stays
 
 
@@ -95,7 +114,7 @@ def test_nothing_else_is_removed(tmp_path, name):
     path = tmp_path / name
     path.touch()
     age(path, 30 * DAY)
-    temporaries.reap(str(tmp_path), str(tmp_path))
+    reap(tmp_path)
     assert path.exists()
 
 
@@ -106,7 +125,7 @@ def test_what_is_no_file_stays(tmp_path):
     os.symlink("nowhere", tmp_path / ".3.4.tmp")
     for path in tmp_path.iterdir():
         os.utime(path, (0, 0), follow_symlinks=False)
-    assert temporaries.reap(str(tmp_path), str(tmp_path)) == 0 and len(list(tmp_path.iterdir())) == 3
+    assert reap(tmp_path) == 0 and len(list(tmp_path.iterdir())) == 3
 
 
 def test_first_publishing_in_a_directory_removes_what_is_left_there(tmp_path):
@@ -119,14 +138,14 @@ def test_first_publishing_in_a_directory_removes_what_is_left_there(tmp_path):
 
 def test_file_is_locked_until_it_has_its_name(tmp_path, monkeypatch):
     """Or somebody could take it for a dead writer's between its close and its rename."""
-    rename, tried = filesystem.rename, []
+    tried = []
 
-    def reap_first(source, destination):
+    def reap_first(source, rename):
         age(source, 2 * HOUR)
-        tried.append(temporaries.reap(str(tmp_path), str(tmp_path)))
-        rename(source, destination)
+        tried.append(reap(tmp_path))
+        rename()
 
-    monkeypatch.setattr(filesystem, "rename", reap_first)
+    at_each_rename(monkeypatch, reap_first)
     store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
     assert tried == [0] and (tmp_path / "entry").read_bytes() == b"content"
 
@@ -192,5 +211,5 @@ def test_what_is_put_in_place_of_a_dead_writers_file_is_not_waited_for_nor_follo
 
     monkeypatch.setattr(filesystem, "lstat", lambda path, **named: status)
     monkeypatch.setattr(filesystem, "open", note)
-    temporaries.reap(str(tmp_path), str(tmp_path))
+    reap(tmp_path)
     assert opened == ([str(left)] if what == "fifo" else []) and os.path.exists(tmp_path / "target")

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE
 
-from safecache import filesystem, temporaries
+from safecache import filesystem, folders, temporaries
 from safecache.hooks import generated_code
 
 
@@ -70,8 +70,12 @@ def test_what_is_no_content_is_left_to_torch(tmp_path):
 def test_what_the_file_system_says_is_raised_with_nothing_left(tmp_path, monkeypatch, operation):
     (tmp_path / "file").write_bytes(b"old")
 
-    def fail(*args):
-        raise OSError(errno.ENOSPC, "full")
+    def fail(path, *rest, **named):
+        if operation != "open" or str(path).endswith(".tmp"):
+            raise OSError(errno.ENOSPC, "full")
+        return open_(path, *rest, **named)
+
+    open_ = filesystem.open
 
     with monkeypatch.context() as patch:
         patch.setattr(filesystem, operation, fail)
@@ -130,4 +134,5 @@ def test_two_containers_on_one_volume_do_not_tear_each_others_files(tmp_path):
     assert [writer.communicate()[1] for writer in writers] == [b"", b""] and not torn
     assert [writer.returncode for writer in writers] == [0, 0]
     assert sorted(os.listdir(tmp_path)) == ["0", "1", "2", "3"]
-    assert temporaries.reap(str(tmp_path), str(tmp_path)) == 0
+    with folders.opened(str(tmp_path)) as folder:
+        assert temporaries.reap(folder) == 0

@@ -77,10 +77,10 @@ def test_group_of_a_writer_who_is_not_done_is_a_miss(directory, number):
 def test_list_is_not_written_without_one_of_its_files(directory, monkeypatch):
     real = filesystem.rename
 
-    def rename(source, destination):
+    def rename(source, destination, **directories):
         if destination.endswith("k.cubin"):
             raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-        return real(source, destination)
+        return real(source, destination, **directories)
 
     monkeypatch.setattr(filesystem, "rename", rename)
     write(directory, "one")

@@ -51,10 +51,14 @@ class Recorder:
                 self._paths[path] = number
 
     def _mkdir(self, call: Call) -> None:
-        self._change(os.path.dirname(call.args[0]), (call.args[0], next(self._numbers)))
+        path = self._path(call, call.args[0], "dir_fd")
+        self._change(os.path.dirname(path), (path, next(self._numbers)))
+
+    def _descend(self, call: Call) -> None:
+        self._directories[call.result] = os.path.join(self._directories[call.args[0]], call.args[1])
 
     def _open(self, call: Call) -> None:
-        path, flags = call.args[:2]
+        path, flags = self._path(call, call.args[0], "dir_fd"), call.args[1]
         if flags & os.O_DIRECTORY:
             self._directories[call.result] = path
         elif flags & os.O_CREAT:
@@ -80,12 +84,18 @@ class Recorder:
             self.events.append(Event("sync directory", self._directories[call.args[0]]))
 
     def _rename(self, call: Call) -> None:
-        old, new = call.args
+        old, new = self._path(call, call.args[0], "src_dir_fd"), self._path(call, call.args[1], "dst_dir_fd")
         assert os.path.dirname(old) == os.path.dirname(new)
         self._change(os.path.dirname(old), (new, self._paths[old]), (old, None))
 
     def _unlink(self, call: Call) -> None:
-        self._change(os.path.dirname(call.args[0]), (call.args[0], None))
+        path = self._path(call, call.args[0], "dir_fd")
+        self._change(os.path.dirname(path), (path, None))
+
+    def _path(self, call: Call, name: str, directory: str) -> str:
+        """Of a name in an open directory, where that is."""
+        above = self._directories[call.kwargs[directory]] if directory in call.kwargs else ""
+        return os.path.normpath(os.path.join(above, name))
 
 
 def after_loss(events: list[Event], path: str, root: str, old: bytes | None) -> set[bytes | None]:

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from faults.store.faulty import ERRORS, Plan, descriptors, plans
-from safecache import files, filesystem, store, temporaries
+from safecache import files, filesystem, folders, store, temporaries
 from safecache.reasons import Reason
 from safecache.store import UnusableEntry
 
@@ -230,7 +230,8 @@ def calls_name(calls, action, entry, plan):
 @BY_ERROR
 def test_reaping_removes_no_file_of_a_living_writer_whatever_fails(entry, calls, error):
     def reap():
-        return temporaries.reap(str(entry.parent), str(entry.parent))
+        with folders.opened(str(entry.parent)) as folder:
+            return temporaries.reap(folder)
 
     def prepare():
         anew(entry, OLD)
@@ -241,12 +242,14 @@ def test_reaping_removes_no_file_of_a_living_writer_whatever_fails(entry, calls,
     prepare()
     for plan in plans(calls, reap, error):
         prepare()
-        living = temporaries.Temporary(str(entry.parent), 0o666)
-        os.utime(living.path, (time.time() - 7200,) * 2)
-        attempt(calls, plan, reap)
-        assert os.path.exists(living.path) and entry.read_bytes() == OLD, plan
-        living.close()
-        os.unlink(living.path)
+        with folders.opened(str(entry.parent)) as folder:
+            living = temporaries.Temporary(folder, 0o666)
+            path = entry.with_name(living.name)
+            os.utime(path, (time.time() - 7200,) * 2)
+            attempt(calls, plan, reap)
+            assert path.exists() and entry.read_bytes() == OLD, plan
+            living.close()
+        path.unlink()
 
 
 @pytest.mark.parametrize("part", [1, 4096, 6999])
