@@ -16,6 +16,7 @@ PURE = {
     "path.join",
     "path.dirname",
     "path.basename",
+    "path.split",
     "fsencode",
     "fsdecode",
     "sep",
