@@ -27,6 +27,7 @@ __all__ = [
     "load",
     "metrics_directory",
     "multiprocess_directory",
+    "name_cache",
     "name_run",
     "problems",
     "rank",
@@ -42,6 +43,7 @@ __all__ = [
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: how a process ends whose settings cannot be met
 
 _CACHE_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
+_TRITON_DIRECTORY = "TRITON_CACHE_DIR"
 _REDIRECTED = "_SAFECACHE_REDIRECTED"
 _RUN = "_SAFECACHE_RUN"
 _FLYDSL_DIRECTORY = "FLYDSL_RUNTIME_CACHE_DIR"
@@ -186,12 +188,26 @@ def cache_directory() -> str | None:
 def within_cache(path: str) -> tuple[str, str]:
     """The cache directory that ``path`` lies in, or is, and the way there; itself and "" for any other.
 
-    Of a local level or a private cache, and of the cache that it stands before.
+    Inductor's, Triton's, one that either stands before, a layer below it, or one that has been named.
     """
-    for top in (cache_directory(), *(redirected() or ())[1:]):
+    for top in (
+        cache_directory(),
+        *(redirected() or ())[1:],
+        os.environ.get(_TRITON_DIRECTORY),
+        *current().lower,
+        *_named,
+    ):
         if top and f"{path}/".startswith(f"{top}/"):
             return top, path[len(top) :].strip(os.sep)
     return path, ""
+
+
+_named: dict[str, None] = {}
+
+
+def name_cache(directory: str) -> None:
+    """Have within_cache() know this one too: a command or a sweep is to work on it."""
+    _named.setdefault(directory)
 
 
 def redirect_cache(directory: str, original: str | None) -> None:

@@ -152,8 +152,8 @@ class _Sweeper:
             return max(past)
         stamped = [file for file in group.all_files if not file.path.endswith((".so", ".gch"))] or group.all_files
         for file in [] if self._dry_run else stamped:
-            with suppress(OSError):
-                os.utime(file.path, (self._now, self._now), follow_symlinks=False)
+            with suppress(OSError), folders.above(self._root, file.path) as (folder, name):
+                folder.touch(name, self._now)
         return self._now
 
     def _order(self, group: Group) -> tuple[bool, bool, float, int, float]:

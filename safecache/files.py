@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from safecache import filesystem
+from safecache import filesystem, folders
 
 __all__ = ["copy_regular", "digest_regular", "holds", "read_end", "read_regular"]
 
@@ -138,7 +138,9 @@ def _chunks(descriptor: int, most: int, limit: int = sys.maxsize) -> Iterator[by
 @contextmanager
 def _opened(path: str, check: Callable[[os.stat_result], None], flags: int) -> Iterator[tuple[int, int]]:
     """The descriptor of the file, and the size that it has now."""
-    descriptor = filesystem.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
+    # Who follows no link at the end, for anybody may have put it there, follows none on the way from the cache either.
+    open_ = folders.open_within if flags & os.O_NOFOLLOW else filesystem.open
+    descriptor = open_(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
     try:
         status = filesystem.fstat(descriptor)
         check(status)

@@ -102,39 +102,39 @@ def retried(action: Callable[[], T], errors: frozenset[int], waits: Iterable[flo
     return action()
 
 
-def descend(directory: int, path: str) -> int:
-    """A descriptor of the directory at ``path``, below an open one, to look up names in. Nobody waits for it.
+_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def descend(directory: int, path: str, flags: int = _ENTER) -> int:
+    """A descriptor of what is at ``path`` below an open directory, itself a directory to look up names in by default.
 
     One system call where the kernel has openat2(2); else one for each name, and one to close it. Raises OSError, and
     NotADirectoryError for a link, wherever on the way it lies.
     """
     try:
         if _has_openat2():
-            return _openat2(directory, path)
-        return _descend_by_steps(directory, path.split(os.sep))
+            return _openat2(directory, path, flags)
+        return _descend_by_steps(directory, path.split(os.sep), flags)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
         raise
 
 
-_ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-
-
-def _descend_by_steps(directory: int, names: list[str]) -> int:
+def _descend_by_steps(directory: int, names: list[str], flags: int) -> int:
     if len(names) == 1:
-        return open(names[0], _ENTER, dir_fd=directory)
+        return open(names[0], flags | os.O_NOFOLLOW, dir_fd=directory)
     above = open(names[0], _ENTER, dir_fd=directory)
     try:
-        return _descend_by_steps(above, names[1:])
+        return _descend_by_steps(above, names[1:], flags)
     finally:
         close(above)
 
 
-def _openat2(directory: int, path: str) -> int:
+def _openat2(directory: int, path: str, flags: int) -> int:
     if "\0" in path:
         raise ValueError("embedded null character")  # as of os.open()
-    how = _HOW.pack(_ENTER, 0, _BENEATH | _NO_LINKS)
+    how = _HOW.pack(flags, 0, _BENEATH | _NO_LINKS)
     found: int = _system_call()(_OPENAT2, directory, os.fsencode(path), how, len(how))
     if found < 0:
         number = ctypes.get_errno()
@@ -155,7 +155,7 @@ def _has_openat2() -> bool:
     try:
         descriptor = open("/", _ENTER)
         try:
-            close(_openat2(descriptor, "."))
+            close(_openat2(descriptor, ".", _ENTER))
         finally:
             close(descriptor)
     except (OSError, AttributeError) as error:

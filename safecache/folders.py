@@ -16,7 +16,7 @@ from functools import cached_property
 
 from safecache import config, filesystem, mounts
 
-__all__ = ["Folder", "above", "at", "opened", "scratch"]
+__all__ = ["Folder", "above", "at", "names_in", "open_within", "opened", "scratch", "touch"]
 
 # Not O_RDONLY: who shares a cache may be let in and not be shown what else lies there.
 _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
@@ -103,9 +103,10 @@ class Folder:
         """Remove what is no directory."""
         filesystem.unlink(name, dir_fd=self.descriptor)
 
-    def touch(self, name: str) -> None:
-        """Set its times to now; of a link its own."""
-        os.utime(name, dir_fd=self.descriptor, follow_symlinks=False)
+    def touch(self, name: str, moment: float | None = None) -> None:
+        """Set its times, to now by default; of a link its own."""
+        times = None if moment is None else (moment, moment)
+        os.utime(name, times, dir_fd=self.descriptor, follow_symlinks=False)
 
     def rename(self, name: str, to: Folder, new: str) -> None:
         """Move it there; a file that has the name already is replaced."""
@@ -193,6 +194,34 @@ def above(root: str, path: str, *, make: bool = False) -> Iterator[tuple[Folder,
     directory, name = os.path.split(os.path.normpath(path))
     with at(root, directory, make=make) as folder:
         yield folder, name
+
+
+def open_within(path: str, flags: int) -> int:
+    """The descriptor of what is at ``path``, itself no link; and reached through none from the cache that it lies in.
+
+    Raises OSError.
+    """
+    top, within = config.within_cache(path)
+    flags |= os.O_NOFOLLOW | os.O_CLOEXEC
+    if not within:
+        return filesystem.open(path, flags)
+    with opened(top) as folder:
+        return filesystem.descend(folder.descriptor, within, flags)
+
+
+def names_in(directory: str) -> list[str]:
+    """Of all that lies in ``directory``, which is reached as by open_within(). Raises OSError."""
+    if not config.within_cache(directory)[1]:
+        return filesystem.listdir(directory)
+    with _closing(open_within(directory, _LIST)) as folder:
+        return filesystem.listdir(folder.descriptor)
+
+
+def touch(path: str) -> None:
+    """Set the times of what is at ``path`` to now, reached as by open_within(). Raises OSError."""
+    top, within = config.within_cache(path)
+    with above(top if within else os.path.dirname(path) or os.curdir, path) as (folder, name):
+        folder.touch(name)
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from safecache import journal, layout, records, temporaries
+from safecache import config, journal, layout, records, temporaries
 from safecache.cache_directories import HEADERS_FOLDER
 from safecache.groups import (
     CRASHES_FOLDER,
@@ -46,6 +46,7 @@ class Inventory(NamedTuple):
 def take(root: str) -> Inventory:
     """The inventory of the cache directory ``root``: Inductor's, Triton's, or its headers'. Raises OSError."""
     os.scandir(root).close()
+    config.name_cache(root)
     of_headers = os.path.basename(root) == HEADERS_FOLDER
     found = list(_headers(root) if of_headers else _parts(root))
     groups = [part for part in found if isinstance(part, Group)]

@@ -8,6 +8,8 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from safecache import folders
+
 __all__ = ["lock", "locked", "mapped", "running_torch"]
 
 
@@ -53,8 +55,8 @@ def locked(path: str | None) -> Iterator[bool]:
 
 def _open(path: str) -> int | None:
     try:
-        return os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except FileNotFoundError:
+        return folders.open_within(path, os.O_RDWR | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
         return None
 
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from safecache import store, triton_leftovers
+from safecache import config, store, triton_leftovers
 from safecache.seal import Kind
 
 __all__ = [
@@ -87,6 +87,7 @@ def locate(path: str) -> Location | None:
 
 def walk(root: str) -> Iterator[Location]:
     """Every entry below the cache directory ``root``, whatever kind of file it is. Raises OSError."""
+    config.name_cache(root)
     for kind, parents in (
         (Kind.AOT_ENTRY, [os.path.join(root, AOT_FOLDER)]),
         (Kind.FX_ENTRY, list(_subdirectories(os.path.join(root, FX_FOLDER)))),
@@ -99,6 +100,7 @@ def walk(root: str) -> Iterator[Location]:
 
 def code(root: str) -> Iterator[Code]:
     """Every file of compiled code below the cache directory ``root``, of Inductor or of Triton. Raises OSError."""
+    config.name_cache(root)
     for cache in triton_caches(root):
         yield from _code_in(cache)
 

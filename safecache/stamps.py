@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from safecache import config
+from safecache import config, folders
 
 __all__ = ["GRACE", "INTERVAL", "suspended", "use"]
 
@@ -39,8 +39,8 @@ def use(path: str, status: os.stat_result) -> None:
     if lower or path.endswith(".h") or owner in _refusing:
         return
     try:
-        os.utime(path, follow_symlinks=False)
-    except FileNotFoundError:
+        folders.touch(path)
+    except (FileNotFoundError, NotADirectoryError):
         return  # who reads it next finds that out too
     except OSError:
         _refusing.add(owner)

@@ -66,7 +66,7 @@ class UnusableEntry(Exception):
 def list_entries(directory: str) -> list[str]:
     """The names of the entries in ``directory``, sorted; none if it does not exist. Raises OSError."""
     try:
-        names = filesystem.retried(lambda: filesystem.listdir(directory), filesystem.READING)
+        names = filesystem.retried(lambda: folders.names_in(directory), filesystem.READING)
     except FileNotFoundError:
         return []
     return sorted(name for name in names if not name.startswith("."))

@@ -21,5 +21,6 @@ def waits(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch, waits):
-    """Every call of the store to the file system."""
+    """Every call of the store to the file system, but those that are made once in a process."""
+    filesystem._has_openat2()
     return Calls(monkeypatch)
