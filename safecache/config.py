@@ -188,13 +188,12 @@ def cache_directory() -> str | None:
 def within_cache(path: str) -> tuple[str, str]:
     """The cache directory that ``path`` lies in, or is, and the way there; itself and "" for any other.
 
-    Inductor's, Triton's, one that either stands before, a layer below it, or one that has been named.
+    Inductor's, Triton's, the one that it stands before, or one that has been named. Layers are none of them.
     """
     for top in (
         cache_directory(),
         *(redirected() or ())[1:],
         os.environ.get(_TRITON_DIRECTORY),
-        *current().lower,
         *_named,
     ):
         if top and f"{path}/".startswith(f"{top}/"):

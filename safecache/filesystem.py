@@ -116,9 +116,8 @@ def descend(directory: int, path: str, flags: int = _ENTER) -> int:
             return _openat2(directory, path, flags)
         return _descend_by_steps(directory, path.split(os.sep), flags)
     except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from None
-        raise
+        number = errno.ENOTDIR if error.errno == errno.ELOOP else error.errno
+        raise OSError(number, os.strerror(number or 0), path) from None
 
 
 def _descend_by_steps(directory: int, names: list[str], flags: int) -> int:

@@ -24,10 +24,24 @@ _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 class Folder:
-    """An open directory. Names are of what lies in it: no method follows a link, and all raise OSError."""
+    """An open directory. Names are of what lies in it: no method follows a link, and all raise OSError.
 
-    def __init__(self, descriptor: int) -> None:
+    ``place``: what it was reached by, for whoever reads of an error: that has the whole path.
+    """
+
+    def __init__(self, descriptor: int, place: str = "") -> None:
         self.descriptor = descriptor
+        self.place = place
+
+    @contextmanager
+    def _telling(self, name: str) -> Iterator[None]:
+        """Where what has this name lies, in an error of this block."""
+        try:
+            yield
+        except OSError as error:
+            if error.filename == name:
+                error.filename = os.path.join(self.place, name)
+            raise
 
     @cached_property
     def is_over_a_network(self) -> bool:
@@ -38,35 +52,39 @@ class Folder:
     def enter(self, path: str, *, make: bool = False) -> Iterator[Folder]:
         """The directory of this name, or at this path below, made if it is to be and is not there."""
         try:
-            descriptor = filesystem.descend(self.descriptor, path)
+            with self._telling(path):
+                descriptor = filesystem.descend(self.descriptor, path)
         except FileNotFoundError:
             if not make:
                 raise
             descriptor = self._made(path)
-        with _closing(descriptor) as folder:
+        with _closing(descriptor, os.path.join(self.place, path)) as folder:
             yield folder
 
     def _made(self, path: str) -> int:
         above, _, name = path.rpartition(os.sep)
         with ExitStack() as stack:
             parent = stack.enter_context(self.enter(above, make=True)) if above else self
+            stack.enter_context(parent._telling(name))
             with suppress(FileExistsError):
                 filesystem.mkdir(name, dir_fd=parent.descriptor)
             return filesystem.descend(parent.descriptor, name)
 
     def names(self) -> list[str]:
         """Of all that lies there, in no order."""
-        with _closing(filesystem.open(".", _LIST, dir_fd=self.descriptor)) as folder:
+        with self._telling("."), _closing(filesystem.open(".", _LIST, dir_fd=self.descriptor), self.place) as folder:
             return filesystem.listdir(folder.descriptor)
 
     def status(self, name: str) -> os.stat_result:
         """Of a link its own."""
-        return filesystem.lstat(name, dir_fd=self.descriptor)
+        with self._telling(name):
+            return filesystem.lstat(name, dir_fd=self.descriptor)
 
-    def open(self, name: str, flags: int) -> int:
+    def open(self, name: str, flags: int, mode: int = 0o666) -> int:
         """Its descriptor; a FIFO is not waited for."""
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-        return filesystem.open(name, flags, 0o666, dir_fd=self.descriptor)
+        with self._telling(name):
+            return filesystem.open(name, flags, mode, dir_fd=self.descriptor)
 
     @property
     def path(self) -> str:
@@ -101,16 +119,19 @@ class Folder:
 
     def unlink(self, name: str) -> None:
         """Remove what is no directory."""
-        filesystem.unlink(name, dir_fd=self.descriptor)
+        with self._telling(name):
+            filesystem.unlink(name, dir_fd=self.descriptor)
 
     def touch(self, name: str, moment: float | None = None) -> None:
         """Set its times, to now by default; of a link its own."""
         times = None if moment is None else (moment, moment)
-        os.utime(name, times, dir_fd=self.descriptor, follow_symlinks=False)
+        with self._telling(name):
+            os.utime(name, times, dir_fd=self.descriptor, follow_symlinks=False)
 
     def rename(self, name: str, to: Folder, new: str) -> None:
         """Move it there; a file that has the name already is replaced."""
-        filesystem.rename(name, new, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
+        with self._telling(name):
+            filesystem.rename(name, new, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
 
     def remove(self, name: str) -> None:
         """Remove it, with all that is in it however deep that is, and on this device alone; or else as much as can be.
@@ -150,9 +171,9 @@ class Folder:
 
 
 @contextmanager
-def _closing(descriptor: int) -> Iterator[Folder]:
+def _closing(descriptor: int, place: str) -> Iterator[Folder]:
     try:
-        yield Folder(descriptor)
+        yield Folder(descriptor, place)
     finally:
         with suppress(OSError):  # nothing was written through it
             filesystem.close(descriptor)
@@ -167,7 +188,7 @@ def opened(root: str, folders: Iterable[str] = (), *, make: bool = False) -> Ite
     """
     top, path = config.within_cache(root)
     path = os.path.join(path, *folders)
-    with _closing(filesystem.open(top, _ENTER)) as folder:
+    with _closing(filesystem.open(top, _ENTER), top) as folder:
         if path:
             with folder.enter(path, make=make) as below:
                 yield below
@@ -205,7 +226,7 @@ def open_within(path: str, flags: int) -> int:
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     if not within:
         return filesystem.open(path, flags)
-    with opened(top) as folder:
+    with opened(top) as folder, folder._telling(within):
         return filesystem.descend(folder.descriptor, within, flags)
 
 
@@ -213,7 +234,7 @@ def names_in(directory: str) -> list[str]:
     """Of all that lies in ``directory``, which is reached as by open_within(). Raises OSError."""
     if not config.within_cache(directory)[1]:
         return filesystem.listdir(directory)
-    with _closing(open_within(directory, _LIST)) as folder:
+    with _closing(open_within(directory, _LIST), directory) as folder:
         return filesystem.listdir(folder.descriptor)
 
 

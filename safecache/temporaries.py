@@ -18,7 +18,7 @@ from safecache import filesystem, folders
 
 __all__ = ["Temporary", "beside", "is_temporary", "reap", "reap_once"]
 
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _OURS = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _TORCHS = re.compile(r"\.\d+\.\d+\.tmp")
 # Seconds. Clocks differ; and without a lock only its age tells of a writer that it must be dead.
@@ -32,7 +32,7 @@ class Temporary:
 
     def __init__(self, folder: folders.Folder, mode: int) -> None:
         self.name = _new_name()
-        self._descriptor = filesystem.open(self.name, _CREATE, mode, dir_fd=folder.descriptor)
+        self._descriptor = folder.open(self.name, _CREATE, mode)
         with contextlib.suppress(OSError):  # of a file system without locks
             if not folder.is_over_a_network:
                 filesystem.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

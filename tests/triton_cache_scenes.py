@@ -19,6 +19,7 @@ from triton_kernels import autotuned_scale
 from safecache import filesystem
 
 # Functions of os that have the file's path first.
+DIRECTORIES = ("dir_fd", "src_dir_fd")
 BY_PATH = ("open", "mkdir", "rename", "replace", "lstat", "listdir", "scandir")
 
 
@@ -29,7 +30,9 @@ def failing(call, error, below, times=None):
     left = [times]
 
     def fail(first, *rest, **named):
-        ours = str(first).startswith(below) if call in BY_PATH else below in os.readlink(f"/proc/self/fd/{first}")
+        above = next((os.readlink(f"/proc/self/fd/{named[name]}") for name in DIRECTORIES if name in named), "")
+        path = os.path.join(above, first) if call in BY_PATH else os.readlink(f"/proc/self/fd/{first}")
+        ours = path.startswith(below) if call in BY_PATH else below in path
         if not ours or left[0] == 0:
             return real(first, *rest, **named)
         if left[0] is not None:

@@ -22,7 +22,21 @@ ENTRY, LIBRARY = f"aotautograd/akey/{layout.entry_name(GOOD)}", "ab/cabcd.main.s
 GENUINE = (GOOD, hashlib.sha256(GOOD).hexdigest())
 # After how many more calls what was there before is there again; the last: never.
 BACK = (1, 2, 4, sys.maxsize)
-CALLS = {"fstat", "link", "listdir", "lstat", "mkdir", "open", "pread", "read", "rename", "replace", "scandir", "stat"}
+CALLS = {
+    "descend",
+    "fstat",
+    "link",
+    "listdir",
+    "lstat",
+    "mkdir",
+    "open",
+    "pread",
+    "read",
+    "rename",
+    "replace",
+    "scandir",
+    "stat",
+}
 
 
 class Swapper:

@@ -150,7 +150,7 @@ def remember(root):
     key_records.remember(KeyRecord(Layer.AOT, key("a", "x"), "model.f", 0.0, ()), root)
 
 
-ACTIONS = {
+COMMANDS = {
     "gc": command("gc", "--max-age", "1d"),
     "clean": command("clean", "--force"),
     "adopt": command("adopt"),
@@ -159,6 +159,8 @@ ACTIONS = {
     "ls": command("ls"),
     "du": command("du"),
     "quarantine list": command("quarantine", "list"),
+}
+TASKS = {
     "publish": task(publish),
     "look up": task(look_up),
     "set aside": task(set_aside),
@@ -167,6 +169,7 @@ ACTIONS = {
     "note of a crash": task(partial(known_bad.forget, hash="ab" * 32)),
     "record of a key": task(remember),
 }
+ACTIONS = COMMANDS | TASKS
 PLACES = [
     *("aotautograd", "fxgraph", "triton", "triton/0", "locks", "precompiled_headers"),
     *(".safecache", ".safecache/quarantine", ".safecache/records", ".safecache/keys", ".safecache/trash"),
@@ -175,7 +178,7 @@ PLACES = [
 
 
 @pytest.fixture
-def world(tmp_path, monkeypatch, settings):
+def world(tmp_path):
     """A cache, made anew for each attempt, and a copy of it elsewhere, of which each file would tell of its being read."""
     template, mirror, root = tmp_path / "template", tmp_path / "mirror", tmp_path / "cache"
     fill(template)
@@ -184,7 +187,6 @@ def world(tmp_path, monkeypatch, settings):
     for path in mirror.rglob("*"):
         if path.is_file():
             os.utime(path, (0, path.stat().st_mtime))
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
     return template, mirror, root
 
 
@@ -208,8 +210,10 @@ def exchange(path, mirror, how):
 @pytest.mark.timeout(1800 if MOMENTS > 10 else 300, method="thread")
 @pytest.mark.parametrize("how", ["link", "FIFO"])
 @pytest.mark.parametrize("action", ACTIONS)
-def test_whatever_is_exchanged_and_when(world, moments, seam, action, how):
+def test_whatever_is_exchanged_and_when(world, moments, seam, monkeypatch, action, how):
     template, mirror, root = world
+    if action in TASKS:  # a command is told which
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
     chance = random.Random(f"{action} {how}")
 
     def anew():
