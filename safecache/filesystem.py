@@ -29,6 +29,7 @@ from os import (
     stat,
     stat_result,
     unlink,
+    utime,
     write,
 )
 from time import monotonic, sleep
@@ -59,6 +60,7 @@ __all__ = [
     "sleep",
     "stat",
     "unlink",
+    "utime",
     "write",
     "write_all",
 ]

@@ -126,12 +126,17 @@ class Folder:
         """Set its times, to now by default; of a link its own."""
         times = None if moment is None else (moment, moment)
         with self._telling(name):
-            os.utime(name, times, dir_fd=self.descriptor, follow_symlinks=False)
+            filesystem.utime(name, times, dir_fd=self.descriptor, follow_symlinks=False)
 
     def rename(self, name: str, to: Folder, new: str) -> None:
         """Move it there; a file that has the name already is replaced."""
         with self._telling(name):
             filesystem.rename(name, new, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
+
+    def rmdir(self, name: str) -> None:
+        """Remove a directory in which there is nothing."""
+        with self._telling(name):
+            filesystem.rmdir(name, dir_fd=self.descriptor)
 
     def remove(self, name: str) -> None:
         """Remove it, with all that is in it however deep that is, and on this device alone; or else as much as can be.
@@ -142,19 +147,19 @@ class Folder:
             self.unlink(name)
             return
         with self.enter(name) as top:
-            device = os.fstat(self.descriptor).st_dev
+            device = filesystem.fstat(self.descriptor).st_dev
             left = top._without_files(top, device)
             while left:
                 directory = left.pop()
                 with suppress(OSError), top.enter(directory) as folder:
                     left += folder._without_files(top, device)
                 with suppress(OSError):
-                    filesystem.rmdir(directory, dir_fd=top.descriptor)
-        filesystem.rmdir(name, dir_fd=self.descriptor)
+                    top.rmdir(directory)
+        self.rmdir(name)
 
     def _without_files(self, top: Folder, device: int) -> list[str]:
         """The names in ``top`` of the directories that were in here, moved up, and the files removed."""
-        if os.fstat(self.descriptor).st_dev != device:
+        if filesystem.fstat(self.descriptor).st_dev != device:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         directories = []
         for name in self.names():
@@ -256,7 +261,7 @@ def scratch(directory: str, prefix: str) -> Iterator[Folder]:
         filesystem.mkdir(name, 0o700, dir_fd=folder.descriptor)
         try:
             with folder.enter(name) as own:
-                status = os.fstat(own.descriptor)
+                status = filesystem.fstat(own.descriptor)
                 if status.st_uid != os.geteuid() or status.st_mode & 0o077:
                     raise PermissionError(errno.EPERM, "it was exchanged", os.path.join(directory, name))
                 yield own

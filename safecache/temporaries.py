@@ -65,8 +65,9 @@ def beside(path: str) -> Iterator[str]:
     try:
         yield temporary
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            filesystem.unlink(temporary)
+        directory, name = os.path.split(temporary)
+        with contextlib.suppress(FileNotFoundError), folders.opened(directory or os.curdir) as folder:
+            folder.unlink(name)
 
 
 def is_temporary(name: str) -> bool:

@@ -15,6 +15,7 @@ from typing import Any
 from safecache import (
     directory_faults,
     events,
+    folders,
     gpu_binaries,
     keyring,
     layer_copies,
@@ -318,7 +319,8 @@ def _build_unseen(builder: Any, command: list[str], path: str, root: str) -> Non
         unseen.get_command_line = lambda: shlex.join([temporary if word == path else word for word in command])
         _build(unseen.build, builder)
         vouching.keep(path, root, made_at=temporary)
-        os.replace(temporary, path)
+        with folders.above(root, path) as (folder, name):
+            folder.rename(os.path.basename(temporary), folder, name)
 
 
 def _build(make: Callable[[], Any], builder: Any) -> Any:
@@ -327,8 +329,8 @@ def _build(make: Callable[[], Any], builder: Any) -> Any:
     except Exception as error:
         _thread.failure = error
         # The directory that the compiler ran in.
-        with suppress(OSError):
-            os.rmdir(os.path.join(builder._output_dir, f"{builder._name}_{_SCRATCH}"))
+        with suppress(OSError), folders.opened(builder._output_dir) as folder:
+            folder.rmdir(f"{builder._name}_{_SCRATCH}")
         raise
 
 

@@ -1,14 +1,19 @@
-"""The store reaches the file system through one module alone, where tests can have each call fail."""
+"""The store reaches the file system through one module alone, where tests can have each call fail.
+
+And nothing below a cache is changed but from an open directory: see folders.
+"""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
+from pathlib import Path
 
 import pytest
 
-from safecache import durability, files, quarantine, store, temporaries
+import safecache
+from safecache import durability, files, folders, quarantine, store, temporaries
 
 # What only joins or cuts strings, and constants.
 PURE = {
@@ -17,6 +22,10 @@ PURE = {
     "path.dirname",
     "path.basename",
     "path.split",
+    "path.normpath",
+    "path.relpath",
+    "pardir",
+    "geteuid",
     "fsencode",
     "fsdecode",
     "sep",
@@ -44,7 +53,9 @@ def root_of(node):
 
 
 @pytest.mark.parametrize(
-    "module", [store, temporaries, files, durability, quarantine], ids=lambda module: module.__name__.split(".")[1]
+    "module",
+    [store, temporaries, files, durability, quarantine, folders],
+    ids=lambda module: module.__name__.split(".")[1],
 )
 def test_module_calls_the_file_system_through_the_seam_alone(module):
     tree = ast.parse(inspect.getsource(module))
@@ -62,3 +73,85 @@ def test_module_calls_the_file_system_through_the_seam_alone(module):
         if name == "open" or (package in WITH_CALLS and rest not in PURE and not CONSTANT.fullmatch(rest)):
             found.add(name)
     assert found == set()
+
+
+PACKAGE = Path(safecache.__file__).parent
+# What changes names or content by a path, without an open directory.
+CHANGING = {"unlink", "remove", "rename", "renames", "replace", "rmdir", "removedirs", "link", "symlink", "mkdir"}
+CHANGING |= {"makedirs", "truncate", "utime", "chmod", "chown", "mkfifo", "mknod", "rmtree", "move", "copytree"}
+CHANGING |= {"copy", "copy2", "copyfile", "copymode"}
+NEW = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|_CREATE|_NEW\b")
+# By module, what it changes by path, which lies below no cache.
+ELSEWHERE = {
+    "cli/bench.py": "directories of its own below a temporary one",
+    "cli/demo.py": "a cache of its own",
+    "cli/listing_arguments.py": "/dev/null",
+    "cli/workload/__init__.py": "caches of its own",
+    "directory_faults.py": "a cache's root itself",
+    "doctor/behaviour.py": "what it tries in a directory of its own, through that directory's descriptor",
+    "doctor/hooks.py": "a temporary directory",
+    "exec_directory.py": "the directory for code on other mounts",
+    "files.py": "a copy in a private directory, or beside a package",
+    "hooks/cpp_extension.py": "a private directory",
+    "isolation/crashes.py": "a private directory",
+    "isolation/server.py": "/dev/null",
+    "isolation/worker.py": "a private directory, and its own entry of /proc",
+    "kernel_recipe.py": "memory",
+    "key_directory.py": "keys",
+    "key_files.py": "keys",
+    "keyring.py": "keys",
+    "levels.py": "a local level's root itself",
+    "metrics.py": "the metrics' directory",
+    "metrics_file.py": "the metrics' directory",
+    "occupancy.py": "private directories",
+    "packages.py": "packages, at the paths that their users give",
+    "patches/publishing.py": "torch's and Triton's source",
+    "patches/tools.py": "torch's and Triton's source",
+    "private_build.py": "a private directory",
+    "private_directory.py": "private directories",
+    "sealed_copy.py": "memory, and a private directory",
+    "store.py": "what lies above a cache, or outside: a root that is made",
+    "triton_files.py": "dumps for people, where their setting says",
+}
+
+
+def changed_by_path(tree):
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call):
+            continue
+        package, _, name = ast.unparse(call.func).rpartition(".")
+        text = ast.unparse(call)
+        if package in ("os", "shutil", "filesystem") and not {"dir_fd", "src_dir_fd"} & {
+            each.arg for each in call.keywords
+        }:
+            if name in CHANGING or (name == "open" and NEW.search(text)):
+                yield text
+        elif (package, name) == ("", "open") and re.search(r"""['"][rb]*[wxa+][b+]*['"]""", text):
+            yield text
+
+
+def test_nothing_below_a_cache_is_changed_by_its_path():
+    found = {
+        str(path.relative_to(PACKAGE)): changes
+        for path in PACKAGE.rglob("*.py")
+        if (changes := list(changed_by_path(ast.parse(path.read_text()))))
+    }
+    assert {name: changes for name, changes in found.items() if name not in ELSEWHERE} == {}
+    assert set(ELSEWHERE) == set(found), "said of what does not"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "os.unlink(path)",
+            "shutil.rmtree(path)",
+            "filesystem.rename(a, b)",
+            "open(path, 'wb')",
+            "open(path, mode='a')",
+        ),
+        *("os.open(path, os.O_RDWR)", "filesystem.open(path, _CREATE, 0o666)", "os.utime(path, None)"),
+    ],
+)
+def test_change_by_path_is_seen(text):
+    assert list(changed_by_path(ast.parse(text))) and not list(changed_by_path(ast.parse("os.unlink(a, dir_fd=b)")))

@@ -9,7 +9,7 @@ import time
 import pytest
 from conftest import needs_root
 
-from safecache import stamps, store
+from safecache import filesystem, stamps, store
 
 
 @pytest.fixture(autouse=True)
@@ -101,7 +101,7 @@ def test_file_that_cannot_be_stamped_is_read_and_those_of_its_owner_not_tried_ag
         tried.append(path)
         raise PermissionError(1, "refused", path)
 
-    monkeypatch.setattr(os, "utime", refuse)
+    monkeypatch.setattr(filesystem, "utime", refuse)
     monkeypatch.setattr(stamps.time, "time", lambda: 4e9)
     assert [store.read_entry(str(entry)) for _ in range(3)] == [b"content"] * 3
     assert tried == [entry.name]
