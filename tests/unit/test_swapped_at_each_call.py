@@ -7,28 +7,18 @@ Python tells of and of those of the store, with SAFECACHE_TEST_EXHAUSTIVE=1.
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
-import pickle
 import random
 import shutil
+import subprocess
 import sys
-import time
 from functools import partial
-from pathlib import Path
 
 import pytest
-from caches import DAY, HOUR, Cache, key
-from crashes.test_crash_reports import facts
+import swaps
+from swaps import ACTIONS, PLACES, TASKS, exchange, prepare, state
 
-from safecache import adopt, eviction, filesystem, key_records, layout, store, temporaries
-from safecache.cli.main import main
-from safecache.eviction import Limits
-from safecache.isolation import known_bad, reports
-from safecache.key_records import KeyRecord
-from safecache.lookups import Layer
-from safecache.reasons import Reason
+from safecache import filesystem
 
 MOMENTS = 10_000 if os.environ.get("SAFECACHE_TEST_EXHAUSTIVE") else 2
 EVENTS = {
@@ -86,125 +76,12 @@ def seam(moments, monkeypatch):
         monkeypatch.setattr(filesystem, name, watched(getattr(filesystem, name)))
 
 
-def fill(root: Path) -> None:
-    """Something of everything that a cache holds, new and old."""
-    cache = Cache(root, time.time())
-    for age in (HOUR, 30 * DAY):
-        for make in (cache.aot, cache.fx, cache.code, cache.kernel, cache.header, cache.quarantined, cache.crash):
-            make(f"{age}", age)
-        cache.key_record(f"{age}", age)
-        cache.known_bad(f"{age}", age)
-        cache.journal(f"{age}", age)
-    for number in range(2):  # one is adopted and then signed anew, the other is damaged
-        content = pickle.dumps(number)
-        cache.file(root / "aotautograd" / key("a", f"good {number}") / layout.entry_name(content), HOUR, content)
-    (root / ".safecache" / "trash" / "0123456789abcdef").mkdir(parents=True)
-    (root / "fxgraph" / ".1.2.tmp").touch()
-    os.utime(root / "fxgraph" / ".1.2.tmp", (0, 0))
-
-
-def command(*words):
-    """Its exit code; what it prints has no traceback."""
-
-    def run(root):
-        place = ["--in", root] if words[0] == "quarantine" else [root]
-        said = io.StringIO()
-        with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-            try:
-                code = main([words[0], *map(str, place), *words[1:]])
-            except SystemExit as end:
-                code = end.code
-        assert code in (0, 1) and "Traceback" not in said.getvalue(), said.getvalue()
-
-    return run
-
-
-def task(work):
-    """What a process does beside its compiles. It may fail, as with any cache that cannot be used."""
-
-    def run(root):
-        with contextlib.suppress(OSError, store.UnusableEntry):
-            work(str(root))
-
-    return run
-
-
-def publish(root):
-    for path in ("aotautograd/akey/entry", "triton/0/KEY/k.cubin", ".safecache/records/ab/record"):
-        temporaries._reaped.clear()
-        store.publish(os.path.join(root, path), b"content", root)
-
-
-def look_up(root):
-    for location in layout.walk(root):
-        with contextlib.suppress(OSError, store.UnusableEntry):
-            store.read_entry(location.path)
-
-
-def set_aside(root):
-    for location in layout.walk(root):
-        store.quarantine(location.path, root, Reason.DAMAGED)
-
-
-def remember(root):
-    key_records.remember(KeyRecord(Layer.AOT, key("a", "x"), "model.f", 0.0, ()), root)
-
-
-COMMANDS = {
-    "gc": command("gc", "--max-age", "1d"),
-    "clean": command("clean", "--force"),
-    "adopt": command("adopt"),
-    "sign": command("sign"),
-    "verify": command("verify"),
-    "ls": command("ls"),
-    "du": command("du"),
-    "quarantine list": command("quarantine", "list"),
-}
-TASKS = {
-    "publish": task(publish),
-    "look up": task(look_up),
-    "set aside": task(set_aside),
-    "sweep": task(lambda root: eviction.sweep(root, Limits(age=DAY), now=time.time())),
-    "crash report": task(lambda root: reports.write(root, facts("ab" * 32))),
-    "note of a crash": task(partial(known_bad.forget, hash="ab" * 32)),
-    "record of a key": task(remember),
-}
-ACTIONS = COMMANDS | TASKS
-PLACES = [
-    *("aotautograd", "fxgraph", "triton", "triton/0", "locks", "precompiled_headers"),
-    *(".safecache", ".safecache/quarantine", ".safecache/records", ".safecache/keys", ".safecache/trash"),
-    *("aotautograd/*", "aotautograd/*/*", "triton/0/*", "triton/0/*/*", ".safecache/quarantine/*", "??", "??/*"),
-]
-
-
 @pytest.fixture
 def world(tmp_path):
     """A cache, made anew for each attempt, and a copy of it elsewhere, of which each file would tell of its being read."""
     template, mirror, root = tmp_path / "template", tmp_path / "mirror", tmp_path / "cache"
-    fill(template)
-    adopt.adopt(str(template))
-    shutil.copytree(template, mirror, symlinks=True)
-    for path in mirror.rglob("*"):
-        if path.is_file():
-            os.utime(path, (0, path.stat().st_mtime))
+    prepare(template, mirror)
     return template, mirror, root
-
-
-def state(directory):
-    """Of each file what it holds, and when it was changed, moved and read; of each directory what is in it."""
-    return {
-        path: (status.st_ino, status.st_mtime_ns, path.is_file() and (status.st_ctime_ns, status.st_atime_ns))
-        for path in directory.rglob("*")
-        for status in [path.lstat()]
-    }
-
-
-def exchange(path, mirror, how):
-    """What is at ``path`` for a link, or a FIFO; nothing if it is gone by now."""
-    with contextlib.suppress(OSError):
-        path.rename(path.with_name(f"{path.name}.before"))
-    with contextlib.suppress(OSError):
-        path.symlink_to(mirror) if how == "link" else os.mkfifo(path)
 
 
 @pytest.mark.timeout(1800 if MOMENTS > 10 else 300, method="thread")
@@ -237,3 +114,11 @@ def test_whatever_is_exchanged_and_when(world, moments, seam, monkeypatch, actio
                 bad.append((str(path), at, changed))
                 before = after
     assert bad == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be two users")
+def test_whatever_another_user_exchanges_at_random():
+    done = subprocess.run(
+        [sys.executable, swaps.__file__, "--seconds", "6"], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
