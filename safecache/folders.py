@@ -20,6 +20,8 @@ __all__ = ["Folder", "above", "at", "names_in", "open_within", "opened", "scratc
 
 # Not O_RDONLY: who shares a cache may be let in and not be shown what else lies there.
 _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+# To remove in one go: no cache has more in one of its groups.
+_MOST_DIRECTORIES = 100_000
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
@@ -141,7 +143,8 @@ class Folder:
     def remove(self, name: str) -> None:
         """Remove it, with all that is in it however deep that is, and on this device alone; or else as much as can be.
 
-        Takes three descriptors, and no depth of the stack: what is nested is moved up, and so is nested no more.
+        Takes three descriptors, and no depth of the stack: what is nested is moved up, and so is nested no more. It ends,
+        whoever goes on adding directories.
         """
         if not stat.S_ISDIR(self.status(name).st_mode):
             self.unlink(name)
@@ -149,7 +152,9 @@ class Folder:
         with self.enter(name) as top:
             device = filesystem.fstat(self.descriptor).st_dev
             left = top._without_files(top, device)
-            while left:
+            for _ in range(_MOST_DIRECTORIES):
+                if not left:
+                    break
                 directory = left.pop()
                 with suppress(OSError), top.enter(directory) as folder:
                     left += folder._without_files(top, device)

@@ -14,6 +14,7 @@ import pickle
 import random
 import shutil
 import signal
+import stat
 import sys
 import tempfile
 import time
@@ -146,12 +147,20 @@ def state(directory):
     }
 
 
+HOW = {
+    "link": lambda path, mirror: path.symlink_to(mirror),
+    "FIFO": lambda path, mirror: os.mkfifo(path),
+    "device": lambda path, mirror: os.mknod(path, stat.S_IFCHR | 0o666, os.makedev(1, 5)),  # /dev/zero
+    "directory": lambda path, mirror: path.mkdir(),
+}
+
+
 def exchange(path, mirror, how):
-    """What is at ``path`` for a link, or a FIFO; nothing if it is gone by now."""
+    """What is at ``path`` for a link, or what ``how`` says; nothing if it is gone by now, or may not be made."""
     with contextlib.suppress(OSError):
         path.rename(path.with_name(f"{path.name}.before"))
     with contextlib.suppress(OSError):
-        path.symlink_to(mirror) if how == "link" else os.mkfifo(path)
+        HOW[how](path, mirror)
 
 
 NOBODY = 65534
@@ -163,7 +172,7 @@ def attack(root: Path, mirror: Path) -> None:
     while True:
         with contextlib.suppress(OSError, IndexError):
             path = random.choice(list(root.glob(random.choice(PLACES))))
-            exchange(path, mirror / path.relative_to(root), random.choice(["link", "FIFO"]))
+            exchange(path, mirror / path.relative_to(root), random.choice(list(HOW)))
             time.sleep(random.random() * 0.005)
             if random.random() < 0.7:
                 path.unlink()

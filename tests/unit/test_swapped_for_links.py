@@ -235,6 +235,24 @@ def test_folder_is_removed_whole_and_what_it_links_to_is_not(tmp_path, documents
         assert folder.names() == ["home"]
 
 
+def test_who_adds_directories_as_fast_as_they_are_removed_keeps_nobody_for_ever(tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "_MOST_DIRECTORIES", 50)
+    nest(tmp_path / "deep", 3)
+    rmdir, removed = filesystem.rmdir, []
+
+    def another(name, *, dir_fd):
+        rmdir(name, dir_fd=dir_fd)
+        removed.append(name)
+        above = os.readlink(f"/proc/self/fd/{dir_fd}")
+        nest(next(filter(os.path.isdir, tmp_path.glob("deep/*")), tmp_path / "deep") / f"{len(removed)}", 2)
+        assert above
+
+    monkeypatch.setattr(filesystem, "rmdir", another)
+    with folders.opened(str(tmp_path)) as folder, pytest.raises(OSError, match="not empty"):
+        folder.remove("deep")
+    assert len(removed) <= 51
+
+
 def test_path_that_leads_out_of_a_cache_is_refused(tmp_path):
     for path in (tmp_path / "a" / ".." / ".." / "b", tmp_path.parent / "b", tmp_path):
         with pytest.raises(OSError, match="not below"), folders.above(str(tmp_path), str(path)):
