@@ -143,7 +143,7 @@ class Folder:
     def remove(self, name: str) -> None:
         """Remove it, with all that is in it however deep that is, and on this device alone; or else as much as can be.
 
-        Takes three descriptors, and no depth of the stack: what is nested is moved up, and so is nested no more. It ends,
+        Takes three descriptors, and no depth of the stack: what is nested is moved up, and so is nested no more. Ends,
         whoever goes on adding directories.
         """
         if not stat.S_ISDIR(self.status(name).st_mode):
