@@ -1,4 +1,4 @@
-"""The settings: one table, which the README, ``safecache --help`` and the reader of the environment share."""
+"""The settings: one table, which the guide and the reader of the environment share."""
 
 from __future__ import annotations
 
@@ -274,7 +274,7 @@ SETTINGS: tuple[Setting, ...] = (
         parse=setting_values.switch,
         allowed=_SWITCH,
         help=(
-            "`1` counts for Prometheus, over all processes of a run ([how](#metrics)). It needs "
+            "`1` counts for Prometheus, over all processes of a run ([how](servers.md#metrics)). It needs "
             "`pip install 'safecache[metrics]'`."
         ),
     ),
@@ -282,7 +282,7 @@ SETTINGS: tuple[Setting, ...] = (
 
 
 def settings_table() -> str:
-    """The table of settings in Markdown, as the README and ``safecache --help`` show it."""
+    """The table of settings in Markdown, as the guide shows it."""
     rows = ["| variable | default | allowed | what it does |", "|---|---|---|---|"]
     for setting in SETTINGS:
         default = {True: "1", False: "0", None: "unset", (): "unset"}.get(setting.default, setting.default)

@@ -6,10 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-from rich.markdown import Markdown
-
-from safecache import config, settings, stamps
+from safecache import config, stamps
 from safecache._version import __version__
 from safecache.cli import (
     crash_arguments,
@@ -43,15 +40,6 @@ _GROUPS = (
 )
 
 
-class _ShowHelp(argparse.Action):
-    """--help, with the table of settings below the usual text."""
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        parser.print_help()
-        Console().print(Markdown("## Settings\n\n" + settings.settings_table()))
-        parser.exit()
-
-
 def _positive(text: str) -> int:
     number = int(text)
     if number < 1:
@@ -62,13 +50,14 @@ def _positive(text: str) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="safecache",
-        add_help=False,
         description="Makes the compile caches under torch.compile safe to rely on in production.",
         epilog="exit codes: 0 fine, 1 findings or failure, 2 usage, 78 a setting with a bad value; of `run`: CMD's own",
     )
-    parser.add_argument("-h", "--help", action=_ShowHelp, nargs=0, help="show this help and the settings, and exit")
     parser.add_argument("--version", action="version", version=f"safecache {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    guide = commands.add_parser("help", help="the reference: lists its pages, or shows one, such as settings")
+    guide.add_argument("topic", nargs="?", metavar="TOPIC", help="the page")
 
     status = commands.add_parser("status", help="import torch's cache modules and say what every hook does there")
     status.add_argument("--json", action="store_true", help="print JSON")
@@ -124,6 +113,10 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     # Imported one by one: `run` must not pay for what `bench` needs.
     if arguments.command == "run":
         return _run(arguments.argv)
+    if arguments.command == "help":
+        from safecache.cli import topics
+
+        return topics.run(arguments.topic)
     if arguments.command == "status":
         from safecache.cli import sinks, status
 

@@ -297,7 +297,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
 
 
 def test_readme_shows_the_table_of_settings():
-    assert settings.settings_table() in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert settings.settings_table() in (ROOT / "safecache" / "guide" / "settings.md").read_text(encoding="utf-8")
 
 
 def environment_readers(tree: ast.AST) -> list[int]:

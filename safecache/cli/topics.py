@@ -1,0 +1,43 @@
+"""``safecache help``: the reference, which lies in safecache/guide as one page of Markdown for each topic."""
+
+from __future__ import annotations
+
+import sys
+from importlib.resources import files
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.table import Table
+
+from safecache.cli.main import EXIT_USAGE
+from safecache.escaping import printable
+
+__all__ = ["run"]
+
+_GUIDE = files("safecache") / "guide"
+
+
+def _names() -> list[str]:
+    return sorted(page.name.removesuffix(".md") for page in _GUIDE.iterdir() if page.name.endswith(".md"))
+
+
+def run(topic: str | None) -> int:
+    """Print the page, or what pages there are; the exit code. Where there is no terminal, the page is as it is written."""
+    console = Console()
+    if topic is not None and topic not in _names():
+        print(f"safecache help: there is no page {printable(topic)}, but {', '.join(_names())}", file=sys.stderr)
+        return EXIT_USAGE
+    if topic is None:
+        table = Table("topic", "about", box=None)
+        for name in _names():
+            table.add_row(name, _page(name).partition("\n")[0].removeprefix("# "))
+        console.print(table)
+    elif console.is_terminal:
+        console.print(Markdown(_page(topic)))
+    else:
+        print(_page(topic), end="")
+    return 0
+
+
+def _page(name: str) -> str:
+    return (_GUIDE / f"{name}.md").read_text(encoding="utf-8")

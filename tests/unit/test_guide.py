@@ -1,0 +1,62 @@
+"""The README and the guide: short enough, whole, and true of the commands there are."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import safecache
+
+ROOT = Path(safecache.__file__).parents[1]
+GUIDE = Path(safecache.__file__).parent / "guide"
+PAGES = sorted(GUIDE.glob("*.md"))
+TEXTS = [ROOT / "README.md", *PAGES]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def anchors(path):
+    """Of its headings, as GitHub makes them."""
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in HEADING.findall(path.read_text())}
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
+def test_links_lead_somewhere(path):
+    for link in LINK.findall(path.read_text()):
+        if "://" in link:
+            continue
+        place, _, anchor = link.partition("#")
+        target = (path.parent / place).resolve() if place else path
+        assert target.is_file(), link
+        assert not anchor or anchor in anchors(target), link
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda path: path.stem)
+def test_commands_in_it_exist(path, run):
+    """As far as their names go."""
+    text = path.read_text()
+    named = set(re.findall(r"`safecache ([a-z]+)", text)) | set(
+        re.findall(r"^(?:\$ )?safecache ([a-z]+)", text, re.MULTILINE)
+    )
+    for command in sorted(named):
+        assert run(command, "--help").code == 0, command
+
+
+def test_readme_is_one_screen_and_names_each_page():
+    text = (ROOT / "README.md").read_text()
+    assert len(text.splitlines()) <= 200
+    assert {link.partition("#")[0] for link in LINK.findall(text)} >= {f"safecache/guide/{page.name}" for page in PAGES}
+
+
+def test_help_lists_the_pages_and_shows_one(run):
+    listed = run("help")
+    assert listed.code == 0 and [line.split()[0] for line in listed.lines[1:]] == [page.stem for page in PAGES]
+    for page in PAGES:
+        assert run("help", page.stem).out == page.read_text()
+
+
+def test_page_that_is_not_there_is_named(run):
+    said = run("help", "no\x1bsuch")
+    assert said.code == 2 and "settings" in said.err and "\x1b" not in said.err
