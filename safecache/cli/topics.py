@@ -22,7 +22,7 @@ def _names() -> list[str]:
 
 
 def run(topic: str | None) -> int:
-    """Print the page, or what pages there are; the exit code. Where there is no terminal, the page is as it is written."""
+    """Print the page, or what pages there are; the exit code. Where there is no terminal, the page is as written."""
     console = Console()
     if topic is not None and topic not in _names():
         print(f"safecache help: there is no page {printable(topic)}, but {', '.join(_names())}", file=sys.stderr)
