@@ -32,12 +32,14 @@ from os import (
     utime,
     write,
 )
+from os.path import realpath
 from time import monotonic, sleep
 from typing import TypeVar
 
 __all__ = [
     "GONE",
     "LISTED",
+    "NOWHERE",
     "PASSING",
     "READING",
     "close",
@@ -54,6 +56,7 @@ __all__ = [
     "open",
     "pread",
     "read",
+    "realpath",
     "rename",
     "retried",
     "rmdir",
@@ -80,6 +83,8 @@ _WAITS = (0.01, 0.05, 0.2)
 _PATIENCE = 1.0
 
 T = TypeVar("T")
+# Where a path that is absolute begins, for who has no directory open.
+NOWHERE = -100
 
 # Of openat2(2), from Linux 5.6 on: its number, the same wherever CPython runs on Linux; struct open_how; and to follow
 # no link, nor leave the directory.
@@ -110,6 +115,8 @@ _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 def descend(directory: int, path: str, flags: int = _ENTER) -> int:
     """A descriptor of what is at ``path`` below an open directory, itself a directory to look up names in by default.
 
+    Of an absolute path, from the root of the file system on.
+
     One system call where the kernel has openat2(2); else one for each name, and one to close it. Raises OSError, and
     NotADirectoryError for a link, wherever on the way it lies.
     """
@@ -118,14 +125,16 @@ def descend(directory: int, path: str, flags: int = _ENTER) -> int:
             return _openat2(directory, path, flags)
         return _descend_by_steps(directory, path.split(os.sep), flags)
     except OSError as error:
-        number = errno.ENOTDIR if error.errno == errno.ELOOP else error.errno
-        raise OSError(number, os.strerror(number or 0), path) from None
+        if error.errno == errno.ELOOP:
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
+        error.filename = path
+        raise
 
 
 def _descend_by_steps(directory: int, names: list[str], flags: int) -> int:
     if len(names) == 1:
         return open(names[0], flags | os.O_NOFOLLOW, dir_fd=directory)
-    above = open(names[0], _ENTER, dir_fd=directory)
+    above = open(names[0] or os.sep, _ENTER, dir_fd=directory)
     try:
         return _descend_by_steps(above, names[1:], flags)
     finally:
@@ -135,7 +144,7 @@ def _descend_by_steps(directory: int, names: list[str], flags: int) -> int:
 def _openat2(directory: int, path: str, flags: int) -> int:
     if "\0" in path:
         raise ValueError("embedded null character")  # as of os.open()
-    how = _HOW.pack(flags, 0, _BENEATH | _NO_LINKS)
+    how = _HOW.pack(flags, 0, _NO_LINKS if os.path.isabs(path) else _NO_LINKS | _BENEATH)
     found: int = _system_call()(_OPENAT2, directory, os.fsencode(path), how, len(how))
     if found < 0:
         number = ctypes.get_errno()

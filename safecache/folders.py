@@ -198,9 +198,11 @@ def opened(root: str, folders: Iterable[str] = (), *, make: bool = False) -> Ite
     """
     top, path = config.within_cache(root)
     path = os.path.join(path, *folders)
-    with _closing(filesystem.open(top, _ENTER), top) as folder:
+    with ExitStack() as stack:
+        folder = stack.enter_context(_closing(filesystem.open(top, _ENTER), top))
         if path:
             with folder.enter(path, make=make) as below:
+                stack.close()  # a process may have few descriptors left
                 yield below
         else:
             yield folder
@@ -236,8 +238,14 @@ def open_within(path: str, flags: int) -> int:
     flags |= os.O_NOFOLLOW | os.O_CLOEXEC
     if not within:
         return filesystem.open(path, flags)
-    with opened(top) as folder, folder._telling(within):
-        return filesystem.descend(folder.descriptor, within, flags)
+    try:
+        with opened(top) as folder, folder._telling(within):
+            return filesystem.descend(folder.descriptor, within, flags)
+    except OSError as error:
+        if error.errno != errno.EMFILE:
+            raise
+    # With one descriptor less: a library is read while its lock is held, and stock needs one.
+    return filesystem.descend(filesystem.NOWHERE, os.path.join(filesystem.realpath(top), within), flags)
 
 
 def names_in(directory: str) -> list[str]:

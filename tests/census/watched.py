@@ -15,9 +15,11 @@ from typing import NamedTuple
 from conftest import SOURCE, TESTS, isolated_environment
 
 HERE = Path(__file__).parent
-_OPENED = re.compile(r'open(?:at)?\(.*?"(?P<path>.*)", (?P<flags>[A-Z_|]+).* = \d+<(?P<opened>.*?)>')
-_MADE = re.compile(r'mkdir(?:at)?\(.*?"(?P<path>.*)", .* = 0')
-_RENAMED = re.compile(r'rename\("(?P<path>.*)", "(?P<to>.*)"\) += 0')
+_OPENED = re.compile(r'open(?:at2?)?\(.*?"(?P<path>.*)", (?:{flags=)?(?P<flags>[A-Z_|]+).* = \d+<(?P<opened>.*?)>')
+_MADE = re.compile(r'mkdir(?:at)?\((?:.*?<(?P<above>.*)>, )?"(?P<path>.*)", .* = 0')
+_RENAMED = re.compile(
+    r'rename(?:at)?\((?:.*?<(?P<above>.*?)>, )?"(?P<path>.*?)", (?:.*?<(?P<beside>.*?)>, )?"(?P<to>.*)"\) += 0'
+)
 
 # What is read below the directories and is no code, or is verified in another way: by path, with the reason.
 EXPECTED = {
@@ -77,7 +79,7 @@ def run(base: Path, warmth: str, program: Path = HERE / "program.py", **environm
         "-y",
         "--seccomp-bpf",
         "--signal=none",
-        "--trace=open,openat,mkdir,mkdirat,rename",
+        "--trace=open,openat,openat2,mkdir,mkdirat,rename,renameat",
     ]
     said = subprocess.run(
         [*strace, "-o", str(trace / "of"), sys.executable, str(program), str(base), warmth],
@@ -130,9 +132,10 @@ def _read_files(base: Path, trace: Path) -> list[str]:
     for file in trace.iterdir():
         for line in file.read_text(errors="replace").splitlines():
             if made := _MADE.match(line):
-                own.add(made["path"])
+                own.add(os.path.join(made["above"] or "", made["path"]))
             elif moved := _RENAMED.match(line):
-                renamed.append(moved.groups())
+                above, path, beside, to = moved.groups()
+                renamed.append((os.path.join(above or "", path), os.path.join(beside or "", to)))
             elif opened := _OPENED.match(line):
                 path, flags = opened["opened"].removesuffix("(deleted)").rstrip(), opened["flags"].split("|")
                 if "O_EXCL" in flags:

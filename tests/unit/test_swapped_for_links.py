@@ -5,6 +5,7 @@ Each of these had a victim's own process remove, or change, the victim's files e
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
 import shutil
@@ -370,3 +371,25 @@ def test_cache_may_itself_be_reached_through_links(tmp_path, ways, monkeypatch):
         str(tmp_path / "cache" / "triton" / "0" / "file"), b"content", str(tmp_path / "cache" / "triton" / "0")
     )
     assert (tmp_path / "real" / "triton" / "0" / "file").read_bytes() == b"content"
+
+
+@pytest.mark.parametrize("linked", ["", "ab"], ids=["as it should be", "through a link"])
+def test_file_is_read_with_one_descriptor_and_through_no_link(tmp_path, documents, intact, ways, monkeypatch, linked):
+    root, descend = tmp_path / "cache", filesystem.descend
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
+    (root / "ab").mkdir(parents=True)
+    (root / "ab" / "letter").write_text("ours")
+    if linked:
+        link(root / linked, next(documents.glob("*/letter")).parent)
+
+    def none_left(directory, *rest):
+        if directory != filesystem.NOWHERE:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return descend(directory, *rest)
+
+    monkeypatch.setattr(filesystem, "descend", none_left)
+    if linked:
+        with pytest.raises(NotADirectoryError):
+            store.read(str(root / "ab" / "letter"), 100)
+    else:
+        assert store.read(str(root / "ab" / "letter"), 100) == b"ours"
