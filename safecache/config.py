@@ -196,6 +196,7 @@ def within_cache(path: str) -> tuple[str, str]:
         os.environ.get(_TRITON_DIRECTORY),
         *_named,
     ):
+        top = top and top.rstrip(os.sep)
         if top and f"{path}/".startswith(f"{top}/"):
             return top, path[len(top) :].strip(os.sep)
     return path, ""

@@ -123,7 +123,7 @@ def descend(directory: int, path: str, flags: int = _ENTER) -> int:
     try:
         if _has_openat2():
             return _openat2(directory, path, flags)
-        return _descend_by_steps(directory, path.split(os.sep), flags)
+        return _descend_by_steps(directory, path, flags)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path) from error
@@ -131,12 +131,15 @@ def descend(directory: int, path: str, flags: int = _ENTER) -> int:
         raise
 
 
-def _descend_by_steps(directory: int, names: list[str], flags: int) -> int:
-    if len(names) == 1:
-        return open(names[0], flags | os.O_NOFOLLOW, dir_fd=directory)
-    above = open(names[0] or os.sep, _ENTER, dir_fd=directory)
+def _descend_by_steps(directory: int, path: str, flags: int) -> int:
+    first, _, rest = path.partition(os.sep)
+    if first == os.pardir:
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)  # as of openat2(2), which would have it come back
+    if not rest:
+        return open(first, flags | os.O_NOFOLLOW, dir_fd=directory)
+    above = open(first or os.sep, _ENTER, dir_fd=directory)
     try:
-        return _descend_by_steps(above, names[1:], flags)
+        return _descend_by_steps(above, rest.lstrip(os.sep), flags)
     finally:
         close(above)
 
@@ -144,7 +147,7 @@ def _descend_by_steps(directory: int, names: list[str], flags: int) -> int:
 def _openat2(directory: int, path: str, flags: int) -> int:
     if "\0" in path:
         raise ValueError("embedded null character")  # as of os.open()
-    how = _HOW.pack(flags, 0, _NO_LINKS if os.path.isabs(path) else _NO_LINKS | _BENEATH)
+    how = _HOW.pack(flags | os.O_NOFOLLOW, 0, _NO_LINKS if os.path.isabs(path) else _NO_LINKS | _BENEATH)
     found: int = _system_call()(_OPENAT2, directory, os.fsencode(path), how, len(how))
     if found < 0:
         number = ctypes.get_errno()

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from caches import at_each_rename
 
 from safecache import events, exposure, private_build, private_directory, records, sources, vouching
 from safecache.errors import EntryRefusedError
@@ -266,13 +267,14 @@ def test_precompiled_header_appears_whole_and_after_its_record(root, source, bui
     target = root / "prefix.h.gch"
     published = []
 
-    def replace(made, path):
-        assert not target.exists() and os.path.dirname(made) == str(root)
-        stated = records.stored(path, str(root), Kind.NATIVE_CODE)
-        published.append(vouching.states_record(stated, path, Kind.NATIVE_CODE, Path(made).read_bytes(), str(root)))
-        return os.rename(made, path)
+    def move(made, rename):
+        if Path(made).read_bytes() == TEXT:  # not its record
+            assert not target.exists() and os.path.dirname(made) == str(root)
+            stated = records.stored(str(target), str(root), Kind.NATIVE_CODE)
+            published.append(vouching.states_record(stated, str(target), Kind.NATIVE_CODE, TEXT, str(root)))
+        rename()
 
-    monkeypatch.setattr(generated_code.os, "replace", replace)
+    at_each_rename(monkeypatch, move)
     build(Builder(root, source, target=target.name))
     assert published == [True] and target.read_bytes() == TEXT
     assert vouching.is_attested(str(target), str(root))

@@ -393,3 +393,20 @@ def test_file_is_read_with_one_descriptor_and_through_no_link(tmp_path, document
             store.read(str(root / "ab" / "letter"), 100)
     else:
         assert store.read(str(root / "ab" / "letter"), 100) == b"ours"
+
+
+@pytest.mark.parametrize("path", ["../home/letter", "ab/../../home/letter", "./..//home/letter"])
+def test_way_that_leads_out_of_an_open_directory_is_none(tmp_path, ways, path):
+    (tmp_path / "cache" / "ab").mkdir(parents=True)
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home" / "letter").write_text("dear")
+    with folders.opened(str(tmp_path / "cache")) as folder, pytest.raises(OSError, match="cross-device"):
+        filesystem.descend(folder.descriptor, path, os.O_RDONLY)
+
+
+def test_ways_of_writing_a_path_lead_to_the_same(tmp_path, ways, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", f"{tmp_path}/cache/")
+    (tmp_path / "cache" / "ab").mkdir(parents=True)
+    (tmp_path / "cache" / "ab" / "letter").write_text("ours")
+    for path in ("ab/letter", "./ab//letter", "ab/./letter"):
+        assert store.read(f"{tmp_path}/cache/{path}", 100) == b"ours"
