@@ -15,6 +15,8 @@ from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime import build, cache
 from triton_kernels import triton_poi_scale
 
+from safecache import filesystem
+
 MODULE = """
 #include <Python.h>
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "probe", 0, -1, 0};
@@ -61,15 +63,26 @@ def build_module():
 @contextlib.contextmanager
 def exchanging(evil):
     """As somebody would who can write to the cache, at once when a file of these suffixes appears in it."""
-    replace = os.replace
+    replace, rename = os.replace, filesystem.rename
 
-    def and_exchange(source, destination):
-        replace(source, destination)
+    def exchange(destination):
         if os.path.splitext(destination)[1] in evil:
             with open(destination, "wb") as file:
                 file.write(bytes.fromhex(evil[os.path.splitext(destination)[1]]))
 
-    with mock.patch.object(cache.os, "replace", and_exchange):
+    def and_exchange(source, destination):
+        replace(source, destination)
+        exchange(destination)
+
+    def rename_and_exchange(source, destination, *, src_dir_fd, dst_dir_fd):
+        rename(source, destination, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
+        exchange(os.path.join(os.readlink(f"/proc/self/fd/{dst_dir_fd}"), destination))
+
+    # As stock Triton does it, and as we do.
+    with (
+        mock.patch.object(cache.os, "replace", and_exchange),
+        mock.patch.object(filesystem, "rename", rename_and_exchange),
+    ):
         yield
 
 

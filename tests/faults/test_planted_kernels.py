@@ -67,6 +67,17 @@ def remove(path):
     path.unlink()
 
 
+@pytest.mark.parametrize("pattern", ["*.cubin", "tri*.json", "__grp__*"])
+def test_damaged_file_of_a_kernel_is_made_anew_by_the_service_that_compiles(cache, pattern):
+    good = cache.run("compile_kernel").result["cubin"]
+    flip(files(cache, pattern)[0])
+    service = {"SAFECACHE_ISOLATE": "1"}
+    answer = cache.run("compile_kernel", env=service)
+    assert answer.ok and answer.result["cubin"] == good and len(answer.warnings) == 1, answer
+    again = cache.run("compile_kernel", env=service)
+    assert again.ok and again.result["cubin"] == good and not again.warnings, again
+
+
 @pytest.mark.parametrize("damage", [flip, cut, empty, remove])
 @pytest.mark.parametrize("pattern", ["*.cubin", "tri*.json", "*.ptx", "*.ttir", "__grp__*"])
 def test_damaged_file_of_a_kernel_is_a_miss_and_heals(cache, pattern, damage):
