@@ -15,8 +15,6 @@ from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime import build, cache
 from triton_kernels import triton_poi_scale
 
-from safecache import filesystem
-
 MODULE = """
 #include <Python.h>
 static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "probe", 0, -1, 0};
@@ -63,6 +61,8 @@ def build_module():
 @contextlib.contextmanager
 def exchanging(evil):
     """As somebody would who can write to the cache, at once when a file of these suffixes appears in it."""
+    from safecache import filesystem  # not where it is not installed: the scenes of patched sources
+
     replace, rename = os.replace, filesystem.rename
 
     def exchange(destination):
