@@ -5,12 +5,11 @@ Nothing is unpickled, executed or loaded for it, and nothing that is read is bel
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from safecache import inventory, kernel_metadata, key_records, key_text, mentions, signers
+from safecache import folders, inventory, kernel_metadata, key_records, key_text, mentions, signers
 from safecache.groups import Group, GroupKind
 
 __all__ = ["Catalogue", "Description", "Item", "describe", "take"]
@@ -93,21 +92,14 @@ def _item(directory: str, group: Group) -> Item:
     made = [file.modified for file in group.all_files] or stamps
     # That of a directory changes with what is added to it, not with what is used.
     if len(group.paths) == 1 and group.files and group.files[0].path != group.paths[0]:
-        made = [*made, *_modified(group.paths[0])]
+        made = [*made, folders.modified(group.paths[0]) or made[0]]
     return Item(directory, group, group.size, min(made, default=0.0), max(stamps, default=0.0))
-
-
-def _modified(path: str) -> list[float]:
-    try:
-        return [os.lstat(path).st_mtime]
-    except OSError:
-        return []
 
 
 def describe(item: Item, graphs: Mapping[str, Group], records: Mapping[str, str]) -> Description | None:
     """What the files of the item say now; None if they are gone. ``graphs``, ``records``: those of its catalogue."""
     group = item.group
-    if not any(os.path.lexists(path) for path in group.paths or [file.path for file in group.all_files]):
+    if not any(folders.is_there(path) for path in group.paths or [file.path for file in group.all_files]):
         return None
     seals = signers.signatures_in(group)
     provenance = next((seal.provenance for seal in seals if seal.provenance), {})

@@ -13,16 +13,56 @@ import stat
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import cached_property
+from typing import NamedTuple
 
 from safecache import config, filesystem, mounts
 
-__all__ = ["Folder", "above", "at", "names_in", "open_within", "opened", "scratch", "touch"]
+__all__ = [
+    "Folder",
+    "Item",
+    "above",
+    "at",
+    "below",
+    "is_there",
+    "listed",
+    "modified",
+    "names_in",
+    "open_within",
+    "opened",
+    "scratch",
+    "status",
+    "touch",
+]
 
 # Not O_RDONLY: who shares a cache may be let in and not be shown what else lies there.
 _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 # To remove in one go: no cache has more in one of its groups.
 _MOST_DIRECTORIES = 100_000
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+# Gone, another thing by now, another user's, or nested more deeply than a path can say.
+_NOT_LISTED = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG}
+
+
+class Item(NamedTuple):
+    """Something that lies at ``path``, and its status; of a link its own."""
+
+    path: str
+    status: os.stat_result
+
+    @property
+    def name(self) -> str:
+        """In its directory."""
+        return os.path.basename(self.path)
+
+    @property
+    def is_directory(self) -> bool:
+        """And no link to one."""
+        return stat.S_ISDIR(self.status.st_mode)
+
+    @property
+    def is_file(self) -> bool:
+        """A regular one, and no link to one."""
+        return stat.S_ISREG(self.status.st_mode)
 
 
 class Folder:
@@ -129,6 +169,11 @@ class Folder:
         times = None if moment is None else (moment, moment)
         with self._telling(name):
             filesystem.utime(name, times, dir_fd=self.descriptor, follow_symlinks=False)
+
+    def link(self, name: str, to: Folder, new: str) -> None:
+        """Give it another name there, where nothing has that yet."""
+        with self._telling(name):
+            filesystem.link(name, new, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor, follow_symlinks=False)
 
     def rename(self, name: str, to: Folder, new: str) -> None:
         """Move it there; a file that has the name already is replaced."""
@@ -254,6 +299,65 @@ def names_in(directory: str) -> list[str]:
         return filesystem.listdir(directory)
     with _closing(open_within(directory, _LIST), directory) as folder:
         return filesystem.listdir(folder.descriptor)
+
+
+def status(path: str) -> os.stat_result:
+    """Of what is at ``path``, reached as by open_within(); of a link its own. Raises OSError."""
+    top, within = config.within_cache(path)
+    if not within:
+        return filesystem.lstat(path)
+    with above(top, path) as (folder, name):
+        return folder.status(name)
+
+
+def modified(path: str) -> float:
+    """When what is at ``path`` was changed, as status() says, in seconds since 1970; 0.0 if it is gone."""
+    try:
+        return status(path).st_mtime
+    except OSError:
+        return 0.0
+
+
+def is_there(path: str) -> bool:
+    """Whether anything is at ``path``, as status() says; False where that cannot be told."""
+    try:
+        status(path)
+    except OSError:
+        return False
+    return True
+
+
+def listed(directory: str) -> list[Item]:
+    """What lies in ``directory``, sorted by name; that is reached as opened() says.
+
+    Nothing for one that another process has removed, or that another user has closed. Raises OSError.
+    """
+    found = []
+    try:
+        with opened(directory) as folder:
+            for name in sorted(folder.names()):
+                with suppress(FileNotFoundError):
+                    found.append(Item(os.path.join(directory, name), folder.status(name)))
+    except OSError as error:
+        if error.errno not in _NOT_LISTED:
+            raise
+    return found
+
+
+def below(top: str | Item) -> Iterator[Item]:
+    """Whatever is no directory at this path, or below it; nothing if it is gone, or nobody may ask. Raises OSError."""
+    try:
+        left = [Item(top, status(top)) if isinstance(top, str) else top]
+    except OSError as error:
+        if error.errno not in _NOT_LISTED:
+            raise
+        return
+    while left:
+        item = left.pop()
+        if item.is_directory:
+            left += reversed(listed(item.path))
+        else:
+            yield item
 
 
 def touch(path: str) -> None:

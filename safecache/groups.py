@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import re
-import stat
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NamedTuple
+
+from safecache import folders
+from safecache.folders import Item
 
 __all__ = [
     "CRASHES_FOLDER",
@@ -21,7 +23,6 @@ __all__ = [
     "Group",
     "GroupKind",
     "below",
-    "listed",
 ]
 
 # Below .safecache: what is being removed; reports of crashes of Triton's compiler, and notes of what to skip for them;
@@ -30,10 +31,6 @@ TRASH_FOLDER, KEYS_FOLDER = "trash", "keys"
 CRASHES_FOLDER, KNOWN_BAD_FOLDER = "crashes", "known_bad"
 # What a process looks for first. Once it is away, nobody begins to use the rest.
 _LOOKED_FOR_FIRST = re.compile(r"__grp__.+|.+\.(py|cpp|c|h|hpp|cu|cuh)")
-
-
-# Gone, another thing by now, another user's, or nested more deeply than a path can say (no torch does that).
-_NOT_TOLD = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class GroupKind(Enum):
@@ -83,6 +80,12 @@ class File(NamedTuple):
     owner: int
     inode: int
 
+    @classmethod
+    def of(cls, item: Item) -> File:
+        """Of what was found there."""
+        status = item.status
+        return cls(item.path, status.st_size, status.st_mtime, status.st_uid, status.st_ino)
+
 
 @dataclass
 class Group:
@@ -113,13 +116,17 @@ class Group:
     def stamps(self) -> list[float]:
         """When its files were used. A lock is not changed by being held."""
         stamped = self.files + self.records or self.all_files
-        return [file.modified for file in stamped] or [_modified(path) for path in self.paths]
+        return [file.modified for file in stamped] or [folders.modified(path) for path in self.paths]
 
     @property
     def owners(self) -> set[int]:
         """The uids that its files belong to; a directory's own, where nothing is in it or nobody else may look."""
         found = {file.owner for file in self.all_files}
-        return found or {os.lstat(path).st_uid for path in self.paths if os.path.lexists(path)}
+        if not found:
+            for path in self.paths:
+                with suppress(OSError):  # it is gone
+                    found.add(folders.status(path).st_uid)
+        return found
 
     @property
     def steps(self) -> tuple[list[str], list[str]]:
@@ -137,36 +144,6 @@ def _is_looked_for_first(path: str) -> bool:
     return _LOOKED_FOR_FIRST.fullmatch(os.path.basename(path)) is not None
 
 
-def _modified(path: str) -> float:
-    try:
-        return os.lstat(path).st_mtime
-    except OSError:
-        return 0.0  # it is gone
-
-
-def below(path: str) -> Iterator[File]:
-    """Every file in the directory ``path``, or itself; none if it is gone, or nobody may ask. No link is followed."""
-    left = [path]
-    while left:
-        place = left.pop()
-        try:
-            status = os.lstat(place)
-        except OSError as error:
-            if error.errno not in _NOT_TOLD:
-                raise
-            continue
-        if stat.S_ISDIR(status.st_mode):
-            left += [item.path for item in reversed(listed(place))]
-        else:
-            yield File(place, status.st_size, status.st_mtime, status.st_uid, status.st_ino)
-
-
-def listed(directory: str) -> list[os.DirEntry[str]]:
-    """Sorted; nothing for a directory that another process has removed, or that another user has closed."""
-    try:
-        with os.scandir(directory) as found:
-            return sorted(found, key=lambda item: item.name)
-    except OSError as error:
-        if error.errno not in _NOT_TOLD:
-            raise
-        return []
+def below(top: str | Item) -> Iterator[File]:
+    """Every file in this directory, or itself, as folders.below() says."""
+    return map(File.of, folders.below(top))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from safecache import config, journal, layout, records, temporaries
 from safecache.cache_directories import HEADERS_FOLDER
+from safecache.folders import Item, listed
 from safecache.groups import (
     CRASHES_FOLDER,
     KEYS_FOLDER,
@@ -24,7 +25,6 @@ from safecache.groups import (
     Group,
     GroupKind,
     below,
-    listed,
 )
 
 __all__ = ["Inventory", "take"]
@@ -66,8 +66,8 @@ def _parts(root: str, *, nested: bool = False) -> Iterator[Group | File]:
     """``nested``: in Inductor's, where Triton's caches are, which have no others in them."""
     for item in listed(root):
         name = item.name
-        if not _is_directory(item):
-            yield from below(item.path)
+        if not item.is_directory:
+            yield from below(item)
         elif name == layout.AOT_FOLDER:
             yield from _keyed(root, item.path, GroupKind.AOT_ENTRY, _AOT_KEY)
         elif name == layout.FX_FOLDER:
@@ -86,41 +86,41 @@ def _parts(root: str, *, nested: bool = False) -> Iterator[Group | File]:
             yield from _beside(root, item)
 
 
-def _beside(root: str, item: os.DirEntry[str]) -> Iterator[Group | File]:
+def _beside(root: str, item: Item) -> Iterator[Group | File]:
     if item.name == "locks":
         yield from _locks(root, item.path)
     elif item.name == ".safecache":
         yield from _ours(root, item.path)
     else:
-        yield from below(item.path)
+        yield from below(item)
 
 
-def _in_each(item: os.DirEntry[str], parts: Callable[[str], Iterator[Group | File]]) -> Iterator[Group | File]:
+def _in_each(item: Item, parts: Callable[[str], Iterator[Group | File]]) -> Iterator[Group | File]:
     for each in listed(item.path):
-        yield from parts(each.path) if _is_directory(each) else below(each.path)
+        yield from parts(each.path) if each.is_directory else below(each)
 
 
 def _keyed(root: str, directory: str, kind: GroupKind, key: re.Pattern[str]) -> Iterator[Group | File]:
     for item in listed(directory):
-        if _is_directory(item) and key.fullmatch(item.name):
+        if item.is_directory and key.fullmatch(item.name):
             yield _directory(kind, root, item.path)
         else:
-            yield from below(item.path)
+            yield from below(item)
 
 
 def _directory(kind: GroupKind, root: str, path: str) -> Group:
     return Group(kind, root, os.path.basename(path), [path], list(below(path)))
 
 
-def _code(root: str, directory: str, items: Iterable[os.DirEntry[str]], kind: GroupKind) -> Iterator[Group | File]:
+def _code(root: str, directory: str, items: Iterable[Item], kind: GroupKind) -> Iterator[Group | File]:
     """Of one folder of generated files, by what their names have in common."""
     groups: dict[str, Group] = {}
     for item in items:
         named = _CODE_NAME.fullmatch(item.name)
         if named and kind is GroupKind.CODE and named[1][1:3] != os.path.basename(directory):
             named = None  # it is not what lies in this folder
-        for file in below(item.path):
-            if not item.is_file(follow_symlinks=False):
+        for file in below(item):
+            if not item.is_file:
                 yield file
             elif named:
                 group = groups.setdefault(named[1], Group(kind, root, named[1], [], []))
@@ -142,7 +142,7 @@ def _headers(directory: str, *, of_key: bool = False) -> Iterator[Group | File]:
     """Each key has a directory of its own below that of stock torch."""
     files = []
     for item in listed(directory):
-        if not _is_directory(item):
+        if not item.is_directory:
             files.append(item)
         elif item.name.startswith("safecache-") and not of_key:
             yield from _headers(item.path, of_key=True)
@@ -154,8 +154,8 @@ def _headers(directory: str, *, of_key: bool = False) -> Iterator[Group | File]:
 def _locks(root: str, directory: str) -> Iterator[Group | File]:
     for item in listed(directory):
         named = _CODE_NAME.fullmatch(item.name)
-        for file in below(item.path):
-            if named and item.name == f"{named[1]}.lock" and item.is_file(follow_symlinks=False):
+        for file in below(item):
+            if named and item.name == f"{named[1]}.lock" and item.is_file:
                 yield Group(GroupKind.LOCK, root, named[1], [], [], lock=file)
             else:
                 yield file
@@ -164,8 +164,8 @@ def _locks(root: str, directory: str) -> Iterator[Group | File]:
 def _ours(root: str, directory: str) -> Iterator[Group | File]:
     """Records, what is in quarantine with its notes, crashes, journals, and what a removal that was killed has left."""
     for item in listed(directory):
-        if not _is_directory(item):
-            yield from below(item.path)
+        if not item.is_directory:
+            yield from below(item)
         elif item.name == "quarantine":
             yield from _quarantine(root, item.path)
         elif item.name == "records":
@@ -181,7 +181,7 @@ def _ours(root: str, directory: str) -> Iterator[Group | File]:
         elif item.name == TRASH_FOLDER:
             yield from (_directory(GroupKind.TEMPORARY, root, each.path) for each in listed(item.path))
         else:
-            yield from below(item.path)
+            yield from below(item)
 
 
 def _journals(root: str, directory: str) -> Iterator[Group | File]:
@@ -192,20 +192,20 @@ def _journals(root: str, directory: str) -> Iterator[Group | File]:
 
 def _crashes(root: str, directory: str) -> Iterator[Group | File]:
     for item in listed(directory):
-        if _is_directory(item):
+        if item.is_directory:
             is_draft = item.name.startswith(".")
             yield _directory(GroupKind.TEMPORARY if is_draft else GroupKind.CRASH, root, item.path)
         else:
-            yield from below(item.path)
+            yield from below(item)
 
 
 def _keys(root: str, directory: str) -> Iterator[Group | File]:
     """Of one layer: those of one name together."""
     for item in listed(directory):
-        if _is_directory(item):
+        if item.is_directory:
             yield _directory(GroupKind.KEY_RECORD, root, item.path)
         else:
-            yield from below(item.path)
+            yield from below(item)
 
 
 def _quarantine(root: str, directory: str) -> Iterator[Group]:
@@ -214,7 +214,7 @@ def _quarantine(root: str, directory: str) -> Iterator[Group]:
         name = item.name.removesuffix(".json")
         group = groups.setdefault(name, Group(GroupKind.QUARANTINE, root, name, [], []))
         group.paths.append(item.path)
-        group.files.extend(below(item.path))
+        group.files.extend(below(item))
     yield from groups.values()
 
 
@@ -261,7 +261,3 @@ def _record_names(paths: Iterable[str], root: str) -> Iterator[str]:
     for path in paths:
         yield records.hashed_name(os.path.basename(path))
         yield records.hashed_name(path.removeprefix(os.path.join(root, "")))
-
-
-def _is_directory(item: os.DirEntry[str]) -> bool:
-    return item.is_dir(follow_symlinks=False)

@@ -140,7 +140,7 @@ def every(root: str, layer: Layer | None = None) -> list[KeyRecord]:
     shared = levels.counterpart(own)
     tops = [own, *(below for below, _ in layers.below(own, root) if below == shared)]
     paths = (path for top in tops for each in (Layer if layer is None else (layer,)) for path in _paths(top, each))
-    latest = sorted(paths, key=_age, reverse=True)[:_MOST_READ]
+    latest = sorted(paths, key=folders.modified, reverse=True)[:_MOST_READ]
     return _latest_first(filter(None, map(_read, latest)))
 
 
@@ -238,14 +238,8 @@ def _remove_oldest(place: str, root: str) -> None:
     """Down to what may lie there; what only has the name of a record is not ours to remove."""
     paths = [os.path.join(place, name) for name in _listed(place)]
     if len(paths) > _MOST_OF_A_NAME:
-        for path in sorted(paths, key=_age)[:-_MOST_OF_A_NAME]:
+        for path in sorted(paths, key=folders.modified)[:-_MOST_OF_A_NAME]:
             # Another process has, or it is another user's, or a link leads there.
             with suppress(OSError), folders.above(root, path) as (folder, name):
                 if read(path) is not None:
                     folder.unlink(name)
-
-
-def _age(path: str) -> float:
-    with suppress(OSError):
-        return os.lstat(path).st_mtime
-    return 0.0

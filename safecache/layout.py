@@ -14,7 +14,7 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from safecache import config, store, triton_leftovers
+from safecache import config, folders, store, triton_leftovers
 from safecache.seal import Kind
 
 __all__ = [
@@ -124,9 +124,4 @@ def triton_caches(root: str) -> Iterator[str]:
 
 
 def _subdirectories(directory: str) -> Iterator[str]:
-    if not os.path.isdir(directory):
-        return
-    with os.scandir(directory) as found:
-        for item in sorted(found, key=lambda item: item.name):
-            if item.is_dir(follow_symlinks=False):
-                yield item.path
+    yield from (item.path for item in folders.listed(directory) if item.is_directory)

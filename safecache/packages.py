@@ -21,8 +21,8 @@ from safecache import (
     disposal,
     events,
     files,
+    folders,
     gpu_binaries,
-    groups,
     keyring,
     ownership,
     private_directory,
@@ -220,7 +220,7 @@ def _unpacked(path: str) -> str:
     """A directory, which has no seal: to be trusted only where the user has said that being private is enough."""
     found = [path]
     if config.current().trust == "private":
-        found += (item.path for item in groups.below(path))
+        found += (item.path for item in folders.below(path))
         found += (os.path.dirname(place) for place in found[1:])
     # A link could lead to another directory by the time that it is loaded.
     if len(found) == 1 or any(os.path.islink(place) or not vouching.is_private(place) for place in found):

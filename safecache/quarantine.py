@@ -13,22 +13,20 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from safecache import files, filesystem, folders, groups
+from safecache import files, filesystem, folders
 from safecache.folders import Folder
 from safecache.reasons import Reason
 
-__all__ = ["entered", "is_its_name", "is_still", "obstacle", "opened", "quarantine", "remove"]
+__all__ = ["is_its_name", "is_still", "obstacle", "opened", "quarantine", "remove"]
 
 _PLACE = (".safecache", "quarantine")
 # The latest tell what is wrong; and a disk that damages all of a cache is not to fill up with what it damaged.
 _MOST_FILES, _MOST_BYTES = 100, 256 << 20
 _NAME = re.compile(r"(.+\.[0-9a-f]{8})(\.json)?", re.DOTALL)
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-_LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_result | None = None) -> str | None:
@@ -46,12 +44,12 @@ def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_resu
     with (
         suppress(OSError),
         folders.above(root, path) as (parent, old),
-        _watched(source := f"/proc/self/fd/{parent.descriptor}/{old}", found) as is_it,
-        entered(root, _PLACE, make=True) as place,
+        _watched(source := f"{parent.path}/{old}", found) as is_it,
+        folders.opened(root, _PLACE, make=True) as place,
     ):
         # What is judged and renamed by its name may be another each time.
         moved = is_it(source) and _move(parent, old, place, name, {"from": path, "reason": reason.value})
-        if moved and not is_it(f"/proc/self/fd/{place}/{name}"):
+        if moved and not is_it(f"{place.path}/{name}"):
             _put_back(parent, old, place, name)
             moved = False
         if moved:
@@ -75,19 +73,9 @@ def obstacle(root: str) -> str | None:
     return None
 
 
-def opened(root: str) -> AbstractContextManager[int]:
-    """As entered(), of the quarantine of ``root``. Raises FileNotFoundError where nothing was ever moved away."""
-    return entered(root, _PLACE, make=False)
-
-
-@contextmanager
-def entered(root: str, names: Iterable[str], *, make: bool) -> Iterator[int]:
-    """A descriptor of the directory below ``root``, and no link on the way there: to look up names in, not to list.
-
-    ``make``: those of these names that are not there. Raises OSError.
-    """
-    with folders.opened(root, names, make=make) as folder:
-        yield folder.descriptor
+def opened(root: str) -> AbstractContextManager[Folder]:
+    """The quarantine of ``root``. Raises OSError, and FileNotFoundError where nothing was ever moved away."""
+    return folders.opened(root, _PLACE)
 
 
 def is_its_name(name: str) -> bool:
@@ -129,87 +117,67 @@ def _check_regular(status: os.stat_result) -> None:
         raise OSError("no longer a file")
 
 
-def _put_back(parent: Folder, old: str, place: int, name: str) -> None:
+def _put_back(parent: Folder, old: str, place: Folder, name: str) -> None:
     """Unless there is one again. Raises OSError."""
     try:
-        filesystem.link(name, old, src_dir_fd=place, dst_dir_fd=parent.descriptor, follow_symlinks=False)
+        place.link(name, parent, old)
     except OSError as error:
         if error.errno != errno.EEXIST:  # a file system without hard links
-            filesystem.rename(name, old, src_dir_fd=place, dst_dir_fd=parent.descriptor)
+            place.rename(name, parent, old)
     remove(place, name)
 
 
-def _move(parent: Folder, old: str, place: int, name: str, why: dict[str, str]) -> bool:
+def _move(parent: Folder, old: str, place: Folder, name: str, why: dict[str, str]) -> bool:
     note = name + ".json"
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     # First the note: nothing lies there without one, whenever this process is killed.
     with suppress(OSError):
-        _write_note(place, note, why)
-
-    def rename() -> None:
-        filesystem.rename(old, name, src_dir_fd=parent.descriptor, dst_dir_fd=place)
-
+        place.write(note, json.dumps(why | {"time": moment}).encode())
     try:
-        filesystem.retried(rename, filesystem.PASSING)
+        filesystem.retried(lambda: parent.rename(old, place, name), filesystem.PASSING)
         return True
     except OSError:
         with suppress(OSError):
-            filesystem.lstat(name, dir_fd=place)
+            place.status(name)
             return True  # done, and reported as if not: NFS may ask a server twice
         with suppress(OSError):
-            filesystem.unlink(note, dir_fd=place)
+            place.unlink(note)
         return False
 
 
-def _write_note(place: int, note: str, why: dict[str, str]) -> None:
-    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    content = json.dumps(why | {"time": moment}).encode()
-    descriptor = filesystem.open(note, _CREATE, 0o666, dir_fd=place)
-    try:
-        filesystem.write_all(descriptor, content)
-    except OSError:
-        filesystem.unlink(note, dir_fd=place)
-        raise
-    finally:
-        filesystem.close(descriptor)
-
-
-def _remove_oldest(place: int, newest: str) -> None:
+def _remove_oldest(place: Folder, newest: str) -> None:
     """Down to what may lie there, the newest whatever its size. Raises OSError."""
-    directory = filesystem.open(".", _LIST, dir_fd=place)
-    try:
-        found = _found(directory)
-        _, size = found.pop(newest, (0, 0))
-        for number, name in enumerate(sorted(found, key=lambda name: found[name], reverse=True), start=2):
-            size += found[name][1]
-            if number > _MOST_FILES or size > _MOST_BYTES:
-                remove(directory, name)
-    finally:
-        filesystem.close(directory)
+    found = _found(place)
+    _, size = found.pop(newest, (0, 0))
+    for number, name in enumerate(sorted(found, key=lambda name: found[name], reverse=True), start=2):
+        size += found[name][1]
+        if number > _MOST_FILES or size > _MOST_BYTES:
+            remove(place, name)
 
 
-def _found(directory: int) -> dict[str, tuple[int, int]]:
+def _found(place: Folder) -> dict[str, tuple[int, int]]:
     """When each was moved there, and its size, note included; without what was not put there by quarantine()."""
     found: dict[str, tuple[int, int]] = {}
-    for name in filesystem.listdir(directory):
+    for name in place.names():
         named = _NAME.fullmatch(name)
         if named is None:
             continue
         with suppress(OSError):  # removed by another process
-            status = filesystem.lstat(name, dir_fd=directory)
+            status = place.status(name)
             moment, size = found.get(named[1], (0, 0))
             # A renaming sets the time of change: no writer can set that.
-            found[named[1]] = max(moment, status.st_ctime_ns), size + _size(directory, name, status)
+            found[named[1]] = max(moment, status.st_ctime_ns), size + _size(place, name, status)
     return found
 
 
-def _size(directory: int, name: str, status: os.stat_result) -> int:
+def _size(place: Folder, name: str, status: os.stat_result) -> int:
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size
-    return sum(file.size for file in groups.below(f"/proc/self/fd/{directory}/{name}"))
+    return sum(item.status.st_size for item in folders.below(f"{place.path}/{name}"))
 
 
-def remove(directory: int, name: str) -> None:
-    """Take what has this name, and its note, out of the quarantine with this descriptor, as far as that can be done."""
+def remove(place: Folder, name: str) -> None:
+    """Take what has this name, and its note, out of this quarantine, as far as that can be done."""
     for each in (name, f"{name}.json"):
         with suppress(OSError):  # gone, or another user's
-            Folder(directory).remove(each)
+            place.remove(each)

@@ -12,8 +12,9 @@ import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from safecache import bounds, files, filesystem, inventory, layout, quarantine, records, store, trust
+from safecache import bounds, files, folders, inventory, layout, quarantine, records, store, trust
 from safecache.errors import EntryRefusedError
+from safecache.folders import Folder
 from safecache.groups import Group, GroupKind
 from safecache.seal import Kind
 
@@ -105,10 +106,10 @@ def objection(item: Quarantined) -> str | None:
         return _objection(directory, item, place)
 
 
-def _objection(directory: int, item: Quarantined, place: Place) -> str | None:
+def _objection(directory: Folder, item: Quarantined, place: Place) -> str | None:
     within, path = _within(directory, item), os.path.join(item.root, *place.parts)
     try:
-        store.check_regular(filesystem.lstat(within))
+        store.check_regular(directory.status(item.name))
         if place.kind in _ENTRIES:
             content = store.read(within, bounds.largest(place.kind))
             found = trust.examine(content, place.kind, place.cache_key, path)
@@ -127,8 +128,8 @@ def _objection(directory: int, item: Quarantined, place: Place) -> str | None:
     return None if foreign is None else foreign.evidence
 
 
-def _within(directory: int, item: Quarantined) -> str:
-    return f"/proc/self/fd/{directory}/{item.name}"
+def _within(directory: Folder, item: Quarantined) -> str:
+    return f"{directory.path}/{item.name}"
 
 
 def restore(item: Quarantined) -> str:
@@ -142,21 +143,21 @@ def restore(item: Quarantined) -> str:
         reason = objection(item) if place is None else _objection(directory, item, place)
         if place is None or reason is not None:
             raise EntryRefusedError(f"{item.name} is not restored, for it would be refused again: {reason}")
-        *folders, name = place.parts
-        with quarantine.entered(item.root, folders, make=True) as parent:
+        *way, name = place.parts
+        with folders.opened(item.root, way, make=True) as parent:
             _link(item.name, directory, name, parent)
         quarantine.remove(directory, item.name)
     return os.path.join(item.root, *place.parts)
 
 
-def _link(source: str, above: int, name: str, parent: int) -> None:
+def _link(source: str, above: Folder, name: str, parent: Folder) -> None:
     """Unlike a renaming this replaces nothing, except on a file system without hard links."""
     try:
-        filesystem.link(source, name, src_dir_fd=above, dst_dir_fd=parent, follow_symlinks=False)
+        above.link(source, parent, name)
     except OSError as error:
-        if error.errno not in _NO_HARD_LINKS or os.path.lexists(f"/proc/self/fd/{parent}/{name}"):
+        if error.errno not in _NO_HARD_LINKS or os.path.lexists(f"{parent.path}/{name}"):
             raise
-        filesystem.rename(source, name, src_dir_fd=above, dst_dir_fd=parent)
+        above.rename(source, parent, name)
 
 
 def remove(item: Quarantined) -> bool:

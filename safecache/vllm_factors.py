@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from safecache import files, groups, key_text, store
+from safecache import files, folders, key_text, store
 from safecache.key_differences import Difference
 
 __all__ = ["Factors", "compare", "find", "nearest", "place"]
@@ -82,12 +82,10 @@ def _shown(name: str, factors: Factors) -> str:
 
 
 def _paths(directory: str, depth: int) -> Iterator[str]:
-    for item in groups.listed(directory):
-        if item.name == _FILE and item.is_file(follow_symlinks=False):
+    for item in folders.listed(directory):
+        if item.name == _FILE and item.is_file:
             yield item.path
-        elif (
-            depth and item.is_dir(follow_symlinks=False) and not item.name.startswith(".") and item.name not in _OTHERS
-        ):
+        elif depth and item.is_directory and not item.name.startswith(".") and item.name not in _OTHERS:
             yield from _paths(item.path, depth - 1)
 
 
@@ -96,7 +94,7 @@ def _read(path: str) -> Factors | None:
         content = files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST)
         # Both ways through JSON: what can just be read may be nested too deeply to be written.
         values = dict(_flat("", json.loads(content), _DEEPEST))
-        made = os.lstat(path).st_mtime
+        made = folders.status(path).st_mtime
     except (OSError, store.UnusableEntry, ValueError, RecursionError):
         return None  # gone, or none of vLLM's
     return Factors(os.path.dirname(path), made, values)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache import cache_directories, layout, run_summary
+from safecache import cache_directories, folders, layout, run_summary
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
 
@@ -64,11 +63,5 @@ def _runs(root: str) -> list[_Run]:
     return [run for run in runs.values() if run.counts]
 
 
-def _modified(path: str) -> float:
-    with suppress(OSError):
-        return os.lstat(path).st_mtime
-    return 0.0
-
-
 def _entries_before(root: str, moment: float) -> int:
-    return sum(0 < _modified(entry.path) < moment for entry in layout.walk(root))
+    return sum(0 < folders.modified(entry.path) < moment for entry in layout.walk(root))

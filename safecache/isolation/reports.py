@@ -135,10 +135,7 @@ def listed(root: str) -> dict[str, dict[str, Any]]:
 
 
 def _directories(parent: str) -> list[str]:
-    try:
-        return sorted(os.path.join(parent, name) for name in os.listdir(parent) if not name.startswith("."))
-    except FileNotFoundError:
-        return []
+    return [item.path for item in folders.listed(parent) if not item.name.startswith(".")]
 
 
 def _summary(directory: str) -> dict[str, Any]:
@@ -153,18 +150,12 @@ def _remove_oldest(reports: Folder, parent: str, newest: str) -> None:
     """Down to what may lie there; reports of other users stay, and what has the name of one and is none."""
     found = [os.path.join(parent, name) for name in reports.names() if _NAME.fullmatch(name) and name != newest]
     size = _size(os.path.join(parent, newest))
-    for number, path in enumerate(sorted(found, key=_age, reverse=True), start=2):
+    for number, path in enumerate(sorted(found, key=folders.modified, reverse=True), start=2):
         size += _size(path)
         name = os.path.basename(path)
         if (number > _MOST_REPORTS or size > _MOST_BYTES) and str(_summary(path).get("hash"))[:16] == name[:16]:
             with suppress(OSError):
                 reports.remove(name)
-
-
-def _age(path: str) -> float:
-    with suppress(OSError):
-        return os.lstat(path).st_mtime
-    return 0.0
 
 
 def _size(path: str) -> int:

@@ -8,7 +8,7 @@ import pytest
 from caches import DAY, HOUR, Cache, at_each_rename, key
 from conftest import needs_root
 
-from safecache import eviction, jobs, mounts
+from safecache import eviction, folders, jobs, mounts
 from safecache.errors import CacheWriteError
 from safecache.eviction import Limits
 from safecache.groups import GroupKind
@@ -360,14 +360,14 @@ def test_directory_that_another_user_has_closed_stays_and_stops_nothing(cache, m
     cache.aot("a", 30 * DAY)
     os.chown(closed, 4242, -1)
     os.utime(closed, (0, 0))
-    scandir = os.scandir
+    names = folders.Folder.names
 
-    def refuse(path):
-        if path == str(closed):
-            raise PermissionError(13, "Permission denied", path)
-        return scandir(path)
+    def refuse(folder):
+        if folder.place == str(closed):
+            raise PermissionError(13, "Permission denied", folder.place)
+        return names(folder)
 
-    monkeypatch.setattr(os, "scandir", refuse)
+    monkeypatch.setattr(folders.Folder, "names", refuse)
     done = sweep(cache, age=DAY)
     assert removed(done) == [key("a", "a")] and reasons(done) == {closed.name: "it belongs to uid 4242"}
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from caches import HOUR, Cache, key
 
-from safecache import inventory
+from safecache import folders, inventory
 from safecache.groups import GroupKind
 
 
@@ -163,16 +163,18 @@ def test_cache_that_is_emptied_meanwhile_is_listed_without_an_error(cache, monke
     for name in "abc":
         cache.aot(name, HOUR)
         cache.code(name, HOUR)
-    scandir = os.scandir
+    names, emptied = folders.Folder.names, []
 
-    def emptied(path):
-        found = scandir(path)
-        if str(path).endswith(("aotautograd", "locks")):
-            shutil.rmtree(path)
+    def then_empty(folder):
+        found = names(folder)
+        if folder.place.endswith(("aotautograd", "locks")):
+            shutil.rmtree(folder.place)
+            emptied.append(folder.place)
         return found
 
-    monkeypatch.setattr(os, "scandir", emptied)
+    monkeypatch.setattr(folders.Folder, "names", then_empty)
     assert {group.kind for group in inventory.take(str(cache.root)).groups} <= {GroupKind.AOT_ENTRY, GroupKind.CODE}
+    assert len(emptied) == 2
 
 
 def test_directory_that_is_not_there_is_an_error(tmp_path):

@@ -19,9 +19,11 @@ from crashes.test_crash_reports import facts
 from safecache import (
     adopt,
     directory_faults,
+    events,
     eviction,
     filesystem,
     folders,
+    inventory,
     key_records,
     layout,
     limits,
@@ -29,6 +31,7 @@ from safecache import (
     store,
 )
 from safecache.doctor import behaviour, places
+from safecache.errors import EntryRefusedError
 from safecache.eviction import Limits
 from safecache.isolation import known_bad, reports
 from safecache.key_records import KeyRecord
@@ -316,6 +319,49 @@ def test_nothing_is_published_through_a_link(tmp_path, documents, intact, ways, 
     assert not (root / linked).is_symlink() and (root / linked / "ab" / "entry").read_bytes() == b"content"
     aside = [path for path in root.rglob("quarantine/*") if path.is_symlink()]
     assert [path.readlink() for path in aside] == [documents]
+
+
+def test_what_was_in_the_way_of_a_save_is_reported_once(tmp_path, documents, monkeypatch, settings, caplog):
+    """And is an error where each problem is to be one; the entry is there all the same."""
+    root = tmp_path / "cache"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
+    entry = root / "fxgraph" / "ab" / "key" / "entry"
+
+    def save_again():
+        shutil.rmtree(root / "fxgraph", ignore_errors=True)
+        link(root / "fxgraph", documents)
+        store.publish(str(entry), b"content", str(root))
+
+    save_again()
+    save_again()
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(warned) == 1 and "fxgraph, a symbolic link, was in the way" in warned[0] and "quarantine" in warned[0]
+    settings(SAFECACHE_STRICT=1)
+    with pytest.raises(EntryRefusedError, match="fxgraph"):
+        save_again()
+    assert entry.read_bytes() == b"content"
+    assert events.counters()[Reason.NOT_A_FILE.value] == 3
+
+
+@pytest.mark.parametrize("linked", ["aotautograd", ".safecache", "triton", "triton/0", "ab"])
+def test_what_becomes_a_link_while_a_cache_is_listed_is_not_gone_through(cache, documents, monkeypatch, linked):
+    for place in ("aotautograd", ".safecache/quarantine", "triton/0", "ab"):
+        (cache.root / place / ("a" * 52)).mkdir(parents=True)
+        (cache.root / place / ("a" * 52) / "file").write_text("content")
+    status = folders.Folder.status
+
+    def then_swap(folder, name):
+        found = status(folder, name)
+        if os.path.join(folder.place, name) == str(cache.root / linked) and not (cache.root / linked).is_symlink():
+            shutil.rmtree(cache.root / linked)
+            link(cache.root / linked, documents)
+        return found
+
+    for take in (inventory.take, lambda root: list(layout.walk(root)), lambda root: list(layout.code(root))):
+        monkeypatch.setattr(folders.Folder, "status", then_swap)
+        found = str(take(str(cache.root)))
+        assert "letter" not in found and "json.gz" not in found
+        monkeypatch.undo()
 
 
 @pytest.mark.parametrize("linked", ["ab", "ab/cd"])
