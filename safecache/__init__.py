@@ -19,9 +19,9 @@ def stats() -> dict[str, int]:
 
     And what its lookups came to, by cache, outcome and reason, such as "fx miss: never seen".
     """
-    from safecache import events, lookups
+    from safecache import lookups
 
-    return events.counters() | lookups.counts()
+    return lookups.stats()
 
 
 def isolate() -> None:

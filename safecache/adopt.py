@@ -8,6 +8,7 @@ from functools import partial
 from safecache import (
     binding,
     bounds,
+    checks,
     config,
     keyring,
     layout,
@@ -38,7 +39,7 @@ def adopt(root: str) -> Resealing:
     if os.path.isfile(root):
         return resealing.each([(root, partial(packages.adopt, root))])
     os.scandir(root).close()
-    key, keys = resealing.sealing_key(), keyring.current()
+    key, keys = keyring.sealing_key(), keyring.current()
     objection = ownership.why_not_private(root)
     if objection is not None:
         raise EntryRefusedError(f"{root} is not private, so its entries are not sealed: {objection}")
@@ -65,7 +66,7 @@ def _adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None
     refusal = trust.contradiction(content, location.kind, location.cache_key)
     if refusal is not None:
         raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
-    private = store.read(location.path, most, check=store.check_private(location.path))
+    private = store.read(location.path, most, check=checks.check_private(location.path))
     if private != content:
         raise EntryRefusedError("it was replaced while it was looked at")
     if os.path.basename(location.path) != layout.entry_name(content):

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import config, copies, keyring, layers, loading, seal
+from safecache import config, copies, events, keyring, layers, loading, seal
 from safecache.errors import EntryRefusedError
+from safecache.kinds import Kind
 from safecache.loading import RemoteCache
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = [
     "VerifiedRemote",
@@ -73,9 +73,9 @@ def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
 
     For what has no miss: there is no graph to compile instead.
     """
-    with loading.reading():
+    with events.reading():
         if not loading.admit(kind, cache_key, content, origin=told_origin() or "given as bytes"):
-            raise EntryRefusedError(f"safecache: {loading.refusals()[-1]} Compile it anew.")
+            raise EntryRefusedError(f"safecache: {events.refusals()[-1]} Compile it anew.")
 
 
 def read(kind: Kind, cache_key: str, path: str, root: str = "") -> bytes | None:
@@ -130,11 +130,11 @@ def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
     verified, _state.only = _state.only, None
     if verified is not None and content != verified:
         # Torch catches what is raised here, and goes on as without a file.
-        with loading.reading():
+        with events.reading():
             loading.note(
                 Reason.DAMAGED, _state.kind, "on disk", "it was replaced while it was read", "Find out by whom."
             )
-            raise EntryRefusedError(f"safecache: {loading.refusals()[-1]}")
+            raise EntryRefusedError(f"safecache: {events.refusals()[-1]}")
     return loads()
 
 

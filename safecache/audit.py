@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import NamedTuple
 
-from safecache import bounds, keyring, parallel, store, trust, vouching
+from safecache import bounds, checks, keyring, parallel, store, trust, vouching
 from safecache.layout import Code, Location
 from safecache.reasons import Count, Reason
 from safecache.trust import Refusal
@@ -58,7 +58,7 @@ def _examine(file: tuple[str, Callable[[], Count | Refusal]]) -> Count | Refused
     path, judge = file
     try:
         found = judge()
-    except store.UnusableEntry as error:
+    except checks.UnusableEntry as error:
         return Refused(path, error.reason.value, error.detail)
     except OSError as error:
         return Refused(path, Reason.UNREADABLE.value, error.strerror or str(error))

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from safecache import cpu, provenance
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["mismatch", "statement"]
 

@@ -7,7 +7,7 @@ its tag covers the size, see store.read().
 from __future__ import annotations
 
 from safecache import config
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 __all__ = ["RECORD", "UNSEALED", "largest"]
 

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from safecache import binding, bounds, config, keyring, records, seal, store
-from safecache.seal import Kind
+from safecache import binding, bounds, checks, config, keyring, records, seal, store
+from safecache.kinds import Kind
 
 __all__ = ["Installation", "key"]
 
@@ -103,7 +103,7 @@ def _recorded(root: str, own: str, stamp: str) -> str | None:
     """What is recorded for files with this stamp, if it is one of ours."""
     try:
         record = store.read_entry(records.path_of(own, root, Kind.MEMO), bounds.RECORD)
-    except (OSError, store.UnusableEntry):
+    except (OSError, checks.UnusableEntry):
         return None
     if seal.verify(record, Kind.MEMO, own, keyring.current().find, config.current().namespace).reason is not None:
         return None  # what takes its place is sealed with the key of this process

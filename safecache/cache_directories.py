@@ -11,54 +11,20 @@ import os
 import re
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 
-from safecache import levels
-
-__all__ = ["HEADERS_FOLDER", "existing", "of_inductor", "of_triton", "shared", "whole"]
+__all__ = ["HEADERS_FOLDER", "of_headers", "of_inductor", "of_triton", "whole"]
 
 HEADERS_FOLDER = "precompiled_headers"
-
-
-def existing(environ: Mapping[str, str]) -> list[str]:
-    """Those that exist: of Inductor, of its precompiled headers, of Triton; none that lies in another of them.
-
-    Of Inductor the local level, where there is to be one, for the shared one is not this node's alone.
-    """
-    candidates = []
-    for find in (_of_this_node, _headers, of_triton):
-        with suppress(FileNotFoundError):
-            candidates.append(find(environ))
-    found: list[str] = []
-    for path in (os.path.realpath(candidate) for candidate in candidates):
-        inside = any(f"{path}/".startswith(f"{other}/") for other in found)
-        if os.path.isdir(path) and not inside:
-            found = [other for other in found if not other.startswith(f"{path}/")] + [path]
-    return found
-
-
-def _of_this_node(environ: Mapping[str, str]) -> str:
-    inductors = of_inductor(environ)
-    return levels.place_of(inductors) or inductors
-
-
-def shared(environ: Mapping[str, str]) -> str | None:
-    """The cache that this node has a local level before, which is known as that from now on; None if it has none."""
-    inductors = levels.shared_of(of_inductor(environ))
-    place = levels.place_of(inductors)
-    if place is None:
-        return None
-    levels.know(place, inductors)
-    return inductors
-
-
-def _headers(_: Mapping[str, str]) -> str:
-    return os.path.join(_default(), HEADERS_FOLDER)
 
 
 def of_inductor(environ: Mapping[str, str]) -> str:
     """Inductor's, whether it exists or not. Raises FileNotFoundError where there is no temporary directory for it."""
     return os.path.abspath(environ.get("TORCHINDUCTOR_CACHE_DIR") or _default())
+
+
+def of_headers(_: Mapping[str, str]) -> str:
+    """Inductor's precompiled headers, likewise."""
+    return os.path.join(_default(), HEADERS_FOLDER)
 
 
 def of_triton(environ: Mapping[str, str]) -> str:

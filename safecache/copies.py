@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from safecache import events, store
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["put"]
 

@@ -6,12 +6,12 @@ import errno
 import os
 from collections.abc import Callable
 
-from safecache import config, events, loading, policy, store
+from safecache import checks, config, events, loading, policy, store
 from safecache.directory_faults import Immovable
 from safecache.errors import EntryRefusedError
+from safecache.kinds import Kind
 from safecache.quarantine import is_still, obstacle
 from safecache.reasons import Count
-from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = ["discard", "of_unusable", "settled"]
@@ -20,7 +20,7 @@ __all__ = ["discard", "of_unusable", "settled"]
 _MOST_REPLACED = 3
 
 
-def of_unusable(unusable: store.UnusableEntry) -> Refusal:
+def of_unusable(unusable: checks.UnusableEntry) -> Refusal:
     """What can be said against what is not even read."""
     return Refusal(unusable.reason, f"it is {unusable.detail}", found=unusable.status)
 

@@ -6,14 +6,27 @@ import logging
 import os
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from safecache import config, policy, process_label, tracing
 from safecache.errors import SafecacheError
 from safecache.escaping import printable
 from safecache.reasons import Count, Reason
 
-__all__ = ["count", "counters", "notify", "report", "reset", "say", "set_observer", "took"]
+__all__ = [
+    "add_refusal",
+    "count",
+    "counters",
+    "notify",
+    "reading",
+    "refusals",
+    "report",
+    "reset",
+    "say",
+    "set_observer",
+    "took",
+]
 
 # No NullHandler: it would do what it is for, and keep the warnings from the standard error of a server that configures
 # its own loggers alone (vLLM does). Below a warning, nothing is shown that nobody has asked for, with or without one.
@@ -23,6 +36,47 @@ _lock = threading.Lock()
 _counters: Counter[str] = Counter()
 _warned: set[tuple[Reason, str]] = set()
 _observer: Callable[[str, float | None], None] | None = None
+
+
+class _Reading(threading.local):
+    """What this thread's lookup met: torch swallows exceptions on the way out, so a strict error is kept here too."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.error: SafecacheError | None = None
+        self.refusals: list[str] = []
+
+
+_reading = _Reading()
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Run torch's lookup; what report() raises inside it leaves this block even where torch swallowed it."""
+    _reading.depth += 1
+    if _reading.depth == 1:
+        _reading.error, _reading.refusals = None, []
+    try:
+        yield
+    except Exception:
+        if _reading.error is not None:
+            raise _reading.error from _reading.error.__cause__
+        raise
+    finally:
+        _reading.depth -= 1
+    if _reading.error is not None:
+        raise _reading.error from _reading.error.__cause__
+
+
+def add_refusal(message: str) -> None:
+    """Something that this thread's lookup could not use, for who reports the lookup: see refusals()."""
+    if _reading.depth:
+        _reading.refusals.append(message)
+
+
+def refusals() -> list[str]:
+    """What this thread's lookup could not use, and why; inside reading()."""
+    return list(_reading.refusals)
 
 
 def set_observer(observer: Callable[[str, float | None], None] | None) -> None:
@@ -71,6 +125,8 @@ def report(
     text = printable(f"safecache: {message} [{reason.value}]" + (f" {remedy}" if remedy else ""))
     if action.error is not None:
         raised: SafecacheError = action.error(text)
+        if _reading.depth:
+            _reading.error = raised
         raise raised from error
     with _lock:
         first = (reason, cause) not in _warned

@@ -10,11 +10,11 @@ from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import NamedTuple
 
-from safecache import bounds, config, folders, jobs, mounts, ownership, removal, stamps, store, temporaries
+from safecache import bounds, checks, config, folders, jobs, mounts, ownership, removal, stamps, store, temporaries
 from safecache.errors import CacheWriteError
 from safecache.groups import TRASH_FOLDER, File, Group, GroupKind
 from safecache.inventory import Inventory, take
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 __all__ = ["Limits", "Sweep", "sweep"]
 
@@ -240,6 +240,6 @@ def _referred(file: File) -> set[str]:
     """The FX cache keys in an AOTAutograd entry: found in its bytes, of which nothing is unpickled."""
     try:
         content = store.read(file.path, bounds.largest(Kind.AOT_ENTRY))
-    except (OSError, store.UnusableEntry):
+    except (OSError, checks.UnusableEntry):
         return set()
     return {key.decode() for key in _FX_KEY.findall(content)}

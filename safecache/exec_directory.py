@@ -9,8 +9,8 @@ import os
 import stat
 
 from safecache import bounds, config, events, files, mounts, ownership, store
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["objection", "place"]
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from safecache import key_differences, key_records, layout, quarantined, store, timestamps
+from safecache import key_differences, key_records, layout, quarantine, timestamps
 from safecache.key_differences import Difference
 from safecache.key_records import Absence, KeyRecord
 from safecache.lookups import Layer
@@ -93,7 +93,7 @@ def _remains(record: KeyRecord, root: str) -> bool:
         Layer.TRITON: os.path.join(root, key),
     }
     try:
-        return bool(store.list_entries(places[record.layer]))
+        return bool(layout.list_entries(places[record.layer]))
     except OSError:
         return False
 
@@ -105,10 +105,10 @@ def refusals(key: str, root: str) -> list[str]:
 
 def _notes(key: str, directory: str) -> Iterator[tuple[str, str]]:
     try:
-        names = [name for name in store.list_entries(directory) if name.endswith(".json")]
+        names = [name for name in layout.list_entries(directory) if name.endswith(".json")]
     except OSError:
         return  # others may have closed it to us
     for name in names:
-        note = quarantined.note_at(os.path.join(directory, name))
+        note = quarantine.note_at(os.path.join(directory, name))
         if f"/{key}/" in note.get("from", ""):
             yield note.get("reason", ""), note.get("time", "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from safecache import config, loading, ownership
+from safecache import config, events, ownership
 from safecache.reasons import Reason
 
 __all__ = ["check", "leave_to_parent", "note_private"]
@@ -32,7 +32,7 @@ def check(root: str) -> None:
         objection = ownership.why_not_private(root, group=ownership.own_group())
     if objection is not None and not (_parent_tells and not config.current().strict):
         message = f"others can write to the cache directory {root}, or replace it: {objection}."
-        loading.report(Reason.EXPOSED_DIRECTORY, message, cause=objection, remedy=_REMEDY)
+        events.report(Reason.EXPOSED_DIRECTORY, message, cause=objection, remedy=_REMEDY)
     _settled.add(root)
 
 

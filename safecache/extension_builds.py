@@ -19,10 +19,10 @@ import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from safecache import disposal, files, filesystem, parallel, records, store, trust, vouching
+from safecache import checks, disposal, files, filesystem, parallel, records, trust, vouching
 from safecache.directory_faults import Immovable, Unreadable
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = ["Build"]
@@ -109,10 +109,10 @@ class Build:
         path = self._path(step.output)
         status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
         try:
-            store.check_regular(status)
-            digest = files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
+            checks.check_regular(status)
+            digest = files.digest_regular(path, checks.check_regular, flags=os.O_NOFOLLOW)
             refusal = self._judge_content(step, path, digest)
-        except store.UnusableEntry as unusable:
+        except checks.UnusableEntry as unusable:
             return disposal.of_unusable(unusable)
         except Unreadable as error:  # there is no other place to build in, and ninja builds only what is not there
             refusal = Refusal(Reason.UNREADABLE, error.evidence)
@@ -194,7 +194,7 @@ class Build:
             inputs = ""
         also = {"inputs": {"sha256": inputs, "headers": _packed(told)}}
         vouching.keep(path, self._directory, also=also, name=self._name(step))
-        digest = files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
+        digest = files.digest_regular(path, checks.check_regular, flags=os.O_NOFOLLOW)
         _built[path] = {"sha256": digest.hex(), **also}
 
     def _has_changed(self, paths: set[str]) -> bool:

@@ -10,7 +10,7 @@ import os
 import re
 
 from safecache import config, ownership, vouching
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 __all__ = ["ENDINGS", "admit", "place"]
 

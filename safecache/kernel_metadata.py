@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from safecache import files, store
+from safecache import checks, files
 from safecache.triton_place import LIST
 
 __all__ = ["KernelMetadata", "read"]
@@ -45,9 +45,9 @@ def read(paths: Iterable[str]) -> KernelMetadata:
 
 def _fields(path: str) -> dict[str, Any]:
     try:
-        content = files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=_MOST)
+        content = files.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_MOST)
         fields = json.loads(content)
-    except (OSError, store.UnusableEntry, ValueError, RecursionError):
+    except (OSError, checks.UnusableEntry, ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from safecache import bounds, detached, files, provenance, store, triton_files, vouching
+from safecache import bounds, checks, detached, files, provenance, triton_files, vouching
 from safecache.errors import EntryRefusedError, LauncherError
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 __all__ = ["Recipe", "freeze", "identify", "keep_cubin", "rebuild"]
 
@@ -61,7 +61,7 @@ def keep_cubin(result: Any) -> None:
     try:
         kernel.cubin_path = None  # nothing that was not verified is loaded, whatever happens
         kernel.cubin_path, _ = vouching.admit_code(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
-    except (OSError, EntryRefusedError, store.UnusableEntry) as error:
+    except (OSError, EntryRefusedError, checks.UnusableEntry) as error:
         if raw is None:
             raise
         if isinstance(error, OSError):
@@ -69,7 +69,7 @@ def keep_cubin(result: Any) -> None:
         else:
             kernel.cubin_path = vouching.private_copy(kernel.name, raw, Kind.KERNEL)
     with suppress(FileNotFoundError):  # nobody else can put one there: the load that follows fails in its own words
-        check = store.check_up_to(bounds.largest(Kind.KERNEL))
+        check = checks.check_up_to(bounds.largest(Kind.KERNEL))
         _cubins[kernel] = files.read_regular(kernel.cubin_path, check)
 
 

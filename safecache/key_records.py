@@ -16,7 +16,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple
 
-from safecache import files, folders, key_text, layers, levels, store, timestamps
+from safecache import checks, files, folders, key_text, layers, layout, levels, store, timestamps
 from safecache.groups import KEYS_FOLDER
 from safecache.lookups import Layer
 
@@ -192,7 +192,7 @@ def _listed(place: str) -> list[str]:
 
 def _names_in(place: str) -> list[str]:
     try:
-        return store.list_entries(place)
+        return layout.list_entries(place)
     except OSError:
         return []  # what cannot be read explains nothing
 
@@ -218,9 +218,9 @@ def _without_lines(components: Iterable[Component]) -> tuple[Component, ...]:
 
 def _read(path: str) -> KeyRecord | None:
     try:
-        content = files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST + 1)
+        content = files.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST + 1)
         return _decoded(json.loads(zlib.decompressobj(_GZIP).decompress(content, _LARGEST)))
-    except (OSError, store.UnusableEntry, zlib.error, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, checks.UnusableEntry, zlib.error, ValueError, TypeError, KeyError, RecursionError):
         return None  # gone, not ours, or of another version: there is nothing to learn from it
 
 

@@ -22,7 +22,7 @@ from safecache.key_directory import Shelf
 from safecache.keys import ANY_NAMESPACE, Algorithm, Key
 from safecache.reasons import Reason
 
-__all__ = ["Key", "Keyring", "current", "directory", "load", "reset"]
+__all__ = ["Key", "Keyring", "current", "directory", "load", "reset", "sealing_key"]
 
 # Of the directory's times. A change within the same tick of the file system's clock cannot be told from the one before.
 _SETTLED_NS = 1_000_000_000
@@ -108,6 +108,14 @@ def reset() -> None:
     """Forget what was read, so that the next call reads it again."""
     for cached in (_load_once, _own_once, _tell_once):
         cached.cache_clear()
+
+
+def sealing_key() -> Key:
+    """The key to seal with. Raises KeyringError where there is none."""
+    keys = current()
+    if keys.signing is None:
+        raise KeyringError(keys.problem)
+    return keys.signing
 
 
 @functools.lru_cache(maxsize=8)

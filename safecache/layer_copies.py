@@ -7,9 +7,21 @@ import stat
 from collections.abc import Callable
 from typing import NamedTuple
 
-from safecache import bounds, copies, directory_faults, events, layers, loading, records, standin, store, vouching
+from safecache import (
+    bounds,
+    checks,
+    copies,
+    directory_faults,
+    events,
+    layers,
+    loading,
+    records,
+    standin,
+    store,
+    vouching,
+)
+from safecache.kinds import Kind
 from safecache.reasons import Count, Reason
-from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = ["take"]
@@ -55,7 +67,7 @@ def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
     modes = []
 
     def check(status: os.stat_result) -> None:
-        store.check_regular(status)
+        checks.check_regular(status)
         modes.append(stat.S_IMODE(status.st_mode))
 
     def content() -> bytes:
@@ -74,7 +86,7 @@ def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
     except directory_faults.Unreadable as error:
         # Of the cache that a private one stands in for, this was said under the same cause.
         text = f"{kind.noun} {place} was not used: {error.evidence}."
-        loading.report(Reason.UNREADABLE, text, cause=layer, remedy=_REMEDY, error=error)
+        events.report(Reason.UNREADABLE, text, cause=layer, remedy=_REMEDY, error=error)
         return None
     if refusal is not None:
         note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
@@ -86,7 +98,7 @@ def _readable(place: str, kind: Kind, content: Callable[[], bytes], note: _Note)
         return content()
     except FileNotFoundError:
         return None
-    except store.UnusableEntry as unusable:
+    except checks.UnusableEntry as unusable:
         refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
         note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
     except OSError as error:

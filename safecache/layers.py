@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from safecache import config, exposure, levels, loading, standin
+from safecache import config, events, exposure, levels, standin
 from safecache.reasons import Reason
 
 __all__ = ["below", "exist", "fail"]
@@ -60,4 +60,4 @@ def fail(shared: str, error: OSError, *, reading: bool) -> None:
     levels.leave_alone(shared, reading=reading)
     done = "looked into" if reading else "written"
     text = f"the shared cache {shared} cannot be {done} for now: {error.strerror or error}. The local one serves on."
-    loading.report(Reason.UNUSABLE_DIRECTORY, text, cause=shared, remedy=_REMEDY, error=error)
+    events.report(Reason.UNUSABLE_DIRECTORY, text, cause=shared, remedy=_REMEDY, error=error)

@@ -14,8 +14,8 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from safecache import config, folders, store, triton_leftovers
-from safecache.seal import Kind
+from safecache import config, filesystem, folders, triton_leftovers
+from safecache.kinds import Kind
 
 __all__ = [
     "AOT_FOLDER",
@@ -28,6 +28,7 @@ __all__ = [
     "cache_root",
     "code",
     "entry_name",
+    "list_entries",
     "locate",
     "triton_caches",
     "walk",
@@ -85,6 +86,15 @@ def locate(path: str) -> Location | None:
     return None
 
 
+def list_entries(directory: str) -> list[str]:
+    """The names of the entries in ``directory``, sorted; none if it does not exist. Raises OSError."""
+    try:
+        names = filesystem.retried(lambda: folders.names_in(directory), filesystem.READING)
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if not name.startswith("."))
+
+
 def walk(root: str) -> Iterator[Location]:
     """Every entry below the cache directory ``root``, whatever kind of file it is. Raises OSError."""
     config.name_cache(root)
@@ -94,7 +104,7 @@ def walk(root: str) -> Iterator[Location]:
     ):
         for parent in parents:
             for directory in _subdirectories(parent):
-                for name in store.list_entries(directory):
+                for name in list_entries(directory):
                     yield Location(os.path.join(directory, name), kind, os.path.basename(directory))
 
 
@@ -108,11 +118,11 @@ def code(root: str) -> Iterator[Code]:
 def _code_in(root: str) -> Iterator[Code]:
     for directory in _subdirectories(root):
         if TRITON_KEY.fullmatch(os.path.basename(directory)):
-            for name in store.list_entries(directory):
+            for name in list_entries(directory):
                 if not triton_leftovers.is_temporary(name):
                     yield Code(os.path.join(directory, name), root, Kind.KERNEL)
         else:
-            for name in store.list_entries(directory):
+            for name in list_entries(directory):
                 if name.endswith((".so", ".o")):
                     yield Code(os.path.join(directory, name), root, Kind.NATIVE_CODE)
 

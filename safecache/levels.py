@@ -9,14 +9,17 @@ import hashlib
 import os
 import re
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import NamedTuple
 
-from safecache import config, directory_faults, ownership
+from safecache import cache_directories, config, directory_faults, ownership
 
 __all__ = [
     "Level",
     "begin",
     "counterpart",
+    "existing_caches",
     "find",
     "is_left_alone",
     "is_local",
@@ -26,6 +29,7 @@ __all__ = [
     "leave_alone",
     "objection",
     "place_of",
+    "shared_cache",
     "shared_of",
 ]
 
@@ -143,3 +147,35 @@ def leave_alone(shared: str, *, reading: bool) -> None:
 def is_left_alone(shared: str, *, reading: bool) -> bool:
     """Whether it is one that is not to be looked into, or not to be written, for now."""
     return time.monotonic() < _left_until.get((shared, reading), 0.0)
+
+
+def existing_caches(environ: Mapping[str, str]) -> list[str]:
+    """The cache directories that exist: of Inductor, of its precompiled headers, of Triton; none that lies in another.
+
+    Of Inductor the local level, where there is to be one, for the shared one is not this node's alone.
+    """
+    candidates = []
+    for find in (_of_this_node, cache_directories.of_headers, cache_directories.of_triton):
+        with suppress(FileNotFoundError):
+            candidates.append(find(environ))
+    found: list[str] = []
+    for path in (os.path.realpath(candidate) for candidate in candidates):
+        inside = any(f"{path}/".startswith(f"{other}/") for other in found)
+        if os.path.isdir(path) and not inside:
+            found = [other for other in found if not other.startswith(f"{path}/")] + [path]
+    return found
+
+
+def _of_this_node(environ: Mapping[str, str]) -> str:
+    inductors = cache_directories.of_inductor(environ)
+    return place_of(inductors) or inductors
+
+
+def shared_cache(environ: Mapping[str, str]) -> str | None:
+    """The cache that this node has a local level before, which is known as that from now on; None if it has none."""
+    inductors = shared_of(cache_directories.of_inductor(environ))
+    place = place_of(inductors)
+    if place is None:
+        return None
+    know(place, inductors)
+    return inductors

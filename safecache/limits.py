@@ -12,10 +12,10 @@ import threading
 import time
 from contextlib import suppress
 
-from safecache import cache_directories, config, events, folders, levels
+from safecache import cache_directories, config, events, folders, levels, store
 from safecache.reasons import Reason
 
-__all__ = ["published"]
+__all__ = ["keep", "published"]
 
 # Seconds between two sweeps of a directory, by whichever process.
 _INTERVAL = 600.0
@@ -23,6 +23,11 @@ _STAMP = "gc.stamp"
 
 # When this process looks again.
 _next: dict[str, float] = {}
+
+
+def keep() -> None:
+    """Keep the limits in this process from now on, whenever something is published."""
+    store.observe(published)
 
 
 def published(root: str) -> None:

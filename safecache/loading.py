@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from safecache import bounds, copies, events, levels, policy, searches, standin, store, trust
-from safecache.errors import SafecacheError
+from safecache import bounds, checks, copies, events, layout, levels, policy, searches, standin, store, trust
+from safecache.kinds import Kind
 from safecache.reasons import Count, Reason
-from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = [
@@ -25,9 +24,6 @@ __all__ = [
     "may_be_read",
     "note",
     "read",
-    "reading",
-    "refusals",
-    "report",
     "without_candidates",
 ]
 
@@ -62,50 +58,21 @@ class Source:
         self.lower = lower
 
 
-class _Reading(threading.local):
-    """What this thread's lookup met: torch swallows exceptions on the way out, so a strict error is kept here too."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.error: SafecacheError | None = None
-        self.notes: list[str] = []
-        self.blind: Kind | None = None
+class _Blind(threading.local):
+    kind: Kind | None = None
 
 
-_reading = _Reading()
-
-
-@contextmanager
-def reading() -> Iterator[None]:
-    """Run torch's lookup; a strict error raised inside it leaves this block even where torch swallowed it."""
-    _reading.depth += 1
-    if _reading.depth == 1:
-        _reading.error, _reading.notes = None, []
-    try:
-        yield
-    except Exception:
-        if _reading.error is not None:
-            raise _reading.error from _reading.error.__cause__
-        raise
-    finally:
-        _reading.depth -= 1
-    if _reading.error is not None:
-        raise _reading.error from _reading.error.__cause__
-
-
-def refusals() -> list[str]:
-    """What this thread's lookup could not use, and why; inside reading()."""
-    return list(_reading.notes)
+_blind = _Blind()
 
 
 @contextmanager
 def without_candidates(kind: Kind) -> Iterator[None]:
     """Make this thread's lookups of ``kind`` miss: how a hit that leads nowhere becomes a recompile."""
-    _reading.blind = kind
+    _blind.kind = kind
     try:
         yield
     finally:
-        _reading.blind = None
+        _blind.kind = None
 
 
 def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterator[tuple[Any, bytes, bool]]:
@@ -114,7 +81,7 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
     In strict mode raises for the first that may not.
     """
     searches.ask(source.kind, source.cache_key, source.root)
-    if _reading.blind is source.kind:
+    if _blind.kind is source.kind:
         return
     if local:
         yield from _local(source)
@@ -141,7 +108,7 @@ def _candidates(source: Source, directory: str, root: str, tried: set[str]) -> I
     none, it stays.
     """
     try:
-        names = store.list_entries(directory)
+        names = layout.list_entries(directory)
     except OSError as error:
         note(Reason.UNREADABLE, source.kind, directory, f"{error.strerror}", _READ_REMEDY, error)
         return
@@ -171,7 +138,7 @@ def read(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
         return store.read_entry(path, bounds.largest(kind), listed=listed)
     except FileNotFoundError:
         return None  # cleared by another process since the listing: as good as never written
-    except store.UnusableEntry as unusable:
+    except checks.UnusableEntry as unusable:
         _note_unusable(unusable, kind, path)
     except OSError as error:
         note(Reason.UNREADABLE, kind, path, f"{error.strerror}", _READ_REMEDY, error)
@@ -181,8 +148,8 @@ def read(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
 def may_be_read(kind: Kind, path: str) -> bool:
     """Whether torch, which reads the file by itself, may: not what is none, or too large; that is reported."""
     try:
-        store.check_up_to(bounds.largest(kind))(os.lstat(path))
-    except store.UnusableEntry as unusable:
+        checks.check_up_to(bounds.largest(kind))(os.lstat(path))
+    except checks.UnusableEntry as unusable:
         _note_unusable(unusable, kind, path)
         return False
     except OSError:
@@ -190,7 +157,7 @@ def may_be_read(kind: Kind, path: str) -> bool:
     return True
 
 
-def _note_unusable(unusable: store.UnusableEntry, kind: Kind, path: str) -> None:
+def _note_unusable(unusable: checks.UnusableEntry, kind: Kind, path: str) -> None:
     remedy = _UNUSABLE_REMEDIES.get(unusable.reason, "It is skipped; remove it.")
     note(unusable.reason, kind, path, f"it is {unusable.detail}", remedy)
 
@@ -269,16 +236,5 @@ def note(
     """Report that the entry at ``where`` was not used. Raises the policy's error in strict mode."""
     message = f"{kind.noun} {where} was not used: {evidence}."
     searches.refuse(kind, reason, f"{where}: {evidence}")
-    if _reading.depth:
-        _reading.notes.append(message)
-    report(reason, message, cause=kind.value, remedy=remedy, error=error)
-
-
-def report(reason: Reason, message: str, *, cause: str, remedy: str, error: BaseException | None = None) -> None:
-    """As events.report(); what it raises in strict mode leaves reading() even where torch swallows it."""
-    try:
-        events.report(reason, message, cause=cause, remedy=remedy, error=error)
-    except SafecacheError as strict:
-        if _reading.depth:
-            _reading.error = strict
-        raise
+    events.add_refusal(message)
+    events.report(reason, message, cause=kind.value, remedy=remedy, error=error)

@@ -22,6 +22,7 @@ __all__ = [
     "label",
     "record",
     "reset",
+    "stats",
     "time_label",
     "what_must_hit_raises",
 ]
@@ -94,6 +95,11 @@ def add_time(layer: Layer, which: Time, entry: object, root: str) -> None:
     taken = sum(value for value in (getattr(entry, name, 0) for name in _TIMES) if isinstance(value, int))
     if taken >= 10**6:
         journal.count(time_label(layer, which), root, taken // 10**6)
+
+
+def stats() -> dict[str, int]:
+    """How often each thing happened in this process: events.counters() and counts()."""
+    return events.counters() | counts()
 
 
 def counts() -> dict[str, int]:

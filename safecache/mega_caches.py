@@ -11,8 +11,8 @@ import struct
 from typing import Any
 
 from safecache import artifacts, loading
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["accept", "admitted"]
 

@@ -6,7 +6,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 
-from safecache import files, store
+from safecache import checks, files
 
 __all__ = ["kernels", "keys"]
 
@@ -40,6 +40,6 @@ def keys(paths: Iterable[str]) -> tuple[str, ...]:
 
 def _read(path: str) -> bytes:
     try:
-        return files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=_MOST)
-    except (OSError, store.UnusableEntry):
+        return files.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_MOST)
+    except (OSError, checks.UnusableEntry):
         return b""

@@ -17,8 +17,7 @@ import tempfile
 import threading
 from typing import Any
 
-import safecache
-from safecache import config, events
+from safecache import config, events, lookups
 from safecache.metrics_file import Durations, MetricsFile
 
 __all__ = ["register", "show", "start"]
@@ -101,7 +100,7 @@ def register(registry: Any = None) -> None:
     if not config.multiprocess_directory() and not any(known is shown for known in _registries):
         _registries.append(shown)
         multiprocess.MultiProcessCollector(shown, config.metrics_directory())
-    if safecache.stats():
+    if lookups.stats():
         _observe()
 
 
@@ -113,7 +112,7 @@ def _observe(name: str = "", seconds: float | None = None) -> None:
             _durations.add(seconds)
         if _file is None and _is_too_early():
             return
-        counted, is_first = safecache.stats(), _file is None or not name
+        counted, is_first = lookups.stats(), _file is None or not name
         try:
             _file = _file or MetricsFile(config.multiprocess_directory() or config.metrics_directory())
             for each in counted if is_first else [name]:

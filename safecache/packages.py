@@ -17,6 +17,7 @@ from typing import IO, Any
 
 from safecache import (
     binding,
+    checks,
     config,
     disposal,
     events,
@@ -26,18 +27,16 @@ from safecache import (
     keyring,
     ownership,
     private_directory,
-    resealing,
     saving,
     seal,
-    store,
     temporaries,
     trust,
     vouching,
 )
 from safecache.errors import EntryRefusedError
 from safecache.keys import Key
+from safecache.kinds import Kind
 from safecache.reasons import Count, Reason
-from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = ["admitted", "adopt", "holds_code", "made"]
@@ -99,7 +98,7 @@ def _seal(file: IO[bytes], name: str, sources: Iterable[tuple[str, str]]) -> Non
     unknown = _unknown(file, sources)
     if unknown is None:
         file.seek(0)
-        _append_seal(file, resealing.sealing_key(), binding.statement(Kind.PACKAGE))
+        _append_seal(file, keyring.sealing_key(), binding.statement(Kind.PACKAGE))
         return
     message = f"{name} was not sealed: nothing vouches for {unknown}, which is packed in it."
     events.report(Reason.UNSEALED, message, cause=name, remedy="Compile and package in one process.")
@@ -172,7 +171,7 @@ def admitted(target: Any) -> Iterator[Any]:
     with ExitStack() as stack:
         try:
             place = _placed(target, lambda: stack.enter_context(private_directory.made()))
-        except store.UnusableEntry as unusable:
+        except checks.UnusableEntry as unusable:
             raise vouching.not_loaded(disposal.of_unusable(unusable), Kind.PACKAGE, str(target)) from None
         outer, _thread.admitted = _thread.admitted, place
         try:
@@ -211,7 +210,7 @@ def _placed(target: Any, directory: Callable[[], str]) -> str:
     if refusal is not None:
         raise vouching.not_loaded(refusal, Kind.PACKAGE, path)
     copy = os.path.join(directory(), _COPY)
-    files.copy_regular(path, store.check_regular, copy)
+    files.copy_regular(path, checks.check_regular, copy)
     _require(copy, path, by_seal=True)
     return copy
 
@@ -250,16 +249,16 @@ def _contradiction(path: str) -> Refusal | None:
     """What its seal says against it, if it has one, by whomever."""
 
     def digest(size: int) -> bytes:
-        return files.digest_regular(path, store.check_regular, limit=size)
+        return files.digest_regular(path, checks.check_regular, limit=size)
 
-    end, size = files.read_end(path, store.check_regular, _LONGEST_SEAL)
+    end, size = files.read_end(path, checks.check_regular, _LONGEST_SEAL)
     return trust.contradiction_by_end(end, size, digest, Kind.PACKAGE, "")
 
 
 def _refusal_by_end(path: str) -> Refusal | None:
     """What can be said against a package that was not read yet."""
     keys = keyring.current()
-    end, size = files.read_end(path, store.check_regular, _LONGEST_SEAL)
+    end, size = files.read_end(path, checks.check_regular, _LONGEST_SEAL)
     verdict = seal.inspect(end, size, Kind.PACKAGE, "", keys.find, config.current().namespace)
     if verdict.reason is None:
         return trust.foreign(verdict, Kind.PACKAGE)
@@ -274,11 +273,11 @@ def adopt(path: str) -> bool:
     Raises EntryRefusedError for one that others could have written, or that is sealed and damaged; KeyringError
     without a key; OSError.
     """
-    key, path = resealing.sealing_key(), os.path.realpath(path)
+    key, path = keyring.sealing_key(), os.path.realpath(path)
     if _refusal(path) is None:
         return False
     with temporaries.beside(path) as temporary:
-        files.copy_regular(path, store.check_private(path), temporary)
+        files.copy_regular(path, checks.check_private(path), temporary)
         shutil.copymode(path, temporary)
         refusal = _refusal(temporary)
         if refusal is None or refusal.reason not in trust.UNVOUCHED:

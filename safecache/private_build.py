@@ -15,9 +15,9 @@ import tempfile
 import threading
 from contextlib import suppress
 
-from safecache import bounds, files, ownership, private_directory, sources, store, vouching
+from safecache import bounds, checks, files, ownership, private_directory, sources, store, vouching
 from safecache.errors import EntryRefusedError
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 __all__ = ["check_inputs", "command", "is_dispensable", "is_needed", "publish"]
 
@@ -60,7 +60,7 @@ def _check_header(path: str) -> None:
     directory = os.path.dirname(path)
     if not vouching.is_expected(path):
         # Made before the hooks were on, or in a process that did not say so: torch makes it once in a process.
-        with suppress(store.UnusableEntry):
+        with suppress(checks.UnusableEntry):
             content = store.read_entry(path, bounds.largest(Kind.SOURCE))
             if _INCLUDES.fullmatch(content):
                 vouching.expect(path, content)
@@ -130,7 +130,7 @@ def _input(path: str, directory: str) -> str | None:
             content = store.read_entry(path, bounds.largest(Kind.SOURCE))
         except FileNotFoundError:
             raise  # the cache was cleared: no exchange, and elsewhere it can be built
-        except (OSError, store.UnusableEntry):
+        except (OSError, checks.UnusableEntry):
             content = None
         if content is None or not vouching.is_known(path, content):
             raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
@@ -160,10 +160,10 @@ def _take_precompiled(path: str, copy: str) -> None:
     compiled, copied = path + _PRECOMPILED, copy + _PRECOMPILED
     try:
         most = bounds.largest(Kind.NATIVE_CODE)
-        digest = files.copy_regular(compiled, store.check_up_to(most), copied, flags=os.O_NOFOLLOW, limit=most)
+        digest = files.copy_regular(compiled, checks.check_up_to(most), copied, flags=os.O_NOFOLLOW, limit=most)
         if vouching.is_known_digest(compiled, digest):
             return
-    except (OSError, store.UnusableEntry):
+    except (OSError, checks.UnusableEntry):
         pass
     with suppress(OSError):
         os.unlink(copied)

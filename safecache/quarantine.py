@@ -16,15 +16,16 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from safecache import files, filesystem, folders
+from safecache import checks, files, filesystem, folders
 from safecache.folders import Folder
 from safecache.reasons import Reason
 
-__all__ = ["is_its_name", "is_still", "obstacle", "opened", "quarantine", "remove"]
+__all__ = ["is_its_name", "is_still", "note_at", "obstacle", "opened", "quarantine", "remove"]
 
 _PLACE = (".safecache", "quarantine")
 # The latest tell what is wrong; and a disk that damages all of a cache is not to fill up with what it damaged.
 _MOST_FILES, _MOST_BYTES = 100, 256 << 20
+_LONGEST_NOTE = 64 << 10
 _NAME = re.compile(r"(.+\.[0-9a-f]{8})(\.json)?", re.DOTALL)
 _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -174,6 +175,15 @@ def _size(place: Folder, name: str, status: os.stat_result) -> int:
     if not stat.S_ISDIR(status.st_mode):
         return status.st_size
     return sum(item.status.st_size for item in folders.below(f"{place.path}/{name}"))
+
+
+def note_at(path: str) -> dict[str, str]:
+    """What the note there says, by name; empty for what is none. Anybody may have written it."""
+    try:
+        said = json.loads(files.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_NOTE))
+    except (OSError, checks.UnusableEntry, ValueError, RecursionError):
+        return {}
+    return {name: text for name, text in said.items() if isinstance(text, str)} if isinstance(said, dict) else {}
 
 
 def remove(place: Folder, name: str) -> None:

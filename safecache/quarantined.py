@@ -7,20 +7,18 @@ cache at most, and only what is sealed for that place goes back to it.
 from __future__ import annotations
 
 import errno
-import json
 import os
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from safecache import bounds, files, folders, inventory, layout, quarantine, records, store, trust
+from safecache import bounds, checks, folders, inventory, layout, quarantine, records, store, trust
 from safecache.errors import EntryRefusedError
 from safecache.folders import Folder
 from safecache.groups import Group, GroupKind
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
-__all__ = ["Place", "Quarantined", "listed", "note_at", "objection", "place_of", "remove", "restore"]
+__all__ = ["Place", "Quarantined", "listed", "objection", "place_of", "remove", "restore"]
 
-_LONGEST_NOTE = 64 << 10
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _ENTRIES = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
 
@@ -64,20 +62,11 @@ def _is_quarantined(group: Group) -> bool:
 def _told(group: Group) -> Quarantined:
     note = f"{group.name}.json"
     there = [file for file in group.files if os.path.basename(file.path) != note]
-    said = note_at(os.path.join(group.root, ".safecache", "quarantine", note))
+    said = quarantine.note_at(os.path.join(group.root, ".safecache", "quarantine", note))
     size = sum(file.size for file in there)
     return Quarantined(
         group.name, group.root, said.get("from", ""), said.get("reason", ""), said.get("time", ""), size, len(there)
     )
-
-
-def note_at(path: str) -> dict[str, str]:
-    """What the note there says, by name; empty for what is none. Anybody may have written it."""
-    try:
-        said = json.loads(files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_NOTE))
-    except (OSError, store.UnusableEntry, ValueError, RecursionError):
-        return {}
-    return {name: text for name, text in said.items() if isinstance(text, str)} if isinstance(said, dict) else {}
 
 
 def place_of(item: Quarantined) -> Place | None:
@@ -109,13 +98,13 @@ def objection(item: Quarantined) -> str | None:
 def _objection(directory: Folder, item: Quarantined, place: Place) -> str | None:
     within, path = _within(directory, item), os.path.join(item.root, *place.parts)
     try:
-        store.check_regular(directory.status(item.name))
+        checks.check_regular(directory.status(item.name))
         if place.kind in _ENTRIES:
             content = store.read(within, bounds.largest(place.kind))
             found = trust.examine(content, place.kind, place.cache_key, path)
             return found.evidence if isinstance(found, trust.Refusal) else None
         digest = store.digest(within, bounds.largest(place.kind))
-    except store.UnusableEntry as error:
+    except checks.UnusableEntry as error:
         return f"it is {error.detail}"
     verdict, stated = records.read(path, item.root, place.kind)
     if verdict.reason in trust.UNVOUCHED:

@@ -15,10 +15,10 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from safecache import bounds, config, directory_faults, events, keyring, quarantine, rescue, seal, store
+from safecache import bounds, checks, config, directory_faults, events, keyring, quarantine, rescue, seal, store
 from safecache.keys import Key
+from safecache.kinds import Kind
 from safecache.reasons import Count, Reason
-from safecache.seal import Kind
 
 __all__ = [
     "copy",
@@ -124,7 +124,7 @@ def stored(path: str, root: str, kind: Kind, *, name: str = "") -> bytes | None:
     place = path_of(path, root, kind, name=name)
     try:
         return store.read_entry(place, bounds.RECORD)
-    except store.UnusableEntry:
+    except checks.UnusableEntry:
         return None  # as good as none: the file is then unsealed
     except OSError as error:
         if error.errno not in _NONE:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from safecache import config, directory_faults, exposure, levels, loading, standin
+from safecache import config, directory_faults, events, exposure, levels, standin
 from safecache.directory_faults import Fault
 from safecache.errors import SafecacheError
 from safecache.reasons import Reason
@@ -195,7 +195,7 @@ def _report(directory: str, fault: Fault, text: str, error: BaseException | None
     if not _parent_tells or config.current().strict:
         remedy = _LOCAL_REMEDY if levels.is_local(directory) else _REMEDY
         remedy = _LOCK_REMEDY if fault.reason is Reason.LOCK_HELD else remedy
-        loading.report(fault.reason, text, cause=directory, remedy=remedy, error=error)
+        events.report(fault.reason, text, cause=directory, remedy=remedy, error=error)
 
 
 def leave_to_parent() -> None:

@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from safecache import bounds, config, folders, keyring, layout, records, seal, store, trust
-from safecache.errors import EntryRefusedError, KeyringError
+from safecache import bounds, checks, config, folders, keyring, layout, records, seal, store, trust
+from safecache.errors import EntryRefusedError
 from safecache.keyring import Key
 from safecache.layout import Code, Location
 from safecache.reasons import Reason
 
-__all__ = ["Resealing", "countersign", "each", "replace", "sealing_key"]
+__all__ = ["Resealing", "countersign", "each", "replace"]
 
 
 class Resealing(NamedTuple):
@@ -24,22 +24,14 @@ class Resealing(NamedTuple):
     skipped: list[tuple[str, str]]
 
 
-def sealing_key() -> Key:
-    """The key to seal with. Raises KeyringError where there is none."""
-    keys = keyring.current()
-    if keys.signing is None:
-        raise KeyringError(keys.problem)
-    return keys.signing
-
-
 def each(steps: Iterable[tuple[str, Callable[[], bool]]]) -> Resealing:
     """Do the step of every path: it says whether it sealed what lies there, and raises where it must not."""
     done, skipped = [], []
     for path, step in steps:
         try:
             done.append(step())
-        except (store.UnusableEntry, EntryRefusedError, OSError) as error:
-            detail = error.detail if isinstance(error, store.UnusableEntry) else str(error)
+        except (checks.UnusableEntry, EntryRefusedError, OSError) as error:
+            detail = error.detail if isinstance(error, checks.UnusableEntry) else str(error)
             skipped.append((path, detail))
     return Resealing(done.count(True), done.count(False), skipped)
 
@@ -59,7 +51,7 @@ def countersign(locations: Iterable[Location], code: Iterable[Code]) -> Resealin
     The provenance stays that of the build, with the id of the key that vouched for it. Raises KeyringError without a
     key to seal with.
     """
-    key = sealing_key()
+    key = keyring.sealing_key()
     keys, namespace = keyring.current(), config.current().namespace
 
     def seal_entry(location: Location) -> bool:

@@ -30,9 +30,9 @@ from safecache import (
     write_through,
 )
 from safecache.errors import CacheWriteError
+from safecache.kinds import Kind
 from safecache.lookups import Layer, Time
 from safecache.reasons import Count, Reason
-from safecache.seal import Kind
 
 __all__ = [
     "SaveAborted",

@@ -21,17 +21,16 @@ import json
 import struct
 import time
 from collections.abc import Callable, Mapping
-from enum import Enum
 from typing import NamedTuple
 
 from safecache.keys import ALGORITHMS, Key
+from safecache.kinds import Kind
 from safecache.reasons import Reason
 from safecache.settings import DEFAULT_NAMESPACE
 
 __all__ = [
     "FORMAT",
     "Footer",
-    "Kind",
     "Verdict",
     "attach",
     "claims",
@@ -47,53 +46,6 @@ FORMAT = 2
 _MAGIC = b"\x93SAFECA\n"
 _DOMAIN = b"safecache seal 2\0"
 _FOOTER = struct.Struct("<32s8sQIBB8s")
-
-
-class Kind(Enum):
-    """What an entry is. Sealed with it, so that an entry of one cache is refused in another."""
-
-    AOT_ENTRY = "aot_autograd"
-    FX_ENTRY = "fx_graph"
-    SOURCE = "source"
-    NATIVE_CODE = "native_code"
-    KERNEL = "kernel"
-    AOT_FUNCTION = "aot_function"
-    AOT_MODEL = "aot_model"
-    AOT_GRAPH = "aot_graph"
-    DYNAMO_PACKAGE = "dynamo_package"
-    PRECOMPILED = "precompiled"
-    PACKAGE = "package"
-    PGO_STATE = "pgo_state"
-    MEMO = "memo"
-    AUTOTUNING = "autotuning"
-    COMPILE_CRASH = "compile_crash"
-    # Never sealed, since nothing unpickles it: here to be named when it is refused.
-    OTHER = "other"
-
-    @property
-    def noun(self) -> str:
-        """What to call it to a person."""
-        return _NOUNS[self]
-
-
-_NOUNS = {
-    Kind.AOT_ENTRY: "AOTAutograd entry",
-    Kind.FX_ENTRY: "FX graph entry",
-    Kind.SOURCE: "generated source",
-    Kind.NATIVE_CODE: "compiled code",
-    Kind.KERNEL: "kernel file",
-    Kind.AOT_FUNCTION: "ahead-of-time compiled function",
-    Kind.AOT_MODEL: "ahead-of-time compiled model",
-    Kind.AOT_GRAPH: "ahead-of-time compiled graph",
-    Kind.DYNAMO_PACKAGE: "precompile entry",
-    Kind.PRECOMPILED: "precompiled source and cache",
-    Kind.PACKAGE: "AOTInductor package",
-    Kind.PGO_STATE: "profile of dynamic shapes",
-    Kind.MEMO: "memoized result",
-    Kind.AUTOTUNING: "autotuning result",
-    Kind.COMPILE_CRASH: "note of a crash",
-    Kind.OTHER: "artifact",
-}
 
 
 class Footer(NamedTuple):

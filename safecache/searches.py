@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from safecache import config, graph_names, lookups
 from safecache.errors import MissError
+from safecache.kinds import Kind
 from safecache.lookups import Layer, Lookup, Outcome, Time
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = [
     "Search",

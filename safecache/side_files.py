@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 
 from safecache import directory_faults, disposal, ownership, private_directory, vouching
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = ["admit", "is_private", "reachable", "settle"]

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from safecache import config, files, keyring, records, seal, store
+from safecache import checks, config, files, keyring, records, seal
 from safecache.groups import Group, GroupKind
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind, Verdict
+from safecache.seal import Verdict
 from safecache.triton_place import LIST
 
 __all__ = ["COMPARED", "SEALED", "Signature", "signatures_in"]
@@ -77,11 +78,11 @@ def _is_list_or_module(path: str) -> bool:
 def _each(paths: Iterable[str], read: Callable[[str], Verdict | None]) -> Iterator[Signature]:
     for path in paths:
         try:
-            store.check_regular(os.lstat(path))
+            checks.check_regular(os.lstat(path))
             verdict = read(path)
         except FileNotFoundError:
             continue  # removed since it was listed
-        except store.UnusableEntry as error:
+        except checks.UnusableEntry as error:
             yield Signature(path, error.reason.value)
             continue
         except OSError:
@@ -98,7 +99,7 @@ def _signature(path: str, verdict: Verdict) -> Signature:
 
 
 def _of_entry(path: str, kind: Kind, cache_key: str) -> Verdict:
-    end, size = files.read_end(path, store.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW)
+    end, size = files.read_end(path, checks.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW)
     return seal.inspect(end, size, kind, cache_key, keyring.current().find, config.current().namespace)
 
 
@@ -108,7 +109,7 @@ def _of_record(path: str, root: str, kind: Kind) -> Verdict | None:
         return None
     place = records.path_of(path, root, kind)
     try:
-        record = files.read_regular(place, store.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_RECORD)
-    except (FileNotFoundError, store.UnusableEntry):
+        record = files.read_regular(place, checks.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_RECORD)
+    except (FileNotFoundError, checks.UnusableEntry):
         record = None
     return records.verify(record, path, kind, root)[0]

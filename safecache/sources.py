@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from safecache import bounds, disposal, exposure, ownership, store, vouching
+from safecache import bounds, checks, disposal, exposure, ownership, store, vouching
 from safecache.directory_faults import Unsettled
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = ["admit", "known_text", "settle", "vouch"]
@@ -52,7 +52,7 @@ def _objection(path: str, source: bytes) -> Refusal | None:
     """None, and it is vouched for, if the file holds the source. Raises OSError."""
     try:
         found = store.read_entry(path, bounds.largest(Kind.SOURCE))
-    except store.UnusableEntry as unusable:
+    except checks.UnusableEntry as unusable:
         return disposal.of_unusable(unusable)
     if not _is_same(found, source, path):
         return Refusal(Reason.DAMAGED, "it is not what was generated", found=found)
@@ -76,7 +76,7 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
     """
     try:
         content = store.read_entry(path, bounds.largest(Kind.SOURCE))
-    except store.UnusableEntry as unusable:
+    except checks.UnusableEntry as unusable:
         raise vouching.not_loaded(disposal.of_unusable(unusable), Kind.SOURCE, path) from unusable
     if not vouching.is_known(path, content) and name_of(content.decode(errors="replace").strip()) != key:
         evidence = "nobody in this process generated it, and its name is not the hash of its content"

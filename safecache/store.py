@@ -1,4 +1,4 @@
-"""Entry files: listed, read, published and set aside, without ever following or waiting for what is not a file."""
+"""Entry files: read, published and set aside, without ever following or waiting for what is not a file."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from safecache import (
     bounds,
+    checks,
     config,
     durability,
     events,
@@ -17,25 +18,18 @@ from safecache import (
     filesystem,
     folders,
     keyring,
-    limits,
-    ownership,
     seal,
     sizes,
     stamps,
     temporaries,
 )
-from safecache.errors import EntryRefusedError
 from safecache.folders import Folder
 from safecache.quarantine import quarantine
 from safecache.reasons import Reason
 
 __all__ = [
-    "UnusableEntry",
-    "check_private",
-    "check_regular",
-    "check_up_to",
     "digest",
-    "list_entries",
+    "observe",
     "publish",
     "quarantine",
     "read",
@@ -50,72 +44,18 @@ _CLEARED, _AT_ONCE = frozenset({errno.ENOENT}), (0.0, 0.0)
 _LONGEST_SEAL = 16 << 10
 _IN_THE_WAY = frozenset({errno.EEXIST, errno.ENOTDIR, errno.ELOOP})
 
-
-class UnusableEntry(Exception):
-    """Something lies in the entry's place that is not read: ``reason`` and ``detail`` say what, ``status`` which."""
-
-    def __init__(self, reason: Reason, detail: str, status: os.stat_result) -> None:
-        super().__init__(reason, detail, status)
-        self.reason = reason
-        self.detail = detail
-        self.status = status
-
-    def __str__(self) -> str:
-        return f"it is {self.detail}"
+_observers: list[Callable[[str], None]] = []
 
 
-def list_entries(directory: str) -> list[str]:
-    """The names of the entries in ``directory``, sorted; none if it does not exist. Raises OSError."""
-    try:
-        names = filesystem.retried(lambda: folders.names_in(directory), filesystem.READING)
-    except FileNotFoundError:
-        return []
-    return sorted(name for name in names if not name.startswith("."))
-
-
-def check_regular(status: os.stat_result) -> None:
-    """Raise UnusableEntry for anything but a regular file of this user or root, or of anybody in a shared cache."""
-    if not stat.S_ISREG(status.st_mode):
-        raise UnusableEntry(Reason.NOT_A_FILE, f"a {_type_name(status.st_mode)}", status)
-    if ownership.foreign_owner(status) and not config.current().shared:
-        raise UnusableEntry(Reason.FOREIGN_OWNER, f"of uid {status.st_uid}", status)
-
-
-def check_private(path: str) -> Callable[[os.stat_result], None]:
-    """What raises as check_regular() does, and EntryRefusedError for a file opened at ``path`` that others could write.
-
-    Or could have put there.
-    """
-
-    def check(status: os.stat_result) -> None:
-        check_regular(status)
-        objection = ownership.why_opened_not_private(path, status)
-        if objection is not None:
-            raise EntryRefusedError(f"not private: {objection}")
-
-    return check
-
-
-def _type_name(mode: int) -> str:
-    names = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "directory", stat.S_IFLNK: "symbolic link", stat.S_IFSOCK: "socket"}
-    return names.get(stat.S_IFMT(mode), "device")
-
-
-def check_up_to(most: int, check: Callable[[os.stat_result], None] = check_regular) -> Callable[[os.stat_result], None]:
-    """What raises as ``check`` does, and UnusableEntry for a file of more than so many bytes."""
-
-    def check_size(status: os.stat_result) -> None:
-        check(status)
-        if status.st_size > most:
-            detail = f"of {sizes.write_size(status.st_size)}, and no more than {sizes.write_size(most)} are read"
-            raise UnusableEntry(Reason.TOO_LARGE, detail, status)
-
-    return check_size
+def observe(observer: Callable[[str], None]) -> None:
+    """Have ``observer`` called with the cache of each publish(), after it. Once, however often it is given."""
+    if observer not in _observers:
+        _observers.append(observer)
 
 
 def digest(path: str, most: int) -> bytes:
-    """The SHA-256 of the file at ``path``. Raises OSError, and UnusableEntry as check_up_to() says."""
-    return files.digest_regular(path, check_up_to(most), flags=os.O_NOFOLLOW, limit=most)
+    """The SHA-256 of the file at ``path``. Raises OSError, and UnusableEntry as checks.check_up_to() says."""
+    return files.digest_regular(path, checks.check_up_to(most), flags=os.O_NOFOLLOW, limit=most)
 
 
 def read_entry(path: str, most: int = bounds.UNSEALED, *, listed: bool = False) -> bytes:
@@ -129,7 +69,7 @@ def read_entry(path: str, most: int = bounds.UNSEALED, *, listed: bool = False) 
     passing = filesystem.LISTED if listed else filesystem.READING
     # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
     status = filesystem.retried(lambda: filesystem.lstat(path), passing)
-    check_regular(status)
+    checks.check_regular(status)
     stamps.use(path, status)
     return read(path, most, passing=passing)
 
@@ -138,13 +78,13 @@ def read(
     path: str,
     most: int,
     *,
-    check: Callable[[os.stat_result], None] = check_regular,
+    check: Callable[[os.stat_result], None] = checks.check_regular,
     passing: frozenset[int] = filesystem.READING,
 ) -> bytes:
-    """As read_entry(), where that is no use of the file. ``check``: in place of check_regular()."""
+    """As read_entry(), where that is no use of the file. ``check``: in place of checks.check_regular()."""
     try:
         return _read(path, most, check, passing)
-    except UnusableEntry as unusable:
+    except checks.UnusableEntry as unusable:
         if unusable.reason is not Reason.TOO_LARGE:
             raise
         sealed = _sealed_size(path, unusable.status, passing)
@@ -152,18 +92,18 @@ def read(
 
 
 def _read(path: str, most: int, check: Callable[[os.stat_result], None], passing: frozenset[int]) -> bytes:
-    return files.read_regular(path, check_up_to(most, check), flags=os.O_NOFOLLOW, limit=most, passing=passing)
+    return files.read_regular(path, checks.check_up_to(most, check), flags=os.O_NOFOLLOW, limit=most, passing=passing)
 
 
 def _sealed_size(path: str, status: os.stat_result, passing: frozenset[int]) -> int:
     """How many bytes are in the file by a trusted key's word. Raises UnusableEntry if it has none, and OSError."""
-    end, size = files.read_end(path, check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW, passing=passing)
+    end, size = files.read_end(path, checks.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW, passing=passing)
     verdict = seal.inspect_size(end, size, keyring.current().find)
     if verdict.reason is None:
         return size
     said = f"{verdict.reason.value} {verdict.key_id.hex()}" if verdict.key_id else verdict.reason.value
     detail = f"of {sizes.write_size(size)}, too large to be read where no trusted key has sealed so much ({said})"
-    raise UnusableEntry(Reason.TOO_LARGE, detail, status)
+    raise checks.UnusableEntry(Reason.TOO_LARGE, detail, status)
 
 
 def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
@@ -177,7 +117,8 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     """
     aside: list[tuple[str, str]] = []
     _persistently(lambda: _publish(path, content, root, mode, aside))
-    limits.published(root)
+    for observer in _observers:
+        observer(root)
     _report(aside)
 
 
@@ -247,7 +188,7 @@ def _entered(
 def _set_aside(path: str, root: str, found: os.stat_result, aside: list[tuple[str, str]]) -> None:
     place = quarantine(path, root, Reason.NOT_A_FILE, found)
     if place is not None:
-        aside.append((f"{path}, a {_type_name(found.st_mode)},", place))
+        aside.append((f"{path}, a {checks.type_name(found.st_mode)},", place))
 
 
 def _report(aside: list[tuple[str, str]]) -> None:

@@ -27,8 +27,8 @@ from safecache import (
     write_through,
     written_files,
 )
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from safecache.triton_place import LIST, Found, Place
 
 __all__ = ["accept", "dump", "get_file", "get_group", "listed", "put", "put_aside", "restore"]

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from safecache import (
     bounds,
+    checks,
     disposal,
     events,
     exposure,
@@ -28,8 +29,8 @@ from safecache import (
     vouching,
 )
 from safecache.directory_faults import Immovable, Unreadable
+from safecache.kinds import Kind
 from safecache.reasons import Count, Reason
-from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = ["LIST", "REMEDY", "Found", "Place", "forget", "names_in", "reachable"]
@@ -192,7 +193,7 @@ class Place(NamedTuple):
         """The bytes of the file, not verified; None if it is gone, or not to be read, which is reported."""
         try:
             return store.read_entry(path, bounds.largest(Kind.KERNEL), listed=True)
-        except store.UnusableEntry:
+        except checks.UnusableEntry:
             self.is_vouched_for(path)
         except OSError as error:
             _note_unreadable(path, error)

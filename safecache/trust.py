@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from safecache import binding, config, events, keyring, layout, ownership, seal
+from safecache.kinds import Kind
 from safecache.reasons import Count, Reason
-from safecache.seal import Kind
 
 __all__ = [
     "UNVOUCHED",

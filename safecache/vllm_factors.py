@@ -12,7 +12,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from safecache import files, folders, key_text, store
+from safecache import checks, files, folders, key_text
 from safecache.key_differences import Difference
 
 __all__ = ["Factors", "compare", "find", "nearest", "place"]
@@ -91,11 +91,11 @@ def _paths(directory: str, depth: int) -> Iterator[str]:
 
 def _read(path: str) -> Factors | None:
     try:
-        content = files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST)
+        content = files.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST)
         # Both ways through JSON: what can just be read may be nested too deeply to be written.
         values = dict(_flat("", json.loads(content), _DEEPEST))
         made = folders.status(path).st_mtime
-    except (OSError, store.UnusableEntry, ValueError, RecursionError):
+    except (OSError, checks.UnusableEntry, ValueError, RecursionError):
         return None  # gone, or none of vLLM's
     return Factors(os.path.dirname(path), made, values)
 

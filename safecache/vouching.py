@@ -16,6 +16,7 @@ from typing import Any
 from safecache import (
     binding,
     bounds,
+    checks,
     compile_workers,
     config,
     disposal,
@@ -35,8 +36,8 @@ from safecache import (
 )
 from safecache.directory_faults import Unreadable, Unsettled
 from safecache.errors import EntryRefusedError
+from safecache.kinds import Kind
 from safecache.reasons import Count, Reason
-from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = [
@@ -249,7 +250,7 @@ def adopt(path: str, root: str, kind: Kind) -> bool:
     refusal = judge(path, root, kind)
     if refusal is None:
         return False
-    digest = files.digest_regular(path, store.check_private(path), flags=os.O_NOFOLLOW)
+    digest = files.digest_regular(path, checks.check_private(path), flags=os.O_NOFOLLOW)
     if refusal.reason in trust.UNVOUCHED:
         refusal = contradiction(records.stored(path, root, kind), kind, records.name_of(path, kind, root), digest)
     if refusal is not None:
@@ -311,7 +312,7 @@ def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | 
     """None if what lies at ``path`` is a file, and something vouches for it. Raises OSError."""
     try:
         return judge(path, root, kind)
-    except store.UnusableEntry as unusable:
+    except checks.UnusableEntry as unusable:
         return disposal.of_unusable(unusable)
 
 
@@ -327,7 +328,7 @@ def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None
     """None if something vouches for the file. Raises OSError and UnusableEntry."""
     status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
     exposure.check(root)
-    store.check_up_to(bounds.largest(kind))(status)
+    checks.check_up_to(bounds.largest(kind))(status)
     identity, now = filesystem.identity(status), time.monotonic()
     judged = _judged.get(path)
     if judged is not None and judged[0] == identity and now - judged[1] < FRESH:
@@ -350,4 +351,4 @@ def refused(verdict: seal.Verdict, reason: Reason) -> Refusal:
 
 
 def _digest(path: str) -> bytes:
-    return files.digest_regular(path, store.check_regular, flags=os.O_NOFOLLOW)
+    return files.digest_regular(path, checks.check_regular, flags=os.O_NOFOLLOW)

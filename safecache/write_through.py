@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import stat
 
-from safecache import bounds, layers, levels, records, store
-from safecache.seal import Kind
+from safecache import bounds, checks, layers, levels, records, store
+from safecache.kinds import Kind
 
 __all__ = ["send", "send_content"]
 
@@ -26,13 +26,13 @@ def send(path: str, kind: Kind, root: str = "", *, anew: bool = True) -> bool:
     modes: list[int] = []
 
     def check(status: os.stat_result) -> None:
-        store.check_regular(status)
+        checks.check_regular(status)
         modes.append(stat.S_IMODE(status.st_mode))
 
     try:
         content = store.read(path, bounds.largest(kind), check=check)
         record = records.stored(path, root or level.place, kind)
-    except (OSError, store.UnusableEntry):
+    except (OSError, checks.UnusableEntry):
         return False  # it is gone, or exchanged: who reads it here finds that out, and says it
     return send_content(path, content, kind, root, record=record, mode=modes[-1], anew=anew)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from safecache import events, filesystem, vouching
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["digest", "forget", "note", "read_by"]
 

@@ -44,7 +44,7 @@ from safecache import (
 from safecache.adopt import adopt
 from safecache.errors import EntryRefusedError
 from safecache.keys import Key
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 STRANGER = Key.derive(b"a key that nobody here knows. . .")
 REVOKED = Key.derive(b"a key that was revoked. . . . . .")

@@ -28,7 +28,7 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 from caches import DAY, HOUR, Cache, key  # noqa: E402
 from crashes.test_crash_reports import facts  # noqa: E402
 
-from safecache import adopt, config, eviction, key_records, layout, store, temporaries  # noqa: E402
+from safecache import adopt, checks, config, eviction, key_records, layout, store, temporaries  # noqa: E402
 from safecache.cli.main import main as command_line  # noqa: E402
 from safecache.eviction import Limits  # noqa: E402
 from safecache.isolation import known_bad, reports  # noqa: E402
@@ -84,7 +84,7 @@ def task(work):
     """What a process does beside its compiles. It may fail, as with any cache that cannot be used."""
 
     def run(root):
-        with contextlib.suppress(OSError, store.UnusableEntry):
+        with contextlib.suppress(OSError, checks.UnusableEntry):
             work(str(root))
 
     return run
@@ -98,7 +98,7 @@ def publish(root):
 
 def look_up(root):
     for location in layout.walk(root):
-        with contextlib.suppress(OSError, store.UnusableEntry):
+        with contextlib.suppress(OSError, checks.UnusableEntry):
             store.read_entry(location.path)
 
 

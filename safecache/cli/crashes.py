@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from safecache import cache_directories, config, layout, timestamps
+from safecache import config, layout, levels, timestamps
 from safecache.escaping import printable
 from safecache.isolation import known_bad, reports
 
@@ -27,7 +27,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _roots(directories: list[str] | None) -> Iterator[str]:
-    for directory in directories or cache_directories.existing(config.child_environment()):
+    for directory in directories or levels.existing_caches(config.child_environment()):
         os.scandir(directory).close()
         yield from layout.triton_caches(directory)
 

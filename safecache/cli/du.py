@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from safecache import cache_directories, config, inventory, timestamps
+from safecache import config, inventory, levels, timestamps
 from safecache.escaping import printable
 from safecache.groups import GroupKind
 from safecache.sizes import write_age, write_size
@@ -20,7 +20,7 @@ __all__ = ["run"]
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table of each directory. Raises OSError for one that cannot be read."""
-    directories = arguments.directories or cache_directories.existing(config.child_environment())
+    directories = arguments.directories or levels.existing_caches(config.child_environment())
     reports = [_report(directory) for directory in directories]
     if arguments.json:
         print(json.dumps({"directories": reports}))

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress
 
-from safecache import cache_directories, config, layout
+from safecache import config, layout, levels, limits
 from safecache.audit import audit
 from safecache.errors import EntryRefusedError
 from safecache.escaping import printable
@@ -23,8 +23,9 @@ __all__ = ["run", "show_resealing"]
 
 def run(arguments: argparse.Namespace) -> int:
     """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
+    limits.keep()
     # All of them before the first is changed: a path that is mistyped must not leave half of the work done.
-    paths = arguments.paths or cache_directories.existing(config.child_environment())
+    paths = arguments.paths or levels.existing_caches(config.child_environment())
     locations = [location for path in paths for location in _locate(path)]
     code = [file for path in paths if os.path.isdir(path) for file in layout.code(os.path.abspath(path))]
     if arguments.command == "sign":

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from safecache import (
-    cache_directories,
     config,
     explanations,
     key_records,
     layout,
+    levels,
     run_summary,
     timestamps,
     vllm_factors,
@@ -33,8 +33,8 @@ _LABELS = run_summary.labels()
 def run(arguments: argparse.Namespace) -> int:
     """Print the explanations, the last miss first; 1 if there is none. Raises OSError."""
     environ = config.child_environment()
-    shared = cache_directories.shared(environ)
-    roots = arguments.directories or cache_directories.existing(environ)
+    shared = levels.shared_cache(environ)
+    roots = arguments.directories or levels.existing_caches(environ)
     if shared is not None and not arguments.directories and os.path.isdir(shared):
         roots = [*roots, shared]
     for root in roots:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def causes(roots: Iterable[str]) -> dict[str, str]:
     """In what keys that missed differ from the nearest ones, by key; only of those for which that is known."""
-    cache_directories.shared(config.child_environment())
+    levels.shared_cache(config.child_environment())
     rows = _of_caches(roots, "", None)
     return {row["key"]: row["cause"] for row in rows if row["reason"] == Reason.KEY_DIFFERS.value}
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from safecache import cache_directories, catalogue, config, keyring, parallel, timestamps
+from safecache import catalogue, config, keyring, levels, parallel, timestamps
 from safecache.catalogue import Catalogue, Description, Item
 from safecache.cli import tables
 from safecache.cli.tables import Heading
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def directories_of(arguments: argparse.Namespace) -> list[str]:
     """Those that were named, or that torch and Triton would use."""
-    return arguments.directories or cache_directories.existing(config.child_environment())
+    return arguments.directories or levels.existing_caches(config.child_environment())
 
 
 def _rows(found: Catalogue, kinds: set[GroupKind], sort: str, limit: int | None) -> list[Row]:

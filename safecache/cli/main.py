@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from safecache import config, stamps
 from safecache._version import __version__
 from safecache.cli import (
+    EXIT_FINDINGS,
+    EXIT_USAGE,
     crash_arguments,
     doctor_arguments,
     explain_arguments,
@@ -25,8 +27,6 @@ from safecache.escaping import printable
 
 __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
 
-EXIT_FINDINGS = 1
-EXIT_USAGE = 2
 # Each adds the parsers of its commands, and runs them.
 _GROUPS = (
     limit_arguments,
@@ -164,7 +164,9 @@ def _run(argv: list[str]) -> int:
 
 
 def _adopt(directory: str, *, as_json: bool) -> int:
+    from safecache import limits
     from safecache.adopt import adopt
     from safecache.cli import entries
 
+    limits.keep()
     return entries.show_resealing(adopt(directory), as_json=as_json)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import catalogue, config, files, kernel_metadata, keyring, mentions, quarantined, store
+from safecache import catalogue, checks, config, files, kernel_metadata, keyring, mentions, quarantined
 from safecache.audit import Audit, audit
 from safecache.catalogue import Catalogue, Item
 from safecache.cli import ls, tables
@@ -18,8 +18,8 @@ from safecache.cli.ls import Row
 from safecache.cli.tables import Heading
 from safecache.escaping import printable
 from safecache.groups import KINDS, File, Group, GroupKind
+from safecache.kinds import Kind
 from safecache.layout import Code, Location
-from safecache.seal import Kind
 from safecache.sizes import write_size
 
 __all__ = ["run"]
@@ -131,8 +131,8 @@ def _judged(group: Group) -> set[str]:
 def _digest(file: File) -> str | None:
     """None for what is no file, or cannot be read."""
     try:
-        return files.digest_regular(file.path, store.check_regular, flags=os.O_NOFOLLOW).hex()
-    except (OSError, store.UnusableEntry):
+        return files.digest_regular(file.path, checks.check_regular, flags=os.O_NOFOLLOW).hex()
+    except (OSError, checks.UnusableEntry):
         return None
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from safecache import cache_directories, config
+from safecache import config, levels
 from safecache.escaping import printable
 from safecache.eviction import Sweep
 from safecache.groups import Group
@@ -19,7 +19,7 @@ __all__ = ["show", "sweep_each"]
 
 def sweep_each(arguments: argparse.Namespace, sweep: Callable[[str], Sweep | None]) -> dict[str, Sweep | None]:
     """What ``sweep`` returns for each directory that was named, or that torch and Triton use."""
-    directories = arguments.directories or cache_directories.existing(config.child_environment())
+    directories = arguments.directories or levels.existing_caches(config.child_environment())
     return {directory: sweep(directory) for directory in directories}
 
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markdown import Markdown
 from rich.table import Table
 
-from safecache.cli.main import EXIT_USAGE
+from safecache.cli import EXIT_USAGE
 from safecache.escaping import printable
 
 __all__ = ["run"]

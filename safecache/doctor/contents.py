@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from safecache import audit, cache_directories, config, inventory, layout, quarantined, temporaries
+from safecache import audit, config, inventory, layout, levels, quarantined, temporaries
 from safecache.audit import Audit, Refused
 from safecache.doctor import finding, keys
 from safecache.doctor.finding import Finding
@@ -41,7 +41,7 @@ T = TypeVar("T")
 
 def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     """A finding for each kind of them in each cache directory that exists."""
-    for root in [*cache_directories.existing(environ), *filter(os.path.isdir, config.current().lower)]:
+    for root in [*levels.existing_caches(environ), *filter(os.path.isdir, config.current().lower)]:
         try:
             yield from _within(root)
         except OSError as error:

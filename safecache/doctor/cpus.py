@@ -6,9 +6,9 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 
-from safecache import cpu_quota
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
+from safecache.isolation import cpus
 
 __all__ = ["check"]
 
@@ -26,7 +26,7 @@ def check(environ: Mapping[str, str]) -> Iterator[Finding]:
         evidence = f"{_THREADS}={named} is no number: torch fails to import."
         yield finding.error("bad-compile-threads", evidence, f"export {_THREADS}={usable}")
         return
-    quota = cpu_quota.quota()
+    quota = cpus.quota()
     allowed = usable if quota is None else min(usable, max(1, math.ceil(quota)))
     chosen = f"{_THREADS}={named}" if named is not None else f"torch chooses {threads} compile threads"
     said = f"{chosen}; {usable} CPUs can be used"

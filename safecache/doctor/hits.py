@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache import cache_directories, folders, layout, run_summary
+from safecache import folders, layout, levels, run_summary
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
 
@@ -31,7 +31,7 @@ class _Run(NamedTuple):
 
 def check(environ: Mapping[str, str]) -> Iterator[Finding]:
     """The last runs that looked something up in each cache directory, if they have found nothing of what was there."""
-    for root in cache_directories.existing(environ):
+    for root in levels.existing_caches(environ):
         unserved = []
         for run in sorted(_runs(root), key=lambda run: run.began, reverse=True):
             if run.hits:

@@ -17,7 +17,7 @@ from safecache import bounds, config, files, load_failure, mounts
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
 from safecache.elf import MACHINES, Elf, NotElfError, TruncatedElfError
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 __all__ = ["check"]
 

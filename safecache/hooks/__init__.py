@@ -1,0 +1,10 @@
+"""One module for each of torch's and Triton's: what they call is translated into ours, and nothing else is done here.
+
+May import any room but the command line.
+"""
+
+from safecache import limits
+
+__all__ = ["limits"]
+
+limits.keep()

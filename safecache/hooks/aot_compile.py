@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import artifacts, graph_names, saving, searches
+from safecache.kinds import Kind
 from safecache.lookups import Layer
-from safecache.seal import Kind
 
 __all__ = ["deserialize", "deserialize_model", "serialize", "serialize_model"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from safecache import artifacts, saving
 from safecache.hooks.pickle_module import SealingPickle
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 __all__ = ["sealing_pickle"]
 

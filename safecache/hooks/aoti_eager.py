@@ -11,7 +11,7 @@ from typing import Any
 
 from safecache import events, side_files, vouching
 from safecache.errors import SafecacheError
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 __all__ = ["cache_dir", "compile_operator", "load_cache"]
 

@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import loading, saving, searches, torch_keys
+from safecache import events, loading, saving, searches, torch_keys
 from safecache.hooks import cache_dir_utils
+from safecache.kinds import Kind
 from safecache.lookups import Layer
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from safecache.searches import Search
 
 __all__ = ["autograd_cache_key", "get_hash", "handle_save_error", "save", "try_load", "write_to_local_cache"]
@@ -47,7 +47,7 @@ def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, also where torch is strict."""
     given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
-    with loading.reading(), torch_keys.lookup(given), searches.under_way(Layer.AOT, torch_keys.name) as search:
+    with events.reading(), torch_keys.lookup(given), searches.under_way(Layer.AOT, torch_keys.name) as search:
         cache_dir_utils.settle()
         result = _load(wrapped, args, kwargs)
         _end(search, result, given)

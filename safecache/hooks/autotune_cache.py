@@ -15,8 +15,8 @@ from typing import Any
 
 from safecache import artifacts, copies, events, layers, levels, loading, records, vouching, write_through
 from safecache.directory_faults import Unreadable
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["load_cache", "read_best", "save"]
 
@@ -101,7 +101,7 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
     def read(inductor_meta: Any, configs: list[Any]) -> Any:
         where = instance.local_cache[1] if instance.local_cache else "in the remote cache"
-        with loading.reading():
+        with events.reading():
             with _judged(instance) as results:
                 try:
                     best = wrapped(inductor_meta, configs)
@@ -161,7 +161,7 @@ def load_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     remote = instance._cache
     instance._cache = _SafeNames(remote)
     try:
-        with loading.reading():
+        with events.reading():
             return wrapped(*args, **kwargs)
     finally:
         instance._cache = remote

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import loading, saving
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 __all__ = ["get", "insert"]
 

@@ -25,9 +25,9 @@ from safecache import (
     write_through,
 )
 from safecache.hooks import cache_dir_utils
+from safecache.kinds import Kind
 from safecache.lookups import Layer
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = [
     "compile_dll",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import side_files, vouching
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 __all__ = ["read_lines_from_file", "write_lines_to_file"]
 

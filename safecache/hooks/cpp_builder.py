@@ -9,8 +9,8 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import build_failure, loading, ownership, temporary_place
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["cpp_compiler_search", "install_gcc_via_conda", "run_compile_cmd"]
 

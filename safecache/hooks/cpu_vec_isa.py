@@ -12,7 +12,6 @@ from safecache import (
     events,
     exec_directory,
     load_failure,
-    loading,
     lock_guards,
     mounts,
     rescue,
@@ -20,8 +19,8 @@ from safecache import (
     write_through,
 )
 from safecache.hooks import cache_dir_utils, generated_code
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["check_build", "probe_load"]
 
@@ -35,7 +34,7 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         return usable
 
     # Torch catches whatever is raised in there, and takes it that the CPU has no such instructions.
-    with loading.reading():
+    with events.reading():
         cache_dir_utils.settle()
         generated_code.failure()
         usable = rescue.attempt(check)

@@ -31,8 +31,8 @@ from safecache import (
     vouching,
     write_through,
 )
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = [
     "LOADED",

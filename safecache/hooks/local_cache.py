@@ -10,8 +10,8 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import events, loading
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["get_local_cache", "update_local_cache"]
 

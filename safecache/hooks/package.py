@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import artifacts, function_digests, loading, saving, write_through
+from safecache import artifacts, events, function_digests, loading, saving, write_through
 from safecache.errors import EntryRefusedError
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["load", "read", "write"]
 
@@ -36,12 +36,12 @@ def read(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     """DiskDynamoStore.read. Raises EntryRefusedError, in default mode too, for an entry that is refused."""
 
     def load(path: str) -> Any:
-        with loading.reading():
+        with events.reading():
             if artifacts.only_was_set():
                 return wrapped(path)
             content = artifacts.read(Kind.DYNAMO_PACKAGE, _key(path), _file(instance, path))
             if content is None:
-                raise EntryRefusedError(f"safecache: {loading.refusals()[-1]}")
+                raise EntryRefusedError(f"safecache: {events.refusals()[-1]}")
             with artifacts.only(Kind.DYNAMO_PACKAGE, content):
                 return wrapped(path)
 
@@ -53,7 +53,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
     def find(fn: Callable[..., Any]) -> Any:
         key = sys.modules["torch._dynamo.package"].CompilePackage.source_id_from_fn(fn)
-        with loading.reading():
+        with events.reading():
             root = os.path.dirname(instance.path_prefix())
             content = artifacts.read(Kind.DYNAMO_PACKAGE, _key(key), _file(instance, key), root)
             if content is None or (content and not _is_of(fn, key, content, _file(instance, key))):

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import artifacts, loading, saving, write_through
-from safecache.seal import Kind
+from safecache import artifacts, events, saving, write_through
+from safecache.kinds import Kind
 
 __all__ = ["get_local_code_state", "lookup_remote_cache_entry", "put_code_state", "put_local_code_state"]
 
@@ -20,7 +20,7 @@ def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
         path = _pgo().code_state_path(cache_key)
         if path is None:
             return wrapped(cache_key)
-        with loading.reading():
+        with events.reading():
             root = os.path.dirname(os.path.dirname(path))
             content = artifacts.read(Kind.PGO_STATE, cache_key, path, root)
             if content is None:
@@ -35,7 +35,7 @@ def lookup_remote_cache_entry(wrapped: Callable[..., Any], instance: Any, args: 
     """lookup_remote_cache_entry: likewise."""
 
     def lookup(remote_cache: Any, *rest: Any, **named: Any) -> Any:
-        with loading.reading():
+        with events.reading():
             return wrapped(artifacts.VerifiedRemote(remote_cache, Kind.PGO_STATE), *rest, **named)
 
     return lookup(*args, **kwargs)

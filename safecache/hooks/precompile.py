@@ -56,14 +56,14 @@ def read_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 def _sealed(source: str, cache: bytes) -> bytes:
     from safecache import saving  # not before: torch imports the target when it is imported itself
-    from safecache.seal import Kind
+    from safecache.kinds import Kind
 
     return saving.sealed(cache, Kind.PRECOMPILED, _digest(source))
 
 
 def _require(source: str, cache: bytes, origin: str) -> None:
     from safecache import artifacts
-    from safecache.seal import Kind
+    from safecache.kinds import Kind
 
     with artifacts.origin(origin):
         artifacts.require(Kind.PRECOMPILED, cache, _digest(source))

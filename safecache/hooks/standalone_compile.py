@@ -10,11 +10,11 @@ from typing import Any
 
 import wrapt
 
-from safecache import layout, loading, quarantine, searches
+from safecache import events, layout, loading, quarantine, searches
 from safecache.errors import EntryRefusedError
+from safecache.kinds import Kind
 from safecache.lookups import Layer
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["load", "verifying_pickle"]
 
@@ -26,7 +26,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
     Raises EntryRefusedError, in default mode too, where the artifact holds an entry that was refused.
     """
-    with loading.reading():
+    with events.reading():
         path = kwargs.get("path", "")
         try:
             # Which of the two classes is asked does the lookup, and the other it does not.
@@ -36,7 +36,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
                 search.hit()
                 return artifact
         except Exception as error:
-            refused = loading.refusals()
+            refused = events.refusals()
             _have_vllm_compile(path, error, told=bool(refused))
             if not refused or not _is_miss(error):
                 raise
@@ -81,12 +81,12 @@ class _VerifyingPickle(wrapt.ObjectProxy[Any]):
         if not self._self_enabled():
             return self.__wrapped__.load(file)
         path = file.name
-        with loading.reading():
+        with events.reading():
             cache_key = os.path.basename(os.path.dirname(path))
             root = layout.cache_root(path)
             content = loading.read(Kind.FX_ENTRY, path)
             if content is None or not loading.admit(Kind.FX_ENTRY, cache_key, content, path=path, root=root):
-                refused = loading.refusals() or [f"{path} is gone."]
+                refused = events.refusals() or [f"{path} is gone."]
                 raise EntryRefusedError(f"safecache: {refused[-1]} The artifact was not saved whole.")
         return self.__wrapped__.loads(content)
 

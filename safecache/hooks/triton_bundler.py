@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from safecache import directory_faults, loading, saving, triton_files, triton_leftovers, vouching
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["collect", "put_static_autotuner", "read_and_emit"]
 

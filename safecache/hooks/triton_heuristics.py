@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import detached, events, kernel_recipe, launchers, triton_files, vouching
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 __all__ = ["build_fast_launcher", "getstate", "make_launcher", "reload_cubin_path"]
 

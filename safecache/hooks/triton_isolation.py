@@ -137,9 +137,9 @@ def group_of(manager: Any, directory: str, filename: str, found: dict[str, str] 
     if not is_isolated():
         return found
     # Not before: a process that hits needs none of it.
-    from safecache.isolation import compiling, limits
+    from safecache.isolation import attempts, compiling, limits
 
-    request = compiling.Request(*asked[:4], metadata=filename)
+    request = attempts.Request(*asked[:4], metadata=filename)
     if compiling.stays(request.source.name):
         return found
     made = compiling.obtain(request, os.path.dirname(directory), limits.current(tuning=_is_tuning()), manager)

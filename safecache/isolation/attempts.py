@@ -2,26 +2,42 @@
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack, suppress
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from safecache import private_directory
 from safecache.isolation import client, encoding
 from safecache.isolation.client import Outcome
 from safecache.isolation.limits import Limits
 
-if TYPE_CHECKING:
-    from safecache.isolation.compiling import Request
-
-__all__ = ["Attempt", "UnusableError", "run", "run_together"]
+__all__ = ["Attempt", "Request", "UnusableError", "run", "run_together"]
 
 
 class UnusableError(Exception):
     """What a worker has left is not the kernel, or there is no place for it. The text says why."""
+
+
+class Request(NamedTuple):
+    """What triton.compile() is about to look up: ``key`` is its cache key, ``metadata`` the file that it looks for.
+
+    "" if that is not known.
+    """
+
+    source: Any
+    backend: Any
+    options: Any
+    key: str
+    metadata: str
+
+    @property
+    def hash(self) -> str:
+        """What the kernel's directory is named after."""
+        return hashlib.sha256(self.key.encode()).hexdigest()
 
 
 class Attempt(NamedTuple):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import hashlib
 import itertools
 import os
 import sys
@@ -11,14 +10,15 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
-from safecache import bounds, events, files, searches, store
+from safecache import bounds, checks, events, files, searches
 from safecache.isolation import attempts, client, crashes, early_start, encoding, known_bad, remarks, tuning
+from safecache.isolation.attempts import Request
 from safecache.isolation.limits import Limits
+from safecache.kinds import Kind
 from safecache.reasons import Count, Reason
-from safecache.seal import Kind
 from safecache.triton_place import LIST
 
-__all__ = ["Made", "Manager", "Request", "in_process", "obtain", "stays"]
+__all__ = ["Made", "Manager", "in_process", "obtain", "stays"]
 
 # A kernel has a dozen.
 _MOST_FILES = 64
@@ -33,24 +33,6 @@ class Manager(Protocol):
 
     def put_group(self, filename: str, group: dict[str, str]) -> object:
         """Keep the list of the files."""
-
-
-class Request(NamedTuple):
-    """What triton.compile() is about to look up: ``key`` is its cache key, ``metadata`` the file that it looks for.
-
-    "" if that is not known.
-    """
-
-    source: Any
-    backend: Any
-    options: Any
-    key: str
-    metadata: str
-
-    @property
-    def hash(self) -> str:
-        """What the kernel's directory is named after."""
-        return hashlib.sha256(self.key.encode()).hexdigest()
 
 
 class Made(NamedTuple):
@@ -175,7 +157,7 @@ def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[s
     try:
         contents = _read_all(os.path.join(directory, folder))
         contents[metadata] = contents.pop(metadata)
-    except (OSError, store.UnusableEntry, KeyError) as error:
+    except (OSError, checks.UnusableEntry, KeyError) as error:
         raise attempts.UnusableError(f"what it has made cannot be read: {error}") from error
     return contents
 
@@ -191,7 +173,7 @@ def _read_all(folder: str) -> dict[str, bytes]:
     for name in names:
         # The list of the group is made anew, for where the files are now.
         if not name.startswith(LIST):
-            check = store.check_up_to(left)
+            check = checks.check_up_to(left)
             contents[name] = files.read_regular(os.path.join(folder, name), check, flags=os.O_NOFOLLOW, limit=left)
             left -= len(contents[name])
     return contents

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import os
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from safecache import config, events, timestamps
 from safecache.errors import TritonCompileCrash
 from safecache.isolation import client, description, known_bad, reports
+from safecache.isolation.attempts import Request
 from safecache.isolation.client import Outcome
 from safecache.isolation.crash import Crash, diagnose, make
 from safecache.isolation.known_bad import Note
 from safecache.isolation.limits import Limits
 from safecache.reasons import Reason
-
-if TYPE_CHECKING:
-    from safecache.isolation.compiling import Request
 
 __all__ = ["confirmed", "diagnosed", "skipped"]
 

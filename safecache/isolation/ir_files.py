@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safecache import layers, store
-from safecache.isolation import compiling, limits
+from safecache import layers, layout
+from safecache.isolation import attempts, compiling, limits
 from safecache.triton_place import LIST
 
 __all__ = ["Ahead", "ahead"]
@@ -24,7 +24,7 @@ _PARSED = ("ttir", "ttgir", "glir")
 class Ahead(NamedTuple):
     """A compile that is to come before Triton reads the file. ``directory``: where its files are to lie."""
 
-    request: compiling.Request
+    request: attempts.Request
     variables: Any
     directory: str
     manager: compiling.Manager
@@ -55,7 +55,7 @@ def ahead(path: str, target: Any, options: dict[str, Any] | None, variables: Any
     parsed = backend.parse_options({**(options or {}), **_stated(source)})
     variables = compiler.get_cache_invalidating_env_vars() if variables is None else variables
     key = sys.modules["triton.runtime.cache"].get_cache_key(source, backend, parsed, variables)
-    request = compiling.Request(source, backend, parsed, key, metadata="")
+    request = attempts.Request(source, backend, parsed, key, metadata="")
     manager = compiler.get_cache_manager(request.hash)
     directory = getattr(getattr(manager, "_file_cache_manager", manager), "cache_dir", "")
     # Whoever has put it there has parsed it.
@@ -71,7 +71,7 @@ def _is_there(directory: str) -> bool:
 
 def _names_in(place: str) -> list[str]:
     try:
-        return store.list_entries(place)
+        return layout.list_entries(place)
     except OSError:
         return []  # whoever looks it up says so
 

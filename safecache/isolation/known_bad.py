@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from safecache import binding, config, events, folders, keyring, loading, seal, store, timestamps, trust
+from safecache import binding, config, events, folders, keyring, layout, loading, seal, store, timestamps, trust
 from safecache.groups import KNOWN_BAD_FOLDER
 from safecache.isolation.crash import Crash
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from safecache.trust import Refusal
 
 __all__ = ["Note", "find", "forget", "hashes", "listed", "remember"]
@@ -93,7 +93,7 @@ def forget(root: str, hash: str) -> bool:
 
 def hashes(root: str) -> list[str]:
     """Those with a note in the cache, whatever it says. Raises OSError."""
-    return [name for name in store.list_entries(os.path.dirname(_path(root, ""))) if _HASH.fullmatch(name)]
+    return [name for name in layout.list_entries(os.path.dirname(_path(root, ""))) if _HASH.fullmatch(name)]
 
 
 def listed(root: str) -> Iterator[tuple[str, Note]]:

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from safecache import files, folders, groups, store, timestamps
+from safecache import checks, files, folders, groups, timestamps
 from safecache.folders import Folder
 from safecache.groups import CRASHES_FOLDER
 from safecache.isolation import kernel_script, reproducer
@@ -123,8 +123,8 @@ def stage_in(directory: str) -> str:
 
 
 def _read(path: str) -> bytes:
-    with suppress(OSError, store.UnusableEntry):
-        return files.read_regular(path, store.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST_FILE)
+    with suppress(OSError, checks.UnusableEntry):
+        return files.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST_FILE)
     return b""
 
 

@@ -19,7 +19,7 @@ __all__ = ["Asked", "Tuning", "benching", "choose", "current", "is_asking"]
 
 
 class Asked(BaseException):
-    """Ends a compile that was begun only to see what it asks its cache for: the arguments of compiling.Request.
+    """Ends a compile that was begun only to see what it asks its cache for: the arguments of attempts.Request.
 
     No Exception, which somebody on the way might report or take for a failure.
     """

@@ -10,6 +10,7 @@ import pytest
 from conftest import SOURCE, WARM
 
 from safecache import layout, run_summary
+from safecache.kinds import Kind
 
 
 def test_stock_computes_the_same_keys(home, warm):
@@ -120,7 +121,7 @@ def test_seal_tells_where_an_entry_came_from(warm, zygote):
 
     key = keyring.load(None, str(warm.base / "config"))
     for path in warm.aot_entries:
-        verdict = seal.verify(path.read_bytes(), seal.Kind.AOT_ENTRY, path.parent.name, key.find)
+        verdict = seal.verify(path.read_bytes(), Kind.AOT_ENTRY, path.parent.name, key.find)
         assert verdict.reason is None
         assert verdict.provenance["torch"] == zygote.torch
         assert set(verdict.provenance) == {"torch", "triton", "python", "machine", "safecache", "gpu"}

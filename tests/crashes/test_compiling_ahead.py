@@ -19,7 +19,7 @@ LIMITS = Limits(1.0, 10**9)
 
 
 def request(key):
-    return compiling.Request(SimpleNamespace(name="k"), None, None, key, "k.json")
+    return attempts.Request(SimpleNamespace(name="k"), None, None, key, "k.json")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from safecache.errors import TritonCompileCrash
-from safecache.isolation import client, compiling, encoding, known_bad
+from safecache.isolation import attempts, client, compiling, encoding, known_bad
 from safecache.isolation.client import Ending, Outcome
 from safecache.isolation.limits import Limits
 
@@ -37,7 +37,7 @@ def crash(monkeypatch, root):
         function = SimpleNamespace(arg_names=[], src="def k(): ...")
         source = SimpleNamespace(name="k", fn=function, signature={}, language=SimpleNamespace(name="TRITON"))
         backend = SimpleNamespace(target=target, hash=lambda: "12.8-90")
-        request = compiling.Request(source, backend, SimpleNamespace(), "the key", "k.json")
+        request = attempts.Request(source, backend, SimpleNamespace(), "the key", "k.json")
         with pytest.raises(TritonCompileCrash):
             compiling.obtain(request, root, Limits(5.0, 10**9), None)
         assert left == []

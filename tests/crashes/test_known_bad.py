@@ -14,7 +14,7 @@ from safecache.errors import EntryRefusedError
 from safecache.isolation import known_bad
 from safecache.isolation.crash import Crash
 from safecache.isolation.known_bad import Note
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 HASH, OTHER = "ab" * 32, "cd" * 32
 HOUR, DAY = 3600.0, 86400.0

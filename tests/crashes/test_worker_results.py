@@ -32,7 +32,7 @@ def obtain(monkeypatch, tmp_path):
     """Obtain a kernel from a worker that leaves these files, and replies this beside what it should."""
 
     def run(files, links=(), asked="k.json", holes=(), **replied):
-        request = compiling.Request(source, backend, SimpleNamespace(), "the key", asked)
+        request = attempts.Request(source, backend, SimpleNamespace(), "the key", asked)
         reply = {"key": request.hash, "folder": "KEY", "metadata": "k.json", "times": {}} | replied
 
         def run(self, job, directory, *, timeout, memory):

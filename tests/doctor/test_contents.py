@@ -14,7 +14,7 @@ from conftest import needs_root
 from safecache import journal, layout, seal
 from safecache.doctor import contents
 from safecache.keys import Key
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 # Root whom modes bind.
 BOUND = ("--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search")

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE, needs_root
 
-from safecache import cpu_quota
 from safecache.doctor import cpus, nvidia
+from safecache.isolation import cpus as process_cpus
 
 
 @pytest.fixture
@@ -177,8 +177,8 @@ def test_quota_of_nested_groups(tmp_path, monkeypatch, top, own, threads):
     (tmp_path / "job" / "cpu.max").write_text(f"{top}\n")
     (tmp_path / "job" / "step" / "cpu.max").write_text(f"{own}\n")
     (tmp_path / "groups").write_text("0::/job/step\n")
-    monkeypatch.setattr(cpu_quota, "_GROUPS", str(tmp_path))
-    monkeypatch.setattr(cpu_quota, "_OWN_GROUPS", str(tmp_path / "groups"))
+    monkeypatch.setattr(process_cpus, "_GROUPS", str(tmp_path))
+    monkeypatch.setattr(process_cpus, "_OWN_GROUPS", str(tmp_path / "groups"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
     (found,) = cpus.check({})
     assert found.code == "too-many-compile-threads" and "torch chooses 32" in found.evidence

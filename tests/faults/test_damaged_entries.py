@@ -122,11 +122,12 @@ def test_entry_that_verifies_but_is_no_entry_is_refused(warm):
     import pickle
 
     from safecache import keyring, seal
+    from safecache.kinds import Kind
     from safecache.layout import entry_name
 
     key = keyring.load(None, str(warm.base / "config")).signing
     for path in warm.entries("fx"):
-        sealed = seal.attach(pickle.dumps({"guards_expr": None}), seal.Kind.FX_ENTRY, path.parent.name, key, {})
+        sealed = seal.attach(pickle.dumps({"guards_expr": None}), Kind.FX_ENTRY, path.parent.name, key, {})
         path.unlink()
         (path.parent / entry_name(sealed)).write_bytes(sealed)
     first, second = warm.run(), warm.run()

@@ -20,7 +20,7 @@ START, END = "/where-it-starts", "/where-it-ends"
 COMMON = """
 import json, os, pickle, sys
 from safecache import config, layer_copies, layers, loading, rescue, saving, store, triton_files, vouching, write_through
-from safecache.seal import Kind
+from safecache.kinds import Kind
 os.path.exists("/where-it-starts")
 rescue.settle(lambda: "nowhere")
 root = config.cache_directory()

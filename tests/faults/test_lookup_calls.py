@@ -19,7 +19,7 @@ COMMON = """
 import contextlib, json, os, pickle, sys
 from safecache import config, loading, saving, searches, triton_files
 from safecache.lookups import Layer
-from safecache.seal import Kind
+from safecache.kinds import Kind
 root = config.cache_directory()
 entries, kernel = root + "/aotautograd/akey", root + "/triton/0/KEY"
 """

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from safecache import records
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 SOURCE = '#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n'
 MAIN = '#include "answer.h"\nint main() { return ANSWER; }\n'

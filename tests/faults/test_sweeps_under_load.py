@@ -44,7 +44,7 @@ READER = """
 read = 0
 while time.monotonic() < end:
     n = chosen.randrange(50)
-    for name in store.list_entries(directory(n)):
+    for name in layout.list_entries(directory(n)):
         try:
             found = store.read_entry(os.path.join(directory(n), name))
         except FileNotFoundError:

@@ -34,8 +34,8 @@ from safecache import (
 )
 from safecache.errors import KeyringError
 from safecache.keys import Algorithm, Key
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 CORPUS = Path(__file__).parent / "corpus"
 

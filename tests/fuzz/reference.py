@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fuzz.world import GOOD, Question
 from safecache.keys import Algorithm, Key
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 MAGIC = b"\x93SAFECA\n"
 

@@ -11,7 +11,7 @@ from unit.sealed import FOOTER
 
 from safecache import seal
 from safecache.keys import Algorithm, Key
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 # What torch never unpickles is never sealed.
 KINDS = [kind for kind in Kind if kind not in (Kind.AUTOTUNING, Kind.OTHER)]

@@ -16,6 +16,7 @@ from fuzz import sealings
 from fuzz.sealings import Sealing
 from safecache import events, records, seal, store, vouching
 from safecache.keys import Algorithm
+from safecache.kinds import Kind
 from safecache.reasons import Reason
 
 # A flip is verified in microseconds under a MAC, and in a tenth of a millisecond under a signature.
@@ -86,9 +87,7 @@ def judge(library):
 def test_no_flip_in_a_library_or_in_its_record_is_accepted(library, spoil):
     assert judge(library) is None
     name = (
-        records.path_of(str(library), str(library.parents[1]), seal.Kind.NATIVE_CODE)
-        if spoil == "record"
-        else str(library)
+        records.path_of(str(library), str(library.parents[1]), Kind.NATIVE_CODE) if spoil == "record" else str(library)
     )
     content = store.read_entry(name)
     footer = seal.split(content)

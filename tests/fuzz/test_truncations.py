@@ -12,8 +12,8 @@ from unit.key_cases import BOTH, MAC
 
 from fuzz import sealings
 from safecache import seal
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 PAGE = 4096
 CUTS = 10_000

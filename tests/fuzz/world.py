@@ -6,7 +6,7 @@ from unit.key_cases import MAC, PRIVATE, PUBLIC
 
 from safecache import seal, signatures
 from safecache.keys import Key
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 REVOKED = Key.derive(b"a key that was revoked. . . . . .")._replace(revoked=1.0)
 EXPIRED = Key.derive(b"a key that has expired . . . . . ")._replace(expires=1.0)

@@ -53,6 +53,7 @@ def of_entries(said):
 
 def test_warm_start_hits_verified_entries_of_this_gpu(home):
     from safecache import keyring, seal
+    from safecache.kinds import Kind
 
     cold, warm = step(home), step(home)
     assert of_entries(cold) == {"sealed": 3, "saved": 3} and cold["hits"] == [0, 0]
@@ -60,7 +61,7 @@ def test_warm_start_hits_verified_entries_of_this_gpu(home):
     assert cold["stats"]["code sealed"] > 0 and "unsealed" not in warm["stats"]
     keys = keyring.load(None, home.environment["XDG_CONFIG_HOME"])
     (entry,) = home.aot_entries
-    verdict = seal.verify(entry.read_bytes(), seal.Kind.AOT_ENTRY, entry.parent.name, keys.find)
+    verdict = seal.verify(entry.read_bytes(), Kind.AOT_ENTRY, entry.parent.name, keys.find)
     capability = torch.cuda.get_device_capability()
     assert verdict.provenance["gpu"] == "sm_{}{}".format(*capability)
     assert verdict.provenance["triton"]

@@ -8,8 +8,8 @@ from pathlib import Path
 from caches import HOUR, key
 
 from safecache import binding, keyring, layout, seal, store
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 BUILD = {**binding.statement(Kind.AOT_ENTRY), "gpu": "sm_90"}
 GRAPH = b"kernel = 'triton_poi_fused_add_0'; other = 'triton_red_fused_sum_1'"

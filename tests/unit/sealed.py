@@ -6,7 +6,7 @@ import pickle
 
 from safecache import seal
 from safecache.keyring import Key
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 KEY = Key.derive(b"k" * 32)
 PAYLOAD = pickle.dumps({"graph": list(range(100))})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from safecache import seal, signatures, trust
 from safecache.keys import Algorithm, Key
+from safecache.kinds import Kind
 from safecache.reasons import Count
-from safecache.seal import Kind
 from unit.sealed import FOOTER, PAYLOAD, PROVENANCE
 
 DOMAIN = b"safecache seal 2\0"

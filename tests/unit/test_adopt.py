@@ -12,8 +12,8 @@ from conftest import needs_root
 from safecache import keyring, layout, seal, store, trust
 from safecache.adopt import adopt
 from safecache.errors import EntryRefusedError, KeyringError
+from safecache.kinds import Kind
 from safecache.reasons import Count
-from safecache.seal import Kind
 
 VALUE = {"graph": [1, 2, 3]}
 PAYLOAD = pickle.dumps(VALUE)

@@ -8,7 +8,7 @@ import pytest
 
 from safecache import artifacts
 from safecache.errors import EntryRefusedError
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 VALUE = {"graph": [1, 2, 3]}
 CONTENT = pickle.dumps(VALUE)

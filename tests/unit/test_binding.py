@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from safecache import binding, cpu, provenance
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 HERE = {"machine": "x86_64", "torch": "2.15.0+cu130", "triton": "3.9.0", "gpu": "sm_80,sm_90", "python": "3.11.7"}
 CHANGES = {

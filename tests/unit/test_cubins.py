@@ -10,7 +10,7 @@ import pytest
 from safecache import kernel_recipe, records, vouching
 from safecache.directory_faults import Unreadable
 from safecache.errors import EntryRefusedError
-from safecache.seal import Kind
+from safecache.kinds import Kind
 from unit.fresh import forget_kernels
 
 GOOD, EVIL = b"\x7fELF good", b"\x7fELF evil"

@@ -20,7 +20,7 @@ from safecache import (
     key_format,
     key_records,
     keyring,
-    quarantined,
+    quarantine,
     records,
     run_summary,
     seal,
@@ -31,7 +31,7 @@ from safecache import (
 from safecache.cli import crashes
 from safecache.errors import KeyringError
 from safecache.isolation import known_bad, reports
-from safecache.seal import Kind
+from safecache.kinds import Kind
 from unit.key_cases import MAC
 
 VALUES = [
@@ -174,7 +174,7 @@ def check_journal_line(document, key, tmp_path):
 def check_quarantine_note(document, key, tmp_path):
     path = tmp_path / "note.json"
     path.write_text(json.dumps(document))
-    assert all(isinstance(text, str) for text in quarantined.note_at(str(path)).values())
+    assert all(isinstance(text, str) for text in quarantine.note_at(str(path)).values())
 
 
 def check_kernel_metadata(document, key, tmp_path):

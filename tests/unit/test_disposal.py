@@ -8,8 +8,8 @@ import os
 import pytest
 
 from safecache import disposal
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from safecache.trust import Refusal
 
 REFUSAL = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")

@@ -7,10 +7,10 @@ import os
 import pytest
 from conftest import needs_root
 
-from safecache import events, exposure, layout, loading, ownership, sources, trust, vouching
+from safecache import events, exposure, layout, ownership, sources, trust, vouching
 from safecache.errors import EntryRefusedError
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 
 @pytest.fixture(autouse=True)
@@ -121,7 +121,7 @@ def test_whatever_is_sealed_or_verified_below_it_is_said(exposed, use):
 
 def test_strict_error_leaves_a_lookup_though_torch_swallows_it(exposed, settings):
     settings(SAFECACHE_STRICT=1)
-    with pytest.raises(EntryRefusedError), loading.reading():
+    with pytest.raises(EntryRefusedError), events.reading():
         try:
             exposure.check(str(exposed))
         except Exception:

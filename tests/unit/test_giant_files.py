@@ -36,13 +36,13 @@ from safecache import (
     vouching,
     write_through,
 )
-from safecache.errors import EntryRefusedError
+from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.hooks import caching, standalone_compile
 from safecache.keys import Key
+from safecache.kinds import Kind
 from safecache.quarantined import listed as in_quarantine
 from safecache.quarantined import objection as against_restoring
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from unit.fresh import forget_kernels
 from unit.listed import entry, kernel
 
@@ -105,7 +105,7 @@ def test_giant_among_entries_is_passed_over_and_left(cache, settings, trusted):
 def test_giant_is_a_clear_error_in_strict_mode(cache, settings, trusted):
     settings(SAFECACHE_TRUST=trusted, SAFECACHE_STRICT=1)
     path = giant(cache.aot("a", HOUR))
-    with pytest.raises(loading.SafecacheError, match=r"1\.1 TB"):
+    with pytest.raises(SafecacheError, match=r"1\.1 TB"):
         looked_up(cache, path)
 
 
@@ -130,7 +130,7 @@ def test_seal_that_is_none_for_its_size_does_not_have_a_giant_read(cache, by, sa
         sealed = forged(by, key("a", "a"), size)
     path = giant(cache.root / "aotautograd" / key("a", "a") / "entry", size, sealed)
     settings(SAFECACHE_STRICT=1)
-    with pytest.raises(loading.SafecacheError, match=f"too large to be read.*{says} {key_.id.hex()}"):
+    with pytest.raises(SafecacheError, match=f"too large to be read.*{says} {key_.id.hex()}"):
         looked_up(cache, path)
 
 
@@ -159,7 +159,7 @@ def test_giant_in_place_of_a_source_is_moved_away(cache, name):
 
 def test_giant_in_place_of_a_source_that_is_to_run_is_refused(cache):
     path = giant(cache.root / "ab" / "source.py")
-    with pytest.raises(loading.SafecacheError, match=r"1\.1 TB"):
+    with pytest.raises(SafecacheError, match=r"1\.1 TB"):
         sources.admit(str(path), "key", lambda text: "key")
 
 

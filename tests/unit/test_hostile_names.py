@@ -14,8 +14,8 @@ from caches import HOUR, Cache, key
 from safecache import errors, events, loading, vouching
 from safecache.errors import EntryRefusedError
 from safecache.escaping import printable
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from unit.fresh import forget_kernels
 from unit.listed import aside
 

@@ -102,9 +102,10 @@ def test_sealing_and_verifying_with_mac_keys_loads_no_cryptography(tmp_path):
     code = (
         "import sys, safecache\n"
         "from safecache import keyring, seal\n"
+        "from safecache.kinds import Kind\n"
         "ring = keyring.current()\n"
-        "content = seal.attach(b'', seal.Kind.FX_ENTRY, 'k', ring.signing, {})\n"
-        "assert seal.verify(content, seal.Kind.FX_ENTRY, 'k', ring.find).reason is None\n"
+        "content = seal.attach(b'', Kind.FX_ENTRY, 'k', ring.signing, {})\n"
+        "assert seal.verify(content, Kind.FX_ENTRY, 'k', ring.find).reason is None\n"
         "print(len(ring.trusted), ring.problems, 'cryptography' in sys.modules)\n"
     )
     done = python(code, env={"XDG_CONFIG_HOME": str(tmp_path), "SAFECACHE": "0"})

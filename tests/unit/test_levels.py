@@ -24,7 +24,7 @@ from safecache import (
     write_through,
 )
 from safecache.errors import CacheWriteError
-from safecache.seal import Kind
+from safecache.kinds import Kind
 from unit.fresh import forget_levels
 
 
@@ -237,6 +237,7 @@ def test_publishing_starts_a_sweep_of_the_local_level_and_none_of_the_shared_one
     shared, local, tmp_path, settings, monkeypatch
 ):
     started = []
+    limits.keep()
     monkeypatch.setattr(limits, "_next", {})
     monkeypatch.setattr(limits, "_start", lambda command: started.append(command[-1]))
     settings(SAFECACHE_LOCAL=tmp_path / "local", SAFECACHE_MAX_FILES=1)

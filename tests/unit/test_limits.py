@@ -18,6 +18,7 @@ def started(monkeypatch):
     commands = []
     monkeypatch.setattr(limits, "_next", {})
     monkeypatch.setattr(limits, "_start", commands.append)
+    limits.keep()
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     return commands
 

@@ -16,7 +16,7 @@ from caches import Cache, key
 from safecache import binding, keyring, layout, seal, store
 from safecache.cli import main
 from safecache.reasons import Reason
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 base = Path(sys.argv[1])
 cache = Cache(base / "cache")

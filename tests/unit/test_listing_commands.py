@@ -16,8 +16,8 @@ from conftest import needs_root, python
 from safecache import catalogue, key_records, keyring, signers
 from safecache.key_records import KeyRecord
 from safecache.keys import Key
+from safecache.kinds import Kind
 from safecache.lookups import Layer
-from safecache.seal import Kind
 from unit.key_cases import MAC, put, revoked
 from unit.listed import BUILD, GRAPH, entry, kernel
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from safecache import events, records, store, vouching
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 CODE = b"\x7fELF code"
 

@@ -11,9 +11,9 @@ import pytest
 from conftest import needs_root
 
 from safecache import layout, ownership, trust
+from safecache.kinds import Kind
 from safecache.ownership import why_not_private
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 STRANGER = 54321
 

@@ -13,7 +13,7 @@ from safecache import events, keyring, packages, seal, vouching
 from safecache.adopt import adopt
 from safecache.errors import EntryRefusedError, KeyringError
 from safecache.keys import Key
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 CODE = b"\x7fELF library"
 

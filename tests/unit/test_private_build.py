@@ -15,7 +15,7 @@ from caches import at_each_rename
 from safecache import events, exposure, private_build, private_directory, records, sources, vouching
 from safecache.errors import EntryRefusedError
 from safecache.hooks import generated_code
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 TEXT = b"int kernel() { return 1; }"
 

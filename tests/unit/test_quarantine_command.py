@@ -12,8 +12,8 @@ import pytest
 from caches import HOUR, key
 
 from safecache import config, events, filesystem, keyring, layout, quarantine, seal, vouching
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from unit.fresh import forget_kernels
 from unit.key_cases import MAC, put
 from unit.listed import aside, entry, kernel, place

@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from safecache import directory_faults, filesystem, records, rescue, vouching
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 
 @pytest.fixture

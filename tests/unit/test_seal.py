@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from safecache import seal, signatures
 from safecache.keyring import Key
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from unit.sealed import ENTRY, FOOTER, KEY, PAYLOAD, PROVENANCE, TAG, verify
 
 OTHER_KEY = Key.derive(b"o" * 32)

@@ -11,7 +11,7 @@ import json, pickle, sys
 from safecache import seal
 from safecache import signatures
 from safecache.keys import Key
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 class Hostile:
     def __reduce__(self):

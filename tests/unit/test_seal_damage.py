@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safecache import seal
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from unit.sealed import ENTRY, FOOTER, KEY, PAYLOAD, TAG, flipped, verify
 
 

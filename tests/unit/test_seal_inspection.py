@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from safecache import files, seal
 from safecache.keys import Key
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from unit.sealed import ENTRY, KEY, PAYLOAD, PROVENANCE, verify
 
 FIND = {KEY.id: KEY}.get

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from safecache import events, key_files, keyring, saving, seal
-from safecache.seal import Kind
+from safecache.kinds import Kind
 from unit import key_cases
 from unit.key_cases import BOTH, HOUR, MAC, PUBLIC, put
 

@@ -12,8 +12,8 @@ import pytest
 from caches import DAY, HOUR, Cache, key
 
 from safecache import keyring, store, vouching
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 from unit.fresh import forget_kernels
 from unit.key_cases import MAC, put, revoked
 from unit.listed import BUILD, GRAPH, entry, kernel

@@ -13,7 +13,7 @@ from conftest import SOURCE
 
 from safecache import key_files, keyring, layout, seal
 from safecache.keys import Key
-from safecache.seal import Kind
+from safecache.kinds import Kind
 from unit import key_cases
 from unit.key_cases import BOTH, MAC, PRIVATE, PUBLIC, put
 

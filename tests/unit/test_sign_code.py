@@ -7,7 +7,7 @@ import json
 import pytest
 
 from safecache import key_files, keyring, layout, records, vouching
-from safecache.seal import Kind
+from safecache.kinds import Kind
 from unit import key_cases
 from unit.key_cases import PRIVATE, PUBLIC, put
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safecache import keyring, saving, seal, trust
+from safecache.kinds import Kind
 from safecache.reasons import Count, Reason
-from safecache.seal import Kind
 from unit import key_cases
 from unit.key_cases import BOTH, HOUR, MAC, PRIVATE, PUBLIC
 from unit.sealed import PAYLOAD, verify

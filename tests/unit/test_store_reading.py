@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import needs_root
 
-from safecache import filesystem, store
+from safecache import checks, filesystem, layout, store
 from safecache.reasons import Reason
 
 # A FIFO that is opened without O_NONBLOCK is waited for; the signal ends that test only.
@@ -34,17 +34,17 @@ NOT_FILES = {
 def test_entries_are_listed_sorted_and_without_dotfiles(tmp_path):
     for name in ("c", "a", ".hidden", "b", ".0123.tmp"):
         (tmp_path / name).touch()
-    assert store.list_entries(str(tmp_path)) == ["a", "b", "c"]
+    assert layout.list_entries(str(tmp_path)) == ["a", "b", "c"]
 
 
 def test_missing_directory_lists_no_entries(tmp_path):
-    assert store.list_entries(str(tmp_path / "absent")) == []
+    assert layout.list_entries(str(tmp_path / "absent")) == []
 
 
 def test_file_in_place_of_the_directory_is_an_error(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError):
-        store.list_entries(str(tmp_path / "file"))
+        layout.list_entries(str(tmp_path / "file"))
 
 
 @pytest.mark.parametrize("content", [b"", b"entry", bytes(3_000_000)], ids=["empty", "small", "large"])
@@ -61,7 +61,7 @@ def test_entry_that_is_gone_is_not_found(tmp_path):
 @pytest.mark.parametrize("what", NOT_FILES, ids=lambda what: what.replace(" ", "-"))
 def test_what_is_not_a_file_is_refused_at_once(tmp_path, what):
     NOT_FILES[what](tmp_path / "entry")
-    with pytest.raises(store.UnusableEntry) as caught:
+    with pytest.raises(checks.UnusableEntry) as caught:
         store.read_entry(str(tmp_path / "entry"))
     assert caught.value.reason is Reason.NOT_A_FILE
     assert caught.value.detail == f"a {what.removeprefix('dangling ')}"
@@ -75,7 +75,7 @@ def test_device_is_refused_without_opening_it(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(filesystem, "open", opened)
-        with pytest.raises(store.UnusableEntry) as caught:
+        with pytest.raises(checks.UnusableEntry) as caught:
             store.read_entry("/dev/null")
     assert (caught.value.reason, caught.value.detail) == (Reason.NOT_A_FILE, "a device")
 
@@ -84,7 +84,7 @@ def test_device_is_refused_without_opening_it(monkeypatch):
 def test_file_of_another_user_is_refused(tmp_path):
     (tmp_path / "entry").write_bytes(b"entry")
     os.chown(tmp_path / "entry", 54321, -1)
-    with pytest.raises(store.UnusableEntry) as caught:
+    with pytest.raises(checks.UnusableEntry) as caught:
         store.read_entry(str(tmp_path / "entry"))
     assert (caught.value.reason, caught.value.detail) == (Reason.FOREIGN_OWNER, "of uid 54321")
 
@@ -101,7 +101,7 @@ def test_file_of_another_user_is_read_where_the_cache_is_shared(tmp_path, settin
 def test_what_is_not_a_file_is_refused_in_a_shared_cache_too(tmp_path, settings, what):
     settings(SAFECACHE_SHARED=1)
     NOT_FILES[what](tmp_path / "entry")
-    with pytest.raises(store.UnusableEntry):
+    with pytest.raises(checks.UnusableEntry):
         store.read_entry(str(tmp_path / "entry"))
 
 
@@ -117,7 +117,7 @@ def swapped(tmp_path, monkeypatch):
 
 def test_fifo_swapped_in_after_the_first_look_is_refused_at_once(swapped):
     os.mkfifo(swapped)
-    with pytest.raises(store.UnusableEntry, match="FIFO"):
+    with pytest.raises(checks.UnusableEntry, match="FIFO"):
         store.read_entry(str(swapped))
 
 
@@ -131,5 +131,5 @@ def test_link_swapped_in_after_the_first_look_is_not_followed(swapped):
 def test_file_of_another_user_swapped_in_after_the_first_look_is_refused(swapped):
     swapped.write_bytes(b"entry")
     os.chown(swapped, 54321, -1)
-    with pytest.raises(store.UnusableEntry, match="54321"):
+    with pytest.raises(checks.UnusableEntry, match="54321"):
         store.read_entry(str(swapped))

@@ -8,8 +8,8 @@ import pytest
 
 from safecache import binding, events, keyring, keys, layout, seal, trust
 from safecache.keyring import Keyring
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 KEY = "the key"
 

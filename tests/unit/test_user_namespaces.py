@@ -20,7 +20,7 @@ ASK = """
 import json, os, sys
 from safecache import key_files, ownership, private_directory, store, trust
 from safecache.errors import KeyringError
-from safecache.seal import Kind
+from safecache.kinds import Kind
 path, user = sys.argv[1:]
 if user:
     os.setuid(int(user))  # only now: what is imported may be out of a user's reach

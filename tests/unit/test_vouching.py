@@ -13,8 +13,8 @@ from safecache import binding, config, cpu, ephemeral, events, keyring, records,
 from safecache.directory_faults import Unreadable
 from safecache.errors import EntryRefusedError
 from safecache.keys import Key
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
 
 
 @pytest.fixture

@@ -8,11 +8,11 @@ import os
 import pytest
 
 from safecache import binding, events, filesystem, keyring, ownership, records, seal, store, vouching
+from safecache.checks import UnusableEntry
 from safecache.directory_faults import Immovable, Unreadable
 from safecache.errors import EntryRefusedError
+from safecache.kinds import Kind
 from safecache.reasons import Reason
-from safecache.seal import Kind
-from safecache.store import UnusableEntry
 
 CONTENT = b"def call(args): ..."
 SOURCE = Kind.SOURCE

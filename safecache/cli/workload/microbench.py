@@ -27,7 +27,7 @@ def _costs(size: int, directory: str) -> dict[str, float]:
     from torch._inductor.codecache import sha256_hash, write_atomic
 
     from safecache import keyring, layout, provenance, seal, store
-    from safecache.seal import Kind
+    from safecache.kinds import Kind
 
     key = keyring.Key.derive(os.urandom(32))
     payload = os.urandom(size)

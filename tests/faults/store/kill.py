@@ -18,7 +18,7 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TESTS.parent)]
 
-from safecache import store, temporaries  # noqa: E402
+from safecache import layout, store, temporaries  # noqa: E402
 from safecache.reasons import Reason  # noqa: E402
 
 _KEYS = 3
@@ -50,7 +50,7 @@ def _work(root: str) -> None:
         elif what < 0.8:
             store.quarantine(path, root, Reason.DAMAGED)
         else:
-            for name in store.list_entries(os.path.dirname(path)):
+            for name in layout.list_entries(os.path.dirname(path)):
                 store.read_entry(os.path.join(os.path.dirname(path), name))
 
 

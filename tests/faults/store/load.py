@@ -23,8 +23,8 @@ TESTS = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TESTS.parent)]
 
 from safecache import config, events, keyring, layout, loading, seal, store, trust  # noqa: E402
+from safecache.kinds import Kind  # noqa: E402
 from safecache.reasons import Count  # noqa: E402
-from safecache.seal import Kind  # noqa: E402
 
 _KIND = Kind.DYNAMO_PACKAGE
 _HOT = [f"hot-{number}" for number in range(4)]
@@ -69,7 +69,7 @@ class _Worker:
         self.done["put"] += 1
 
     def look_up(self, key: str, directory: str) -> None:
-        for name in store.list_entries(directory):
+        for name in layout.list_entries(directory):
             path = os.path.join(directory, name)
             content = loading.read(_KIND, path, listed=True)
             if content is None or not loading.admit(_KIND, key, content, path=path, root=self.root):
@@ -81,7 +81,7 @@ class _Worker:
 
     def damage(self, directory: str) -> None:
         """As a disk does: the file that is there, in place."""
-        for name in store.list_entries(directory)[:1]:
+        for name in layout.list_entries(directory)[:1]:
             with suppress(FileNotFoundError), open(os.path.join(directory, name), "r+b") as file:
                 file.seek(self.chance.randrange(2000))
                 file.write(b"\xff" * 8)

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from faults.store.faulty import ERRORS, Plan, descriptors, plans
-from safecache import files, filesystem, folders, store, temporaries
+from safecache import checks, files, filesystem, folders, layout, store, temporaries
+from safecache.checks import UnusableEntry
 from safecache.reasons import Reason
-from safecache.store import UnusableEntry
 
 OLD, NEW = b"old" * 5000, b"new" * 7000
 BY_ERROR = pytest.mark.parametrize("error", ERRORS)
@@ -115,13 +115,13 @@ def test_file_whose_sync_failed_is_not_synced_again(entry, calls, error, monkeyp
 def read_all(entry):
     """As a lookup does: list, then read what is named."""
     return [
-        store.read_entry(os.path.join(entry.parent, name), listed=True) for name in store.list_entries(entry.parent)
+        store.read_entry(os.path.join(entry.parent, name), listed=True) for name in layout.list_entries(entry.parent)
     ]
 
 
 def copied(entry):
     copy = entry.parents[4] / "copy"
-    digest = files.copy_regular(str(entry), store.check_regular, str(copy), flags=os.O_NOFOLLOW)
+    digest = files.copy_regular(str(entry), checks.check_regular, str(copy), flags=os.O_NOFOLLOW)
     assert copy.read_bytes() == OLD
     copy.unlink()
     return digest
@@ -130,9 +130,9 @@ def copied(entry):
 GETS = {
     "lookup": (lambda entry: read_all(entry), [OLD]),
     "read": (lambda entry: store.read_entry(str(entry)), OLD),
-    "part": (lambda entry: files.read_regular(str(entry), store.check_regular, limit=7), OLD[:7]),
+    "part": (lambda entry: files.read_regular(str(entry), checks.check_regular, limit=7), OLD[:7]),
     "digest": (
-        lambda entry: files.digest_regular(str(entry), store.check_regular),
+        lambda entry: files.digest_regular(str(entry), checks.check_regular),
         hashlib.sha256(OLD).digest(),
     ),
     "copy": (copied, hashlib.sha256(OLD).digest()),

@@ -9,7 +9,7 @@ import pytest
 
 from faults.store.disk import Recorder, after_loss
 from safecache import keyring, loading, seal, store, temporaries
-from safecache.seal import Kind
+from safecache.kinds import Kind
 
 KEY = "the key"
 

@@ -19,6 +19,7 @@ OLD, NEW = b"old" * 5000, b"new" * 7000
 _START, _END = "/where-it-starts", "/where-it-ends"
 _CODE = """
 import os, sys
+from safecache import layout
 from safecache import store
 from safecache.reasons import Reason
 root = sys.argv[1]
@@ -33,7 +34,7 @@ os.path.exists({end!r})
 ACTIONS = {
     "put": f"store.publish(entry, {NEW!r}, root)",
     "write": f"store.write(entry, {NEW!r}, make_directories=True)",
-    "get": "[store.read_entry(os.path.dirname(entry) + '/' + name) for name in store.list_entries(os.path.dirname(entry))]",
+    "get": "[store.read_entry(os.path.dirname(entry) + '/' + name) for name in layout.list_entries(os.path.dirname(entry))]",
     "quarantine": f"print(store.quarantine(entry, root, Reason.DAMAGED, {OLD!r}))",
 }
 # Of memory, which changes nothing that outlives the process.
