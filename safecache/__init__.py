@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from safecache import config
 from safecache._version import __version__
-from safecache.activation import activate, deactivate, is_active, status
+from safecache.patching.activation import activate, deactivate, is_active, status
+from safecache.settings import config
 
 __all__ = ["__version__", "activate", "deactivate", "is_active", "isolate", "stats", "status"]
 
@@ -19,7 +19,7 @@ def stats() -> dict[str, int]:
 
     And what its lookups came to, by cache, outcome and reason, such as "fx miss: never seen".
     """
-    from safecache import lookups
+    from safecache.history import lookups
 
     return lookups.stats()
 

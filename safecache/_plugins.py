@@ -13,8 +13,9 @@ import threading
 from typing import NoReturn
 
 import safecache
-from safecache import activation, config
 from safecache.errors import ConfigError
+from safecache.patching import activation
+from safecache.settings import config
 
 __all__ = ["sglang", "vllm"]
 
@@ -83,7 +84,7 @@ def _stop(text: str) -> NoReturn:
 
 
 def _say_active(server: str) -> None:
-    from safecache import events
+    from safecache.reporting import events
 
     hooks = [hook.state for hook in activation.status()]
     text = f"safecache {safecache.__version__} is active in this process of {server}"

@@ -21,7 +21,7 @@ Each takes a single message by position, so that all of them survive the picklin
 
 from __future__ import annotations
 
-from safecache.escaping import printable
+from safecache.settings.escaping import printable
 
 __all__ = [
     "CacheReadError",

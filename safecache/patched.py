@@ -13,8 +13,9 @@ from types import FrameType, ModuleType
 from typing import Any
 
 import safecache
-from safecache import activation, compile_workers, config, patching, targets
 from safecache.errors import ConfigError, VerifierError
+from safecache.patching import activation, patching, targets
+from safecache.settings import compile_workers, config
 
 __all__ = ["hook"]
 
@@ -130,10 +131,10 @@ def _start() -> str:
         _say(f"the hooks in the source are not on in this process: {error}")
         return str(error)
     if compile_workers.is_one():
-        from safecache import exposure, rescue
+        from safecache.tiers import fallback, permissions
 
-        exposure.leave_to_parent()
-        rescue.leave_to_parent()
+        permissions.leave_to_parent()
+        fallback.leave_to_parent()
     return ""
 
 

@@ -23,28 +23,18 @@ from faults.doors import MAGIC
 from fuzz import grammar
 from unit import key_cases
 
-from safecache import (
-    binding,
-    config,
-    events,
-    extension_builds,
-    function_digests,
-    key_files,
-    keyring,
-    layout,
-    levels,
-    packages,
-    quarantined,
-    records,
-    rescue,
-    resealing,
-    seal,
-    vouching,
-)
-from safecache.adopt import adopt
+from safecache.code import extension_builds, gate, packages
 from safecache.errors import EntryRefusedError
-from safecache.keys import Key
-from safecache.kinds import Kind
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.settings import config
+from safecache.signing import binding, key_files, keyring, seal
+from safecache.signing.keys import Key
+from safecache.store import manifests
+from safecache.tiers import fallback, levels
+from safecache.upkeep import quarantined, sealing
+from safecache.upkeep.sealing import adopt
 
 STRANGER = Key.derive(b"a key that nobody here knows. . .")
 REVOKED = Key.derive(b"a key that was revoked. . . . . .")
@@ -194,7 +184,7 @@ class Precompile(Sink):
         self.cache_key = os.path.basename(key)
         self.path = Path(DynamoCache.path_prefix(), key, "entry")
         function = artifact_scenes.function
-        self.states = {"function": function_digests.digest(function.__code__, function.__module__)}
+        self.states = {"function": extension_builds.digest(function.__code__, function.__module__)}
 
     def use(self):
         return self.cache.load(artifact_scenes.function) is not None
@@ -237,7 +227,7 @@ class Vouched(Sink):
     """A file of code, which has its seal in a record."""
 
     root: Path
-    looks = (vouching, "judge", 2)
+    looks = (gate, "judge", 2)
 
     def plant(self, content, sealing):
         statement = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None}
@@ -248,12 +238,12 @@ class Vouched(Sink):
 
     @property
     def record(self) -> Path:
-        return Path(records.path_of(str(self.path), str(self.root), self.kind))
+        return Path(manifests.path_of(str(self.path), str(self.root), self.kind))
 
     def is_sealed_anew(self):
-        stated = records.stored(str(self.path), str(self.root), self.kind)
+        stated = manifests.stored(str(self.path), str(self.root), self.kind)
         hostile = hashlib.sha256(self.hostile()).hexdigest()
-        return stated not in (None, self.planted) and records.unverified(stated)["sha256"] == hostile
+        return stated not in (None, self.planted) and manifests.unverified(stated)["sha256"] == hostile
 
     @property
     def cache_root(self):
@@ -286,7 +276,7 @@ class Library(Vouched):
     def use(self):
         from torch._inductor.codecache import CppCodeCache
 
-        vouching.admit_build(str(self.path), str(self.root))
+        gate.admit_build(str(self.path), str(self.root))
         if not self.path.exists():
             return False
         CppCodeCache._load_library(str(self.path), "key")
@@ -297,7 +287,7 @@ class Code(Library):
     """The same, that is not loaded: one process can load a library of one name once. That it is left counts as harm."""
 
     def use(self):
-        vouching.admit_build(str(self.path), str(self.root))
+        gate.admit_build(str(self.path), str(self.root))
         if self.path.exists() and self.path.read_bytes() == self.hostile():
             self.marker.touch()
         return self.path.exists()
@@ -307,7 +297,7 @@ class Kernel(Vouched):
     """A file in Triton's cache; that it is handed out counts as harm done."""
 
     kind = Kind.KERNEL
-    looks = (vouching, "judge", 1)
+    looks = (gate, "judge", 1)
 
     def __init__(self, base, trojan):
         super().__init__(base, trojan)
@@ -336,7 +326,7 @@ class Source(Sink):
     """A Python module that Inductor generates, writes unless it is there, and executes. It has no seal."""
 
     kind = Kind.SOURCE
-    looks = (vouching, "out_of_reach", 1)
+    looks = (gate, "out_of_reach", 1)
     text = "harmless = True\n"
 
     def __init__(self, base, trojan):
@@ -389,7 +379,7 @@ class Extension(Vouched):
     """A library that ninja has built, and finds up to date: that it is left counts as harm."""
 
     kind, cache_key = Kind.NATIVE_CODE, "probe/probe.so"
-    looks = (vouching, "expect_digest", 1)
+    looks = (gate, "expect_digest", 1)
 
     def __init__(self, base, trojan):
         super().__init__(base, trojan)
@@ -407,7 +397,7 @@ class Extension(Vouched):
 
     @property
     def record(self):
-        return Path(records.path_of(str(self.path), str(self.root), self.kind, name=self.cache_key))
+        return Path(manifests.path_of(str(self.path), str(self.root), self.kind, name=self.cache_key))
 
     def plant(self, content, sealing):
         self.build.settle()
@@ -421,13 +411,13 @@ class Extension(Vouched):
         self.build.settle()
         if not self.path.exists():
             return False
-        place, content = vouching.admit_code(str(self.path), str(self.root))
+        place, content = gate.admit_code(str(self.path), str(self.root))
         if (content or Path(place).read_bytes()) == self.hostile():
             self.marker.touch()
         return True
 
     def is_sealed_anew(self):
-        stated = records.stored(str(self.path), str(self.root), self.kind, name=self.cache_key)
+        stated = manifests.stored(str(self.path), str(self.root), self.kind, name=self.cache_key)
         return stated not in (None, self.planted)
 
 
@@ -599,7 +589,7 @@ ATTACKS = {
 
 def _cell(sink: Sink, attack, strict: bool, key: Key | None = None, flow=lambda sink: None) -> dict:
     """What came of one attack, in a process that remembers nothing of the one before."""
-    for memory in (vouching._known, vouching._judged):
+    for memory in (gate._known, gate._judged):
         memory.clear()
     events.reset()
     sink.marker.unlink(missing_ok=True)
@@ -670,7 +660,7 @@ def _in_state(name, base):
 
 
 def _sign(root):
-    resealing.countersign(layout.walk(root), layout.code(root))
+    sealing.countersign(layout.walk(root), layout.code(root))
 
 
 def _adopt(root):
@@ -700,14 +690,14 @@ def _as_layer(root, name):
 
 @contextlib.contextmanager
 def _below_local_level(root, base):
-    rescue._good_until.clear()
+    fallback._good_until.clear()
     with _settings(SAFECACHE_LOCAL=str(base / "local")):
-        rescue.settle(lambda: root)
+        fallback.settle(lambda: root)
         assert config.cache_directory() != root
         yield
         config.redirect_cache(root, None)
     shutil.rmtree(base / "local")
-    for memory in (levels._levels, rescue._good_until):
+    for memory in (levels._levels, fallback._good_until):
         memory.clear()
 
 

@@ -7,7 +7,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from safecache import records
+from safecache.store import manifests
 
 HOUR, DAY = 3600.0, 86400.0
 NOW = 1_800_000_000.0  # a moment to count ages from, for what does not run by the clock of this machine
@@ -34,7 +34,7 @@ class Cache:
         os.utime(path, (self.now - age,) * 2)
 
     def record(self, name: str, age: float, root: Path | None = None) -> Path:
-        hashed = records.hashed_name(name)
+        hashed = manifests.hashed_name(name)
         return self.file((root or self.root) / ".safecache" / "records" / hashed[:2] / hashed, age, b"r" * 100)
 
     def aot(self, name: str, age: float, graphs: tuple[str, ...] = (), size: int = 1000) -> Path:
@@ -113,7 +113,7 @@ class Cache:
 
 def at_each_rename(monkeypatch, move) -> None:
     """Have ``move`` be called in place of each renaming, with the path of what is moved, and to do it."""
-    from safecache import filesystem
+    from safecache.files import filesystem
 
     stock = filesystem.rename
 

@@ -61,7 +61,7 @@ def build_module():
 @contextlib.contextmanager
 def exchanging(evil):
     """As somebody would who can write to the cache, at once when a file of these suffixes appears in it."""
-    from safecache import filesystem  # not where it is not installed: the scenes of patched sources
+    from safecache.files import filesystem  # not where it is not installed: the scenes of patched sources
 
     replace, rename = os.replace, filesystem.rename
 

@@ -319,7 +319,7 @@ def _target(descriptor):
 
 def load_elsewhere(name, **provenance):
     """Launch where the driver fails, in a process that is described otherwise than this one; and where it does not."""
-    from safecache import provenance as module
+    from safecache.signing import provenance as module
 
     with autotuners.driver() as driver:
         revived = pickle.loads(pickle.dumps(launcher_of(name)))

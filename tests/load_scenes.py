@@ -13,10 +13,10 @@ import zipfile
 def load_shared_object(site, path):
     """Have one of the layers load a shared object the way it loads its own, which it has just built."""
     if os.path.isfile(path) and "safecache" in sys.modules:
-        from safecache import vouching
+        from safecache.code import gate
 
         with open(path, "rb") as file:
-            vouching.expect(path, file.read())
+            gate.expect(path, file.read())
     if site == "inductor":
         from torch._inductor.codecache import CppCodeCache
 
@@ -120,7 +120,7 @@ def load_package(path, library):
         for name, data in PACKAGE.items():
             archive.writestr(f"package/{name}", content if data is None else data)
     if "safecache" in sys.modules:
-        from safecache import packages
+        from safecache.code import packages
 
         packages.adopt(path)
     return torch._inductor.aoti_load_package(path)
@@ -165,9 +165,10 @@ def probed_libraries():
 
 def check_exposure(directory):
     """What is counted when a directory is looked at."""
-    from safecache import events, exposure
+    from safecache.reporting import events
+    from safecache.tiers import permissions
 
-    exposure.check(directory)
+    permissions.check(directory)
     return events.counters()
 
 
@@ -267,7 +268,7 @@ def wait_for_baton(directory):
 
     from torch.utils.file_baton import FileBaton
 
-    from safecache import lock_guards
+    from safecache.code import lock_guards
 
     path = os.path.join(directory, "lock")
     with open(path, "x"):

@@ -7,8 +7,8 @@ import os
 import torch._logging._internal as internal
 from scenes import compile_model
 
-from safecache import events
-from safecache.reasons import Reason
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
 
 
 def compile_traced(directory):

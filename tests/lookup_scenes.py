@@ -11,7 +11,7 @@ from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
-from safecache import lookups
+from safecache.history import lookups
 
 COUNTED = ("hit", "miss", "bypass")
 

@@ -36,18 +36,24 @@ _COMPILING = ["tests/crashes/test_worker_results.py", "tests/crashes/test_compil
 _COMPILING += ["tests/crashes/test_confirmation.py"]
 # The tests of each module, without torch, those that are most about it first.
 TESTS = {
-    "store": _STORE,
-    "temporaries": ["tests/unit/test_temporaries.py", "tests/unit/test_triton_files.py", *_STORE],
-    "files": ["tests/unit/test_files.py", *_STORE, "tests/unit/test_key_file.py"],
-    "filesystem": ["tests/faults/store/test_each_error.py", *_STORE],
-    "durability": ["tests/unit/test_durability.py", "tests/faults/store/test_power_loss.py", *_STORE],
-    "quarantine": ["tests/unit/test_quarantine_limits.py", "tests/unit/test_quarantine_command.py", *_STORE],
-    "seal": [*_SEAL, *_TRUST],
-    "trust": [*_TRUST, "tests/unit/test_adopt.py", "tests/unit/test_binding.py", "tests/unit/test_seal_audit.py"],
-    "records": ["tests/unit/test_records.py", *_VOUCHING],
-    "vouching": _VOUCHING,
-    "disposal": ["tests/unit/test_disposal.py", *_VOUCHING],
-    "build_keys": ["tests/unit/test_build_keys.py"],
+    "store/entry_files": _STORE,
+    "files/temporaries": [
+        *("tests/unit/test_temporaries.py", "tests/unit/test_durability.py", "tests/unit/test_triton_files.py"),
+        *("tests/faults/store/test_power_loss.py", *_STORE),
+    ],
+    "files/opening": ["tests/unit/test_files.py", *_STORE, "tests/unit/test_key_file.py"],
+    "files/filesystem": ["tests/faults/store/test_each_error.py", *_STORE],
+    "store/quarantine": ["tests/unit/test_quarantine_limits.py", "tests/unit/test_quarantine_command.py", *_STORE],
+    "signing/seal": [*_SEAL, *_TRUST],
+    "signing/trust": [
+        *_TRUST,
+        "tests/unit/test_adopt.py",
+        "tests/unit/test_binding.py",
+        "tests/unit/test_seal_audit.py",
+    ],
+    "store/manifests": ["tests/unit/test_records.py", *_VOUCHING],
+    "code/gate": ["tests/unit/test_disposal.py", *_VOUCHING],
+    "code/build_keys": ["tests/unit/test_build_keys.py"],
     "isolation/known_bad": ["tests/crashes/test_known_bad.py"],
     "isolation/limits": ["tests/crashes/test_limits.py"],
     "isolation/compiling": _COMPILING,
@@ -62,14 +68,14 @@ _CALLS |= {"killpg", "kill", "setrlimit", "setsid", "prctl", "remember"}
 _FLAGS = {"O_EXCL", "O_NOFOLLOW", "O_NONBLOCK", "O_CREAT", "LOCK_NB"}
 # By module, the changed text, and what it becomes: why that changes nothing that a user could see.
 EQUIVALENT = {
-    ("temporaries", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
-    ("quarantine", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
-    ("quarantine", "moved", "True"): "what was not moved is not there to be read, nor to be the newest",
-    ("vouching", "verdict.reason is None", "True"): "a verdict that is none states no build that could be foreign",
-    ("files", "limit", "True"): "a read of no bytes is the end too",
+    ("files/temporaries", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
+    ("store/quarantine", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
+    ("store/quarantine", "moved", "True"): "what was not moved is not there to be read, nor to be the newest",
+    ("code/gate", "verdict.reason is None", "True"): "a verdict that is none states no build that could be foreign",
+    ("files/opening", "limit", "True"): "a read of no bytes is the end too",
     ("isolation/compiling", "{}", "True"): "what has no reply has ended with a crash, which was raised before",
     ("isolation/compiling", "{}", "False"): "what has no reply has ended with a crash, which was raised before",
-    ("vouching", "os.O_NOFOLLOW", "0"): "what was read is compared with what is vouched for, wherever it lies",
+    ("code/gate", "os.O_NOFOLLOW", "0"): "what was read is compared with what is vouched for, wherever it lies",
 }
 
 

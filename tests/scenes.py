@@ -237,7 +237,7 @@ def build_keys():
         if event == "open" and str(arguments[0]).startswith(tuple(tops)) and not str(arguments[0]).endswith(".pyc"):
             opened.append(str(arguments[0]))
 
-    from safecache import build_keys as kept
+    from safecache.code import build_keys as kept
 
     codecache.torch_key.clear()  # this process is a fork of one that has asked
     kept._keys.clear()
@@ -333,9 +333,9 @@ def warm_up():
 
 
 def adopt_cache(directory):
-    from safecache import adopt
+    from safecache.upkeep import sealing
 
-    return adopt.adopt(directory)._asdict()
+    return sealing.adopt(directory)._asdict()
 
 
 def compile_model_and_say_where():
@@ -427,7 +427,7 @@ def compile_until_mended(cache):
     """Compile where a file is in the way of the cache directory, and again when it is gone; where each was kept."""
     from unittest import mock
 
-    from safecache import rescue
+    from safecache.tiers import fallback
 
     with open(cache, "w"):
         pass
@@ -438,7 +438,7 @@ def compile_until_mended(cache):
     compile_model()
     kept.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     torch._dynamo.reset()
-    with mock.patch.object(rescue.time, "monotonic", lambda monotonic=rescue.time.monotonic: monotonic() + 61):
+    with mock.patch.object(fallback.time, "monotonic", lambda monotonic=fallback.time.monotonic: monotonic() + 61):
         compile_model()
     kept.append(os.environ["TORCHINDUCTOR_CACHE_DIR"])
     return first | {"kept": kept}

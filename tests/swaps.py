@@ -28,19 +28,24 @@ sys.path[:0] = [str(TESTS), str(TESTS.parent)]
 from caches import DAY, HOUR, Cache, key  # noqa: E402
 from crashes.test_crash_reports import facts  # noqa: E402
 
-from safecache import adopt, checks, config, eviction, key_records, layout, store, temporaries  # noqa: E402
 from safecache.cli.main import main as command_line  # noqa: E402
-from safecache.eviction import Limits  # noqa: E402
+from safecache.explain import key_records  # noqa: E402
+from safecache.explain.key_records import KeyRecord  # noqa: E402
+from safecache.files import checks, temporaries  # noqa: E402
+from safecache.history.lookups import Layer  # noqa: E402
 from safecache.isolation import known_bad, reports  # noqa: E402
-from safecache.key_records import KeyRecord  # noqa: E402
-from safecache.lookups import Layer  # noqa: E402
-from safecache.reasons import Reason  # noqa: E402
+from safecache.places import layout  # noqa: E402
+from safecache.reporting.reasons import Reason  # noqa: E402
+from safecache.settings import config  # noqa: E402
+from safecache.store import entry_files  # noqa: E402
+from safecache.upkeep import eviction, sealing  # noqa: E402
+from safecache.upkeep.eviction import Limits  # noqa: E402
 
 
 def prepare(template: Path, mirror: Path) -> None:
     """A cache, and a copy of it, of which each file tells of its being read."""
     fill(template)
-    adopt.adopt(str(template))
+    sealing.adopt(str(template))
     shutil.copytree(template, mirror, symlinks=True)
     for path in mirror.rglob("*"):
         if path.is_file():
@@ -93,18 +98,18 @@ def task(work):
 def publish(root):
     for path in ("aotautograd/akey/entry", "triton/0/KEY/k.cubin", ".safecache/records/ab/record"):
         temporaries._reaped.clear()
-        store.publish(os.path.join(root, path), b"content", root)
+        entry_files.publish(os.path.join(root, path), b"content", root)
 
 
 def look_up(root):
     for location in layout.walk(root):
         with contextlib.suppress(OSError, checks.UnusableEntry):
-            store.read_entry(location.path)
+            entry_files.read_entry(location.path)
 
 
 def set_aside(root):
     for location in layout.walk(root):
-        store.quarantine(location.path, root, Reason.DAMAGED)
+        entry_files.quarantine(location.path, root, Reason.DAMAGED)
 
 
 def remember(root):

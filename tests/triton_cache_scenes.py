@@ -16,7 +16,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import autotuner, cache
 from triton_kernels import autotuned_scale
 
-from safecache import filesystem
+from safecache.files import filesystem
 
 # Functions of os that have the file's path first.
 DIRECTORIES = ("dir_fd", "src_dir_fd")

@@ -26,7 +26,9 @@ if sys.argv[1:] != ["alone"]:
     import planted
 
     import safecache
-    from safecache import config, events, keyring, provenance
+    from safecache.reporting import events
+    from safecache.settings import config
+    from safecache.signing import keyring, provenance
 import scenes
 import torch
 import torch._inductor.compile_fx

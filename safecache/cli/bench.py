@@ -16,10 +16,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from safecache import key_changes, key_files, signatures
 from safecache.cli import workload
 from safecache.cli.workload import Cache
-from safecache.provenance import torch_version
+from safecache.signing import key_changes, key_files, signatures
+from safecache.signing.provenance import torch_version
 
 __all__ = ["show"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import argparse
 
-from safecache import eviction
 from safecache.cli import sweeping
-from safecache.eviction import Limits
+from safecache.upkeep import eviction
+from safecache.upkeep.eviction import Limits
 
 __all__ = ["run"]
 

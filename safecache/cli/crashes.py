@@ -9,9 +9,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from safecache import config, layout, levels, timestamps
-from safecache.escaping import printable
 from safecache.isolation import known_bad, reports
+from safecache.places import layout
+from safecache.settings import config, units
+from safecache.settings.escaping import printable
+from safecache.tiers import levels
 
 __all__ = ["run"]
 
@@ -63,7 +65,7 @@ def _rows(root: str) -> Iterator[dict[str, Any]]:
     for hash, note in notes.items():
         yield {
             "hash": hash,
-            "time": timestamps.write(note.moment),
+            "time": units.write(note.moment),
             "kernel": note.kernel,
             "stage": note.crash.stage,
             "ended": note.crash.words,

@@ -11,12 +11,15 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress
 
-from safecache import config, layout, levels, limits
-from safecache.audit import audit
 from safecache.errors import EntryRefusedError
-from safecache.escaping import printable
-from safecache.layout import Code, Location
-from safecache.resealing import Resealing, countersign
+from safecache.places import layout
+from safecache.places.layout import Code, Location
+from safecache.settings import config
+from safecache.settings.escaping import printable
+from safecache.tiers import levels
+from safecache.upkeep import limits
+from safecache.upkeep.audit import audit
+from safecache.upkeep.sealing import Resealing, countersign
 
 __all__ = ["run", "show_resealing"]
 

@@ -8,22 +8,17 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from safecache import (
-    config,
-    explanations,
-    key_records,
-    layout,
-    levels,
-    run_summary,
-    timestamps,
-    vllm_factors,
-)
-from safecache.escaping import printable
-from safecache.explanations import Explanation
-from safecache.key_records import KeyRecord
-from safecache.lookups import Layer, Outcome
-from safecache.reasons import Reason
-from safecache.run_summary import Line
+from safecache.explain import explanations, key_records, vllm
+from safecache.explain.explanations import Explanation
+from safecache.explain.key_records import KeyRecord
+from safecache.history import run_summary
+from safecache.history.lookups import Layer, Outcome
+from safecache.history.run_summary import Line
+from safecache.places import layout
+from safecache.reporting.reasons import Reason
+from safecache.settings import config, units
+from safecache.settings.escaping import printable
+from safecache.tiers import levels
 
 __all__ = ["causes", "run"]
 
@@ -41,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         os.scandir(root).close()
     found = list(_of_caches(roots, arguments.what or "", arguments.run))
     found = sorted(found, key=lambda row: str(row["time"]), reverse=True)[: arguments.last]
-    places = arguments.directories or [*roots, vllm_factors.place(environ)]
+    places = arguments.directories or [*roots, vllm.place(environ)]
     factors = [] if arguments.what or arguments.run else [row for place in places for row in _of_vllm(place)]
     if arguments.json:
         print(json.dumps({"misses": found, "vllm": factors}))
@@ -89,11 +84,11 @@ def _row(record: KeyRecord, explanation: Explanation) -> dict[str, Any]:
         "layer": record.layer.value,
         "key": record.key,
         "name": record.name,
-        "time": timestamps.write(record.made),
+        "time": units.write(record.made),
         "reason": "refused" if explanation.refused else explanation.absence.value,
         "cause": explanation.cause,
         "text": str(explanation),
-        "nearest": nearest and {"key": nearest.key, "name": nearest.name, "time": timestamps.write(nearest.made)},
+        "nearest": nearest and {"key": nearest.key, "name": nearest.name, "time": units.write(nearest.made)},
         "differences": [difference._asdict() for difference in explanation.differences],
     }
 
@@ -102,7 +97,7 @@ def _of_miss(line: Line, layer: Layer, reason: Reason, explanation: Explanation 
     """As the journal has it; with the differences where the key is what differs."""
     said = f"{reason.value} {line.detail}".strip()
     stated = {"layer": layer.value, "key": line.key, "name": line.name, "run": line.run, "reason": reason.value}
-    stated |= {"time": timestamps.write(line.time)}
+    stated |= {"time": units.write(line.time)}
     if explanation is None:
         text = f"{layer.value} {line.name or line.key}: {said}"
         return {**stated, "cause": said, "text": text, "nearest": None, "differences": []}
@@ -112,11 +107,11 @@ def _of_miss(line: Line, layer: Layer, reason: Reason, explanation: Explanation 
 
 def _of_vllm(root: str) -> Iterator[dict[str, Any]]:
     """Each of vLLM's keys against the nearest of those before it."""
-    found = vllm_factors.find(root)
+    found = vllm.find(root)
     for number, after in enumerate(found, 1):
-        before = vllm_factors.nearest(after, found[number:])
+        before = vllm.nearest(after, found[number:])
         if before is not None:
-            differences = vllm_factors.compare(before, after)
+            differences = vllm.compare(before, after)
             yield {
                 "directory": after.directory,
                 "against": before.directory,

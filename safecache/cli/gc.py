@@ -6,9 +6,10 @@ import argparse
 import os
 import sys
 
-from safecache import config, eviction
 from safecache.cli import sweeping
-from safecache.eviction import Limits
+from safecache.settings import config
+from safecache.upkeep import eviction
+from safecache.upkeep.eviction import Limits
 
 __all__ = ["run"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 import time
 
-from safecache import timestamps
 from safecache.cli.listing_arguments import DIRECTORY_HELP
+from safecache.settings import units
 
 __all__ = ["ENTRY_COMMANDS", "KEY_COMMANDS", "add"]
 
@@ -54,8 +54,8 @@ def _add_keygen(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def _expiry(text: str) -> float:
     now = time.time()
     try:
-        end = now + int(text[:-1]) * _DAY if text.endswith("d") else timestamps.parse(text)
-        timestamps.write(end)
+        end = now + int(text[:-1]) * _DAY if text.endswith("d") else units.parse(text)
+        units.write(end)
     except (ValueError, OverflowError, OSError):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of days (90d) nor a date of RFC 3339") from None
     if end <= now:

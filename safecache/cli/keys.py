@@ -9,9 +9,10 @@ import sys
 import time
 from typing import Any
 
-from safecache import config, key_changes, key_files, keyring, timestamps
-from safecache.escaping import printable
-from safecache.keys import ANY_NAMESPACE, Key
+from safecache.settings import config, units
+from safecache.settings.escaping import printable
+from safecache.signing import key_changes, key_files, keyring
+from safecache.signing.keys import ANY_NAMESPACE, Key
 
 __all__ = ["run"]
 
@@ -99,7 +100,7 @@ def _row(key: Key) -> dict[str, Any]:
         "name": key.name,
         "can_seal": key.can_seal and key.objection(time.time()) is None,
         "state": _state(key),
-        **{name: None if moment is None else timestamps.write(moment) for name, moment in times.items()},
+        **{name: None if moment is None else units.write(moment) for name, moment in times.items()},
         "revoked_reason": key.why_revoked,
         "namespaces": list(key.namespaces),
     }

@@ -6,8 +6,8 @@ import argparse
 import importlib
 from collections.abc import Callable
 
-from safecache import sizes
 from safecache.cli.listing_arguments import DIRECTORY_HELP
+from safecache.settings import units
 
 __all__ = ["COMMANDS", "add", "run"]
 
@@ -17,10 +17,10 @@ COMMANDS = ("gc", "du", "clean")
 def add(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parsers of these commands."""
     gc = commands.add_parser("gc", help="bring caches within their limits: the least recently used goes first")
-    of_size, of_age = _of(sizes.parse_size, sizes.SIZES), _of(sizes.parse_age, sizes.AGES)
+    of_size, of_age = _of(units.parse_size, units.SIZES), _of(units.parse_age, units.AGES)
     gc.add_argument("--max-bytes", type=of_size, metavar="10G", help="in place of SAFECACHE_MAX_BYTES")
     gc.add_argument(
-        "--max-files", type=_of(sizes.parse_count, "a number"), metavar="N", help="in place of SAFECACHE_MAX_FILES"
+        "--max-files", type=_of(units.parse_count, "a number"), metavar="N", help="in place of SAFECACHE_MAX_FILES"
     )
     gc.add_argument("--max-age", type=of_age, metavar="30d", help="in place of SAFECACHE_MAX_AGE")
     gc.add_argument("--quiet", action="store_true", help="print nothing, and let others run first")

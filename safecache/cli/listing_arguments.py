@@ -7,8 +7,8 @@ import importlib
 import os
 import sys
 
-from safecache import sizes
-from safecache.groups import KINDS
+from safecache.settings import units
+from safecache.store.groups import KINDS
 
 __all__ = ["COMMANDS", "DIRECTORY_HELP", "add", "run"]
 
@@ -60,7 +60,7 @@ def _add_places(parser: argparse.ArgumentParser, *, again: bool = False) -> None
 
 def _count(text: str) -> int:
     try:
-        return sizes.parse_count(text)
+        return units.parse_count(text)
     except ValueError:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1") from None
 

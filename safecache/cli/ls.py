@@ -9,12 +9,16 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from safecache import catalogue, config, keyring, levels, parallel, timestamps
-from safecache.catalogue import Catalogue, Description, Item
 from safecache.cli import tables
 from safecache.cli.tables import Heading
-from safecache.groups import KINDS, GroupKind
-from safecache.sizes import write_age, write_size
+from safecache.files import parallel
+from safecache.settings import config, units
+from safecache.settings.units import write_age, write_size
+from safecache.signing import keyring
+from safecache.store.groups import KINDS, GroupKind
+from safecache.tiers import levels
+from safecache.upkeep import catalogue
+from safecache.upkeep.catalogue import Catalogue, Description, Item
 
 __all__ = ["USUAL", "WORDS", "Row", "describe", "directories_of", "print_rows", "report", "run", "signer_name", "state"]
 
@@ -106,8 +110,8 @@ def report(row: Row) -> dict[str, Any]:
         "paths": item.group.paths,
         "files": len(item.group.all_files),
         "bytes": item.size,
-        "made": timestamps.write_stamp(item.made),
-        "used": timestamps.write_stamp(item.used),
+        "made": units.write_stamp(item.made),
+        "used": units.write_stamp(item.used),
         "gpu": said.gpu,
         "torch": said.torch,
         "triton": said.triton,

@@ -6,7 +6,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from safecache import config, stamps
 from safecache._version import __version__
 from safecache.cli import (
     EXIT_FINDINGS,
@@ -21,9 +20,11 @@ from safecache.cli import (
     report_arguments,
     stats_arguments,
 )
-from safecache.config import EXIT_CONFIG
 from safecache.errors import ConfigError, SafecacheError
-from safecache.escaping import printable
+from safecache.files import stamps
+from safecache.settings import config
+from safecache.settings.config import EXIT_CONFIG
+from safecache.settings.escaping import printable
 
 __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
 
@@ -164,9 +165,9 @@ def _run(argv: list[str]) -> int:
 
 
 def _adopt(directory: str, *, as_json: bool) -> int:
-    from safecache import limits
-    from safecache.adopt import adopt
     from safecache.cli import entries
+    from safecache.upkeep import limits
+    from safecache.upkeep.sealing import adopt
 
     limits.keep()
     return entries.show_resealing(adopt(directory), as_json=as_json)

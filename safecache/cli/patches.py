@@ -7,9 +7,9 @@ import json
 
 from safecache.cli import tables
 from safecache.cli.tables import Heading
-from safecache.escaping import printable
-from safecache.patches import changing, sites
-from safecache.patches.changing import State
+from safecache.settings.escaping import printable
+from safecache.source_patches import changing, sites
+from safecache.source_patches.changing import State
 
 __all__ = ["run"]
 

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import quarantined
 from safecache.cli import ls, tables
 from safecache.cli.tables import Heading
 from safecache.errors import EntryRefusedError
-from safecache.escaping import printable
-from safecache.quarantined import Quarantined
-from safecache.sizes import write_size
+from safecache.settings.escaping import printable
+from safecache.settings.units import write_size
+from safecache.upkeep import quarantined
+from safecache.upkeep.quarantined import Quarantined
 
 __all__ = ["run"]
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import os
 
-from safecache import store
 from safecache.cli import ls, stats
 from safecache.cli.html import facts, page
+from safecache.store import entry_files
 
 __all__ = ["run"]
 
@@ -19,6 +19,6 @@ def run(arguments: argparse.Namespace) -> int:
     if found is None:
         return stats.say_there_is_none(arguments, directories)
     path = os.path.abspath(arguments.output)
-    store.replace(path, page.render(found).encode())
+    entry_files.replace(path, page.render(found).encode())
     print(path)
     return 0

@@ -6,7 +6,7 @@ import os
 import sys
 from typing import NoReturn
 
-from safecache import config
+from safecache.settings import config
 
 __all__ = ["environment_for_children", "run"]
 

@@ -10,17 +10,20 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import catalogue, checks, config, files, kernel_metadata, keyring, mentions, quarantined
-from safecache.audit import Audit, audit
-from safecache.catalogue import Catalogue, Item
 from safecache.cli import ls, tables
 from safecache.cli.ls import Row
 from safecache.cli.tables import Heading
-from safecache.escaping import printable
-from safecache.groups import KINDS, File, Group, GroupKind
-from safecache.kinds import Kind
-from safecache.layout import Code, Location
-from safecache.sizes import write_size
+from safecache.files import checks, opening
+from safecache.places.layout import Code, Location
+from safecache.reporting.kinds import Kind
+from safecache.settings import config
+from safecache.settings.escaping import printable
+from safecache.settings.units import write_size
+from safecache.signing import keyring
+from safecache.store.groups import KINDS, File, Group, GroupKind
+from safecache.upkeep import catalogue, quarantined
+from safecache.upkeep.audit import Audit, audit
+from safecache.upkeep.catalogue import Catalogue, Item
 
 __all__ = ["run"]
 
@@ -77,13 +80,13 @@ def _containing(path: str) -> Callable[[Group], bool]:
 
 def _report(row: Row) -> dict[str, Any]:
     group = row.item.group
-    options = kernel_metadata.read(file.path for file in group.files).options if group.kind is GroupKind.KERNEL else ()
+    options = catalogue.read(file.path for file in group.files).options if group.kind is GroupKind.KERNEL else ()
     return ls.report(row) | {
         "signers": [_signer(signer) for signer in row.description.signers],
         "provenance": dict(row.description.provenance),
         "options": dict(options),
         "kernels": list(row.description.kernels),
-        "refers_to": [key for key in mentions.keys(file.path for file in group.files) if key != group.name],
+        "refers_to": [key for key in catalogue.keys(file.path for file in group.files) if key != group.name],
         "contents": _contents(group),
         "quarantined": list(_history(row.item)),
     }
@@ -131,7 +134,7 @@ def _judged(group: Group) -> set[str]:
 def _digest(file: File) -> str | None:
     """None for what is no file, or cannot be read."""
     try:
-        return files.digest_regular(file.path, checks.check_regular, flags=os.O_NOFOLLOW).hex()
+        return opening.digest_regular(file.path, checks.check_regular, flags=os.O_NOFOLLOW).hex()
     except (OSError, checks.UnusableEntry):
         return None
 

@@ -9,9 +9,11 @@ from rich.console import Console
 from rich.table import Column, Table
 
 import safecache
-from safecache import config, provenance, sinks, targets
-from safecache.census import Sink
 from safecache.cli import status
+from safecache.patching import sinks, targets
+from safecache.patching.sinks import Sink
+from safecache.settings import config
+from safecache.signing import provenance
 
 __all__ = ["show"]
 

@@ -13,11 +13,12 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from safecache import run_summary, timestamps
 from safecache.cli import ls
-from safecache.escaping import printable
-from safecache.lookups import Layer, Outcome, Time, time_label
-from safecache.run_summary import Line, Summary
+from safecache.history import run_summary
+from safecache.history.lookups import Layer, Outcome, Time, time_label
+from safecache.history.run_summary import Line, Summary
+from safecache.settings import units
+from safecache.settings.escaping import printable
 
 __all__ = ["run", "say_there_is_none", "seconds"]
 
@@ -52,7 +53,7 @@ def _report(summary: Summary) -> dict[str, Any]:
         "processes": summary.processes,
         "layers": {layer.value: _of(layer, summary.counts) for layer in Layer},
         "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in sorted(summary.times.items())},
-        "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
+        "missed": [dict(line._asdict(), time=units.write(line.time), counts=None) for line in summary.missed],
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from safecache.cli.listing_arguments import DIRECTORY_HELP
-from safecache.run_summary import ALL, LAST
+from safecache.history.run_summary import ALL, LAST
 
 __all__ = ["COMMANDS", "add", "add_run", "run"]
 

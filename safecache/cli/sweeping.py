@@ -8,11 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from safecache import config, levels
-from safecache.escaping import printable
-from safecache.eviction import Sweep
-from safecache.groups import Group
-from safecache.sizes import write_size
+from safecache.settings import config
+from safecache.settings.escaping import printable
+from safecache.settings.units import write_size
+from safecache.store.groups import Group
+from safecache.tiers import levels
+from safecache.upkeep.eviction import Sweep
 
 __all__ = ["show", "sweep_each"]
 

@@ -8,10 +8,11 @@ import stat
 import tempfile
 from collections.abc import Iterator, Mapping
 
-from safecache import config, ownership
 from safecache.doctor import finding, places
 from safecache.doctor.finding import Finding
 from safecache.doctor.places import Place
+from safecache.files import ownership
+from safecache.settings import config
 
 __all__ = ["check"]
 

@@ -10,10 +10,10 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from safecache import folders, mounts
 from safecache.doctor import finding, places
 from safecache.doctor.finding import Finding
 from safecache.doctor.places import Place
+from safecache.files import folders, mounts
 
 __all__ = ["check"]
 

@@ -11,9 +11,9 @@ from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import cache_from_source
 
-from safecache import targets
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
+from safecache.patching import targets
 
 __all__ = ["check"]
 

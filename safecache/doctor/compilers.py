@@ -9,9 +9,9 @@ import sysconfig
 import tempfile
 from collections.abc import Iterator, Mapping
 
-from safecache import build_failure
 from safecache.doctor import finding, programs
 from safecache.doctor.finding import Finding
+from safecache.loads import build_failure
 
 __all__ = ["check"]
 

@@ -10,13 +10,17 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import TypeVar
 
-from safecache import audit, config, inventory, layout, levels, quarantined, temporaries
-from safecache.audit import Audit, Refused
 from safecache.doctor import finding, keys
 from safecache.doctor.finding import Finding
-from safecache.groups import Group, GroupKind
-from safecache.reasons import Reason
-from safecache.sizes import write_age, write_size
+from safecache.files import temporaries
+from safecache.places import layout
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+from safecache.settings.units import write_age, write_size
+from safecache.store.groups import Group, GroupKind
+from safecache.tiers import levels
+from safecache.upkeep import audit, inventory, quarantined
+from safecache.upkeep.audit import Audit, Refused
 
 __all__ = ["check"]
 

@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from safecache import config
 from safecache.doctor import (
     access,
     behaviour,
@@ -29,6 +28,7 @@ from safecache.doctor import (
     versions,
 )
 from safecache.doctor.finding import SEVERITIES, Finding
+from safecache.settings import config
 
 __all__ = ["CHECKS", "examine"]
 

@@ -7,9 +7,13 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
-from safecache import config, exec_directory, mounts, provenance, targets
+from safecache.code import exec_directory
 from safecache.doctor import finding, places
 from safecache.doctor.finding import Finding
+from safecache.files import mounts
+from safecache.patching import targets
+from safecache.settings import config
+from safecache.signing import provenance
 
 __all__ = ["check"]
 

@@ -6,12 +6,13 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 
-from safecache import config, mounts
 from safecache.doctor import finding, places
 from safecache.doctor.finding import Finding
 from safecache.doctor.places import Place
-from safecache.mounts import Mount
-from safecache.sizes import write_size
+from safecache.files import mounts
+from safecache.files.mounts import Mount
+from safecache.settings import config
+from safecache.settings.units import write_size
 
 __all__ = ["check"]
 

@@ -7,9 +7,12 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache import folders, layout, levels, run_summary
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
+from safecache.files import folders
+from safecache.history import run_summary
+from safecache.places import layout
+from safecache.tiers import levels
 
 __all__ = ["check"]
 

@@ -11,9 +11,9 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
-from safecache import provenance
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
+from safecache.signing import provenance
 
 __all__ = ["TIMEOUT", "check"]
 

@@ -7,11 +7,12 @@ import shlex
 import time
 from collections.abc import Iterator, Mapping
 
-from safecache import config, keyring, signatures, timestamps
 from safecache.doctor import finding, places
 from safecache.doctor.finding import Finding
-from safecache.keyring import Keyring
-from safecache.keys import Algorithm
+from safecache.settings import config, units
+from safecache.signing import keyring, signatures
+from safecache.signing.keyring import Keyring
+from safecache.signing.keys import Algorithm
 
 __all__ = ["check", "has_key"]
 
@@ -66,7 +67,7 @@ def _expiring(ring: Keyring) -> Iterator[Finding]:
     for key in [key for _, key in sorted(ring.trusted.items())]:
         left = None if key.expires is None else key.expires - time.time()
         if left is not None and 0 < left < _SOON and key.revoked is None:
-            evidence = f"Key {key.id.hex()} {key.name} expires on {timestamps.write(key.expires or 0)}: what it has "
+            evidence = f"Key {key.id.hex()} {key.name} expires on {units.write(key.expires or 0)}: what it has "
             evidence += "sealed is refused from then on."
             remedy = "safecache sign DIR  # with the next key, once that is trusted"
             yield finding.warning("key-expires-soon", evidence, remedy)

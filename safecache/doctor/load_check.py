@@ -13,11 +13,14 @@ import subprocess
 import sys
 from collections.abc import Iterator
 
-from safecache import bounds, config, files, load_failure, mounts
 from safecache.doctor import finding
+from safecache.doctor.elf import MACHINES, Elf, NotElfError, TruncatedElfError
 from safecache.doctor.finding import Finding
-from safecache.elf import MACHINES, Elf, NotElfError, TruncatedElfError
-from safecache.kinds import Kind
+from safecache.files import mounts, opening
+from safecache.loads import load_failure
+from safecache.reporting.kinds import Kind
+from safecache.settings import config
+from safecache.store import entry_files
 
 __all__ = ["check"]
 
@@ -82,13 +85,13 @@ def _variable_of(path: str) -> str:
 
 
 def _read(path: str) -> bytes:
-    return files.read_regular(path, _check_regular)
+    return opening.read_regular(path, _check_regular)
 
 
 def _check_regular(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file")
-    if status.st_size > bounds.largest(Kind.NATIVE_CODE):
+    if status.st_size > entry_files.largest(Kind.NATIVE_CODE):
         raise OSError(errno.EFBIG, "it is larger than any library that safecache reads")
 
 

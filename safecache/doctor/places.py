@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache import cache_directories, config, levels, load_failure
+from safecache.loads import load_failure
+from safecache.places import cache_directories
+from safecache.settings import config
+from safecache.tiers import levels
 
 __all__ = ["Place", "by", "caches", "elsewhere", "nearest", "of"]
 

@@ -7,11 +7,11 @@ import resource
 import shlex
 from collections.abc import Iterator, Mapping
 
-from safecache import config
 from safecache.doctor import finding, places
 from safecache.doctor.finding import Finding
 from safecache.doctor.places import Place
-from safecache.sizes import write_size
+from safecache.settings import config
+from safecache.settings.units import write_size
 
 __all__ = ["check"]
 

@@ -7,10 +7,10 @@ import os
 import shlex
 from collections.abc import Iterator, Mapping
 
-from safecache import config
 from safecache.doctor import finding, places
 from safecache.doctor.finding import Finding
-from safecache.settings import SETTINGS
+from safecache.settings import config
+from safecache.settings.settings import SETTINGS
 
 __all__ = ["check"]
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from safecache import provenance, targets
 from safecache._version import __version__
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
+from safecache.patching import targets
+from safecache.signing import provenance
 
 __all__ = ["check"]
 

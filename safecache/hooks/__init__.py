@@ -3,7 +3,7 @@
 May import any room but the command line.
 """
 
-from safecache import limits
+from safecache.upkeep import limits
 
 __all__ = ["limits"]
 

@@ -6,9 +6,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import graph_names, searches
-from safecache.lookups import Layer
-from safecache.reasons import Reason
+from safecache.entries import searches
+from safecache.history import graph_names
+from safecache.history.lookups import Layer
+from safecache.reporting.reasons import Reason
 
 __all__ = ["should_use_remote_autograd_cache"]
 

@@ -6,9 +6,10 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from safecache import artifacts, graph_names, saving, searches
-from safecache.kinds import Kind
-from safecache.lookups import Layer
+from safecache.entries import artifacts, saving, searches
+from safecache.history import graph_names
+from safecache.history.lookups import Layer
+from safecache.reporting.kinds import Kind
 
 __all__ = ["deserialize", "deserialize_model", "serialize", "serialize_model"]
 

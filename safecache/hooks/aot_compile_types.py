@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from safecache import artifacts, saving
+from safecache.entries import artifacts, saving
 from safecache.hooks.pickle_module import SealingPickle
-from safecache.kinds import Kind
+from safecache.reporting.kinds import Kind
 
 __all__ = ["sealing_pickle"]
 

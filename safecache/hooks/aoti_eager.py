@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safecache import events, side_files, vouching
+from safecache.code import gate, side_files
 from safecache.errors import SafecacheError
-from safecache.kinds import Kind
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
 
 __all__ = ["cache_dir", "compile_operator", "load_cache"]
 
@@ -51,8 +52,8 @@ def compile_operator(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
         side_files.settle(listing, root, Kind.SOURCE)
         library: str = wrapped(ns, op_func_name_with_overload, device_type, *rest, **named)
         if library:  # empty for what cannot be compiled
-            vouching.keep(library, root)
-            vouching.keep(listing, root, Kind.SOURCE)
+            gate.keep(library, root)
+            gate.keep(listing, root, Kind.SOURCE)
         return library
 
     return _said(lambda: build(*args, **kwargs))

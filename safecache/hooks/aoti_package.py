@@ -6,9 +6,14 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import events, load_failure, ownership, packages, provenance, targets, vouching
+from safecache.code import gate, packages
+from safecache.files import ownership
 from safecache.hooks import generated_code
-from safecache.reasons import Reason
+from safecache.loads import load_failure
+from safecache.patching import targets
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.signing import provenance
 
 __all__ = ["compile", "load", "load_pt2", "package"]
 
@@ -23,7 +28,7 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
             if objection is not None:
                 message = f"{path} was built where others can write: {objection}."
                 events.report(Reason.STOOD_DOWN, message, cause=root, remedy="Build where nobody else can.")
-            vouching.keep(path, root)
+            gate.keep(path, root)
     return made
 
 

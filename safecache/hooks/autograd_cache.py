@@ -6,12 +6,14 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import events, loading, saving, searches, torch_keys
+from safecache.entries import loading, saving, searches
+from safecache.entries.searches import Search
+from safecache.explain import torch_keys
+from safecache.history.lookups import Layer
 from safecache.hooks import cache_dir_utils
-from safecache.kinds import Kind
-from safecache.lookups import Layer
-from safecache.reasons import Reason
-from safecache.searches import Search
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
 
 __all__ = ["autograd_cache_key", "get_hash", "handle_save_error", "save", "try_load", "write_to_local_cache"]
 

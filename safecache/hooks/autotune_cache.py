@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import artifacts, copies, events, layers, levels, loading, records, vouching, write_through
-from safecache.directory_faults import Unreadable
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.code import gate
+from safecache.entries import artifacts, copies, loading
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.store import manifests
+from safecache.tiers import layers, levels
+from safecache.tiers.directory_faults import Unreadable
 
 __all__ = ["load_cache", "read_best", "save"]
 
@@ -53,25 +57,25 @@ class _Results:
         self.found = True
         result = self._cache.get(key)
         try:
-            self.vouched = result is not None and vouching.states(key, root, Kind.AUTOTUNING, _canonical(result))
+            self.vouched = result is not None and gate.states(key, root, Kind.AUTOTUNING, _canonical(result))
         except Unreadable as error:
             self.unread = error
         return result
 
     def put(self, key: str, result: Any) -> None:
-        vouching.keep(key, _root(), Kind.AUTOTUNING, _canonical(result))
+        gate.keep(key, _root(), Kind.AUTOTUNING, _canonical(result))
         try:
             self._cache.put(key, result)
         except OSError as error:
             text = f"{Kind.AUTOTUNING.noun} {key} was not saved: {error.strerror}."
             events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {key}", remedy="It will be tuned again.")
         else:
-            write_through.send(key, Kind.AUTOTUNING)
+            copies.send(key, Kind.AUTOTUNING)
 
 
 def _copy(key: str, root: str, place: str, layer: str) -> None:
     content = loading.read(Kind.AUTOTUNING, place)
-    if content is not None and records.copy(place, layer, Kind.AUTOTUNING, root):
+    if content is not None and manifests.copy(place, layer, Kind.AUTOTUNING, root):
         copies.put(key, content, root, Kind.AUTOTUNING)
 
 

@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import build_keys
-from safecache.build_keys import Installation
+from safecache.code import build_keys
+from safecache.code.build_keys import Installation
 
 __all__ = ["torch_key", "triton_key"]
 

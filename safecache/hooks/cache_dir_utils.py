@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Callable
 from typing import Any
 
-from safecache import rescue
+from safecache.tiers import fallback
 
 __all__ = ["cache_dir", "default_cache_dir", "settle"]
 
@@ -16,7 +16,7 @@ __all__ = ["cache_dir", "default_cache_dir", "settle"]
 def cache_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """cache_dir: one that can be used, also where torch asks while it is imported; strict mode raises in a compile."""
     _settle(strictly=False)
-    return rescue.attempt(lambda: str(wrapped(*args, **kwargs)))
+    return fallback.attempt(lambda: str(wrapped(*args, **kwargs)))
 
 
 def settle() -> None:
@@ -25,7 +25,7 @@ def settle() -> None:
 
 
 def _settle(*, strictly: bool) -> None:
-    rescue.settle(_default, strictly=strictly)
+    fallback.settle(_default, strictly=strictly)
 
 
 def _default() -> str:

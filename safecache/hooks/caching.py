@@ -6,8 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache import loading, saving
-from safecache.kinds import Kind
+from safecache.entries import loading, saving
+from safecache.reporting.kinds import Kind
 
 __all__ = ["get", "insert"]
 

@@ -8,26 +8,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from safecache import (
-    artifacts,
-    config,
-    exec_directory,
-    exposure,
-    layers,
-    load_failure,
-    loading,
-    lock_guards,
-    rescue,
-    saving,
-    searches,
-    torch_keys,
-    vouching,
-    write_through,
-)
+from safecache.code import exec_directory, gate, lock_guards
+from safecache.entries import artifacts, copies, loading, saving, searches
+from safecache.explain import torch_keys
+from safecache.history.lookups import Layer
 from safecache.hooks import cache_dir_utils
-from safecache.kinds import Kind
-from safecache.lookups import Layer
-from safecache.reasons import Reason
+from safecache.loads import load_failure
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+from safecache.tiers import fallback, layers, permissions
 
 __all__ = [
     "compile_dll",
@@ -55,7 +45,7 @@ def iterate_over_candidates(
             return iter(())
         cache_dir_utils.settle()
         directory, root = instance._get_tmp_dir_for_key(key), _root()
-        exposure.check(root)
+        permissions.check(root)
         lower = layers.below(directory, root)
         source = loading.Source(kind, key, root, directory, _ENTRY_TYPES[kind], lower)
         return loading.lookup(source, local=local, remote=remote_cache)
@@ -151,7 +141,7 @@ def load_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
 def _admit(path: str) -> str:
     """Where to load the library from."""
-    verified, content = vouching.admit_code(path, _root())
+    verified, content = gate.admit_code(path, _root())
     return exec_directory.place(path, content) if config.current().exec_dir else verified
 
 
@@ -164,18 +154,18 @@ def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         is_wanted = []
 
         def guard(lock: lock_guards.Lock) -> None:
-            if not vouching.is_attested(path, _root()):
+            if not gate.is_attested(path, _root()):
                 lock.take()
-                is_wanted.append(not vouching.admit_build(path, _root()))
+                is_wanted.append(not gate.admit_build(path, _root()))
 
         with lock_guards.guarding(guard):
             result = wrapped(source_code, dst_file_ext, *rest, **named)
         if True in is_wanted and os.path.lexists(path):
-            vouching.keep(path, _root())
-            write_through.send(path, Kind.NATIVE_CODE)
+            gate.keep(path, _root())
+            copies.send(path, Kind.NATIVE_CODE)
         return result
 
-    return rescue.attempt(lambda: build(*args, **kwargs))
+    return fallback.attempt(lambda: build(*args, **kwargs))
 
 
 def _codecache() -> Any:

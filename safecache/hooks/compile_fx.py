@@ -7,9 +7,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from safecache import searches, torch_keys
-from safecache.lookups import Layer
-from safecache.reasons import Reason
+from safecache.entries import searches
+from safecache.explain import torch_keys
+from safecache.history.lookups import Layer
+from safecache.reporting.reasons import Reason
 
 __all__ = ["fx_codegen_and_compile"]
 

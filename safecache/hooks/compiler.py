@@ -14,7 +14,7 @@ __all__ = ["load_compiled_function"]
 def load_compiled_function(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """load_compiled_function: AOTCompiledFunction.deserialize does the verifying."""
 
-    from safecache import artifacts
+    from safecache.entries import artifacts
 
     def load(file: Any, **named: Any) -> Any:
         with artifacts.origin(str(getattr(file, "name", ""))):

@@ -7,8 +7,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache import side_files, vouching
-from safecache.kinds import Kind
+from safecache.code import gate, side_files
+from safecache.reporting.kinds import Kind
 
 __all__ = ["read_lines_from_file", "write_lines_to_file"]
 
@@ -31,7 +31,7 @@ def write_lines_to_file(wrapped: Callable[..., Any], instance: Any, args: Any, k
     def write(file_path: str, lines: list[str], **how: Any) -> None:
         before = instance.read_lines_from_file(file_path) if how.get("append") else []
         content = "".join([*before, *lines]).encode(locale.getpreferredencoding(False))
-        vouching.keep(file_path, instance.get_dir(), Kind.SOURCE, content)
+        gate.keep(file_path, instance.get_dir(), Kind.SOURCE, content)
         wrapped(file_path, lines, **how)
 
     write(*args, **kwargs)

@@ -8,14 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from safecache import events
+from safecache.reporting import events
 
 __all__ = ["deserialize", "populate_caches"]
 
 
 def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CacheArtifactManager.deserialize: one that claims to hold what it does not is None, as one that is damaged."""
-    from safecache import mega_caches
+    from safecache.entries import mega_caches
 
     def parse(serialized_artifacts: bytes) -> Any:
         with events.reading():
@@ -26,7 +26,7 @@ def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 def populate_caches(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CacheArtifactManager.populate_caches: what fails verification is left out, and is not in the result."""
-    from safecache import mega_caches
+    from safecache.entries import mega_caches
 
     def populate(artifacts: dict[str, list[Any]]) -> Any:
         with events.reading():

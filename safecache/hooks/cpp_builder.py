@@ -8,9 +8,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import build_failure, loading, ownership, temporary_place
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.entries import loading
+from safecache.files import ownership
+from safecache.loads import build_failure
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.tiers import directory_faults
 
 __all__ = ["cpp_compiler_search", "install_gcc_via_conda", "run_compile_cmd"]
 
@@ -58,7 +61,7 @@ def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         try:
             return wrapped(cmd_line, *rest, **named)
         except Exception:
-            place = temporary_place.instead()
+            place = directory_faults.instead()
             if place is None:
                 raise
         return wrapped(f"env TMPDIR={shlex.quote(place)} {cmd_line}", *rest, **named)

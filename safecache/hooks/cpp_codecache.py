@@ -9,10 +9,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from safecache import config, directory_faults, events, gpu_binaries, keyring, lock_guards, rescue
-from safecache.directory_faults import Fault
+from safecache.code import gpu_binaries, lock_guards
 from safecache.errors import EntryRefusedError, SafecacheError
-from safecache.reasons import Reason
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+from safecache.signing import keyring
+from safecache.tiers import directory_faults, fallback
+from safecache.tiers.directory_faults import Fault
 
 __all__ = ["load_async", "precompile_header"]
 
@@ -31,13 +35,13 @@ def load_async(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
         return load
 
     gpu_binaries.admit(*(code for code in (*args[:1], *kwargs.values()) if isinstance(code, str)))
-    load = rescue.attempt(start)
+    load = fallback.attempt(start)
 
     def loaded() -> Any:
         try:
             return load()
         except Exception as error:
-            if not rescue.replaced(_as_fault(error)):
+            if not fallback.replaced(_as_fault(error)):
                 raise
         _forget(instance, load)
         return start()()

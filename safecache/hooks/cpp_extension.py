@@ -11,22 +11,17 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import (
-    build_failure,
-    config,
-    events,
-    exec_directory,
-    exposure,
-    load_failure,
-    lock_guards,
-    private_directory,
-    vouching,
-)
-from safecache.directory_faults import Immovable
+from safecache.code import exec_directory, gate, lock_guards
+from safecache.code.extension_builds import Build
+from safecache.code.lock_guards import Lock
 from safecache.errors import EntryRefusedError
-from safecache.extension_builds import Build
-from safecache.lock_guards import Lock
-from safecache.reasons import Reason
+from safecache.files import private_directory
+from safecache.loads import build_failure, load_failure
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+from safecache.tiers import permissions
+from safecache.tiers.directory_faults import Immovable
 
 __all__ = ["build_library", "import_module_from_library", "jit_compile", "run_ninja_build"]
 
@@ -74,7 +69,7 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             wrapped(name=name, build_directory=directory, is_standalone=is_standalone, **{**named, **other})
 
         text = _plan(run, named)
-        exposure.check(build_directory)
+        permissions.check(build_directory)
         planned = Build(name, build_directory, text)
         _verified[build_directory] = build_directory
         if planned.is_attested():
@@ -146,7 +141,7 @@ def _admit(directory: str, name: str) -> str:
     """Where to load the library from."""
     place = _verified.get(directory)
     path = os.path.join(place or directory, name)
-    verified, content = (path, None) if place is None else vouching.admit_code(path, place)
+    verified, content = (path, None) if place is None else gate.admit_code(path, place)
     return exec_directory.place(path, content) if config.current().exec_dir else verified
 
 

@@ -7,20 +7,16 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import (
-    config,
-    events,
-    exec_directory,
-    load_failure,
-    lock_guards,
-    mounts,
-    rescue,
-    vouching,
-    write_through,
-)
+from safecache.code import exec_directory, gate, lock_guards
+from safecache.entries import copies
+from safecache.files import mounts
 from safecache.hooks import cache_dir_utils, generated_code
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.loads import load_failure
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+from safecache.tiers import fallback
 
 __all__ = ["check_build", "probe_load"]
 
@@ -37,8 +33,8 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     with events.reading():
         cache_dir_utils.settle()
         generated_code.failure()
-        usable = rescue.attempt(check)
-        if not usable and rescue.replaced(generated_code.failure()):
+        usable = fallback.attempt(check)
+        if not usable and fallback.replaced(generated_code.failure()):
             usable = check()
     cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
     if not usable and mounts.forbids_execution(cache):
@@ -55,7 +51,7 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 def _take_unless_attested(lock: lock_guards.Lock) -> None:
     cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
     key = lock_guards.source_of(lock)
-    if key is None or not vouching.is_attested(os.path.join(cache, key[1:3], f"{key}.so"), cache):
+    if key is None or not gate.is_attested(os.path.join(cache, key[1:3], f"{key}.so"), cache):
         lock.take()
 
 
@@ -64,14 +60,14 @@ def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
     def probe(output_path: str) -> Any:
         root = sys.modules["torch._inductor.codecache"].cache_dir()
-        verified, content = vouching.admit_code(output_path, root)
+        verified, content = gate.admit_code(output_path, root)
         loaded = wrapped(exec_directory.place(output_path, content) if config.current().exec_dir else verified)
         if loaded:
             # Torch puts an empty file there, from 2.14 on, and loads nothing where it finds one.
             marker = output_path + generated_code.LOADED
-            vouching.keep(marker, root, content=b"")
-            record = vouching.record_of(marker, b"", Kind.NATIVE_CODE, {}, root)
-            write_through.send_content(marker, b"", Kind.NATIVE_CODE, record=record)
+            gate.keep(marker, root, content=b"")
+            record = gate.record_of(marker, b"", Kind.NATIVE_CODE, {}, root)
+            copies.send_content(marker, b"", Kind.NATIVE_CODE, record=record)
         return loaded
 
     return probe(*args, **kwargs)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
-from safecache import private_directory
+from safecache.files import private_directory
 
 __all__ = ["fetch_ops", "try_import_cutlass"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from safecache import lock_guards
+from safecache.code import lock_guards
 
 __all__ = ["release", "try_acquire"]
 

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import config, lock_guards
+from safecache.code import lock_guards
+from safecache.settings import config
 
 __all__ = ["bounded", "enter", "exit"]
 

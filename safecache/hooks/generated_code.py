@@ -12,27 +12,15 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
-from safecache import (
-    directory_faults,
-    events,
-    folders,
-    gpu_binaries,
-    keyring,
-    layer_copies,
-    layers,
-    lock_guards,
-    private_build,
-    private_directory,
-    rescue,
-    sealed_copy,
-    sources,
-    store,
-    temporaries,
-    vouching,
-    write_through,
-)
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.code import gate, gpu_binaries, layer_copies, lock_guards, private_build, sources
+from safecache.entries import copies
+from safecache.files import folders, private_directory, temporaries
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import keyring
+from safecache.store import entry_files
+from safecache.tiers import directory_faults, fallback, layers
 
 __all__ = [
     "LOADED",
@@ -114,7 +102,7 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
     if kwargs.get("specified_dir"):  # that of the precompiled headers: precompile_header looks after it
         return write_source(*args, **kwargs)
-    return rescue.attempt(lambda: write_source(*args, **kwargs))
+    return fallback.attempt(lambda: write_source(*args, **kwargs))
 
 
 def write_atomic(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
@@ -124,7 +112,7 @@ def write_atomic(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
         if isinstance(content, (str, bytes)):
             encoded = content.encode("utf-8") if encode_utf_8 and isinstance(content, str) else _encoded(content)
             _thread.written = os.fspath(path_)
-            store.write(_thread.written, encoded, make_directories=make_dirs)
+            entry_files.write(_thread.written, encoded, make_directories=make_dirs)
         else:
             wrapped(path_, content, make_dirs, encode_utf_8)  # which says that it cannot be written
 
@@ -134,7 +122,7 @@ def write_atomic(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 def _send(path: str) -> None:
     """Have the source at ``path`` in a shared level too, if it was written just now."""
     if _thread.written == path:
-        write_through.send(path, Kind.SOURCE, anew=False)
+        copies.send(path, Kind.SOURCE, anew=False)
 
 
 def _own_headers(directory: str) -> str:
@@ -159,7 +147,7 @@ def write_to_disk(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         _remember(path, instance.source_code)
         return path
 
-    return rescue.attempt(write_again)
+    return fallback.attempt(write_again)
 
 
 def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
@@ -173,7 +161,7 @@ def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         except OSError:
             if generated is None:
                 raise
-            graph.cache_path = sealed_copy.make(os.path.basename(path), generated)
+            graph.cache_path = private_directory.make(os.path.basename(path), generated)
             try:
                 wrapped(current_callable, graph, *rest, **named)
             finally:
@@ -220,7 +208,7 @@ def _source(path: str, key: str, generated: bytes | None) -> str:
     except OSError:
         if generated is not None:
             with suppress(OSError):  # as where no more files can be opened: then what torch itself would meet
-                return sealed_copy.make(os.path.basename(path), generated)
+                return private_directory.make(os.path.basename(path), generated)
         raise
 
 
@@ -238,7 +226,7 @@ def worker_compile_cpp(wrapped: Callable[..., Any], instance: Any, args: Any, kw
 
 def _is_attested(path: str) -> bool:
     # A precompiled header of 150 MB is looked at when something is built with it.
-    return os.path.isfile(path) if private_build.is_dispensable(path) else vouching.is_attested(path, root_of(path))
+    return os.path.isfile(path) if private_build.is_dispensable(path) else gate.is_attested(path, root_of(path))
 
 
 def init_builder(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
@@ -248,7 +236,7 @@ def init_builder(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
         wrapped(name, sources, BuildOption, *rest, **named)
         header = getattr(BuildOption, "precompiled_header", None)
         paths = [sources] if isinstance(sources, str) else sources
-        instance._safecache_sources = vouching.digests([*paths, *([header] if header else [])])
+        instance._safecache_sources = gate.digests([*paths, *([header] if header else [])])
 
     initialise(*args, **kwargs)
 
@@ -260,7 +248,7 @@ def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, 
     if _thread.guarded and not private_build.is_dispensable(path):
         root = root_of(path)
         try:
-            is_there = vouching.admit_build(path, root)
+            is_there = gate.admit_build(path, root)
             _settle_marker(path + LOADED, root, is_there)
         except directory_faults.Unsettled as error:
             _thread.failure = error
@@ -273,9 +261,9 @@ def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, 
 def _settle_marker(path: str, root: str, is_there: bool) -> None:
     """A note that a probe could be loaded goes with its probe, and if nobody vouches for it."""
     if is_there and os.path.lexists(path):
-        vouching.admit_build(path, root)
+        gate.admit_build(path, root)
     elif os.path.lexists(path):
-        store.quarantine(path, root, Reason.UNSEALED)
+        entry_files.quarantine(path, root, Reason.UNSEALED)
 
 
 def _take_from_layer(path: str, root: str) -> None:
@@ -293,7 +281,7 @@ def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
     if not _thread.guarded:
         return wrapped(*args, **kwargs)
     sources_of_parent = getattr(instance, "_safecache_sources", None)
-    vouching.learn(sources_of_parent or {})
+    gate.learn(sources_of_parent or {})
     with guarding(False):
         path = instance.get_target_file_path()
         root = root_of(path)
@@ -307,8 +295,8 @@ def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
                 _build_unseen(instance, command, path, root)
             else:
                 result = _build(lambda: wrapped(*args, **kwargs), instance)
-                vouching.keep(path, root)
-    write_through.send(path, Kind.NATIVE_CODE)
+                gate.keep(path, root)
+    copies.send(path, Kind.NATIVE_CODE)
     return result
 
 
@@ -318,7 +306,7 @@ def _build_unseen(builder: Any, command: list[str], path: str, root: str) -> Non
     with temporaries.beside(path) as temporary:
         unseen.get_command_line = lambda: shlex.join([temporary if word == path else word for word in command])
         _build(unseen.build, builder)
-        vouching.keep(path, root, made_at=temporary)
+        gate.keep(path, root, made_at=temporary)
         with folders.above(root, path) as (folder, name):
             folder.rename(os.path.basename(temporary), folder, name)
 

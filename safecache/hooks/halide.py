@@ -14,9 +14,12 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from safecache import directory_faults, ownership, rescue, side_files, store, vouching
+from safecache.code import gate, side_files
+from safecache.files import ownership
 from safecache.hooks import generated_code
-from safecache.reasons import Reason
+from safecache.reporting.reasons import Reason
+from safecache.store import entry_files
+from safecache.tiers import directory_faults, fallback
 
 __all__ = ["build_runtime", "generate", "touch", "work"]
 
@@ -36,7 +39,7 @@ def generate(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
         _settle(directory, _KERNEL)
         return wrapped(meta, source_code, *rest, **named)
 
-    return rescue.attempt(lambda: start(*args, **kwargs))
+    return fallback.attempt(lambda: start(*args, **kwargs))
 
 
 def build_runtime(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -70,14 +73,14 @@ def touch(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 def _keep(directory: str, names: Sequence[str]) -> None:
     for path in (os.path.join(directory, name) for name in names):
         if os.path.lexists(path):
-            vouching.keep(path, _root(directory))
+            gate.keep(path, _root(directory))
 
 
 def _settle(directory: str, names: Sequence[str]) -> None:
     """Have the files of these names made anew, unless each of them is there and vouched for."""
     done, root = os.path.join(directory, _DONE), _root(directory)
     if os.path.lexists(done) and not all(side_files.settle(os.path.join(directory, name), root) for name in names):
-        store.quarantine(done, root, Reason.UNSEALED)
+        entry_files.quarantine(done, root, Reason.UNSEALED)
 
 
 def _root(directory: str) -> str:

@@ -9,9 +9,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache import events, loading
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.entries import loading
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
 
 __all__ = ["get_local_cache", "update_local_cache"]
 

@@ -12,7 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safecache import config, filesystem, ownership, private_directory, side_files, vouching
+from safecache.code import gate, side_files
+from safecache.files import filesystem, ownership, private_directory
+from safecache.settings import config
 
 __all__ = ["cutedsl_dir", "cutedsl_get", "cutedsl_set", "flydsl_dir", "quack_dir", "quack_lock", "quack_unlock"]
 
@@ -120,4 +122,4 @@ def _identity(path: str) -> list[int] | None:
 def _keep_if_new(path: str, before: list[int] | None) -> None:
     after = _identity(path)
     if after is not None and after != before:
-        vouching.keep(path, os.path.dirname(path))
+        gate.keep(path, os.path.dirname(path))

@@ -37,13 +37,13 @@ def load_compiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def _admitted(path: str) -> str:
-    from safecache import vouching
+    from safecache.code import gate
     from safecache.hooks import generated_code
 
-    return vouching.admit_code(path, generated_code.root_of(path))[0]
+    return gate.admit_code(path, generated_code.root_of(path))[0]
 
 
 def _explained(wrapped: Callable[..., Any], args: Any) -> Any:
-    from safecache import load_failure
+    from safecache.loads import load_failure
 
     return load_failure.explain(wrapped, args, {}, "TORCHINDUCTOR_CACHE_DIR")

@@ -7,10 +7,12 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import artifacts, events, function_digests, loading, saving, write_through
+from safecache.code import extension_builds
+from safecache.entries import artifacts, copies, loading, saving
 from safecache.errors import EntryRefusedError
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
 
 __all__ = ["load", "read", "write"]
 
@@ -24,10 +26,10 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
     def save(cache_entry: Any, path: str) -> None:
         if saving.can_seal(Kind.DYNAMO_PACKAGE):
             main = cache_entry.dynamo.codes[0]
-            of = {_FUNCTION: function_digests.digest(main.python_code, main.python_module)}
+            of = {_FUNCTION: extension_builds.digest(main.python_code, main.python_module)}
             with saving.attempt(Kind.DYNAMO_PACKAGE, _key(path), cache_entry, of):
                 wrapped(cache_entry, path)
-                write_through.send(_file(instance, path), Kind.DYNAMO_PACKAGE)
+                copies.send(_file(instance, path), Kind.DYNAMO_PACKAGE)
 
     save(*args, **kwargs)
 
@@ -67,7 +69,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
     """Whether the entry is of this very function: torch's key is its name and its first line, in whatever file."""
     innermost = sys.modules["torch._dynamo.eval_frame"].innermost_fn(fn)
-    here = function_digests.digest(innermost.__code__, innermost.__module__)
+    here = extension_builds.digest(innermost.__code__, innermost.__module__)
     there = artifacts.stated(Kind.DYNAMO_PACKAGE, _key(key), content).get(_FUNCTION)
     if there == here:
         return True

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import artifacts, events, saving, write_through
-from safecache.kinds import Kind
+from safecache.entries import artifacts, copies, saving
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
 
 __all__ = ["get_local_code_state", "lookup_remote_cache_entry", "put_code_state", "put_local_code_state"]
 
@@ -48,7 +49,7 @@ def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
         wrapped(cache_key)
         path = _pgo().code_state_path(cache_key)
         if path is not None:
-            write_through.send(path, Kind.PGO_STATE)
+            copies.send(path, Kind.PGO_STATE)
 
     put_code_state(put, instance, args, kwargs)
 

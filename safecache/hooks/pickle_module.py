@@ -7,7 +7,7 @@ from typing import Any
 
 import wrapt
 
-from safecache import artifacts, saving
+from safecache.entries import artifacts, saving
 
 __all__ = ["SealingPickle", "sealing_pickle"]
 

@@ -55,15 +55,15 @@ def read_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def _sealed(source: str, cache: bytes) -> bytes:
-    from safecache import saving  # not before: torch imports the target when it is imported itself
-    from safecache.kinds import Kind
+    from safecache.entries import saving  # not before: torch imports the target when it is imported itself
+    from safecache.reporting.kinds import Kind
 
     return saving.sealed(cache, Kind.PRECOMPILED, _digest(source))
 
 
 def _require(source: str, cache: bytes, origin: str) -> None:
-    from safecache import artifacts
-    from safecache.kinds import Kind
+    from safecache.entries import artifacts
+    from safecache.reporting.kinds import Kind
 
     with artifacts.origin(origin):
         artifacts.require(Kind.PRECOMPILED, cache, _digest(source))

@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache import config, events
 from safecache.hooks import filelock
-from safecache.reasons import Reason
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
 
 __all__ = ["append_to_log"]
 

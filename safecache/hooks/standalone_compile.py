@@ -10,11 +10,14 @@ from typing import Any
 
 import wrapt
 
-from safecache import events, layout, loading, quarantine, searches
+from safecache.entries import loading, searches
 from safecache.errors import EntryRefusedError
-from safecache.kinds import Kind
-from safecache.lookups import Layer
-from safecache.reasons import Reason
+from safecache.history.lookups import Layer
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.store import quarantine
 
 __all__ = ["load", "verifying_pickle"]
 

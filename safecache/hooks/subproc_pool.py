@@ -11,7 +11,7 @@ from collections.abc import Callable
 from importlib.machinery import PathFinder
 from typing import Any
 
-from safecache import config
+from safecache.settings import config
 
 __all__ = ["init"]
 

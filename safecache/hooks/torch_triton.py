@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from safecache import load_failure
+from safecache.loads import load_failure
 
 __all__ = ["raise_triton_cache_load_error"]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from safecache import config as settings
 from safecache.hooks import triton_isolation
+from safecache.settings import config as settings
 
 __all__ = ["bench", "prune_configs"]
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from safecache import build_failure, exec_directory, load_failure
+from safecache.code import exec_directory
+from safecache.loads import build_failure, load_failure
 
 __all__ = ["build", "load_module_from_path"]
 

@@ -8,9 +8,12 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache import directory_faults, loading, saving, triton_files, triton_leftovers, vouching
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.code import gate, triton_files
+from safecache.entries import loading, saving
+from safecache.places import layout
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.tiers import directory_faults
 
 __all__ = ["collect", "put_static_autotuner", "read_and_emit"]
 
@@ -66,8 +69,8 @@ def _admit(directory: str) -> bool:
     for name in os.listdir(directory) if os.path.isdir(directory) else ():
         path = os.path.join(directory, name)
         try:
-            if not triton_leftovers.is_temporary(name):
-                vouching.admit_build(path, os.path.dirname(directory), Kind.KERNEL)
+            if not layout.is_temporary(name):
+                gate.admit_build(path, os.path.dirname(directory), Kind.KERNEL)
         except directory_faults.Unsettled as error:
             remedy = "Its kernel is not bundled with the entry; make it readable or remove it."
             loading.note(Reason.UNREADABLE, Kind.KERNEL, path, error.evidence, remedy, error)
@@ -76,12 +79,12 @@ def _admit(directory: str) -> bool:
 
 
 def _without_temporaries(kernel: Any) -> Any:
-    artifacts = [artifact for artifact in kernel.artifacts if not triton_leftovers.is_temporary(artifact.filename)]
+    artifacts = [artifact for artifact in kernel.artifacts if not layout.is_temporary(artifact.filename)]
     return dataclasses.replace(kernel, artifacts=artifacts)
 
 
 def _is_sound(kernel: Any, directory: str) -> bool:
-    return all(vouching.is_known(path, content) for path, content in _files_of_kernel(kernel, directory))
+    return all(gate.is_known(path, content) for path, content in _files_of_kernel(kernel, directory))
 
 
 def put_static_autotuner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:

@@ -10,11 +10,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from safecache import misses, searches, triton_files
+from safecache.code import triton_files
+from safecache.entries import searches
+from safecache.entries.searches import Search
+from safecache.history import misses
+from safecache.history.lookups import Layer
 from safecache.hooks import triton_isolation
-from safecache.lookups import Layer
-from safecache.reasons import Reason
-from safecache.searches import Search
+from safecache.reporting.reasons import Reason
 
 __all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
 

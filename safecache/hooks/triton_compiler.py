@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from safecache import written_files
+from safecache.code import written_files
 
 __all__ = ["init"]
 

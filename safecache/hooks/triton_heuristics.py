@@ -7,9 +7,12 @@ import types
 from collections.abc import Callable
 from typing import Any
 
-from safecache import detached, events, kernel_recipe, launchers, triton_files, vouching
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache import launchers
+from safecache.code import gate, triton_files
+from safecache.launchers import detached, kernel_recipe
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
 
 __all__ = ["build_fast_launcher", "getstate", "make_launcher", "reload_cubin_path"]
 
@@ -42,7 +45,7 @@ def reload_cubin_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
     try:
         wrapped(*args, **kwargs)
         path: str = instance.kernel.cubin_path
-        vouching.admit_build(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
+        gate.admit_build(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
     except OSError as error:
         if instance.kernel.cubin_raw is None:
             instance.kernel.cubin_path = None  # nobody loads what could not be verified
@@ -52,7 +55,7 @@ def reload_cubin_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
     if not os.path.exists(path):
         wrapped(*args, **kwargs)
         if instance.kernel.cubin_raw is not None:
-            vouching.expect(path, instance.kernel.cubin_raw)
+            gate.expect(path, instance.kernel.cubin_raw)
 
 
 def build_fast_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

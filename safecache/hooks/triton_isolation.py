@@ -10,8 +10,9 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from safecache import compile_workers, config, searches, setting_values
-from safecache.lookups import Layer
+from safecache.entries import searches
+from safecache.history.lookups import Layer
+from safecache.settings import compile_workers, config, setting_values
 
 __all__ = ["compile", "get_cache_key", "group_of", "is_isolated", "is_told", "name_of", "note_miss"]
 
@@ -89,7 +90,7 @@ def _tell_of_miss(ahead: Any) -> None:
     """Before the compile, as of any other miss: Triton's own lookup will find what was compiled."""
     root, key = os.path.split(ahead.directory)
     with searches.under_way(Layer.TRITON, lambda: str(ahead.name), key, root) as search:
-        from safecache import key_notes
+        from safecache.explain import key_notes
 
         asked = (*ahead.request[:4], ahead.variables)
         key_notes.trying(Layer.TRITON, lambda: _note_miss(asked, ahead.directory, ahead.name))
@@ -162,15 +163,15 @@ def _asked_for(filename: str) -> tuple[Any, Any, Any, str, Any] | None:
 def name_of(filename: str) -> str:
     """What the kernel is called that has this metadata: with its module, where triton.compile() asks."""
     # Here and below: not before, since a process that hits needs none of it.
-    from safecache import triton_key_components
+    from safecache.explain import components
 
     asked = _asked_for(filename)
-    return triton_key_components.name_of(asked[0]) if asked is not None else filename.removesuffix(".json")
+    return components.name_of(asked[0]) if asked is not None else filename.removesuffix(".json")
 
 
 def note_miss(filename: str, directory: str) -> None:
     """What triton.compile() is about to compile is not in this directory."""
-    from safecache import key_notes
+    from safecache.explain import key_notes
 
     asked = _asked_for(filename)
     if asked is not None:
@@ -178,12 +179,12 @@ def note_miss(filename: str, directory: str) -> None:
 
 
 def _note_miss(asked: tuple[Any, Any, Any, str, Any], directory: str, name: str) -> None:
-    from safecache import key_notes, triton_key_components
+    from safecache.explain import components, key_notes
 
     source, backend, options, _, variables = asked
     triton_key = sys.modules["triton.runtime.cache"].triton_key()
     version = sys.modules["triton"].__version__
-    parts = triton_key_components.components(source, backend, options, variables, triton_key, version)
+    parts = components.kernel_components(source, backend, options, variables, triton_key, version)
     key_notes.note(Layer.TRITON, os.path.basename(directory), name, os.path.dirname(directory), parts)
 
 

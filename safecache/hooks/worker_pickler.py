@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from torch._inductor.compile_worker.subproc_pool import SubprocPickler
 
-from safecache import activation, compile_workers, config, ephemeral, exposure, keyring, rescue
+from safecache.patching import activation
+from safecache.settings import compile_workers, config
+from safecache.signing import ephemeral, keyring
+from safecache.tiers import fallback, permissions
 
 __all__ = ["WorkerPickler"]
 
@@ -39,5 +42,5 @@ if compile_workers.is_one():
     # Where torch's source is patched, that has imported the package before, which activates nothing.
     if config.current().enabled:
         activation.activate()
-    exposure.leave_to_parent()
-    rescue.leave_to_parent()
+    permissions.leave_to_parent()
+    fallback.leave_to_parent()

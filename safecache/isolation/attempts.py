@@ -10,7 +10,7 @@ from contextlib import ExitStack, suppress
 from queue import SimpleQueue
 from typing import Any, NamedTuple
 
-from safecache import private_directory
+from safecache.files import private_directory
 from safecache.isolation import client, encoding
 from safecache.isolation.client import Outcome
 from safecache.isolation.limits import Limits

@@ -10,12 +10,12 @@ import weakref
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from safecache import config
 from safecache.isolation import cpus, endings, protocol
 from safecache.isolation.connection import Limits, ServerGoneError, ServiceUnavailable
 from safecache.isolation.endings import Ending
 from safecache.isolation.pool import Pool
 from safecache.isolation.workers import UnreadError, Worker
+from safecache.settings import config
 
 __all__ = ["Ending", "Limits", "Outcome", "Service", "ServiceUnavailable", "current"]
 

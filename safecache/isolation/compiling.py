@@ -10,13 +10,16 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
-from safecache import bounds, checks, events, files, searches
+from safecache.code.triton_place import LIST
+from safecache.entries import searches
+from safecache.files import checks, opening
 from safecache.isolation import attempts, client, crashes, early_start, encoding, known_bad, remarks, tuning
 from safecache.isolation.attempts import Request
 from safecache.isolation.limits import Limits
-from safecache.kinds import Kind
-from safecache.reasons import Count, Reason
-from safecache.triton_place import LIST
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Count, Reason
+from safecache.store import entry_files
 
 __all__ = ["Made", "Manager", "in_process", "obtain", "stays"]
 
@@ -169,12 +172,12 @@ def _read_all(folder: str) -> dict[str, bytes]:
     if len(names) > _MOST_FILES:
         raise OSError(errno.EFBIG, f"it has more than {_MOST_FILES} files", folder)
     contents = {}
-    left = bounds.largest(Kind.KERNEL)  # for all of them
+    left = entry_files.largest(Kind.KERNEL)  # for all of them
     for name in names:
         # The list of the group is made anew, for where the files are now.
         if not name.startswith(LIST):
             check = checks.check_up_to(left)
-            contents[name] = files.read_regular(os.path.join(folder, name), check, flags=os.O_NOFOLLOW, limit=left)
+            contents[name] = opening.read_regular(os.path.join(folder, name), check, flags=os.O_NOFOLLOW, limit=left)
             left -= len(contents[name])
     return contents
 

@@ -11,8 +11,8 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Any, NamedTuple
 
-from safecache import config
 from safecache.isolation import descriptors, protocol
+from safecache.settings import config
 
 __all__ = ["Connection", "Ended", "Limits", "ServerGoneError", "ServiceUnavailable"]
 

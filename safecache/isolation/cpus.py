@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 
-from safecache import config
+from safecache.settings import config
 
 __all__ = ["quota", "workers"]
 

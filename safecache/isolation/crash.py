@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from safecache.errors import TritonCompileCrash
-from safecache.sizes import write_size
+from safecache.settings.units import write_size
 
 __all__ = ["STAGES", "STAGE_FILE", "Crash", "diagnose", "make"]
 

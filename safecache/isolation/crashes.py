@@ -6,7 +6,6 @@ import os
 import time
 from typing import Any
 
-from safecache import config, events, timestamps
 from safecache.errors import TritonCompileCrash
 from safecache.isolation import client, description, known_bad, reports
 from safecache.isolation.attempts import Request
@@ -14,7 +13,9 @@ from safecache.isolation.client import Outcome
 from safecache.isolation.crash import Crash, diagnose, make
 from safecache.isolation.known_bad import Note
 from safecache.isolation.limits import Limits
-from safecache.reasons import Reason
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.settings import config, units
 
 __all__ = ["confirmed", "diagnosed", "skipped"]
 
@@ -27,7 +28,7 @@ def diagnosed(outcome: Outcome, directory: str) -> Crash | None:
 
 def skipped(hash: str, note: Note) -> TritonCompileCrash:
     """The error for a configuration that is known to crash."""
-    when = timestamps.write(note.moment)
+    when = units.write(note.moment)
     text = f"kernel {_words(note)} is not compiled: on {when} that crashed Triton's compiler"
     remedy = f"To have it compiled again: safecache forget {hash[:16]}."
     message = f"{text}, {_of(note.crash)}."

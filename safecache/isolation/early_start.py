@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-from safecache import config
+from safecache.settings import config
 
 __all__ = ["OF_THE_COMPILE", "begin"]
 

@@ -8,9 +8,10 @@ import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safecache import layers, layout
+from safecache.code.triton_place import LIST
 from safecache.isolation import attempts, compiling, limits
-from safecache.triton_place import LIST
+from safecache.places import layout
+from safecache.tiers import layers
 
 __all__ = ["Ahead", "ahead"]
 

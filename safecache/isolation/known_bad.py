@@ -14,12 +14,18 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from safecache import binding, config, events, folders, keyring, layout, loading, seal, store, timestamps, trust
-from safecache.groups import KNOWN_BAD_FOLDER
+from safecache.entries import loading
+from safecache.files import folders
 from safecache.isolation.crash import Crash
-from safecache.kinds import Kind
-from safecache.reasons import Reason
-from safecache.trust import Refusal
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.settings import config, units
+from safecache.signing import binding, keyring, seal, trust
+from safecache.signing.trust import Refusal
+from safecache.store import entry_files
+from safecache.store.groups import KNOWN_BAD_FOLDER
 
 __all__ = ["Note", "find", "forget", "hashes", "listed", "remember"]
 
@@ -64,7 +70,7 @@ def remember(root: str, hash: str, note: Note) -> None:
     namespace = config.current().namespace
     sealed = seal.attach(stated, Kind.COMPILE_CRASH, hash, key, binding.statement(Kind.COMPILE_CRASH), namespace)
     try:
-        store.publish(_path(root, hash), sealed, root)
+        entry_files.publish(_path(root, hash), sealed, root)
     except OSError as error:
         text = f"the note of a crash {_path(root, hash)} was not written: {error.strerror}."
         remedy = "Only this process skips the configuration. Let TRITON_CACHE_DIR name a directory that can be written."
@@ -130,7 +136,7 @@ def _decoded(stated: Any) -> Note:
     texts = (note.crash.how, note.crash.stage, note.kernel, note.report or "")
     if not all(isinstance(text, str) for text in texts) or not isinstance(note.config, dict):
         raise TypeError("a field of the note has another type")
-    timestamps.checked(note.moment)
+    units.checked(note.moment)
     if type(note.crash.number) is not int:
         raise TypeError("the number of a crash is none")
     return note

@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache import config, setting_values
+from safecache.settings import config, setting_values
 
 __all__ = ["Limits", "current"]
 

@@ -17,12 +17,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from safecache import checks, files, folders, groups, timestamps
-from safecache.folders import Folder
-from safecache.groups import CRASHES_FOLDER
+from safecache.files import checks, folders, opening
+from safecache.files.folders import Folder
 from safecache.isolation import kernel_script, reproducer
 from safecache.isolation.crash import STAGE_FILE, STAGES
 from safecache.isolation.worker import TEMPORARY
+from safecache.settings import units
+from safecache.store import groups
+from safecache.store.groups import CRASHES_FOLDER
 
 __all__ = ["Facts", "listed", "stage_in", "write"]
 
@@ -86,7 +88,7 @@ def _publish(draft: str, reports: Folder, parent: str, hash: str) -> str:
 
 
 def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
-    summary = {"hash": facts.hash, "time": timestamps.write(time.time()), "ended": facts.ended, "stage": facts.stage}
+    summary = {"hash": facts.hash, "time": units.write(time.time()), "ended": facts.ended, "stage": facts.stage}
     yield _SUMMARY, json.dumps(summary | facts.described, indent=1, default=repr).encode()
     yield "stderr.txt", facts.stderr.encode(errors="backslashreplace")
     yield f"kernel.{facts.ir or 'txt'}", facts.source.encode(errors="backslashreplace")
@@ -124,7 +126,7 @@ def stage_in(directory: str) -> str:
 
 def _read(path: str) -> bytes:
     with suppress(OSError, checks.UnusableEntry):
-        return files.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST_FILE)
+        return opening.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST_FILE)
     return b""
 
 

@@ -42,7 +42,7 @@ class _Digests(set):
 
 
 class _Known(dict):
-    """safecache.vouching's digests by path."""
+    """safecache.code.gate's digests by path."""
 
     def __setitem__(self, path, digests):
         kept = _Digests()
@@ -57,13 +57,13 @@ class _Known(dict):
 
 def _watch_gate() -> None:
     """As soon as safecache's modules are there, and so before they have let anything through."""
-    vouching = sys.modules.get("safecache.vouching")
+    vouching = sys.modules.get("safecache.code.gate")
     if not hasattr(vouching, "refused") or isinstance(vouching._known, _Known):
         return
     known, vouching._known = vouching._known, _Known()
     for path, digests in known.items():
         vouching._known[path] = digests
-    seal = sys.modules["safecache.seal"]
+    seal = sys.modules["safecache.signing.seal"]
     verify, inspect = seal.verify, seal.inspect
 
     def verify_watched(content, kind, cache_key, *rest):

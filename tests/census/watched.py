@@ -113,7 +113,7 @@ def _judged(base: Path, log: Path, trace: Path, *, intermediates: bool) -> tuple
 
 def _digests(path: str) -> Iterator[str]:
     """Of what is there by now: all of it, and without a seal behind it."""
-    from safecache import seal
+    from safecache.signing import seal
 
     try:
         content = Path(path).read_bytes()

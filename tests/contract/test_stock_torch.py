@@ -9,8 +9,9 @@ import sys
 import pytest
 from conftest import SOURCE, WARM
 
-from safecache import layout, run_summary
-from safecache.kinds import Kind
+from safecache.history import run_summary
+from safecache.places import layout
+from safecache.reporting.kinds import Kind
 
 
 def test_stock_computes_the_same_keys(home, warm):
@@ -117,7 +118,7 @@ def test_cold_and_warm_in_fresh_interpreters(home):
 
 
 def test_seal_tells_where_an_entry_came_from(warm, zygote):
-    from safecache import keyring, seal
+    from safecache.signing import keyring, seal
 
     key = keyring.load(None, str(warm.base / "config"))
     for path in warm.aot_entries:

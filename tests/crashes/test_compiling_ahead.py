@@ -8,12 +8,12 @@ from types import SimpleNamespace
 import pytest
 import triton
 
-from safecache import events
 from safecache.errors import TritonCompileCrash
 from safecache.isolation import attempts, client, compiling, known_bad, tuning
 from safecache.isolation.crash import Crash
 from safecache.isolation.known_bad import Note
 from safecache.isolation.limits import Limits
+from safecache.reporting import events
 
 LIMITS = Limits(1.0, 10**9)
 

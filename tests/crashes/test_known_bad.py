@@ -9,12 +9,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import config, events, keyring, seal
 from safecache.errors import EntryRefusedError
 from safecache.isolation import known_bad
 from safecache.isolation.crash import Crash
 from safecache.isolation.known_bad import Note
-from safecache.kinds import Kind
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.settings import config
+from safecache.signing import keyring, seal
 
 HASH, OTHER = "ab" * 32, "cd" * 32
 HOUR, DAY = 3600.0, 86400.0

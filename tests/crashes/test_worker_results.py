@@ -7,10 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import events, filesystem
+from safecache.files import filesystem
 from safecache.isolation import attempts, client, compiling, encoding
 from safecache.isolation.client import Outcome
 from safecache.isolation.limits import Limits
+from safecache.reporting import events
 
 LIMITS = Limits(1.0, 10**9)
 

@@ -11,10 +11,12 @@ import pytest
 from caches import DAY, HOUR, Cache
 from conftest import needs_root
 
-from safecache import journal, layout, seal
 from safecache.doctor import contents
-from safecache.keys import Key
-from safecache.kinds import Kind
+from safecache.history import journal
+from safecache.places import layout
+from safecache.reporting.kinds import Kind
+from safecache.signing import seal
+from safecache.signing.keys import Key
 
 # Root whom modes bind.
 BOUND = ("--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search")

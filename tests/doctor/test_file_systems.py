@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from conftest import needs_root
 
-from safecache import config, mounts
 from safecache.doctor import file_systems
+from safecache.files import mounts
+from safecache.settings import config
 
 
 @needs_root

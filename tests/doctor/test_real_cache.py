@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import SOURCE
 
-from safecache.layout import entry_name
+from safecache.places.layout import entry_name
 
 pytestmark = pytest.mark.default_release
 

@@ -7,9 +7,9 @@ import threading
 
 import pytest
 
-from safecache import config
 from safecache.doctor import examination, finding, versions
 from safecache.doctor.examination import CHECKS, examine
+from safecache.settings import config
 
 
 def test_warnings_fail_in_strict_mode_alone(machine):

@@ -8,8 +8,8 @@ import time
 import pytest
 from unit.key_cases import PUBLIC
 
-from safecache import key_files
-from safecache.keys import Key
+from safecache.signing import key_files
+from safecache.signing.keys import Key
 
 MAC = Key.mac(b"k" * 32)
 

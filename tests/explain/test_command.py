@@ -7,10 +7,10 @@ import time
 
 import pytest
 
-from safecache import key_records
 from safecache.cli.main import main
-from safecache.key_records import Component, KeyRecord
-from safecache.lookups import Layer
+from safecache.explain import key_records
+from safecache.explain.key_records import Component, KeyRecord
+from safecache.history.lookups import Layer
 
 KEY, OTHER = "a" + "b" * 51, "a" + "c" * 51
 

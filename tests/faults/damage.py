@@ -9,7 +9,7 @@ import pickle
 import shutil
 from pathlib import Path
 
-from safecache.layout import entry_name
+from safecache.places.layout import entry_name
 
 
 class Marker:

@@ -121,9 +121,9 @@ def test_entry_that_verifies_but_is_no_entry_is_refused(warm):
     """A pickle of the wrong type under a good seal, as `adopt` could make one."""
     import pickle
 
-    from safecache import keyring, seal
-    from safecache.kinds import Kind
-    from safecache.layout import entry_name
+    from safecache.places.layout import entry_name
+    from safecache.reporting.kinds import Kind
+    from safecache.signing import keyring, seal
 
     key = keyring.load(None, str(warm.base / "config")).signing
     for path in warm.entries("fx"):

@@ -59,7 +59,7 @@ if sys.argv[1:] == ["late"]:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = bad
 import safecache, scenes
 result = scenes.compile_model()
-child = [sys.executable, "-c", "import safecache.layers, os; print(*safecache.layers.below(os.environ['TORCHINDUCTOR_CACHE_DIR'] + '/x', os.environ['TORCHINDUCTOR_CACHE_DIR']))"]
+child = [sys.executable, "-c", "import safecache.tiers.layers, os; print(*safecache.tiers.layers.below(os.environ['TORCHINDUCTOR_CACHE_DIR'] + '/x', os.environ['TORCHINDUCTOR_CACHE_DIR']))"]
 import subprocess
 said = subprocess.run(child, capture_output=True, text=True, check=True).stdout
 print(json.dumps(dict(result=result, warnings=warnings, where=os.environ["TORCHINDUCTOR_CACHE_DIR"], child=said)))

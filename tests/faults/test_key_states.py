@@ -14,7 +14,7 @@ from unit.key_cases import PRIVATE, PUBLIC, expired, revoked
 
 from faults import hostile
 from faults.trojan import Attack, files
-from safecache import key_directory, key_files
+from safecache.signing import key_directory, key_files
 
 
 def own(home):

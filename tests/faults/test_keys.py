@@ -6,7 +6,7 @@ import pytest
 from conftest import WARM
 from unit.key_cases import PRIVATE, PUBLIC, revoked
 
-from safecache import key_directory, key_files
+from safecache.signing import key_directory, key_files
 
 
 @pytest.fixture

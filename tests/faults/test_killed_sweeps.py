@@ -11,9 +11,9 @@ import pytest
 from caches import DAY, NOW, Cache, key
 from conftest import SOURCE
 
-from safecache import eviction, inventory
-from safecache.eviction import Limits
-from safecache.groups import GroupKind
+from safecache.store.groups import GroupKind
+from safecache.upkeep import eviction, inventory
+from safecache.upkeep.eviction import Limits
 
 pytestmark = [
     pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed"),
@@ -22,7 +22,7 @@ pytestmark = [
 
 CODE = f"""
 import sys
-from safecache import eviction
+from safecache.upkeep import eviction
 eviction.sweep(sys.argv[1], eviction.Limits(age=1), now={NOW})
 """
 # All by which a sweep changes something.

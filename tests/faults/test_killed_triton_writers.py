@@ -24,7 +24,7 @@ NAMES = ("k.cubin", "k.json")
 START = "/where-it-starts"
 WRITE = f"""
 import json, os, sys
-from safecache import triton_files
+from safecache.code import triton_files
 directory, version = sys.argv[1:]
 os.path.exists({START!r})
 for name in {NAMES!r}:
@@ -34,7 +34,7 @@ triton_files.put(directory, "__grp__k.json", json.dumps({{"child_paths": listed}
 """
 READ = """
 import json, sys
-from safecache import events, triton_files
+from safecache.reporting import events; from safecache.code import triton_files
 group = triton_files.get_group(sys.argv[1], "k.json")
 versions = group and [open(path).read()[:3] for path in group.values()]
 print(json.dumps([versions, events.counters().get("quarantined", 0)]))

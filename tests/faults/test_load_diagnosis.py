@@ -22,8 +22,8 @@ import pytest
 from conftest import SOURCE, isolated_environment, needs_root, python
 from hypothesis import strategies
 
-from safecache import elf, files
-from safecache.doctor import load_check
+from safecache.doctor import elf, load_check
+from safecache.files import opening
 
 pytestmark = pytest.mark.default_release
 
@@ -581,7 +581,7 @@ def test_policy_that_refuses_to_open_it_is_told_from_file_modes(shop, monkeypatc
     def refuse(*args, **kwargs):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(files, "read_regular", refuse)
+    monkeypatch.setattr(opening, "read_regular", refuse)
     (finding,) = load_check.check(str(shop.plain))
     assert finding.code == code and "SELinux" in finding.evidence
     assert number == errno.EPERM or "owners and modes allow it" in finding.evidence

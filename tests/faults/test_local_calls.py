@@ -19,25 +19,25 @@ pytestmark = [
 START, END = "/where-it-starts", "/where-it-ends"
 COMMON = """
 import json, os, pickle, sys
-from safecache import config, layer_copies, layers, loading, rescue, saving, store, triton_files, vouching, write_through
-from safecache.kinds import Kind
+from safecache.settings import config; from safecache.code import layer_copies, triton_files, gate; from safecache.tiers import layers, fallback; from safecache.entries import loading, saving, copies; from safecache.store import entry_files
+from safecache.reporting.kinds import Kind
 os.path.exists("/where-it-starts")
-rescue.settle(lambda: "nowhere")
+fallback.settle(lambda: "nowhere")
 root = config.cache_directory()
 entries, library, kernel = root + "/aotautograd/akey", root + "/ab/cab.so", root + "/triton/0/KEY"
 """
 MAKE = """
 saving.write(entries, root, Kind.AOT_ENTRY, "akey", saving.sealed(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
-vouching.keep(library, root, content=b"library")
-store.publish(library, b"library", root)
-write_through.send(library, Kind.NATIVE_CODE)
+gate.keep(library, root, content=b"library")
+entry_files.publish(library, b"library", root)
+copies.send(library, Kind.NATIVE_CODE)
 triton_files.put(kernel, "k.cubin", b"cubin")
 triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin": kernel + "/k.cubin"}}).encode())
 """
 FIND = """
 source = loading.Source(Kind.AOT_ENTRY, "akey", root, entries, lambda entry: True, layers.below(entries, root))
 assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
-assert vouching.admit_build(library, root) or layer_copies.take(library, root)
+assert gate.admit_build(library, root) or layer_copies.take(library, root)
 os.makedirs(kernel, exist_ok=True)
 assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}
 os.path.exists("/where-it-ends")

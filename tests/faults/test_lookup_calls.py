@@ -17,9 +17,9 @@ pytestmark = [
 START, END = "/where-it-starts", "/where-it-ends"
 COMMON = """
 import contextlib, json, os, pickle, sys
-from safecache import config, loading, saving, searches, triton_files
-from safecache.lookups import Layer
-from safecache.kinds import Kind
+from safecache.settings import config; from safecache.entries import loading, saving, searches; from safecache.code import triton_files
+from safecache.history.lookups import Layer
+from safecache.reporting.kinds import Kind
 root = config.cache_directory()
 entries, kernel = root + "/aotautograd/akey", root + "/triton/0/KEY"
 """

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from safecache import records
-from safecache.kinds import Kind
+from safecache.reporting.kinds import Kind
+from safecache.store import manifests
 
 SOURCE = '#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n'
 MAIN = '#include "answer.h"\nint main() { return ANSWER; }\n'
@@ -103,9 +103,10 @@ def move(one, other):
     shutil.copy2(one / "probe.o", other / "probe.o")
     os.utime(other / "probe.o", ns=(status.st_atime_ns, status.st_mtime_ns))
     (other / "other.so").unlink()
-    names = [records.name_of(str(at / "probe.o"), Kind.NATIVE_CODE, str(at.parent)) for at in (one, other)]
+    names = [manifests.name_of(str(at / "probe.o"), Kind.NATIVE_CODE, str(at.parent)) for at in (one, other)]
     source, target = (
-        records.path_of("", str(at), Kind.NATIVE_CODE, name=name) for at, name in zip((one, other), names, strict=True)
+        manifests.path_of("", str(at), Kind.NATIVE_CODE, name=name)
+        for at, name in zip((one, other), names, strict=True)
     )
     shutil.copy2(source, target)
 

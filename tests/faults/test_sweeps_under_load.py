@@ -11,15 +11,15 @@ import pytest
 from caches import Cache
 from conftest import SOURCE
 
-from safecache import eviction, inventory
-from safecache.eviction import Limits
+from safecache.upkeep import eviction, inventory
+from safecache.upkeep.eviction import Limits
 
 TESTS = Path(__file__).parents[1]
 PREAMBLE = f"""
 import os, random, sys, time
 sys.path[:0] = [{str(SOURCE)!r}, {str(TESTS)!r}]
 from caches import HOUR, key
-from safecache import eviction, stamps, store
+from safecache.upkeep import eviction; from safecache.files import stamps; from safecache.store import entry_files
 root, seconds = sys.argv[1], 6.0
 chosen = random.Random(os.getpid())
 end = time.monotonic() + seconds
@@ -33,7 +33,7 @@ WRITER = """
 while time.monotonic() < end:
     n = chosen.randrange(50)
     path = os.path.join(directory(n), str(n))
-    store.publish(path, content(n), root)
+    entry_files.publish(path, content(n), root)
     try:
         os.utime(path, (time.time() - 2 * HOUR,) * 2)
     except FileNotFoundError:
@@ -46,7 +46,7 @@ while time.monotonic() < end:
     n = chosen.randrange(50)
     for name in layout.list_entries(directory(n)):
         try:
-            found = store.read_entry(os.path.join(directory(n), name))
+            found = entry_files.read_entry(os.path.join(directory(n), name))
         except FileNotFoundError:
             continue
         assert found == content(n), n

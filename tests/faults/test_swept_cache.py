@@ -9,9 +9,9 @@ import pytest
 from caches import DAY, HOUR, Cache
 from conftest import WARM
 
-from safecache import eviction, inventory, removal
-from safecache.eviction import Limits
-from safecache.groups import GroupKind
+from safecache.store.groups import GroupKind
+from safecache.upkeep import eviction, inventory
+from safecache.upkeep.eviction import Limits
 
 pytestmark = pytest.mark.default_release
 
@@ -85,7 +85,7 @@ def test_each_source_or_library_alone_can_go(warm):
 
     age(warm.cache, 2 * HOUR)
     for name in code():
-        assert removal.remove(code()[name], str(warm.cache))
+        assert eviction.remove(code()[name], str(warm.cache))
         answer = warm.run()
         assert answer.ok and answer.warnings == [] and answer.hits == WARM, name
 

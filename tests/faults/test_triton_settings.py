@@ -12,7 +12,7 @@ from conftest import needs_root
 from unit.key_cases import PRIVATE, PUBLIC, revoked
 
 from faults.hostile import triton_files as files
-from safecache import key_directory, key_files
+from safecache.signing import key_directory, key_files
 
 pytest.importorskip("triton")
 

@@ -17,25 +17,15 @@ from unittest import mock
 from unit.key_cases import MAC
 
 from fuzz import mutators, reference, world
-from safecache import (
-    artifacts,
-    cpu,
-    elf,
-    key_format,
-    keyring,
-    loading,
-    mega_caches,
-    provenance,
-    seal,
-    signatures,
-    timestamps,
-    trust,
-    vouching,
-)
+from safecache.code import gate
+from safecache.doctor import elf
+from safecache.entries import artifacts, loading, mega_caches
 from safecache.errors import KeyringError
-from safecache.keys import Algorithm, Key
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.settings import units
+from safecache.signing import binding, key_files, keyring, provenance, seal, signatures, trust
+from safecache.signing.keys import Algorithm, Key
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -117,24 +107,24 @@ def check_record(content: bytes) -> None:
         else {}
     )
     runs_here = reference.runs_here(Kind.NATIVE_CODE, said["provenance"]) if said else False
-    digest = vouching.hashlib.sha256(LIBRARY).hexdigest()
+    digest = gate.hashlib.sha256(LIBRARY).hexdigest()
     assert (_judge(content) is None) == (stated.get("sha256") == digest and runs_here), (stated, said)
 
 
 def _judge(content: bytes) -> trust.Refusal | None:
     """As a process that has seen nothing before, and finds LIBRARY with ``content`` as its record."""
     with (
-        mock.patch.multiple(vouching, _known={}, _judged={}),
-        mock.patch.object(vouching.filesystem, "identity", lambda _: list(_STAMP)),
-        mock.patch.object(vouching.store, "read_entry", lambda *_: content),
-        mock.patch.object(vouching.filesystem, "lstat", lambda _: _STATUS),
-        mock.patch.object(vouching.files, "digest_regular", lambda *_, **__: vouching.hashlib.sha256(LIBRARY).digest()),
-        mock.patch.object(vouching.ownership, "why_not_private", lambda _: None),
+        mock.patch.multiple(gate, _known={}, _judged={}),
+        mock.patch.object(gate.filesystem, "identity", lambda _: list(_STAMP)),
+        mock.patch.object(gate.entry_files, "read_entry", lambda *_: content),
+        mock.patch.object(gate.filesystem, "lstat", lambda _: _STATUS),
+        mock.patch.object(gate.opening, "digest_regular", lambda *_, **__: gate.hashlib.sha256(LIBRARY).digest()),
+        mock.patch.object(gate.ownership, "why_not_private", lambda _: None),
         mock.patch.object(keyring, "current", lambda: _RING),
         _here(),
     ):
-        found = vouching.judge("/cache/ab/abc.so", "/cache")
-        again = vouching.judge("/cache/ab/abc.so", "/cache")
+        found = gate.judge("/cache/ab/abc.so", "/cache")
+        again = gate.judge("/cache/ab/abc.so", "/cache")
     assert found == again, "two verdicts"
     return found
 
@@ -143,7 +133,7 @@ def _here() -> contextlib.AbstractContextManager:
     """Where everything that is loaded runs."""
     here = contextlib.ExitStack()
     here.enter_context(mock.patch.object(provenance, "describe", lambda: dict(reference.HERE)))
-    here.enter_context(mock.patch.object(cpu, "instructions", lambda: reference.CPU))
+    here.enter_context(mock.patch.object(binding, "instructions", lambda: reference.CPU))
     return here
 
 
@@ -181,11 +171,11 @@ def _reads_as(content: bytes, coding: str) -> bool:
 
 def _key(content: bytes, any_secret: bool) -> Key | None:
     try:
-        key = key_format.recognise(content, any_secret=any_secret)
+        key = key_files.recognise(content, any_secret=any_secret)
     except KeyringError as error:
         assert str(error).isprintable(), error
         return None
-    assert key == key_format.recognise(content, any_secret=any_secret), "two keys"
+    assert key == key_files.recognise(content, any_secret=any_secret), "two keys"
     return key
 
 
@@ -199,19 +189,19 @@ def _check_key(key: Key) -> None:
         assert signatures.public_of(key.secret) == key.public
     key.allows("default")
     key.objection(0.0)
-    written = key_format.encode(key)
-    assert key_format.encode(key_format.decode(written)) == written, "it does not survive its file"
+    written = key_files.encode(key)
+    assert key_files.encode(key_files.decode(written)) == written, "it does not survive its file"
 
 
 def check_timestamp(content: bytes) -> None:
     """A moment, or ValueError; what is written of it is the same moment, to the second."""
     text = content.decode("utf-8", "surrogateescape")
     try:
-        seconds = timestamps.parse(text)
-        written = timestamps.write(seconds)
+        seconds = units.parse(text)
+        written = units.write(seconds)
     except (ValueError, OverflowError):
         return
-    assert timestamps.parse(written) == int(seconds), written
+    assert units.parse(written) == int(seconds), written
 
 
 # --- names

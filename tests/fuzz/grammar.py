@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from unit.signed import DOMAIN
 
-from safecache.keys import ALGORITHMS, Key
+from safecache.signing.keys import ALGORITHMS, Key
 
 FOOTER = struct.Struct("<32s8sQIBB8s")
 MAGIC = b"\x93SAFECA\n"

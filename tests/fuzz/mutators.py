@@ -12,7 +12,7 @@ from random import Random
 
 from fuzz import grammar, world
 from fuzz.grammar import Parts
-from safecache.kinds import Kind
+from safecache.reporting.kinds import Kind
 
 NUMBERS = (0, 1, 2, 31, 62, 63, 255, 256, 4096, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 NAMES = ("kind", "key", "namespace", "provenance", "cpu", "sha256", "stamp", "secret", "public", "private", "format")

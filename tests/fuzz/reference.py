@@ -1,4 +1,4 @@
-"""Which entries may be taken, said once more: after the docstring of safecache.seal, and sharing no code with it."""
+"""Which entries may be taken, said once more: after the docstring of safecache.signing.seal, and sharing no code with it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from fuzz.world import GOOD, Question
-from safecache.keys import Algorithm, Key
-from safecache.kinds import Kind
+from safecache.reporting.kinds import Kind
+from safecache.signing.keys import Algorithm, Key
 
 MAGIC = b"\x93SAFECA\n"
 

@@ -9,9 +9,9 @@ from typing import NamedTuple
 from unit.key_cases import MAC, PRIVATE
 from unit.sealed import FOOTER
 
-from safecache import seal
-from safecache.keys import Algorithm, Key
-from safecache.kinds import Kind
+from safecache.reporting.kinds import Kind
+from safecache.signing import seal
+from safecache.signing.keys import Algorithm, Key
 
 # What torch never unpickles is never sealed.
 KINDS = [kind for kind in Kind if kind not in (Kind.AUTOTUNING, Kind.OTHER)]

@@ -14,10 +14,13 @@ from unit.sealed import flipped
 
 from fuzz import sealings
 from fuzz.sealings import Sealing
-from safecache import events, records, seal, store, vouching
-from safecache.keys import Algorithm
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.code import gate
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import seal
+from safecache.signing.keys import Algorithm
+from safecache.store import entry_files, manifests
 
 # A flip is verified in microseconds under a MAC, and in a tenth of a millisecond under a signature.
 FLIPS = {Algorithm.HMAC_SHA256: 8_000, Algorithm.ED25519: 2_000}
@@ -70,26 +73,28 @@ def library(tmp_path, monkeypatch):
     path = tmp_path / "cache" / "ab" / "abc.so"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\x7fELF" + random.Random("library").randbytes(2_000))
-    monkeypatch.setattr(vouching, "_known", {})
-    monkeypatch.setattr(vouching, "_judged", {})
-    vouching.keep(str(path), str(tmp_path / "cache"))
+    monkeypatch.setattr(gate, "_known", {})
+    monkeypatch.setattr(gate, "_judged", {})
+    gate.keep(str(path), str(tmp_path / "cache"))
     return path
 
 
 def judge(library):
     """What a process says of it that has seen nothing before."""
-    vouching._known.clear()
-    vouching._judged.clear()
-    return vouching.judge(str(library), str(library.parents[1]))
+    gate._known.clear()
+    gate._judged.clear()
+    return gate.judge(str(library), str(library.parents[1]))
 
 
 @pytest.mark.parametrize("spoil", ["record", "library"])
 def test_no_flip_in_a_library_or_in_its_record_is_accepted(library, spoil):
     assert judge(library) is None
     name = (
-        records.path_of(str(library), str(library.parents[1]), Kind.NATIVE_CODE) if spoil == "record" else str(library)
+        manifests.path_of(str(library), str(library.parents[1]), Kind.NATIVE_CODE)
+        if spoil == "record"
+        else str(library)
     )
-    content = store.read_entry(name)
+    content = entry_files.read_entry(name)
     footer = seal.split(content)
     ends = [0, len(content)]
     if footer is not None:

@@ -14,8 +14,8 @@ from hypothesis import strategies
 
 from fuzz import decoders, world
 from fuzz.decoders import CORPUS, DECODERS
-from safecache import trust
-from safecache.reasons import Reason
+from safecache.reporting.reasons import Reason
+from safecache.signing import trust
 
 EACH = pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)
 KEPT = [(decoder, path) for decoder in DECODERS for path in sorted(decoder.corpus.iterdir())]

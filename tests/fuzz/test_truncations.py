@@ -11,9 +11,9 @@ import pytest
 from unit.key_cases import BOTH, MAC
 
 from fuzz import sealings
-from safecache import seal
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import seal
 
 PAGE = 4096
 CUTS = 10_000

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from unit.key_cases import MAC, PRIVATE, PUBLIC
 
-from safecache import seal, signatures
-from safecache.keys import Key
-from safecache.kinds import Kind
+from safecache.reporting.kinds import Kind
+from safecache.signing import seal, signatures
+from safecache.signing.keys import Key
 
 REVOKED = Key.derive(b"a key that was revoked. . . . . .")._replace(revoked=1.0)
 EXPIRED = Key.derive(b"a key that has expired . . . . . ")._replace(expires=1.0)

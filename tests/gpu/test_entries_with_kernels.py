@@ -52,8 +52,8 @@ def of_entries(said):
 
 
 def test_warm_start_hits_verified_entries_of_this_gpu(home):
-    from safecache import keyring, seal
-    from safecache.kinds import Kind
+    from safecache.reporting.kinds import Kind
+    from safecache.signing import keyring, seal
 
     cold, warm = step(home), step(home)
     assert of_entries(cold) == {"sealed": 3, "saved": 3} and cold["hits"] == [0, 0]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE, isolated_environment
 
-from safecache import seal
+from safecache.signing import seal
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

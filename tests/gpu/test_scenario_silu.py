@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE, TESTS, isolated_environment
 
-from safecache import provenance, targets
 from safecache.doctor import compilers
+from safecache.patching import targets
+from safecache.signing import provenance
 
 torch = pytest.importorskip("torch")
 # The packages are built once, by the first test.

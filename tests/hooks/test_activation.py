@@ -17,7 +17,7 @@ def test_importing_safecache_imports_no_torch_triton_or_wrapt(fake):
 def test_probe_knows_every_target_module(fake):
     fake(
         """
-        from safecache.targets import MODULES as targets
+        from safecache.patching.targets import MODULES as targets
         assert set(MODULES) == targets, targets
         """
     )
@@ -57,7 +57,7 @@ def test_importing_the_switched_off_package_does_nothing(fake):
         import safecache
         assert not safecache.is_active() and sys.meta_path == finders
         import_all()
-        assert not {"wrapt", "safecache.patching"} & set(sys.modules)
+        assert not {"wrapt", "safecache.patching.patching"} & set(sys.modules)
         assert all_are("inactive"), states()
         """,
         SAFECACHE="0",

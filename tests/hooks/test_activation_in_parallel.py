@@ -65,7 +65,7 @@ def test_threads_that_activate_deactivate_and_import_end_consistent(fake):
         assert not any("FunctionWrapper" in type(value).__name__ for value in before.values())
         safecache.activate()
         assert all_are("active"), states()
-        assert sum(type(finder).__module__ == "safecache.activation" for finder in sys.meta_path) == 1
+        assert sum(type(finder).__module__ == "safecache.patching.activation" for finder in sys.meta_path) == 1
         safecache.deactivate()
         assert differences(before, snapshot()) == []
         """
@@ -127,7 +127,7 @@ def test_fork_while_another_thread_holds_the_lock_does_not_hang_the_child(fake):
         """
         import os, signal, threading
         import safecache
-        from safecache import activation
+        from safecache.patching import activation
         held, done = threading.Event(), threading.Event()
         def hold():
             with activation._lock:

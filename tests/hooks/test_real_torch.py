@@ -51,8 +51,8 @@ def journeys():
 
 import contextlib, types
 import safecache, torch
-from safecache import layout, patching
-from safecache.targets import PICKLE_MODULE, TARGETS
+from safecache.places import layout; from safecache.patching import patching
+from safecache.patching.targets import PICKLE_MODULE, TARGETS
 import wrapt
 known = states()
 assert not torch.__file__.startswith(sys.path[-1])

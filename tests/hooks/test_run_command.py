@@ -109,7 +109,7 @@ def test_source_tree_that_only_the_launcher_finds_is_enough(run_command, tmp_pat
         f"print({str(SOURCE)!r} in map(__import__('os').path.abspath, sys.path), "
         "__import__('importlib.util').util.find_spec('tests'), 'torch' in sys.modules)"
     )
-    code = f"{ASK}; import safecache, safecache.patching; {beside}"
+    code = f"{ASK}; import safecache, safecache.patching.patching; {beside}"
     # An editable install has the tree on its path by itself; then it is to be there as often as without us.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     alone = subprocess.run(

@@ -177,8 +177,8 @@ def test_metrics_of_vllm_are_in_the_registry_that_it_serves_and_sglangs_are_left
         if "prometheus_client" not in sys.modules:
             print("not imported")
         from prometheus_client import REGISTRY, generate_latest
-        from safecache import events
-        from safecache.reasons import Count
+        from safecache.reporting import events
+        from safecache.reporting.reasons import Count
         events.count(Count.SAVED)
         print('safecache_events_total{event="saved"} 1.0' in generate_latest(REGISTRY).decode().splitlines())
         """,
@@ -206,7 +206,7 @@ def test_server_starts_where_metrics_cannot_be_had(server):
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "default"])
 def test_installation_that_is_broken_stops_a_strict_server_alone(server, strict):
     said = server(
-        "sys.modules['safecache.hook_status'] = None\nload()\nprint('started')",
+        "sys.modules['safecache.reporting.events'] = None\nload()\nprint('started')",
         SAFECACHE="1",
         SAFECACHE_STRICT=str(int(strict)),
     )

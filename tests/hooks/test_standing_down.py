@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from safecache.targets import TARGETS
+from safecache.patching.targets import TARGETS
 
 SAVE_GRAPH = "torch._inductor.codecache.FxGraphCache._save_graph"
 CANDIDATES = "torch._inductor.codecache.GuardedCache.iterate_over_candidates"

@@ -7,7 +7,7 @@ import json
 import pytest
 from conftest import NEEDS_TORCH, SOURCE
 
-from safecache.targets import TARGETS
+from safecache.patching.targets import TARGETS
 
 FAKE_RELEASE = (2, 14)
 

@@ -7,8 +7,8 @@ from conftest import NEEDS_TORCH, python
 
 REPORT = """
 import os, torch
-from safecache import events
-from safecache.reasons import Reason
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
 for _ in range(2):
     events.report(Reason.DAMAGED, "it is damaged.")
 print(os.getpid())
@@ -25,4 +25,4 @@ def test_torch_logs_shows_what_is_not_said_twice(setting, levels):
     lines = [line for line in done.stderr.splitlines() if "safecache: it is damaged. [damaged]" in line]
     assert len(lines) == max(len(levels), 1), done.stderr
     assert all(line.endswith(f"[rank 3, pid {done.stdout.strip()}]") for line in lines)
-    assert "".join(line[0] for line in lines if "safecache/events.py:" in line) == levels
+    assert "".join(line[0] for line in lines if "safecache/reporting/events.py:" in line) == levels

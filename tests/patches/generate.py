@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from safecache.targets import TARGETS, VERIFYING, Target
+from safecache.patching.targets import TARGETS, VERIFYING, Target
 
 NAME = "verified-loads"
 PATCHES = Path(__file__).parents[2] / "patches"

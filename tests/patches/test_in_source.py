@@ -8,7 +8,7 @@ import pytest
 from conftest import python
 
 from patches.conftest import installed
-from safecache.targets import TARGETS, VERIFYING
+from safecache.patching.targets import TARGETS, VERIFYING
 
 LAUNCHERS = {
     "torch._inductor.runtime.triton_heuristics.TritonCompileResult.make_launcher",
@@ -27,8 +27,8 @@ STATES = """
 import json, sys, {first}
 {then}
 import importlib
-from safecache import provenance
-from safecache.targets import VERIFYING, TARGETS
+from safecache.signing import provenance
+from safecache.patching.targets import VERIFYING, TARGETS
 release = provenance.torch_release()
 for name in sorted({{target.module for target in TARGETS if not target.needs and not target.is_not_for(release)}}):
     if not name.startswith("triton") or {triton}:

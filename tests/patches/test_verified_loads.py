@@ -18,7 +18,7 @@ from planted import MARKER
 
 from patches import generate
 from patches.conftest import installed
-from safecache.targets import TARGETS
+from safecache.patching.targets import TARGETS
 
 NAME = "verified-loads"
 MODEL = """
@@ -29,7 +29,7 @@ x = torch.ones(8)
 torch.testing.assert_close(compiled(x), (x.sin() + 1).relu())
 def counted():
     # Not by an import, which would activate it.
-    events = sys.modules.get("safecache.events")
+    events = sys.modules.get("safecache.reporting.events")
     return {
         "hits": [counters["aot_autograd"]["autograd_cache_hit"], counters["inductor"]["fxgraph_cache_hit"]],
         "safecache": "safecache" in sys.modules,
@@ -170,7 +170,7 @@ def test_all_patches_go_together(patched, tmp_path):
 
 
 def _patches():
-    from safecache.patches import sites
+    from safecache.source_patches import sites
 
     return [patch for site in sites.find(str(generate.installed())) for patch in site.patches]
 

@@ -15,8 +15,12 @@ import hypothesis
 import pytest
 from caches import Cache
 
-from safecache import config, events, jobs, keyring, rescue
 from safecache.cli.main import main
+from safecache.reporting import events
+from safecache.settings import config
+from safecache.signing import keyring
+from safecache.tiers import fallback
+from safecache.upkeep import jobs
 from unit.fresh import forget_levels
 
 # A deadline is a timing assertion; a database would leave files in the checkout.
@@ -65,7 +69,7 @@ def shared(tmp_path, monkeypatch, settings):
 @pytest.fixture
 def local(shared):
     """The local level, in use."""
-    rescue.settle(lambda: str(shared))
+    fallback.settle(lambda: str(shared))
     return config.cache_directory()
 
 

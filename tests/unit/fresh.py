@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from safecache import levels, rescue, triton_place, vouching, written_files
+from safecache.code import gate, triton_place, written_files
+from safecache.tiers import fallback, levels
 
 
 def forget_kernels() -> None:
     """What this process knows of Triton's files."""
-    vouching._known.clear()
-    vouching._judged.clear()
+    gate._known.clear()
+    gate._judged.clear()
     triton_place.forget()
     written_files.forget()
 
@@ -16,5 +17,5 @@ def forget_kernels() -> None:
 def forget_levels(monkeypatch) -> None:
     """Which local levels there are, and what failed."""
     known = [(levels, "_levels"), (levels, "_left_until")]
-    for module, name in (*known, *((rescue, name) for name in ("_good_until", "_bad_until", "_faults"))):
+    for module, name in (*known, *((fallback, name) for name in ("_good_until", "_bad_until", "_faults"))):
         monkeypatch.setattr(module, name, {})

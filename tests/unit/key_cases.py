@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from safecache import config, key_format, signatures
-from safecache.keys import Key
+from safecache.settings import config
+from safecache.signing import key_files, signatures
+from safecache.signing.keys import Key
 
 HOUR = 3600.0
 MAC = Key.derive(b"a MAC key that the tests know...")
@@ -32,7 +33,7 @@ def directory() -> Path:
 def put(key: Key, *, name: str = "", mode: int | None = None, **changes: object) -> Path:
     """The key's file in the keyring directory, with fields changed after the fact."""
     path = directory() / (name or f"{key.id.hex()}.json")
-    fields = json.loads(key_format.encode(key)) | changes
+    fields = json.loads(key_files.encode(key)) | changes
     path.write_text(json.dumps({name: value for name, value in fields.items() if value != "absent"}))
     path.chmod(mode if mode is not None else 0o600 if key.can_seal else 0o644)
     return path

@@ -7,9 +7,11 @@ from pathlib import Path
 
 from caches import HOUR, key
 
-from safecache import binding, keyring, layout, seal, store
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.places import layout
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import binding, keyring, seal
+from safecache.store import entry_files
 
 BUILD = {**binding.statement(Kind.AOT_ENTRY), "gpu": "sm_90"}
 GRAPH = b"kernel = 'triton_poi_fused_add_0'; other = 'triton_red_fused_sum_1'"
@@ -35,7 +37,7 @@ def kernel(cache, name, metadata, age=2 * HOUR):
 
 
 def aside(path, root, reason=Reason.OTHER_BUILD):
-    moved = store.quarantine(str(path), str(root), reason)
+    moved = entry_files.quarantine(str(path), str(root), reason)
     assert moved is not None
     return Path(moved)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pickle
 
-from safecache import seal
-from safecache.keyring import Key
-from safecache.kinds import Kind
+from safecache.reporting.kinds import Kind
+from safecache.signing import seal
+from safecache.signing.keyring import Key
 
 KEY = Key.derive(b"k" * 32)
 PAYLOAD = pickle.dumps({"graph": list(range(100))})

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from safecache import seal, signatures, trust
-from safecache.keys import Algorithm, Key
-from safecache.kinds import Kind
-from safecache.reasons import Count
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Count
+from safecache.signing import seal, signatures, trust
+from safecache.signing.keys import Algorithm, Key
 from unit.sealed import FOOTER, PAYLOAD, PROVENANCE
 
 DOMAIN = b"safecache seal 2\0"

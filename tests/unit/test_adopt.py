@@ -9,11 +9,13 @@ import pickle
 import pytest
 from conftest import needs_root
 
-from safecache import keyring, layout, seal, store, trust
-from safecache.adopt import adopt
 from safecache.errors import EntryRefusedError, KeyringError
-from safecache.kinds import Kind
-from safecache.reasons import Count
+from safecache.places import layout
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Count
+from safecache.signing import keyring, seal, trust
+from safecache.store import entry_files
+from safecache.upkeep.sealing import adopt
 
 VALUE = {"graph": [1, 2, 3]}
 PAYLOAD = pickle.dumps(VALUE)
@@ -159,7 +161,7 @@ def test_old_file_stays_until_the_sealed_one_is_there(root, monkeypatch):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     path = put(root, PAYLOAD)
-    monkeypatch.setattr(store, "publish", full)
+    monkeypatch.setattr(entry_files, "publish", full)
     assert_skipped(root, path, "No space left on device")
 
 

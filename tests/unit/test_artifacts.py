@@ -6,9 +6,9 @@ import pickle
 
 import pytest
 
-from safecache import artifacts
+from safecache.entries import artifacts
 from safecache.errors import EntryRefusedError
-from safecache.kinds import Kind
+from safecache.reporting.kinds import Kind
 
 VALUE = {"graph": [1, 2, 3]}
 CONTENT = pickle.dumps(VALUE)

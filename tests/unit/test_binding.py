@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import binding, cpu, provenance
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import binding, provenance
 
 HERE = {"machine": "x86_64", "torch": "2.15.0+cu130", "triton": "3.9.0", "gpu": "sm_80,sm_90", "python": "3.11.7"}
 CHANGES = {
@@ -36,7 +36,7 @@ REFUSED = {
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     monkeypatch.setattr(provenance, "describe", lambda: dict(HERE))
-    monkeypatch.setattr(cpu, "instructions", lambda: "avx2")
+    monkeypatch.setattr(binding, "instructions", lambda: "avx2")
 
 
 @pytest.mark.parametrize("changed", CHANGES)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from safecache import private_build, vouching
+from safecache.code import gate, private_build
 from safecache.errors import EntryRefusedError
 
 INCLUDE = b"#include <torch/csrc/inductor/cpp_prefix.h>\n"
@@ -12,8 +12,8 @@ INCLUDE = b"#include <torch/csrc/inductor/cpp_prefix.h>\n"
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    monkeypatch.setattr(vouching, "_known", {})
-    monkeypatch.setattr(vouching, "_judged", {})
+    monkeypatch.setattr(gate, "_known", {})
+    monkeypatch.setattr(gate, "_judged", {})
     for folder in ("cache/ab", "headers/own"):
         (tmp_path / folder).mkdir(parents=True)
     return tmp_path
@@ -44,14 +44,14 @@ def header(root):
 
 
 def test_source_that_this_process_has_generated_is_read(check, source):
-    vouching.expect(str(source), b"int f();")
+    gate.expect(str(source), b"int f();")
     check(source)
 
 
 @pytest.mark.parametrize("expected", [True, False], ids=["replaced", "unknown"])
 def test_source_that_is_another_is_not(check, source, expected):
     if expected:
-        vouching.expect(str(source), b"int g();")
+        gate.expect(str(source), b"int g();")
     with pytest.raises(EntryRefusedError, match=r"abc\.cpp was replaced"):
         check(source)
 
@@ -69,7 +69,7 @@ def test_compiler_is_no_input(check, root):
 @pytest.mark.parametrize("expected", [True, False], ids=["known", "of-before-the-hooks"])
 def test_header_that_includes_one_of_torchs_own_is_read(check, header, expected):
     if expected:
-        vouching.expect(str(header), INCLUDE)
+        gate.expect(str(header), INCLUDE)
     check("-include", header)
 
 
@@ -86,7 +86,7 @@ def test_header_that_includes_one_of_torchs_own_is_read(check, header, expected)
 @pytest.mark.parametrize("expected", [True, False], ids=["known", "of-before-the-hooks"])
 def test_header_that_holds_anything_else_is_not(check, header, content, expected):
     if expected:
-        vouching.expect(str(header), INCLUDE)
+        gate.expect(str(header), INCLUDE)
     header.write_bytes(content)
     with pytest.raises(EntryRefusedError, match=r"h\.h was replaced"):
         check("-include", header)
@@ -99,20 +99,20 @@ def test_precompiled_header_is_read_if_it_is_vouched_for(check, header, kept):
     compiled.write_bytes(b"gpch")
     header.with_name("h.h.gch.load_ok").touch()
     if kept:
-        vouching.keep(str(compiled), str(header.parent))
+        gate.keep(str(compiled), str(header.parent))
     check("-include", header)
     assert compiled.exists() is kept
 
 
 def test_precompiled_header_that_cannot_be_read_just_now_is_not_left_to_the_compiler(check, header, monkeypatch):
     header.with_name("h.h.gch").write_bytes(b"gpch")
-    digest = vouching.files.digest_regular
+    digest = gate.opening.digest_regular
 
     def fail(path, *rest, **named):
         if path.endswith(".gch"):
             raise OSError(24, "Too many open files")
         return digest(path, *rest, **named)
 
-    monkeypatch.setattr(vouching.files, "digest_regular", fail)
+    monkeypatch.setattr(gate.opening, "digest_regular", fail)
     with pytest.raises(OSError, match="Too many open files"):
         check("-include", header)

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import build_keys, keyring
-from safecache.build_keys import Installation
+from safecache.code import build_keys
+from safecache.code.build_keys import Installation
+from safecache.signing import keyring
 
 
 class Key:

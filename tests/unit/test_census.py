@@ -6,11 +6,11 @@ import textwrap
 
 import pytest
 
-from safecache import census
+from safecache.patching import sinks
 
 
 def found(source):
-    return {(sink.function, sink.what, sink.times) for sink in census.scan_source(textwrap.dedent(source), "a.py")}
+    return {(sink.function, sink.what, sink.times) for sink in sinks.scan_source(textwrap.dedent(source), "a.py")}
 
 
 @pytest.mark.parametrize(

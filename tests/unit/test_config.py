@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import config, setting_values, settings
 from safecache.errors import ConfigError
+from safecache.settings import config, setting_values, settings
 
 ROOT = Path(__file__).parents[2]
 SWITCHES = (

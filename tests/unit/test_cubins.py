@@ -7,10 +7,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import kernel_recipe, records, vouching
-from safecache.directory_faults import Unreadable
+from safecache.code import gate
 from safecache.errors import EntryRefusedError
-from safecache.kinds import Kind
+from safecache.launchers import kernel_recipe
+from safecache.reporting.kinds import Kind
+from safecache.store import manifests
+from safecache.tiers.directory_faults import Unreadable
 from unit.fresh import forget_kernels
 
 GOOD, EVIL = b"\x7fELF good", b"\x7fELF evil"
@@ -26,7 +28,7 @@ def cubin(tmp_path):
     path = tmp_path / "triton" / "KEY" / "kernel.cubin"
     path.parent.mkdir(parents=True)
     path.write_bytes(GOOD)
-    assert vouching.keep(str(path), str(path.parents[1]), Kind.KERNEL)
+    assert gate.keep(str(path), str(path.parents[1]), Kind.KERNEL)
     forget_kernels()
     return path
 
@@ -51,7 +53,7 @@ def unreadable_record(cubin, monkeypatch):
     def refuse(path, *rest, **named):
         raise Unreadable(13, "Permission denied", path)
 
-    monkeypatch.setattr(records, "stored", refuse)
+    monkeypatch.setattr(manifests, "stored", refuse)
 
 
 def obstacle(cubin, monkeypatch):
@@ -62,7 +64,7 @@ def obstacle(cubin, monkeypatch):
 def gone_at_the_check(cubin, monkeypatch):
     """Where others can write, something else lies there by the time of the load."""
     cubin.parents[1].chmod(0o777)
-    judge = vouching.judge
+    judge = gate.judge
 
     def vanish(path, *rest, **named):
         os.unlink(path)
@@ -71,7 +73,7 @@ def gone_at_the_check(cubin, monkeypatch):
         finally:
             cubin.write_bytes(EVIL)
 
-    monkeypatch.setattr(vouching, "judge", vanish)
+    monkeypatch.setattr(gate, "judge", vanish)
 
 
 ATTACKS = [lambda cubin, monkeypatch: None, unreadable_record, obstacle, gone_at_the_check]

@@ -13,25 +13,17 @@ import zlib
 
 import pytest
 
-from safecache import (
-    build_keys,
-    explanations,
-    kernel_metadata,
-    key_format,
-    key_records,
-    keyring,
-    quarantine,
-    records,
-    run_summary,
-    seal,
-    timestamps,
-    triton_place,
-    vllm_factors,
-)
 from safecache.cli import crashes
+from safecache.code import build_keys, triton_place
 from safecache.errors import KeyringError
+from safecache.explain import explanations, key_records, vllm
+from safecache.history import run_summary
 from safecache.isolation import known_bad, reports
-from safecache.kinds import Kind
+from safecache.reporting.kinds import Kind
+from safecache.settings import units
+from safecache.signing import key_files, keyring, seal
+from safecache.store import manifests, quarantine
+from safecache.upkeep import catalogue
 from unit.key_cases import MAC
 
 VALUES = [
@@ -99,13 +91,13 @@ def sealed(key, content, kind, name, provenance=None):
 
 def check_key_file(document, key, tmp_path):
     try:
-        decoded = key_format.recognise(json.dumps(document).encode(), any_secret=False)
+        decoded = key_files.recognise(json.dumps(document).encode(), any_secret=False)
     except KeyringError as error:
         assert str(error).isprintable()
         return
     decoded.objection(time.time())
     decoded.allows("default")
-    key_format.encode(decoded)
+    key_files.encode(decoded)
 
 
 def check_seal_body(document, key, tmp_path):
@@ -120,14 +112,14 @@ def check_seal_body(document, key, tmp_path):
 
 def check_record(document, key, tmp_path):
     path = str(tmp_path / "ab" / "abc.so")
-    record = sealed(key, json.dumps(document).encode(), Kind.NATIVE_CODE, records.name_of(path, Kind.NATIVE_CODE))
-    verdict, stated = records.verify(record, path, Kind.NATIVE_CODE)
+    record = sealed(key, json.dumps(document).encode(), Kind.NATIVE_CODE, manifests.name_of(path, Kind.NATIVE_CODE))
+    verdict, stated = manifests.verify(record, path, Kind.NATIVE_CODE)
     assert verdict.reason is not None or isinstance(stated["sha256"], str)
 
 
 def check_build_key(document, key, tmp_path):
     root = str(tmp_path)
-    place = records.path_of("own", root, Kind.MEMO)
+    place = manifests.path_of("own", root, Kind.MEMO)
     os.makedirs(os.path.dirname(place), exist_ok=True)
     with open(place, "wb") as file:
         file.write(sealed(key, json.dumps(document).encode(), Kind.MEMO, "own"))
@@ -161,7 +153,7 @@ def check_key_record(document, key, tmp_path):
         packer = zlib.compressobj(wbits=key_records._GZIP)
         file.write(packer.compress(record) + packer.flush())
     for found in key_records.every(root):
-        assert timestamps.write(found.made) and timestamps.write(found.first)
+        assert units.write(found.made) and units.write(found.first)
         assert explanations.explain(found, root, saved=True)
 
 
@@ -181,7 +173,7 @@ def check_kernel_metadata(document, key, tmp_path):
     path = tmp_path / "k.json"
     path.write_text(json.dumps(document))
     (tmp_path / "__grp__k.json").write_text("{}")
-    assert kernel_metadata.read([str(path), str(tmp_path / "__grp__k.json")])
+    assert catalogue.read([str(path), str(tmp_path / "__grp__k.json")])
 
 
 def check_list_of_a_group(document, key, tmp_path):
@@ -194,15 +186,15 @@ def check_factors(document, key, tmp_path):
     directory = tmp_path / "key" / "rank_0_0" / "backbone"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "cache_key_factors.json").write_text(json.dumps(document))
-    found = vllm_factors.find(str(tmp_path))
+    found = vllm.find(str(tmp_path))
     for each in found:
-        vllm_factors.compare(each, each._replace(values={}))
+        vllm.compare(each, each._replace(values={}))
 
 
 KEY = "a" * 52
 DOCUMENTS = {
     check_key_file: json.loads(
-        key_format.encode(MAC._replace(created=1.0, expires=4e9, revoked=2.0, why_revoked="lost", name="own"))
+        key_files.encode(MAC._replace(created=1.0, expires=4e9, revoked=2.0, why_revoked="lost", name="own"))
     ),
     check_seal_body: {"kind": "memo", "key": "key", "namespace": "default", "provenance": {"torch": "2.15.0"}},
     check_record: {"sha256": "0" * 64, "stamp": [1, 2, 3, 4], "files": {"k.json": "0" * 64}},

@@ -9,8 +9,8 @@ import subprocess
 
 import pytest
 
-from safecache import directory_faults
-from safecache.reasons import Reason
+from safecache.reporting.reasons import Reason
+from safecache.tiers import directory_faults
 
 CACHE = "/cache"
 FULL = os.strerror(errno.ENOSPC)

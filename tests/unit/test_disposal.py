@@ -7,10 +7,10 @@ import os
 
 import pytest
 
-from safecache import disposal
-from safecache.kinds import Kind
-from safecache.reasons import Reason
-from safecache.trust import Refusal
+from safecache.code import gate
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing.trust import Refusal
 
 REFUSAL = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
 
@@ -18,12 +18,12 @@ REFUSAL = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
 @pytest.mark.parametrize("judged", [1, 2, 3, 4])
 def test_what_is_replaced_again_and_again_is_judged_three_times(judged):
     verdicts = iter([REFUSAL] * (judged - 1) + [None])
-    assert disposal.settled(lambda: next(verdicts), lambda refusal: False) is (judged < 4)
+    assert gate.settled(lambda: next(verdicts), lambda refusal: False) is (judged < 4)
     assert len(list(verdicts)) == (1 if judged == 4 else 0)
 
 
 def test_what_was_set_aside_is_not_there_to_be_used():
-    assert not disposal.settled(lambda: REFUSAL, lambda refusal: True)
+    assert not gate.settled(lambda: REFUSAL, lambda refusal: True)
 
 
 @pytest.mark.parametrize("by_another", [False, True])
@@ -35,7 +35,7 @@ def test_report_says_who_has_moved_it_away(tmp_path, caplog, by_another):
     refusal = REFUSAL._replace(found=os.lstat(path))
     if by_another:
         path.unlink()
-    assert disposal.discard(refusal, Kind.NATIVE_CODE, str(path), str(path.parent))
+    assert gate.discard(refusal, Kind.NATIVE_CODE, str(path), str(path.parent))
     (said,) = caplog.messages
     assert ("Another process has moved it away." in said) is by_another
     assert ("It was moved to " in said) is not by_another

@@ -7,8 +7,9 @@ import os
 
 import pytest
 
-from safecache import filesystem, mounts, store
-from safecache.mounts import Mount
+from safecache.files import filesystem, mounts
+from safecache.files.mounts import Mount
+from safecache.store import entry_files
 
 
 @pytest.fixture
@@ -59,7 +60,7 @@ WAITING, NOT = ["sync file", "rename", "sync directory"], ["rename"]
 def test_publishing_waits_as_it_is_set(tmp_path, settings, calls, on, chosen, file_system, expected):
     settings(SAFECACHE_FSYNC=chosen)
     on(file_system)
-    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    entry_files.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
     assert calls == expected and (tmp_path / "entry").read_bytes() == b"content"
 
 
@@ -76,7 +77,7 @@ def test_directories_up_to_the_cache_are_waited_for_or_none(tmp_path, settings, 
         sync(descriptor)
 
     monkeypatch.setattr(filesystem, "fsync", note)
-    store.publish(str(entry), b"content", str(tmp_path / "cache"))
+    entry_files.publish(str(entry), b"content", str(tmp_path / "cache"))
     assert sorted(name for name in seen if not name.endswith(".tmp")) == synced
 
 
@@ -91,7 +92,7 @@ def test_directory_that_may_be_written_and_not_read_is_not_waited_for(tmp_path, 
         return open_(path, flags, *args, **named)
 
     monkeypatch.setattr(filesystem, "open", refuse)
-    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    entry_files.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
     assert refused[0] == str(tmp_path) and (tmp_path / "entry").read_bytes() == b"content"
 
 
@@ -100,7 +101,7 @@ def test_all_is_written_before_it_is_waited_for(tmp_path, settings, monkeypatch)
     sizes = []
     sync = filesystem.fsync
     monkeypatch.setattr(filesystem, "fsync", lambda fd: sizes.append(os.fstat(fd).st_size) or sync(fd))
-    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    entry_files.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
     assert sizes[0] == len(b"content")
 
 
@@ -117,9 +118,9 @@ def test_directory_that_cannot_be_synced(tmp_path, settings, monkeypatch, error,
     monkeypatch.setattr(filesystem, "fsync", fail)
     if raised:
         with pytest.raises(OSError, match=os.strerror(error)):
-            store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+            entry_files.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
     else:
-        store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+        entry_files.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
     assert (tmp_path / "entry").read_bytes() == b"content"
 
 
@@ -133,5 +134,5 @@ def test_failed_sync_of_a_file_leaves_what_was_there(tmp_path, settings, monkeyp
 
     monkeypatch.setattr(filesystem, "fsync", fail)
     with pytest.raises(OSError):
-        store.publish(str(entry), b"new", str(tmp_path))
+        entry_files.publish(str(entry), b"new", str(tmp_path))
     assert entry.read_bytes() == b"old" and os.listdir(tmp_path) == ["entry"]

@@ -8,10 +8,11 @@ import pytest
 from caches import DAY, HOUR, Cache, at_each_rename, key
 from conftest import needs_root
 
-from safecache import eviction, folders, jobs, mounts
 from safecache.errors import CacheWriteError
-from safecache.eviction import Limits
-from safecache.groups import GroupKind
+from safecache.files import folders, mounts
+from safecache.store.groups import GroupKind
+from safecache.upkeep import eviction, jobs
+from safecache.upkeep.eviction import Limits
 
 RUNNING_TORCH = jobs.running_torch
 

@@ -7,9 +7,10 @@ import random
 
 from caches import HOUR, NOW, Cache, at_each_rename, key
 
-from safecache import eviction, inventory, stamps
-from safecache.eviction import Limits
-from safecache.groups import GroupKind
+from safecache.files import stamps
+from safecache.store.groups import GroupKind
+from safecache.upkeep import eviction, inventory
+from safecache.upkeep.eviction import Limits
 
 STEP = 1200.0
 MODELS = 12

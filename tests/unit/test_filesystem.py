@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 import safecache
-from safecache import durability, files, folders, quarantine, store, temporaries
+from safecache.files import folders, opening, temporaries
+from safecache.store import entry_files, quarantine
 
 # What only joins or cuts strings, and constants.
 PURE = {
@@ -54,8 +55,8 @@ def root_of(node):
 
 @pytest.mark.parametrize(
     "module",
-    [store, temporaries, files, durability, quarantine, folders],
-    ids=lambda module: module.__name__.split(".")[1],
+    [entry_files, temporaries, opening, temporaries, quarantine, folders],
+    ids=lambda module: module.__name__.rpartition(".")[2],
 )
 def test_module_calls_the_file_system_through_the_seam_alone(module):
     tree = ast.parse(inspect.getsource(module))
@@ -87,31 +88,28 @@ ELSEWHERE = {
     "cli/demo.py": "a cache of its own",
     "cli/listing_arguments.py": "/dev/null",
     "cli/workload/__init__.py": "caches of its own",
-    "directory_faults.py": "a cache's root itself",
+    "tiers/directory_faults.py": "a cache's root itself",
     "doctor/behaviour.py": "what it tries in a directory of its own, through that directory's descriptor",
     "doctor/hooks.py": "a temporary directory",
-    "exec_directory.py": "the directory for code on other mounts",
-    "files.py": "a copy in a private directory, or beside a package",
+    "code/exec_directory.py": "the directory for code on other mounts",
+    "files/opening.py": "a copy in a private directory, or beside a package",
     "hooks/cpp_extension.py": "a private directory",
     "isolation/crashes.py": "a private directory",
     "isolation/server.py": "/dev/null",
     "isolation/worker.py": "a private directory, and its own entry of /proc",
-    "kernel_recipe.py": "memory",
-    "key_directory.py": "keys",
-    "key_files.py": "keys",
-    "keyring.py": "keys",
-    "levels.py": "a local level's root itself",
-    "metrics.py": "the metrics' directory",
-    "metrics_file.py": "the metrics' directory",
-    "occupancy.py": "private directories",
-    "packages.py": "packages, at the paths that their users give",
-    "patches/publishing.py": "torch's and Triton's source",
-    "patches/tools.py": "torch's and Triton's source",
-    "private_build.py": "a private directory",
-    "private_directory.py": "private directories",
-    "sealed_copy.py": "memory, and a private directory",
-    "store.py": "what lies above a cache, or outside: a root that is made",
-    "triton_files.py": "dumps for people, where their setting says",
+    "launchers/kernel_recipe.py": "memory",
+    "signing/key_directory.py": "keys",
+    "signing/key_files.py": "keys",
+    "signing/keyring.py": "keys",
+    "tiers/levels.py": "a local level's root itself",
+    "metrics/__init__.py": "the metrics' directory",
+    "code/packages.py": "packages, at the paths that their users give",
+    "source_patches/publishing.py": "torch's and Triton's source",
+    "source_patches/tools.py": "torch's and Triton's source",
+    "code/private_build.py": "a private directory",
+    "files/private_directory.py": "memory, and private directories",
+    "store/entry_files.py": "what lies above a cache, or outside: a root that is made",
+    "code/triton_files.py": "dumps for people, where their setting says",
 }
 
 

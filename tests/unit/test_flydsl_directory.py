@@ -8,8 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import config, ownership
+from safecache.files import ownership
 from safecache.hooks import object_caches
+from safecache.settings import config
 
 NAME = "FLYDSL_RUNTIME_CACHE_DIR"
 

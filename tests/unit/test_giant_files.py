@@ -13,36 +13,21 @@ from pathlib import Path
 import pytest
 from caches import HOUR, Cache, key
 
-from safecache import (
-    binding,
-    events,
-    eviction,
-    exec_directory,
-    files,
-    filesystem,
-    keyring,
-    layer_copies,
-    layout,
-    loading,
-    private_build,
-    quarantine,
-    records,
-    seal,
-    signers,
-    sources,
-    store,
-    triton_files,
-    trust,
-    vouching,
-    write_through,
-)
+from safecache.code import exec_directory, gate, layer_copies, private_build, sources, triton_files
+from safecache.entries import copies, loading
 from safecache.errors import EntryRefusedError, SafecacheError
+from safecache.files import filesystem, opening
 from safecache.hooks import caching, standalone_compile
-from safecache.keys import Key
-from safecache.kinds import Kind
-from safecache.quarantined import listed as in_quarantine
-from safecache.quarantined import objection as against_restoring
-from safecache.reasons import Reason
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import binding, keyring, seal, trust
+from safecache.signing.keys import Key
+from safecache.store import entry_files, manifests, quarantine
+from safecache.upkeep import eviction, signers
+from safecache.upkeep.quarantined import listed as in_quarantine
+from safecache.upkeep.quarantined import objection as against_restoring
 from unit.fresh import forget_kernels
 from unit.listed import entry, kernel
 
@@ -110,10 +95,10 @@ def test_giant_is_a_clear_error_in_strict_mode(cache, settings, trusted):
 
 
 def test_entry_that_a_trusted_key_has_sealed_is_read_whatever_its_size(cache, monkeypatch):
-    monkeypatch.setattr("safecache.bounds.UNSEALED", 100)
+    monkeypatch.setattr("safecache.store.entry_files.UNSEALED", 100)
     payload = b"\x80\x04N." + bytes(100_000)
     path = entry(cache, "a", payload=payload)
-    assert store.read_entry(str(path), 100).startswith(payload)
+    assert entry_files.read_entry(str(path), 100).startswith(payload)
     assert looked_up(cache, path) == [None] and events.counters() == {"verified": 1}
 
 
@@ -146,8 +131,8 @@ def forged(by, own, size):
 def test_giant_in_place_of_a_record_is_as_good_as_none(cache):
     path, *_ = cache.code("a", HOUR)
     giant(cache.root / ".safecache" / "records" / "00" / "x")
-    giant(cache.file(cache.root.joinpath(records.path_of(str(path), str(cache.root), Kind.NATIVE_CODE)), HOUR))
-    assert records.stored(str(path), str(cache.root), Kind.NATIVE_CODE) is None
+    giant(cache.file(cache.root.joinpath(manifests.path_of(str(path), str(cache.root), Kind.NATIVE_CODE)), HOUR))
+    assert manifests.stored(str(path), str(cache.root), Kind.NATIVE_CODE) is None
 
 
 @pytest.mark.parametrize("name", ["source.py", "source.cpp"])
@@ -170,10 +155,10 @@ def test_giant_in_place_of_a_library_is_moved_away(cache, settings, sealed, trus
     path = cache.root / "ab" / "code.so"
     cache.file(path, HOUR)
     if sealed:
-        vouching.keep(str(path), str(cache.root))
+        gate.keep(str(path), str(cache.root))
         forget_kernels()
     giant(path)
-    assert not vouching.admit_build(str(path), str(cache.root))
+    assert not gate.admit_build(str(path), str(cache.root))
     assert not path.exists() and events.counters()["too large"] == 1
 
 
@@ -198,7 +183,7 @@ def test_giant_of_a_group_is_not_read(cache):
 
 def test_what_has_become_a_giant_is_not_read_to_be_moved_away(cache):
     path = giant(cache.aot("a", HOUR))
-    assert store.quarantine(str(path), str(cache.root), Reason.DAMAGED, b"judged") is None and path.exists()
+    assert entry_files.quarantine(str(path), str(cache.root), Reason.DAMAGED, b"judged") is None and path.exists()
     assert not quarantine.is_still(str(path), b"judged")
 
 
@@ -206,9 +191,9 @@ def test_what_has_become_a_giant_is_not_read_to_be_moved_away(cache):
 def test_giant_in_quarantine_is_not_restored(cache, which):
     path = cache.aot("a", HOUR) if which == "entry" else cache.file(cache.root / "ab" / "code.so", HOUR)
     if which == "library":
-        vouching.keep(str(path), str(cache.root))
+        gate.keep(str(path), str(cache.root))
     giant(path)
-    assert store.quarantine(str(path), str(cache.root), Reason.DAMAGED) is not None
+    assert entry_files.quarantine(str(path), str(cache.root), Reason.DAMAGED) is not None
     [item] = in_quarantine([str(cache.root)])
     assert "TB" in str(against_restoring(item))
 
@@ -229,13 +214,13 @@ def test_commands_tell_of_a_giant_and_end(cache, run, command):
 
 
 def test_entry_of_stock_torch_is_adopted_though_it_is_large(cache, monkeypatch, run):
-    monkeypatch.setattr("safecache.bounds.UNSEALED", 100)
+    monkeypatch.setattr("safecache.store.entry_files.UNSEALED", 100)
     content = os.urandom(1000)
     path = cache.file(cache.root / "aotautograd" / key("a", "a") / layout.entry_name(content), HOUR, content)
     os.chmod(cache.root, 0o700)
     assert run("adopt", cache.root).code == 0 and not path.exists()
     [sealed] = path.parent.iterdir()
-    found = trust.examine(store.read_entry(str(sealed), 100), Kind.AOT_ENTRY, key("a", "a"), str(sealed))
+    found = trust.examine(entry_files.read_entry(str(sealed), 100), Kind.AOT_ENTRY, key("a", "a"), str(sealed))
     assert not isinstance(found, trust.Refusal)
 
 
@@ -253,7 +238,7 @@ def test_giant_in_a_lower_layer_is_not_copied(cache, tmp_path, settings, sealed)
     place.parent.mkdir(parents=True)
     place.write_bytes(b"code")
     if sealed:
-        vouching.keep(str(place), str(layer))
+        gate.keep(str(place), str(layer))
         forget_kernels()
     giant(place)
     settings(SAFECACHE_LOWER=layer)
@@ -267,7 +252,7 @@ def test_giant_is_not_sent_to_the_shared_level(local, shared):
     place = os.path.join(str(local), "ab", "code.so")
     os.makedirs(os.path.dirname(place), exist_ok=True)
     shutil.move(path, place)
-    assert not write_through.send(place, Kind.NATIVE_CODE) and not tmp.exists()
+    assert not copies.send(place, Kind.NATIVE_CODE) and not tmp.exists()
 
 
 def test_giant_is_not_copied_to_where_code_may_run(cache, tmp_path, settings):
@@ -292,7 +277,7 @@ def test_copy_that_has_become_a_giant_is_replaced(cache, tmp_path, settings):
 
 
 def test_signature_of_a_giant_is_told_from_its_end(cache):
-    from safecache import inventory
+    from safecache.upkeep import inventory
 
     giant(cache.aot("a", HOUR))
     [group] = inventory.take(str(cache.root)).groups
@@ -347,7 +332,7 @@ def test_what_does_not_fit_into_memory_is_an_error_of_reading(tmp_path, monkeypa
 
     monkeypatch.setattr(filesystem, "read", refuse)
     with pytest.raises(OSError, match="memory") as caught:
-        files.read_regular(str(path), lambda status: None)
+        opening.read_regular(str(path), lambda status: None)
     assert caught.value.errno == errno.ENOMEM
     assert loading.read(Kind.AOT_ENTRY, str(path)) is None and events.counters() == {"unreadable": 1}
 
@@ -363,5 +348,5 @@ def test_file_that_grows_while_it_is_read_is_not_read_beyond_its_bound(tmp_path,
         return inner(descriptor, size)
 
     monkeypatch.setattr(filesystem, "read", grow)
-    assert len(store.read_entry(str(path), 50)) <= 50
-    assert len(store.digest(str(path), 10**6)) == 32
+    assert len(entry_files.read_entry(str(path), 50)) <= 50
+    assert len(entry_files.digest(str(path), 10**6)) == 32

@@ -7,16 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from safecache import events, gpu_binaries, ownership, vouching
+from safecache.code import gate, gpu_binaries
 from safecache.errors import EntryRefusedError
+from safecache.files import ownership
+from safecache.reporting import events
 
 CUBIN = b"\x7fELF cubin"
 
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    monkeypatch.setattr(vouching, "_known", {})
-    monkeypatch.setattr(vouching, "_judged", {})
+    monkeypatch.setattr(gate, "_known", {})
+    monkeypatch.setattr(gate, "_judged", {})
 
 
 @pytest.fixture
@@ -80,7 +82,7 @@ def test_kernel_of_a_cache_that_was_moved_is_not_taken_where_it_was(root, tmp_pa
 def test_where_others_can_write_the_kernel_is_this_processs_own(root, monkeypatch):
     path = root / "ab" / "cabc.cubin"
     path.write_bytes(CUBIN)
-    vouching.keep(str(path), str(root))
+    gate.keep(str(path), str(root))
     path.parent.chmod(0o777)
     with pytest.raises(FileNotFoundError, match="has mode 0777"):
         gpu_binaries.admit(code(path))

@@ -11,11 +11,14 @@ import time
 import pytest
 from caches import HOUR, Cache, key
 
-from safecache import errors, events, loading, vouching
+from safecache import errors
+from safecache.code import gate
+from safecache.entries import loading
 from safecache.errors import EntryRefusedError
-from safecache.escaping import printable
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.settings.escaping import printable
 from unit.fresh import forget_kernels
 from unit.listed import aside
 
@@ -88,7 +91,7 @@ def test_error_of_strict_mode_is_one_line(cache, settings):
 def test_error_of_code_that_is_not_loaded_is_one_line(cache):
     path = cache.file(cache.root / "ab" / f"{HOSTILE}.so", HOUR)
     with pytest.raises(EntryRefusedError) as caught:
-        vouching.admit_code(str(path), str(cache.root))
+        gate.admit_code(str(path), str(cache.root))
     assert str(caught.value).isprintable() and SHOWN in str(caught.value)
 
 

@@ -8,8 +8,9 @@ import shutil
 import pytest
 from caches import HOUR, Cache, key
 
-from safecache import folders, inventory
-from safecache.groups import GroupKind
+from safecache.files import folders
+from safecache.store.groups import GroupKind
+from safecache.upkeep import inventory
 
 
 @pytest.fixture

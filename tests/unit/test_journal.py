@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import python
 
-from safecache import journal, lookups
-from safecache.lookups import Layer, Lookup, Outcome
-from safecache.reasons import Reason
+from safecache.history import journal, lookups
+from safecache.history.lookups import Layer, Lookup, Outcome
+from safecache.reporting.reasons import Reason
 
 HIT = Lookup(Layer.AOT, "akey", "", Outcome.HIT, None, "", 0.001, "")
 MISS = Lookup(Layer.FX, "fkey", "model (m.py:1)", Outcome.MISS, Reason.NEVER_SEEN, "", 0.002, "0/0")
@@ -76,9 +76,9 @@ def test_each_hit_is_written_once(tmp_path):
 
 END = """
 import os, sys
-from safecache import lookups
-from safecache.lookups import Layer, Lookup, Outcome
-from safecache.reasons import Reason
+from safecache.history import lookups
+from safecache.history.lookups import Layer, Lookup, Outcome
+from safecache.reporting.reasons import Reason
 def record(outcome, reason=None):
     lookups.record(Lookup(Layer.AOT, "akey", "", outcome, reason, "", 0.0, ""), sys.argv[1])
 record(Outcome.HIT)

@@ -13,8 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import key_directory, key_files, keyring
-from safecache.keys import Key
+from safecache.signing import key_directory, key_files, keyring
+from safecache.signing.keys import Key
 from unit import key_cases
 from unit.key_cases import BOTH, MAC, PRIVATE, PUBLIC, directory, put
 

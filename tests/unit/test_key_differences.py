@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from safecache import key_differences, torch_key_components
-from safecache.key_records import Component, KeyRecord
-from safecache.lookups import Layer
+from safecache.explain import components, key_differences
+from safecache.explain.key_records import Component, KeyRecord
+from safecache.history.lookups import Layer
 
 TENSOR = (
     "TensorMetadata(dtype=torch.float32, shape=torch.Size({shape}), stride={stride}, device=device(type='{device}'), "
@@ -27,7 +27,7 @@ def lines(gm="GraphModule()\n\ndef forward(self, x):\n    y = x * 2\n    return 
 
 def record(key="a", layer=Layer.AOT, functorch=(), env=(), versions=None, made=1.0, process="1", **fields):
     said = lines(**fields)
-    parts = torch_key_components.components(said, versions or {"torch": "2.15"}, dict(functorch), dict(env))
+    parts = components.components(said, versions or {"torch": "2.15"}, dict(functorch), dict(env))
     return KeyRecord(layer, key, "model.f", made, parts, made, process)
 
 
@@ -162,10 +162,10 @@ def test_nearest_is_of_another_process_if_there_is_one():
 
 def test_line_of_another_form_is_passed_over():
     said = ["no line of torch's", "[abc] torch_version: x"]
-    parts = torch_key_components.components(said, {"torch": "2.15"}, {}, {})
+    parts = components.components(said, {"torch": "2.15"}, {}, {})
     assert [part.name for part in parts] == ["torch"]
 
 
 def test_only_so_much_of_a_value_is_kept():
-    [part] = torch_key_components.components(["[abc] fx_kwargs[x]: " + "y" * 5000], {}, {}, {})
+    [part] = components.components(["[abc] fx_kwargs[x]: " + "y" * 5000], {}, {}, {})
     assert part == Component("argument of Inductor's x", part.digest, "y" * 299 + "…")

@@ -7,8 +7,8 @@ import os
 import pytest
 from conftest import needs_root
 
-from safecache import keyring
 from safecache.errors import KeyringError
+from safecache.signing import keyring
 
 MATERIAL = "m" * 32
 STRANGER = 54321

@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from safecache import key_format, signatures
 from safecache.errors import KeyringError
-from safecache.keys import Key
+from safecache.signing import key_files, signatures
+from safecache.signing.keys import Key
 from unit import key_cases
 from unit.key_cases import MAC, PRIVATE, PUBLIC
 
@@ -18,11 +18,11 @@ KEYS = pytest.mark.parametrize("key", [MAC, PRIVATE, PUBLIC], ids=["mac", "priva
 
 
 def fields_of(key, **changes):
-    return json.loads(key_format.encode(key)) | changes
+    return json.loads(key_files.encode(key)) | changes
 
 
 def decode(**fields):
-    return key_format.decode(json.dumps(fields).encode())
+    return key_files.decode(json.dumps(fields).encode())
 
 
 @KEYS
@@ -31,8 +31,8 @@ def test_key_survives_its_file(key):
         name="grün", created=1.0, expires=4e9, revoked=2.0, why_revoked="lost", namespaces=("prod/*", "test")
     )
     for each in (key, full):
-        assert key_format.decode(key_format.encode(each)) == each
-        assert key_format.recognise(key_format.encode(each), any_secret=True) == each
+        assert key_files.decode(key_files.encode(each)) == each
+        assert key_files.recognise(key_files.encode(each), any_secret=True) == each
 
 
 @KEYS
@@ -42,7 +42,7 @@ def test_file_holds_one_part_and_no_other(key):
 
 
 def test_file_of_the_public_part_does_not_hold_the_private_one():
-    content = key_format.encode(PUBLIC)
+    content = key_files.encode(PUBLIC)
     assert base64.b64encode(PRIVATE.secret) not in content and PRIVATE.secret.hex().encode() not in content
 
 
@@ -50,10 +50,10 @@ def test_file_of_the_public_part_does_not_hold_the_private_one():
 @pytest.mark.parametrize("field", ["id", "revoked", "namespaces"])
 def test_field_that_is_stated_twice_is_refused(key, field):
     """Whoever reads the first of them reads another restriction than we do."""
-    content = key_format.encode(key_cases.revoked(key)).rstrip().removesuffix(b"}") + b',"%s": null}' % field.encode()
+    content = key_files.encode(key_cases.revoked(key)).rstrip().removesuffix(b"}") + b',"%s": null}' % field.encode()
     assert json.loads(content)[field] is None
     with pytest.raises(KeyringError, match=f"has fields that it states more than once: '{field}'"):
-        key_format.decode(content)
+        key_files.decode(content)
 
 
 def test_id_is_that_of_the_content():
@@ -139,7 +139,7 @@ def test_revoked_key_needs_no_material_and_another_does():
 @pytest.mark.parametrize("content", [b"{", b"{}", b"[]", b"{" * 100_000, b'{"format": 1}', b'"x"'], ids=lambda c: c[:9])
 def test_what_is_no_key_file_is_refused(content):
     with pytest.raises(KeyringError):
-        key_format.decode(content)
+        key_files.decode(content)
 
 
 def test_no_error_shows_a_secret():
@@ -156,7 +156,7 @@ def test_no_error_shows_a_secret():
     "content", [b"m" * 32, b"{" + bytes(range(128, 159)), b"\xff" * 40], ids=["text", "brace", "raw"]
 )
 def test_raw_secret_is_a_mac_key(content):
-    assert key_format.recognise(content, any_secret=True) == Key.derive(content)
+    assert key_files.recognise(content, any_secret=True) == Key.derive(content)
 
 
 @pytest.mark.parametrize("any_secret", [True, False])
@@ -168,7 +168,7 @@ def test_raw_secret_is_a_mac_key(content):
         b'{"some": "other JSON file of more than 32 bytes"}',
         b"-----BEGIN CERTIFICATE-----\nAAAAAAAAAAAAAAAAAAAAAAAAAAAA\n-----END CERTIFICATE-----\n",
         b"-----BEGIN PUBLIC KEY-----\nAAAAAAAAAAAAAAAAAAAAAAAAAAA\n-----END PUBLIC KEY-----\n",
-        key_format.encode(PUBLIC)[:-10],
+        key_files.encode(PUBLIC)[:-10],
         b"\xef\xbb\xbfssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ/8mRbNDxoU farm@host\n",
         b"\x1e-----BEGIN PUBLIC KEY-----\nAAAAAAAAAAAAAAAAAAAAAAAAAAA\n-----END PUBLIC KEY-----\n",
         b"\xff-----BEGIN PUBLIC KEY-----\nAAAAAAAAAAAAAAAAAAAAAAAAAAA\n-----END PUBLIC KEY-----\n",
@@ -189,14 +189,14 @@ def test_raw_secret_is_a_mac_key(content):
 )
 def test_what_is_public_or_of_another_kind_is_never_taken_for_a_raw_secret(content, any_secret):
     with pytest.raises(KeyringError):
-        key_format.recognise(content, any_secret=any_secret)
+        key_files.recognise(content, any_secret=any_secret)
 
 
 @pytest.mark.parametrize("coding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32"])
 def test_key_file_that_an_editor_saved_in_another_encoding_never_becomes_a_raw_secret(coding):
     """A raw secret made of a public part would be one that everybody has."""
-    content = key_format.encode(PUBLIC).decode().encode(coding)
-    assert key_format.recognise(content, any_secret=True) == PUBLIC
+    content = key_files.encode(PUBLIC).decode().encode(coding)
+    assert key_files.recognise(content, any_secret=True) == PUBLIC
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,8 @@ def test_key_file_that_an_editor_saved_in_another_encoding_never_becomes_a_raw_s
 )
 def test_only_64_hex_digits_are_trusted_as_a_raw_secret(content):
     with pytest.raises(KeyringError, match="no secret of 64 hex digits"):
-        key_format.recognise(content, any_secret=False)
-    assert key_format.recognise(b"0a" * 32 + b"\n", any_secret=False) == Key.derive(b"0a" * 32)
+        key_files.recognise(content, any_secret=False)
+    assert key_files.recognise(b"0a" * 32 + b"\n", any_secret=False) == Key.derive(b"0a" * 32)
 
 
 # --- PEM, as OpenSSL writes it
@@ -223,8 +223,8 @@ def pem():
 
 
 def test_pem_of_openssl_is_read_and_its_parts_belong_together(pem):
-    private = key_format.recognise(pem, any_secret=True)
-    public = key_format.recognise(openssl("pkey", "-pubout", given=pem), any_secret=False)
+    private = key_files.recognise(pem, any_secret=True)
+    public = key_files.recognise(openssl("pkey", "-pubout", given=pem), any_secret=False)
     assert private.can_seal and not public.can_seal and private.public_part() == public
     assert signatures.verify(public.public, private.tag(b"message"), b"message")
 
@@ -233,7 +233,7 @@ def test_pem_of_openssl_is_read_and_its_parts_belong_together(pem):
 def test_pem_with_something_in_front_of_it_is_read(pem, before):
     public = openssl("pkey", "-pubout", given=pem)
     for content in (pem, public):
-        assert key_format.recognise(before + content, any_secret=True) == key_format.recognise(content, any_secret=True)
+        assert key_files.recognise(before + content, any_secret=True) == key_files.recognise(content, any_secret=True)
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ def test_pem_with_something_in_front_of_it_is_read(pem, before):
 )
 def test_other_pem_is_refused_by_what_it_is(arguments, message):
     with pytest.raises(KeyringError, match=message):
-        key_format.recognise(openssl(*arguments), any_secret=True)
+        key_files.recognise(openssl(*arguments), any_secret=True)
 
 
 # --- where the library is missing
@@ -255,18 +255,18 @@ def test_other_pem_is_refused_by_what_it_is(arguments, message):
 
 @pytest.mark.parametrize("key", [PRIVATE, PUBLIC], ids=["private", "public"])
 def test_signature_key_is_refused_with_the_command_that_installs_the_library(key, monkeypatch):
-    content = key_format.encode(key)
+    content = key_files.encode(key)
     key_cases.forget_cryptography(monkeypatch)
     with pytest.raises(KeyringError, match=r"pip install 'safecache\[sign\]'"):
-        key_format.decode(content)
+        key_files.decode(content)
 
 
 def test_pem_is_refused_with_the_command_that_installs_the_library(pem, monkeypatch):
     key_cases.forget_cryptography(monkeypatch)
     with pytest.raises(KeyringError, match=r"pip install 'safecache\[sign\]'"):
-        key_format.recognise(pem, any_secret=True)
+        key_files.recognise(pem, any_secret=True)
 
 
 def test_mac_key_needs_no_library(monkeypatch):
     key_cases.forget_cryptography(monkeypatch)
-    assert key_format.decode(key_format.encode(MAC)) == MAC
+    assert key_files.decode(key_files.encode(MAC)) == MAC

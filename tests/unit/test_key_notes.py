@@ -7,10 +7,13 @@ import os
 
 import pytest
 
-from safecache import config, events, key_notes, key_records, misses
-from safecache.key_records import Component
-from safecache.lookups import Layer
-from safecache.reasons import Reason
+from safecache.explain import key_notes, key_records
+from safecache.explain.key_records import Component
+from safecache.history import misses
+from safecache.history.lookups import Layer
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
 
 KEY = "a" + "b" * 51
 PARTS = (Component("torch", "01", "2.15"),)

@@ -7,8 +7,9 @@ import os
 import pytest
 from conftest import needs_root
 
-from safecache import key_changes, key_files, keyring, ownership
 from safecache.errors import KeyringError
+from safecache.files import ownership
+from safecache.signing import key_changes, key_files, keyring
 from unit import key_cases
 from unit.key_cases import MAC, PUBLIC, directory, put
 

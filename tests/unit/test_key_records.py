@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from safecache import config, key_records
-from safecache.key_records import Absence, Component, KeyRecord
-from safecache.lookups import Layer
+from safecache.explain import key_records
+from safecache.explain.key_records import Absence, Component, KeyRecord
+from safecache.history.lookups import Layer
+from safecache.settings import config
 
 KEY = "a" + "b" * 51
 OTHER = "a" + "c" * 51

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from conftest import needs_root
 
-from safecache import keyring
 from safecache.errors import KeyringError
+from safecache.signing import keyring
 
 STRANGER = 54321
 

@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from safecache import key_directory, key_files, keyring
 from safecache.errors import KeyringError
+from safecache.signing import key_directory, key_files, keyring
 from unit import key_cases
 from unit.key_cases import HOUR, MAC, PRIVATE, PUBLIC, directory, put
 

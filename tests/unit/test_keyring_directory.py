@@ -8,8 +8,10 @@ import os
 import pytest
 from conftest import needs_root
 
-from safecache import config, events, key_directory, keyring
-from safecache.keys import Key
+from safecache.reporting import events
+from safecache.settings import config
+from safecache.signing import key_directory, keyring
+from safecache.signing.keys import Key
 from unit import key_cases
 from unit.key_cases import BOTH, MAC, PUBLIC, directory, put
 

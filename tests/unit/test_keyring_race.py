@@ -8,13 +8,13 @@ import os
 import pytest
 from conftest import python
 
-from safecache import keyring
+from safecache.signing import keyring
 
 # In an interpreter of its own: pytest-timeout's thread makes a fork in this one a warning.
 HUNDRED = """
 import errno, os, traceback
 import filelock  # once, for all of them
-from safecache import keyring
+from safecache.signing import keyring
 
 def no_link(*args, **kwargs):
     raise OSError(errno.EPERM, "Operation not permitted")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safecache import layers
+from safecache.tiers import layers
 
 
 def test_file_may_lie_at_its_place_in_each_layer_in_their_order(settings):

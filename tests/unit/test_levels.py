@@ -9,30 +9,24 @@ import stat
 import pytest
 from conftest import python
 
-from safecache import (
-    config,
-    events,
-    filesystem,
-    layer_copies,
-    layers,
-    levels,
-    limits,
-    records,
-    rescue,
-    store,
-    vouching,
-    write_through,
-)
+from safecache.code import gate, layer_copies
+from safecache.entries import copies
 from safecache.errors import CacheWriteError
-from safecache.kinds import Kind
+from safecache.files import filesystem
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.settings import config
+from safecache.store import entry_files, manifests
+from safecache.tiers import fallback, layers, levels
+from safecache.upkeep import limits
 from unit.fresh import forget_levels
 
 
 def put(path, content=b"content", kind=Kind.NATIVE_CODE):
     """A file with a record, as a build leaves it."""
     root = config.cache_directory()
-    vouching.keep(path, root, kind, content)
-    store.publish(path, content, root)
+    gate.keep(path, root, kind, content)
+    entry_files.publish(path, content, root)
 
 
 def test_torch_is_told_of_the_local_level_and_so_are_processes_that_this_one_starts(shared, local, tmp_path):
@@ -44,7 +38,7 @@ def test_torch_is_told_of_the_local_level_and_so_are_processes_that_this_one_sta
 
 def test_process_that_was_started_goes_on_with_both_levels(shared, local, monkeypatch):
     forget_levels(monkeypatch)
-    rescue.settle(lambda: "nowhere")
+    fallback.settle(lambda: "nowhere")
     assert config.cache_directory() == local and levels.counterpart(f"{local}/ab/c.so") == f"{shared}/ab/c.so"
 
 
@@ -54,7 +48,7 @@ def test_process_that_was_started_knows_the_levels_before_it_asks_for_the_cache(
 
 
 def test_child_takes_the_local_level_for_no_stand_in(shared, local):
-    code = "import sys; from safecache import layers, standin; print(standin.original(sys.argv[1]), *layers.below(*sys.argv[1:]))"
+    code = "import sys; from safecache.tiers import layers, standin; print(standin.original(sys.argv[1]), *layers.below(*sys.argv[1:]))"
     done = python(code, env={"SAFECACHE_LOCAL": config.current().local}, arguments=(f"{local}", local))
     assert done.stdout.split("\n")[0] == f"None {(str(shared), str(shared))}", done
 
@@ -62,7 +56,7 @@ def test_child_takes_the_local_level_for_no_stand_in(shared, local):
 def test_process_that_was_started_without_the_setting_uses_the_shared_one(shared, local, monkeypatch, settings):
     forget_levels(monkeypatch)
     settings(SAFECACHE_LOCAL="")
-    rescue.settle(lambda: "nowhere")
+    fallback.settle(lambda: "nowhere")
     assert config.cache_directory() == str(shared) and config.redirected() is None
 
 
@@ -103,21 +97,21 @@ def test_file_is_sent_with_its_record_which_comes_first(shared, local, monkeypat
         rename(name, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(filesystem, "rename", note)
-    assert write_through.send(path, Kind.NATIVE_CODE)
+    assert copies.send(path, Kind.NATIVE_CODE)
     there = f"{shared}/ab/c.so"
-    assert renamed == [records.path_of(there, str(shared), Kind.NATIVE_CODE), there]
-    assert vouching.judge(there, str(shared)) is None and os.stat(there).st_mode & 0o777 == 0o755
+    assert renamed == [manifests.path_of(there, str(shared), Kind.NATIVE_CODE), there]
+    assert gate.judge(there, str(shared)) is None and os.stat(there).st_mode & 0o777 == 0o755
 
 
 def test_copy_from_the_shared_level_keeps_the_record_of_who_sealed_it(shared, local):
     path = f"{local}/ab/c.so"
     put(path)
-    write_through.send(path, Kind.NATIVE_CODE)
-    record = records.stored(path, local, Kind.NATIVE_CODE)
-    for place in (path, records.path_of(path, local, Kind.NATIVE_CODE)):
+    copies.send(path, Kind.NATIVE_CODE)
+    record = manifests.stored(path, local, Kind.NATIVE_CODE)
+    for place in (path, manifests.path_of(path, local, Kind.NATIVE_CODE)):
         os.unlink(place)
     assert layer_copies.take(path, local) == f"{shared}/ab/c.so"
-    assert records.stored(path, local, Kind.NATIVE_CODE) == record and vouching.judge(path, local) is None
+    assert manifests.stored(path, local, Kind.NATIVE_CODE) == record and gate.judge(path, local) is None
 
 
 def test_layer_that_cannot_be_entered_is_as_good_as_an_empty_one(shared, local, monkeypatch, caplog):
@@ -131,19 +125,19 @@ def test_layer_that_cannot_be_entered_is_as_good_as_an_empty_one(shared, local, 
 def test_what_is_not_in_a_local_level_is_not_sent(shared, local, tmp_path):
     path = tmp_path / "elsewhere"
     path.write_bytes(b"content")
-    assert not write_through.send(str(path), Kind.NATIVE_CODE) and os.listdir(shared) == []
+    assert not copies.send(str(path), Kind.NATIVE_CODE) and os.listdir(shared) == []
 
 
 def test_file_that_is_gone_is_not_sent_and_nothing_is_said(shared, local, caplog):
-    assert not write_through.send(f"{local}/gone", Kind.NATIVE_CODE)
+    assert not copies.send(f"{local}/gone", Kind.NATIVE_CODE)
     os.mkfifo(f"{local}/fifo")
-    assert not write_through.send(f"{local}/fifo", Kind.NATIVE_CODE) and not caplog.records
+    assert not copies.send(f"{local}/fifo", Kind.NATIVE_CODE) and not caplog.records
 
 
 def test_source_of_that_size_is_not_sent_again_and_any_other_is(shared, local):
     def sent(content):
-        store.publish(f"{shared}/c.py", content, str(shared))
-        write_through.send_content(f"{local}/c.py", b"source", Kind.SOURCE, anew=False)
+        entry_files.publish(f"{shared}/c.py", content, str(shared))
+        copies.send_content(f"{local}/c.py", b"source", Kind.SOURCE, anew=False)
         return (shared / "c.py").read_bytes()
 
     assert sent(b"before") == b"before" and sent(b"torn") == b"source"
@@ -163,13 +157,13 @@ def test_shared_level_that_takes_nothing_is_said_once_and_left_alone_for_a_minut
 
     monkeypatch.setattr(filesystem, "open", fail)
     for _ in range(3):
-        assert not write_through.send_content(f"{local}/c.py", b"source", Kind.SOURCE)
+        assert not copies.send_content(f"{local}/c.py", b"source", Kind.SOURCE)
     assert len(opened) == 1 and len(caplog.records) == 1 and os.strerror(error) in caplog.text
     assert list(layers.below(f"{local}/c.py", local)), "it is read"
     assert config.cache_directory() == local, "no fault of the local one"
     later = levels.time.monotonic() + 61
     monkeypatch.setattr(levels.time, "monotonic", lambda: later)
-    write_through.send_content(f"{local}/c.py", b"source", Kind.SOURCE)
+    copies.send_content(f"{local}/c.py", b"source", Kind.SOURCE)
     assert len(opened) == 2 and len(caplog.records) == 1
 
 
@@ -179,7 +173,7 @@ def test_shared_level_that_takes_nothing_is_an_error_in_strict_mode(shared, loca
     shared.write_bytes(b"in the way")
     os.chmod(shared.parent, 0o700)
     with pytest.raises(CacheWriteError, match="Not a directory"):
-        write_through.send_content(f"{local}/ab/c.py", b"source", Kind.SOURCE)
+        copies.send_content(f"{local}/ab/c.py", b"source", Kind.SOURCE)
 
 
 def test_shared_level_that_cannot_be_looked_into_is_said_once_and_left_alone(shared, local, caplog, monkeypatch):
@@ -193,14 +187,14 @@ def test_shared_level_that_cannot_be_looked_into_is_said_once_and_left_alone(sha
     monkeypatch.setattr(layers.os, "listdir", fail)
     for _ in range(3):
         assert list(layers.below(f"{local}/c.py", local)) == []
-    assert not write_through.send_content(f"{local}/c.py", b"source", Kind.SOURCE), "nor is it written"
+    assert not copies.send_content(f"{local}/c.py", b"source", Kind.SOURCE), "nor is it written"
     assert len(looks) == 1 and len(caplog.records) == 1 and events.counters() == {"unusable directory": 1}
 
 
 def test_shared_level_that_is_not_there_yet_is_looked_for_again_and_made(shared, local, caplog):
     shared.rmdir()
     assert list(layers.below(f"{local}/c.py", local)) == []
-    assert write_through.send_content(f"{local}/c.py", b"source", Kind.SOURCE)
+    assert copies.send_content(f"{local}/c.py", b"source", Kind.SOURCE)
     assert list(layers.below(f"{local}/c.py", local)) == [(f"{shared}/c.py", str(shared))] and not caplog.records
 
 
@@ -210,26 +204,26 @@ def test_local_level_that_fails_in_the_middle_is_left_for_the_shared_one(shared,
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), f"{local}/file")
         return config.cache_directory()
 
-    assert rescue.attempt(work) == str(shared) and len(caplog.records) == 1
-    rescue.settle(lambda: "nowhere")
+    assert fallback.attempt(work) == str(shared) and len(caplog.records) == 1
+    fallback.settle(lambda: "nowhere")
     assert config.cache_directory() == str(shared), "for a while"
-    later = rescue.time.monotonic() + 61
-    monkeypatch.setattr(rescue.time, "monotonic", lambda: later)
-    rescue.settle(lambda: "nowhere")
+    later = fallback.time.monotonic() + 61
+    monkeypatch.setattr(fallback.time, "monotonic", lambda: later)
+    fallback.settle(lambda: "nowhere")
     assert config.cache_directory() == local
 
 
 def test_local_level_that_others_could_write_is_not_used(shared, tmp_path, caplog):
     (tmp_path / "local").mkdir()
     os.chmod(tmp_path / "local", 0o777)
-    rescue.settle(lambda: "nowhere")
+    fallback.settle(lambda: "nowhere")
     assert config.cache_directory() == str(shared) and len(caplog.records) == 1 and "0777" in caplog.text
 
 
 def test_local_level_is_looked_at_once_a_minute(shared, local, monkeypatch):
     monkeypatch.setattr(levels, "objection", None)
     for _ in range(3):
-        rescue.settle(lambda: "nowhere")
+        fallback.settle(lambda: "nowhere")
     assert config.cache_directory() == local
 
 
@@ -241,15 +235,15 @@ def test_publishing_starts_a_sweep_of_the_local_level_and_none_of_the_shared_one
     monkeypatch.setattr(limits, "_next", {})
     monkeypatch.setattr(limits, "_start", lambda command: started.append(command[-1]))
     settings(SAFECACHE_LOCAL=tmp_path / "local", SAFECACHE_MAX_FILES=1)
-    store.publish(f"{local}/triton/0/KEY/k.json", b"content", f"{local}/triton/0")
-    store.publish(f"{shared}/triton/0/KEY/k.json", b"content", f"{shared}/triton/0")
-    store.publish(f"{shared}/ab/c.so", b"content", str(shared))
+    entry_files.publish(f"{local}/triton/0/KEY/k.json", b"content", f"{local}/triton/0")
+    entry_files.publish(f"{shared}/triton/0/KEY/k.json", b"content", f"{shared}/triton/0")
+    entry_files.publish(f"{shared}/ab/c.so", b"content", str(shared))
     assert started == [local]
     config.end_redirection()
     forget_levels(monkeypatch)  # as in a process whose local level cannot be used
-    store.publish(f"{shared}/ab/c.so", b"content", str(shared))
+    entry_files.publish(f"{shared}/ab/c.so", b"content", str(shared))
     assert started == [local]
-    store.publish(str(tmp_path / "triton" / "KEY" / "k.json"), b"content", str(tmp_path / "triton"))
+    entry_files.publish(str(tmp_path / "triton" / "KEY" / "k.json"), b"content", str(tmp_path / "triton"))
     assert started == [local, str(tmp_path / "triton")]
 
 

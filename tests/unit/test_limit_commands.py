@@ -9,7 +9,9 @@ import time
 import pytest
 from caches import DAY, HOUR, Cache, key
 
-from safecache import cache_directories, eviction, levels
+from safecache.places import cache_directories
+from safecache.tiers import levels
+from safecache.upkeep import eviction
 
 
 @pytest.fixture

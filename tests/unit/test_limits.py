@@ -9,7 +9,10 @@ import time
 import pytest
 from caches import DAY, Cache
 
-from safecache import cache_directories, events, limits, store
+from safecache.places import cache_directories
+from safecache.reporting import events
+from safecache.store import entry_files
+from safecache.upkeep import limits
 
 
 @pytest.fixture
@@ -24,7 +27,7 @@ def started(monkeypatch):
 
 
 def publish(root, name="entry"):
-    store.publish(str(root / "key" / name), b"content", str(root))
+    entry_files.publish(str(root / "key" / name), b"content", str(root))
 
 
 def test_without_limits_publishing_starts_nothing_and_leaves_nothing(tmp_path, started):

@@ -13,10 +13,10 @@ from pathlib import Path
 import planted
 from faults.damage import Marker
 from caches import Cache, key
-from safecache import binding, keyring, layout, seal, store
+from safecache.signing import binding, keyring, seal; from safecache.places import layout; from safecache.store import entry_files
 from safecache.cli import main
-from safecache.reasons import Reason
-from safecache.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind
 
 base = Path(sys.argv[1])
 cache = Cache(base / "cache")
@@ -37,7 +37,7 @@ for path in sources:
 own = key("c", "py")
 cache.file(cache.root / own[1:3] / f"{own}.py", 9999, source)
 for path in list((cache.root / "aotautograd" / key("a", "x")).iterdir()):
-    store.quarantine(str(path), str(cache.root), Reason.DAMAGED)
+    entry_files.quarantine(str(path), str(cache.root), Reason.DAMAGED)
     path.write_bytes(hostile)
 
 os.environ[planted.MARKER] = str(base / "ran")

@@ -13,11 +13,13 @@ import pytest
 from caches import DAY, HOUR, Cache, key
 from conftest import needs_root, python
 
-from safecache import catalogue, key_records, keyring, signers
-from safecache.key_records import KeyRecord
-from safecache.keys import Key
-from safecache.kinds import Kind
-from safecache.lookups import Layer
+from safecache.explain import key_records
+from safecache.explain.key_records import KeyRecord
+from safecache.history.lookups import Layer
+from safecache.reporting.kinds import Kind
+from safecache.signing import keyring
+from safecache.signing.keys import Key
+from safecache.upkeep import catalogue, signers
 from unit.key_cases import MAC, put, revoked
 from unit.listed import BUILD, GRAPH, entry, kernel
 
@@ -195,7 +197,7 @@ def test_what_is_removed_while_it_is_listed_is_no_error(cache, listed, monkeypat
         monkeypatch.setattr(catalogue.inventory, "take", partial(and_remove, catalogue.inventory.take))
         assert [row["paths"] for row in listed()["entries"]] == [[str(kept.parent)]]
     else:
-        monkeypatch.setattr(signers.files, "read_end", partial(and_remove_before, doomed, signers.files.read_end))
+        monkeypatch.setattr(signers.opening, "read_end", partial(and_remove_before, doomed, signers.opening.read_end))
         states = {row["key"]: row["states"] for row in listed()["entries"]}
         assert states == {key("a", "a"): {}, key("a", "b"): {"sealed": 1}}
 

@@ -7,7 +7,8 @@ import subprocess
 import pytest
 from conftest import needs_root
 
-from safecache import load_failure, mounts
+from safecache.files import mounts
+from safecache.loads import load_failure
 
 REFUSED = "failed to map segment from shared object"
 

@@ -10,10 +10,10 @@ from types import SimpleNamespace
 import pytest
 from conftest import python
 
-from safecache import events, process_label
-from safecache.reasons import Reason
+from safecache.reporting import events, process_label
+from safecache.reporting.reasons import Reason
 
-REPORT = "from safecache import events, reasons; events.report(reasons.Reason.DAMAGED, 'it is damaged')"
+REPORT = "from safecache.reporting import events, reasons; events.report(reasons.Reason.DAMAGED, 'it is damaged')"
 # As the two servers do: vLLM configures the loggers below its own name, SGLang the root.
 CONFIGURED = {
     "not-at-all": "",

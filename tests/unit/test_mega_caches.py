@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import events, mega_caches
+from safecache.entries import mega_caches
 from safecache.errors import EntryRefusedError
 from safecache.hooks import compiler_cache
+from safecache.reporting import events
 
 
 def number(value):

@@ -9,7 +9,7 @@ from conftest import needs_root, python
 
 pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
 
-COUNT = "from safecache import events; from safecache.reasons import Count, Reason; "
+COUNT = "from safecache.reporting import events; from safecache.reporting.reasons import Count, Reason; "
 SHOW = """
 def show(registry):
     from prometheus_client import generate_latest
@@ -103,7 +103,7 @@ def test_duration_of_a_compile_is_in_its_bucket(run):
 
 
 def test_process_that_counts_nothing_has_no_file(run):
-    code = "import os, safecache; from safecache import config, metrics; metrics.register()\n"
+    code = "import os, safecache; from safecache.settings import config; from safecache import metrics; metrics.register()\n"
     assert run(code + "print(os.listdir(config.metrics_directory()))") == ["[]"]
 
 
@@ -205,9 +205,9 @@ def test_lookups_have_their_cache_outcome_and_reason(run):
     code = """
 import os, safecache, safecache.metrics
 from prometheus_client import CollectorRegistry
-from safecache import lookups
-from safecache.lookups import Layer, Lookup, Outcome
-from safecache.reasons import Reason
+from safecache.history import lookups
+from safecache.history.lookups import Layer, Lookup, Outcome
+from safecache.reporting.reasons import Reason
 safecache.activate()
 registry = CollectorRegistry()
 safecache.metrics.register(registry)

@@ -7,8 +7,10 @@ import shutil
 
 import pytest
 
-from safecache import events, records, store, vouching
-from safecache.kinds import Kind
+from safecache.code import gate
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.store import entry_files, manifests
 
 CODE = b"\x7fELF code"
 
@@ -25,14 +27,14 @@ def library(root, monkeypatch):
     forget(monkeypatch)
     path = root / "ab" / "abc.so"
     path.write_bytes(CODE)
-    vouching.keep(str(path), str(root))
+    gate.keep(str(path), str(root))
     return path
 
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    monkeypatch.setattr(vouching, "_known", {})
-    monkeypatch.setattr(vouching, "_judged", {})
+    monkeypatch.setattr(gate, "_known", {})
+    monkeypatch.setattr(gate, "_judged", {})
     events.reset()
 
 
@@ -87,16 +89,16 @@ def replace(path, obstacle):
 def build_again(library, root, monkeypatch):
     """What the next process does, and whether the one after it takes what that has built."""
     forget(monkeypatch)
-    assert not vouching.admit_build(str(library), str(root))
+    assert not gate.admit_build(str(library), str(root))
     library.write_bytes(CODE)
-    kept = vouching.keep(str(library), str(root))
+    kept = gate.keep(str(library), str(root))
     forget(monkeypatch)
-    return kept, vouching.admit_build(str(library), str(root))
+    return kept, gate.admit_build(str(library), str(root))
 
 
 @pytest.mark.parametrize("obstacle", OF_RECORD)
 def test_obstacle_at_a_record_is_set_aside_once(library, root, monkeypatch, obstacle):
-    place = root / os.path.relpath(records.path_of(str(library), str(root), Kind.NATIVE_CODE), root)
+    place = root / os.path.relpath(manifests.path_of(str(library), str(root), Kind.NATIVE_CODE), root)
     replace(place, obstacle)
     assert build_again(library, root, monkeypatch) == (True, True)
     assert place.is_file() and not place.is_symlink()
@@ -105,7 +107,7 @@ def test_obstacle_at_a_record_is_set_aside_once(library, root, monkeypatch, obst
 @pytest.mark.parametrize("obstacle", OF_FOLDER)
 @pytest.mark.parametrize("levels", [1, 2], ids=["folder", "records"])
 def test_obstacle_above_a_record_is_set_aside_once(library, root, monkeypatch, obstacle, levels):
-    place = root / os.path.relpath(records.path_of(str(library), str(root), Kind.NATIVE_CODE), root)
+    place = root / os.path.relpath(manifests.path_of(str(library), str(root), Kind.NATIVE_CODE), root)
     replace(place.parents[levels - 1], obstacle)
     assert build_again(library, root, monkeypatch) == (True, True)
 
@@ -115,20 +117,20 @@ def test_directory_at_an_entry_is_set_aside(root, obstacle):
     path = root / "fxgraph" / "ab" / "fabc" / "entry"
     path.parent.mkdir(parents=True)
     obstacle(path)
-    store.publish(str(path), b"content", str(root))
+    entry_files.publish(str(path), b"content", str(root))
     assert path.read_bytes() == b"content" and len(list(root.glob(".safecache/quarantine/entry.????????"))) == 1
 
 
 def test_directory_that_cannot_be_set_aside_fails_as_it_did(root, monkeypatch):
     (root / "ab" / "entry").mkdir()
-    monkeypatch.setattr(store, "quarantine", lambda *rest: None)
+    monkeypatch.setattr(entry_files, "quarantine", lambda *rest: None)
     with pytest.raises(IsADirectoryError):
-        store.publish(str(root / "ab" / "entry"), b"content", str(root))
+        entry_files.publish(str(root / "ab" / "entry"), b"content", str(root))
     assert os.listdir(root / "ab") == ["entry"]
 
 
 def test_file_outside_of_the_cache_is_never_set_aside(root, tmp_path):
     (tmp_path / "file").write_bytes(b"mine")
     with pytest.raises(NotADirectoryError):
-        store.publish(str(tmp_path / "file" / "below" / "entry"), b"content", str(tmp_path / "file" / "below"))
+        entry_files.publish(str(tmp_path / "file" / "below" / "entry"), b"content", str(tmp_path / "file" / "below"))
     assert (tmp_path / "file").read_bytes() == b"mine"

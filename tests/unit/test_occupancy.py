@@ -13,9 +13,9 @@ import sys
 import pytest
 from conftest import SOURCE, needs_root, python
 
-from safecache import mounts, occupancy, private_directory
+from safecache.files import mounts, private_directory
 
-LASTING = "from safecache import private_directory; place = private_directory.lasting(lambda path: True); "
+LASTING = "from safecache.files import private_directory; place = private_directory.lasting(lambda path: True); "
 
 
 @pytest.fixture(autouse=True)
@@ -71,8 +71,8 @@ def test_directory_of_a_process_that_ends_is_gone_and_its_lock_with_it(temporary
     done = python(f"{LASTING} print(place)")
     assert done.returncode == 0 and done.stdout.strip() and list(temporary.iterdir()) == [], done
     with private_directory.made() as directory:
-        assert directory in occupancy._held
-    assert directory not in occupancy._held
+        assert directory in private_directory._held
+    assert directory not in private_directory._held
 
 
 def test_forked_child_keeps_the_directory_of_its_killed_parent():
@@ -89,8 +89,8 @@ def test_forked_child_keeps_the_directory_of_its_killed_parent():
         pass
 
 
-STANDIN = "from safecache import config, standin; place = standin.begin('/nowhere/cache'); "
-CHILD = "from safecache import standin; import time; print(standin.original({!r}), flush=True); time.sleep(1000)"
+STANDIN = "from safecache.settings import config; from safecache.tiers import standin; place = standin.begin('/nowhere/cache'); "
+CHILD = "from safecache.tiers import standin; import time; print(standin.original({!r}), flush=True); time.sleep(1000)"
 
 
 @contextlib.contextmanager
@@ -130,10 +130,10 @@ def test_directory_that_is_being_removed_is_not_joined():
     place = killed()
     descriptor = os.open(place, os.O_RDONLY)
     fcntl.flock(descriptor, fcntl.LOCK_EX)
-    assert not occupancy.join(place)
+    assert not private_directory.join(place)
     os.close(descriptor)
-    assert occupancy.join(place) and occupancy.join(place)
-    occupancy.leave(place)
+    assert private_directory.join(place) and private_directory.join(place)
+    private_directory.leave(place)
     assert reaped(place)
 
 
@@ -150,7 +150,7 @@ def test_directory_that_cannot_be_locked_is_never_taken_for_one_left_behind(temp
         else:
             patch.setattr(os, "open", fail)
         place = private_directory._make()
-    occupancy.reap(str(temporary))
+    private_directory.reap(str(temporary))
     assert os.path.isdir(place) and os.path.dirname(place) == str(temporary)
 
 
@@ -164,7 +164,7 @@ def test_what_is_none_of_ours_stays(temporary, tmp_path, kind):
         path.symlink_to(tmp_path / "of others")
     else:
         path.mkdir()
-    occupancy.reap(str(temporary))
+    private_directory.reap(str(temporary))
     assert os.path.lexists(path) and (tmp_path / "of others").is_dir()
 
 
@@ -185,4 +185,4 @@ def test_directory_that_was_exchanged_before_it_was_locked_is_not_joined(tmp_pat
 
     monkeypatch.setattr(fcntl, "flock", exchange_first)
     before = os.listdir("/proc/self/fd")
-    assert not occupancy.join(place) and os.listdir("/proc/self/fd") == before
+    assert not private_directory.join(place) and os.listdir("/proc/self/fd") == before

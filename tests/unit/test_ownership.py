@@ -10,10 +10,12 @@ from types import SimpleNamespace
 import pytest
 from conftest import needs_root
 
-from safecache import layout, ownership, trust
-from safecache.kinds import Kind
-from safecache.ownership import why_not_private
-from safecache.reasons import Reason
+from safecache.files import ownership
+from safecache.files.ownership import why_not_private
+from safecache.places import layout
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import trust
 
 STRANGER = 54321
 

@@ -9,19 +9,21 @@ import zipfile
 
 import pytest
 
-from safecache import events, keyring, packages, seal, vouching
-from safecache.adopt import adopt
+from safecache.code import gate, packages
 from safecache.errors import EntryRefusedError, KeyringError
-from safecache.keys import Key
-from safecache.kinds import Kind
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.signing import keyring, seal
+from safecache.signing.keys import Key
+from safecache.upkeep.sealing import adopt
 
 CODE = b"\x7fELF library"
 
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    monkeypatch.setattr(vouching, "_known", {})
-    monkeypatch.setattr(vouching, "_judged", {})
+    monkeypatch.setattr(gate, "_known", {})
+    monkeypatch.setattr(gate, "_judged", {})
 
 
 @pytest.fixture
@@ -31,7 +33,7 @@ def sources(tmp_path):
     cache.mkdir()
     (cache / "model.so").write_bytes(CODE)
     (cache / "metadata.json").write_bytes(b"{}")
-    vouching.keep(str(cache / "model.so"), str(cache))
+    gate.keep(str(cache / "model.so"), str(cache))
     return [(str(cache / name), str(cache)) for name in ("model.so", "metadata.json")]
 
 
@@ -136,7 +138,7 @@ def test_giant_that_others_have_put_there_is_not_copied(package, monkeypatch):
     package.unlink()
     with open(package, "wb") as file:
         file.truncate(1 << 40)
-    monkeypatch.setattr(packages.files, "copy_regular", lambda *args, **kwargs: pytest.fail("it is copied"))
+    monkeypatch.setattr(packages.opening, "copy_regular", lambda *args, **kwargs: pytest.fail("it is copied"))
     assert "carries no seal" in refusal(package)
 
 
@@ -193,7 +195,7 @@ def test_code_that_was_exchanged_before_it_was_packed_is_not_sealed(tmp_path, so
 
 
 def test_code_that_was_built_by_another_process_needs_its_record(tmp_path, sources, monkeypatch):
-    monkeypatch.setattr(vouching, "_known", {})
+    monkeypatch.setattr(gate, "_known", {})
     make(tmp_path / "model.pt2", sources)
     with packages.admitted(tmp_path / "model.pt2"):
         pass

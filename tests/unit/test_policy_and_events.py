@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from conftest import python
 
-from safecache import events, policy
 from safecache.errors import (
     CacheReadError,
     CacheWriteError,
@@ -20,7 +19,8 @@ from safecache.errors import (
     SafecacheError,
     UnpicklableEntryError,
 )
-from safecache.reasons import Count, Reason
+from safecache.reporting import events, policy
+from safecache.reporting.reasons import Count, Reason
 
 MOVED, LEFT = True, False
 SAID, SILENT = True, False
@@ -168,7 +168,9 @@ def test_threads_lose_no_count_and_say_it_once(caplog):
 
 
 def test_warning_is_seen_where_logging_is_not_configured():
-    done = python("from safecache import events, reasons; events.report(reasons.Reason.DAMAGED, 'it is damaged')")
+    done = python(
+        "from safecache.reporting import events, reasons; events.report(reasons.Reason.DAMAGED, 'it is damaged')"
+    )
     assert done.stderr.startswith("safecache: it is damaged [damaged]")
 
 
@@ -176,7 +178,7 @@ def test_forked_child_can_count_though_a_thread_held_the_lock():
     """Deterministically: the parent holds the lock itself while it forks."""
     done = python(
         "import os\n"
-        "from safecache import events, reasons\n"
+        "from safecache.reporting import events, reasons\n"
         "with events._lock:\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"

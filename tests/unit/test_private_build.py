@@ -12,21 +12,25 @@ from pathlib import Path
 import pytest
 from caches import at_each_rename
 
-from safecache import events, exposure, private_build, private_directory, records, sources, vouching
+from safecache.code import gate, private_build, sources
 from safecache.errors import EntryRefusedError
+from safecache.files import private_directory
 from safecache.hooks import generated_code
-from safecache.kinds import Kind
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.store import manifests
+from safecache.tiers import permissions
 
 TEXT = b"int kernel() { return 1; }"
 
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    monkeypatch.setattr(vouching, "_known", {})
-    monkeypatch.setattr(vouching, "_judged", {})
+    monkeypatch.setattr(gate, "_known", {})
+    monkeypatch.setattr(gate, "_judged", {})
     monkeypatch.setattr(sources, "_texts", {})
     monkeypatch.setattr(private_build, "_headers", {})
-    monkeypatch.setattr(exposure, "_settled", set())
+    monkeypatch.setattr(permissions, "_settled", set())
     directory = tmp_path / "cache"
     directory.mkdir()
     directory.chmod(0o777)
@@ -76,7 +80,7 @@ def test_source_that_was_there_already_is_kept_as_it_was_found(root, place):
 def test_object_that_this_process_built_or_verified_is_taken(root, place):
     path = root / "kernel.o"
     path.write_bytes(b"object")
-    vouching.expect(str(path), b"object")
+    gate.expect(str(path), b"object")
     assert command(root, place, path)[1] == f"{place}/kernel.o"
 
 
@@ -84,7 +88,7 @@ def test_object_that_this_process_built_or_verified_is_taken(root, place):
 @pytest.mark.parametrize("how", ["exchanged", "fifo", "link"])
 def test_object_that_was_exchanged_since_is_refused(root, place, how):
     path = root / "kernel.o"
-    vouching.expect(str(path), b"object")
+    gate.expect(str(path), b"object")
     if how == "exchanged":
         path.write_bytes(b"evil")
     elif how == "fifo":
@@ -99,7 +103,7 @@ def test_object_that_was_exchanged_since_is_refused(root, place, how):
 
 def test_object_of_a_cache_that_was_cleared_is_missing_and_not_refused(root, place):
     path = root / "kernel.o"
-    vouching.expect(str(path), b"object")
+    gate.expect(str(path), b"object")
     with pytest.raises(FileNotFoundError):
         command(root, place, path)
     assert os.listdir(place) == []
@@ -126,7 +130,7 @@ def header(root):
     path.write_bytes(b"evil")
     compiled = root / "prefix.h.gch"
     compiled.write_bytes(b"compiled")
-    vouching.expect(str(compiled), b"compiled")
+    gate.expect(str(compiled), b"compiled")
     return path
 
 
@@ -148,7 +152,7 @@ def test_precompiled_form_that_is_not_in_order_is_left_out(root, source, header,
     elif how == "gone":
         compiled.unlink()
     else:
-        del vouching._known[str(compiled)]
+        del gate._known[str(compiled)]
     copy = command(root, place, source, "-include", header)[3]
     assert os.listdir(os.path.dirname(copy)) == ["prefix.h"]
 
@@ -171,16 +175,16 @@ def test_output_is_published_with_its_record_first_and_the_mode_it_was_given(roo
     with open(f"{place}/kernel.so", "wb") as file:
         file.write(b"library")
     os.chmod(file.name, 0o755)
-    publish = private_build.store.publish
+    publish = private_build.entry_files.publish
     seen = []
     monkeypatch.setattr(
-        private_build.store, "publish", lambda path, *rest: (seen.append(target.exists()), publish(path, *rest))
+        private_build.entry_files, "publish", lambda path, *rest: (seen.append(target.exists()), publish(path, *rest))
     )
     assert private_build.publish(place, str(target), str(root))
     assert seen == [False, False], "the record and the file"
     assert target.read_bytes() == b"library" and stat.S_IMODE(target.stat().st_mode) == 0o755
-    monkeypatch.setattr(vouching, "_known", {})
-    vouching.admit_build(str(target), str(root))
+    monkeypatch.setattr(gate, "_known", {})
+    gate.admit_build(str(target), str(root))
     assert target.exists()
 
 
@@ -270,14 +274,14 @@ def test_precompiled_header_appears_whole_and_after_its_record(root, source, bui
     def move(made, rename):
         if Path(made).read_bytes() == TEXT:  # not its record
             assert not target.exists() and os.path.dirname(made) == str(root)
-            stated = records.stored(str(target), str(root), Kind.NATIVE_CODE)
-            published.append(vouching.states_record(stated, str(target), Kind.NATIVE_CODE, TEXT, str(root)))
+            stated = manifests.stored(str(target), str(root), Kind.NATIVE_CODE)
+            published.append(gate.states_record(stated, str(target), Kind.NATIVE_CODE, TEXT, str(root)))
         rename()
 
     at_each_rename(monkeypatch, move)
     build(Builder(root, source, target=target.name))
     assert published == [True] and target.read_bytes() == TEXT
-    assert vouching.is_attested(str(target), str(root))
+    assert gate.is_attested(str(target), str(root))
 
 
 def test_precompiled_header_that_fails_leaves_nothing(root, source, build):

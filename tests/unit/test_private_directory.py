@@ -11,7 +11,7 @@ import tempfile
 import pytest
 from conftest import python
 
-from safecache import ownership, private_directory
+from safecache.files import ownership, private_directory
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +50,7 @@ def test_lies_nowhere_if_there_is_no_place_and_says_why(monkeypatch, tmp_path):
 
 FORK = """
 import os
-from safecache import private_directory
+from safecache.files import private_directory
 ours = private_directory.of_process()
 assert private_directory.of_process() == ours
 child = os.fork()

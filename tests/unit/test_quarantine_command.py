@@ -11,9 +11,15 @@ from pathlib import Path
 import pytest
 from caches import HOUR, key
 
-from safecache import config, events, filesystem, keyring, layout, quarantine, seal, vouching
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.code import gate
+from safecache.files import filesystem
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+from safecache.signing import keyring, seal
+from safecache.store import quarantine
 from unit.fresh import forget_kernels
 from unit.key_cases import MAC, put
 from unit.listed import aside, entry, kernel, place
@@ -90,7 +96,7 @@ def _with_record(cache, path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = Kind.KERNEL if layout.TRITON_KEY.fullmatch(path.parent.name) else Kind.NATIVE_CODE
     root = path.parent if path.suffix == ".gch" else path.parents[1]
-    assert vouching.keep(str(path), str(root), kind, content)
+    assert gate.keep(str(path), str(root), kind, content)
     path.write_bytes(content)
     return root
 

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from safecache import filesystem, layout, quarantine, store
-from safecache.reasons import Reason
+from safecache.files import filesystem
+from safecache.places import layout
+from safecache.reporting.reasons import Reason
+from safecache.store import entry_files, quarantine
 
 
 @pytest.fixture
@@ -26,7 +28,7 @@ def cache(tmp_path):
 def put_away(cache, number, content=b"damaged"):
     path = cache / f"damaged-{number:03}"
     path.write_bytes(content)
-    moved = store.quarantine(str(path), str(cache), Reason.DAMAGED)
+    moved = entry_files.quarantine(str(path), str(cache), Reason.DAMAGED)
     return Path(moved)
 
 
@@ -66,7 +68,7 @@ def test_directory_counts_with_all_that_it_holds_and_goes_with_it(cache, monkeyp
     path = cache / "damaged-001"
     (path / "below").mkdir(parents=True)
     (path / "below" / "file").write_bytes(b"x" * 40_000)
-    store.quarantine(str(path), str(cache), Reason.NOT_A_FILE)
+    entry_files.quarantine(str(path), str(cache), Reason.NOT_A_FILE)
     assert kept(cache) == [1]
     put_away(cache, 2)
     assert kept(cache) == [2]
@@ -79,7 +81,7 @@ def test_link_there_is_removed_and_what_it_leads_to_stays(cache, tmp_path, monke
     for number, target in enumerate([tmp_path / "home", tmp_path / "home" / "file"]):
         path = cache / f"damaged-{number:03}"
         path.symlink_to(target)
-        store.quarantine(str(path), str(cache), Reason.NOT_A_FILE)
+        entry_files.quarantine(str(path), str(cache), Reason.NOT_A_FILE)
     put_away(cache, 2)
     assert kept(cache) == [2] and (tmp_path / "home" / "file").read_bytes() == b"mine"
 
@@ -114,14 +116,14 @@ def test_nothing_is_moved_where_a_link_leads(cache, tmp_path, planted, target):
     link.parent.mkdir(exist_ok=True)
     link.symlink_to(tmp_path / target)
     entry = cache / "aotautograd" / "key" / "entry"
-    assert store.quarantine(str(entry), str(cache), Reason.DAMAGED) is None
+    assert entry_files.quarantine(str(entry), str(cache), Reason.DAMAGED) is None
     assert entry.exists() and list(tmp_path.rglob("home/*")) == []
 
 
 def test_cache_that_is_a_link_itself_has_its_quarantine_where_it_leads(cache, tmp_path):
     link = tmp_path / "link"
     link.symlink_to(cache)
-    moved = store.quarantine(str(link / "aotautograd" / "key" / "entry"), str(link), Reason.DAMAGED)
+    moved = entry_files.quarantine(str(link / "aotautograd" / "key" / "entry"), str(link), Reason.DAMAGED)
     assert Path(moved).read_bytes() == b"damaged" and kept_names(cache) == [Path(moved).name]
 
 
@@ -132,7 +134,7 @@ def kept_names(cache):
 def test_what_was_moved_there_is_no_entry_and_no_code_of_the_cache_any_more(cache):
     root = str(cache)
     for location in [*layout.walk(root), *layout.code(root)]:
-        assert store.quarantine(location.path, root, Reason.DAMAGED) is not None
+        assert entry_files.quarantine(location.path, root, Reason.DAMAGED) is not None
     assert len(kept_names(cache)) == 4
     assert [*layout.walk(root), *layout.code(root)] == []
     assert all(layout.locate(str(path)) is None for path in cache.rglob(".safecache/quarantine/*"))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from caches import key
 
-from safecache import quarantine
+from safecache.store import quarantine
 from unit.listed import aside, entry, place
 
 

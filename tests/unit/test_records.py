@@ -7,8 +7,11 @@ import logging
 
 import pytest
 
-from safecache import directory_faults, filesystem, records, rescue, vouching
-from safecache.kinds import Kind
+from safecache.code import gate
+from safecache.files import filesystem
+from safecache.reporting.kinds import Kind
+from safecache.store import manifests
+from safecache.tiers import directory_faults, fallback
 
 
 @pytest.fixture
@@ -26,11 +29,11 @@ def other(tmp_path):
 
 
 def copy(library, other, kind=Kind.NATIVE_CODE):
-    return records.copy(str(library), str(library.parents[1]), kind, other)
+    return manifests.copy(str(library), str(library.parents[1]), kind, other)
 
 
 def of(library, root, kind=Kind.NATIVE_CODE):
-    return records.stored(str(library), str(root), kind)
+    return manifests.stored(str(library), str(root), kind)
 
 
 def fail(monkeypatch, name, number):
@@ -41,7 +44,7 @@ def fail(monkeypatch, name, number):
 
 
 def test_record_is_copied_as_it_is(library, other):
-    vouching.keep(str(library), str(library.parents[1]))
+    gate.keep(str(library), str(library.parents[1]))
     assert copy(library, other)
     assert of(library, other) == of(library, library.parents[1]) is not None
 
@@ -51,7 +54,7 @@ def test_there_is_nothing_to_copy_of_a_file_without_one(library, other):
 
 
 def test_record_that_cannot_be_read_is_not_copied(library, other, monkeypatch):
-    vouching.keep(str(library), str(library.parents[1]))
+    gate.keep(str(library), str(library.parents[1]))
     monkeypatch.setattr(filesystem, "sleep", lambda seconds: None)
     with monkeypatch.context() as patch:
         fail(patch, "lstat", errno.EIO)
@@ -69,8 +72,8 @@ def test_record_that_cannot_be_written_is_reported_unless_another_directory_is_u
     library, other, monkeypatch, caplog, kind, number, replaced
 ):
     caplog.set_level(logging.WARNING, logger="safecache")
-    vouching.keep(str(library), str(library.parents[1]), kind)
-    monkeypatch.setattr(rescue, "replaced", lambda error: replaced)
+    gate.keep(str(library), str(library.parents[1]), kind)
+    monkeypatch.setattr(fallback, "replaced", lambda error: replaced)
     fail(monkeypatch, "write", number)
     assert not copy(library, other, kind)
     if kind is Kind.NATIVE_CODE and replaced and number == errno.ENOSPC:

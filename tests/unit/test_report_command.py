@@ -9,7 +9,7 @@ from html.parser import HTMLParser
 import pytest
 from caches import HOUR, Cache, key
 
-from safecache import journal
+from safecache.history import journal
 
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e&amp;"
 

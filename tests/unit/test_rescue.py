@@ -7,8 +7,10 @@ import os
 
 import pytest
 
-from safecache import config, events, rescue, standin
 from safecache.errors import CacheWriteError
+from safecache.reporting import events
+from safecache.settings import config
+from safecache.tiers import fallback, standin
 
 
 @pytest.fixture
@@ -18,7 +20,7 @@ def cache(tmp_path, monkeypatch, settings):
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("_SAFECACHE_REDIRECTED", "")
-    for state in (rescue._good_until, rescue._bad_until, rescue._faults, standin._standins, standin._originals):
+    for state in (fallback._good_until, fallback._bad_until, fallback._faults, standin._standins, standin._originals):
         state.clear()
     (tmp_path / "cache").mkdir()
     return tmp_path / "cache"
@@ -39,16 +41,16 @@ def failing_at(cache):
 
 def test_work_is_done_once_more_elsewhere(cache):
     work, tried = failing_at(cache)
-    assert rescue.attempt(work) == "done" and len(tried) == 2
+    assert fallback.attempt(work) == "done" and len(tried) == 2
     assert standin.original(tried[1]) == str(cache) and os.stat(tried[1]).st_mode & 0o777 == 0o700
-    assert rescue.attempt(work) == "done" and tried[2] == tried[1], "which stays so for a while"
+    assert fallback.attempt(work) == "done" and tried[2] == tried[1], "which stays so for a while"
 
 
 def test_strict_mode_raises_with_its_cause(cache, settings):
     settings(SAFECACHE_STRICT="1")
     work, tried = failing_at(cache)
     with pytest.raises(CacheWriteError, match="Permission denied") as caught:
-        rescue.attempt(work)
+        fallback.attempt(work)
     assert isinstance(caught.value.__cause__, PermissionError) and tried == [str(cache)]
 
 
@@ -60,7 +62,7 @@ def test_other_errors_are_raised_as_they_are(cache):
         raise error
 
     with pytest.raises(ValueError) as caught:
-        rescue.attempt(work)
+        fallback.attempt(work)
     assert caught.value is error and calls == [1] and config.cache_directory() == str(cache)
 
 
@@ -69,16 +71,16 @@ def test_error_of_the_second_attempt_is_the_last(cache):
         raise OSError(errno.EACCES, "no", os.path.join(config.cache_directory(), "file"))
 
     with pytest.raises(PermissionError) as caught:
-        rescue.attempt(work)
+        fallback.attempt(work)
     assert not caught.value.filename.startswith(str(cache))
 
 
 def test_fault_is_said_once(cache, caplog):
     events.reset()
     work, _ = failing_at(cache)
-    rescue.attempt(work)
+    fallback.attempt(work)
     config.end_redirection()
-    rescue.attempt(work)
+    fallback.attempt(work)
     assert len(caplog.records) == 1 and str(cache) in caplog.text
     assert events.counters()["unusable directory"] == 2
 
@@ -86,29 +88,29 @@ def test_fault_is_said_once(cache, caplog):
 def test_directory_that_is_mended_is_used_again_after_a_minute(cache, monkeypatch):
     cache.rmdir()
     cache.write_text("in the way")
-    rescue.settle(lambda: str(cache))
+    fallback.settle(lambda: str(cache))
     place = config.cache_directory()
     assert standin.original(place) == str(cache)
     cache.unlink()
-    rescue.settle(lambda: str(cache))
+    fallback.settle(lambda: str(cache))
     assert config.cache_directory() == place
-    later = rescue.time.monotonic() + 61
-    monkeypatch.setattr(rescue.time, "monotonic", lambda: later)
-    rescue.settle(lambda: str(cache))
+    later = fallback.time.monotonic() + 61
+    monkeypatch.setattr(fallback.time, "monotonic", lambda: later)
+    fallback.settle(lambda: str(cache))
     assert config.cache_directory() == str(cache) and config.redirected() is None
 
 
 def test_directory_is_looked_at_once_a_minute(cache, monkeypatch):
     looks = []
-    monkeypatch.setattr(rescue.directory_faults, "objection", looks.append)
+    monkeypatch.setattr(fallback.directory_faults, "objection", looks.append)
     for _ in range(5):
-        rescue.settle(lambda: str(cache))
+        fallback.settle(lambda: str(cache))
     assert looks == [str(cache)]
 
 
 def test_stand_in_that_was_removed_is_not_used_any_more(cache):
     work, tried = failing_at(cache)
-    rescue.attempt(work)
+    fallback.attempt(work)
     os.rmdir(tried[1])
-    rescue.settle(lambda: str(cache))
+    fallback.settle(lambda: str(cache))
     assert config.cache_directory() == str(cache)

@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from safecache import journal, run_summary
 from safecache.cli import stats
+from safecache.history import journal, run_summary
 
 
 @pytest.fixture

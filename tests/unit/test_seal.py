@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safecache import seal, signatures
-from safecache.keyring import Key
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import seal, signatures
+from safecache.signing.keyring import Key
 from unit.sealed import ENTRY, FOOTER, KEY, PAYLOAD, PROVENANCE, TAG, verify
 
 OTHER_KEY = Key.derive(b"o" * 32)

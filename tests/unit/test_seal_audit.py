@@ -8,10 +8,10 @@ from conftest import python
 
 WATCH = """
 import json, pickle, sys
-from safecache import seal
-from safecache import signatures
-from safecache.keys import Key
-from safecache.kinds import Kind
+from safecache.signing import seal
+from safecache.signing import signatures
+from safecache.signing.keys import Key
+from safecache.reporting.kinds import Kind
 
 class Hostile:
     def __reduce__(self):

@@ -8,8 +8,8 @@ import hmac
 import pytest
 
 from safecache.errors import KeyringError
-from safecache.keys import Key
-from safecache.reasons import Reason
+from safecache.reporting.reasons import Reason
+from safecache.signing.keys import Key
 from unit.key_cases import BOTH, MAC, PRIVATE, PUBLIC
 from unit.sealed import PAYLOAD, verify
 from unit.signed import DOMAIN, parts, sealed

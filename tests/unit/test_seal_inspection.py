@@ -6,10 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safecache import files, seal
-from safecache.keys import Key
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.files import opening
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import seal
+from safecache.signing.keys import Key
 from unit.sealed import ENTRY, KEY, PAYLOAD, PROVENANCE, verify
 
 FIND = {KEY.id: KEY}.get
@@ -67,4 +68,4 @@ def test_nothing_counts_as_sealed_that_is_not_but_for_its_payload(before, place,
 def test_end_of_a_file_is_read_with_its_size(tmp_path, size):
     content = bytes(range(256)) * 20
     (tmp_path / "file").write_bytes(content[:size])
-    assert files.read_end(str(tmp_path / "file"), lambda status: None, 10) == (content[:size][-10:], size)
+    assert opening.read_end(str(tmp_path / "file"), lambda status: None, 10) == (content[:size][-10:], size)

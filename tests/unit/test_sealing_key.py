@@ -6,8 +6,10 @@ import time
 
 import pytest
 
-from safecache import events, key_files, keyring, saving, seal
-from safecache.kinds import Kind
+from safecache.entries import saving
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.signing import key_files, keyring, seal
 from unit import key_cases
 from unit.key_cases import BOTH, HOUR, MAC, PUBLIC, put
 

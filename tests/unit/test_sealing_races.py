@@ -13,8 +13,13 @@ import sys
 
 import pytest
 
-from safecache import filesystem, key_files, keyring, layout, packages, records, resealing, seal, vouching
-from safecache.adopt import adopt
+from safecache.code import gate, packages
+from safecache.files import filesystem
+from safecache.places import layout
+from safecache.signing import key_files, keyring, seal
+from safecache.store import manifests
+from safecache.upkeep import sealing
+from safecache.upkeep.sealing import adopt
 from unit.key_cases import PRIVATE, PUBLIC, put
 
 GOOD, EVIL = pickle.dumps("good"), pickle.dumps("evil")
@@ -117,8 +122,8 @@ def each_exchange(swapper, evil, monkeypatch):
         def at(moment, back):
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(root, copy)
-            monkeypatch.setattr(vouching, "_known", {})
-            monkeypatch.setattr(vouching, "_judged", {})
+            monkeypatch.setattr(gate, "_known", {})
+            monkeypatch.setattr(gate, "_judged", {})
             swapper.begin(copy / path, evil, moment, back)
             run(copy)
             swapper.works = False
@@ -142,7 +147,7 @@ def sealed_by_us(root):
         footer = seal.split(content)
         if footer is not None and footer.key_id == ours.id:
             payload = seal.payload_of(content)
-            yield records.unverified(content).get("sha256") or payload
+            yield manifests.unverified(content).get("sha256") or payload
 
 
 @pytest.mark.parametrize("path", [ENTRY, LIBRARY])
@@ -156,14 +161,14 @@ def test_adopt_seals_no_package_that_others_could_have_written(tmp_path, each_ex
     (root / "model.pt2").write_bytes(GOOD)
 
     def run(root):
-        resealing.each([(str(root), lambda: packages.adopt(str(root / "model.pt2")))])
+        sealing.each([(str(root), lambda: packages.adopt(str(root / "model.pt2")))])
 
     each_exchange(run, root, "model.pt2", {GOOD})
 
 
 def test_sign_seals_nothing_that_no_trusted_key_has_sealed(of_a_farm, each_exchange):
     def run(root):
-        resealing.countersign(layout.walk(str(root)), layout.code(str(root)))
+        sealing.countersign(layout.walk(str(root)), layout.code(str(root)))
 
     for path in [path for path in of_a_farm.rglob("*") if path.is_file()]:
         each_exchange(run, of_a_farm, path.relative_to(of_a_farm))

@@ -9,9 +9,13 @@ import time
 
 import pytest
 
-from safecache import config, filesystem, key_notes, key_records, levels, misses, rescue
-from safecache.key_records import Absence, Component, KeyRecord
-from safecache.lookups import Layer
+from safecache.explain import key_notes, key_records
+from safecache.explain.key_records import Absence, Component, KeyRecord
+from safecache.files import filesystem
+from safecache.history import misses
+from safecache.history.lookups import Layer
+from safecache.settings import config
+from safecache.tiers import fallback, levels
 from unit.fresh import forget_levels
 
 KEY, OTHER = "a" + "b" * 51, "a" + "c" * 51
@@ -29,7 +33,7 @@ def next_node(shared, local, settings, monkeypatch, tmp_path):
         config.end_redirection()
         forget_levels(monkeypatch)
         settings(SAFECACHE_LOCAL=tmp_path / "other")
-        rescue.settle(lambda: str(shared))
+        fallback.settle(lambda: str(shared))
         return config.cache_directory()
 
     return begin

@@ -11,9 +11,11 @@ import time
 import pytest
 from caches import DAY, HOUR, Cache, key
 
-from safecache import keyring, store, vouching
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.code import gate
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import keyring
+from safecache.store import entry_files
 from unit.fresh import forget_kernels
 from unit.key_cases import MAC, put, revoked
 from unit.listed import BUILD, GRAPH, entry, kernel
@@ -85,7 +87,7 @@ def test_what_a_load_would_refuse_is_told_with_its_evidence(cache, shown, run):
 def test_kernel_is_judged_file_by_file(cache, shown):
     folder = kernel(cache, "k", {"name": "k"})
     for path in folder.iterdir():
-        vouching.keep(str(path), str(folder.parent), Kind.KERNEL, path.read_bytes())
+        gate.keep(str(path), str(folder.parent), Kind.KERNEL, path.read_bytes())
     forget_kernels()
     assert all(file["verified"] for file in shown(folder.name)["contents"])
     (folder / "k.cubin").write_bytes(b"other")
@@ -105,8 +107,8 @@ def test_signer_that_is_not_trusted_is_told_as_that(cache, shown):
 
 
 def test_what_was_moved_away_from_there_is_told(cache, shown, run):
-    store.quarantine(str(entry(cache, "a")), str(cache.root), Reason.DAMAGED)
-    store.quarantine(str(entry(cache, "b")), str(cache.root), Reason.OTHER_GPU)
+    entry_files.quarantine(str(entry(cache, "a")), str(cache.root), Reason.DAMAGED)
+    entry_files.quarantine(str(entry(cache, "b")), str(cache.root), Reason.OTHER_GPU)
     entry(cache, "a")
     [each] = shown(key("a", "a"))["quarantined"]
     assert each["reason"] == "damaged" and each["time"] and each["item"]

@@ -11,9 +11,10 @@ import sys
 import pytest
 from conftest import SOURCE
 
-from safecache import key_files, keyring, layout, seal
-from safecache.keys import Key
-from safecache.kinds import Kind
+from safecache.places import layout
+from safecache.reporting.kinds import Kind
+from safecache.signing import key_files, keyring, seal
+from safecache.signing.keys import Key
 from unit import key_cases
 from unit.key_cases import BOTH, MAC, PRIVATE, PUBLIC, put
 

@@ -6,8 +6,11 @@ import json
 
 import pytest
 
-from safecache import key_files, keyring, layout, records, vouching
-from safecache.kinds import Kind
+from safecache.code import gate
+from safecache.places import layout
+from safecache.reporting.kinds import Kind
+from safecache.signing import key_files, keyring
+from safecache.store import manifests
 from unit import key_cases
 from unit.key_cases import PRIVATE, PUBLIC, put
 
@@ -30,8 +33,8 @@ def forgetful(monkeypatch):
     """As each time in another process."""
 
     def forget():
-        monkeypatch.setattr(vouching, "_known", {})
-        monkeypatch.setattr(vouching, "_judged", {})
+        monkeypatch.setattr(gate, "_known", {})
+        monkeypatch.setattr(gate, "_judged", {})
         keyring.reset()
 
     forget()
@@ -53,7 +56,7 @@ def of_a_farm(root, settings, tmp_path):
     key_files.save(str(tmp_path / "private"), PRIVATE)
     settings(SAFECACHE_KEY_FILE=tmp_path / "private")
     for file in layout.code(str(root)):
-        vouching.keep(*file)
+        gate.keep(*file)
     settings(SAFECACHE_KEY_FILE="")
     put(PUBLIC)
     return root
@@ -89,7 +92,7 @@ def test_code_of_a_trusted_key_is_signed_with_ours_and_the_rest_left(run, of_a_f
     put(key_cases.revoked(PUBLIC))
     outcomes = json.loads(run("verify", of_a_farm, "--json").out)["outcomes"]
     assert outcomes == {"code verified": 2, "revoked key": 1}
-    verdict, _ = records.read(str(of_a_farm / INDUCTOR), str(of_a_farm), Kind.NATIVE_CODE)
+    verdict, _ = manifests.read(str(of_a_farm / INDUCTOR), str(of_a_farm), Kind.NATIVE_CODE)
     assert verdict.provenance["countersigned"] == PUBLIC.id.hex() and "cpu" in verdict.provenance
 
 

@@ -11,9 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safecache import keyring, saving, seal, trust
-from safecache.kinds import Kind
-from safecache.reasons import Count, Reason
+from safecache.entries import saving
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Count, Reason
+from safecache.signing import keyring, seal, trust
 from unit import key_cases
 from unit.key_cases import BOTH, HOUR, MAC, PRIVATE, PUBLIC
 from unit.sealed import PAYLOAD, verify

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from safecache import census, provenance, sinks, targets
+from safecache.patching import sinks, targets
+from safecache.signing import provenance
 
 DISTRIBUTIONS = pytest.mark.parametrize("distribution", sinks.DISTRIBUTIONS)
 RELEASES = [("torch", (2, minor)) for minor in range(11, 16)] + [("triton", (3, minor)) for minor in range(6, 10)]
@@ -22,7 +23,7 @@ def test_table_is_that_of_the_installed_release(distribution):
     if found is None:
         pytest.skip(f"{distribution} is not installed")
     unknown, vanished = sinks.differences(found, sinks.listed(distribution, installed_release(distribution)))
-    assert (unknown, vanished) == ([], []), "hook it, or say in safecache/sinks.txt why it needs none"
+    assert (unknown, vanished) == ([], []), "hook it, or say in safecache/patching/sinks.txt why it needs none"
 
 
 def test_new_and_vanished_sinks_show(tmp_path):
@@ -31,8 +32,8 @@ def test_new_and_vanished_sinks_show(tmp_path):
     package.mkdir(parents=True)
     (package / "codecache.py").write_text("import pickle\ndef new(path): return pickle.load(open(path))\n")
     known = sinks.listed("torch", (2, 15))
-    unknown, vanished = sinks.differences(census.scan(str(tmp_path), "torch"), known)
-    assert unknown == [census.Sink("torch/_inductor/codecache.py", "new", "pickle.load", 1)]
+    unknown, vanished = sinks.differences(sinks.scan(str(tmp_path), "torch"), known)
+    assert unknown == [sinks.Sink("torch/_inductor/codecache.py", "new", "pickle.load", 1)]
     assert set(vanished) == set(known)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from safecache import sizes
+from safecache.settings import units
 
 
 @pytest.mark.parametrize(
@@ -25,14 +25,14 @@ from safecache import sizes
     ],
 )
 def test_size_is_read_with_its_unit(text, number):
-    assert sizes.parse_size(text) == number
+    assert units.parse_size(text) == number
 
 
 @pytest.mark.parametrize(
     ("text", "seconds"), [("90s", 90), ("15min", 900), ("36h", 129_600), ("1.5d", 129_600), ("4w", 28 * 86400)]
 )
 def test_age_is_read_with_its_unit(text, seconds):
-    assert sizes.parse_age(text) == seconds
+    assert units.parse_age(text) == seconds
 
 
 BAD = [
@@ -59,19 +59,19 @@ BAD = [
 @pytest.mark.parametrize("text", BAD)
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(ValueError):
-        sizes.parse_size(text)
+        units.parse_size(text)
 
 
 @pytest.mark.parametrize("text", ["", "30", "0d", "d", "-1d", "1y", "1m", "30D", "nand", "1d2h"])
 def test_what_is_no_age_is_refused(text):
     with pytest.raises(ValueError):
-        sizes.parse_age(text)
+        units.parse_age(text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "٣", "1.0", "10k", "x", "1" * 400])
 def test_what_is_no_number_of_files_is_refused(text):
     with pytest.raises(ValueError):
-        sizes.parse_count(text)
+        units.parse_count(text)
 
 
 @pytest.mark.parametrize(
@@ -79,11 +79,11 @@ def test_what_is_no_number_of_files_is_refused(text):
     [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (999_949, "999.9 kB"), (999_950, "1.0 MB"), (10**16, "10000.0 TB")],
 )
 def test_size_is_written_with_its_unit(size, text):
-    assert sizes.write_size(size) == text
+    assert units.write_size(size) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0, "0 s"), (59.9, "59 s"), (60, "1 min"), (7199, "1 h"), (86400, "1 d"), (1e7, "115 d")]
 )
 def test_age_is_written_in_its_largest_unit(seconds, text):
-    assert sizes.write_age(seconds) == text
+    assert units.write_age(seconds) == text

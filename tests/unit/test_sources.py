@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import pytest
 
-from safecache import events, sources, vouching
-from safecache.directory_faults import Immovable
+from safecache.code import gate, sources
 from safecache.errors import EntryRefusedError
+from safecache.reporting import events
+from safecache.tiers.directory_faults import Immovable
 
 SOURCE = b"print('generated')\n"
 
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    monkeypatch.setattr(vouching, "_known", {})
+    monkeypatch.setattr(gate, "_known", {})
     return tmp_path
 
 
@@ -55,7 +56,7 @@ def test_anything_else_that_is_added_is_a_change(root, name, added):
 def test_source_that_cannot_be_moved_away_is_refused(root, monkeypatch, settings):
     path = root / "source.py"
     path.write_bytes(b"import evil")
-    monkeypatch.setattr(sources.store, "quarantine", lambda *arguments: None)
+    monkeypatch.setattr(sources.entry_files, "quarantine", lambda *arguments: None)
     with pytest.raises(Immovable, match="cannot be moved away"):
         sources.settle(str(path), SOURCE, str(root))
     settings(SAFECACHE_STRICT=1)
@@ -70,7 +71,7 @@ def test_source_is_executed_if_its_name_is_the_hash_of_its_content(root):
     with pytest.raises(EntryRefusedError, match="nobody in this process generated it"):
         sources.admit(str(path), "name", lambda text: "other")
     assert events.counters() == {"unsealed": 1}
-    vouching.expect(str(path), SOURCE)
+    gate.expect(str(path), SOURCE)
     assert sources.admit(str(path), "name", lambda text: "other") == str(path)
 
 
@@ -86,12 +87,12 @@ def test_source_that_another_process_restores_meanwhile_stays(root, monkeypatch,
         path.symlink_to("nowhere")
     else:
         path.write_bytes(found)
-    quarantine = sources.store.quarantine
+    quarantine = sources.entry_files.quarantine
 
     def restore_first(*args):
-        sources.store.replace(str(path), SOURCE)
+        sources.entry_files.replace(str(path), SOURCE)
         return quarantine(*args)
 
-    monkeypatch.setattr(sources.store, "quarantine", restore_first)
+    monkeypatch.setattr(sources.entry_files, "quarantine", restore_first)
     assert sources.settle(str(path), SOURCE, str(root))
     assert path.read_bytes() == SOURCE and not events.counters()

@@ -9,7 +9,8 @@ import time
 import pytest
 from conftest import needs_root
 
-from safecache import filesystem, stamps, store
+from safecache.files import filesystem, stamps
+from safecache.store import entry_files
 
 
 @pytest.fixture(autouse=True)
@@ -37,21 +38,21 @@ def is_new(path):
 @pytest.mark.parametrize("seconds", [2 * stamps.INTERVAL, 365 * 86400, -2 * stamps.INTERVAL, -365 * 86400])
 def test_reading_stamps_what_has_an_old_stamp_or_one_of_a_clock_that_was_wrong(entry, seconds):
     age(entry, seconds)
-    assert store.read_entry(str(entry)) == b"content" and is_new(entry)
+    assert entry_files.read_entry(str(entry)) == b"content" and is_new(entry)
 
 
 @pytest.mark.parametrize("seconds", [0, stamps.INTERVAL / 2, -stamps.INTERVAL / 2])
 def test_reading_again_within_the_interval_leaves_the_stamp(entry, seconds):
     stamp = age(entry, seconds)
-    store.read_entry(str(entry))
+    entry_files.read_entry(str(entry))
     assert entry.stat().st_mtime_ns == stamp
 
 
 def test_stamp_is_set_before_the_file_is_opened(entry, monkeypatch):
     age(entry, 86400)
     seen = []
-    monkeypatch.setattr(store.files, "read_regular", lambda *rest, **named: seen.append(is_new(entry)))
-    store.read_entry(str(entry))
+    monkeypatch.setattr(entry_files.opening, "read_regular", lambda *rest, **named: seen.append(is_new(entry)))
+    entry_files.read_entry(str(entry))
     assert seen == [True]
 
 
@@ -59,7 +60,7 @@ def test_header_keeps_its_time_which_compilers_look_at(tmp_path):
     header = tmp_path / "c.h"
     header.write_bytes(b"content")
     stamp = age(header, 86400)
-    store.read_entry(str(header))
+    entry_files.read_entry(str(header))
     assert header.stat().st_mtime_ns == stamp
 
 
@@ -70,19 +71,19 @@ def test_layer_below_a_cache_is_not_stamped(tmp_path, settings):
         path.parent.mkdir()
         path.write_bytes(b"content")
         age(path, 86400)
-        store.read_entry(str(path))
+        entry_files.read_entry(str(path))
     assert not is_new(inside) and is_new(beside)
 
 
 def test_what_a_command_reads_does_not_count_as_used(entry):
     stamp = age(entry, 86400)
     with stamps.suspended():
-        store.read_entry(str(entry))
+        entry_files.read_entry(str(entry))
         with stamps.suspended():
             pass
-        store.read_entry(str(entry))
+        entry_files.read_entry(str(entry))
     assert entry.stat().st_mtime_ns == stamp
-    store.read_entry(str(entry))
+    entry_files.read_entry(str(entry))
     assert is_new(entry)
 
 
@@ -103,7 +104,7 @@ def test_file_that_cannot_be_stamped_is_read_and_those_of_its_owner_not_tried_ag
 
     monkeypatch.setattr(filesystem, "utime", refuse)
     monkeypatch.setattr(stamps.time, "time", lambda: 4e9)
-    assert [store.read_entry(str(entry)) for _ in range(3)] == [b"content"] * 3
+    assert [entry_files.read_entry(str(entry)) for _ in range(3)] == [b"content"] * 3
     assert tried == [entry.name]
 
 
@@ -116,6 +117,6 @@ def test_entry_on_a_read_only_mount_is_read(tmp_path):
         (point / "entry").write_bytes(b"content")
         age(point / "entry", 86400)
         subprocess.run(["mount", "-o", "remount,ro", str(point)], check=True)
-        assert store.read_entry(str(point / "entry")) == b"content" and not is_new(point / "entry")
+        assert entry_files.read_entry(str(point / "entry")) == b"content" and not is_new(point / "entry")
     finally:
         subprocess.run(["umount", str(point)], check=True)

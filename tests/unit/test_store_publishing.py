@@ -9,7 +9,8 @@ import threading
 
 import pytest
 
-from safecache import filesystem, store
+from safecache.files import filesystem
+from safecache.store import entry_files
 
 
 @pytest.fixture
@@ -19,7 +20,7 @@ def entry(tmp_path):
 
 
 def publish(entry, content=b"content"):
-    store.publish(str(entry), content, str(entry.parents[2]))
+    entry_files.publish(str(entry), content, str(entry.parents[2]))
 
 
 def names(entry):
@@ -112,7 +113,7 @@ def test_cache_that_is_cleared_again_and_again_is_an_error(entry, monkeypatch):
 def test_entry_without_a_directory_is_an_error(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(FileNotFoundError):
-        store.publish("entry", b"content", "")
+        entry_files.publish("entry", b"content", "")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -130,14 +131,14 @@ def test_directory_that_another_process_makes_in_place_of_a_file_stays(entry, mo
     """Both have found the file, and the other was faster."""
     entry.parent.parent.mkdir(parents=True)
     entry.parent.write_bytes(b"in the way")
-    quarantine = store.quarantine
+    quarantine = entry_files.quarantine
 
     def publish_first(*args):
-        monkeypatch.setattr(store, "quarantine", quarantine)
+        monkeypatch.setattr(entry_files, "quarantine", quarantine)
         publish(entry.with_name("of the other"), b"of the other")
         return quarantine(*args)
 
-    monkeypatch.setattr(store, "quarantine", publish_first)
+    monkeypatch.setattr(entry_files, "quarantine", publish_first)
     publish(entry)
     assert names(entry) == ["entry", "of the other"]
     aside = entry.parents[2] / ".safecache" / "quarantine"

@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from safecache import filesystem, store
-from safecache.quarantine import is_its_name, is_still, opened
-from safecache.reasons import Reason
+from safecache.files import filesystem
+from safecache.reporting.reasons import Reason
+from safecache.store import entry_files
+from safecache.store.quarantine import is_its_name, is_still, opened
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def entry(tmp_path):
 
 
 def quarantine(entry, reason=Reason.DAMAGED):
-    return store.quarantine(str(entry), str(entry.parents[2]), reason)
+    return entry_files.quarantine(str(entry), str(entry.parents[2]), reason)
 
 
 def test_entry_is_moved_with_a_note_of_why(entry):
@@ -132,7 +133,7 @@ def test_entry_that_is_gone_already_is_none(entry):
 
 
 def test_cache_that_is_gone_is_not_made_again(entry):
-    assert store.quarantine(str(entry), str(entry.parents[2] / "gone"), Reason.DAMAGED) is None
+    assert entry_files.quarantine(str(entry), str(entry.parents[2] / "gone"), Reason.DAMAGED) is None
     assert entry.exists() and not (entry.parents[2] / "gone").exists()
 
 
@@ -151,7 +152,7 @@ def everything(entry):
 
 
 def move_what_is_damaged(entry):
-    return store.quarantine(str(entry), str(entry.parents[2]), Reason.DAMAGED, b"damaged")
+    return entry_files.quarantine(str(entry), str(entry.parents[2]), Reason.DAMAGED, b"damaged")
 
 
 def test_entry_that_is_still_what_was_found_is_moved(entry):
@@ -163,14 +164,14 @@ def save_just_before_it_is_moved(monkeypatch, entry):
 
     def save_first(*args, **kwargs):
         monkeypatch.setattr(filesystem, "rename", rename)
-        store.replace(str(entry), b"good")
+        entry_files.replace(str(entry), b"good")
         rename(*args, **kwargs)
 
     monkeypatch.setattr(filesystem, "rename", save_first)
 
 
 def test_good_entry_that_was_saved_there_meanwhile_is_not_even_moved(entry, monkeypatch):
-    store.replace(str(entry), b"good")
+    entry_files.replace(str(entry), b"good")
     monkeypatch.setattr(filesystem, "rename", None)
     assert move_what_is_damaged(entry) is None
     assert entry.read_bytes() == b"good" and everything(entry) == ["entry"]
@@ -193,7 +194,7 @@ def test_entry_saved_after_that_is_not_put_over(entry, monkeypatch):
     link = filesystem.link
 
     def save_another(*args, **kwargs):
-        store.replace(str(entry), b"better")
+        entry_files.replace(str(entry), b"better")
         link(*args, **kwargs)
 
     save_just_before_it_is_moved(monkeypatch, entry)
@@ -206,7 +207,7 @@ def test_entry_saved_after_that_is_not_put_over(entry, monkeypatch):
 def test_fifo_in_place_of_what_was_found_stays(entry, found):
     entry.unlink()
     os.mkfifo(entry)
-    assert store.quarantine(str(entry), str(entry.parents[2]), Reason.DAMAGED, found) is None
+    assert entry_files.quarantine(str(entry), str(entry.parents[2]), Reason.DAMAGED, found) is None
     assert stat.S_ISFIFO(entry.lstat().st_mode)
 
 
@@ -224,7 +225,7 @@ class TestByStatus:
         return entry.lstat()
 
     def move(self, entry, found):
-        return store.quarantine(str(entry), str(entry.parents[2]), Reason.NOT_A_FILE, found)
+        return entry_files.quarantine(str(entry), str(entry.parents[2]), Reason.NOT_A_FILE, found)
 
     def test_entry_that_is_still_what_was_found_is_moved(self, entry, found):
         assert Path(self.move(entry, found)).read_bytes() == b"damaged" and not entry.exists()
@@ -236,7 +237,7 @@ class TestByStatus:
         assert self.move(entry, entry.lstat()) is not None and not os.path.lexists(entry)
 
     def test_another_file_of_the_same_content_stays(self, entry, found):
-        store.replace(str(entry), b"damaged")
+        entry_files.replace(str(entry), b"damaged")
         assert self.move(entry, found) is None and everything(entry) == ["entry"]
 
     def test_file_that_was_written_since_stays_even_if_its_times_say_otherwise(self, entry, found):

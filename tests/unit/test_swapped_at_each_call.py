@@ -18,7 +18,7 @@ import pytest
 import swaps
 from swaps import ACTIONS, HOW, PLACES, TASKS, exchange, prepare, state
 
-from safecache import filesystem
+from safecache.files import filesystem
 
 MOMENTS = 10_000 if os.environ.get("SAFECACHE_TEST_EXHAUSTIVE") else 3
 EVENTS = {

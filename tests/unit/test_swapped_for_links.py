@@ -16,27 +16,20 @@ import pytest
 from caches import DAY, at_each_rename
 from crashes.test_crash_reports import facts
 
-from safecache import (
-    adopt,
-    directory_faults,
-    events,
-    eviction,
-    filesystem,
-    folders,
-    inventory,
-    key_records,
-    layout,
-    limits,
-    resealing,
-    store,
-)
 from safecache.doctor import behaviour, places
 from safecache.errors import EntryRefusedError
-from safecache.eviction import Limits
+from safecache.explain import key_records
+from safecache.explain.key_records import KeyRecord
+from safecache.files import filesystem, folders
+from safecache.history.lookups import Layer
 from safecache.isolation import known_bad, reports
-from safecache.key_records import KeyRecord
-from safecache.lookups import Layer
-from safecache.reasons import Reason
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.store import entry_files
+from safecache.tiers import directory_faults
+from safecache.upkeep import eviction, inventory, limits, sealing
+from safecache.upkeep.eviction import Limits
 from unit.key_cases import MAC
 
 KEY = "a" + "b" * 51
@@ -130,13 +123,13 @@ def test_records_of_keys_are_not_pruned_through_a_link(tmp_path, documents, inta
     record = KeyRecord(Layer.AOT, KEY, "model.f", 0.0, ())
     key_records.remember(record, str(root))
     (place,) = (root / ".safecache" / "keys" / "aot").iterdir()
-    publish = store.publish
+    publish = entry_files.publish
 
     def swapped(path, content, top):
         publish(path, content, top)
         link(place, documents)
 
-    monkeypatch.setattr(store, "publish", swapped)
+    monkeypatch.setattr(entry_files, "publish", swapped)
     key_records.remember(record._replace(made=time.time()), str(root))
 
 
@@ -158,20 +151,20 @@ def test_signed_entry_is_not_removed_through_a_link(tmp_path, documents, intact,
     entry = root / "aotautograd" / "akey" / layout.entry_name(content)
     entry.parent.mkdir(parents=True)
     entry.write_bytes(content)
-    assert adopt.adopt(str(root)).sealed == 1
+    assert sealing.adopt(str(root)).sealed == 1
     (entry,) = entry.parent.iterdir()
     (documents / entry.name).write_text("dear")
     inside = {path: path.read_text() for path in documents.iterdir() if path.is_file()}
-    publish = store.publish
+    publish = entry_files.publish
 
     def swapped(path, content, top):
         publish(path, content, top)
         link(entry.parent, documents)
 
-    monkeypatch.setattr(store, "publish", swapped)
+    monkeypatch.setattr(entry_files, "publish", swapped)
     location = layout.Location(str(entry), next(layout.walk(str(root))).kind, "akey")
     with pytest.raises(OSError, match="Not a directory"):
-        resealing.replace(location, entry.read_bytes(), str(root), MAC, {})
+        sealing.replace(location, entry.read_bytes(), str(root), MAC, {})
     assert {path: path.read_text() for path in documents.iterdir() if path.is_file()} == inside
     (documents / entry.name).unlink()
 
@@ -268,7 +261,7 @@ def test_what_is_refused_is_not_moved_away_through_a_link_or_from_outside(tmp_pa
     link(root / "fxgraph" / "aa" / "key", documents)
     inside = next(path for path in documents.iterdir() if path.is_file())
     for path in (root / "fxgraph" / "aa" / "key" / inside.name, inside, root / ".." / "home" / inside.name):
-        assert store.quarantine(str(path), str(root), Reason.DAMAGED, inside.read_bytes()) is None
+        assert entry_files.quarantine(str(path), str(root), Reason.DAMAGED, inside.read_bytes()) is None
     assert inside.exists() and not list(root.glob(".safecache/quarantine/*"))
 
 
@@ -276,7 +269,7 @@ def test_what_is_nested_without_end_leaves_the_quarantine(tmp_path):
     root = tmp_path / "cache"
     nest(root / ".safecache" / "quarantine" / "x.0123abcd", 1500)
     (root / "entry").touch()
-    assert store.quarantine(str(root / "entry"), str(root), Reason.DAMAGED) is not None
+    assert entry_files.quarantine(str(root / "entry"), str(root), Reason.DAMAGED) is not None
     with folders.opened(str(root), (".safecache",)) as folder:
         folder.remove("quarantine")
 
@@ -315,7 +308,7 @@ def test_nothing_is_published_through_a_link(tmp_path, documents, intact, ways, 
         top = root / "triton" / "0" if place == "triton/0/KEY" else root
         if number == len(PLACES):
             link(root / linked, documents)
-        store.publish(str(root / place / "ab" / "entry"), b"content", str(top))
+        entry_files.publish(str(root / place / "ab" / "entry"), b"content", str(top))
     assert not (root / linked).is_symlink() and (root / linked / "ab" / "entry").read_bytes() == b"content"
     aside = [path for path in root.rglob("quarantine/*") if path.is_symlink()]
     assert [path.readlink() for path in aside] == [documents]
@@ -330,7 +323,7 @@ def test_what_was_in_the_way_of_a_save_is_reported_once(tmp_path, documents, mon
     def save_again():
         shutil.rmtree(root / "fxgraph", ignore_errors=True)
         link(root / "fxgraph", documents)
-        store.publish(str(entry), b"content", str(root))
+        entry_files.publish(str(entry), b"content", str(root))
 
     save_again()
     save_again()
@@ -369,7 +362,7 @@ def test_source_of_torch_is_not_written_through_a_link_in_the_cache(tmp_path, do
     root = tmp_path / "cache"
     link(root / linked, documents)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
-    store.write(str(root / "ab" / "cd" / "source.py"), b"content", make_directories=True)
+    entry_files.write(str(root / "ab" / "cd" / "source.py"), b"content", make_directories=True)
     assert (root / "ab" / "cd" / "source.py").read_bytes() == b"content" and not (root / linked).is_symlink()
 
 
@@ -404,7 +397,7 @@ def swapped_at(number, swap, monkeypatch, entry, root):
         for name in ("open", "descend", "mkdir", "write", "dup", "rename", "close"):
             patch.setattr(filesystem, name, watched(getattr(filesystem, name)))
         with suppress(OSError):
-            store.publish(str(entry), b"content", str(root))
+            entry_files.publish(str(entry), b"content", str(root))
     return len(calls) > number
 
 
@@ -413,7 +406,7 @@ def test_cache_may_itself_be_reached_through_links(tmp_path, ways, monkeypatch):
     (tmp_path / "real").mkdir()
     (tmp_path / "cache").symlink_to("real")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    store.publish(
+    entry_files.publish(
         str(tmp_path / "cache" / "triton" / "0" / "file"), b"content", str(tmp_path / "cache" / "triton" / "0")
     )
     assert (tmp_path / "real" / "triton" / "0" / "file").read_bytes() == b"content"
@@ -436,9 +429,9 @@ def test_file_is_read_with_one_descriptor_and_through_no_link(tmp_path, document
     monkeypatch.setattr(filesystem, "descend", none_left)
     if linked:
         with pytest.raises(NotADirectoryError):
-            store.read(str(root / "ab" / "letter"), 100)
+            entry_files.read(str(root / "ab" / "letter"), 100)
     else:
-        assert store.read(str(root / "ab" / "letter"), 100) == b"ours"
+        assert entry_files.read(str(root / "ab" / "letter"), 100) == b"ours"
 
 
 @pytest.mark.parametrize("path", ["../home/letter", "ab/../../home/letter", "./..//home/letter"])
@@ -455,4 +448,4 @@ def test_ways_of_writing_a_path_lead_to_the_same(tmp_path, ways, monkeypatch):
     (tmp_path / "cache" / "ab").mkdir(parents=True)
     (tmp_path / "cache" / "ab" / "letter").write_text("ours")
     for path in ("ab/letter", "./ab//letter", "ab/./letter"):
-        assert store.read(f"{tmp_path}/cache/{path}", 100) == b"ours"
+        assert entry_files.read(f"{tmp_path}/cache/{path}", 100) == b"ours"

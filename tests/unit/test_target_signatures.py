@@ -6,7 +6,7 @@ import functools
 
 import pytest
 
-from safecache import patching
+from safecache.patching import patching
 
 
 def plain(a, b, /, c, d=1, *rest, e, f=None, **named):
@@ -61,7 +61,7 @@ EXPECTED = {
     Class.of_class: "cls, *a",
     Class.static: "a, b=",
     stated: "a, *e=, *f",
-    patching: "<module safecache.patching>",
+    patching: "<module safecache.patching.patching>",
 }
 
 

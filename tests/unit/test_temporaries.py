@@ -12,8 +12,9 @@ import pytest
 from caches import at_each_rename
 from conftest import SOURCE
 
-from safecache import filesystem, folders, store, temporaries
-from safecache.temporaries import Temporary
+from safecache.files import filesystem, folders, temporaries
+from safecache.files.temporaries import Temporary
+from safecache.store import entry_files
 
 HOUR = 3600.0
 DAY = 24 * HOUR
@@ -41,8 +42,8 @@ def age(path, seconds):
 def living(tmp_path):
     """A temporary file of a process that is about to write it."""
     code = f"""
-from safecache import folders
-from safecache.temporaries import Temporary
+from safecache.files import folders
+from safecache.files.temporaries import Temporary
 with folders.opened({str(tmp_path)!r}) as folder:
     temporary = Temporary(folder, 0o666)
     print({str(tmp_path)!r} + "/" + temporary.name)
@@ -132,7 +133,7 @@ def test_first_publishing_in_a_directory_removes_what_is_left_there(tmp_path):
     left = tmp_path / ".0123456789abcdef.tmp"
     left.touch()
     age(left, 2 * HOUR)
-    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    entry_files.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == ["entry"]
 
 
@@ -146,7 +147,7 @@ def test_file_is_locked_until_it_has_its_name(tmp_path, monkeypatch):
         rename()
 
     at_each_rename(monkeypatch, reap_first)
-    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    entry_files.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
     assert tried == [0] and (tmp_path / "entry").read_bytes() == b"content"
 
 
@@ -166,7 +167,7 @@ def test_what_lies_under_its_name_is_not_written_to(tmp_path, monkeypatch, plant
     monkeypatch.setattr(temporaries.secrets, "token_hex", lambda size: "0" * 16)
     plant(tmp_path / f".{'0' * 16}.tmp", victim)
     with pytest.raises(FileExistsError):
-        store.replace(str(tmp_path / "entry"), b"content")
+        entry_files.replace(str(tmp_path / "entry"), b"content")
     assert victim.read_bytes() == b"mine" and sorted(os.listdir(tmp_path)) == [f".{'0' * 16}.tmp", "victim"]
 
 
@@ -180,15 +181,15 @@ def test_lock_that_another_has_is_not_waited_for(tmp_path, monkeypatch):
         flock(descriptor, operation)
 
     monkeypatch.setattr(filesystem, "flock", lock_first)
-    store.replace(str(tmp_path / "entry"), b"content")
+    entry_files.replace(str(tmp_path / "entry"), b"content")
     assert (tmp_path / "entry").read_bytes() == b"content" and len(others) == 1
     os.close(others[0])
 
 
 def test_only_the_first_publishing_in_a_directory_looks_for_what_is_left(tmp_path, monkeypatch):
-    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    entry_files.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
     monkeypatch.setattr(filesystem, "listdir", None)
-    store.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
+    entry_files.publish(str(tmp_path / "entry"), b"content", str(tmp_path))
 
 
 @pytest.mark.timeout(20, method="signal")  # would hang for ever

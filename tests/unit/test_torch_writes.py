@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE
 
-from safecache import filesystem, folders, temporaries
+from safecache.files import filesystem, folders, temporaries
 from safecache.hooks import generated_code
 
 

@@ -11,17 +11,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import (
-    events,
-    filesystem,
-    layout,
-    store,
-    triton_files,
-    triton_leftovers,
-    triton_place,
-    written_files,
-)
+from safecache.code import triton_files, triton_place, written_files
+from safecache.files import filesystem
 from safecache.hooks import triton_heuristics
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.store import entry_files
 from unit.fresh import forget_kernels
 
 NAMES = ("k.ttir", "k.cubin", "k.json")
@@ -111,7 +106,7 @@ def test_file_that_cannot_be_kept_is_read_from_a_copy_and_the_next_attempt_keeps
     def full(*rest, **named):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(store, "publish", full)
+    monkeypatch.setattr(entry_files, "publish", full)
     path = triton_files.put(directory, "k.cubin", b"cubin")
     assert os.path.basename(path) == "k.cubin" and not path.startswith(directory)
     with open(path, "rb") as file:
@@ -185,7 +180,7 @@ def test_directory_of_a_dead_writer_is_removed_by_the_next(directory, whose, age
     ],
 )
 def test_name_tells_what_is_still_written(name, expected):
-    assert triton_leftovers.is_temporary(name) is expected
+    assert layout.is_temporary(name) is expected
 
 
 def test_what_is_still_written_is_no_code_of_the_cache(tmp_path):
@@ -214,14 +209,14 @@ def test_binary_that_cannot_be_written_to_its_place_is_loaded_from_a_copy(raw, c
 def test_file_that_another_writer_replaces_before_it_is_moved_away_is_a_hit(directory, monkeypatch):
     write(directory, "one")
     path, good = os.path.join(directory, "k.cubin"), b"k.cubin one"
-    store.replace(path, b"damaged")
-    quarantine = store.quarantine
+    entry_files.replace(path, b"damaged")
+    quarantine = entry_files.quarantine
 
     def replace_first(*args):
-        store.replace(path, good)
+        entry_files.replace(path, good)
         return quarantine(*args)
 
-    monkeypatch.setattr(store, "quarantine", replace_first)
+    monkeypatch.setattr(entry_files, "quarantine", replace_first)
     forget_kernels()
     assert triton_place.Place(directory).take("k.cubin") is not None
     assert read(directory) == {"one"} and not events.counters().get("quarantined")

@@ -12,8 +12,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache import events, filesystem, triton_files
+from safecache.code import triton_files
+from safecache.files import filesystem
 from safecache.hooks import triton_bundler, triton_heuristics
+from safecache.reporting import events
 from unit.fresh import forget_kernels
 
 

@@ -6,10 +6,12 @@ import json
 
 import pytest
 
-from safecache import binding, events, keyring, keys, layout, seal, trust
-from safecache.keyring import Keyring
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import binding, keyring, keys, seal, trust
+from safecache.signing.keyring import Keyring
 
 KEY = "the key"
 

@@ -12,20 +12,21 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE, needs_root
 
-from safecache import layout, ownership
+from safecache.files import ownership
+from safecache.places import layout
 
 OVERFLOW = 65534
 STRANGER = 54321
 ASK = """
 import json, os, sys
-from safecache import key_files, ownership, private_directory, store, trust
+from safecache.signing import key_files, trust; from safecache.files import ownership, private_directory; from safecache.store import entry_files
 from safecache.errors import KeyringError
-from safecache.kinds import Kind
+from safecache.reporting.kinds import Kind
 path, user = sys.argv[1:]
 if user:
     os.setuid(int(user))  # only now: what is imported may be out of a user's reach
 said = {"uid": os.geteuid(), "owner": os.lstat(path).st_uid, "own": ownership.own_uid(os.lstat(path).st_uid)}
-found = trust.examine(store.read_entry(path), Kind.AOT_ENTRY, "key", path)
+found = trust.examine(entry_files.read_entry(path), Kind.AOT_ENTRY, "key", path)
 said["refused"] = found.evidence if isinstance(found, trust.Refusal) else None
 with private_directory.made() as directory:
     said["private"] = os.path.isdir(directory)

@@ -9,12 +9,16 @@ import shutil
 
 import pytest
 
-from safecache import binding, config, cpu, ephemeral, events, keyring, records, seal, store, vouching
-from safecache.directory_faults import Unreadable
+from safecache.code import gate
 from safecache.errors import EntryRefusedError
-from safecache.keys import Key
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+from safecache.signing import binding, ephemeral, keyring, seal
+from safecache.signing.keys import Key
+from safecache.store import entry_files, manifests
+from safecache.tiers.directory_faults import Unreadable
 
 
 @pytest.fixture
@@ -35,23 +39,23 @@ def library(root):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    monkeypatch.setattr(vouching, "_known", {})
-    monkeypatch.setattr(vouching, "_judged", {})
+    monkeypatch.setattr(gate, "_known", {})
+    monkeypatch.setattr(gate, "_judged", {})
 
 
 def admit(path, root):
-    is_there = vouching.admit_build(str(path), str(root))
+    is_there = gate.admit_build(str(path), str(root))
     assert is_there == path.exists()
     return is_there
 
 
 def test_what_this_process_built_is_taken(library, root):
-    vouching.keep(str(library), str(root))
-    assert admit(library, root) and vouching.admit_code(str(library), str(root)) == (str(library), None)
+    gate.keep(str(library), str(root))
+    assert admit(library, root) and gate.admit_code(str(library), str(root)) == (str(library), None)
 
 
 def test_record_vouches_for_it_in_the_next_process(library, root, monkeypatch):
-    vouching.keep(str(library), str(root))
+    gate.keep(str(library), str(root))
     forget(monkeypatch)
     assert admit(library, root)
     assert events.counters() == {"code sealed": 1, "code verified": 1}
@@ -61,12 +65,12 @@ def test_without_a_record_it_is_moved_away(library, root, monkeypatch):
     assert not admit(library, root) and events.counters()["unsealed"] == 1
     library.write_bytes(b"\x7fELF code")
     with pytest.raises(EntryRefusedError, match="no sealed record"):
-        vouching.admit_code(str(library), str(root))
+        gate.admit_code(str(library), str(root))
 
 
 @pytest.mark.parametrize("how", ["longer", "flipped", "shorter", "empty"])
 def test_content_that_changed_since_is_refused(library, root, monkeypatch, how):
-    vouching.keep(str(library), str(root))
+    gate.keep(str(library), str(root))
     good = library.read_bytes()
     library.write_bytes({"longer": good + b"x", "flipped": good[:-1] + b"X", "shorter": good[:-1], "empty": b""}[how])
     forget(monkeypatch)
@@ -74,12 +78,12 @@ def test_content_that_changed_since_is_refused(library, root, monkeypatch, how):
 
 
 def test_record_of_one_file_does_not_vouch_for_another(library, root, monkeypatch):
-    vouching.keep(str(library), str(root))
+    gate.keep(str(library), str(root))
     other = library.with_name("other.so")
     other.write_bytes(library.read_bytes())
-    record = records.path_of(str(other), str(root), Kind.NATIVE_CODE)
+    record = manifests.path_of(str(other), str(root), Kind.NATIVE_CODE)
     os.makedirs(os.path.dirname(record), exist_ok=True)
-    os.link(records.path_of(str(library), str(root), Kind.NATIVE_CODE), record)
+    os.link(manifests.path_of(str(library), str(root), Kind.NATIVE_CODE), record)
     forget(monkeypatch)
     assert not admit(other, root) and events.counters()["other cache key"] == 1
 
@@ -87,21 +91,21 @@ def test_record_of_one_file_does_not_vouch_for_another(library, root, monkeypatc
 @pytest.mark.parametrize("how", ["record of the same place", "record moved to where it is looked for"])
 def test_library_does_not_move_to_another_place_of_the_same_cache(library, root, monkeypatch, how):
     """The name alone is no identity: a library belongs to the path below its cache that it was built at."""
-    vouching.keep(str(library), str(root))
+    gate.keep(str(library), str(root))
     other = root / "cd" / library.name
     other.parent.mkdir()
     other.write_bytes(library.read_bytes())
     if how.startswith("record moved"):
-        record = records.path_of(str(other), str(root), Kind.NATIVE_CODE)
+        record = manifests.path_of(str(other), str(root), Kind.NATIVE_CODE)
         os.makedirs(os.path.dirname(record), exist_ok=True)
-        os.replace(records.path_of(str(library), str(root), Kind.NATIVE_CODE), record)
+        os.replace(manifests.path_of(str(library), str(root), Kind.NATIVE_CODE), record)
     forget(monkeypatch)
     refused = "other cache key" if how.startswith("record moved") else "unsealed"
     assert not admit(other, root) and events.counters()[refused] == 1
 
 
 def test_cache_that_is_copied_as_a_whole_still_vouches(library, root, monkeypatch, tmp_path):
-    vouching.keep(str(library), str(root))
+    gate.keep(str(library), str(root))
     forget(monkeypatch)
     copied = tmp_path / "elsewhere" / "cache"
     shutil.copytree(root, copied)
@@ -116,13 +120,13 @@ def test_record_of_0_1_0_which_is_bound_to_a_name_alone_is_as_none(library, root
         stated, Kind.NATIVE_CODE, library.name, key, binding.statement(Kind.NATIVE_CODE), config.current().namespace
     )
     hashed = hashlib.sha256(library.name.encode()).hexdigest()
-    for place in (hashed, os.path.basename(records.path_of(str(library), str(root), Kind.NATIVE_CODE))):
-        store.publish(str(root / ".safecache" / "records" / place[:2] / place), old, str(root))
+    for place in (hashed, os.path.basename(manifests.path_of(str(library), str(root), Kind.NATIVE_CODE))):
+        entry_files.publish(str(root / ".safecache" / "records" / place[:2] / place), old, str(root))
     assert not admit(library, root)
 
 
 def test_record_of_another_key_does_not_vouch(library, root, monkeypatch, tmp_path):
-    vouching.keep(str(library), str(root))
+    gate.keep(str(library), str(root))
     forget(monkeypatch)
     key = tmp_path / "key"
     key.write_bytes(b"k" * 32)
@@ -134,8 +138,8 @@ def test_record_of_another_key_does_not_vouch(library, root, monkeypatch, tmp_pa
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"", lambda content: b"x" * 300])
 def test_damaged_record_does_not_vouch(library, root, monkeypatch, damage):
-    vouching.keep(str(library), str(root))
-    with open(records.path_of(str(library), str(root), Kind.NATIVE_CODE), "r+b") as file:
+    gate.keep(str(library), str(root))
+    with open(manifests.path_of(str(library), str(root), Kind.NATIVE_CODE), "r+b") as file:
         content = damage(file.read())
         file.seek(0)
         file.truncate()
@@ -145,51 +149,51 @@ def test_damaged_record_does_not_vouch(library, root, monkeypatch, damage):
 
 
 def test_code_for_a_cpu_that_has_more_is_refused(library, root, monkeypatch):
-    monkeypatch.setattr(cpu, "instructions", lambda: "avx2 avx512f x86_64")
-    vouching.keep(str(library), str(root))
+    monkeypatch.setattr(binding, "instructions", lambda: "avx2 avx512f x86_64")
+    gate.keep(str(library), str(root))
     forget(monkeypatch)
-    monkeypatch.setattr(cpu, "instructions", lambda: "avx2 x86_64")
+    monkeypatch.setattr(binding, "instructions", lambda: "avx2 x86_64")
     assert not admit(library, root) and events.counters()["other CPU"] == 1
 
 
 def test_code_for_a_cpu_that_has_less_is_taken(library, root, monkeypatch):
-    monkeypatch.setattr(cpu, "instructions", lambda: "avx2 x86_64")
-    vouching.keep(str(library), str(root))
+    monkeypatch.setattr(binding, "instructions", lambda: "avx2 x86_64")
+    gate.keep(str(library), str(root))
     forget(monkeypatch)
-    monkeypatch.setattr(cpu, "instructions", lambda: "avx2 avx512f x86_64")
+    monkeypatch.setattr(binding, "instructions", lambda: "avx2 avx512f x86_64")
     assert admit(library, root)
 
 
 def test_this_cpu_is_described_by_its_machine_and_instructions():
-    words = cpu.instructions().split()
+    words = binding.instructions().split()
     assert os.uname().machine in words and len(words) > 3
 
 
 def change_below_the_file_system(monkeypatch, path, content):
     """As a disk does that returns other bytes: no time and no size tells."""
-    identity = vouching.filesystem.identity(path.stat())
+    identity = gate.filesystem.identity(path.stat())
     path.write_bytes(content)
-    monkeypatch.setattr(vouching.filesystem, "identity", lambda _: identity)
+    monkeypatch.setattr(gate.filesystem, "identity", lambda _: identity)
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o666], ids=["private", "open"])
 def test_what_the_kernel_says_of_a_file_is_no_evidence_in_the_next_process(library, root, monkeypatch, mode):
     library.write_bytes(b"\x7fELF" + bytes(2 << 20))
     library.chmod(mode)
-    vouching.keep(str(library), str(root))
+    gate.keep(str(library), str(root))
     change_below_the_file_system(monkeypatch, library, b"\x7fELF" + bytes(2 << 20)[:-1] + b"!")
     forget(monkeypatch)
     assert not admit(library, root) and events.counters()["damaged"] == 1
 
 
 def test_what_the_kernel_says_of_a_file_is_evidence_for_seconds_only(library, root, monkeypatch):
-    vouching.keep(str(library), str(root))
+    gate.keep(str(library), str(root))
     now = [0.0]
-    monkeypatch.setattr(vouching.time, "monotonic", lambda: now[0])
-    assert vouching.judge(str(library), str(root)) is None
+    monkeypatch.setattr(gate.time, "monotonic", lambda: now[0])
+    assert gate.judge(str(library), str(root)) is None
     change_below_the_file_system(monkeypatch, library, b"\x7fELF evil")
-    now[0] = vouching.FRESH
-    assert vouching.judge(str(library), str(root)).reason is Reason.DAMAGED
+    now[0] = gate.FRESH
+    assert gate.judge(str(library), str(root)).reason is Reason.DAMAGED
 
 
 class TestWithoutASealingKey:
@@ -204,18 +208,18 @@ class TestWithoutASealingKey:
         assert not admit(library, root) and events.counters()["unsealed"] == 1
 
     def test_what_a_child_has_built_is_taken(self, library, root, monkeypatch):
-        assert vouching.keep(str(library), str(root))
+        assert gate.keep(str(library), str(root))
         forget(monkeypatch)
         assert admit(library, root)
 
     def test_what_another_such_process_has_built_is_not(self, library, root, monkeypatch):
-        vouching.keep(str(library), str(root))
+        gate.keep(str(library), str(root))
         forget(monkeypatch)
         monkeypatch.setattr(ephemeral, "_made", None)
         assert not admit(library, root) and events.counters()["unknown key"] == 1
 
     def test_a_process_that_gets_the_secret_takes_it(self, library, root, monkeypatch):
-        vouching.keep(str(library), str(root))
+        gate.keep(str(library), str(root))
         secret = ephemeral.hand_down()
         forget(monkeypatch)
         monkeypatch.setattr(ephemeral, "_made", None)
@@ -223,22 +227,22 @@ class TestWithoutASealingKey:
         assert admit(library, root)
 
     def test_the_secret_is_not_in_the_cache(self, library, root):
-        vouching.keep(str(library), str(root))
+        gate.keep(str(library), str(root))
         written = [path.read_bytes() for path in root.rglob("*") if path.is_file()]
         assert len(written) == 2 and not any(ephemeral.hand_down() in content for content in written)
 
     def test_a_record_for_another_cache_is_not_made(self, library):
-        assert vouching.record_of(str(library), b"code", Kind.NATIVE_CODE, {}) is None
+        assert gate.record_of(str(library), b"code", Kind.NATIVE_CODE, {}) is None
 
     def test_the_record_of_somebody_who_can_seal_is_left(self, library, root, monkeypatch):
         stranger = Key.derive(b"the key of a build farm, which verifies here")
         monkeypatch.setattr(keyring, "current", lambda: keyring.Keyring(stranger))
-        vouching.keep(str(library), str(root))
+        gate.keep(str(library), str(root))
         (record,) = root.glob(".safecache/records/*/*")
         sealed = record.read_bytes()
         monkeypatch.setattr(keyring, "current", lambda: keyring.Keyring(None, trusted={stranger.id: stranger}))
-        assert vouching.keep(str(library), str(root)) and record.read_bytes() == sealed
-        assert vouching.keep(str(library), str(root), content=b"another") and record.read_bytes() != sealed
+        assert gate.keep(str(library), str(root)) and record.read_bytes() == sealed
+        assert gate.keep(str(library), str(root), content=b"another") and record.read_bytes() != sealed
 
 
 class TestPrivateTrust:
@@ -256,14 +260,14 @@ class TestPrivateTrust:
         assert not admit(library, root)
 
     def test_a_flipped_byte_is_refused_against_its_record(self, library, root, monkeypatch):
-        vouching.keep(str(library), str(root))
+        gate.keep(str(library), str(root))
         library.write_bytes(b"\x7fELF eode")
         forget(monkeypatch)
         assert not admit(library, root) and events.counters()["damaged"] == 1
 
     @pytest.mark.parametrize("content", [b"\x7fELF code", b"\x7fELF evil"], ids=["same", "other"])
     def test_the_record_of_a_stranger_can_object(self, library, root, monkeypatch, content, tmp_path, settings):
-        vouching.keep(str(library), str(root))
+        gate.keep(str(library), str(root))
         library.write_bytes(content)
         forget(monkeypatch)
         key = tmp_path / "key"
@@ -274,7 +278,7 @@ class TestPrivateTrust:
 
     @pytest.mark.parametrize("how", ["revoked", "expired"])
     def test_the_record_of_a_key_whose_word_is_withdrawn_objects(self, library, root, monkeypatch, how):
-        vouching.keep(str(library), str(root))
+        gate.keep(str(library), str(root))
         forget(monkeypatch)
         key = keyring.current().signing
         ended = key._replace(revoked=1.0) if how == "revoked" else key._replace(expires=1.0)
@@ -282,7 +286,7 @@ class TestPrivateTrust:
         assert not admit(library, root) and events.counters()[f"{how} key"] == 1
 
     def test_a_forged_record_objects(self, library, root, monkeypatch):
-        vouching.keep(str(library), str(root))
+        gate.keep(str(library), str(root))
         (record,) = root.glob(".safecache/records/*/*")
         content = bytearray(record.read_bytes())
         content[content.index(b"native_code")] ^= 1
@@ -291,57 +295,57 @@ class TestPrivateTrust:
         assert not admit(library, root) and events.counters()["bad seal"] == 1
 
     def test_a_record_that_cannot_be_read_may_object(self, library, root, monkeypatch):
-        vouching.keep(str(library), str(root))
+        gate.keep(str(library), str(root))
         forget(monkeypatch)
 
         def fail(*rest, **named):
             raise OSError(5, "Input/output error")
 
-        monkeypatch.setattr(store, "read_entry", fail)
+        monkeypatch.setattr(entry_files, "read_entry", fail)
         with pytest.raises(Unreadable):
-            vouching.judge(str(library), str(root))
+            gate.judge(str(library), str(root))
 
 
 def test_library_that_is_missing_fails_as_in_stock(root):
     path = str(root / "gone.so")
-    assert vouching.admit_code(path, str(root)) == (path, None)
+    assert gate.admit_code(path, str(root)) == (path, None)
     root.chmod(0o777)
     with pytest.raises(FileNotFoundError):
-        vouching.admit_code(path, str(root))
+        gate.admit_code(path, str(root))
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o777], ids=["private", "open"])
 def test_library_that_cannot_be_read_is_not_loaded(library, root, monkeypatch, mode):
     """It may be readable again by the time that it is loaded, as when there are descriptors again."""
-    vouching.keep(str(library), str(root))
+    gate.keep(str(library), str(root))
     forget(monkeypatch)
     root.chmod(mode)
 
     def fail(*rest, **named):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(vouching.files, "digest_regular", fail)
+    monkeypatch.setattr(gate.opening, "digest_regular", fail)
     with pytest.raises(OSError, match="Too many open files"):
-        vouching.admit_code(str(library), str(root))
+        gate.admit_code(str(library), str(root))
 
 
 def test_record_is_of_what_was_written_not_of_what_lies_there(library, root, monkeypatch):
-    vouching.keep(str(library), str(root), content=b"what was written")
+    gate.keep(str(library), str(root), content=b"what was written")
     forget(monkeypatch)
     assert not admit(library, root) and events.counters()["damaged"] == 1
 
 
 def test_record_for_another_cache_is_the_one_that_is_kept_here(library, root):
-    vouching.keep(str(library), str(root), content=b"what was written")
+    gate.keep(str(library), str(root), content=b"what was written")
     (record,) = root.glob(".safecache/records/*/*")
-    assert vouching.record_of(str(library), b"what was written", Kind.NATIVE_CODE, {}) == record.read_bytes()
+    assert gate.record_of(str(library), b"what was written", Kind.NATIVE_CODE, {}) == record.read_bytes()
 
 
 @pytest.mark.parametrize("opened", ["file", "directory"])
 def test_copy_out_of_reach_holds_what_was_verified(library, root, opened):
-    vouching.keep(str(library), str(root))
+    gate.keep(str(library), str(root))
     (library if opened == "file" else root).chmod(0o777)
-    path, content = vouching.admit_code(str(library), str(root))
+    path, content = gate.admit_code(str(library), str(root))
     library.write_bytes(b"swapped")
     with open(path, "rb") as file:
         assert file.read() == content == b"\x7fELF code"
@@ -353,14 +357,14 @@ def test_copy_out_of_reach_holds_what_was_verified(library, root, opened):
 
 def replace_when_moved(monkeypatch, path, contents):
     """Have another writer put these there, one by one, each just before what was judged is moved away."""
-    quarantine, left = store.quarantine, list(contents)
+    quarantine, left = entry_files.quarantine, list(contents)
 
     def replace_first(*args):
         if left:
-            store.replace(str(path), left.pop(0))
+            entry_files.replace(str(path), left.pop(0))
         return quarantine(*args)
 
-    monkeypatch.setattr(store, "quarantine", replace_first)
+    monkeypatch.setattr(entry_files, "quarantine", replace_first)
 
 
 def quarantined(root):
@@ -368,7 +372,7 @@ def quarantined(root):
 
 
 def test_good_library_that_another_writer_puts_there_meanwhile_is_taken(library, root, monkeypatch):
-    vouching.keep(str(library), str(root))
+    gate.keep(str(library), str(root))
     good = library.read_bytes()
     library.write_bytes(b"\x7fELF evil")
     forget(monkeypatch)
@@ -386,11 +390,11 @@ def test_bad_library_that_is_replaced_for_ever_is_left_and_not_loaded(library, r
     replace_when_moved(monkeypatch, library, [b"%d" % number for number in range(100)])
     assert admit(library, root) and quarantined(root) == []
     with pytest.raises(EntryRefusedError, match="no sealed record"):
-        vouching.admit_code(str(library), str(root))
+        gate.admit_code(str(library), str(root))
 
 
 def test_link_that_another_writer_replaces_meanwhile_stays_replaced(library, root, monkeypatch):
-    vouching.keep(str(library), str(root))
+    gate.keep(str(library), str(root))
     good = library.read_bytes()
     library.unlink()
     library.symlink_to("/etc/passwd")

@@ -7,12 +7,16 @@ import os
 
 import pytest
 
-from safecache import binding, events, filesystem, keyring, ownership, records, seal, store, vouching
-from safecache.checks import UnusableEntry
-from safecache.directory_faults import Immovable, Unreadable
+from safecache.code import gate
 from safecache.errors import EntryRefusedError
-from safecache.kinds import Kind
-from safecache.reasons import Reason
+from safecache.files import filesystem, ownership
+from safecache.files.checks import UnusableEntry
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import binding, keyring, seal
+from safecache.store import entry_files, manifests
+from safecache.tiers.directory_faults import Immovable, Unreadable
 
 CONTENT = b"def call(args): ..."
 SOURCE = Kind.SOURCE
@@ -28,8 +32,8 @@ def source(tmp_path, monkeypatch):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    monkeypatch.setattr(vouching, "_known", {})
-    monkeypatch.setattr(vouching, "_judged", {})
+    monkeypatch.setattr(gate, "_known", {})
+    monkeypatch.setattr(gate, "_judged", {})
     keyring.reset()
 
 
@@ -38,11 +42,11 @@ def root_of(path):
 
 
 def keep(path, content=CONTENT, kind=SOURCE):
-    vouching.keep(str(path), root_of(path), kind, content)
+    gate.keep(str(path), root_of(path), kind, content)
 
 
 def states(path, content=CONTENT, kind=SOURCE):
-    return vouching.states(str(path), root_of(path), kind, content)
+    return gate.states(str(path), root_of(path), kind, content)
 
 
 def refuse_writes(monkeypatch):
@@ -54,15 +58,15 @@ def refuse_writes(monkeypatch):
 
 def test_process_vouches_for_what_it_expects_without_a_record(source):
     assert not states(source)
-    vouching.expect(str(source), CONTENT)
+    gate.expect(str(source), CONTENT)
     assert states(source) and not states(source, b"another")
-    assert not records.exists(str(source), root_of(source), SOURCE)
+    assert not manifests.exists(str(source), root_of(source), SOURCE)
 
 
 def test_record_vouches_for_one_content_in_the_next_process(source, monkeypatch):
     keep(source)
     forget(monkeypatch)
-    assert records.exists(str(source), root_of(source), SOURCE)
+    assert manifests.exists(str(source), root_of(source), SOURCE)
     assert states(source) and not states(source, b"another")
 
 
@@ -87,37 +91,37 @@ def test_private_trust_takes_what_nobody_else_could_have_written(source, setting
     settings(SAFECACHE_TRUST="private")
     source.write_bytes(CONTENT)
     source.parent.chmod(mode)
-    assert states(source) == vouching.is_private(str(source)) == vouched
+    assert states(source) == gate.is_private(str(source)) == vouched
 
 
 def test_signed_trust_takes_nothing_for_lying_where_nobody_else_writes(source):
     source.write_bytes(CONTENT)
-    assert not vouching.is_private(str(source))
+    assert not gate.is_private(str(source))
 
 
 def test_kernels_of_one_name_in_two_directories_have_records_of_their_own(tmp_path, monkeypatch):
     forget(monkeypatch)
     one, other = [tmp_path / "cache" / key / "kernel.cubin" for key in ("one", "other")]
     keep(one, kind=Kind.KERNEL)
-    assert records.exists(str(one), root_of(one), Kind.KERNEL)
-    assert not records.exists(str(other), root_of(other), Kind.KERNEL)
+    assert manifests.exists(str(one), root_of(one), Kind.KERNEL)
+    assert not manifests.exists(str(other), root_of(other), Kind.KERNEL)
 
 
 def test_record_that_cannot_be_written_is_said_and_not_counted(source, monkeypatch):
     with monkeypatch.context() as patch:
         refuse_writes(patch)
-        written = records.write(str(source), root_of(source), SOURCE, {"sha256": ""}, keyring.current().signing, {})
+        written = manifests.write(str(source), root_of(source), SOURCE, {"sha256": ""}, keyring.current().signing, {})
     assert not written and events.counters() == {"unwritable": 1}
-    assert records.write(str(source), root_of(source), SOURCE, {}, keyring.current().signing, {})
+    assert manifests.write(str(source), root_of(source), SOURCE, {}, keyring.current().signing, {})
     assert events.counters() == {"unwritable": 1, "code sealed": 1}
 
 
 def restore(path):
     """What lies there once it was judged, and made anew if it had to go."""
-    vouching.admit_build(str(path), root_of(path), SOURCE)
+    gate.admit_build(str(path), root_of(path), SOURCE)
     if not os.path.lexists(path):
-        vouching.keep(str(path), root_of(path), SOURCE, CONTENT)
-        store.publish(str(path), CONTENT, root_of(path))
+        gate.keep(str(path), root_of(path), SOURCE, CONTENT)
+        entry_files.publish(str(path), CONTENT, root_of(path))
     return path.read_bytes()
 
 
@@ -164,7 +168,7 @@ def test_file_that_cannot_be_read_is_left_to_whoever_must_read_it(source, monkey
 
     source.write_bytes(CONTENT)
     monkeypatch.setattr(filesystem, "lstat", fail)
-    assert vouching.admit_build(str(source), root_of(source), SOURCE) is there and source.exists()
+    assert gate.admit_build(str(source), root_of(source), SOURCE) is there and source.exists()
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd")], ids=["fifo", "link"])
@@ -178,7 +182,7 @@ def test_what_is_no_file_is_moved_away_before_anything_is_made_there(source, mak
 def test_what_is_no_file_is_not_loaded(source, make):
     make(source)
     with pytest.raises(EntryRefusedError, match="not loaded: it is a"):
-        vouching.admit_code(str(source), root_of(source))
+        gate.admit_code(str(source), root_of(source))
 
 
 def test_damaged_record_moves_the_file_away_and_counts(source, monkeypatch):
@@ -191,7 +195,7 @@ def test_damaged_record_moves_the_file_away_and_counts(source, monkeypatch):
 
 
 def adopt(path):
-    return vouching.adopt(str(path), root_of(path), SOURCE)
+    return gate.adopt(str(path), root_of(path), SOURCE)
 
 
 def test_private_file_is_adopted_once(source, monkeypatch):
@@ -227,42 +231,42 @@ def exposed(source, monkeypatch):
 
 def test_code_that_others_can_replace_is_loaded_from_a_copy(exposed):
     keep(exposed)
-    path, content = vouching.admit_code(str(exposed), root_of(exposed), SOURCE)
+    path, content = gate.admit_code(str(exposed), root_of(exposed), SOURCE)
     assert content == CONTENT and path != str(exposed) and open_bytes(path) == CONTENT
-    assert vouching.is_known(path, CONTENT), "or it could not be judged when it is loaded"
+    assert gate.is_known(path, CONTENT), "or it could not be judged when it is loaded"
 
 
 def test_code_that_is_replaced_after_it_was_judged_is_not_loaded(exposed, monkeypatch):
     keep(exposed)
-    judge = vouching.judge
+    judge = gate.judge
 
     def judge_and_replace(*args):
         refusal = judge(*args)
         exposed.write_bytes(b"planted")
         return refusal
 
-    monkeypatch.setattr(vouching, "judge", judge_and_replace)
+    monkeypatch.setattr(gate, "judge", judge_and_replace)
     with pytest.raises(EntryRefusedError, match="replaced since it was verified"):
-        vouching.admit_code(str(exposed), root_of(exposed), SOURCE)
+        gate.admit_code(str(exposed), root_of(exposed), SOURCE)
 
 
 def test_unreadable_code_that_others_can_replace_is_not_handed_on(exposed):
     exposed.unlink()
     with pytest.raises(FileNotFoundError):
-        vouching.admit_code(str(exposed), root_of(exposed), SOURCE)
+        gate.admit_code(str(exposed), root_of(exposed), SOURCE)
 
 
 def test_private_code_is_loaded_from_where_it_lies(source):
     keep(source)
     source.write_bytes(CONTENT)
-    assert vouching.admit_code(str(source), root_of(source), SOURCE) == (str(source), None)
-    assert vouching.out_of_reach(str(source), CONTENT) == str(source)
+    assert gate.admit_code(str(source), root_of(source), SOURCE) == (str(source), None)
+    assert gate.out_of_reach(str(source), CONTENT) == str(source)
 
 
 def test_code_of_a_noexec_mount_is_not_copied_to_memory(exposed, monkeypatch):
     keep(exposed)
-    monkeypatch.setattr(vouching.mounts, "forbids_execution", lambda path: True)
-    assert vouching.admit_code(str(exposed), root_of(exposed), SOURCE) == (str(exposed), None)
+    monkeypatch.setattr(gate.mounts, "forbids_execution", lambda path: True)
+    assert gate.admit_code(str(exposed), root_of(exposed), SOURCE) == (str(exposed), None)
 
 
 @pytest.mark.parametrize(
@@ -276,17 +280,17 @@ def test_record_of_another_form_vouches_for_nothing(source, monkeypatch, stateme
     record.write_bytes(seal.attach(statement, SOURCE, source.name, signing, binding.statement(SOURCE)))
     forget(monkeypatch)
     assert not states(source)
-    verdict, stated = records.read(str(source), root_of(source), SOURCE)
+    verdict, stated = manifests.read(str(source), root_of(source), SOURCE)
     assert verdict.reason is Reason.UNKNOWN_FORMAT and stated == {}
 
 
 def judge(path, kind=SOURCE, **options):
-    return vouching.judge(str(path), root_of(path), kind, **options)
+    return gate.judge(str(path), root_of(path), kind, **options)
 
 
 def refuse_reading(monkeypatch, *names):
     for name in names:
-        monkeypatch.setattr(vouching.files, name, None)
+        monkeypatch.setattr(gate.opening, name, None)
 
 
 def test_file_that_was_altered_since_this_process_vouched_for_it_is_refused(source):
@@ -301,7 +305,7 @@ def test_file_that_nobody_vouches_for_is_refused_each_time(source):
 
 
 def test_what_this_process_has_made_needs_no_record(source, monkeypatch):
-    vouching.expect(str(source), CONTENT)
+    gate.expect(str(source), CONTENT)
     source.write_bytes(CONTENT)
     refuse_reading(monkeypatch, "read_regular")
     assert judge(source) is None
@@ -317,7 +321,7 @@ def test_file_is_read_once_while_the_kernel_says_it_is_the_same(source, monkeypa
 
 @pytest.mark.parametrize("readable", [True, False], ids=["no-record", "unreadable-record"])
 def test_library_that_this_process_expects_needs_no_record(source, monkeypatch, readable):
-    vouching.expect(str(source), CONTENT)
+    gate.expect(str(source), CONTENT)
     source.write_bytes(CONTENT)
     if not readable:
         refuse_records(monkeypatch)
@@ -328,7 +332,7 @@ def refuse_records(monkeypatch):
     def fail(path, *args):
         raise Unreadable(errno.EIO, os.strerror(errno.EIO), path)
 
-    monkeypatch.setattr(records, "stored", fail)
+    monkeypatch.setattr(manifests, "stored", fail)
 
 
 def test_record_that_cannot_be_read_is_no_refusal_of_what_it_may_vouch_for(source, monkeypatch):
@@ -356,8 +360,8 @@ def test_what_another_process_does_at_the_same_time_is_no_error(source, monkeypa
         return moved
 
     source.write_bytes(b"planted")
-    monkeypatch.setattr(vouching.store, "quarantine", quarantine)
-    vouching.admit_build(str(source), root_of(source), SOURCE)
+    monkeypatch.setattr(gate.entry_files, "quarantine", quarantine)
+    gate.admit_build(str(source), root_of(source), SOURCE)
     assert events.counters()["unsealed"] == 1 and "quarantined" not in events.counters()
 
 
@@ -394,9 +398,9 @@ class TestRecordThatCannotBeRead:
     def test_file_stays_and_is_not_used(self, source, unreadable):
         unreadable(1000)
         with pytest.raises(Unreadable, match="Input/output error"):
-            vouching.admit_build(str(source), root_of(source), SOURCE)
+            gate.admit_build(str(source), root_of(source), SOURCE)
         with pytest.raises(Unreadable):
-            vouching.admit_code(str(source), root_of(source), SOURCE)
+            gate.admit_code(str(source), root_of(source), SOURCE)
         self.assert_untouched(source)
 
     def test_file_is_used_when_it_can_be_read_again(self, source, unreadable):
@@ -410,8 +414,8 @@ class TestRecordThatCannotBeRead:
 
     def test_what_this_process_has_made_needs_none(self, source, unreadable):
         unreadable(1000)
-        vouching.expect(str(source), CONTENT)
-        vouching.admit_build(str(source), root_of(source), SOURCE)
+        gate.expect(str(source), CONTENT)
+        gate.admit_build(str(source), root_of(source), SOURCE)
         assert states(source)
 
     def test_it_may_contradict_what_nobody_else_could_have_written(self, source, unreadable, settings):

@@ -7,14 +7,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from safecache import catalogue, run_summary, timestamps
 from safecache.cli import explain, ls, stats
 from safecache.doctor.examination import examine
 from safecache.doctor.finding import Finding
-from safecache.groups import KINDS
-from safecache.lookups import Layer, Outcome, Time
-from safecache.run_summary import Line, Summary
-from safecache.sizes import write_age, write_size
+from safecache.history import run_summary
+from safecache.history.lookups import Layer, Outcome, Time
+from safecache.history.run_summary import Line, Summary
+from safecache.settings import units
+from safecache.settings.units import write_age, write_size
+from safecache.store.groups import KINDS
+from safecache.upkeep import catalogue
 
 __all__ = ["Entry", "Facts", "LayerFacts", "Miss", "ReasonFacts", "gather"]
 
@@ -112,8 +114,8 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
     biggest, oldest, total = _entries(directories)
     return Facts(
         run=summary.run,
-        start=timestamps.write(min(line.time for line in of_run)),
-        end=timestamps.write(max(line.time for line in of_run)),
+        start=units.write(min(line.time for line in of_run)),
+        end=units.write(max(line.time for line in of_run)),
         processes=summary.processes,
         hosts=tuple(sorted({line.host for line in of_run})),
         directories=tuple(directories),

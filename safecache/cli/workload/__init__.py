@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from safecache import config, settings
+from safecache.settings import config, settings
 
 __all__ = ["ENTRY_FOLDERS", "Cache", "Outcome", "environment_with_safecache", "places"]
 

@@ -26,8 +26,10 @@ def _costs(size: int, directory: str) -> dict[str, float]:
     """Milliseconds of saving and of reading an entry of this size, of torch and of ours."""
     from torch._inductor.codecache import sha256_hash, write_atomic
 
-    from safecache import keyring, layout, provenance, seal, store
-    from safecache.kinds import Kind
+    from safecache.places import layout
+    from safecache.reporting.kinds import Kind
+    from safecache.signing import keyring, provenance, seal
+    from safecache.store import entry_files
 
     key = keyring.Key.derive(os.urandom(32))
     payload = os.urandom(size)
@@ -39,7 +41,7 @@ def _costs(size: int, directory: str) -> dict[str, float]:
     def save() -> str:
         content = sealed()
         path = os.path.join(directory, "ours", layout.entry_name(content))
-        store.publish(path, content, directory)
+        entry_files.publish(path, content, directory)
         return path
 
     def verify(content: bytes) -> None:
@@ -58,9 +60,9 @@ def _costs(size: int, directory: str) -> dict[str, float]:
     work: dict[str, Callable[[], object]] = {
         "stock save": stock_save,
         "save": save,
-        "synced save": lambda: store.replace(path, sealed(), durably=True),
+        "synced save": lambda: entry_files.replace(path, sealed(), durably=True),
         "stock read": stock_read,
-        "read": lambda: verify(store.read_entry(path)),
+        "read": lambda: verify(entry_files.read_entry(path)),
         "verify": lambda: verify(entry),
     }
     times: dict[str, list[float]] = {name: [] for name in work}

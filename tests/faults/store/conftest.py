@@ -6,7 +6,7 @@ import pytest
 from unit.conftest import isolated, settings
 
 from faults.store.faulty import Calls
-from safecache import filesystem
+from safecache.files import filesystem
 
 __all__ = ["calls", "isolated", "settings", "waits"]
 

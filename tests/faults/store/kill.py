@@ -18,8 +18,10 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TESTS.parent)]
 
-from safecache import layout, store, temporaries  # noqa: E402
-from safecache.reasons import Reason  # noqa: E402
+from safecache.files import temporaries  # noqa: E402
+from safecache.places import layout  # noqa: E402
+from safecache.reporting.reasons import Reason  # noqa: E402
+from safecache.store import entry_files  # noqa: E402
 
 _KEYS = 3
 # The longest that a process lives, in seconds.
@@ -46,12 +48,12 @@ def _work(root: str) -> None:
         path = _path(root, key)
         what = chance.random()
         if what < 0.6:
-            store.publish(path, _content(key, chance.randrange(2)), root)
+            entry_files.publish(path, _content(key, chance.randrange(2)), root)
         elif what < 0.8:
-            store.quarantine(path, root, Reason.DAMAGED)
+            entry_files.quarantine(path, root, Reason.DAMAGED)
         else:
             for name in layout.list_entries(os.path.dirname(path)):
-                store.read_entry(os.path.join(os.path.dirname(path), name))
+                entry_files.read_entry(os.path.join(os.path.dirname(path), name))
 
 
 def _kill_one(root: str) -> None:
@@ -90,7 +92,7 @@ def _reap(root: str) -> None:
         os.utime(path, (time.time() - 7200,) * 2)
     temporaries._reaped.clear()
     for key in range(_KEYS):
-        store.publish(_path(root, key), _content(key, 0), root)
+        entry_files.publish(_path(root, key), _content(key, 0), root)
     left = [str(path) for path in Path(root).rglob(".*.tmp")]
     assert left == [], f"not removed: {left}"
 

@@ -22,9 +22,14 @@ from pathlib import Path
 TESTS = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(TESTS.parent)]
 
-from safecache import config, events, keyring, layout, loading, seal, store, trust  # noqa: E402
-from safecache.kinds import Kind  # noqa: E402
-from safecache.reasons import Count  # noqa: E402
+from safecache.entries import loading  # noqa: E402
+from safecache.places import layout  # noqa: E402
+from safecache.reporting import events  # noqa: E402
+from safecache.reporting.kinds import Kind  # noqa: E402
+from safecache.reporting.reasons import Count  # noqa: E402
+from safecache.settings import config  # noqa: E402
+from safecache.signing import keyring, seal, trust  # noqa: E402
+from safecache.store import entry_files  # noqa: E402
 
 _KIND = Kind.DYNAMO_PACKAGE
 _HOT = [f"hot-{number}" for number in range(4)]
@@ -65,7 +70,7 @@ class _Worker:
         content = _entry(key, self.chance.randrange(_VERSIONS))
         # Under a name that is replaced, and under one of its own.
         name = self.chance.choice(["entry", layout.entry_name(content)])
-        store.publish(os.path.join(directory, name), content, self.root)
+        entry_files.publish(os.path.join(directory, name), content, self.root)
         self.done["put"] += 1
 
     def look_up(self, key: str, directory: str) -> None:

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from faults.store.faulty import ERRORS, Plan, descriptors, plans
-from safecache import checks, files, filesystem, folders, layout, store, temporaries
-from safecache.checks import UnusableEntry
-from safecache.reasons import Reason
+from safecache.files import checks, filesystem, folders, opening, temporaries
+from safecache.files.checks import UnusableEntry
+from safecache.places import layout
+from safecache.reporting.reasons import Reason
+from safecache.store import entry_files
 
 OLD, NEW = b"old" * 5000, b"new" * 7000
 BY_ERROR = pytest.mark.parametrize("error", ERRORS)
@@ -60,7 +62,7 @@ def attempt(calls, plan, action):
 @BY_ERROR
 def test_put_raises_or_succeeds_and_leaves_no_part(entry, calls, error, there):
     def put():
-        store.publish(str(entry), NEW, root_of(entry))
+        entry_files.publish(str(entry), NEW, root_of(entry))
 
     anew(entry, OLD if there else None)
     for plan in plans(calls, put, error):
@@ -80,7 +82,7 @@ def test_what_fails_before_the_file_has_its_name_is_told_and_the_old_one_stays(e
     """Also what the file system only says when the file is synced or closed."""
 
     def put():
-        store.publish(str(entry), NEW, root_of(entry))
+        entry_files.publish(str(entry), NEW, root_of(entry))
 
     anew(entry, OLD)
     number = next(plan.number for plan in plans(calls, put, error) if calls.names[plan.number] == name)
@@ -101,7 +103,7 @@ def test_file_whose_sync_failed_is_not_synced_again(entry, calls, error, monkeyp
     monkeypatch.setattr(filesystem, "fsync", fsync)
 
     def put():
-        store.publish(str(entry), NEW, root_of(entry))
+        entry_files.publish(str(entry), NEW, root_of(entry))
 
     anew(entry, OLD)
     number = next(plan.number for plan in plans(calls, put, error) if calls.names[plan.number] == "fsync")
@@ -115,13 +117,14 @@ def test_file_whose_sync_failed_is_not_synced_again(entry, calls, error, monkeyp
 def read_all(entry):
     """As a lookup does: list, then read what is named."""
     return [
-        store.read_entry(os.path.join(entry.parent, name), listed=True) for name in layout.list_entries(entry.parent)
+        entry_files.read_entry(os.path.join(entry.parent, name), listed=True)
+        for name in layout.list_entries(entry.parent)
     ]
 
 
 def copied(entry):
     copy = entry.parents[4] / "copy"
-    digest = files.copy_regular(str(entry), checks.check_regular, str(copy), flags=os.O_NOFOLLOW)
+    digest = opening.copy_regular(str(entry), checks.check_regular, str(copy), flags=os.O_NOFOLLOW)
     assert copy.read_bytes() == OLD
     copy.unlink()
     return digest
@@ -129,10 +132,10 @@ def copied(entry):
 
 GETS = {
     "lookup": (lambda entry: read_all(entry), [OLD]),
-    "read": (lambda entry: store.read_entry(str(entry)), OLD),
-    "part": (lambda entry: files.read_regular(str(entry), checks.check_regular, limit=7), OLD[:7]),
+    "read": (lambda entry: entry_files.read_entry(str(entry)), OLD),
+    "part": (lambda entry: opening.read_regular(str(entry), checks.check_regular, limit=7), OLD[:7]),
     "digest": (
-        lambda entry: files.digest_regular(str(entry), checks.check_regular),
+        lambda entry: opening.digest_regular(str(entry), checks.check_regular),
         hashlib.sha256(OLD).digest(),
     ),
     "copy": (copied, hashlib.sha256(OLD).digest()),
@@ -175,7 +178,7 @@ def test_what_is_listed_and_not_found_is_looked_for_again(entry, calls):
 
 def test_what_is_not_listed_and_not_found_is_not_waited_for(entry, calls, waits):
     with pytest.raises(FileNotFoundError):
-        store.read_entry(str(entry))
+        entry_files.read_entry(str(entry))
     assert waits == []
 
 
@@ -183,13 +186,13 @@ def test_error_that_took_long_is_not_waited_for_again(entry, calls, waits, monke
     clock = iter(range(0, 1000, 60))
     monkeypatch.setattr(filesystem, "monotonic", lambda: next(clock))
     anew(entry, OLD)
-    raised = attempt(calls, Plan(0, errno.EIO, every=True), lambda: store.read_entry(str(entry)))
+    raised = attempt(calls, Plan(0, errno.EIO, every=True), lambda: entry_files.read_entry(str(entry)))
     assert raised.errno == errno.EIO and waits == []
 
 
 def test_put_where_no_directory_can_be_is_not_waited_for(calls, waits):
     with pytest.raises(FileNotFoundError):
-        store.publish("/proc/nowhere/key/entry", NEW, "/proc/nowhere")
+        entry_files.publish("/proc/nowhere/key/entry", NEW, "/proc/nowhere")
     assert sum(waits) == 0
 
 
@@ -201,7 +204,7 @@ def quarantined(entry):
 @BY_ERROR
 def test_quarantine_never_raises_and_the_file_is_here_or_there(entry, calls, error):
     def move():
-        return store.quarantine(str(entry), root_of(entry), Reason.DAMAGED)
+        return entry_files.quarantine(str(entry), root_of(entry), Reason.DAMAGED)
 
     anew(entry, OLD)
     for plan in plans(calls, move, error):
@@ -257,7 +260,7 @@ def test_short_writes_are_carried_on(entry, monkeypatch, part):
     write = filesystem.write
     monkeypatch.setattr(filesystem, "write", lambda descriptor, content: write(descriptor, content[:part]))
     anew(entry, OLD)
-    store.publish(str(entry), NEW, root_of(entry))
+    entry_files.publish(str(entry), NEW, root_of(entry))
     assert entry.read_bytes() == NEW
 
 
@@ -265,7 +268,7 @@ def test_file_system_that_writes_nothing_and_says_so_is_an_error(entry, calls, m
     monkeypatch.setattr(filesystem, "write", lambda descriptor, content: 0)
     anew(entry, OLD)
     with pytest.raises(OSError, match="nothing was written"):
-        store.publish(str(entry), NEW, root_of(entry))
+        entry_files.publish(str(entry), NEW, root_of(entry))
     assert entry.read_bytes() == OLD and os.listdir(entry.parent) == ["entry"]
 
 

@@ -13,8 +13,9 @@ import pytest
 
 from faults.store import traced
 from faults.store.traced import NEW, OLD, needs_strace
-from safecache import store, temporaries
-from safecache.reasons import Reason
+from safecache.files import temporaries
+from safecache.reporting.reasons import Reason
+from safecache.store import entry_files
 
 
 def killed(action, root, there):
@@ -43,7 +44,7 @@ def test_writer_that_is_killed_leaves_the_old_file_or_the_new_one(tmp_path, acti
         for path in left:
             os.utime(path, (time.time() - 7200,) * 2)
         temporaries._reaped.clear()
-        store.publish(str(entry), NEW, str(root))
+        entry_files.publish(str(entry), NEW, str(root))
         assert entry.read_bytes() == NEW and os.listdir(entry.parent) == ["entry"], call
         seen.append((found, len(left)))
     assert {(there, 0), (there, 1), (NEW, 0)} == set(seen)
@@ -67,7 +68,7 @@ def test_who_is_killed_while_it_moves_a_file_away_leaves_it_here_or_there_with_a
         assert [path.read_bytes() for path in [*moved, *filter(Path.exists, [entry])]] == [OLD], call
         for path in moved:
             assert json.loads(path.with_name(path.name + ".json").read_text())["reason"] == "damaged", call
-        assert moved or store.quarantine(str(entry), str(root), Reason.DAMAGED), call
+        assert moved or entry_files.quarantine(str(entry), str(root), Reason.DAMAGED), call
         seen.add(bool(moved))
     assert seen == {False, True}
 

@@ -8,8 +8,11 @@ import shutil
 import pytest
 
 from faults.store.disk import Recorder, after_loss
-from safecache import keyring, loading, seal, store, temporaries
-from safecache.kinds import Kind
+from safecache.entries import loading
+from safecache.files import temporaries
+from safecache.reporting.kinds import Kind
+from safecache.signing import keyring, seal
+from safecache.store import entry_files
 
 KEY = "the key"
 
@@ -31,11 +34,11 @@ def recorded_put(entry, calls, old):
     root.mkdir()
     temporaries._reaped.clear()
     if old is not None:
-        store.publish(str(entry), old, str(root))
+        entry_files.publish(str(entry), old, str(root))
         temporaries._reaped.clear()
     recorder = Recorder()
     calls.seen = recorder
-    store.publish(str(entry), sealed(b"new "), str(root))
+    entry_files.publish(str(entry), sealed(b"new "), str(root))
     calls.seen = lambda call: None
     return recorder.events
 
@@ -71,7 +74,7 @@ def test_lookup_after_a_loss_of_power_finds_old_or_new_or_a_miss_that_heals(entr
         results.add(result)
         if result is None:
             assert not entry.exists()
-            store.publish(str(entry), new, root)
+            entry_files.publish(str(entry), new, root)
             assert looked_up(entry, entry.read_bytes()) == new
     # Who does not wait can lose the old entry as well: its name may be with the new file before the data is.
     assert (None in results) == (waits == "never" or not there)
@@ -94,8 +97,8 @@ def test_what_another_process_made_on_the_way_is_waited_for_too(entry, calls, se
     recorder = Recorder()
     calls.seen = recorder
     for directory in (entry.parents[2], entry.parents[1], entry.parent):
-        store.filesystem.mkdir(str(directory))
-    store.publish(str(entry), sealed(b"new "), str(root))
+        entry_files.filesystem.mkdir(str(directory))
+    entry_files.publish(str(entry), sealed(b"new "), str(root))
     calls.seen = lambda call: None
     assert after_loss(recorder.events, str(entry), str(root), None) == {sealed(b"new ")}
 
@@ -113,7 +116,7 @@ def test_root_that_was_made_for_it_is_waited_for(entry, calls, settings):
     settings(SAFECACHE_FSYNC="always")
     recorder = Recorder()
     calls.seen = recorder
-    store.publish(str(entry), sealed(b"new "), str(entry.parents[3]))
+    entry_files.publish(str(entry), sealed(b"new "), str(entry.parents[3]))
     calls.seen = lambda call: None
     above = str(entry.parents[4])
     assert after_loss(recorder.events, str(entry), above, None) == {sealed(b"new ")}

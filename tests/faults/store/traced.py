@@ -19,9 +19,9 @@ OLD, NEW = b"old" * 5000, b"new" * 7000
 _START, _END = "/where-it-starts", "/where-it-ends"
 _CODE = """
 import os, sys
-from safecache import layout
-from safecache import store
-from safecache.reasons import Reason
+from safecache.places import layout
+from safecache.store import entry_files
+from safecache.reporting.reasons import Reason
 root = sys.argv[1]
 entry = os.path.join(root, "fxgraph", "key", "entry")
 os.path.exists({start!r})
@@ -32,10 +32,10 @@ except OSError as error:
 os.path.exists({end!r})
 """
 ACTIONS = {
-    "put": f"store.publish(entry, {NEW!r}, root)",
-    "write": f"store.write(entry, {NEW!r}, make_directories=True)",
-    "get": "[store.read_entry(os.path.dirname(entry) + '/' + name) for name in layout.list_entries(os.path.dirname(entry))]",
-    "quarantine": f"print(store.quarantine(entry, root, Reason.DAMAGED, {OLD!r}))",
+    "put": f"entry_files.publish(entry, {NEW!r}, root)",
+    "write": f"entry_files.write(entry, {NEW!r}, make_directories=True)",
+    "get": "[entry_files.read_entry(os.path.dirname(entry) + '/' + name) for name in layout.list_entries(os.path.dirname(entry))]",
+    "quarantine": f"print(entry_files.quarantine(entry, root, Reason.DAMAGED, {OLD!r}))",
 }
 # Of memory, which changes nothing that outlives the process.
 _NOT_OF_FILES = {"mmap", "munmap", "mprotect", "brk", "+++"}

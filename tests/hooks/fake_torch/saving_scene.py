@@ -17,7 +17,7 @@ ours = vars(cache)["save"]
 safecache.deactivate()
 stock = vars(cache)["save"]
 safecache.activate()
-saving = sys.modules["safecache.saving"]
+saving = sys.modules["safecache.entries.saving"]
 attempt, attempts, theirs = saving.attempt, [], []
 
 

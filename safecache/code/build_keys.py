@@ -1,0 +1,126 @@
+"""The hashes of torch and Triton that enter every cache key, computed once for an installation, not in each process.
+
+Torch hashes its sources for that, 0.13 s, and Triton a library of 500 MB, 0.4 s. A sealed record in the cache keeps the
+outcome and what the kernel says of each of those files: an upgrade, an edit or a replacement of one changes that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from safecache.files import checks
+from safecache.reporting.kinds import Kind
+from safecache.settings import config
+from safecache.signing import binding, keyring, seal
+from safecache.store import entry_files, manifests
+
+__all__ = ["Installation", "key"]
+
+# Seconds. A file that changed later than this ago could change once more within the same tick of its clock; and the
+# clock of a file server need not be ours.
+_SETTLED = 60.0
+
+_keys: dict[str, str] = {}
+
+
+class Installation(NamedTuple):
+    """What a key is a hash of: the files below the directory ``top``, and ``also`` what it says of itself.
+
+    ``packages``: below ``top`` itself only directories that are packages are read. (Torch has 9,000 headers in others.)
+    """
+
+    top: str
+    also: str
+    packages: bool
+
+
+def key(name: str, installation: Installation, root: Callable[[], str], compute: Callable[[], str]) -> str:
+    """What ``compute`` returns, or has returned in another process with the same files.
+
+    ``root``: the cache to keep it in. Raises what ``compute`` raises.
+    """
+    if name not in _keys:
+        _keys[name] = _key(name, installation, root, compute)
+    return _keys[name]
+
+
+def _key(name: str, installation: Installation, root: Callable[[], str], compute: Callable[[], str]) -> str:
+    try:
+        stamp, changed = _stamp(installation)
+    except OSError:  # such as of files in an archive
+        return compute()
+    cache = root()
+    # Each installation has its own: else two that share a cache would replace each other's.
+    own = f"{name} {hashlib.sha256(installation.top.encode()).hexdigest()}"
+    found = _recorded(cache, own, stamp)
+    if found is not None:
+        return found
+    value = compute()
+    # What changes meanwhile has another time of change from then on, and no stamp will be this one again.
+    if abs(time.time() - changed) > _SETTLED:
+        with contextlib.suppress(OSError):  # the next process computes it too, as each does in stock
+            _record(cache, own, stamp, value)
+    return value
+
+
+def _stamp(installation: Installation) -> tuple[str, float]:
+    """A digest of what the kernel says of each file, and when the last of them changed. Raises OSError."""
+    found = sorted(_files(installation))
+    changed = max((status[-1] for _, *status in found), default=0)
+    stated = [installation.also, sys.implementation.cache_tag, found]
+    return hashlib.sha256(json.dumps(stated).encode()).hexdigest(), changed / 1e9
+
+
+def _files(installation: Installation) -> Iterator[tuple[str, int, int, int, int, int]]:
+    """Those below links too: an installation to develop in is made of them."""
+    left, seen = [installation.top], set()
+    while left:
+        directory = left.pop()
+        status = os.stat(directory)
+        if (status.st_dev, status.st_ino) in seen:  # links in a circle
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        packages = installation.packages and directory == installation.top
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if not entry.is_dir():
+                    status = entry.stat()
+                    stamp = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+                    yield entry.path.removeprefix(installation.top), *stamp
+                elif entry.name != "__pycache__" and not (packages and not _is_package(entry.path)):
+                    left.append(entry.path)
+
+
+def _is_package(directory: str) -> bool:
+    return os.path.exists(os.path.join(directory, "__init__.py"))
+
+
+def _recorded(root: str, own: str, stamp: str) -> str | None:
+    """What is recorded for files with this stamp, if it is one of ours."""
+    try:
+        record = entry_files.read_entry(manifests.path_of(own, root, Kind.MEMO), entry_files.RECORD)
+    except (OSError, checks.UnusableEntry):
+        return None
+    if seal.verify(record, Kind.MEMO, own, keyring.current().find, config.current().namespace).reason is not None:
+        return None  # what takes its place is sealed with the key of this process
+    with contextlib.suppress(ValueError, RecursionError):  # what another version of safecache has sealed
+        stated = json.loads(seal.payload_of(record))
+        if isinstance(stated, dict) and stated.get("stamp") == stamp and isinstance(stated.get("key"), str):
+            return str(stated["key"])
+    return None
+
+
+def _record(root: str, own: str, stamp: str, value: str) -> None:
+    signing = keyring.current().signing
+    if signing is None:
+        return
+    content = json.dumps({"stamp": stamp, "key": value}).encode()
+    sealed = seal.attach(content, Kind.MEMO, own, signing, binding.statement(Kind.MEMO), config.current().namespace)
+    entry_files.publish(manifests.path_of(own, root, Kind.MEMO), sealed, root)

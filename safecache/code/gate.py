@@ -1,0 +1,391 @@
+"""What lets code through: a file that carries no seal runs only if this process made it, or its sealed record says so.
+
+A record is the digest of the file, sealed under its name. What is refused is moved away, to be made anew, but not what
+another writer has put in its place meanwhile.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import time
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+from safecache.entries import loading
+from safecache.errors import EntryRefusedError
+from safecache.files import checks, filesystem, mounts, opening, ownership, private_directory
+from safecache.reporting import events, policy
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Count, Reason
+from safecache.settings import compile_workers, config
+from safecache.signing import binding, keyring, seal, trust
+from safecache.signing.trust import Refusal
+from safecache.store import entry_files, manifests
+from safecache.store.quarantine import is_still, obstacle
+from safecache.tiers import permissions
+from safecache.tiers.directory_faults import Immovable, Unreadable, Unsettled
+
+__all__ = [
+    "FRESH",
+    "admit_build",
+    "admit_code",
+    "adopt",
+    "contradiction",
+    "digests",
+    "discard",
+    "expect",
+    "expect_digest",
+    "is_attested",
+    "is_expected",
+    "is_known",
+    "is_known_digest",
+    "is_private",
+    "judge",
+    "judge_by_record",
+    "keep",
+    "learn",
+    "not_loaded",
+    "objection",
+    "of_unusable",
+    "out_of_reach",
+    "private_copy",
+    "record_of",
+    "refused",
+    "settled",
+    "states",
+    "states_digest",
+    "states_record",
+]
+
+# How often a file is judged that is another one each time.
+_MOST_REPLACED = 3
+
+
+def of_unusable(unusable: checks.UnusableEntry) -> Refusal:
+    """What can be said against what is not even read."""
+    return Refusal(unusable.reason, f"it is {unusable.detail}", found=unusable.status)
+
+
+def settled(judged: Callable[[], Refusal | None], set_aside: Callable[[Refusal], bool]) -> bool:
+    """Whether ``judged`` has nothing against what lies there; else that was ``set_aside``, or is replaced for ever.
+
+    Both are called again where the latter says that something else lies there by now, as a good one of another writer.
+    """
+    for _ in range(_MOST_REPLACED):
+        refusal = judged()
+        if refusal is None or set_aside(refusal):
+            return refusal is None
+    return False
+
+
+def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> bool:
+    """Move away what is refused, and report it; False, and nothing is done, if something else lies there by now.
+
+    Raises EntryRefusedError in strict mode; else Immovable if it cannot be moved: the cache cannot be used then.
+    """
+    moved = entry_files.quarantine(path, root, refusal.reason, refusal.found)
+    if moved is None and os.path.lexists(path):
+        if not is_still(path, refusal.found):
+            return False
+        raise _immovable(refusal, kind, path, root)
+    if policy.decide(refusal.reason, strict=False).quarantine:
+        events.count(Count.QUARANTINED)
+    where = f"It was moved to {moved}." if moved else "Another process has moved it away."
+    loading.note(refusal.reason, kind, path, refusal.evidence, f"{where} It is made anew.")
+    return True
+
+
+def _immovable(refusal: Refusal, kind: Kind, path: str, root: str) -> Exception:
+    in_the_way = obstacle(root)
+    why = f", for {in_the_way} is no directory" if in_the_way else ""
+    text = f"{kind.noun} there is refused, since {refusal.evidence}, and cannot be moved away{why}"
+    if config.current().strict:
+        return EntryRefusedError(f"safecache: {path}: {text}.")
+    return Immovable(errno.EPERM, text, path)
+
+
+# Seconds for which a verdict on a file holds that looks the same to the kernel: from the question whether it has to be
+# built until it is loaded. Later it is read again, for what a disk returns may have changed without the kernel's doing.
+FRESH = 10.0
+_UNVOUCHED = {
+    Reason.UNSEALED: "there is no sealed record of it, as when stock torch built it",
+    Reason.UNKNOWN_KEY: "its record is sealed by a key that this process does not trust",
+}
+
+# What this process has generated, built or verified: digests by path.
+_known: dict[str, set[bytes]] = {}
+# And what the kernel said of the files that were verified, and when: see FRESH.
+_judged: dict[str, tuple[list[int], float]] = {}
+
+
+def expect(path: str, content: bytes) -> None:
+    """Vouch for this content at ``path``, in this process."""
+    _known.setdefault(path, set()).add(hashlib.sha256(content).digest())
+
+
+def expect_digest(path: str, digest: bytes) -> None:
+    """As expect(), of content with this SHA-256."""
+    _known.setdefault(path, set()).add(digest)
+
+
+def is_known(path: str, content: bytes) -> bool:
+    """Whether this process has vouched for this content there."""
+    return is_known_digest(path, hashlib.sha256(content).digest())
+
+
+def is_known_digest(path: str, digest: bytes) -> bool:
+    """As is_known(), of content with this SHA-256."""
+    return digest in _known.get(path, ())
+
+
+def is_expected(path: str) -> bool:
+    """Whether this process has vouched for any content there."""
+    return path in _known
+
+
+def digests(paths: Iterable[str]) -> dict[str, frozenset[bytes]]:
+    """What this process has vouched for at these paths, for another that it sends them to; see learn()."""
+    return {path: frozenset(_known[path]) for path in paths if path in _known}
+
+
+def learn(digests: Mapping[str, frozenset[bytes]]) -> None:
+    """Vouch in this process for what the one that has started it has vouched for, and sent through its own pipe."""
+    for path, known in digests.items():
+        _known.setdefault(path, set()).update(known)
+
+
+def is_private(path: str) -> bool:
+    """Whether the user has said that it is enough that nobody else could have written the file, and nobody could."""
+    return config.current().trust == "private" and ownership.why_not_private(path) is None
+
+
+def out_of_reach(path: str, content: bytes) -> str:
+    """``path`` if nobody else can replace what lies there between a check and its use; else the name of a copy."""
+    if ownership.why_not_private(path) is None:
+        return path
+    copy = private_directory.make(os.path.basename(path), content)
+    expect(copy, content)
+    return copy
+
+
+def private_copy(name: str, content: bytes, kind: Kind) -> str:
+    """The path of a file of this name with what this process has made, or verified, and cannot keep in its cache.
+
+    Raises OSError.
+    """
+    path = private_directory.write(name, content)
+    expect(path, content)
+    if compile_workers.is_one():  # what it makes is for the process that has started it
+        keep(path, os.path.dirname(os.path.dirname(path)), kind, content)
+    return path
+
+
+def keep(
+    path: str,
+    root: str,
+    kind: Kind = Kind.NATIVE_CODE,
+    content: bytes | None = None,
+    also: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    name: str = "",
+    made_at: str = "",
+) -> bool:
+    """Vouch for the file that this process has just made at ``path``, and for it in the cache ``root`` from now on.
+
+    ``content``: what it is about to write there, or ``made_at``: where that lies so far. Other processes find the
+    record then before they find the file.
+    ``also``: what else to state of it. ``name``: what it is called there, if not as manifests.name_of() has it.
+    False, and reported, if its record cannot be written.
+    """
+    digest = _digest(made_at or path) if content is None else hashlib.sha256(content).digest()
+    return _keep(path, root, kind, digest, also, name)
+
+
+def _keep(
+    path: str, root: str, kind: Kind, digest: bytes, also: Mapping[str, Any] = MappingProxyType({}), name: str = ""
+) -> bool:
+    permissions.check(root)
+    expect_digest(path, digest)
+    ring = keyring.current()
+    if ring.signing is None and not also and _is_stated(path, root, kind, digest):
+        return True  # by somebody whose word lasts longer than this process
+    stated = {"sha256": digest.hex(), **also}
+    return manifests.write(path, root, kind, stated, ring.attesting, binding.statement(kind), name=name)
+
+
+def _is_stated(path: str, root: str, kind: Kind, digest: bytes) -> bool:
+    with suppress(Unreadable):
+        return _objection_by_record(manifests.stored(path, root, kind), path, kind, digest, root) is None
+    return False
+
+
+def record_of(path: str, content: bytes, kind: Kind, also: Mapping[str, Any], root: str = "") -> bytes | None:
+    """The record that keep() would write of ``content``, for another cache; None without a key to seal it."""
+    key = keyring.current().signing
+    if key is None:
+        return None
+    stated = {"sha256": hashlib.sha256(content).hexdigest(), **also}
+    return manifests.sealed(path, kind, stated, key, binding.statement(kind), root)
+
+
+def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
+    """Whether this process or a sealed record says that this is the content of ``path``; see judge_by_record().
+
+    Raises Unreadable if its record cannot be read.
+    """
+    return states_digest(path, root, kind, hashlib.sha256(content).digest())
+
+
+def states_digest(path: str, root: str, kind: Kind, digest: bytes) -> bool:
+    """As states(), of content with this SHA-256."""
+    if is_known_digest(path, digest):
+        return True
+    return judge_by_record(manifests.stored(path, root, kind), path, kind, digest, root) is None
+
+
+def states_record(record: bytes | None, path: str, kind: Kind, content: bytes, root: str = "") -> bool:
+    """As states(), of this record of the file."""
+    return judge_by_record(record, path, kind, hashlib.sha256(content).digest(), root) is None
+
+
+def judge_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, root: str = "") -> Refusal | None:
+    """None if the file with this digest may be used: the one gate for code that this process has not made.
+
+    A record of a trusted key decides, for what it is bound to. Only where no such record says anything, and no other
+    contradicts, does it count that the user trusts what is private.
+    """
+    objection = _objection_by_record(record, path, kind, digest, root)
+    if objection is None or objection.reason not in trust.UNVOUCHED or not is_private(path):
+        return objection
+    return contradiction(record, kind, manifests.name_of(path, kind, root), digest)
+
+
+def contradiction(record: bytes | None, kind: Kind, name: str, digest: bytes) -> Refusal | None:
+    """What the record, whoever sealed it, says against the file of this name with this digest."""
+    stated = manifests.unverified(record)
+    if stated and stated["sha256"] != digest.hex():
+        return Refusal(Reason.DAMAGED, "its digest is not the one in its record")
+    return trust.contradiction(record or b"", kind, name)
+
+
+def _objection_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, root: str) -> Refusal | None:
+    verdict, stated = manifests.verify(record, path, kind, root)
+    if verdict.reason is not None:
+        return refused(verdict, verdict.reason)
+    if digest.hex() != stated["sha256"]:
+        return Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
+    return trust.foreign(verdict, kind)
+
+
+def adopt(path: str, root: str, kind: Kind) -> bool:
+    """Vouch, on the user's word, for compiled code that nobody else could have written; False if it is done already.
+
+    Raises EntryRefusedError, OSError and UnusableEntry.
+    """
+    refusal = judge(path, root, kind)
+    if refusal is None:
+        return False
+    digest = opening.digest_regular(path, checks.check_private(path), flags=os.O_NOFOLLOW)
+    if refusal.reason in trust.UNVOUCHED:
+        refusal = contradiction(manifests.stored(path, root, kind), kind, manifests.name_of(path, kind, root), digest)
+    if refusal is not None:
+        raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
+    _keep(path, root, kind, digest)
+    return True
+
+
+def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
+    """See to it that what lies at ``path``, if anything, is vouched for: moved away otherwise, to be made anew.
+
+    Returns whether anything lies there then.
+
+    Raises EntryRefusedError in strict mode. Raises Unsettled where it cannot be moved away, or its record cannot be
+    read, and then it stays.
+    """
+    try:
+        settled(lambda: objection(path, root, kind), lambda refusal: discard(refusal, kind, path, root))
+        return os.path.lexists(path)  # also what is replaced each time it is judged
+    except OSError as error:
+        if isinstance(error, Unsettled):
+            raise
+        return not isinstance(error, FileNotFoundError)  # whoever must read it fails as in stock
+
+
+def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str, bytes | None]:
+    """Where to load the code at ``path`` from, and its bytes if that is a copy, out of the reach of others.
+
+    Raises EntryRefusedError if nothing vouches for it; OSError if it or its record cannot be read.
+    """
+    try:
+        refusal = objection(path, root, kind)
+    except FileNotFoundError:
+        if ownership.why_not_private(os.path.dirname(path)) is not None:
+            raise
+        return path, None  # nothing lies there, and nobody else can change that: fails as in stock
+    if refusal is not None:
+        raise not_loaded(refusal, kind, path)
+    # A copy in memory would get round a noexec mount.
+    if ownership.why_not_private(path) is None or mounts.forbids_execution(path):
+        return path, None
+    content = entry_files.read(path, entry_files.largest(kind))
+    if not is_known(path, content):
+        raise not_loaded(Refusal(Reason.DAMAGED, "it was replaced since it was verified"), kind, path)
+    return out_of_reach(path, content), content
+
+
+def not_loaded(refusal: Refusal, kind: Kind, path: str) -> EntryRefusedError:
+    """Counted, but not reported: the error says it, in every mode."""
+    events.count(refusal.reason)
+    return EntryRefusedError(
+        f"safecache: {kind.noun} {path} is not loaded: {refusal.evidence}. {refusal.remedy}".rstrip()
+    )
+
+
+def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
+    """None if what lies at ``path`` is a file, and something vouches for it. Raises OSError."""
+    try:
+        return judge(path, root, kind)
+    except checks.UnusableEntry as unusable:
+        return of_unusable(unusable)
+
+
+def is_attested(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
+    """Whether a file lies at ``path``, and something vouches for it. Nothing is said or done if not."""
+    try:
+        return objection(path, root, kind) is None
+    except OSError:
+        return False
+
+
+def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
+    """None if something vouches for the file. Raises OSError and UnusableEntry."""
+    status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
+    permissions.check(root)
+    checks.check_up_to(entry_files.largest(kind))(status)
+    identity, now = filesystem.identity(status), time.monotonic()
+    judged = _judged.get(path)
+    if judged is not None and judged[0] == identity and now - judged[1] < FRESH:
+        return None
+    digest = _digest(path)
+    if digest not in _known.get(path, ()):
+        # What this process knows needs no record.
+        refusal = judge_by_record(manifests.stored(path, root, kind), path, kind, digest, root)
+        if refusal is not None:
+            return refusal._replace(found=status)
+        events.count(Count.CODE_VERIFIED)
+        _known.setdefault(path, set()).add(digest)
+    _judged[path] = identity, now
+    return None
+
+
+def refused(verdict: seal.Verdict, reason: Reason) -> Refusal:
+    """What is to be said against a file whose record does not hold, by this verdict."""
+    return Refusal(reason, _UNVOUCHED.get(reason) or trust.evidence(verdict))
+
+
+def _digest(path: str) -> bytes:
+    return opening.digest_regular(path, checks.check_regular, flags=os.O_NOFOLLOW)

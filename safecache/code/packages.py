@@ -1,0 +1,276 @@
+"""Packages of AOTInductor (``.pt2``): archives that C++ unpacks to load the libraries in them.
+
+The seal follows the archive: whoever reads a zip file looks for where it ends, and passes over what comes then. It is
+of all bytes before it, and under no name: a package is made to be renamed and carried elsewhere.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import threading
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from typing import IO, Any
+
+from safecache.code import gate, gpu_binaries
+from safecache.entries import saving
+from safecache.errors import EntryRefusedError
+from safecache.files import checks, folders, opening, ownership, private_directory, temporaries
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Count, Reason
+from safecache.settings import config
+from safecache.signing import binding, keyring, seal, trust
+from safecache.signing.keys import Key
+from safecache.signing.trust import Refusal
+
+__all__ = ["admitted", "adopt", "holds_code", "made"]
+
+# What a process loads of a package, or the library in it.
+CODE = (".so", ".o", *gpu_binaries.ENDINGS)
+_FOLDER = "/data/aotinductor/"
+_COPY = "package.pt2"
+_CHUNK = 1 << 20
+# Bytes; ours have some hundreds.
+_LONGEST_SEAL = 16 << 10
+
+
+class _Thread(threading.local):
+    admitted = ""
+
+
+_thread = _Thread()
+
+
+def made(target: Any, sources: Iterable[tuple[str, str]], make: Callable[[Any], Any]) -> Any:
+    """What ``make`` returns of a path or file object, with the package sealed that it has written there.
+
+    ``sources``: the files that it packs, each with the cache that it lies in. A package with code in it that nothing
+    vouches for gets no seal, and a warning. Raises KeyringError in strict mode where there is no key to seal with.
+    """
+    if not isinstance(target, (str, os.PathLike)):
+        result = make(target)
+        if not target.readable():
+            message = "a package was not sealed: the file object that it was written to cannot be read."
+            events.report(
+                Reason.UNSEALED, message, cause="file object", remedy='Open it with mode "w+b", or give a path.'
+            )
+        elif saving.can_seal(Kind.PACKAGE):
+            _seal(target, "a package", sources)
+            target.seek(0)
+        return result
+    path = os.fspath(target)
+    if ownership.why_not_private(path if os.path.lexists(path) else _directory(path)) is None:
+        result = make(target)
+        _seal_file(path, path, sources)
+        return result
+    with private_directory.made() as directory, temporaries.beside(path) as temporary:
+        place = os.path.join(directory, os.path.basename(path))
+        make(place)
+        _seal_file(place, path, sources)
+        shutil.copyfile(place, temporary)
+        os.replace(temporary, path)
+    return target
+
+
+def _seal_file(place: str, path: str, sources: Iterable[tuple[str, str]]) -> None:
+    if saving.can_seal(Kind.PACKAGE):
+        with open(place, "r+b") as file:
+            _seal(file, path, sources)
+
+
+def _seal(file: IO[bytes], name: str, sources: Iterable[tuple[str, str]]) -> None:
+    unknown = _unknown(file, sources)
+    if unknown is None:
+        file.seek(0)
+        _append_seal(file, keyring.sealing_key(), binding.statement(Kind.PACKAGE))
+        return
+    message = f"{name} was not sealed: nothing vouches for {unknown}, which is packed in it."
+    events.report(Reason.UNSEALED, message, cause=name, remedy="Compile and package in one process.")
+
+
+def _append_seal(file: IO[bytes], key: Key, origin: dict[str, str]) -> None:
+    """Seal what ``file`` holds from where it stands to its end, without having all of it in memory."""
+    digest, size = _digested(file)
+    namespace = config.current().namespace
+    file.write(seal.trailer(digest, size, Kind.PACKAGE, "", key, origin, namespace))
+
+
+def _digested(file: IO[bytes]) -> tuple[bytes, int]:
+    """The SHA-256 of all bytes to come, and how many those are."""
+    digest, size = hashlib.sha256(), 0
+    while chunk := file.read(_CHUNK):
+        digest.update(chunk)
+        size += len(chunk)
+    return digest.digest(), size
+
+
+def _unknown(file: IO[bytes], sources: Iterable[tuple[str, str]]) -> str | None:
+    """One of the packed files that others could have exchanged, or code that nobody vouches for; None if all are good.
+
+    It is what is in the archive that is looked at.
+    """
+    by_name: dict[str, list[tuple[str, str]]] = {}
+    for path, root in sources:
+        by_name.setdefault(os.path.basename(path), []).append((path, root))
+    file.seek(0)
+    with zipfile.ZipFile(file) as archive:
+        for member in archive.infolist():
+            candidates = by_name.get(os.path.basename(member.filename), [])
+            if not candidates and not member.filename.endswith(CODE):
+                continue  # of this process's memory
+            with archive.open(member) as content:
+                digest, _ = _digested(content)
+            if not any(_is_good(path, root, digest) for path, root in candidates):
+                return member.filename
+    return None
+
+
+def _is_good(path: str, root: str, digest: bytes) -> bool:
+    if not path.endswith(CODE) and ownership.why_not_private(path) is None:
+        return True
+    return gate.states_digest(path, root, Kind.NATIVE_CODE, digest)
+
+
+def holds_code(target: Any) -> bool:
+    """Whether this is a package with libraries in it, and not a program that torch.export alone has written."""
+    with suppress(OSError, ValueError, zipfile.BadZipFile):
+        with zipfile.ZipFile(target) as archive:
+            found = any(_FOLDER in f"/{name}" for name in archive.namelist())
+        if hasattr(target, "seek"):
+            target.seek(0)
+        return found
+    return False
+
+
+@contextmanager
+def admitted(target: Any) -> Iterator[Any]:
+    """Where to load the package from in this block: it is verified, and nobody can exchange it any more.
+
+    ``target``: a path, the directory that one was unpacked to, or a file object. Raises EntryRefusedError in default
+    mode too, since there is nothing to compile instead; OSError if it cannot be read.
+    """
+    if target == _thread.admitted or _is_missing(target):
+        yield target
+        return
+    with ExitStack() as stack:
+        try:
+            place = _placed(target, lambda: stack.enter_context(private_directory.made()))
+        except checks.UnusableEntry as unusable:
+            raise gate.not_loaded(gate.of_unusable(unusable), Kind.PACKAGE, str(target)) from None
+        outer, _thread.admitted = _thread.admitted, place
+        try:
+            yield place
+        finally:
+            _thread.admitted = outer
+
+
+def _is_missing(target: Any) -> bool:
+    """Whether there is nothing to load, and nobody else can change that: loading it fails as in stock."""
+    if not isinstance(target, (str, os.PathLike)) or os.path.lexists(target):
+        return False
+    return ownership.why_not_private(_directory(os.fspath(target))) is None
+
+
+def _directory(path: str) -> str:
+    return os.path.dirname(path) or "."
+
+
+def _placed(target: Any, directory: Callable[[], str]) -> str:
+    """Where the package is verified to lie: in place, or as a copy in a ``directory`` that is made."""
+    if not isinstance(target, (str, os.PathLike)):
+        copy = os.path.join(directory(), _COPY)
+        target.seek(0)
+        with open(copy, "xb") as file:
+            shutil.copyfileobj(target, file)
+        _require(copy, getattr(target, "name", "") or "given as a file object", by_seal=True)
+        return copy
+    path = os.path.realpath(target)  # what a hub has downloaded is a link to it
+    if os.path.isdir(path):
+        return _unpacked(path)
+    if ownership.why_not_private(path) is None:
+        _require(path, path, by_seal=False)
+        return path
+    refusal = _refusal_by_end(path)  # a file of a terabyte can be made of nothing: copied is what has a seal
+    if refusal is not None:
+        raise gate.not_loaded(refusal, Kind.PACKAGE, path)
+    copy = os.path.join(directory(), _COPY)
+    opening.copy_regular(path, checks.check_regular, copy)
+    _require(copy, path, by_seal=True)
+    return copy
+
+
+def _unpacked(path: str) -> str:
+    """A directory, which has no seal: to be trusted only where the user has said that being private is enough."""
+    found = [path]
+    if config.current().trust == "private":
+        found += (item.path for item in folders.below(path))
+        found += (os.path.dirname(place) for place in found[1:])
+    # A link could lead to another directory by the time that it is loaded.
+    if len(found) == 1 or any(os.path.islink(place) or not gate.is_private(place) for place in found):
+        raise gate.not_loaded(Refusal(Reason.UNSEALED, "a directory has no seal"), Kind.PACKAGE, path)
+    return path
+
+
+def _require(place: str, name: object, *, by_seal: bool) -> None:
+    """``by_seal``: the user's trust in what is private does not count."""
+    refusal = _refusal(place)
+    if refusal is None:
+        events.count(Count.VERIFIED)
+        return
+    if not by_seal and refusal.reason in trust.UNVOUCHED and gate.is_private(place):
+        refusal = _contradiction(place)
+        if refusal is None:
+            events.count(Count.ACCEPTED_PRIVATE)
+            return
+    raise gate.not_loaded(refusal, Kind.PACKAGE, str(name))
+
+
+def _refusal(path: str) -> Refusal | None:
+    return _refusal_by_end(path) or _contradiction(path)
+
+
+def _contradiction(path: str) -> Refusal | None:
+    """What its seal says against it, if it has one, by whomever."""
+
+    def digest(size: int) -> bytes:
+        return opening.digest_regular(path, checks.check_regular, limit=size)
+
+    end, size = opening.read_end(path, checks.check_regular, _LONGEST_SEAL)
+    return trust.contradiction_by_end(end, size, digest, Kind.PACKAGE, "")
+
+
+def _refusal_by_end(path: str) -> Refusal | None:
+    """What can be said against a package that was not read yet."""
+    keys = keyring.current()
+    end, size = opening.read_end(path, checks.check_regular, _LONGEST_SEAL)
+    verdict = seal.inspect(end, size, Kind.PACKAGE, "", keys.find, config.current().namespace)
+    if verdict.reason is None:
+        return trust.foreign(verdict, Kind.PACKAGE)
+    if verdict.reason in trust.UNVOUCHED:
+        return trust.unvouched(verdict, keys, f"If you trust its origin, seal it once: safecache adopt {path}")
+    return Refusal(verdict.reason, trust.evidence(verdict))
+
+
+def adopt(path: str) -> bool:
+    """Seal a package with our key, on the user's word that it is good; False if it is sealed already.
+
+    Raises EntryRefusedError for one that others could have written, or that is sealed and damaged; KeyringError
+    without a key; OSError.
+    """
+    key, path = keyring.sealing_key(), os.path.realpath(path)
+    if _refusal(path) is None:
+        return False
+    with temporaries.beside(path) as temporary:
+        opening.copy_regular(path, checks.check_private(path), temporary)
+        shutil.copymode(path, temporary)
+        refusal = _refusal(temporary)
+        if refusal is None or refusal.reason not in trust.UNVOUCHED:
+            raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}" if refusal else "replaced meanwhile")
+        with open(temporary, "r+b") as file:
+            _append_seal(file, key, {**binding.statement(Kind.PACKAGE), "adopted": "yes"})
+        os.replace(temporary, path)
+    return True

@@ -1,0 +1,180 @@
+"""A build out of the reach of others, for a target that lies where they can write: there, what a compiler reads can be
+exchanged while it runs.
+
+Each input is written, with the bytes that this process knows, into a private directory, and the output published from
+there, its record first.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+import stat
+import tempfile
+import threading
+from contextlib import suppress
+
+from safecache.code import gate, sources
+from safecache.errors import EntryRefusedError
+from safecache.files import checks, opening, ownership, private_directory
+from safecache.reporting.kinds import Kind
+from safecache.store import entry_files
+
+__all__ = ["check_inputs", "command", "is_dispensable", "is_needed", "publish"]
+
+# GCC does not mind where its precompiled headers lie. Clang's are of use beside their sources alone.
+_PRECOMPILED, _IMMOVABLE = ".gch", ".pch"
+
+# All that is in a header that torch precompiles: it includes one of torch's own.
+_INCLUDES = re.compile(rb"#include <torch/[a-zA-Z0-9_]+(/[a-zA-Z0-9_]+)*\.h>\s*")
+
+_headers: dict[str, str] = {}
+_lock = threading.Lock()
+
+
+def is_needed(target: str) -> bool:
+    """Whether others could exchange what lies beside ``target`` while it is built."""
+    return ownership.why_not_private(os.path.dirname(target)) is not None
+
+
+def is_dispensable(target: str) -> bool:
+    """Whether what needs ``target`` is built without it too: a precompiled header, of some hundred megabytes."""
+    return target.endswith((_PRECOMPILED, _IMMOVABLE))
+
+
+def check_inputs(stock: list[str], target: str, root: str, headers: str) -> None:
+    """See to it that all that the ``stock`` command line reads below the cache ``root`` is what this process knows.
+
+    And below ``headers``, where torch keeps those that it precompiles. A precompiled one that nobody vouches for is
+    moved away: the compiler reads the header itself then. Raises EntryRefusedError for anything else, and OSError for
+    what cannot be read.
+    """
+    # Not the compiler, the first word: it can be one that was installed in the cache just now.
+    for option, word in itertools.pairwise(stock):
+        if option == "-include" and word.startswith(os.path.join(headers, "")):
+            _check_header(word)
+        elif word != target and word.startswith(os.path.join(root, "")) and not os.path.isdir(word):
+            _check(word, root)
+
+
+def _check_header(path: str) -> None:
+    directory = os.path.dirname(path)
+    if not gate.is_expected(path):
+        # Made before the hooks were on, or in a process that did not say so: torch makes it once in a process.
+        with suppress(checks.UnusableEntry):
+            content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
+            if _INCLUDES.fullmatch(content):
+                gate.expect(path, content)
+    _check(path, directory)
+    for compiled in (path + _PRECOMPILED, path + _IMMOVABLE):
+        # What cannot be read now, the compiler may be able to read in a moment.
+        if os.path.lexists(compiled) and gate.admit_build(compiled, directory):
+            _check(compiled, directory)
+
+
+def _check(path: str, root: str) -> None:
+    if gate.objection(path, root) is not None:
+        raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
+
+
+def command(stock: list[str], target: str, root: str, directory: str) -> list[str] | None:
+    """The ``stock`` command line, with all it reads and writes below the cache ``root`` in ``directory`` instead.
+
+    None if there is something in it that we do not know. Raises EntryRefusedError for an input that was exchanged.
+    """
+    if stock.count(target) != 1 or target.endswith(_IMMOVABLE):
+        return None
+    words: list[str] = []
+    for option, word in itertools.pairwise(["", *stock]):
+        ours: str | None = word
+        if word == target:
+            ours = _inside(directory, target)
+        elif option == "-include" and is_needed(word):
+            ours = _header(word)
+        elif word.startswith(os.path.join(root, "")):
+            ours = _input(word, directory)
+        elif root in word:
+            ours = None
+        if ours is None:
+            return None
+        words.append(ours)
+    # A compiler's own intermediate files, where the temporary directory is none that can be trusted.
+    elsewhere = os.path.dirname(directory) != tempfile.gettempdir()
+    return ["env", f"TMPDIR={directory}", *words] if elsewhere else words
+
+
+def publish(directory: str, target: str, root: str) -> bool:
+    """Vouch for the output of a build in ``directory`` and put it at ``target``; False if there is none.
+
+    Raises OSError.
+    """
+    try:
+        with open(_inside(directory, target), "rb") as file:
+            content, mode = file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
+    except FileNotFoundError:
+        return False
+    gate.keep(target, root, content=content)
+    entry_files.publish(target, content, root, mode)
+    return True
+
+
+def _inside(directory: str, path: str) -> str:
+    return os.path.join(directory, os.path.basename(path))
+
+
+def _input(path: str, directory: str) -> str | None:
+    content = sources.known_text(path)
+    if content is None:
+        if not gate.is_expected(path):
+            return None
+        try:
+            content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
+        except FileNotFoundError:
+            raise  # the cache was cleared: no exchange, and elsewhere it can be built
+        except (OSError, checks.UnusableEntry):
+            content = None
+        if content is None or not gate.is_known(path, content):
+            raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
+    copy = _inside(directory, path)
+    with open(copy, "xb") as file:
+        file.write(content)
+    return copy
+
+
+def _header(path: str) -> str | None:
+    """A copy of a header for all builds of this process, with its precompiled form if that is in order."""
+    text = sources.known_text(path)
+    if text is None:
+        return None
+    with _lock:
+        place = private_directory.of_process()
+        if not _headers.get(path, "").startswith(place):  # a fork has a directory of its own
+            copy = _inside(tempfile.mkdtemp(prefix="header-", dir=place), path)
+            with open(copy, "xb") as file:
+                file.write(text)
+            _take_precompiled(path, copy)
+            _headers[path] = copy
+        return _headers[path]
+
+
+def _take_precompiled(path: str, copy: str) -> None:
+    compiled, copied = path + _PRECOMPILED, copy + _PRECOMPILED
+    try:
+        most = entry_files.largest(Kind.NATIVE_CODE)
+        digest = opening.copy_regular(compiled, checks.check_up_to(most), copied, flags=os.O_NOFOLLOW, limit=most)
+        if gate.is_known_digest(compiled, digest):
+            return
+    except (OSError, checks.UnusableEntry):
+        pass
+    with suppress(OSError):
+        os.unlink(copied)
+
+
+def _renew_lock() -> None:
+    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

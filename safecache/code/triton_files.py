@@ -1,0 +1,238 @@
+"""Triton's cache: each file is published whole, the list of a kernel's files after them, and no compile fails of one.
+
+A file that cannot be kept is read from a private copy, and one that cannot be read is compiled anew.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+
+from safecache.code import gate, triton_place, written_files
+from safecache.code.triton_place import LIST, Found, Place
+from safecache.entries import copies, loading
+from safecache.files import filesystem
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.signing import keyring
+from safecache.store import entry_files, manifests
+from safecache.tiers import directory_faults, layers, levels
+
+__all__ = ["accept", "dump", "get_file", "get_group", "listed", "put", "put_aside", "restore"]
+
+
+def put(directory: str, name: str, content: bytes) -> str:
+    """Keep a file that this process has made, and tell where to read it.
+
+    That is a private copy if it could not be kept, which is reported, or if others could exchange it. A list is not
+    kept without its files. Raises OSError if there is no place for the copy either; CacheWriteError in strict mode.
+    """
+    readable, stated = _keep(Place(directory), name, content)
+    if stated is not None:
+        _send(Place(directory), name, content, stated)
+    return readable
+
+
+def _keep(place: Place, name: str, content: bytes) -> tuple[str, dict[str, object] | None]:
+    """Where to read it; and what was stated in its record, None if it was not kept."""
+    path = place.path(name)
+    stated = _stated(place, content) if name.startswith(LIST) else {}
+    if stated is None:
+        return path, None
+    kept = gate.keep(path, place.root, Kind.KERNEL, content, stated) and _publish(path, content, place.root)
+    readable = triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
+    written_files.note(place.directory, name, content, readable, kept=kept)
+    return readable, stated if kept else None
+
+
+def _send(place: Place, name: str, content: bytes, stated: Mapping[str, object]) -> None:
+    """Have a library, or with its list a whole group, in the shared level too, if there is one below this cache."""
+    directory = levels.counterpart(place.directory)
+    if directory is None:
+        return
+    if not name.startswith(LIST):
+        if name.endswith(".so"):
+            copies.send(place.path(name), Kind.KERNEL, place.root)
+        return
+    names = triton_place.names_in(content) or ()
+    if all(copies.send(place.path(file), Kind.KERNEL, place.root) for file in names):
+        # As stock Triton needs it, with the paths that they have there.
+        listing = _listing({file: os.path.join(directory, file) for file in names})
+        record = gate.record_of(place.path(name), listing, Kind.KERNEL, stated)
+        copies.send_content(place.path(name), listing, Kind.KERNEL, place.root, record=record)
+
+
+def _listing(paths: Mapping[str, str]) -> bytes:
+    return json.dumps({"child_paths": paths}).encode()
+
+
+def _stated(place: Place, content: bytes) -> dict[str, object] | None:
+    """What the record of a list states besides its digest; None if there is one among its files that was not kept."""
+    digests = {name: _digest(place, name) for name in triton_place.names_in(content) or ()}
+    return {"files": digests} if all(digests.values()) else None
+
+
+def _digest(place: Place, name: str) -> str | None:
+    known, digest = written_files.digest(place.directory, name)
+    if known:
+        return digest
+    path = place.path(name)
+    content = place.read(path) if place.take(name) is not None else None
+    return None if content is None or not gate.is_known(path, content) else hashlib.sha256(content).hexdigest()
+
+
+def _publish(path: str, content: bytes, root: str) -> bool:
+    try:
+        entry_files.publish(path, content, root)
+    except OSError as error:
+        _report_unwritable(f"{Kind.KERNEL.noun} {path}", "TRITON_CACHE_DIR", root, error)
+        return False
+    layout.reap_once(os.path.dirname(path))
+    return True
+
+
+def _report_unwritable(what: str, variable: str, root: str, error: OSError) -> None:
+    remedy = f"Make room there, or let {variable} name a directory that can be written."
+    text = f"{what} was not written: {error.strerror}."
+    events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=remedy, error=error)
+
+
+def put_aside(name: str, content: bytes, error: OSError) -> str:
+    """Report that a file, or what vouches for it, cannot be kept there; where a copy of it lies. Raises OSError."""
+    if isinstance(error, directory_faults.Unsettled):
+        loading.note(Reason.UNREADABLE, Kind.KERNEL, name, error.evidence, triton_place.REMEDY, error)
+    else:
+        _report_unwritable(f"{Kind.KERNEL.noun} {name}", "TRITON_CACHE_DIR", "", error)
+    return gate.private_copy(name, content, Kind.KERNEL)
+
+
+def dump(directory: str, name: str, content: bytes) -> str:
+    """Write a file for people to read; a failure is reported. Raises CacheWriteError in strict mode."""
+    path = os.path.join(directory, name)
+
+    def write() -> None:
+        os.makedirs(directory, exist_ok=True)
+        entry_files.replace(path, content)
+
+    try:
+        filesystem.retried(write, filesystem.GONE)
+    except OSError as error:
+        _report_unwritable(f"the dump {path}", "TRITON_DUMP_DIR", os.path.dirname(directory), error)
+    return path
+
+
+def listed(directory: str, names: Iterable[str]) -> list[str]:
+    """Those of a new group that lie in ``directory``: with TRITON_ALWAYS_COMPILE it can hold some of a layer, too."""
+    place = Place(directory)
+    return [name for name in names if written_files.digest(directory, name)[0] or place.take(name) is not None]
+
+
+def restore(directory: str, contents: Mapping[str, bytes]) -> None:
+    """Have files of these names in ``directory``: those that lie there, if they are vouched for, or else these.
+
+    What cannot be written is reported, as put() does.
+    """
+    place = Place(directory)
+    for name in sorted(contents, key=lambda name: name.startswith(LIST)):
+        path = place.path(name)
+        gate.expect(path, contents[name])
+        is_there = os.path.lexists(path) and place.is_vouched_for(path)
+        if not is_there or not manifests.exists(path, place.root, Kind.KERNEL):
+            _keep(place, name, contents[name])
+    written_files.forget()
+
+
+def accept(directory: str, name: str, content: bytes) -> str | None:
+    """Where to read what a remote cache has delivered, if something here vouches for it; if not, that is reported."""
+    path, root = os.path.join(directory, name), os.path.dirname(directory)
+    where, remedy = f"{name} of Triton's remote cache", "It is compiled anew."
+    try:
+        is_stated = gate.states(path, root, Kind.KERNEL, content)
+    except directory_faults.Unreadable as error:
+        loading.note(Reason.UNREADABLE, Kind.KERNEL, where, error.evidence, remedy, error)
+        return None
+    if not is_stated:
+        loading.note(Reason.UNSEALED, Kind.KERNEL, where, "there is no sealed record of it here", remedy)
+        return None
+    # A list comes before its files: what they hold was stated when it was made.
+    recorded = manifests.exists(path, root, Kind.KERNEL) or gate.keep(path, root, Kind.KERNEL, content)
+    kept = recorded and _publish(path, content, root)
+    return triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
+
+
+def get_file(directory: str, name: str) -> str | None:
+    """Where to read the file, if there is one that is vouched for, in the cache or else in a layer below it."""
+    for place in _places(directory):
+        found = place.take(name)
+        is_shared = place.directory == levels.counterpart(directory)
+        if found is not None and is_shared and _copy(directory, {name: found}, place):
+            found = Place(directory).take(name) or found
+        if found is not None:
+            return found.path
+    return None
+
+
+def get_group(directory: str, name: str) -> dict[str, str] | None:
+    """Where to read the files of the group; None unless all are there, vouched for, and of one writer.
+
+    A group of a layer is copied into the cache: torch looks there for the binary, and for what it bundles.
+    """
+    for place in _places(directory):
+        found = place.group(name)
+        if found is not None and place.is_layer:
+            found = _copied(directory, name, place, found) or found
+        if found is not None:
+            return {file: taken.path for file, taken in found.items()}
+    return None
+
+
+def _places(directory: str) -> Iterator[Place]:
+    """Where the files of a key may be. A layer may be a cache directory of Triton's or of Inductor's."""
+    yield Place(directory)
+    for place, layer in layers.below(directory, os.path.dirname(directory)):
+        if place == levels.counterpart(directory):
+            yield Place(place, is_layer=True)
+            continue
+        try:
+            for cache in layout.triton_caches(layer):
+                yield Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
+        except OSError as error:
+            loading.note(Reason.UNREADABLE, Kind.KERNEL, layer, f"{error.strerror}", triton_place.REMEDY, error)
+
+
+def _copied(directory: str, name: str, layer: Place, found: Mapping[str, Found]) -> dict[str, Found] | None:
+    if not _copy(directory, {**found, LIST + name: None}, layer):
+        return None
+    _relist(Place(directory), LIST + name, found)
+    return Place(directory).group(name)
+
+
+def _copy(directory: str, files: Mapping[str, Found | None], layer: Place) -> bool:
+    here = Place(directory)
+    # Where nothing can be written, the layer serves as well, and there is nothing to warn of.
+    if not os.access(directory, os.W_OK):
+        return False
+    for name, found in files.items():
+        content = found.content if found is not None else None
+        content = layer.read(layer.path(name)) if content is None else content
+        if content is None or not manifests.copy(layer.path(name), layer.root, Kind.KERNEL, here.root):
+            return False
+        if not _publish(here.path(name), content, here.root):
+            return False
+    return True
+
+
+def _relist(place: Place, name: str, files: Iterable[str]) -> None:
+    """Have a copied list name its files where they lie now, as stock Triton needs it, if it is ours to seal."""
+    signing = keyring.current().signing
+    try:
+        verdict, _ = manifests.read(place.path(name), place.root, Kind.KERNEL)
+    except directory_faults.Unreadable:
+        return
+    if signing is not None and verdict.key_id == signing.id:
+        _keep(place, name, _listing({file: place.path(file) for file in files}))
+        written_files.forget()

@@ -1,0 +1,198 @@
+"""One key's directory of Triton's cache, or of a layer below it: what lies there is verified before it is read.
+
+The files of a kernel are a group, and the record of its list states what is in each. So a reader has all of one
+writer's files or none, and the paths in the list, which are of the place where it was written, do not matter.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from typing import Any, NamedTuple
+
+from safecache.code import gate
+from safecache.entries import loading
+from safecache.files import checks, filesystem, mounts, ownership
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Count, Reason
+from safecache.signing import trust
+from safecache.signing.trust import Refusal
+from safecache.store import entry_files, manifests, quarantine
+from safecache.tiers import permissions
+from safecache.tiers.directory_faults import Immovable, Unreadable
+
+__all__ = ["LIST", "REMEDY", "Found", "Place", "forget", "names_in", "reachable"]
+
+LIST = "__grp__"
+REMEDY = "It is compiled anew; make it readable or remove it."
+
+# Digests by path, each with what the kernel said of the file when it was read, and when that was.
+_digests: dict[str, tuple[list[int], str, float]] = {}
+
+
+class Found(NamedTuple):
+    """A file that is vouched for: where to read it; its bytes, if it had to be read."""
+
+    path: str
+    content: bytes | None
+
+
+def forget() -> None:
+    """Verify each file anew."""
+    _digests.clear()
+
+
+def names_in(content: bytes) -> list[str] | None:
+    """The names in a list; None unless they are all plain."""
+    try:
+        listing = json.loads(content)
+    except (ValueError, RecursionError):
+        return None
+    paths = listing.get("child_paths") if isinstance(listing, dict) else None
+    return list(paths) if isinstance(paths, dict) and all(map(_is_plain, paths)) else None
+
+
+def _is_plain(name: str) -> bool:
+    return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
+
+
+def reachable(path: str, content: bytes) -> str:
+    """``path``, or a copy of it that nobody else can exchange. Raises OSError."""
+    # A library's copy would be in memory, and so get round a noexec mount.
+    if path.endswith(".so") and mounts.forbids_execution(path):
+        return path
+    return gate.out_of_reach(path, content)
+
+
+class Place(NamedTuple):
+    """The directory; in a layer nothing is moved away."""
+
+    directory: str
+    is_layer: bool = False
+
+    @property
+    def root(self) -> str:
+        """The cache that it is part of, with its records."""
+        return os.path.dirname(self.directory)
+
+    def path(self, name: str) -> str:
+        """Where the file of this name is."""
+        return os.path.join(self.directory, name)
+
+    def take(self, name: str) -> Found | None:
+        """The file, if it is there and something vouches for it."""
+        path = self.path(name)
+        if not os.path.lexists(path) or not self.is_vouched_for(path):
+            return None
+        if ownership.why_not_private(path) is None:
+            return Found(path, None)
+        content = self.read(path)
+        if content is None:
+            return None
+        if not gate.is_known(path, content):
+            self.is_vouched_for(path)  # what has replaced it may be another writer's; if not, that is said
+            return None
+        return Found(reachable(path, content), content)
+
+    def group(self, name: str) -> dict[str, Found] | None:
+        """The files of a group, if all are there and as its list's record states, or each vouched for by its own."""
+        if not os.path.lexists(self.path(LIST + name)):
+            return None
+        stated = self._stated(self.path(LIST + name))
+        # Once for all of them: each such question takes a dozen system calls.
+        is_private = bool(stated) and ownership.why_not_private(self.directory) is None
+        found = {}
+        for file, digest in (stated or {}).items():
+            taken = self.take(file) if digest is None else self._take_stated(self.path(file), digest, is_private)
+            if taken is None:
+                return None
+            found[file] = taken
+        return found or None
+
+    def _stated(self, path: str) -> dict[str, str | None] | None:
+        """The files that the list names, if it is vouched for, and their digests, where its record states them."""
+        content = self.read(path)
+        if content is None:
+            return None
+        stated = self._sealed(path)
+        is_it = stated.get("sha256") == hashlib.sha256(content).hexdigest()
+        if is_it and isinstance(stated.get("files"), dict):
+            permissions.check(self.root)
+            events.count(Count.CODE_VERIFIED)
+            return {file: str(digest) for file, digest in stated["files"].items()}
+        # Of an older safecache, adopted, or trusted as private; or else refused, and then that is said.
+        if not self.is_vouched_for(path) or not gate.is_known(path, content):
+            return None
+        return dict.fromkeys(names_in(content) or ())
+
+    def _sealed(self, path: str) -> dict[str, Any]:
+        """What the record of the list states; nothing unless that can be read, verifies, and was made for here."""
+        try:
+            verdict, stated = manifests.read(path, self.root, Kind.KERNEL)
+        except Unreadable:
+            return {}
+        return stated if verdict.reason is None and trust.foreign(verdict, Kind.KERNEL) is None else {}
+
+    def _take_stated(self, path: str, digest: str, is_private: bool) -> Found | None:
+        try:
+            status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.LISTED)
+        except OSError:
+            return None  # gone, whoever removed it: no fault of what is left
+        is_private = is_private and ownership.own_uid(status.st_uid) and not status.st_mode & 0o022
+        stamp, now = filesystem.identity(status), time.monotonic()
+        known = _digests.get(path)
+        if is_private and known is not None and known[:2] == (stamp, digest) and now - known[2] < gate.FRESH:
+            return Found(path, None)
+        content = self.read(path)
+        if content is None:
+            return None
+        if hashlib.sha256(content).hexdigest() != digest:
+            # Damaged, and then moved away; or of another writer, who is not done, or was killed.
+            self.is_vouched_for(path)
+            return None
+        _digests[path] = stamp, digest, now
+        return Found(path if is_private else reachable(path, content), content)
+
+    def is_vouched_for(self, path: str) -> bool:
+        """If not, what lies there is moved away, unless that cannot be or this is a layer, and reported."""
+        try:
+            return gate.settled(
+                lambda: gate.objection(path, self.root, Kind.KERNEL), lambda refusal: self._set_aside(refusal, path)
+            )
+        except OSError as error:
+            _note_unreadable(path, error)
+            return False
+
+    def _set_aside(self, refusal: Refusal, path: str) -> bool:
+        """False, and nothing is done, if something else lies there by now."""
+        remedy = "It lies in a layer, and is left there."
+        if not self.is_layer:
+            try:
+                return gate.discard(refusal, Kind.KERNEL, path, self.root)
+            except Immovable as error:
+                if quarantine.obstacle(self.root) is not None:  # as is said when the kernel cannot be kept
+                    manifests.report_obstacle(self.root, f"{path}: {error.evidence}", error)
+                    return True
+                remedy = "It could not be moved away; remove it."
+        loading.note(refusal.reason, Kind.KERNEL, path, refusal.evidence, remedy)
+        return True
+
+    def read(self, path: str) -> bytes | None:
+        """The bytes of the file, not verified; None if it is gone, or not to be read, which is reported."""
+        try:
+            return entry_files.read_entry(path, entry_files.largest(Kind.KERNEL), listed=True)
+        except checks.UnusableEntry:
+            self.is_vouched_for(path)
+        except OSError as error:
+            _note_unreadable(path, error)
+        return None
+
+
+def _note_unreadable(path: str, error: OSError) -> None:
+    # In a directory that cannot be entered nothing can be written either: that is said then.
+    if os.path.lexists(path):
+        evidence = error.evidence if isinstance(error, Unreadable) else f"{error.strerror}"
+        loading.note(Reason.UNREADABLE, Kind.KERNEL, path, evidence, REMEDY, error)

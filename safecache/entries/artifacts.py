@@ -1,0 +1,175 @@
+"""Artifacts: whole files and blobs that torch unpickles by itself, verified before they come to it.
+
+Unlike entries of the two caches they have no name that tells their content, so they are trusted by their seal alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from safecache.entries import copies, loading
+from safecache.entries.loading import RemoteCache
+from safecache.errors import EntryRefusedError
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+from safecache.signing import keyring, seal
+from safecache.tiers import layers
+
+__all__ = [
+    "VerifiedRemote",
+    "accept_name",
+    "is_autotuning_name",
+    "is_plain",
+    "only",
+    "only_was_set",
+    "origin",
+    "read",
+    "require",
+    "stated",
+    "told_origin",
+    "unpickle",
+]
+
+_AUTOTUNING_NAME = re.compile(r"[A-Za-z0-9_-]+\.best_config")
+
+
+class _State(threading.local):
+    origin = ""
+    only: bytes | None = None
+    kind = Kind.OTHER
+
+
+_state = _State()
+
+
+@contextmanager
+def _with_state(**values: Any) -> Iterator[None]:
+    outer = {name: getattr(_state, name) for name in values}
+    vars(_state).update(values)
+    try:
+        yield
+    finally:
+        vars(_state).update(outer)
+
+
+@contextmanager
+def origin(where: str) -> Iterator[None]:
+    """What require() calls the bytes that this thread hands it in this block."""
+    with _with_state(origin=where):
+        yield
+
+
+def told_origin() -> str:
+    """Where this thread's bytes come from, "" if that is not told."""
+    return _state.origin
+
+
+def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
+    """Return if ``content`` may be unpickled; report it, and raise EntryRefusedError in default mode too, if not.
+
+    For what has no miss: there is no graph to compile instead.
+    """
+    with events.reading():
+        if not loading.admit(kind, cache_key, content, origin=told_origin() or "given as bytes"):
+            raise EntryRefusedError(f"safecache: {events.refusals()[-1]} Compile it anew.")
+
+
+def read(kind: Kind, cache_key: str, path: str, root: str = "") -> bytes | None:
+    """The bytes of the file at ``path`` if they may be unpickled, empty if there is none; None if not, and reported.
+
+    One that is bad for everybody is moved away if it lies in a cache, its ``root``, and not where the user named it.
+    One that only a lower layer has is copied there. Raises in strict mode for what may not be unpickled.
+    """
+    if not os.path.lexists(path):
+        return _from_layer(kind, cache_key, path)
+    content = loading.read(kind, path)
+    if content is None or not loading.admit(kind, cache_key, content, origin=path, root=root):
+        return None
+    return content
+
+
+def stated(kind: Kind, cache_key: str, content: bytes) -> Mapping[str, str]:
+    """What the seal of these bytes, which read() has verified, says besides of what they are."""
+    namespace = config.current().namespace
+    verdict = seal.inspect(content, len(content), kind, cache_key, keyring.current().find, namespace)
+    return verdict.provenance or {}
+
+
+def _from_layer(kind: Kind, cache_key: str, path: str) -> bytes | None:
+    root = config.cache_directory() or os.path.dirname(path)
+    for place, _ in layers.below(path, root):
+        if os.path.lexists(place):
+            content = loading.read(kind, place)
+            if content is not None and loading.admit(kind, cache_key, content, origin=place):
+                # Torch reads the file once more by itself.
+                return content if copies.put(path, content, root, kind) else b""
+    return b""
+
+
+@contextmanager
+def only(kind: Kind, content: bytes) -> Iterator[None]:
+    """Have unpickle() take nothing but ``content`` first in this thread: torch reads the file once more by itself."""
+    with _with_state(only=content, kind=kind):
+        yield
+
+
+def only_was_set() -> bool:
+    """Whether this thread is inside only(), and nothing was unpickled yet."""
+    return _state.only is not None
+
+
+def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
+    """What ``loads`` returns. Raises EntryRefusedError inside only() for other bytes than those, and reports them.
+
+    Only the first is checked: what unpickling it unpickles in turn came with it.
+    """
+    verified, _state.only = _state.only, None
+    if verified is not None and content != verified:
+        # Torch catches what is raised here, and goes on as without a file.
+        with events.reading():
+            loading.note(
+                Reason.DAMAGED, _state.kind, "on disk", "it was replaced while it was read", "Find out by whom."
+            )
+            raise EntryRefusedError(f"safecache: {events.refusals()[-1]}")
+    return loads()
+
+
+class VerifiedRemote:
+    """A remote cache that answers with the values that may be unpickled, and has no others."""
+
+    def __init__(self, remote: RemoteCache, kind: Kind) -> None:
+        self._remote = remote
+        self._kind = kind
+
+    def get(self, key: str) -> dict[str, str] | None:
+        """The value under ``key``, made anew of the bytes that were verified; None for what is refused."""
+        content = loading.fetch(self._kind, key, self._remote)
+        if content is None or not loading.admit(self._kind, key, content, origin="the remote cache"):
+            return None
+        return {"data": base64.b64encode(content).decode("ascii")}
+
+
+def accept_name(kind: Kind, name: str, where: str, *, safe: bool) -> bool:
+    """``safe``; a name that is not is reported. Raises EntryRefusedError for it in strict mode."""
+    if not safe:
+        evidence = f"its name {name[:64]!r} would leave the place of its kind in the cache directory"
+        loading.note(Reason.UNSAFE_NAME, kind, where, evidence, "Find out where it came from.")
+    return safe
+
+
+def is_plain(name: str) -> bool:
+    """Whether ``name``, joined to a directory, names something directly in it, and nothing hidden."""
+    return bool(name) and os.path.basename(name) == name and not name.startswith(".") and "\0" not in name
+
+
+def is_autotuning_name(name: str) -> bool:
+    """Whether ``name`` is one that torch gives an autotuning result: nothing else is ever written under it."""
+    return _AUTOTUNING_NAME.fullmatch(name) is not None

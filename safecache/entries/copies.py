@@ -1,0 +1,84 @@
+"""Copies: in a cache of what one below it has, and in the shared level of what is made here."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from safecache.files import checks
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.store import entry_files, manifests
+from safecache.tiers import layers, levels
+
+__all__ = ["put", "send", "send_content"]
+
+
+def put(path: str, content: bytes, root: str, kind: Kind, mode: int = 0o666) -> bool:
+    """Have ``content`` at ``path`` of the cache ``root``; False, and reported, if it cannot be written."""
+    try:
+        entry_files.publish(path, content, root, mode)
+    except OSError as error:
+        text = f"{kind.noun} {path} was not copied from a lower layer: {error.strerror}."
+        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="Make room there.", error=error)
+        return False
+    return True
+
+
+def send(path: str, kind: Kind, root: str = "", *, anew: bool = True) -> bool:
+    """Have the file at ``path``, and its record, in the shared level too, if it lies in a local one.
+
+    False if it is not there then; what cannot be written is reported. ``root``: where its records are kept, unless at
+    the top of the level. Not ``anew``: a file of that size is left as it is. Raises CacheWriteError in strict mode.
+    """
+    level = levels.find(path)
+    if level is None:
+        return False
+    modes: list[int] = []
+
+    def check(status: os.stat_result) -> None:
+        checks.check_regular(status)
+        modes.append(stat.S_IMODE(status.st_mode))
+
+    try:
+        content = entry_files.read(path, entry_files.largest(kind), check=check)
+        record = manifests.stored(path, root or level.place, kind)
+    except (OSError, checks.UnusableEntry):
+        return False  # it is gone, or exchanged: who reads it here finds that out, and says it
+    return send_content(path, content, kind, root, record=record, mode=modes[-1], anew=anew)
+
+
+def send_content(
+    path: str,
+    content: bytes,
+    kind: Kind,
+    root: str = "",
+    *,
+    record: bytes | None = None,
+    mode: int = 0o666,
+    anew: bool = True,
+) -> bool:
+    """As send(), of ``content`` and this ``record``."""
+    level = levels.find(path)
+    if level is None or levels.is_left_alone(level.shared, reading=False):
+        return False
+    target, target_root = level.counterpart(path), level.counterpart(root or level.place)
+    try:
+        if not anew and _has_size(target, len(content)):
+            return True
+        if record is not None:
+            entry_files.publish(manifests.path_of(target, target_root, kind), record, target_root)
+        entry_files.publish(target, content, target_root, mode)
+    except OSError as error:
+        layers.fail(level.shared, error, reading=False)
+        return False
+    return True
+
+
+def _has_size(path: str, size: int) -> bool:
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size

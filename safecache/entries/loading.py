@@ -1,0 +1,246 @@
+"""Verified before unpickled: the candidates for a cache key, from the local cache and the remote one."""
+
+from __future__ import annotations
+
+import base64
+import os
+import pickle
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from safecache.entries import copies, searches
+from safecache.files import checks
+from safecache.places import layout
+from safecache.reporting import events, policy
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Count, Reason
+from safecache.signing import trust
+from safecache.signing.trust import Refusal
+from safecache.store import entry_files
+from safecache.tiers import levels, standin
+
+__all__ = [
+    "RemoteCache",
+    "Source",
+    "admit",
+    "fetch",
+    "lookup",
+    "may_be_read",
+    "note",
+    "read",
+    "without_candidates",
+]
+
+
+class RemoteCache(Protocol):
+    """The half of torch's RemoteCache that a lookup uses; any method may raise anything."""
+
+    def get(self, key: str) -> object:
+        """The JSON object stored under ``key``, None if there is none."""
+
+
+class Source:
+    """Where the candidates for one cache key come from, and what they must be.
+
+    ``lower``: directories as layers.below() gives them, where they are looked for too.
+    """
+
+    def __init__(
+        self,
+        kind: Kind,
+        cache_key: str,
+        root: str,
+        directory: str,
+        is_entry: Callable[[Any], bool],
+        lower: Iterable[tuple[str, str]] = (),
+    ) -> None:
+        self.kind = kind
+        self.cache_key = cache_key
+        self.root = root
+        self.directory = directory
+        self.is_entry = is_entry
+        self.lower = lower
+
+
+class _Blind(threading.local):
+    kind: Kind | None = None
+
+
+_blind = _Blind()
+
+
+@contextmanager
+def without_candidates(kind: Kind) -> Iterator[None]:
+    """Make this thread's lookups of ``kind`` miss: how a hit that leads nowhere becomes a recompile."""
+    _blind.kind = kind
+    try:
+        yield
+    finally:
+        _blind.kind = None
+
+
+def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterator[tuple[Any, bytes, bool]]:
+    """Yield (entry, its sealed bytes, whether it is local) for every candidate that may be used.
+
+    In strict mode raises for the first that may not.
+    """
+    searches.ask(source.kind, source.cache_key, source.root)
+    if _blind.kind is source.kind:
+        return
+    if local:
+        yield from _local(source)
+    if remote is not None:
+        content = fetch(source.kind, source.cache_key, remote)
+        if content is not None and admit(source.kind, source.cache_key, content, origin="the remote cache"):
+            yield from _load(source, content, origin="the remote cache", root=None)
+
+
+def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
+    tried: set[str] = set()
+    yield from _candidates(source, source.directory, source.root, tried)
+    for directory, layer in source.lower:
+        root = layer if layer == levels.counterpart(source.root) else ""
+        # Why the cache that a private one stands in for cannot be listed has been said.
+        if layer != standin.original(source.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
+            yield from _candidates(source, directory, root, tried)
+
+
+def _candidates(source: Source, directory: str, root: str, tried: set[str]) -> Iterator[tuple[Any, bytes, bool]]:
+    """Those of one cache that are not among the names ``tried``, to which they come.
+
+    What is refused is moved away there, to ``root``, and what the shared level has is copied; in another layer, with
+    none, it stays.
+    """
+    try:
+        names = layout.list_entries(directory)
+    except OSError as error:
+        note(Reason.UNREADABLE, source.kind, directory, f"{error.strerror}", _READ_REMEDY, error)
+        return
+    for name in names:
+        path = os.path.join(directory, name)
+        content = read(source.kind, path, listed=True) if name not in tried else None
+        if content is not None and admit(source.kind, source.cache_key, content, path=path, root=root):
+            tried.add(name)
+            if root not in ("", source.root):
+                copies.put(os.path.join(source.directory, name), content, source.root, source.kind)
+            yield from _load(source, content, origin=path, root=root)
+
+
+_UNUSABLE_REMEDIES = {
+    Reason.FOREIGN_OWNER: "It is skipped; remove it, or set SAFECACHE_SHARED=1 if users share this cache on purpose.",
+    Reason.TOO_LARGE: "It is skipped; remove it, or trust the key that has sealed it: safecache trust FILE.",
+}
+_READ_REMEDY = "The graph is compiled instead; make it readable or remove it."
+
+
+def read(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
+    """The bytes of the file at ``path``, not verified; None if there is none, or one that is not to be read.
+
+    ``listed``: see entry_files.read_entry().
+    """
+    try:
+        return entry_files.read_entry(path, entry_files.largest(kind), listed=listed)
+    except FileNotFoundError:
+        return None  # cleared by another process since the listing: as good as never written
+    except checks.UnusableEntry as unusable:
+        _note_unusable(unusable, kind, path)
+    except OSError as error:
+        note(Reason.UNREADABLE, kind, path, f"{error.strerror}", _READ_REMEDY, error)
+    return None
+
+
+def may_be_read(kind: Kind, path: str) -> bool:
+    """Whether torch, which reads the file by itself, may: not what is none, or too large; that is reported."""
+    try:
+        checks.check_up_to(entry_files.largest(kind))(os.lstat(path))
+    except checks.UnusableEntry as unusable:
+        _note_unusable(unusable, kind, path)
+        return False
+    except OSError:
+        return True  # it is gone, or fails as in stock
+    return True
+
+
+def _note_unusable(unusable: checks.UnusableEntry, kind: Kind, path: str) -> None:
+    remedy = _UNUSABLE_REMEDIES.get(unusable.reason, "It is skipped; remove it.")
+    note(unusable.reason, kind, path, f"it is {unusable.detail}", remedy)
+
+
+def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
+    """What a remote cache holds for this key, not verified; None if there is nothing, or nothing that can be read."""
+    try:
+        value = remote.get(cache_key)
+        if value is None:
+            return None
+        data = value["data"] if isinstance(value, Mapping) else None
+        if not isinstance(data, (str, bytes)):
+            raise TypeError(f"the value is no JSON object with a data field, but {type(value).__name__}")
+        return base64.b64decode(data)
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        remedy = "The graph is compiled instead; look after the remote cache."
+        note(Reason.REMOTE_FAILED, kind, "the remote cache", text, remedy, error)
+        return None
+
+
+def admit(
+    kind: Kind,
+    cache_key: str,
+    content: bytes,
+    *,
+    path: str | None = None,
+    root: str = "",
+    origin: str = "",
+    whole: bool = True,
+) -> bool:
+    """Whether ``content`` may be used; a refusal is reported, and a file that is bad for everybody moved away.
+
+    Give the ``path`` of an entry in the cache ``root``, "" for a lower layer; or for other bytes their ``origin`` in
+    words: with a ``root`` the path of a file there whose name tells nothing. ``whole``: nothing else is in that file.
+    """
+    refusal = trust.judge(content, kind, cache_key, path)
+    if refusal is None:
+        return True
+    file = path or (origin if root else None)
+    _refuse(refusal, kind, file, root, origin, content if whole else None)
+    return False
+
+
+def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: str, content: bytes | None) -> None:
+    remedy = refusal.remedy
+    if path is not None and root and policy.decide(refusal.reason, strict=False).quarantine:
+        moved = entry_files.quarantine(path, root, refusal.reason, content)
+        if moved is not None:
+            events.count(Count.QUARANTINED)
+        stays = f"It could not be moved away, or was replaced since: remove {path} if it stays."
+        remedy = f"It was moved to {moved}." if moved else stays
+    note(refusal.reason, kind, path or origin, refusal.evidence, remedy)
+
+
+def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> Iterator[tuple[Any, bytes, bool]]:
+    """``root`` as for admit(); None for what is no file."""
+    try:
+        entry = pickle.loads(content)  # noqa: S301  admitted above
+    except Exception as error:
+        text = f"it cannot be unpickled: {type(error).__name__}: {error}"
+        note(Reason.UNLOADABLE, source.kind, origin, text, "The graph is compiled instead.", error)
+        return
+    if source.is_entry(entry):
+        searches.offer(source.kind, entry)
+        yield entry, content, root is not None
+        searches.pass_over(source.kind)
+    else:
+        refusal = Refusal(Reason.WRONG_TYPE, f"it holds a {type(entry).__module__}.{type(entry).__qualname__}")
+        _refuse(refusal, source.kind, None if root is None else origin, root or "", origin, content)
+
+
+def note(
+    reason: Reason, kind: Kind, where: str, evidence: str, remedy: str, error: BaseException | None = None
+) -> None:
+    """Report that the entry at ``where`` was not used. Raises the policy's error in strict mode."""
+    message = f"{kind.noun} {where} was not used: {evidence}."
+    searches.refuse(kind, reason, f"{where}: {evidence}")
+    events.add_refusal(message)
+    events.report(reason, message, cause=kind.value, remedy=remedy, error=error)

@@ -1,0 +1,267 @@
+"""A save that cannot hurt the compile: sealed where it is pickled, and given up with one warning where it fails.
+
+A hook runs torch's own save inside ``attempt()``, and torch's pickling of the entry through ``dump()``, which seals: so
+the artifact recorder, the local write and the remote cache all get the same sealed bytes.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from types import MappingProxyType
+from typing import NoReturn
+
+from safecache.entries import copies, picklepath
+from safecache.errors import CacheWriteError
+from safecache.history import lookups, misses
+from safecache.history.lookups import Layer, Time
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Count, Reason
+from safecache.settings import config
+from safecache.signing import binding, keyring, seal
+from safecache.store import entry_files
+from safecache.tiers import directory_faults, fallback
+
+__all__ = [
+    "SaveAborted",
+    "attempt",
+    "can_seal",
+    "dump",
+    "give_up",
+    "in_attempt",
+    "report_unpicklable",
+    "saved_in_vain",
+    "sealed",
+    "write",
+]
+
+
+class SaveAborted(BaseException):
+    """Ends a save from inside torch's code. Not an Exception: torch's handlers would warn in their own words first.
+
+    Raised only inside an attempt, which always catches it.
+    """
+
+    def __init__(
+        self, reason: Reason, message: str, *, cause: str, remedy: str, error: BaseException | None = None
+    ) -> None:
+        super().__init__(message)
+        self.reason = reason
+        self.cause = cause
+        self.remedy = remedy
+        self.error = error
+
+    def report(self, what: str) -> None:
+        """Say that ``what`` was not saved. Raises the policy's error in strict mode."""
+        message = f"{what} was not saved: {self}."
+        events.report(self.reason, message, cause=self.cause, remedy=self.remedy, error=self.error)
+
+
+class _Attempt:
+    """A save that a thread is in the middle of."""
+
+    def __init__(self, kind: Kind, cache_key: str, root: object, also: Mapping[str, str]) -> None:
+        self.kind = kind
+        self.cache_key = cache_key
+        self.also = also
+        self.root = root
+        self.pickled = False
+
+    def failed(self, error: Exception) -> SaveAborted:
+        """What an exception means that torch's code raised."""
+        if self.pickled:
+            # Local writes of entries report for themselves: this is another file, the remote cache, or anything else.
+            message, reason = "it could not be stored everywhere", Reason.UNWRITABLE
+            remedy = _SPACE_REMEDY if _names_a_file(error) else _REMOTE_REMEDY
+        else:
+            message, reason, remedy = "it could not be prepared", Reason.UNPREPARED, _PICKLE_REMEDY
+        text = _error_text(error)
+        return SaveAborted(reason, f"{message}: {text}", cause=text, remedy=remedy, error=error)
+
+
+def _names_a_file(error: BaseException) -> bool:
+    """Whether an error comes from the file system, however often torch wrapped it."""
+    root = error
+    while root.__cause__ is not None:
+        root = root.__cause__
+    return getattr(root, "filename", None) is not None
+
+
+class _Current(threading.local):
+    attempt: _Attempt | None = None
+
+
+_current = _Current()
+# FX entries this process failed to save: an AOT entry that refers to one would miss for ever.
+_unsaved: set[str] = set()
+
+_PICKLE_REMEDY = (
+    "This graph compiles anew in every process, until the object can be pickled or is kept out of the graph."
+)
+_KEY_REMEDY = "Name a key that can seal in SAFECACHE_KEY_FILE, or make $XDG_CONFIG_HOME writable."
+_REMOTE_REMEDY = "Look after the remote cache."
+_SPACE_REMEDY = "Make room there, or let TORCHINDUCTOR_CACHE_DIR name a directory that can be written."
+
+
+_LAYERS = {Kind.AOT_ENTRY: Layer.AOT, Kind.FX_ENTRY: Layer.FX}
+
+
+@contextmanager
+def attempt(kind: Kind, cache_key: str, root: object, also: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+    """Run torch's save of ``root``: an exception is reported, and does not leave this block in default mode.
+
+    BaseExceptions that are not ours pass through untouched. ``also``: what its seal is to state besides the build.
+    """
+    outer, this = _current.attempt, _Attempt(kind, cache_key, root, also)
+    _current.attempt = this
+    failure: SaveAborted | None = None
+    try:
+        yield
+    except SaveAborted as aborted:
+        failure = aborted
+    except Exception as error:
+        failure = this.failed(error)
+    finally:
+        _current.attempt = outer
+    if this.pickled:
+        _unsaved.discard(cache_key)
+        if kind in _LAYERS:
+            lookups.add_time(_LAYERS[kind], Time.SPENT, root, config.cache_directory() or "")
+    if failure is not None:
+        if not this.pickled:
+            _unsaved.add(cache_key)
+        failure.report(f"{kind.noun} {cache_key[:16]}…")
+
+
+def in_attempt() -> bool:
+    """Whether this thread is inside an attempt."""
+    return _current.attempt is not None
+
+
+def saved_in_vain(cache_keys: list[str]) -> bool:
+    """Whether an entry that refers to these could never be used, since one of them was not saved."""
+    return not _unsaved.isdisjoint(cache_keys)
+
+
+def give_up(reason: Reason, error: BaseException | None = None) -> NoReturn:
+    """End this thread's attempt for ``reason``."""
+    text = _error_text(error) if error is not None else "a graph that it refers to was not"
+    raise SaveAborted(reason, text, cause=text, remedy=_PICKLE_REMEDY, error=error)
+
+
+def _error_text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
+    """What ``pickled`` returns; for the object that this thread's attempt is about, sealed, or the attempt ended."""
+    this = _current.attempt
+    # FxGraphCache pickles a copy of the graph it was given, hence the type.
+    if this is None or type(obj) is not type(this.root):
+        return _pickle(obj, pickled)
+    try:
+        content = _pickle(obj, pickled)
+    except Exception as error:
+        raise _unpicklable(obj, error) from None
+    this.pickled = True
+    return _seal(content, this.kind, this.cache_key, this.also)
+
+
+def sealed(payload: bytes, kind: Kind, cache_key: str = "") -> bytes:
+    """``payload`` with its seal; as it is if it has one, or if no key can be had, which is reported.
+
+    Raises KeyringError for the latter in strict mode.
+    """
+    if seal.split(payload) is not None or not can_seal(kind):
+        return payload
+    return _seal(payload, kind, cache_key)
+
+
+def can_seal(kind: Kind) -> bool:
+    """Whether there is a key to seal with; if not, that is reported. Raises KeyringError in strict mode."""
+    keys = keyring.current()
+    if keys.signing is not None:
+        return True
+    problem = keys.problem or "no key could be had"
+    events.report(Reason.NO_KEY, f"{kind.noun} was not sealed: {problem}.", cause=problem, remedy=_KEY_REMEDY)
+    return False
+
+
+def _pickle(obj: object, pickled: Callable[[], bytes]) -> bytes:
+    try:
+        return pickled()
+    except Exception:
+        # Once more, if there are launchers: torch keeps the functions below them for its fast path.
+        launchers = sys.modules.get("safecache.launchers")
+        if launchers is not None:
+            with suppress(Exception):
+                content: bytes = launchers.dumps(obj)
+                return content
+        raise
+
+
+def report_unpicklable(obj: object, what: str, error: Exception) -> None:
+    """Say that ``what`` was left out of an entry since ``obj`` cannot be pickled. Raises in strict mode."""
+    _unpicklable(obj, error).report(what)
+
+
+def _unpicklable(obj: object, error: Exception) -> SaveAborted:
+    culprit = picklepath.find_culprit(obj, "entry")
+    if culprit is None:
+        text = cause = _error_text(error)
+    else:
+        text, cause = str(culprit), f"{culprit.type_name} {culprit.defined_at}"
+    return SaveAborted(
+        Reason.UNPICKLABLE, f"it cannot be pickled: {text}", cause=cause, remedy=_PICKLE_REMEDY, error=error
+    )
+
+
+def _seal(payload: bytes, kind: Kind, cache_key: str, also: Mapping[str, str] = MappingProxyType({})) -> bytes:
+    keys = keyring.current()
+    if keys.signing is None:
+        return payload
+    events.count(Count.SEALED)
+    namespace = config.current().namespace
+    provenance = {**binding.statement(kind), **also}
+    return seal.attach(payload, kind, cache_key, keys.signing, provenance, namespace)
+
+
+def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes) -> None:
+    """Publish an entry in ``directory`` of the cache ``root``. A write that fails is reported, and is not an error.
+
+    An entry without a seal is not written: no process would take it, and each would add another.
+    """
+    if seal.split(content) is None:
+        problem = keyring.current().problem or "it was not sealed"
+        return _not_written(SaveAborted(Reason.NO_KEY, problem, cause=problem, remedy=_KEY_REMEDY), kind, cache_key)
+    path = os.path.join(directory, layout.entry_name(content))
+    try:
+        entry_files.publish(path, content, root)
+    except OSError as error:
+        if directory_faults.is_of_file_system(error) and fallback.replaced(error):
+            # The rest of this compile, and what follows it, is kept where this process may read it again.
+            return write(fallback.moved(directory, root), fallback.moved(root, root), kind, cache_key, content)
+        text = f"{path}: {error.strerror or error}"
+        failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_SPACE_REMEDY, error=error)
+        return _not_written(failure, kind, cache_key)
+    events.count(Count.SAVED)
+    if kind in _LAYERS:
+        misses.saved(_LAYERS[kind], cache_key, root)
+    try:
+        copies.send_content(path, content, kind)
+    except CacheWriteError as error:
+        if not in_attempt():
+            raise
+        raise SaveAborted(Reason.UNUSABLE_DIRECTORY, str(error), cause=root, remedy="", error=error) from None
+
+
+def _not_written(failure: SaveAborted, kind: Kind, cache_key: str) -> None:
+    # In default mode the save goes on: its bytes may still reach the remote cache or an artifact.
+    if config.current().strict and in_attempt():
+        raise failure
+    failure.report(f"{kind.noun} {cache_key[:16]}…")

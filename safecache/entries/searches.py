@@ -1,0 +1,243 @@
+"""Lookups under way: what each of a thread's meets on its way, and what it comes to in the end."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from safecache.errors import MissError
+from safecache.history import graph_names, lookups
+from safecache.history.lookups import Layer, Lookup, Outcome, Time
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+
+__all__ = [
+    "Search",
+    "ask",
+    "bypass",
+    "decline",
+    "is_under_way",
+    "offer",
+    "only_looking",
+    "pass_over",
+    "refuse",
+    "under_way",
+]
+
+# By key: torch looks a graph up again that an AOTAutograd entry refers to, when what was refused has been moved away.
+_refused: dict[tuple[Layer, str], tuple[Reason, str]] = {}
+_LAYERS = {
+    Kind.AOT_ENTRY: Layer.AOT,
+    Kind.FX_ENTRY: Layer.FX,
+    Kind.KERNEL: Layer.TRITON,
+    Kind.AOT_FUNCTION: Layer.MODEL,
+    Kind.AOT_MODEL: Layer.MODEL,
+}
+
+
+class Search:
+    """One lookup under way. ``name`` is asked for what is no hit alone.
+
+    ``must_ask``: it is none unless it asks for a key.
+    """
+
+    def __init__(
+        self, layer: Layer, name: Callable[[], str], key: str = "", root: str = "", *, must_ask: bool = False
+    ) -> None:
+        self.layer, self.key, self.root, self._must_ask = layer, key, root, must_ask
+        self.ended = False
+        # The candidate that torch has been given, and has not passed over.
+        self.taken: object = None
+        self.declined = ""
+        self._outer: Search | None = None
+        self._name = name
+        self._began = time.perf_counter()
+        self._refusal: tuple[Reason, str] | None = None
+        self._was_passed_over = False
+        self._error: MissError | None = None
+
+    def refuse(self, reason: Reason, detail: str) -> None:
+        """Something on its way cannot be used: if it misses, the first such thing is why."""
+        self._refusal = self._refusal or (reason, detail)
+        if reason is not Reason.ENTRY_MISSING:
+            _refused.setdefault((self.layer, self.key), (reason, detail))
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether torch has a candidate that it has not passed over."""
+        return self.taken is not None
+
+    def pass_over(self) -> None:
+        """The guards of the candidate that was offered last do not hold."""
+        self.taken, self._was_passed_over = None, True
+
+    def hit(self) -> None:
+        """It has found what it was for. Raises MissError for a miss inside of it that torch has swallowed."""
+        _refused.pop((self.layer, self.key), None)
+        # That of a graph within an AOTAutograd entry is part of the entry's.
+        if self._outer is None:
+            lookups.add_time(self.layer, Time.SAVED, self.taken, self.root)
+        _raise(self._end(Outcome.HIT, None, ""))
+
+    def missed(self, found: tuple[Reason, str] | None = None) -> None:
+        """Nothing can be used. Why: the first refusal, else what the hook ``found``, else a failed guard, else the key.
+
+        Raises MissError with SAFECACHE_MUST_HIT.
+        """
+        _raise(self._end(Outcome.MISS, *(self._refusal or found or self._reason())))
+
+    def bypassed(self, reason: Reason, detail: str) -> None:
+        """It was not looked for. Raises MissError as lookups.what_must_hit_raises() says."""
+        if self._error is not None:
+            self.missed()  # what torch takes for a reason of its own is our error, of a miss inside of it
+        _raise(self._end(Outcome.BYPASS, reason, detail))
+
+    def unloadable(self, error: BaseException) -> None:
+        """Torch could not use what it has found; the exception goes on its way."""
+        self._end(Outcome.MISS, Reason.UNLOADABLE, _in_words(error))
+
+    def let_go(self) -> None:
+        """It is part of one that has been told of."""
+        self.ended = True
+
+    def failed(self, error: BaseException) -> None:
+        """It ended in an exception, which goes on its way."""
+        if self._refusal is not None:
+            self._end(Outcome.MISS, *self._refusal)
+        elif self.declined:
+            self._end(Outcome.BYPASS, Reason.UPSTREAM_BYPASS, self.declined)
+        else:
+            self._end(Outcome.BYPASS, Reason.LOOKUP_FAILED, _in_words(error))
+
+    def _reason(self) -> tuple[Reason, str]:
+        if self._was_passed_over:
+            return Reason.GUARD_FAILED, "there are entries for the key, and their guards do not hold"
+        if self.is_taken:
+            return Reason.UNLOADABLE, "an entry was found, and torch could not use it"
+        if (self.layer, self.key) in _refused:
+            return _refused[self.layer, self.key]
+        # Not before: a process that hits needs none of it.
+        from safecache.explain import key_records
+
+        root = self.root or config.cache_directory() or ""
+        return Reason[key_records.why_absent(self.layer, self.key, self._name(), root).name], ""
+
+    def _end(self, outcome: Outcome, reason: Reason | None, detail: str) -> MissError | None:
+        self.ended = True
+        if _thread.only_looks or (self._must_ask and not self.key):
+            return None
+        seconds = time.perf_counter() - self._began
+        hit = outcome is Outcome.HIT
+        name, frame = ("", "") if hit else (self._name(), graph_names.frame())
+        lookup = Lookup(self.layer, self.key, name, outcome, reason, detail, seconds, frame)
+        lookups.record(lookup, self.root)
+        return self._tell_outer(lookup)
+
+    def _tell_outer(self, lookup: Lookup) -> MissError | None:
+        """What is to be raised, if anything is: at the end of the outer lookup too."""
+        error = self._error or lookups.what_must_hit_raises(lookup)
+        if self._outer is not None:
+            if lookup.outcome is Outcome.MISS and lookup.reason is not None:
+                what = f"the {self.layer.value} entry {self.key[:16]}… that it needs: {lookup.reason.value}"
+                self._outer.refuse(Reason.ENTRY_MISSING, what)
+            # Torch takes what is raised inside a lookup for a bypass, and compiles.
+            self._outer._error = self._outer._error or error
+        return error
+
+
+def _in_words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"
+
+
+def _raise(error: MissError | None) -> None:
+    if error is not None:
+        raise error
+
+
+class _Thread(threading.local):
+    search: Search | None = None
+    only_looks = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def under_way(
+    layer: Layer, name: Callable[[], str], key: str = "", root: str = "", *, must_ask: bool = False
+) -> Iterator[Search]:
+    """A lookup for the time of this block, in which it is to be ended; an exception ends it too. See Search."""
+    search = Search(layer, name, key, root, must_ask=must_ask)
+    search._outer, _thread.search = _thread.search, search
+    try:
+        yield search
+    except BaseException as error:
+        if not search.ended:
+            search.failed(error)
+        raise
+    finally:
+        _thread.search = search._outer
+
+
+@contextmanager
+def only_looking() -> Iterator[None]:
+    """What is looked up in this block counts for nothing: it will be, again, by who wants it."""
+    _thread.only_looks = True
+    try:
+        yield
+    finally:
+        _thread.only_looks = False
+
+
+def bypass(layer: Layer, name: Callable[[], str], reason: Reason, detail: str) -> None:
+    """Record what was not looked for. Raises MissError as lookups.what_must_hit_raises() says."""
+    with under_way(layer, name) as search:
+        search.bypassed(reason, detail)
+
+
+def _innermost(layer: Layer | None) -> Search | None:
+    search = _thread.search
+    return search if search is not None and search.layer is layer and not search.ended else None
+
+
+def is_under_way(layer: Layer) -> bool:
+    """Whether this thread's lookup is in this layer."""
+    return _innermost(layer) is not None
+
+
+def ask(kind: Kind, key: str, root: str) -> None:
+    """What this thread's lookup is for, if it is one of this kind."""
+    search = _innermost(_LAYERS.get(kind))
+    if search is not None:
+        search.key, search.root = key, root
+
+
+def refuse(kind: Kind, reason: Reason, detail: str) -> None:
+    """Tell this thread's lookup, if it is one of this kind, of something that cannot be used."""
+    search = _innermost(_LAYERS.get(kind))
+    if search is not None:
+        search.refuse(reason, detail)
+
+
+def decline(layer: Layer, detail: str) -> None:
+    """Tell this thread's lookup in this layer that torch does not want to look."""
+    search = _innermost(layer)
+    if search is not None:
+        search.declined = detail
+
+
+def offer(kind: Kind, entry: object) -> None:
+    """Tell this thread's lookup that it is about to be given this candidate."""
+    search = _innermost(_LAYERS.get(kind))
+    if search is not None:
+        search.taken = entry
+
+
+def pass_over(kind: Kind) -> None:
+    """Tell this thread's lookup that it has asked for another candidate than the one it was given."""
+    search = _innermost(_LAYERS.get(kind))
+    if search is not None:
+        search.pass_over()

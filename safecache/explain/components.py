@@ -1,0 +1,238 @@
+"""The parts of a cache key as a person would name them: of AOTAutograd and FX graph keys, and of Triton's.
+
+The former are read from what torch prints of a key for debugging: ``debug_lines`` of FxGraphCachePickler in
+torch/_inductor/codecache.py, a line ``[digest] attribute[part]: text`` for each attribute of FxGraphHashDetails. The
+same in torch 2.11 to 2.15. The latter follow ``get_cache_key`` in triton/runtime/cache.py, ``ASTSource.hash`` in
+triton/compiler/compiler.py, and ``cache_key`` in triton/runtime/jit.py. The same in Triton 3.6 to 3.9.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from safecache.explain import key_records
+from safecache.explain.key_records import Component, plain
+
+__all__ = [
+    "GRAPH",
+    "GRAPH_LINE",
+    "INPUT",
+    "KERNEL",
+    "OPTIONS",
+    "SOURCE_LINE",
+    "components",
+    "fields",
+    "kernel_components",
+    "name_of",
+    "source_lines",
+]
+
+GRAPH, GRAPH_LINE, INPUT = "graph", "graph line", "example input"
+_LINE = re.compile(r"\[(?P<digest>[^]]*)\] (?P<attribute>\w+)(?:\[(?P<part>.*?)\])?: (?P<text>.*)", re.DOTALL)
+# By attribute: the rest of the name is the part, a key of a dictionary or the place in a list.
+_NAMES = {
+    "inductor_config": "inductor config",
+    "inductor_config_comms": "inductor config comms.",
+    "fx_kwargs": "argument of Inductor's",
+    "example_inputs": INPUT,
+    "user_defined_triton_source": "source of Triton kernel in the graph",
+    "triton_kernel_source_codes": "source of Triton kernel in the graph's operators",
+    "autograd_config": "functorch config",
+    "aot_config": "arguments of AOTAutograd",
+    "system_info": "system",
+    "custom_backend_codegen_configs": "config of the custom backend for",
+    "custom_backend_passes": "source of custom pass of a backend",
+    "_custom_partitioner_fn": "source of the custom partitioner",
+    "cpp_runtime_thread_count": "number of CPU threads",
+    "default_cuda_device_index": "device index",
+    "cache_key_tag": "cache_key_tag",
+    "autocast_state": "autocast of",
+    "disable_amp": "autocast",
+    "grad_enabled": "grad mode",
+}
+_PASS = re.compile(r"_?(\w+_custom_(?:pre_|post_)?pass|fuse_ddp_communication_passes)")
+# What of a tensor is said even where it is as usual.
+_ALWAYS = ("dtype", "shape", "stride", "device")
+_USUAL = ("None", "False", "0", "torch.strided")
+_MOST_LINES, _LONGEST_LINE = 1000, 160
+
+
+def components(
+    lines: Iterable[str], versions: Mapping[str, str], functorch: Mapping[str, object], environ: Mapping[str, str]
+) -> tuple[Component, ...]:
+    """The parts of the key with these debug lines.
+
+    ``versions``: as provenance.describe() says; ``functorch``: its settings, which torch prints as one; ``environ``:
+    the environment, which is no part of the key, but tells where a setting came from.
+    """
+    found = [component for line in lines for component in _of_line(line, versions)]
+    found += [plain(f"functorch config {name}", str(value)) for name, value in sorted(functorch.items())]
+    found += [plain(f"env {name}", value) for name, value in key_records.environment(environ).items()]
+    return tuple(found)
+
+
+def _of_line(line: str, versions: Mapping[str, str]) -> Iterator[Component]:
+    match = _LINE.fullmatch(line)
+    if match is None:
+        return
+    attribute, part, text = match["attribute"], match["part"] or "", match["text"]
+    digest = key_records.digest(match["digest"])
+    if attribute == "gm":
+        yield Component(GRAPH, digest, "")
+        yield from source_lines(GRAPH_LINE, text)
+    elif attribute == "torch_version":
+        yield Component("torch", digest, f"{versions.get('torch', '')} (sources {digest[:6]})")
+    elif attribute == "system_info":
+        yield from _of_system(part, digest, text, versions)
+    elif attribute == "example_inputs":
+        yield Component(f"{INPUT} {part}", digest, _tensor(text) or _size(text) or key_records.capped(text))
+    elif (custom := _PASS.fullmatch(attribute)) is not None:
+        yield Component(f"source of custom pass {custom[1]}", digest, "none" if text == "None" else digest)
+    elif attribute == "autograd_config":
+        yield Component("functorch config", digest, "")
+    else:
+        name = _NAMES.get(attribute, attribute.strip("_").replace("_", " "))
+        separator = "" if name.endswith(".") or not part else " "
+        yield Component(f"{name}{separator}{part}", digest, key_records.capped(text))
+
+
+def _of_system(part: str, digest: str, text: str, versions: Mapping[str, str]) -> Iterator[Component]:
+    """The versions and the device; the hash over them says nothing of its own."""
+    try:
+        stated = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        stated = text
+    if part == "version" and isinstance(stated, dict):
+        for name, version in stated.items():
+            written = f"{versions.get('triton', '')} (files {str(version)[:6]})" if name == "triton" else str(version)
+            yield Component(str(name), key_records.digest(str(version)), key_records.capped(written))
+    elif part == "device" and isinstance(stated, dict):
+        yield Component(
+            "device", digest, key_records.capped(" ".join(filter(None, [str(stated.get("name")), versions.get("gpu")])))
+        )
+    elif part != "hash":
+        yield Component(f"system {part}", digest, key_records.capped(text))
+
+
+def source_lines(name: str, text: str) -> Iterator[Component]:
+    """A component for each line with something in it, in their order, all of the same name."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    for line in lines[:_MOST_LINES]:
+        yield Component(name, key_records.digest(line), line[:_LONGEST_LINE])
+    if lines[_MOST_LINES:]:
+        yield Component(
+            name, key_records.digest("\n".join(lines[_MOST_LINES:])), f"{len(lines) - _MOST_LINES} more lines"
+        )
+
+
+def _tensor(text: str) -> str:
+    """What is not as usual in ``TensorMetadata(…)``, as fields() reads it; "" for anything else."""
+    match = re.search(r"TensorMetadata\((.*)\)", text, re.DOTALL)
+    if match is None or "TensorMetadataAndValues" in text:
+        return ""
+    stated = [field.partition("=")[::2] for field in _split(match[1])]
+    said = [f"{name}={_short(value)}" for name, value in stated if name in _ALWAYS or value not in _USUAL]
+    return key_records.capped(", ".join(said))
+
+
+def _size(text: str) -> str:
+    symbol = re.match(r"\('(\w+)',", text)
+    return f"dynamic size {symbol[1]}" if symbol else ""
+
+
+def _short(value: str) -> str:
+    value = re.sub(r"torch\.Size\(\[(.*)\]\)", r"[\1]", value)
+    value = re.sub(r"device\(type='(\w+)'(?:, index=(\d+))?\)", lambda m: m[1] + (f":{m[2]}" if m[2] else ""), value)
+    return value.removeprefix("torch.")
+
+
+def fields(text: str) -> dict[str, str]:
+    """The fields of a tensor by their names, of what a component of an input says; empty for anything else."""
+    found = [part.partition("=")[::2] for part in _split(text)]
+    return dict(found) if {"dtype", "shape"} <= {name for name, _ in found} else {}
+
+
+def _split(text: str) -> list[str]:
+    """At the commas that are in no brackets."""
+    parts, depth = [""], 0
+    for letter in text:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += letter
+    return [part.strip() for part in parts]
+
+
+KERNEL, OPTIONS, SOURCE_LINE = "kernel with what it calls", "options", "kernel source line"
+# What Inductor writes is called after a hash of itself.
+_GENERATED = re.compile(r"c[a-z2-7]{51}")
+
+
+def name_of(source: Any) -> str:
+    """What the kernel is called, wherever it is compiled and whatever it is specialized to."""
+    kernel = getattr(source, "fn", None)
+    if kernel is None:
+        return str(source.name)
+    module = str(getattr(kernel, "__module__", ""))
+    name = getattr(kernel, "__qualname__", source.name)
+    generated = _GENERATED.fullmatch(module.rpartition(".")[2]) or module.startswith("torch._inductor")
+    return f"inductor.{name}" if generated else f"{module}.{name}"
+
+
+def kernel_components(
+    source: Any, backend: Any, options: Any, variables: Mapping[str, Any], triton_key: str, version: str
+) -> tuple[Component, ...]:
+    """The parts of the key that ``triton.compile`` has computed of these."""
+    found = [Component("triton", key_records.digest(triton_key), f"{version} (files {triton_key[:6]})")]
+    target = backend.target
+    found.append(plain("target", f"{target.backend} {target.arch}"))
+    found.append(plain("ptxas" if target.backend == "cuda" else "backend", str(backend.hash())))
+    found += _of_kernel(source) if getattr(source, "fn", None) is not None else source_lines(SOURCE_LINE, source.src)
+    found += [plain(f"option {name}", str(value)) for name, value in sorted(vars(options).items())]
+    found.append(Component(OPTIONS, key_records.digest(options.hash()), ""))
+    for name, value in sorted(variables.items()):
+        found.append(Component(f"env {name}", key_records.digest(str(value)), key_records.variable(name, str(value))))
+    return tuple(found)
+
+
+def _of_kernel(source: Any) -> Iterator[Component]:
+    kernel = source.fn
+    yield Component(KERNEL, key_records.digest(str(kernel.cache_key)), "")
+    yield from source_lines(SOURCE_LINE, kernel.src)
+    yield plain("first line of the kernel in its file", str(getattr(kernel, "starting_line_number", "")))
+    for (name, _), (value, _) in getattr(kernel, "used_global_vals", {}).items():
+        yield plain(f"global {name}", _text(value))
+    for name in _called(kernel):
+        called = kernel.__globals__[name]
+        yield Component(f"source of {name}, which it calls", key_records.digest(str(called.cache_key)), "")
+    for argument, kind in source.signature.items():
+        yield plain(f"type of argument {argument}", str(kind))
+    for path, value in source.constants.items():
+        yield Component(f"constexpr {_argument(kernel, path)}", key_records.digest(_text(value)), _shown(value))
+    for path, attributes in source.attrs.items():
+        yield plain(f"attributes of argument {_argument(kernel, path)}", str(attributes))
+
+
+def _called(kernel: Any) -> list[str]:
+    """Those of the kernel's globals that are functions of Triton's too."""
+    scope = kernel.__globals__
+    names = getattr(getattr(kernel.fn, "__code__", None), "co_names", ())
+    return sorted({name for name in names if isinstance(getattr(scope.get(name), "cache_key", None), str)})
+
+
+def _argument(kernel: Any, path: tuple[int, ...]) -> str:
+    first, *rest = path
+    return ".".join([kernel.arg_names[first], *map(str, rest)])
+
+
+def _text(value: Any) -> str:
+    """As Triton has it in the key."""
+    return str(getattr(value, "cache_key", value))
+
+
+def _shown(value: Any) -> str:
+    return key_records.capped(str(getattr(value, "__name__", value)))

@@ -1,0 +1,52 @@
+"""At a miss: what its key is made of is kept until the compile is saved, and compared at once if that is wanted."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from safecache.errors import CacheWriteError
+from safecache.explain import explanations, key_records
+from safecache.explain.key_records import Component, KeyRecord
+from safecache.history import misses
+from safecache.history.lookups import Layer
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+
+__all__ = ["note", "trying"]
+
+# Inherited by what this process forks.
+_PROCESS = secrets.token_hex(4)
+
+
+def note(layer: Layer, key: str, name: str, root: str, components: Iterable[Component]) -> None:
+    """A lookup in the cache ``root`` has missed, and a compile follows. With SAFECACHE_EXPLAIN=1, say why."""
+    record = KeyRecord(layer, key, name, time.time(), tuple(components), process=_PROCESS)
+    misses.await_save(layer, key, lambda root: _remember(record, root))
+    if config.current().explain:
+        events.say(logging.WARNING, f"safecache: miss of the {explanations.explain(record, root, saved=False)}")
+
+
+def _remember(record: KeyRecord, root: str) -> None:
+    # The cache has the entry; that there is room for no more, the next one reports.
+    with suppress(OSError, CacheWriteError):
+        key_records.remember(record, root)
+
+
+def trying(layer: Layer, work: Callable[[], None]) -> None:
+    """Do ``work``, which looks into what torch or Triton have made; where that fails, say so, and go on without."""
+    try:
+        work()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        events.report(
+            Reason.NOT_EXPLAINED,
+            f"the key of a miss ({layer.value}) was not recorded: {text}.",
+            cause=f"{layer.value} {type(error).__name__}",
+            remedy="safecache explain cannot tell about it; the compile goes on.",
+            error=error,
+        )

@@ -1,0 +1,292 @@
+"""What the keys of a cache were made of: a record for each key that was saved, to explain later why another missed.
+
+They lie in ``<cache>/.safecache/keys/<layer>/<digest of the name>/<key>.json.gz``, written after a compile, never on
+the way to a hit. Nothing is decided by them, so that they are not sealed: what cannot be read as one is passed over.
+What is written down of a key are digests, and text that is short and gives no secret away.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from enum import Enum
+from typing import Any, NamedTuple
+
+from safecache.files import checks, folders, opening
+from safecache.history.lookups import Layer
+from safecache.places import layout
+from safecache.settings import units
+from safecache.store import entry_files
+from safecache.store.groups import KEYS_FOLDER
+from safecache.tiers import layers, levels
+
+__all__ = [
+    "Absence",
+    "Component",
+    "KeyRecord",
+    "capped",
+    "digest",
+    "environment",
+    "every",
+    "key_of",
+    "plain",
+    "read",
+    "recall",
+    "remember",
+    "same_name",
+    "setting",
+    "variable",
+    "why_absent",
+]
+
+_LONGEST = 300
+_DIGITS = 16
+_UNSHOWN = "(not shown)"
+# Those that torch, Triton and vLLM read; and what is in Triton's own list, of those that enter its keys, beside them.
+_THEIRS = re.compile(r"(PY)?TORCH|TRITON|(AOT_?)?INDUCTOR|VLLM_")
+_OF_TRITON = re.compile(r"LLVM_|MLIR_|AMDGCN_|DISABLE_|NVPTX_|ALLOW_|PTXAS_")
+_SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH(?!OR|GRAD)|REDIS_URL", re.IGNORECASE)
+
+
+def digest(content: str | bytes) -> str:
+    """Enough of a SHA-256 to tell two parts of two keys apart."""
+    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    return hashlib.sha256(data).hexdigest()[:_DIGITS]
+
+
+def capped(text: str) -> str:
+    """As much of ``text`` as a person reads."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
+
+
+def variable(name: str, value: str) -> str:
+    """The value of an environment variable, unless it is somebody else's or its name says that it is a secret."""
+    is_theirs = _THEIRS.match(name) or _OF_TRITON.match(name)
+    return setting(name, value) if is_theirs else _UNSHOWN
+
+
+def setting(name: str, value: str) -> str:
+    """The value of what a program says is a setting of its own, unless its name says that it is a secret."""
+    return _UNSHOWN if _SECRET.search(name) else capped(value)
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Those of ``variables`` that can decide a setting of torch's, Triton's or vLLM's, as they may be shown."""
+    return {name: variable(name, value) for name, value in sorted(variables.items()) if _THEIRS.match(name)}
+
+
+# Of one name; a kernel that is tuned has as many keys as configurations.
+_MOST_OF_A_NAME = 32
+# Bytes, of one that is unpacked; nearly all are settings, which pack to a fifth.
+_LARGEST = 512 << 10
+_GZIP = zlib.MAX_WBITS + 16
+_SUFFIX = ".json.gz"
+# The files that a search through all names reads.
+_MOST_READ = 2000
+# Not a nonce, such as torch makes up where it cannot compute a key.
+_KEY = re.compile(r"[a-z2-7]{52}|[A-Z2-7]{52}")
+_FORMAT = 1
+
+
+class Component(NamedTuple):
+    """A part of a key: what a person would call it, its digest, and what it is in words."""
+
+    name: str
+    digest: str
+    text: str
+
+
+def plain(name: str, text: str) -> Component:
+    """The part that is this text, of which as much is kept as a person reads."""
+    return Component(name, digest(text), capped(text))
+
+
+class KeyRecord(NamedTuple):
+    """``name``: what stays the same when the key differs; ``first``, ``made``: when it was first and last saved.
+
+    ``process``: the same for all that one process, with those forked from it, has made.
+    """
+
+    layer: Layer
+    key: str
+    name: str
+    made: float
+    components: tuple[Component, ...]
+    first: float = 0.0
+    process: str = ""
+
+
+class Absence(Enum):
+    """Why a cache has nothing under a key."""
+
+    NEVER_SEEN = "never seen"
+    KEY_DIFFERS = "key differs"
+    EVICTED = "evicted"
+
+
+def remember(record: KeyRecord, root: str) -> None:
+    """Keep the record of a key that was just saved in the cache ``root``, and at ``made`` had missed.
+
+    In the shared level too, below a local one, as what was saved. If another process has saved it meanwhile, that one's
+    stays: its entry was not gone, it was not there yet. Raises OSError, and CacheWriteError in strict mode.
+    """
+    if not _KEY.fullmatch(record.key):
+        return
+    file, now = record.key + _SUFFIX, time.time()
+    places = _places(record.layer, record.name, root)
+    earlier = next(filter(None, (read(os.path.join(place, file)) for place in places)), None)
+    if earlier is not None and earlier.made >= record.made:
+        return
+    content = _encoded(record._replace(made=now, first=earlier.first if earlier else now))
+    if content is None:
+        return
+    for cache in _written(root):
+        place = _place(record.layer, record.name, cache)
+        entry_files.publish(os.path.join(place, file), content, cache)
+        _remove_oldest(place, cache)
+
+
+def _written(root: str) -> list[str]:
+    """The cache, and its place in the shared level below it, unless that one has just failed."""
+    level = levels.find(root)
+    if level is None or levels.is_left_alone(level.shared, reading=False):
+        return [root]
+    return [root, level.counterpart(root)]
+
+
+def recall(layer: Layer, key: str, name: str, root: str) -> KeyRecord | None:
+    """The record of this key, if it was ever saved in the cache ``root`` or in a layer below it."""
+    return next((found for found in _of_name(layer, name, root) if found.key == key), None)
+
+
+def same_name(layer: Layer, name: str, root: str) -> list[KeyRecord]:
+    """The records of all keys under this name, those of the layers below the cache included, latest first."""
+    return _latest_first(_of_name(layer, name, root))
+
+
+def why_absent(layer: Layer, key: str, name: str, root: str) -> Absence:
+    """EVICTED: this key was saved here once; KEY_DIFFERS: another one was under the same name."""
+    names = {file for place in _places(layer, name, root) for file in _listed(place)}
+    if key + _SUFFIX in names:
+        return Absence.EVICTED
+    return Absence.KEY_DIFFERS if names else Absence.NEVER_SEEN
+
+
+def every(root: str, layer: Layer | None = None) -> list[KeyRecord]:
+    """All records of the cache ``root``, or of one of its layers, the latest first.
+
+    With those of the shared level below a local one, but not of the layers that nothing is written to.
+    """
+    own = os.path.join(root, ".safecache", KEYS_FOLDER)
+    shared = levels.counterpart(own)
+    tops = [own, *(below for below, _ in layers.below(own, root) if below == shared)]
+    paths = (path for top in tops for each in (Layer if layer is None else (layer,)) for path in _paths(top, each))
+    latest = sorted(paths, key=folders.modified, reverse=True)[:_MOST_READ]
+    return _latest_first(filter(None, map(_read, latest)))
+
+
+def _paths(top: str, layer: Layer) -> Iterator[str]:
+    for folder in _names_in(os.path.join(top, layer.value)):
+        place = os.path.join(top, layer.value, folder)
+        yield from (os.path.join(place, name) for name in _listed(place))
+
+
+def _latest_first(records: Iterable[KeyRecord]) -> list[KeyRecord]:
+    """One of each key: of several the first, which is of the nearest layer."""
+    found: dict[tuple[Layer, str], KeyRecord] = {}
+    for record in records:
+        found.setdefault((record.layer, record.key), record)
+    return sorted(found.values(), key=lambda record: record.made, reverse=True)
+
+
+def key_of(path: str) -> str:
+    """The key whose record would lie at ``path``."""
+    return os.path.basename(path).removesuffix(_SUFFIX)
+
+
+def read(path: str) -> KeyRecord | None:
+    """The record at ``path``, if it is one of the key that the file is called by."""
+    record = _read(path)
+    return record if record is not None and record.key + _SUFFIX == os.path.basename(path) else None
+
+
+def _of_name(layer: Layer, name: str, root: str) -> Iterator[KeyRecord]:
+    for place in _places(layer, name, root):
+        for file in _listed(place):
+            record = read(os.path.join(place, file))
+            if record is not None and (record.layer, record.name) == (layer, name):
+                yield record
+
+
+def _places(layer: Layer, name: str, root: str) -> Iterable[str]:
+    place = _place(layer, name, root)
+    return [place, *(below for below, _ in layers.below(place, root))]
+
+
+def _place(layer: Layer, name: str, root: str) -> str:
+    return os.path.join(root, ".safecache", KEYS_FOLDER, layer.value, digest(name))
+
+
+def _listed(place: str) -> list[str]:
+    return [name for name in _names_in(place) if name.endswith(_SUFFIX)]
+
+
+def _names_in(place: str) -> list[str]:
+    try:
+        return layout.list_entries(place)
+    except OSError:
+        return []  # what cannot be read explains nothing
+
+
+def _encoded(record: KeyRecord) -> bytes | None:
+    """None for what would be too large even without the words for each line of its source."""
+    for components in (record.components, _without_lines(record.components)):
+        stated = record._replace(components=components)._asdict() | {"layer": record.layer.value, "format": _FORMAT}
+        content = json.dumps(stated, separators=(",", ":")).encode()
+        if len(content) <= _LARGEST:
+            return _packed(content)
+    return None
+
+
+def _packed(content: bytes) -> bytes:
+    packer = zlib.compressobj(level=1, wbits=_GZIP)
+    return packer.compress(content) + packer.flush()
+
+
+def _without_lines(components: Iterable[Component]) -> tuple[Component, ...]:
+    return tuple(c._replace(text="") if c.name.endswith(" line") else c for c in components)
+
+
+def _read(path: str) -> KeyRecord | None:
+    try:
+        content = opening.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST + 1)
+        return _decoded(json.loads(zlib.decompressobj(_GZIP).decompress(content, _LARGEST)))
+    except (OSError, checks.UnusableEntry, zlib.error, ValueError, TypeError, KeyError, RecursionError):
+        return None  # gone, not ours, or of another version: there is nothing to learn from it
+
+
+def _decoded(stated: Any) -> KeyRecord | None:
+    """Raises ValueError, TypeError, KeyError for what is no record."""
+    if stated["format"] != _FORMAT:
+        return None
+    components = tuple(Component(*map(str, each)) for each in stated["components"])
+    key, name, process = (str(stated[each]) for each in ("key", "name", "process"))
+    made, first = (units.checked(stated[each]) for each in ("made", "first"))
+    return KeyRecord(Layer(stated["layer"]), key, name, made, components, first, process)
+
+
+def _remove_oldest(place: str, root: str) -> None:
+    """Down to what may lie there; what only has the name of a record is not ours to remove."""
+    paths = [os.path.join(place, name) for name in _listed(place)]
+    if len(paths) > _MOST_OF_A_NAME:
+        for path in sorted(paths, key=folders.modified)[:-_MOST_OF_A_NAME]:
+            # Another process has, or it is another user's, or a link leads there.
+            with suppress(OSError), folders.above(root, path) as (folder, name):
+                if read(path) is not None:
+                    folder.unlink(name)

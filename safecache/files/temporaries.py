@@ -1,0 +1,123 @@
+"""Files that are being written, beside what they will replace: each locked while its writer lives, durable if asked."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Iterator
+
+from safecache.files import filesystem, folders
+from safecache.files.folders import Folder
+from safecache.settings import config
+
+__all__ = ["Temporary", "beside", "is_temporary", "is_wanted", "reap", "reap_once"]
+
+
+def is_wanted(folder: Folder) -> bool:
+    """Whether files in ``folder`` are to be synced before they get their name, and it after. Raises OSError.
+
+    ``auto``: over a network. There errors such as a full disk are reported when data is written back, and other hosts
+    may read before that.
+    """
+    chosen = config.current().fsync
+    return chosen == "always" or (chosen == "auto" and folder.is_over_a_network)
+
+
+_CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
+_OURS = re.compile(r"\.[0-9a-f]{16}\.tmp")
+_TORCHS = re.compile(r"\.\d+\.\d+\.tmp")
+# Seconds. Clocks differ; and without a lock only its age tells of a writer that it must be dead.
+_PATIENCE, _PATIENCE_WITHOUT_LOCK = 3600.0, 86400.0
+
+_reaped: set[str] = set()
+
+
+class Temporary:
+    """A new file in ``folder``, with this mode less the umask. Raises OSError."""
+
+    def __init__(self, folder: folders.Folder, mode: int) -> None:
+        self.name = _new_name()
+        self._descriptor = folder.open(self.name, _CREATE, mode)
+        with contextlib.suppress(OSError):  # of a file system without locks
+            if not folder.is_over_a_network:
+                filesystem.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def write(self, content: bytes, *, durably: bool) -> None:
+        """Write all of it, and wait for the disk if ``durably``. Raises OSError, also for what a close reports.
+
+        After that the file is of no use: what could not be written once counts as written when it is synced again.
+        """
+        filesystem.write_all(self._descriptor, content)
+        if durably:
+            filesystem.fsync(self._descriptor)
+        # Some file systems say only at a close that the disk is full; and the file must stay locked.
+        filesystem.close(filesystem.dup(self._descriptor))
+
+    def close(self) -> None:
+        """Unlock it: call this when it has its name, or none."""
+        filesystem.close(self._descriptor)
+
+
+def _new_name() -> str:
+    # A random one: two containers on one volume can have the same pid and thread id, as torch's names are made of.
+    return f".{secrets.token_hex(8)}.tmp"
+
+
+@contextlib.contextmanager
+def beside(path: str) -> Iterator[str]:
+    """Where another program is to write what will be at ``path``; what is left there in the end is removed."""
+    temporary = os.path.join(os.path.dirname(path), _new_name())
+    try:
+        yield temporary
+    finally:
+        directory, name = os.path.split(temporary)
+        with contextlib.suppress(FileNotFoundError), folders.opened(directory or os.curdir) as folder:
+            folder.unlink(name)
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file of this name is being written, or was to be: by us or by torch."""
+    return (_OURS.fullmatch(name) or _TORCHS.fullmatch(name)) is not None
+
+
+def reap_once(folder: folders.Folder, directory: str) -> None:
+    """reap(), if this process has not done it in ``directory`` yet, which this is; what cannot be removed stays."""
+    if directory not in _reaped:
+        _reaped.add(directory)
+        with contextlib.suppress(OSError):
+            reap(folder)
+
+
+def reap(folder: folders.Folder) -> int:
+    """Remove what dead writers have left there, torch's among them, and return its size in bytes.
+
+    Raises OSError if the directory cannot be read.
+    """
+    size = 0
+    locks = not folder.is_over_a_network
+    for name in folder.names():
+        ours = _OURS.fullmatch(name) is not None
+        if ours or _TORCHS.fullmatch(name):
+            with contextlib.suppress(OSError):
+                size += _remove_if_dead(folder, name, locked=ours and locks)
+    return size
+
+
+def _remove_if_dead(folder: folders.Folder, name: str, *, locked: bool) -> int:
+    status = folder.status(name)
+    patience = _PATIENCE if locked else _PATIENCE_WITHOUT_LOCK
+    if not stat.S_ISREG(status.st_mode) or time.time() - status.st_mtime < patience:
+        return 0
+    descriptor = folder.open(name, os.O_RDONLY)
+    try:
+        if locked:
+            filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: its writer lives
+        folder.unlink(name)
+    finally:
+        filesystem.close(descriptor)
+    return status.st_size

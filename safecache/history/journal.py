@@ -1,0 +1,162 @@
+"""The journal of lookups: a file of JSON lines for each process, in ``<cache>/.safecache/journal``.
+
+What was no hit is written at once, since a compile follows; hits are counted, and written with the next line or when
+the process ends. Nothing that happens to the journal is of any consequence to a compile.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import AbstractContextManager, suppress
+
+from safecache.files import filesystem, folders
+from safecache.files.folders import Folder
+from safecache.reporting import events, process_label
+from safecache.settings import config
+from safecache.tiers import standin
+
+__all__ = ["FOLDER", "LARGEST", "LONGEST_TEXT", "MOST_FILES", "count", "is_one", "write"]
+
+FOLDER = os.path.join(".safecache", "journal")
+# With the time first: so the oldest is the first by name.
+_NAME = re.compile(r"\d{8}T\d{6}-\d+-[0-9a-f]+\.jsonl")
+# Bytes in a file: some 600 lines. What comes then is counted. And files in a directory: the oldest go.
+LARGEST = 1 << 18
+MOST_FILES = 1000
+# Letters of a text, such as of upstream's reason for a bypass.
+LONGEST_TEXT = 300
+_APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
+
+
+class _Journal:
+    """That of this process: where it is, its size, and what was counted since it was written last."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.path = ""
+        self.size = 0
+        self.root = ""
+        self.counted: Counter[str] = Counter()
+        self.awaits_end = False
+
+
+_journal = _Journal()
+
+
+def is_one(name: str) -> bool:
+    """Whether a file is called as a journal is."""
+    return _NAME.fullmatch(name) is not None
+
+
+def count(label: str, root: str, number: int = 1) -> None:
+    """Add to what is written under ``label`` with the next line, or at the end of the process."""
+    with _journal.lock:
+        _journal.counted[label] += number
+        _journal.root = _journal.root or root
+        if not _journal.awaits_end:
+            _await_end()
+
+
+def write(label: str, root: str, line: dict[str, object]) -> None:
+    """Write a line about a lookup in the cache ``root``; what cannot be written is counted under ``label``."""
+    shortened = {name: text[:LONGEST_TEXT] if isinstance(text, str) else text for name, text in line.items()}
+    with _journal.lock:
+        _journal.root = _journal.root or root
+        if not _append(shortened, LARGEST):
+            _journal.counted[label] += 1
+        if not _journal.awaits_end:
+            _await_end()
+
+
+def _await_end() -> None:
+    _journal.awaits_end = True
+    # A process that multiprocessing has forked ends without what is registered below.
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        multiprocessing.Finalize(None, _end, exitpriority=0)
+
+
+def _end() -> None:
+    with _journal.lock:
+        if _journal.counted:
+            _append({}, 2 * LARGEST)
+
+
+def _append(line: dict[str, object], limit: int) -> bool:
+    """Write ``line`` and what was counted; False if it cannot be, or the file would be larger than ``limit``."""
+    if not (config.cache_directory() or _journal.root):
+        return False  # a lookup in no cache yet: there is nowhere to tell of it
+    values = _identity() | line | {"counts": dict(_journal.counted)}
+    content = json.dumps(values).encode() + b"\n"
+    if _journal.size + len(content) > limit:
+        return False
+    try:
+        _write(content)
+    except OSError as error:
+        events.say(logging.INFO, f"safecache: the journal {_journal.path} was not written: {error.strerror}")
+        return False
+    _journal.size += len(content)
+    _journal.counted.clear()
+    return True
+
+
+def _identity() -> dict[str, object]:
+    who = {"run": config.run_id(), "host": os.uname().nodename, "pid": os.getpid(), "rank": process_label.rank()}
+    return {"time": round(time.time(), 3)} | who
+
+
+def _write(content: bytes) -> None:
+    if not _journal.path:
+        _journal.path = _new_path()
+        with _folder() as folder:
+            _make_room(folder)
+    # Each time: the directory may be removed, and a descriptor that is kept is one less for the program.
+    descriptor = filesystem.retried(_open, filesystem.PASSING)
+    try:
+        filesystem.write_all(descriptor, content)
+    finally:
+        filesystem.close(descriptor)
+
+
+def _folder() -> AbstractContextManager[Folder]:
+    directory = os.path.dirname(_journal.path)
+    return folders.at(directory.removesuffix(FOLDER), directory, make=True)
+
+
+def _open() -> int:
+    with _folder() as folder:
+        return folder.open(os.path.basename(_journal.path), _APPEND)
+
+
+def _new_path() -> str:
+    cache = config.cache_directory() or _journal.root
+    # One that stands in for it is removed with the process.
+    cache = standin.original(cache) or cache
+    moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    return os.path.join(cache, FOLDER, f"{moment}-{os.getpid()}-{os.urandom(6).hex()}.jsonl")
+
+
+def _make_room(folder: Folder) -> None:
+    """Remove the oldest."""
+    names = sorted(filter(is_one, folder.names()))
+    for name in names[: max(0, len(names) - MOST_FILES + 1)]:
+        with suppress(OSError):  # another process has, or it is another user's
+            folder.unlink(name)
+
+
+def _begin_anew() -> None:
+    # A child has a journal of its own, and has looked up nothing.
+    global _journal
+    _journal = _Journal()
+
+
+atexit.register(_end)
+os.register_at_fork(after_in_child=_begin_anew)

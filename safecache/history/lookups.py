@@ -1,0 +1,173 @@
+"""What the lookups of this process came to: one outcome each, and one reason for each that was not a hit."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import Counter
+from enum import Enum
+from typing import NamedTuple
+
+from safecache.errors import MissError
+from safecache.history import journal
+from safecache.reporting import events, tracing
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+
+__all__ = [
+    "Layer",
+    "Lookup",
+    "Outcome",
+    "Time",
+    "add_time",
+    "counts",
+    "label",
+    "record",
+    "reset",
+    "stats",
+    "time_label",
+    "what_must_hit_raises",
+]
+
+
+class Layer(Enum):
+    """The caches that are looked into: of AOTAutograd, of FX graphs, of Triton's kernels.
+
+    MODEL is none: it is for the files of functions and models that were compiled ahead of time, which torch is given.
+    """
+
+    AOT = "aot"
+    FX = "fx"
+    TRITON = "triton"
+    MODEL = "model"
+
+
+class Outcome(Enum):
+    """A bypass is a graph that torch did not look up, or a hit that a setting ignores."""
+
+    HIT = "hit"
+    MISS = "miss"
+    BYPASS = "bypass"
+
+
+class Lookup(NamedTuple):
+    """``name``: the compiled function, or the kernel, as its author calls it; "" for a hit. ``reason``: None for one.
+
+    ``frame``: Dynamo's id of the compile it was for, such as "0/1", "" outside of one. ``seconds``: what it took.
+    """
+
+    layer: Layer
+    key: str
+    name: str
+    outcome: Outcome
+    reason: Reason | None
+    detail: str
+    seconds: float
+    frame: str
+
+
+_lock = threading.Lock()
+_counts: Counter[str] = Counter()
+
+
+def label(layer: Layer, outcome: Outcome, reason: Reason | None) -> str:
+    """How lookups that came to the same are counted, such as "fx miss: never seen"."""
+    return f"{layer.value} {outcome.value}" + (f": {reason.value}" if reason is not None else "")
+
+
+class Time(Enum):
+    """Of compiles: what hits have spared, by what the entry says; and what went into entries that were saved."""
+
+    SAVED = "ms saved"
+    SPENT = "ms spent"
+
+
+def time_label(layer: Layer, which: Time) -> str:
+    """How the milliseconds are counted, such as "fx ms saved". Those of AOTAutograd entries include their graphs'."""
+    return f"{layer.value} {which.value}"
+
+
+# Fields of a CompiledFxGraph, and of an AOTAutograd entry: torch/_inductor/output_code.py and
+# torch/_functorch/_aot_autograd/aot_autograd_result.py, the same in torch 2.11 to 2.15.
+_TIMES = ("_time_taken_ns", "forward_time_taken_ns", "backward_time_taken_ns")
+
+
+def add_time(layer: Layer, which: Time, entry: object, root: str) -> None:
+    """Add the time that compiling ``entry`` took."""
+    taken = sum(value for value in (getattr(entry, name, 0) for name in _TIMES) if isinstance(value, int))
+    if taken >= 10**6:
+        journal.count(time_label(layer, which), root, taken // 10**6)
+
+
+def stats() -> dict[str, int]:
+    """How often each thing happened in this process: events.counters() and counts()."""
+    return events.counters() | counts()
+
+
+def counts() -> dict[str, int]:
+    """How many lookups of this process came to what, by label(); absent means none."""
+    with _lock:
+        return dict(_counts)
+
+
+def record(lookup: Lookup, root: str) -> None:
+    """Count a lookup in the cache ``root``; what was not a hit goes to the journal at once, and to torch's trace."""
+    what = label(lookup.layer, lookup.outcome, lookup.reason)
+    with _lock:
+        _counts[what] += 1
+    events.notify(what)
+    if lookup.outcome is Outcome.HIT:
+        journal.count(what, root)
+    else:
+        line = _as_line(lookup)
+        journal.write(what, root, line)
+        tracing.artifact(f"{lookup.layer.value} {lookup.outcome.value}", line)
+
+
+def _as_line(lookup: Lookup) -> dict[str, object]:
+    values = lookup._asdict() | {"seconds": round(lookup.seconds, 6)}
+    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+
+
+def what_must_hit_raises(lookup: Lookup) -> MissError | None:
+    """The error that SAFECACHE_MUST_HIT makes of a lookup after which something would be compiled.
+
+    What torch never caches is not one, since no warming changes that. Nor is an AOTAutograd cache that is off: the
+    FX graph cache is asked then. A file that was compiled ahead of time has an error of its own.
+    """
+    if lookup.outcome is Outcome.HIT or lookup.layer is Layer.MODEL or not config.current().must_hit:
+        return None
+    disabled = lookup.reason is Reason.DISABLED and lookup.layer is not Layer.AOT
+    if lookup.outcome is Outcome.BYPASS and not disabled:
+        return None
+    return MissError(_text(lookup))
+
+
+_NOUNS = {Layer.AOT: "AOTAutograd", Layer.FX: "FX graph", Layer.TRITON: "Triton"}
+
+
+def _text(lookup: Lookup) -> str:
+    reason = lookup.reason.value if lookup.reason is not None else ""
+    detail = f": {lookup.detail}" if lookup.detail else ""
+    name = lookup.name or "a graph"
+    return (
+        f"safecache: nothing in the {_NOUNS[lookup.layer]} cache can be used for {name}, and SAFECACHE_MUST_HIT is set"
+        f" [{reason}]{detail} (key {lookup.key or 'unknown'}). Warm the cache with this very code, configuration and"
+        " environment, or unset SAFECACHE_MUST_HIT."
+    )
+
+
+def reset() -> None:
+    """Forget what was counted."""
+    with _lock:
+        _counts.clear()
+
+
+def _begin_anew() -> None:
+    # Counted by process. Another thread of the parent may hold the lock; the child has no such thread.
+    global _lock
+    _lock = threading.Lock()
+    _counts.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -1,0 +1,34 @@
+"""What missed and is not saved yet. All that a process which only hits loads of how misses are explained."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import suppress
+
+from safecache.history.lookups import Layer
+
+__all__ = ["await_save", "saved"]
+
+# Those of this process whose compiles are under way, or were never saved; and what is to be done with the cache's path.
+_waiting: dict[tuple[Layer, str], Callable[[str], None]] = {}
+_MOST_WAITING = 256
+
+
+def await_save(layer: Layer, key: str, then: Callable[[str], None]) -> None:
+    """A lookup of this key has missed: call ``then`` with the cache's root when it is saved."""
+    while len(_waiting) >= _MOST_WAITING:
+        with suppress(KeyError, StopIteration):  # another thread has
+            del _waiting[next(iter(_waiting))]
+    _waiting[layer, key] = then
+
+
+def saved(layer: Layer, key: str, root: str) -> None:
+    """Something was saved under this key in the cache ``root``, perhaps after a miss."""
+    then = _waiting.pop((layer, key), None)
+    if then is not None:
+        then(root)
+
+
+# A forked child has not begun the compiles of its parent.
+os.register_at_fork(after_in_child=_waiting.clear)

@@ -1,0 +1,139 @@
+"""What the processes of a run have looked up, as their journals tell: read as what anybody may have written."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+from safecache.files import opening
+from safecache.history import journal
+from safecache.history.lookups import Layer, Outcome, Time, label, time_label
+from safecache.reporting.reasons import Reason
+
+__all__ = ["ALL", "LAST", "Line", "Summary", "labels", "read", "summarise"]
+
+# In place of a run's id.
+ALL, LAST = "all", "last"
+_TEXTS = ("run", "host", "rank", "key", "name", "frame", "detail")
+_LATEST = 253402300799.0  # the end of the year 9999
+# Of anything that a process counts, and of its own number. Python writes no integer of more than 4,300 digits.
+_MOST = 2**63
+
+
+class Line(NamedTuple):
+    """A line of a journal: a lookup by its label(), "" if it is about none, and ``counts`` of others, and of times."""
+
+    time: float
+    pid: int
+    run: str
+    host: str
+    rank: str
+    key: str
+    name: str
+    frame: str
+    detail: str
+    label: str
+    counts: dict[str, int]
+
+
+class Summary(NamedTuple):
+    """``counts``: lookups by label(); ``times``: by time_label(), in ms; ``processes``: that have written.
+
+    ``missed``: the lines about what was no hit.
+    """
+
+    run: str
+    processes: int
+    counts: Counter[str]
+    times: Counter[str]
+    missed: list[Line]
+
+
+def labels() -> dict[str, tuple[Layer, Outcome, Reason | None]]:
+    """Everything that lookups may be counted under, and what it stands for."""
+    ends: list[tuple[Outcome, Reason | None]] = [(Outcome.HIT, None)]
+    ends += [(outcome, reason) for outcome in (Outcome.MISS, Outcome.BYPASS) for reason in Reason]
+    return {label(layer, *end): (layer, *end) for layer in Layer for end in ends}
+
+
+_LABELS = labels()
+_TIMES = frozenset(time_label(layer, which) for layer in Layer for which in Time)
+
+
+def read(root: str) -> list[Line]:
+    """Every line of the journals in the cache ``root`` that can be read, by time; none where there is no journal."""
+    directory = os.path.join(root, journal.FOLDER)
+    try:
+        names = os.listdir(directory)
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+    paths = [os.path.join(directory, name) for name in names if journal.is_one(name)]
+    return sorted((line for path in paths for line in _lines(path)), key=attrgetter("time"))
+
+
+def _lines(path: str) -> Iterator[Line]:
+    try:
+        content = opening.read_regular(path, _check_regular, flags=os.O_NOFOLLOW, limit=2 * journal.LARGEST)
+    except OSError:
+        return  # it has just gone, or is none that this process may read: the others are counted
+    for text in content.splitlines():
+        line = _parsed(text)
+        if line is not None:
+            yield line
+
+
+def _check_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("not a regular file")
+
+
+def _parsed(text: bytes) -> Line | None:
+    """None for what is no line of ours, whole and with values that this version knows."""
+    try:
+        values = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or not isinstance(values.get("time"), float) or not math.isfinite(values["time"]):
+        return None
+    texts = {name: values.get(name, "") for name in _TEXTS}
+    pid, counts, what = values.get("pid"), values.get("counts"), _label_of(values)
+    if not isinstance(pid, int) or abs(pid) > _MOST or not isinstance(counts, dict) or what is None:
+        return None
+    if not all(isinstance(text, str) for text in texts.values()) or not all(map(_is_count, counts.items())):
+        return None
+    moment = min(max(values["time"], 0.0), _LATEST)
+    return Line(time=moment, pid=pid, label=what, counts=counts, **texts)
+
+
+def _is_count(item: tuple[str, Any]) -> bool:
+    return item[0] in (_LABELS.keys() | _TIMES) and isinstance(item[1], int) and 0 < item[1] <= _MOST
+
+
+def _label_of(values: Mapping[str, Any]) -> str | None:
+    if "outcome" not in values:
+        return ""
+    what = f"{values.get('layer')} {values['outcome']}: {values.get('reason')}"
+    return what if what in _LABELS else None
+
+
+def summarise(lines: Iterable[Line], run: str) -> Summary | None:
+    """The sums over the processes of ``run``, LAST for the one of the latest line; None if there is no line of it."""
+    found = list(lines)
+    if run == LAST and found:
+        run = max(found, key=attrgetter("time")).run
+    chosen = [line for line in found if run in (ALL, line.run)]
+    if not chosen:
+        return None
+    counts: Counter[str] = Counter()
+    for line in chosen:
+        counts.update(line.counts)
+        counts.update([line.label] if line.label else [])
+    missed = [line for line in chosen if line.label]
+    times = Counter({label: counts.pop(label) for label in _TIMES & counts.keys()})
+    return Summary(run, len({(line.host, line.pid, line.run) for line in chosen}), counts, times, missed)

@@ -1,0 +1,248 @@
+"""What this process counts, for Prometheus, and what all processes of a run have counted.
+
+Each process writes a file of its own, in the format of prometheus_client's multiprocess mode: where that mode is on,
+beside the server's, which adds up all that lies there; else in a directory of the run, which a collector of ours adds
+up. A process that counts nothing has no file, and to count takes no system call.
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib.util
+import logging
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+from bisect import bisect_left
+from typing import Any
+
+from safecache.history import lookups
+from safecache.history.lookups import Layer
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+
+__all__ = ["Durations", "MetricsFile", "register", "show", "start"]
+
+_EVENTS = ("safecache_events", "event", "What safecache did to entries of compile caches and to compiled code.")
+_PROBLEMS = ("safecache_problems", "reason", "What was refused, not read or not written, and hooks that are not on.")
+_LOOKUPS = ("safecache_lookups", "What lookups of compile caches came to, and why where it was no hit.")
+_SECONDS = ("safecache_compile_seconds", "How long the compiles by Triton took that ran in processes of their own.")
+_LAYERS = frozenset(layer.value for layer in Layer)
+_REASONS = frozenset(reason.value for reason in Reason)
+# Seconds: most kernels take tenths of one, large ones minutes.
+_BOUNDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, float("inf"))
+# Bytes for about three hundred counters.
+_SIZE = 1 << 16
+
+
+class Durations:
+    """A histogram: how many of what was added are at most each bound, and above the one before."""
+
+    def __init__(self) -> None:
+        self.total = 0.0
+        self.buckets = dict.fromkeys(_BOUNDS, 0)
+
+    def add(self, seconds: float) -> None:
+        """Count one more."""
+        self.total += seconds
+        self.buckets[_BOUNDS[bisect_left(_BOUNDS, seconds)]] += 1
+
+
+class MetricsFile:
+    """A file for the counters, and one for the histogram once there is something in it. Raises OSError, throughout."""
+
+    def __init__(self, directory: str) -> None:
+        self._directory = directory
+        self._kinds: dict[str, Any] = {}
+
+    def write_count(self, name: str, value: int) -> None:
+        """State how often this process has counted ``name``: a value of Count or Reason, or a label of lookups."""
+        layer, _, rest = name.partition(" ")
+        if layer in _LAYERS:
+            outcome, _, reason = rest.partition(": ")
+            metric, text = _LOOKUPS
+            labels = {"cache": layer, "outcome": outcome, "reason": reason}
+            self._write("counter", metric, f"{metric}_total", labels, text, value)
+            return
+        metric, label, text = _PROBLEMS if name in _REASONS else _EVENTS
+        self._write("counter", metric, f"{metric}_total", {label: name}, text, value)
+
+    def write_durations(self, durations: Durations) -> None:
+        """State the durations that this process has measured."""
+        from prometheus_client.utils import floatToGoString
+
+        metric, text = _SECONDS
+        self._write("histogram", metric, f"{metric}_sum", {}, text, durations.total)
+        for bound, number in durations.buckets.items():
+            self._write("histogram", metric, f"{metric}_bucket", {"le": floatToGoString(bound)}, text, number)
+
+    def close(self) -> None:
+        """Let go of the files, which stay."""
+        for values in self._kinds.values():
+            values.close()
+
+    def _write(self, kind: str, metric: str, name: str, labels: dict[str, str], text: str, value: float) -> None:
+        from prometheus_client.mmap_dict import mmap_key
+
+        if kind not in self._kinds:
+            self._kinds[kind] = _open(self._directory, kind)
+        self._kinds[kind].write_value(mmap_key(metric, name, list(labels), list(labels.values()), text), value, 0.0)
+
+
+def _open(directory: str, kind: str) -> Any:
+    from prometheus_client.mmap_dict import MmapedDict
+
+    # It begins with the kind, as its readers expect, and no other process has the rest: a pid may come again.
+    path = os.path.join(directory, f"{kind}_safecache-{os.getpid()}-{secrets.token_hex(4)}.db")
+    new = f"{path}.new"
+    descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        # A page that the disk has no room for would be a SIGBUS, later.
+        os.posix_fallocate(descriptor, 0, _SIZE)
+    except OSError:
+        os.unlink(new)
+        raise
+    finally:
+        os.close(descriptor)
+    values = MmapedDict(new)
+    # Empty, it would fail who reads it.
+    os.rename(new, path)
+    return values
+
+
+_PACKAGE = "prometheus_client"
+_REMEDY = "pip install 'safecache[metrics]'"
+
+_lock = threading.Lock()
+_is_started = _is_on = False
+# The process that has made the directory of the run, if this one has not inherited it.
+_maker = 0
+_file: MetricsFile | None = None
+_durations = Durations()
+# What the process that forked this one had counted by then: that is in its own file.
+_before: dict[str, int] = {}
+_registries: list[Any] = []
+
+
+def start() -> None:
+    """Count for Prometheus in this process, and in those that it starts, from now on; idempotent.
+
+    Without prometheus_client, or a place for temporary files, nothing is counted, and one warning says so.
+    """
+    global _is_started, _is_on
+    if _is_started:
+        return
+    _is_started = True
+    if importlib.util.find_spec(_PACKAGE) is None:
+        events.say(logging.WARNING, f"safecache: SAFECACHE_METRICS=1 needs {_PACKAGE}: {_REMEDY}")
+        return
+    # One that was inherited can be on another node: Ray hands variables on.
+    if not os.path.isdir(config.metrics_directory()):
+        try:
+            _make_directory()
+        except OSError as error:
+            _give_up(error)
+            return
+    _is_on = True
+    events.set_observer(_observe)
+    atexit.register(_end)
+
+
+def show() -> None:
+    """As register(), if this process counts; where that fails, one warning says so."""
+    try:
+        if _is_on:
+            register()
+    except Exception as error:
+        _give_up(error)
+
+
+def _make_directory() -> None:
+    global _maker
+    directory = tempfile.mkdtemp(prefix="safecache-metrics-")
+    config.set_metrics_directory(directory)
+    _maker = os.getpid()
+    atexit.register(_remove, directory, _maker)
+
+
+def _give_up(error: Exception) -> None:
+    events.set_observer(None)
+    text = f"{type(error).__name__}: {error}"
+    events.say(logging.WARNING, f"safecache: there are no metrics of this process: {text}")
+
+
+def register(registry: Any = None) -> None:
+    """Have ``registry``, or else prometheus_client's own, show what all processes of this run have counted.
+
+    Where prometheus_client is in its multiprocess mode there is nothing to do: its MultiProcessCollector shows that.
+    Nor is there where start() has failed. Idempotent. Raises ImportError without prometheus_client.
+    """
+    try:
+        from prometheus_client import REGISTRY, multiprocess
+    except ImportError as error:
+        raise ImportError(f"safecache: metrics need {_PACKAGE}: {_REMEDY}") from error
+    start()
+    if not _is_on:
+        return
+    shown = REGISTRY if registry is None else registry
+    if not config.multiprocess_directory() and not any(known is shown for known in _registries):
+        _registries.append(shown)
+        multiprocess.MultiProcessCollector(shown, config.metrics_directory())
+    if lookups.stats():
+        _observe()
+
+
+def _observe(name: str = "", seconds: float | None = None) -> None:
+    """Write how often this process has counted ``name``; the first time, all that it has counted."""
+    global _file
+    with _lock:
+        if seconds is not None:
+            _durations.add(seconds)
+        if _file is None and _is_too_early():
+            return
+        counted, is_first = lookups.stats(), _file is None or not name
+        try:
+            _file = _file or MetricsFile(config.multiprocess_directory() or config.metrics_directory())
+            for each in counted if is_first else [name]:
+                _file.write_count(each, counted[each] - _before.get(each, 0))
+            if seconds is not None or (is_first and _durations.total):
+                _file.write_durations(_durations)
+        except Exception as error:
+            # A disk that is full, or a prometheus_client that is other than those we know: no reason to fail a compile.
+            _give_up(error)
+
+
+def _is_too_early() -> bool:
+    # The first import of prometheus_client settles whether its multiprocess mode is on, and in its first process a
+    # server (SGLang) decides on that later than this. What is counted until then is written afterwards.
+    return _PACKAGE not in sys.modules and _maker == os.getpid() and not config.multiprocess_directory()
+
+
+def _end() -> None:
+    global _file
+    events.set_observer(None)
+    with _lock:
+        if _file is not None:
+            _file.close()
+        _file = None
+
+
+def _remove(directory: str, maker: int) -> None:
+    if os.getpid() == maker:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _renew() -> None:
+    # A forked child has a file of its own, and a thread of the parent may have held the lock.
+    global _lock, _file, _durations, _before
+    if _file is not None:
+        _file.close()
+    _lock, _file, _durations = threading.Lock(), None, Durations()
+    _before = events.counters()
+
+
+os.register_at_fork(after_in_child=_renew)

@@ -1,0 +1,321 @@
+"""Turns the hooks on and off. Activating imports neither torch nor the hooks: they come with what they patch."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import threading
+import time
+from typing import NamedTuple
+
+from safecache.errors import KeyringError, VerifierError
+from safecache.patching.targets import MODULES, TARGETS, VERIFYING
+from safecache.settings import config
+
+__all__ = ["HookStatus", "activate", "are_source_hooks_on", "deactivate", "is_active", "status", "was_switched"]
+
+
+class HookStatus(NamedTuple):
+    """One hook: ``state`` as Patch.state() has it or "not for this torch", and for one standing down the ``reason``."""
+
+    name: str
+    state: str
+    reason: str
+
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+    from typing import Any
+
+    from safecache.patching.patching import Patch
+
+
+_LOOK_AGAIN_SECONDS = 0.002
+_EXIT_SECONDS = 5.0
+
+
+class _Finder:
+    """Finds the target modules as the finders behind it do, and has them patched right after they are executed.
+
+    Not wrapt's post-import hooks: those let an exception of a hook fail the import and leave a second import
+    unpatched, and their loader hands assignments on to the loader it stands for, which recurses when another finder
+    assigns to ``exec_module``.
+    """
+
+    def __init__(self) -> None:
+        self._searching = threading.local()
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a target module, with a loader that patches; None for any other module."""
+        # A finder ahead of us may have found a target without asking us. Not patched here: importlib holds its global
+        # lock while it asks a finder.
+        _watch()
+        if fullname not in MODULES or getattr(self._searching, "name", None) == fullname:
+            return None
+        # A finder behind us may ask the whole of sys.meta_path again, us included.
+        self._searching.name = fullname
+        try:
+            spec = next(self._specs(fullname, path, target), None)
+        finally:
+            self._searching.name = None
+        if spec is not None and hasattr(spec.loader, "exec_module"):
+            _pending.discard(fullname)
+            spec.loader = _PatchingLoader(spec.loader)  # type: ignore[assignment]
+        return spec
+
+    def _specs(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None) -> Iterator[ModuleSpec]:
+        finders = list(sys.meta_path)
+        behind = finders[finders.index(self) + 1 :] if self in finders else []
+        for finder in behind:
+            find_spec = getattr(finder, "find_spec", None)
+            spec = None if find_spec is None else find_spec(fullname, path, target)
+            if spec is not None:
+                yield spec
+
+
+class _PatchingLoader:
+    """Loads a module as ``loader`` does, and patches it then. The module itself sees ``loader``."""
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Execute ``module`` and patch it. What the execution raises is raised, and of the patching VerifierError."""
+        module.__loader__ = self._loader
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._loader
+        self._loader.exec_module(module)
+        _patch_module(module.__name__, module)
+
+
+_lock = threading.RLock()
+_finder: _Finder | None = None
+_patches: dict[str, list[Patch]] = {}
+# Target modules that we have not tried to patch since the last activation.
+_pending: set[str] = set()
+# Those that could not even be tried, and why.
+_broken: dict[str, str] = {}
+_watcher: threading.Thread | None = None
+# What activate() or deactivate() was called last, if one was: those hooks that are in the source obey it too.
+_switched_on: bool | None = None
+
+
+def _renew_lock() -> None:
+    # Another thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
+    global _lock
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
+
+def activate() -> None:
+    """Turn the hooks on, reading the settings anew. Idempotent and thread-safe; imports nothing of torch.
+
+    A target that is already imported is patched now, any other right after its import. Raises ConfigError for a
+    setting with a bad value; in strict mode KeyringError where there is no key to verify with, and VerifierError for a
+    hook that verifies and cannot be put on. Then nothing is on.
+    """
+    global _finder, _switched_on
+    config.name_run()
+    settings = config.reload()
+    if settings.strict:
+        _check_strictly()
+    if settings.metrics:
+        from safecache import metrics
+
+        metrics.start()
+    with _lock:
+        _switched_on = True
+        if _finder is None:
+            _finder = _Finder()
+        if _finder not in sys.meta_path:
+            # A new list, here and below: another thread may be going through the old one.
+            sys.meta_path = [_finder, *sys.meta_path]
+        _pending.update(MODULES)
+    try:
+        _catch_up()
+    except VerifierError:
+        deactivate()
+        raise
+    _watch()
+
+
+def _check_strictly() -> None:
+    """Raise what can be known before torch is imported to keep strict mode from verifying anything."""
+    from safecache.patching import patching
+    from safecache.signing import keyring, provenance
+
+    objection = keyring.current(tell=False).objection()
+    if objection:
+        raise KeyringError(f"safecache: nothing can be verified, and SAFECACHE_STRICT is set: {objection}.")
+    if provenance.torch_version():
+        try:
+            patching.check_version()
+        except patching.StandDownError as error:
+            raise VerifierError(
+                f"safecache: no hook can be put on: {error}. Install a safecache that knows it."
+            ) from error
+
+
+def deactivate() -> None:
+    """Turn the hooks off: every patched attribute is again the object it was. Idempotent and thread-safe."""
+    global _finder, _switched_on
+    with _lock:
+        _switched_on = False
+        sys.meta_path = [finder for finder in sys.meta_path if finder is not _finder]
+        _finder = None
+        _pending.clear()
+        _broken.clear()
+        for patches in _patches.values():
+            for patch in patches:
+                patch.revert()
+    config.end_redirection()
+
+
+def is_active() -> bool:
+    """Whether the hooks are on."""
+    return _finder is not None
+
+
+def was_switched() -> bool:
+    """Whether the hooks were turned on or off in this process yet."""
+    return _switched_on is not None
+
+
+def are_source_hooks_on() -> bool:
+    """Whether hooks that a source patch has put on are: as was said last, or else the settings say."""
+    return config.current().enabled if _switched_on is None else _switched_on
+
+
+def status() -> list[HookStatus]:
+    """The state of every hook in the table, in its order."""
+    from safecache.signing import provenance
+
+    states = []
+    with _lock:
+        for target in TARGETS:
+            patch = next((p for p in _patches.get(target.module, ()) if p.target is target), None)
+            # Nor may it have the module, or the module what it needs.
+            if "torch" in sys.modules and target.is_not_for(provenance.torch_release()):
+                states.append(HookStatus(target.name, "not for this torch", ""))
+            elif "torch" in sys.modules and target.module not in sys.modules and _lacks(target.needs):
+                states.append(HookStatus(target.name, "not for this torch", f"{target.needs} is not installed"))
+            elif target.module in _broken:
+                states.append(HookStatus(target.name, "standing down", _broken[target.module]))
+            elif patch is not None:
+                states.append(HookStatus(target.name, patch.state(), patch.reason))
+            else:
+                imported = target.module in sys.modules
+                states.append(HookStatus(target.name, "inactive" if imported else "not yet imported", ""))
+    return states
+
+
+def _lacks(package: str) -> bool:
+    from importlib.util import find_spec
+
+    return bool(package) and find_spec(package) is None
+
+
+def _catch_up() -> None:
+    """Patch every target that was imported without our finder: before the activation, or through another finder."""
+    found = {name: sys.modules.get(name) for name in _pending.copy() if not _is_initialising(name)}
+    _pending.difference_update(name for name, module in found.items() if module is not None)
+    for name, module in found.items():
+        if module is not None:
+            _patch_module(name, module)
+
+
+def _patch_module(name: str, module: ModuleType) -> None:
+    _pending.discard(name)
+    _broken.pop(name, None)
+    try:
+        patches = _prepared(name)
+        with _lock:
+            if _finder is not None:
+                for patch in patches:
+                    patch.apply(module)
+    except VerifierError:
+        raise
+    except Exception as error:
+        # The host's import must not fail for our sake, whatever it was: a broken wrapt, say.
+        _say_broken(name, error)
+        if config.current().strict and any(target.hook in VERIFYING for target in TARGETS if target.module == name):
+            text = f"safecache: no hook can be put on {name}, and SAFECACHE_STRICT is set: {_broken[name]}"
+            raise VerifierError(text) from error
+
+
+def _prepared(name: str) -> list[Patch]:
+    """The patches of a module, with all that they import imported.
+
+    Not under our lock: an import can wait for another thread's, and that thread for our lock.
+    """
+    from safecache.patching.patching import Patch
+
+    with _lock:
+        if name not in _patches:
+            _patches[name] = [Patch(target) for target in TARGETS if target.module == name]
+        patches = _patches[name]
+    for patch in patches:
+        patch.prepare()
+    return patches
+
+
+def _say_broken(name: str, error: Exception) -> None:
+    import logging
+
+    from safecache.reporting import events
+
+    text = f"{type(error).__name__}: {error}"
+    if text not in _broken.values():
+        events.say(logging.WARNING, f"safecache: {name} works as in stock torch: {text}")
+    _broken[name] = text
+
+
+def _is_initialising(name: str) -> bool:
+    # As importlib itself asks before it waits for another thread's import.
+    return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
+
+
+def _is_any_pending() -> bool:
+    # Asked at every import of anything: a generator takes five times as long.
+    return any(map(sys.modules.__contains__, _pending.copy()))
+
+
+def _watch() -> None:
+    """Have a thread patch the targets whose import is under way or was not ours, as soon as they are imported."""
+    global _watcher
+    if _is_any_pending() and (_watcher is None or not _watcher.is_alive()):
+        # Of two threads that activate each starts its own.
+        watcher = threading.Thread(target=_await_imports, name="safecache-activation", daemon=True)
+        watcher.start()
+        _watcher = watcher
+
+
+def _await_imports() -> None:
+    # Looking now and then, for to wait as an import does could wait in a circle, or import anew what has failed.
+    while _is_any_pending():
+        try:
+            _catch_up()
+        except VerifierError as error:
+            # There is nobody to raise it to, and the module is in use.
+            print(error, file=sys.stderr, flush=True)
+            os._exit(config.EXIT_CONFIG)
+        time.sleep(_LOOK_AGAIN_SECONDS)
+
+
+@atexit.register
+def _end_watch() -> None:
+    # A daemon thread that is loading wrapt's extension module while the interpreter is taken down can crash it.
+    _pending.clear()
+    if _watcher is not None:
+        _watcher.join(_EXIT_SECONDS)

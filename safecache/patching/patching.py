@@ -1,0 +1,305 @@
+"""Puts one hook on one target, and takes it off again; stands down, by name, where the target is not what we know."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import importlib
+import inspect
+import pkgutil
+import sys
+import types
+from collections.abc import Callable, Iterator
+from enum import Enum
+from typing import Any
+
+from wrapt import (
+    BoundFunctionWrapper,
+    FunctionWrapper,
+    PathResolutionError,
+    WrapperNotOutermostError,
+    resolve_path,
+    unwrap_object,
+    wrap_object,
+)
+
+from safecache.errors import VerifierError
+from safecache.patching import targets
+from safecache.patching.targets import Target
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+from safecache.signing import provenance
+
+__all__ = ["Patch", "StandDown", "StandDownError", "check_version", "hook_function", "signature_of", "wrapped"]
+
+
+_DEEPEST_CHAIN = 100
+_REMEDY = "What it guards is as in stock torch; a newer safecache may know this release."
+_STRICT_REMEDY = "A newer safecache may know this release; SAFECACHE_STRICT=0 goes on without it."
+
+
+class StandDown(Enum):
+    """Why a hook was not put on."""
+
+    UNKNOWN_VERSION = "unknown torch version"
+    NOT_FOUND = "not found"
+    UNKNOWN_SIGNATURE = "unknown signature"
+    HOOK_FAILED = "hook failed"
+
+
+class StandDownError(Exception):
+    """The target is not what the table says."""
+
+    def __init__(self, why: StandDown, detail: str) -> None:
+        super().__init__(f"{why.value}: {detail}")
+        self.why = why
+
+
+class _Hook:
+    """A wrapper that was put on a target once. Off, it passes every call straight on."""
+
+    def __init__(self) -> None:
+        self.wrapper: Any = None
+        self.enabled = True
+
+    def is_below(self, outermost: Any) -> bool:
+        """Whether calling ``outermost`` comes to the wrapper, as far as ``__wrapped__`` tells."""
+        # A closure is usually made over the bound form of our wrapper.
+        return any(self.wrapper is layer or self.wrapper is parent for layer, parent in _layers(outermost))
+
+
+def _layers(outermost: Any) -> Iterator[tuple[Any, Any]]:
+    """What calls what, as far as ``__wrapped__`` tells; each with the wrapper that it is the bound form of."""
+    layer = outermost
+    for _ in range(_DEEPEST_CHAIN):
+        yield layer, getattr(layer, "_self_parent", None)
+        layer = getattr(layer, "__wrapped__", None)
+        if layer is None:
+            return
+
+
+def wrapped(original: Any, function: Any, enabled: Callable[[], bool]) -> Any:
+    """``original``, a function or the module ``pickle``, with the hook ``function`` on it while ``enabled()``."""
+    if isinstance(original, types.ModuleType):
+        return function(original, enabled=enabled)
+    return _Wrapper(original, function, enabled=enabled)
+
+
+def _by_name(function: Any) -> tuple[Any, tuple[str]]:
+    return pkgutil.resolve_name, (f"{function.__module__}:{function.__qualname__}",)
+
+
+class _BoundWrapper(BoundFunctionWrapper[Any, Any]):
+    """Pickles and copies as the method does, of its instance or class: autotuners hold some of those that we wrap."""
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+        method = self.__wrapped__
+        if isinstance(method, types.MethodType):
+            return getattr, (method.__self__, method.__name__)
+        return _by_name(method)
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        method = self.__wrapped__
+        if not isinstance(method, types.MethodType):
+            return self
+        return getattr(copy.deepcopy(method.__self__, memo), method.__name__)
+
+
+class _Wrapper(FunctionWrapper[Any, Any]):
+    """Pickles by name and copies as itself, as the function does: torch sends some to its compile workers."""
+
+    __bound_function_wrapper__ = _BoundWrapper
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # One that was made in a function has no name that leads to it: pickle refuses it, as in stock.
+        has_name = "<locals>" not in self.__qualname__
+        imported = getattr(sys.modules[self.__module__], self.__qualname__, None) is not self
+        return _by_name(self) if imported and has_name else self.__qualname__
+
+    def __copy__(self) -> Any:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Any:
+        return self
+
+
+class Patch:
+    """One hook and its target, over its life: on, off, on again, or standing down."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self.reason = ""
+        self._hook_function: Any = None
+        self._import_error: Exception | None = None
+        self._module: types.ModuleType | None = None
+        # All that were ever put on: a mock's end, or a closure somebody keeps, can bring back one that was taken off.
+        self._hooks: list[_Hook] = []
+
+    def prepare(self) -> None:
+        """Import the hook, outside of any lock; a failure is for apply() to report."""
+        try:
+            self._hook_function = hook_function(self.target.hook)
+        except Exception as error:
+            self._hook_function = None
+            self._import_error = error
+
+    def apply(self, module: types.ModuleType) -> None:
+        """Put the hook on; if that cannot be done, note and report why.
+
+        Raises VerifierError in strict mode, of a hook that verifies; else no Exception.
+        """
+        try:
+            self._apply(module)
+            self.reason = ""
+        except Exception as error:
+            stood_down = error if isinstance(error, StandDownError) else _failed(error)
+            self.reason = str(stood_down)
+            all_alike = stood_down.why is StandDown.UNKNOWN_VERSION
+            hook = "every hook" if all_alike else f"the hook on {self.target.name}"
+            events.report(
+                Reason.STOOD_DOWN,
+                f"{hook} stands down: {self.reason}.",
+                cause=hook,
+                remedy=_REMEDY,
+                error=error,
+            )
+            if config.current().strict and self.target.hook in targets.VERIFYING:
+                text = f"safecache: {hook} verifies, and stands down: {self.reason}. {_STRICT_REMEDY}"
+                raise VerifierError(text) from error
+
+    def _apply(self, module: types.ModuleType) -> None:
+        if self._hook_function is None:
+            raise _failed(self._import_error)
+        check_version()
+        if self.target.is_not_for(provenance.torch_release()):
+            return
+        original = _resolve(module, self.target.attribute)
+        if self._is_in_source(module, original):
+            return
+        self._module = module
+        present = self._present(original)
+        if present is None:
+            _check_signature(original, self.target.signatures)
+            present = _Hook()
+            present.wrapper = wrap_object(module, self.target.attribute, self._factory(present))
+            self._hooks.append(present)
+        for hook in self._hooks:
+            hook.enabled = hook is present
+        self._replace_copies(present.wrapper.__wrapped__, present.wrapper)
+
+    def _present(self, outermost: Any) -> _Hook | None:
+        return next((hook for hook in self._hooks if hook.is_below(outermost)), None)
+
+    def _is_in_source(self, module: types.ModuleType, original: Any) -> bool:
+        """Whether a source patch (patches/) does the hook's work already."""
+        marked = bool(self.target.marker) and getattr(module, self.target.marker, False) is True
+        return marked or _source_hook(original) is not None
+
+    def _factory(self, hook: _Hook) -> Any:
+        return lambda original: wrapped(original, self._hook_function, lambda: hook.enabled)
+
+    def revert(self) -> None:
+        """Take the hook off: the original object is back, or only what others wrapped around it remains."""
+        self.reason = ""
+        for hook in self._hooks:
+            hook.enabled = False
+            self._replace_copies(hook.wrapper, hook.wrapper.__wrapped__)
+            if self._module is not None:
+                with contextlib.suppress(WrapperNotOutermostError):  # under a plain closure: off is all it can be
+                    unwrap_object(self._module, self.target.attribute, hook.wrapper, missing_ok=True)
+
+    def _replace_copies(self, old: Any, new: Any) -> None:
+        for name in self.target.copies:
+            holder = vars(sys.modules.get(name, object))
+            if holder.get(self.target.attribute) is old:
+                setattr(sys.modules[name], self.target.attribute, new)
+
+    def state(self) -> str:
+        """``active``, ``in the source``, ``standing down``, ``overwritten``, ``inactive`` or ``not yet imported``."""
+        module = sys.modules.get(self.target.module)
+        if self.reason:
+            return "standing down"
+        if module is None:
+            return "not yet imported"
+        enabled = next((hook for hook in self._hooks if hook.enabled), None)
+        try:
+            found = _resolve(module, self.target.attribute)
+        except StandDownError:
+            return "inactive" if enabled is None else "overwritten"
+        if enabled is not None:
+            return "active" if enabled.is_below(found) else "overwritten"
+        in_source = self._is_in_source(module, found)
+        hook = _source_hook(found)
+        return "in the source" if in_source and (hook is None or hook._self_enabled()) else "inactive"
+
+
+def hook_function(name: str) -> Any:
+    """The hook ``module:function`` below safecache.hooks. Raises whatever its import does."""
+    module, _, function = name.partition(":")
+    return getattr(importlib.import_module(f"safecache.hooks.{module}"), function)
+
+
+def _source_hook(outermost: Any) -> Any:
+    """What safecache.patched has put on in the source, None if nothing."""
+    return next((layer for layer, _ in _layers(outermost) if getattr(layer, "_self_in_source", False) is True), None)
+
+
+def _failed(error: Exception | None) -> StandDownError:
+    return StandDownError(StandDown.HOOK_FAILED, f"{type(error).__name__}: {error}")
+
+
+def check_version() -> None:
+    """Raise StandDownError for a release of torch that the table says nothing of."""
+    if not targets.TORCH_FROM <= provenance.torch_release() < targets.TORCH_UNTIL:
+        known = "{}.{} to before {}.{}".format(*targets.TORCH_FROM, *targets.TORCH_UNTIL)
+        raise StandDownError(StandDown.UNKNOWN_VERSION, f"{provenance.torch_version()}, known are {known}")
+
+
+def _resolve(module: types.ModuleType, attribute: str) -> Any:
+    try:
+        return resolve_path(module, attribute)[2]
+    except (AttributeError, PathResolutionError) as error:
+        raise StandDownError(StandDown.NOT_FOUND, str(error)) from error
+
+
+def _check_signature(original: Any, known: tuple[str, ...]) -> None:
+    found = signature_of(original)
+    if found not in known:
+        raise StandDownError(StandDown.UNKNOWN_SIGNATURE, f"({found}), known are {' and '.join(map(repr, known))}")
+
+
+def signature_of(original: Any) -> str:
+    """The signature in the notation of the table; of a module, its name."""
+    if isinstance(original, types.ModuleType):
+        return f"<module {original.__name__}>"
+    function = getattr(original, "__func__", original)
+    if type(function) is types.FunctionType and not vars(function):
+        return _signature_of_plain(function)
+    return ", ".join(
+        ("*" if parameter.kind is parameter.KEYWORD_ONLY else "")
+        + parameter.name
+        + ("" if parameter.default is parameter.empty else "=")
+        for parameter in inspect.signature(function).parameters.values()
+    )
+
+
+def _signature_of_plain(function: types.FunctionType) -> str:
+    """As inspect.signature tells it of a function that nothing is noted on, in a thirtieth of the time."""
+    code = function.__code__
+    positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
+    names = list(code.co_varnames)
+    defaults = len(function.__defaults__ or ())
+    found = [f"{name}=" if place >= positional - defaults else name for place, name in enumerate(names[:positional])]
+    rest = names[positional + keyword_only :]
+    if code.co_flags & inspect.CO_VARARGS:
+        found.append(rest.pop(0))
+    with_default = function.__kwdefaults__ or {}
+    for name in names[positional : positional + keyword_only]:
+        found.append(f"*{name}=" if name in with_default else f"*{name}")
+    if code.co_flags & inspect.CO_VARKEYWORDS:
+        found.append(rest[0])
+    return ", ".join(found)

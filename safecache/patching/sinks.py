@@ -1,0 +1,322 @@
+"""Every place in the source of torch and Triton that runs bytes, or makes objects of them, and what comes of each.
+
+The places are found by a scan of their syntax trees. The table beside this module, sinks.txt, has for each the hook
+that verifies what is run there, or why it needs none.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import importlib.util
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import NamedTuple
+
+from safecache.patching import targets
+
+__all__ = [
+    "DISTRIBUTIONS",
+    "Listed",
+    "Sink",
+    "Verdict",
+    "differences",
+    "installed",
+    "listed",
+    "release_of",
+    "scan",
+    "scan_source",
+    "table",
+]
+
+# What may touch a cache, a temporary directory or an artifact of torch.compile, relative to site-packages.
+_PLACES = (
+    "torch/_inductor",
+    "torch/_dynamo",
+    "torch/_functorch",
+    "torch/_export",
+    "torch/_precompile.py",
+    "torch/_precompile_driver.py",
+    "torch/_vendor",
+    "torch/compiler",
+    "torch/export",
+    "torch/fx/_graph_pickler.py",
+    "torch/utils/_triton.py",
+    "torch/utils/cpp_extension.py",
+    "triton/_C",
+    "triton/backends",
+    "triton/compiler",
+    "triton/runtime",
+)
+# And these files of Triton itself: _compile_warmup_pool.py, _utils.py and whatever comes.
+_TRITON_FILES = re.compile(r"_\w+\.py")
+
+_BUILTINS = frozenset({"exec", "eval", "compile", "__import__"})
+_FUNCTIONS = frozenset(
+    {
+        *(f"{module}.load" for module in ("pickle", "_pickle", "cloudpickle", "dill", "joblib", "marshal", "numpy")),
+        *(f"runpy.{name}" for name in ("run_path", "run_module")),
+        *(f"subprocess.{name}" for name in ("run", "call", "check_call", "check_output", "Popen", "getoutput")),
+        *(f"os.{name}" for name in ("system", "popen", "execv", "execve", "execvp", "execl", "execlp", "posix_spawn")),
+        *(f"sys.path.{name}" for name in ("append", "insert", "extend")),
+        "asyncio.create_subprocess_exec",
+        "asyncio.create_subprocess_shell",
+        "importlib.util.spec_from_file_location",
+        "importlib.machinery.SourceFileLoader",
+        "importlib.machinery.ExtensionFileLoader",
+        "shelve.open",
+        "torch.load",
+        "torch.jit.load",
+        "torch.package.PackageImporter",
+    }
+)
+# Wherever the object comes from that has them.
+_METHODS = re.compile(
+    r"(LoadLibrary|load_library|load_module|exec_module|_load_kernel|load_binary|load_cubin|"
+    r"CDLL|PyDLL|AOTIModel(PackageLoader|ContainerRunner)\w*|_pickle_load_obj|loads|Unpickler|dlopen|"
+    r"\w*[mM]odule_?[lL]oad(_?[dD]ata)?(Ex)?)"
+)
+# JSON is parsed; the others are what a kernel loads from memory.
+_HARMLESS = re.compile(r"json\.loads|self\.loads|.*\b(value|source)\.loads")
+# Whoever asks for one of these may find something there that it runs later, or has C++ run.
+_CACHES = re.compile(r"[\w.]+\.(default_cache_dir|cache_dir|get_cache_manager)|[A-Z_]*(CACHE|EXTENSIONS)_DIR")
+# In generated code: C++ and Python.
+_TEXTS = re.compile(
+    r"\b(\w*ModuleLoad\w*|zeModuleCreate|dlopen|load[A-Z]?\w*Kernel|pickle\.loads?|exec|eval|load_library|CDLL)\s*\("
+)
+
+
+class Sink(NamedTuple):
+    """``what`` is called or handed on, how many ``times``, in this ``function`` of this ``module`` (a path)."""
+
+    module: str
+    function: str
+    what: str
+    times: int
+
+
+def scan(packages: str, distribution: str) -> list[Sink]:
+    """The sinks of torch, or of triton, in this site-packages directory, sorted. Raises OSError and SyntaxError."""
+    return sorted(sink for path in _sources(packages, distribution) for sink in _of_file(packages, path))
+
+
+def _of_file(packages: str, path: str) -> list[Sink]:
+    with open(os.path.join(packages, path), encoding="utf-8") as file:
+        return scan_source(file.read(), path)
+
+
+def _sources(packages: str, distribution: str) -> Iterator[str]:
+    files = (
+        [f"triton/{name}" for name in os.listdir(os.path.join(packages, "triton")) if _TRITON_FILES.fullmatch(name)]
+        if distribution == "triton"
+        else []
+    )
+    for place in (*_PLACES, *files):
+        if not place.startswith(f"{distribution}/"):
+            continue
+        if place.endswith(".py"):
+            if os.path.exists(os.path.join(packages, place)):
+                yield place
+            continue
+        for directory, _, names in os.walk(os.path.join(packages, place)):
+            yield from (
+                os.path.relpath(os.path.join(directory, name), packages) for name in names if name.endswith(".py")
+            )
+
+
+def scan_source(source: str, path: str) -> list[Sink]:
+    """The sinks of one module. Raises SyntaxError."""
+    tree = ast.parse(source, path)
+    visitor = _Visitor(_bound(tree), _imported(tree))
+    visitor.visit(tree)
+    return [Sink(path, function, what, times) for (function, what), times in visitor.found.items()]
+
+
+def _imported(tree: ast.AST) -> dict[str, str]:
+    """What each name stands for that the module imports anywhere."""
+    names: dict[str, str] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names.update({alias.asname: alias.name for alias in node.names if alias.asname})
+        elif isinstance(node, ast.ImportFrom):
+            prefix = "." * node.level + (node.module or "")
+            names.update({alias.asname or alias.name: f"{prefix}.{alias.name}" for alias in node.names})
+    return names
+
+
+def _bound(tree: ast.Module) -> frozenset[str]:
+    """The builtins that are something else in this module."""
+    bound = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
+    return frozenset(bound & _BUILTINS)
+
+
+class _Visitor(ast.NodeVisitor):
+    """Collects what is looked up, called or not: ``partial(pickle.loads, …)`` and a base class are sinks too."""
+
+    def __init__(self, bound: frozenset[str], imported: Mapping[str, str]) -> None:
+        self.found: Counter[tuple[str, str]] = Counter()
+        self._bound = bound
+        self._imported = imported
+        self._scope: list[str] = []
+
+    def _enter(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> None:
+        for decorator in node.decorator_list:
+            self.visit(decorator)
+        self._scope.append(node.name)
+        bases = [*node.bases, *node.keywords] if isinstance(node, ast.ClassDef) else [node.args]
+        for child in [*bases, *node.body]:
+            self.visit(child)
+        self._scope.pop()
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _enter
+
+    def visit_Expr(self, node: ast.Expr) -> None:
+        if not isinstance(node.value, ast.Constant):  # a docstring
+            self.generic_visit(node)
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        if node.value is not None:
+            self.visit(node.value)
+
+    def visit_arg(self, node: ast.arg) -> None:
+        """Passed over: a type that is annotated is not used."""
+
+    def visit_Name(self, node: ast.Name) -> None:
+        self._look(node)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        if not self._look(node):
+            self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if isinstance(node.value, str):
+            for text in _TEXTS.findall(node.value):
+                self._add(f'"{text}("')
+            if _CACHES.fullmatch(node.value):
+                self._add(f'"{node.value}"')
+
+    def _look(self, node: ast.Name | ast.Attribute) -> bool:
+        name = self._name(node)
+        is_sink = name is not None and isinstance(node.ctx, ast.Load) and self._is_sink(name)
+        if is_sink:
+            self._add(str(name))
+        return is_sink
+
+    def _is_sink(self, name: str) -> bool:
+        if name in _BUILTINS:
+            return name not in self._bound and hasattr(builtins, name)
+        if name in _FUNCTIONS:
+            return True
+        if "." not in name or _HARMLESS.fullmatch(name):
+            return False
+        is_cache = _CACHES.fullmatch(name) is not None and not name.startswith("self.")
+        return is_cache or _METHODS.fullmatch(name.rpartition(".")[2]) is not None
+
+    def _name(self, node: ast.expr) -> str | None:
+        """The dotted name, with what the module imports in place of what it calls that."""
+        if isinstance(node, ast.Name):
+            return self._imported.get(node.id, node.id)
+        if isinstance(node, ast.Attribute):
+            return f"{self._name(node.value) or '…'}.{node.attr}"
+        return None
+
+    def _add(self, what: str) -> None:
+        self.found[".".join(self._scope) or "<module>", what] += 1
+
+
+DISTRIBUTIONS = ("torch", "triton")
+_TABLE = os.path.join(os.path.dirname(__file__), "sinks.txt")
+_ROW = re.compile(r"  (\S+) (\S+) (\S+?)(?:\*(\d+))?(?: (\d+\.\d+)(?:-(\d+\.\d+))?)?")
+_FIRST = {"torch": targets.TORCH_FROM, "triton": targets.TRITON_FROM}
+_LAST = {"torch": targets.TORCH_UNTIL, "triton": targets.TRITON_UNTIL}
+
+
+class Verdict(NamedTuple):
+    """What comes of a sink: the ``hooks`` that verify what is read there, or the ``reason`` why none has to.
+
+    ``open``: something has to, and nothing does yet; the reason says what.
+    """
+
+    hooks: tuple[str, ...]
+    reason: str
+    open: bool
+
+
+class Listed(NamedTuple):
+    """A row of the table: ``since`` the first release that has the sink, ``until`` the last."""
+
+    sink: Sink
+    verdict: Verdict
+    since: tuple[int, int]
+    until: tuple[int, int]
+
+
+@cache
+def table() -> tuple[Listed, ...]:
+    """All rows. Raises ValueError for a line that is none, and OSError."""
+    with open(_TABLE, encoding="utf-8") as file:
+        return tuple(_parsed(line.rstrip("\n") for line in file))
+
+
+def _parsed(lines: Iterable[str]) -> Iterator[Listed]:
+    verdict = None
+    for line in lines:
+        if not line or line.startswith("#"):
+            continue
+        found = _ROW.fullmatch(line)
+        if found is None:
+            verdict = _verdict(line)
+        elif verdict is None:
+            raise ValueError(f"no verdict stands above {line!r}")
+        else:
+            yield _row(found, verdict)
+
+
+def _verdict(line: str) -> Verdict:
+    word, _, rest = line.partition(" ")
+    if word == "hook":
+        return Verdict(tuple(rest.split()), "", False)
+    if word in ("none", "open") and rest:
+        return Verdict((), rest, word == "open")
+    raise ValueError(f"neither a row nor a verdict: {line!r}")
+
+
+def _row(found: re.Match[str], verdict: Verdict) -> Listed:
+    module, function, what, times, since, until = found.groups()
+    distribution = module.partition("/")[0]
+    major, minor = _LAST[distribution]
+    first = release_of(since) if since else _FIRST[distribution]
+    last = release_of(until or since) if since else (major, minor - 1)
+    return Listed(Sink(module, function, what, int(times or 1)), verdict, first, last)
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """The major and minor version; (0, 0), of which nothing is listed, for a text that has none."""
+    digits = re.match(r"(\d+)\.(\d+)", version)
+    return (int(digits[1]), int(digits[2])) if digits else (0, 0)
+
+
+def listed(distribution: str, release: tuple[int, int]) -> dict[Sink, Verdict]:
+    """The sinks of this release of torch or triton, and what comes of them."""
+    return {
+        row.sink: row.verdict
+        for row in table()
+        if row.sink.module.startswith(f"{distribution}/") and row.since <= release <= row.until
+    }
+
+
+def installed(distribution: str) -> list[Sink] | None:
+    """What the installed torch or triton has; None if there is none. Imports neither; raises OSError."""
+    spec = importlib.util.find_spec(distribution)
+    if spec is None or not spec.submodule_search_locations:
+        return None
+    return scan(os.path.dirname(spec.submodule_search_locations[0]), distribution)
+
+
+def differences(found: Sequence[Sink], known: Iterable[Sink]) -> tuple[list[Sink], list[Sink]]:
+    """The sinks that are found and not known, and those that are known and not found."""
+    unknown, vanished = set(found).difference(known), set(known).difference(found)
+    return sorted(unknown), sorted(vanished)

@@ -1,0 +1,178 @@
+"""Where torch and Triton keep entries and compiled code, how they name them, and what dead writers of Triton left."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from safecache.files import filesystem, folders, temporaries
+from safecache.reporting.kinds import Kind
+from safecache.settings import config
+
+__all__ = [
+    "AOT_FOLDER",
+    "CODE_FOLDER",
+    "FX_FOLDER",
+    "TRITON_FOLDER",
+    "TRITON_KEY",
+    "Code",
+    "Location",
+    "cache_root",
+    "code",
+    "entry_name",
+    "is_temporary",
+    "list_entries",
+    "locate",
+    "reap_once",
+    "triton_caches",
+    "walk",
+]
+
+_NAME = re.compile(r"tmp\.pid_(\d+)_[0-9a-f-]{36}")
+# Seconds. They are not locked, and whether the process lives can be told on its own host alone.
+_PATIENCE = 86400.0
+
+_reaped: set[str] = set()
+
+
+def is_temporary(name: str) -> bool:
+    """Whether a file or directory of this name in Triton's cache is one that somebody, perhaps, still writes."""
+    return _NAME.fullmatch(name) is not None or temporaries.is_temporary(name)
+
+
+def reap_once(directory: str) -> None:
+    """Remove those of dead writers in ``directory``, once in this process; what cannot be removed stays."""
+    if directory in _reaped:
+        return
+    _reaped.add(directory)
+    root, key = os.path.split(directory)
+    with suppress(OSError), folders.opened(root, [key]) as folder:
+        for name in folder.names():
+            writer = _NAME.fullmatch(name)
+            with suppress(OSError):
+                if writer and _is_old(folder.status(name)) and not _lives(int(writer[1])):
+                    folder.remove(name)
+
+
+def _is_old(status: os.stat_result) -> bool:
+    return stat.S_ISDIR(status.st_mode) and time.time() - status.st_mtime >= _PATIENCE
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
+
+
+# <root>/aotautograd/<key>/<entry> and <root>/fxgraph/<two letters>/<key>/<entry>
+AOT_FOLDER = "aotautograd"
+FX_FOLDER = "fxgraph"
+# <triton's cache>/<key>/<file>, where that is often <root>/triton/<device>
+TRITON_FOLDER = "triton"
+TRITON_KEY = re.compile(r"[A-Z2-7]{52}")
+# <root>/<two letters of the key>/<key>.<ending>
+CODE_FOLDER = re.compile(r"[a-z2-7]{2}")
+
+
+class Location(NamedTuple):
+    """An entry file, and what its place says it is."""
+
+    path: str
+    kind: Kind
+    cache_key: str
+
+
+class Code(NamedTuple):
+    """A file of compiled code, and the directory that it is vouched for in."""
+
+    path: str
+    root: str
+    kind: Kind
+
+
+def entry_name(content: bytes) -> str:
+    """The file name that torch gives an entry of this content."""
+    return base64.b32encode(hashlib.sha256(content).digest())[:51].decode().lower()
+
+
+def cache_root(path: str) -> str:
+    """The cache directory that the entry at ``path`` lies in; its own directory if it lies in none."""
+    directory = os.path.dirname(path)
+    above = os.path.dirname(os.path.dirname(path))
+    if os.path.basename(above) == AOT_FOLDER:
+        return os.path.dirname(above)
+    above = os.path.dirname(above)
+    return os.path.dirname(above) if os.path.basename(above) == FX_FOLDER else directory
+
+
+def locate(path: str) -> Location | None:
+    """What the place of the file at ``path`` says it is; None if it does not lie where torch keeps entries."""
+    path = os.path.abspath(path)
+    directory, above = os.path.dirname(path), os.path.dirname(os.path.dirname(path))
+    if os.path.basename(above) == AOT_FOLDER:
+        return Location(path, Kind.AOT_ENTRY, os.path.basename(directory))
+    if os.path.basename(os.path.dirname(above)) == FX_FOLDER:
+        return Location(path, Kind.FX_ENTRY, os.path.basename(directory))
+    return None
+
+
+def list_entries(directory: str) -> list[str]:
+    """The names of the entries in ``directory``, sorted; none if it does not exist. Raises OSError."""
+    try:
+        names = filesystem.retried(lambda: folders.names_in(directory), filesystem.READING)
+    except FileNotFoundError:
+        return []
+    return sorted(name for name in names if not name.startswith("."))
+
+
+def walk(root: str) -> Iterator[Location]:
+    """Every entry below the cache directory ``root``, whatever kind of file it is. Raises OSError."""
+    config.name_cache(root)
+    for kind, parents in (
+        (Kind.AOT_ENTRY, [os.path.join(root, AOT_FOLDER)]),
+        (Kind.FX_ENTRY, list(_subdirectories(os.path.join(root, FX_FOLDER)))),
+    ):
+        for parent in parents:
+            for directory in _subdirectories(parent):
+                for name in list_entries(directory):
+                    yield Location(os.path.join(directory, name), kind, os.path.basename(directory))
+
+
+def code(root: str) -> Iterator[Code]:
+    """Every file of compiled code below the cache directory ``root``, of Inductor or of Triton. Raises OSError."""
+    config.name_cache(root)
+    for cache in triton_caches(root):
+        yield from _code_in(cache)
+
+
+def _code_in(root: str) -> Iterator[Code]:
+    for directory in _subdirectories(root):
+        if TRITON_KEY.fullmatch(os.path.basename(directory)):
+            for name in list_entries(directory):
+                if not is_temporary(name):
+                    yield Code(os.path.join(directory, name), root, Kind.KERNEL)
+        else:
+            for name in list_entries(directory):
+                if name.endswith((".so", ".o")):
+                    yield Code(os.path.join(directory, name), root, Kind.NATIVE_CODE)
+
+
+def triton_caches(root: str) -> Iterator[str]:
+    """Where Triton's keys may have directories: in ``root``, or in Inductor's folders below it. Raises OSError."""
+    yield root
+    yield from _subdirectories(os.path.join(root, TRITON_FOLDER))
+
+
+def _subdirectories(directory: str) -> Iterator[str]:
+    yield from (item.path for item in folders.listed(directory) if item.is_directory)

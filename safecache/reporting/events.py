@@ -1,0 +1,160 @@
+"""What happened: counters, and one warning per cause and process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from safecache.errors import SafecacheError
+from safecache.reporting import policy, process_label, tracing
+from safecache.reporting.reasons import Count, Reason
+from safecache.settings import config
+from safecache.settings.escaping import printable
+
+__all__ = [
+    "add_refusal",
+    "count",
+    "counters",
+    "notify",
+    "reading",
+    "refusals",
+    "report",
+    "reset",
+    "say",
+    "set_observer",
+    "took",
+]
+
+# No NullHandler: it would do what it is for, and keep the warnings from the standard error of a server that configures
+# its own loggers alone (vLLM does). Below a warning, nothing is shown that nobody has asked for, with or without one.
+_log = logging.getLogger("safecache")
+
+_lock = threading.Lock()
+_counters: Counter[str] = Counter()
+_warned: set[tuple[Reason, str]] = set()
+_observer: Callable[[str, float | None], None] | None = None
+
+
+class _Reading(threading.local):
+    """What this thread's lookup met: torch swallows exceptions on the way out, so a strict error is kept here too."""
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.error: SafecacheError | None = None
+        self.refusals: list[str] = []
+
+
+_reading = _Reading()
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Run torch's lookup; what report() raises inside it leaves this block even where torch swallowed it."""
+    _reading.depth += 1
+    if _reading.depth == 1:
+        _reading.error, _reading.refusals = None, []
+    try:
+        yield
+    except Exception:
+        if _reading.error is not None:
+            raise _reading.error from _reading.error.__cause__
+        raise
+    finally:
+        _reading.depth -= 1
+    if _reading.error is not None:
+        raise _reading.error from _reading.error.__cause__
+
+
+def add_refusal(message: str) -> None:
+    """Something that this thread's lookup could not use, for who reports the lookup: see refusals()."""
+    if _reading.depth:
+        _reading.refusals.append(message)
+
+
+def refusals() -> list[str]:
+    """What this thread's lookup could not use, and why; inside reading()."""
+    return list(_reading.refusals)
+
+
+def set_observer(observer: Callable[[str, float | None], None] | None) -> None:
+    """Have ``observer`` called after each count with its name, and with the seconds that something took, if known."""
+    global _observer
+    _observer = observer
+
+
+def count(what: Count | Reason) -> None:
+    """Add one to a counter."""
+    with _lock:
+        _counters[what.value] += 1
+    notify(what.value)
+
+
+def notify(name: str) -> None:
+    """Tell the observer that something was counted under ``name``, here or elsewhere."""
+    if _observer is not None:
+        _observer(name, None)
+
+
+def took(what: Count, seconds: float) -> None:
+    """Count something, and how long it took, which only an observer keeps."""
+    count(what)
+    if _observer is not None:
+        _observer(what.value, seconds)
+
+
+def counters() -> dict[str, int]:
+    """How often each thing happened in this process, by the values of Count and Reason; absent means never."""
+    with _lock:
+        return dict(_counters)
+
+
+def report(
+    reason: Reason, message: str, *, cause: str = "", remedy: str = "", error: BaseException | None = None
+) -> None:
+    """Count and trace ``reason``; then, as the policy says, warn once for this reason and ``cause``, or raise.
+
+    What was said already, or is not worth it, is logged for those alone who ask for that: TORCH_LOGS=+safecache.
+    Raises the SafecacheError that the policy names for this reason, in strict mode, with ``error`` as its cause.
+    """
+    count(reason)
+    tracing.artifact(reason.value, {"reason": reason.value, "what": message, "cause": cause, "remedy": remedy})
+    action = policy.decide(reason, strict=config.current().strict)
+    text = printable(f"safecache: {message} [{reason.value}]" + (f" {remedy}" if remedy else ""))
+    if action.error is not None:
+        raised: SafecacheError = action.error(text)
+        if _reading.depth:
+            _reading.error = raised
+        raise raised from error
+    with _lock:
+        first = (reason, cause) not in _warned
+        _warned.add((reason, cause))
+    if first and action.warn:
+        say(logging.WARNING, f"{text} (Said once; safecache.stats() counts the rest.)")
+    else:
+        say(logging.DEBUG, text)
+
+
+def say(level: int, text: str) -> None:
+    """Log a line, with what tells this process from the others of a server; one line, whatever is in ``text``."""
+    if _log.isEnabledFor(level):
+        _log.log(level, "%s %s", printable(text), process_label.label())
+
+
+def reset() -> None:
+    """Forget the counters and which warnings were given."""
+    with _lock:
+        _counters.clear()
+        _warned.clear()
+
+
+def _renew_lock() -> None:
+    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

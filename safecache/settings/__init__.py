@@ -1,0 +1,4 @@
+"""The settings: their table, what their values mean, and as this process has them.
+
+Imports nothing but errors.
+"""

@@ -1,0 +1,266 @@
+"""The settings as this process has them; the only reader, and writer, of its environment."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from safecache.errors import ConfigError
+from safecache.settings.settings import ISOLATE, SETTINGS
+
+# Not from typing: importing that would be half of what `import safecache` costs.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from typing import Any
+
+__all__ = [
+    "EXIT_CONFIG",
+    "Config",
+    "cache_directory",
+    "child_environment",
+    "current",
+    "end_redirection",
+    "flydsl_directory",
+    "is_asked_for",
+    "isolate",
+    "load",
+    "metrics_directory",
+    "multiprocess_directory",
+    "name_cache",
+    "name_run",
+    "problems",
+    "rank",
+    "redirect_cache",
+    "redirected",
+    "reload",
+    "run_id",
+    "set_flydsl_directory",
+    "set_metrics_directory",
+    "within_cache",
+]
+
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: how a process ends whose settings cannot be met
+
+_CACHE_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
+_TRITON_DIRECTORY = "TRITON_CACHE_DIR"
+_REDIRECTED = "_SAFECACHE_REDIRECTED"
+_RUN = "_SAFECACHE_RUN"
+_FLYDSL_DIRECTORY = "FLYDSL_RUNTIME_CACHE_DIR"
+_OUR_FLYDSL_DIRECTORY = "_SAFECACHE_FLYDSL_DIRECTORY"
+_METRICS_DIRECTORY = "_SAFECACHE_METRICS_DIRECTORY"
+# What prometheus_client looks for, in this order.
+_MULTIPROCESS_DIRECTORIES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
+# How torchrun, Open MPI and MPICH tell a process its place. Not Slurm: in a batch script, that is the script's.
+_RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+class Config:
+    """One reading of the settings, by the names in SETTINGS."""
+
+    enabled: bool
+    strict: bool
+    trust: str
+    key_file: str | None
+    keyring: str | None
+    namespace: str
+    shared: bool
+    fsync: str
+    lower: tuple[str, ...]
+    local: str | None
+    max_bytes: int | None
+    max_files: int | None
+    max_age: int | None
+    must_hit: bool
+    lock_timeout: float
+    exec_dir: str | None
+    isolate: bool | str
+    prefetch: bool
+    compile_timeout: float | None
+    compile_memory: int | None
+    explain: bool
+    metrics: bool
+    config_home: str | None
+
+    def __init__(self, **values: Any) -> None:
+        vars(self).update(values)
+
+
+def load(environ: Mapping[str, str]) -> Config:
+    """Read the settings from ``environ``. An empty variable counts as unset.
+
+    Raises ConfigError naming the variable, its value and what is allowed.
+    """
+    values: dict[str, Any] = {}
+    for setting in SETTINGS:
+        text = environ.get(setting.variable, "")
+        try:
+            values[setting.name] = setting.parse(text) if text else setting.default
+        except ValueError:
+            raise ConfigError(f"{setting.variable}={text!r} is not allowed: use {setting.allowed}") from None
+    return Config(**values, config_home=_config_home(environ))
+
+
+def problems(environ: Mapping[str, str]) -> dict[str, str]:
+    """What load() would refuse of ``environ``, by variable."""
+    found = {}
+    for setting in SETTINGS:
+        try:
+            load({setting.variable: environ.get(setting.variable, "")})
+        except ConfigError as error:
+            found[setting.variable] = str(error)
+    return found
+
+
+def _config_home(environ: Mapping[str, str]) -> str | None:
+    """``$XDG_CONFIG_HOME``, else ``~/.config``; None for a user without a home (XDG base directory specification)."""
+    xdg = environ.get("XDG_CONFIG_HOME", "")
+    if xdg and os.path.isabs(xdg):
+        return xdg
+    home = environ.get("HOME", "") or _home_by_uid()
+    return os.path.join(home, ".config") if os.path.isabs(home) else None
+
+
+def _home_by_uid() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return ""  # a uid without a passwd entry, as OpenShift and `docker --user` give
+
+
+_current: Config | None = None
+
+
+def current() -> Config:
+    """The settings of this process, read once; see reload()."""
+    return reload() if _current is None else _current
+
+
+def reload(without: Collection[str] = ()) -> Config:
+    """Read the environment again, as activate() does; these variables count as unset. Raises ConfigError."""
+    global _current
+    _current = load({name: os.environ[name] for name in os.environ if name not in without} if without else os.environ)
+    return _current
+
+
+def is_asked_for() -> bool:
+    """Whether a setting asks for safecache: SAFECACHE itself, or without it any that is not at its default.
+
+    With SAFECACHE=0 none does, whatever else is set. Raises ConfigError.
+    """
+    if os.environ.get("SAFECACHE", ""):
+        return load({"SAFECACHE": os.environ["SAFECACHE"]}).enabled
+    settings = load(os.environ)
+    return any(getattr(settings, setting.name) != setting.default for setting in SETTINGS)
+
+
+def child_environment() -> dict[str, str]:
+    """A copy of this process's environment, to start a child with."""
+    return dict(os.environ)
+
+
+def name_run() -> None:
+    """Name the run, by its start, for this process and all that it starts, unless the one that started it has."""
+    if not run_id():
+        moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        os.environ[_RUN] = f"{moment}-{os.urandom(4).hex()}"
+
+
+def run_id() -> str:
+    """The name of the run; "" before an activation."""
+    return os.environ.get(_RUN, "")
+
+
+def isolate() -> None:
+    """Turn SAFECACHE_ISOLATE on, unless it is: for this process, and those that it starts."""
+    if not current().isolate:
+        os.environ[ISOLATE] = "1"
+        reload()
+
+
+def cache_directory() -> str | None:
+    """Where torch keeps what Inductor compiles; None if it has not been told, nor chosen, yet."""
+    return os.environ.get(_CACHE_DIRECTORY)
+
+
+def within_cache(path: str) -> tuple[str, str]:
+    """The cache directory that ``path`` lies in, or is, and the way there; itself and "" for any other.
+
+    Inductor's, Triton's, the one that it stands before, or one that has been named. Layers are none of them.
+    """
+    for top in (
+        cache_directory(),
+        *(redirected() or ())[1:],
+        os.environ.get(_TRITON_DIRECTORY),
+        *_named,
+    ):
+        top = top and top.rstrip(os.sep)
+        if top and f"{path}/".startswith(f"{top}/"):
+            return top, path[len(top) :].strip(os.sep)
+    return path, ""
+
+
+_named: dict[str, None] = {}
+
+
+def name_cache(directory: str) -> None:
+    """Have within_cache() know this one too: a command or a sweep is to work on it."""
+    _named.setdefault(directory)
+
+
+def redirect_cache(directory: str, original: str | None) -> None:
+    """Have torch, and the processes that this one starts, use ``directory`` for now, in place of ``original``.
+
+    None: ``directory`` is the original again.
+    """
+    os.environ[_CACHE_DIRECTORY] = directory
+    if original is None:
+        os.environ.pop(_REDIRECTED, None)
+    else:
+        os.environ[_REDIRECTED] = f"{directory}\n{original}"
+
+
+def redirected() -> tuple[str, str] | None:
+    """The directory, and the original, that this process or the one that started it has last redirected."""
+    directory, separator, original = os.environ.get(_REDIRECTED, "").partition("\n")
+    return (directory, original) if separator else None
+
+
+def end_redirection() -> None:
+    """Have torch use the original, if what it uses now is a directory in place of it."""
+    found = redirected()
+    if found is not None and found[0] == cache_directory():
+        redirect_cache(found[1], None)
+
+
+def flydsl_directory() -> tuple[str, bool]:
+    """Where FlyDSL keeps its kernels, "" if it was not told; and whether safecache has, in this process tree."""
+    directory = os.environ.get(_FLYDSL_DIRECTORY, "")
+    return directory, directory == os.environ.get(_OUR_FLYDSL_DIRECTORY)
+
+
+def set_flydsl_directory(directory: str) -> None:
+    """Have FlyDSL keep them in ``directory``, in this process and those that it starts."""
+    os.environ[_FLYDSL_DIRECTORY] = os.environ[_OUR_FLYDSL_DIRECTORY] = directory
+
+
+def rank() -> str:
+    """The rank of this process in its job, as its launcher has set it; empty if none has."""
+    return next((os.environ[name] for name in _RANKS if os.environ.get(name)), "")
+
+
+def multiprocess_directory() -> str:
+    """Where the processes of a server keep what they count for Prometheus; empty if it has no such directory."""
+    return next((os.environ[name] for name in _MULTIPROCESS_DIRECTORIES if os.environ.get(name)), "")
+
+
+def metrics_directory() -> str:
+    """Where the processes of this run keep what safecache counts; empty if none has made such a directory."""
+    return os.environ.get(_METRICS_DIRECTORY, "")
+
+
+def set_metrics_directory(directory: str) -> None:
+    """Have this process, and those that it starts, use ``directory`` for that."""
+    os.environ[_METRICS_DIRECTORY] = directory

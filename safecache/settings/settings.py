@@ -1,0 +1,290 @@
+"""The settings: one table, which the guide and the reader of the environment share."""
+
+from __future__ import annotations
+
+from safecache.settings import setting_values, units
+
+# Not from typing: importing that would be half of what `import safecache` costs.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+__all__ = ["DEFAULT_NAMESPACE", "ISOLATE", "SETTINGS", "Setting", "settings_table"]
+
+TRUST_MODES = ("signed", "private")
+FSYNC_MODES = ("auto", "always", "never")
+DEFAULT_NAMESPACE = "default"
+# What config.isolate() sets.
+ISOLATE = "SAFECACHE_ISOLATE"
+
+
+class Setting:
+    """One row of the table: ``parse`` raises ValueError for a value that ``allowed`` does not describe."""
+
+    def __init__(
+        self, *, name: str, variable: str, default: Any, parse: Callable[[str], Any], allowed: str, help: str
+    ) -> None:
+        self.name = name
+        self.variable = variable
+        self.default = default
+        self.parse = parse
+        self.allowed = allowed
+        self.help = help
+
+
+_SWITCH = "1/true/yes/on or 0/false/no/off"
+
+SETTINGS: tuple[Setting, ...] = (
+    Setting(
+        name="enabled",
+        variable="SAFECACHE",
+        default=True,
+        parse=setting_values.switch,
+        allowed=_SWITCH,
+        help="`0` makes `import safecache` and `safecache run` do nothing at all.",
+    ),
+    Setting(
+        name="strict",
+        variable="SAFECACHE_STRICT",
+        default=False,
+        parse=setting_values.switch,
+        allowed=_SWITCH,
+        help=(
+            "`1` raises a clear error wherever the default is one warning and a recompile. A process without any key "
+            "to verify with, or with a verifying hook that cannot be put on, does not start."
+        ),
+    ),
+    Setting(
+        name="trust",
+        variable="SAFECACHE_TRUST",
+        default="signed",
+        parse=setting_values.one_of(TRUST_MODES),
+        allowed=" or ".join(TRUST_MODES),
+        help=(
+            "`signed` takes only entries sealed by a key we hold. `private` also takes unsealed ones and those of "
+            "other keys, if their name is the hash of their content and nobody but this user (and root) can write "
+            "to them or to a directory on the path to them; and compiled code likewise. Not what a seal or record, "
+            "whoever made it, says to be something else: other content, another kind, key, namespace or build."
+        ),
+    ),
+    Setting(
+        name="key_file",
+        variable="SAFECACHE_KEY_FILE",
+        default=None,
+        parse=setting_values.path,
+        allowed="an absolute path",
+        help=(
+            "The file with the sealing key, such as a mounted secret: 32 raw bytes or more, a key file of "
+            "`safecache keygen`, or a PEM file of an Ed25519 key. One with a public key verifies and seals nothing. "
+            "Without it, a key per user is made on first use under `$XDG_CONFIG_HOME/safecache`."
+        ),
+    ),
+    Setting(
+        name="keyring",
+        variable="SAFECACHE_KEYRING",
+        default=None,
+        parse=setting_values.path,
+        allowed="an absolute path",
+        help=(
+            "The directory of the keys whose entries are taken besides those of the sealing key, a file for each. "
+            "Without it, `$XDG_CONFIG_HOME/safecache/keys`, if that exists."
+        ),
+    ),
+    Setting(
+        name="namespace",
+        variable="SAFECACHE_NAMESPACE",
+        default=DEFAULT_NAMESPACE,
+        parse=setting_values.namespace,
+        allowed=f"letters, digits and . _ - / (up to {setting_values.LONGEST_NAMESPACE})",
+        help=(
+            "Sealed into every entry; entries of another namespace are refused. A key can be limited to some, so that "
+            "the key of a test farm supplies nothing to production."
+        ),
+    ),
+    Setting(
+        name="shared",
+        variable="SAFECACHE_SHARED",
+        default=False,
+        parse=setting_values.switch,
+        allowed=_SWITCH,
+        help=(
+            "`1` says that several users share the cache directories on purpose: files of other owners are read too, "
+            "and count if they are sealed. Without it they are not, and a directory that others can write to gets a "
+            "warning."
+        ),
+    ),
+    Setting(
+        name="fsync",
+        variable="SAFECACHE_FSYNC",
+        default="auto",
+        parse=setting_values.one_of(FSYNC_MODES),
+        allowed="auto, always or never",
+        help=(
+            "Whether to wait for the disk before a file gets its name, and after: at a loss of power, what was not "
+            "waited for can be gone or torn, which is found out and compiled again (stock torch would read it). `auto` "
+            "waits on network file systems, where otherwise another host could read it too early, and a full disk be "
+            "noticed too late."
+        ),
+    ),
+    Setting(
+        name="lower",
+        variable="SAFECACHE_LOWER",
+        default=(),
+        parse=setting_values.paths,
+        allowed="absolute paths, with : between them",
+        help=(
+            "Cache directories that are read where the cache itself has nothing, the first of them first, and never "
+            "written: such as one that is part of a container's image. What lies there is verified like everything "
+            "else."
+        ),
+    ),
+    Setting(
+        name="local",
+        variable="SAFECACHE_LOCAL",
+        default=None,
+        parse=setting_values.path,
+        allowed="an absolute path",
+        help=(
+            "A directory on a fast disk of this node, before a cache directory that nodes share over a network: what "
+            "is looked up is looked for here first, what only the shared one has is copied here, and what is compiled "
+            "is written to both."
+        ),
+    ),
+    Setting(
+        name="max_bytes",
+        variable="SAFECACHE_MAX_BYTES",
+        default=None,
+        parse=units.parse_size,
+        allowed=units.SIZES,
+        help=(
+            "How much the files of a cache directory may hold. What was not used for the longest time is removed, at "
+            "most every ten minutes, after something was published; see `safecache gc`."
+        ),
+    ),
+    Setting(
+        name="max_files",
+        variable="SAFECACHE_MAX_FILES",
+        default=None,
+        parse=units.parse_count,
+        allowed="a number",
+        help="How many files a cache directory may hold, likewise.",
+    ),
+    Setting(
+        name="max_age",
+        variable="SAFECACHE_MAX_AGE",
+        default=None,
+        parse=units.parse_age,
+        allowed=units.AGES,
+        help="How long what is not used stays in a cache directory, likewise.",
+    ),
+    Setting(
+        name="must_hit",
+        variable="SAFECACHE_MUST_HIT",
+        default=False,
+        parse=setting_values.switch,
+        allowed=_SWITCH,
+        help=(
+            "For images that were warmed: `1` makes each miss of a cache, and each lookup that a setting keeps from "
+            "happening where a compile would follow, a `MissError` with its reason, before anything is compiled."
+        ),
+    ),
+    Setting(
+        name="lock_timeout",
+        variable="SAFECACHE_LOCK_TIMEOUT",
+        default=120,
+        parse=setting_values.seconds,
+        allowed=f"seconds, 0 to {setting_values.LONGEST_TIME:.0f}",
+        help=(
+            "How long a compile waits for a lock of Inductor's that another process holds, before it goes on in a "
+            "private directory, with a warning. Building most kernels takes about 10 s, large ones minutes; what it "
+            "guards against is a holder that is frozen, or a file system that never grants a lock. (Torch alone gives "
+            "up the compile after 600 s.)"
+        ),
+    ),
+    Setting(
+        name="exec_dir",
+        variable="SAFECACHE_EXEC_DIR",
+        default=None,
+        parse=setting_values.path,
+        allowed="an absolute path",
+        help=(
+            "For sites where code may be loaded from one approved place alone: compiled kernels and extensions that "
+            "nobody but this user could have written are loaded from copies there, in a directory of mode 0700."
+        ),
+    ),
+    Setting(
+        name="isolate",
+        variable=ISOLATE,
+        default=False,
+        parse=setting_values.isolate,
+        allowed=f"{_SWITCH}, or {setting_values.WORKERS}",
+        help=(
+            "`1` has Triton compile in processes of its own: a crash of the compiler, a hang or a want of memory "
+            "becomes a `TritonCompileCrash`, which autotuners skip. Inductor's compile workers, themselves processes "
+            "of their own, compile as ever, unless it is `workers`."
+        ),
+    ),
+    Setting(
+        name="prefetch",
+        variable="SAFECACHE_PREFETCH",
+        default=True,
+        parse=setting_values.switch,
+        allowed=_SWITCH,
+        help=(
+            "`0` has `@triton.autotune` compile one configuration after the other, as in stock, also with "
+            "`SAFECACHE_ISOLATE`. Without it, when the first one is not in the cache, the others are compiled at the "
+            "same time, on as many CPUs as there are, up to 8; what is measured, and in what order, is the same."
+        ),
+    ),
+    Setting(
+        name="compile_timeout",
+        variable="SAFECACHE_COMPILE_TIMEOUT",
+        default=None,
+        parse=setting_values.compile_timeout,
+        allowed=f"seconds, 1 to {setting_values.LONGEST_TIME:.0f}",
+        help="How long one such compile may take. Without it, 600 s, and 120 s where configurations are being tuned.",
+    ),
+    Setting(
+        name="compile_memory",
+        variable="SAFECACHE_COMPILE_MEMORY",
+        default=None,
+        parse=setting_values.compile_memory,
+        allowed=f"at least 1 GB: {units.SIZES}",
+        help=(
+            "How much memory one such process may take (RLIMIT_DATA). Without it, 16 GB, or half of what there is if "
+            "that is less, but 1 GB at least."
+        ),
+    ),
+    Setting(
+        name="explain",
+        variable="SAFECACHE_EXPLAIN",
+        default=False,
+        parse=setting_values.switch,
+        allowed=_SWITCH,
+        help=(
+            "`1` logs a line at each miss that says which parts of its key differ from the nearest one that was saved; "
+            "see `safecache explain`."
+        ),
+    ),
+    Setting(
+        name="metrics",
+        variable="SAFECACHE_METRICS",
+        default=False,
+        parse=setting_values.switch,
+        allowed=_SWITCH,
+        help=(
+            "`1` counts for Prometheus, over all processes of a run ([how](servers.md#metrics)). It needs "
+            "`pip install 'safecache[metrics]'`."
+        ),
+    ),
+)
+
+
+def settings_table() -> str:
+    """The table of settings in Markdown, as the guide shows it."""
+    rows = ["| variable | default | allowed | what it does |", "|---|---|---|---|"]
+    for setting in SETTINGS:
+        default = {True: "1", False: "0", None: "unset", (): "unset"}.get(setting.default, setting.default)
+        rows.append(f"| `{setting.variable}` | `{default}` | {setting.allowed} | {setting.help} |")
+    return "\n".join(rows)

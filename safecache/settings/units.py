@@ -1,0 +1,119 @@
+"""Sizes, ages and moments as people write them: ``10G``, ``500MiB``, ``30d``, and timestamps."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+__all__ = [
+    "AGES",
+    "SIZES",
+    "checked",
+    "parse",
+    "parse_age",
+    "parse_count",
+    "parse_size",
+    "write",
+    "write_age",
+    "write_size",
+    "write_stamp",
+]
+
+# As ccache and Kubernetes read them: without the i a prefix is a power of 1000.
+SIZES = "a number of bytes, or one with k, M, G, T (powers of 1000) or Ki, Mi, Gi, Ti (of 1024) and perhaps B"
+AGES = "a number with s, min, h, d or w"
+_PREFIXES = "kmgt"
+_SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+# Beyond it nothing is a limit, and an infinity or a NaN is none either.
+_MOST = 1 << 62
+
+
+def parse_size(text: str) -> int:
+    """Bytes. Raises ValueError for what SIZES does not describe, and for 0: would that be no limit, or no cache?"""
+    number, unit = _split(text)
+    unit = unit.lower().removesuffix("b")
+    base = 1024 if unit.endswith("i") else 1000
+    prefix = unit.removesuffix("i")
+    if unit and (len(prefix) != 1 or prefix not in _PREFIXES):
+        raise ValueError(text)
+    return _positive(number * base ** (_PREFIXES.index(prefix) + 1 if prefix else 0), text)
+
+
+def parse_age(text: str) -> int:
+    """Seconds. Raises ValueError for what AGES does not describe, and for an age of nothing."""
+    number, unit = _split(text)
+    if unit not in _SECONDS:
+        raise ValueError(text)
+    return _positive(number * _SECONDS[unit], text)
+
+
+def parse_count(text: str) -> int:
+    """A whole number from 1. Raises ValueError."""
+    if not text.isascii() or not text.strip().isdecimal():
+        raise ValueError(text)
+    return _positive(int(text), text)
+
+
+def _split(text: str) -> tuple[float, str]:
+    text = text.strip()
+    digits = text.rstrip("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    if not digits.isascii() or not digits.strip().replace(".", "", 1).isdecimal():
+        raise ValueError(text)
+    return float(digits), text[len(digits) :]
+
+
+def _positive(number: float, text: str) -> int:
+    if not 1 <= number <= _MOST:
+        raise ValueError(text)
+    return int(number)
+
+
+def write_size(size: int) -> str:
+    """Such as ``4.2 MB``: with a power of 1000."""
+    value, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if value < 999.95:
+            break
+        value, unit = value / 1000, larger
+    return f"{size} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
+def write_age(seconds: float) -> str:
+    """In the largest unit that it has one of, rounded down: ``3 d``."""
+    unit = next((unit for unit in ("d", "h", "min") if seconds >= _SECONDS[unit]), "s")
+    return f"{int(seconds // _SECONDS[unit])} {unit}"
+
+
+_LATEST = 253402300799.0  # the end of the year 9999
+
+
+def parse(text: str) -> float:
+    """Seconds since the epoch of an RFC 3339 time or of a date alone, which is its first moment in UTC.
+
+    Raises ValueError, also for a time without an offset: nobody could say when that is.
+    """
+    # Python 3.10 reads no "Z".
+    moment = datetime.fromisoformat(text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text)
+    if moment.tzinfo is None:
+        if len(text) != len("2000-01-01"):
+            raise ValueError(f"{text!r} has no offset from UTC")
+        moment = moment.replace(tzinfo=timezone.utc)
+    return moment.timestamp()
+
+
+def checked(value: object) -> float:
+    """``value`` as seconds since the epoch, if it is a number that write() takes. Raises ValueError for any other."""
+    # A bool is an int, and NaN compares as false with everything.
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= _LATEST:
+        raise ValueError(f"{value!r} is no moment")
+    return float(value)
+
+
+def write(seconds: float) -> str:
+    """RFC 3339, in UTC, to the second."""
+    # strftime() writes the year 30 with two digits.
+    return datetime.fromtimestamp(int(seconds), timezone.utc).replace(tzinfo=None).isoformat() + "Z"
+
+
+def write_stamp(seconds: float) -> str:
+    """As write(), of whatever a file system says: what no calendar has becomes the first or the last moment."""
+    return write(min(max(seconds, 0.0), _LATEST))

@@ -1,0 +1,79 @@
+"""What changes the keyring directory: keys that are made, trusted and revoked."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+from safecache.errors import KeyringError
+from safecache.signing import key_directory, key_files, keyring, signatures
+from safecache.signing.keys import MAC_SIZE, Key
+
+__all__ = ["find", "generate", "place", "read_candidate", "revoke", "trust"]
+
+_FORBIDDEN = 0o037  # of a file with a secret, as in the keyring directory
+
+
+def generate(*, ed25519: bool) -> Key:
+    """A new key. Raises KeyringError where Ed25519 is not to be had."""
+    if not ed25519:
+        return Key.mac(secrets.token_bytes(MAC_SIZE))._replace(created=time.time())
+    missing = signatures.problem()
+    if missing is not None:
+        raise KeyringError(missing)
+    private = signatures.generate()
+    return Key.ed25519(signatures.public_of(private), private)._replace(created=time.time())
+
+
+def place() -> str:
+    """The keyring directory. Raises KeyringError for a user without one."""
+    directory = keyring.directory()
+    if directory is None:
+        raise KeyringError("this user has no home directory for a keyring: name one in SAFECACHE_KEYRING")
+    return directory
+
+
+def read_candidate(path: str | None, content: bytes = b"") -> Key:
+    """The key to trust in the file at ``path``, or in ``content``. Of a private key, the public part alone.
+
+    Raises KeyringError for what is no key, and for a secret that others can read; OSError.
+    """
+    if path is not None:
+        key = key_files.read(path, forbidden=_FORBIDDEN)
+    else:
+        try:
+            key = key_files.recognise(content, any_secret=False)
+        except KeyringError as error:
+            raise KeyringError(f"what came in {error}") from None
+    # What verifies must not be able to forge.
+    return key.public_part() if key.public else key
+
+
+def trust(key: Key) -> str:
+    """Put ``key`` into the keyring; return the path of its file. Raises KeyringError or OSError."""
+    path = key_directory.add(place(), key)
+    keyring.reset()
+    return path
+
+
+def find(prefix: str) -> Key:
+    """The one key that we know whose id begins with ``prefix``. Raises KeyringError."""
+    ring = keyring.current(tell=False)
+    wanted = prefix.lower()
+    found = [key_id for key_id in {*ring.trusted, *ring.refused} if key_id.hex().startswith(wanted)]
+    if not found or not wanted:
+        known = f" ({ring.problems[0]})" if ring.problems else ""
+        raise KeyringError(f"no key has an id that begins with {prefix!r}{known}: see safecache keys")
+    if len(found) > 1:
+        raise KeyringError(f"{prefix!r} begins several ids: {', '.join(sorted(each.hex() for each in found))}")
+    if found[0] in ring.refused:
+        raise KeyringError(ring.refused[found[0]])
+    return ring.trusted[found[0]]
+
+
+def revoke(key: Key, why: str) -> str:
+    """Have no entry of ``key`` taken any more; return the path of its file. The first revocation stands.
+
+    The secret of a sealing key that lies elsewhere is not copied: its file here holds the id alone.
+    """
+    return trust(key._replace(secret=b"", revoked=time.time(), why_revoked=why))

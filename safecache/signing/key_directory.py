@@ -1,0 +1,137 @@
+"""The keyring directory: a file ``<id>.json`` for every key that is trusted, or was until it was revoked."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import NamedTuple
+
+from safecache.errors import KeyringError
+from safecache.signing import key_files
+from safecache.signing.keys import ID_SIZE, Key
+
+__all__ = ["Shelf", "add", "default", "path_of", "read", "stamp"]
+
+_SUFFIX = ".json"
+_FORBIDDEN = 0o037  # of a file with a secret: a group may read it, as a secret is mounted for a container's user
+
+
+class Shelf(NamedTuple):
+    """What lies in the directory. ``refused`` says why, by id, and ``problems`` names every file that is no key.
+
+    ``broken`` says why the directory as a whole cannot be believed. Then it may have held a revocation of any key.
+    """
+
+    keys: Mapping[bytes, Key] = MappingProxyType({})
+    refused: Mapping[bytes, str] = MappingProxyType({})
+    problems: tuple[str, ...] = ()
+    broken: str = ""
+
+
+def default(config_home: str | None) -> str | None:
+    """The directory that is used where the settings name none."""
+    return None if config_home is None else os.path.join(config_home, "safecache", "keys")
+
+
+def stamp(directory: str | None) -> tuple[int, int] | None:
+    """What changes whenever a file appears, disappears or is replaced there, or the mode changes; None if unknown."""
+    try:
+        status = os.stat(directory) if directory is not None else None
+    except OSError:
+        return None
+    return None if status is None else (status.st_mtime_ns, status.st_ctime_ns)
+
+
+def path_of(directory: str, key_id: bytes) -> str:
+    """Where the file of that key is."""
+    return os.path.join(directory, key_id.hex() + _SUFFIX)
+
+
+def read(directory: str, *, must_exist: bool) -> Shelf:
+    """The keys of ``directory``. Never raises: see Shelf."""
+    try:
+        if not must_exist and not os.path.lexists(directory):
+            _check_absence(directory)
+            return Shelf()
+        _check_directory(directory, must_exist=must_exist)
+        names = sorted(name for name in os.listdir(directory) if name.endswith(_SUFFIX) and not name.startswith("."))
+    except (KeyringError, OSError) as error:
+        return Shelf(broken=f"the keyring {directory} cannot be used: {error}")
+    keys: dict[bytes, Key] = {}
+    refused: dict[bytes, str] = {}
+    problems: list[str] = []
+    for name in names:
+        path = os.path.join(directory, name)
+        named = _id_of(name)
+        try:
+            if named is None:
+                raise KeyringError(f"{path} is not named after the id of a key")
+            keys[named] = _read_key(path, named)
+        except (KeyringError, OSError) as error:
+            problems.append(str(error))
+            if named is not None:
+                refused[named] = str(error)
+    return Shelf(keys, refused, tuple(problems))
+
+
+def _check_directory(directory: str, *, must_exist: bool) -> None:
+    # Of our own place, whoever can rename the directory that it lies in could exchange it.
+    for path in (directory,) if must_exist else (os.path.dirname(directory), directory):
+        status = os.stat(path)
+        if not stat.S_ISDIR(status.st_mode):
+            raise KeyringError(f"{path} is not a directory")
+        key_files.check_owner(status, path, forbidden=0o022)
+    key_files.check_path(directory)
+
+
+def _check_absence(directory: str) -> None:
+    """Where others can write they may have moved away what was there, and with it the revocation of our own key."""
+    place = os.path.dirname(directory)
+    if os.path.lexists(place):
+        key_files.check_path(place)
+
+
+def _id_of(name: str) -> bytes | None:
+    try:
+        named = bytes.fromhex(name[: -len(_SUFFIX)])
+    except ValueError:
+        return None
+    return named if len(named) == ID_SIZE and named.hex() + _SUFFIX == name else None
+
+
+def _read_key(path: str, named: bytes) -> Key:
+    key = key_files.read(path, forbidden=_FORBIDDEN)
+    if key.id != named:
+        raise KeyringError(f"{path} holds key {key.id.hex()}, which is not what it is named after")
+    return key
+
+
+def add(directory: str, key: Key) -> str:
+    """Put ``key`` there, or what is new about it into the file that is there already; return the path of the file.
+
+    What is revoked stays revoked, and a secret or private part stays. Raises KeyringError or OSError.
+    """
+    os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
+    if not os.path.isdir(directory):
+        os.mkdir(directory, 0o700)
+    _check_directory(directory, must_exist=True)
+    path = path_of(directory, key.id)
+    # Here, since importing it costs as much as all of the rest of an activation.
+    import filelock
+
+    # Trusting a key while another process revokes it must not write what was read before.
+    with filelock.FileLock(os.path.join(directory, ".lock"), timeout=10):
+        key_files.replace(path, _merge(key, _read_key(path, key.id)) if os.path.lexists(path) else key)
+    return path
+
+
+def _merge(key: Key, old: Key) -> Key:
+    revocation = old if old.revoked is not None else key
+    return key._replace(
+        secret=key.secret or old.secret,
+        public=key.public or old.public,
+        revoked=revocation.revoked,
+        why_revoked=revocation.why_revoked,
+    )

@@ -1,0 +1,118 @@
+"""A key: what seals an entry or verifies it, until when, and for which namespaces.
+
+The id of a key is made from its algorithm and its material, and a seal names both. So no tag of one algorithm is ever
+checked with a key of the other.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import hmac
+from enum import Enum
+from typing import NamedTuple
+
+from safecache.errors import KeyringError
+from safecache.reporting.reasons import Reason
+from safecache.signing import signatures
+
+__all__ = ["ALGORITHMS", "ANY_NAMESPACE", "ID_SIZE", "MAC_SIZE", "Algorithm", "Key"]
+
+ID_SIZE = 8
+MAC_SIZE = 32
+ANY_NAMESPACE = ("*",)
+
+
+class Algorithm(Enum):
+    """How entries are sealed. The value is its name in key files."""
+
+    HMAC_SHA256 = "hmac-sha256"
+    ED25519 = "ed25519"
+
+    @property
+    def number(self) -> int:
+        """What a seal calls it."""
+        return 1 if self is Algorithm.HMAC_SHA256 else 2
+
+    @property
+    def tag_size(self) -> int:
+        """Bytes of a tag."""
+        return 32 if self is Algorithm.HMAC_SHA256 else 64
+
+
+ALGORITHMS = {algorithm.number: algorithm for algorithm in Algorithm}
+
+
+class Key(NamedTuple):
+    """``secret`` is the MAC key or the private part, empty where we do not hold it; ``public`` is Ed25519's.
+
+    Times are seconds since the epoch. A key that is revoked may come without its material: nothing is done with it.
+    """
+
+    id: bytes
+    secret: bytes
+    algorithm: Algorithm = Algorithm.HMAC_SHA256
+    public: bytes = b""
+    name: str = ""
+    created: float | None = None
+    expires: float | None = None
+    revoked: float | None = None
+    why_revoked: str = ""
+    namespaces: tuple[str, ...] = ANY_NAMESPACE
+
+    @classmethod
+    def derive(cls, material: bytes) -> Key:
+        """The MAC key of the content of a file that holds a raw secret."""
+        return cls.mac(hashlib.sha256(b"safecache key 1\0" + material).digest())
+
+    @classmethod
+    def mac(cls, secret: bytes) -> Key:
+        """The MAC key of this secret."""
+        return cls(hashlib.sha256(b"safecache key id 1\0" + secret).digest()[:ID_SIZE], secret)
+
+    @classmethod
+    def ed25519(cls, public: bytes, private: bytes = b"") -> Key:
+        """The signature key of these parts."""
+        key_id = hashlib.sha256(b"safecache ed25519 key id 1\0" + public).digest()[:ID_SIZE]
+        return cls(key_id, private, Algorithm.ED25519, public)
+
+    @property
+    def can_seal(self) -> bool:
+        """Whether we hold what it takes to seal."""
+        return bool(self.secret)
+
+    def public_part(self) -> Key:
+        """The same key, able to verify alone. Raises KeyringError for a MAC key, which has no such part."""
+        if self.algorithm is not Algorithm.ED25519:
+            raise KeyringError(f"key {self.id.hex()} is a MAC key: it has no public part")
+        return self._replace(secret=b"")
+
+    def objection(self, now: float) -> Reason | None:
+        """Why nothing that this key has sealed is taken at the time ``now``; None if it is."""
+        if self.revoked is not None:
+            return Reason.REVOKED_KEY
+        if self.expires is not None and now >= self.expires:
+            return Reason.EXPIRED_KEY
+        return None
+
+    def allows(self, namespace: str) -> bool:
+        """Whether this key may supply entries of ``namespace``."""
+        return any(fnmatch.fnmatchcase(namespace, pattern) for pattern in self.namespaces)
+
+    def tag(self, message: bytes) -> bytes:
+        """The tag of ``message``. Raises KeyringError for a key that cannot seal."""
+        if not self.secret:
+            raise KeyringError(f"key {self.id.hex()} holds no secret to seal with")
+        if self.algorithm is Algorithm.ED25519:
+            return signatures.sign(self.secret, message)
+        return hmac.digest(self.secret, message, "sha256")
+
+    def verifies(self, tag: bytes, message: bytes) -> bool:
+        """Whether ``tag`` was made for ``message`` with this key."""
+        if self.algorithm is Algorithm.ED25519:
+            return signatures.verify(self.public, tag, message)
+        # Without its secret, a MAC key would be one that everybody has.
+        return bool(self.secret) and hmac.compare_digest(tag, self.tag(message))
+
+    def __repr__(self) -> str:
+        return f"Key({self.id.hex()})"

@@ -1,0 +1,246 @@
+"""The seal: a trailer that says what the bytes before it are, under a key.
+
+    entry   = payload | body | tag | footer
+    footer  = payload digest (32) | key id (8) | payload size (8) | body size (4) | algorithm | format | magic (8)
+    body    = JSON: the entry's kind, its cache key, its namespace and the provenance of the build that wrote it
+    tag     = HMAC-SHA256 (algorithm 1, 32 bytes) or Ed25519 (2, 64 bytes) over the domain, the footer and the body
+
+A trailer, because stock torch unpickles the entry as it is and a pickle ends at its STOP opcode. The tag covers the
+payload through its digest, so that verifying reads the payload once. Nothing but the fixed-size footer is interpreted
+before the tag is verified. The algorithm in the footer only says how long the tag is: the tag is checked as one of the
+key's own algorithm, and a footer that names another is refused. The same payload, kind, cache key, namespace and key
+always give the same bytes.
+
+This module deals in bytes only: it never unpickles and never touches a file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import time
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.settings.settings import DEFAULT_NAMESPACE
+from safecache.signing.keys import ALGORITHMS, Key
+
+__all__ = [
+    "FORMAT",
+    "Footer",
+    "Verdict",
+    "attach",
+    "claims",
+    "inspect",
+    "inspect_size",
+    "payload_of",
+    "split",
+    "trailer",
+    "verify",
+]
+
+FORMAT = 2
+_MAGIC = b"\x93SAFECA\n"
+_DOMAIN = b"safecache seal 2\0"
+_FOOTER = struct.Struct("<32s8sQIBB8s")
+
+
+class Footer(NamedTuple):
+    """The fixed-size end of a sealed entry: what can be said of it before its key is known."""
+
+    digest: bytes
+    key_id: bytes
+    payload_size: int
+    body_size: int
+    algorithm: int
+    format: int
+    magic: bytes
+
+
+class Verdict(NamedTuple):
+    """``reason`` is None for an entry whose seal holds; ``key_id`` and ``provenance`` are None where not known."""
+
+    reason: Reason | None
+    key_id: bytes | None = None
+    provenance: Mapping[str, str] | None = None
+
+
+def attach(
+    payload: bytes,
+    kind: Kind,
+    cache_key: str,
+    key: Key,
+    provenance: Mapping[str, str],
+    namespace: str = DEFAULT_NAMESPACE,
+) -> bytes:
+    """``payload`` with its seal. Raises KeyringError for a key that cannot seal."""
+    digest = hashlib.sha256(payload).digest()
+    return payload + trailer(digest, len(payload), kind, cache_key, key, provenance, namespace)
+
+
+def trailer(
+    digest: bytes,
+    size: int,
+    kind: Kind,
+    cache_key: str,
+    key: Key,
+    provenance: Mapping[str, str],
+    namespace: str = DEFAULT_NAMESPACE,
+) -> bytes:
+    """The seal alone of a payload of this SHA-256 and ``size`` in bytes. Raises as attach() does."""
+    statement = {"kind": kind.value, "key": cache_key, "namespace": namespace, "provenance": dict(provenance)}
+    body = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
+    footer = _FOOTER.pack(digest, key.id, size, len(body), key.algorithm.number, FORMAT, _MAGIC)
+    return b"".join((body, key.tag(_DOMAIN + footer + body), footer))
+
+
+def split(content: bytes) -> Footer | None:
+    """The footer of ``content``; None if it carries no seal. Says nothing about whether the seal holds."""
+    if len(content) < _FOOTER.size or not content.endswith(_MAGIC):
+        return None
+    return Footer._make(_FOOTER.unpack_from(content, len(content) - _FOOTER.size))
+
+
+def payload_of(content: bytes) -> bytes:
+    """``content`` without its seal, if it carries one whose sizes fit; it is not verified here."""
+    footer = split(content)
+    return content if footer is None or not _fits(footer, len(content)) else content[: footer.payload_size]
+
+
+def _fits(footer: Footer, size: int) -> bool:
+    algorithm = ALGORITHMS.get(footer.algorithm)
+    if algorithm is None:
+        return False
+    return footer.payload_size + footer.body_size + algorithm.tag_size + _FOOTER.size == size
+
+
+def _body_and_tag(footer: Footer, end: bytes, size: int) -> tuple[bytes, bytes] | None:
+    """None if not all of them are in the ``end`` of the content of this ``size``: no seal that we make is so long."""
+    start = footer.payload_size - (size - len(end))
+    body_end = start + footer.body_size
+    return None if start < 0 else (end[start:body_end], end[body_end : -_FOOTER.size])
+
+
+def verify(
+    content: bytes,
+    kind: Kind,
+    cache_key: str,
+    find_key: Callable[[bytes], Key | None],
+    namespace: str = DEFAULT_NAMESPACE,
+) -> Verdict:
+    """Check that ``content`` was sealed as this ``kind`` under this ``cache_key``, for this ``namespace``.
+
+    By a key that ``find_key`` has, that is allowed to and is, by the clock of this moment, neither revoked nor
+    expired; when the entry was sealed does not count, since whoever holds the key can state any time. Never raises
+    for any content.
+    """
+    opened = _open(content, len(content), find_key)
+    if isinstance(opened, Verdict):
+        return opened
+    footer, body, key = opened
+    if hashlib.sha256(memoryview(content)[: footer.payload_size]).digest() != footer.digest:
+        return Verdict(Reason.DAMAGED, footer.key_id)
+    return _allowed(_compare(body, kind, cache_key, namespace, key.id), namespace, key)
+
+
+def claims(
+    end: bytes,
+    size: int,
+    digest_of: Callable[[int], bytes],
+    kind: Kind,
+    cache_key: str,
+    namespace: str = DEFAULT_NAMESPACE,
+) -> Verdict:
+    """As verify(), from the ``end`` of content of this ``size``, whoever has sealed it, for a key that is not known.
+
+    Enough to object to content, never to use it. ``digest_of``: the SHA-256 of so many bytes from its beginning.
+    """
+    footer = split(end)
+    if footer is None:
+        return Verdict(Reason.UNSEALED)
+    if not _fits(footer, size) or digest_of(footer.payload_size) != footer.digest:
+        return Verdict(Reason.DAMAGED, footer.key_id)
+    parts = _body_and_tag(footer, end, size)
+    if parts is None:
+        return Verdict(Reason.UNKNOWN_FORMAT, footer.key_id)
+    return _compare(parts[0], kind, cache_key, namespace, footer.key_id)
+
+
+def inspect(
+    end: bytes,
+    size: int,
+    kind: Kind,
+    cache_key: str,
+    find_key: Callable[[bytes], Key | None],
+    namespace: str = DEFAULT_NAMESPACE,
+) -> Verdict:
+    """As verify(), from the ``end`` of the content of this ``size``: who sealed it, as what, and where it was built.
+
+    Whether the payload is the one that was sealed is not looked at, so that nothing may be used by this alone.
+    """
+    opened = _open(end, size, find_key)
+    if isinstance(opened, Verdict):
+        return opened
+    _, body, key = opened
+    return _allowed(_compare(body, kind, cache_key, namespace, key.id), namespace, key)
+
+
+def inspect_size(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict:
+    """Whether a key has sealed content of this ``size`` with this ``end``, as whatever: so much is worth reading."""
+    opened = _open(end, size, find_key)
+    return opened if isinstance(opened, Verdict) else Verdict(None, opened[2].id)
+
+
+def _open(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict | tuple[Footer, bytes, Key]:
+    """What is under a good tag at the end of content of this size, or what can be said against it."""
+    footer = split(end)
+    if footer is None:
+        return Verdict(Reason.UNSEALED)
+    if footer.format != FORMAT or footer.algorithm not in ALGORITHMS:
+        return Verdict(Reason.UNKNOWN_FORMAT)
+    if not _fits(footer, size):
+        return Verdict(Reason.DAMAGED, footer.key_id)
+    key = find_key(footer.key_id)
+    if key is None:
+        return Verdict(Reason.UNKNOWN_KEY, footer.key_id)
+    objection = key.objection(time.time())
+    if objection is not None:
+        return Verdict(objection, footer.key_id)
+    parts = _body_and_tag(footer, end, size)
+    if parts is None:
+        return Verdict(Reason.UNKNOWN_FORMAT, footer.key_id)
+    body, tag = parts
+    message = _DOMAIN + end[-_FOOTER.size :] + body
+    if footer.algorithm != key.algorithm.number or not key.verifies(tag, message):
+        return Verdict(Reason.BAD_SEAL, footer.key_id)
+    return footer, body, key
+
+
+def _allowed(verdict: Verdict, namespace: str, key: Key) -> Verdict:
+    """The verdict, or that the statement is not the key's to make."""
+    if verdict.reason is None and not key.allows(namespace):
+        return verdict._replace(reason=Reason.KEY_NOT_ALLOWED)
+    return verdict
+
+
+def _compare(body: bytes, kind: Kind, cache_key: str, namespace: str, key_id: bytes) -> Verdict:
+    """Whether the statement is about this kind, cache key and namespace."""
+    try:
+        statement = json.loads(body)
+        stated = statement["kind"], statement["key"], statement["namespace"]
+        provenance = dict(statement["provenance"].items())
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return Verdict(Reason.UNKNOWN_FORMAT, key_id)
+    if not all(isinstance(said, str) for said in provenance.values()):
+        return Verdict(Reason.UNKNOWN_FORMAT, key_id)
+    reason = None
+    if stated[0] != kind.value:
+        reason = Reason.OTHER_KIND
+    elif stated[1] != cache_key:
+        reason = Reason.OTHER_CACHE_KEY
+    elif stated[2] != namespace:
+        reason = Reason.OTHER_NAMESPACE
+    return Verdict(reason, key_id, provenance)

@@ -1,0 +1,151 @@
+"""Whether the bytes of an entry may be used: the seal, the name and the path, judged by ``SAFECACHE_TRUST``."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from safecache.files import ownership
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Count, Reason
+from safecache.settings import config
+from safecache.signing import binding, keyring, seal
+
+__all__ = [
+    "UNVOUCHED",
+    "Refusal",
+    "contradiction",
+    "contradiction_by_end",
+    "evidence",
+    "examine",
+    "foreign",
+    "judge",
+    "unvouched",
+]
+
+# What can be said against an entry that nobody we know has sealed, as opposed to one that is broken.
+UNVOUCHED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
+
+
+class Refusal(NamedTuple):
+    """Why an entry is not used: evidence and remedy are clauses for a person.
+
+    ``found``: what was judged, where something else may lie by the time that it is moved away; see quarantine().
+    """
+
+    reason: Reason
+    evidence: str
+    remedy: str = ""
+    found: bytes | os.stat_result | None = None
+
+
+def judge(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Refusal | None:
+    """None if ``content`` may be unpickled as this kind of entry under this cache key.
+
+    ``path`` is the file it was read from; None for bytes from a remote cache or an artifact, which have no owner and
+    so can be trusted by their seal alone.
+    """
+    found = examine(content, kind, cache_key, path)
+    if isinstance(found, Refusal):
+        return found
+    events.count(found)
+    return None
+
+
+def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Count | Refusal:
+    """As judge(), counting nothing: Count.VERIFIED or Count.ACCEPTED_PRIVATE for what may be used."""
+    keys = keyring.current()
+    verdict = seal.verify(content, kind, cache_key, keys.find, config.current().namespace)
+    if verdict.reason is None:
+        return foreign(verdict, kind) or Count.VERIFIED
+    if verdict.reason not in UNVOUCHED:
+        return Refusal(verdict.reason, evidence(verdict), _REMEDIES.get(verdict.reason, ""))
+    # Torch names every entry by the hash of its content, so a truncated or altered one shows even without a seal.
+    if path is not None and os.path.basename(path) != layout.entry_name(content):
+        return Refusal(Reason.DAMAGED, "its name is not the hash of its content")
+    if path is not None and config.current().trust == "private":
+        objection = ownership.why_not_private(path)
+        if objection is None:
+            return contradiction(content, kind, cache_key) or Count.ACCEPTED_PRIVATE
+        return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", _adopt_remedy(path))
+    return unvouched(verdict, keys, _adopt_remedy(path))
+
+
+def contradiction(content: bytes, kind: Kind, cache_key: str) -> Refusal | None:
+    """What a seal, if there is one, says against its content, whoever made it: being private is no answer to that."""
+    return contradiction_by_end(
+        content, len(content), lambda size: hashlib.sha256(content[:size]).digest(), kind, cache_key
+    )
+
+
+def contradiction_by_end(
+    end: bytes, size: int, digest_of: Callable[[int], bytes], kind: Kind, cache_key: str
+) -> Refusal | None:
+    """As contradiction(), of what is not in memory: see seal.claims()."""
+    verdict = seal.claims(end, size, digest_of, kind, cache_key, config.current().namespace)
+    if verdict.reason is Reason.UNSEALED:
+        return None
+    return foreign(verdict, kind) if verdict.reason is None else Refusal(verdict.reason, evidence(verdict))
+
+
+def foreign(verdict: seal.Verdict, kind: Kind) -> Refusal | None:
+    """What can be said against using here what was built there, by a verdict whose seal holds."""
+    found = binding.mismatch(kind, verdict.provenance or {})
+    return None if found is None else Refusal(*found)
+
+
+_EVIDENCE = {
+    Reason.DAMAGED: "its digest does not match its content",
+    Reason.BAD_SEAL: "its seal does not match: it was altered or forged",
+    Reason.OTHER_KIND: "it was sealed as another kind of entry",
+    Reason.OTHER_CACHE_KEY: "it was sealed for another cache key",
+    Reason.UNKNOWN_FORMAT: "its seal has a format that this version of safecache does not know",
+    Reason.REVOKED_KEY: "the key that sealed it is revoked",
+    Reason.EXPIRED_KEY: "the key that sealed it has expired",
+    Reason.OTHER_NAMESPACE: "it was sealed for another namespace than SAFECACHE_NAMESPACE",
+    Reason.KEY_NOT_ALLOWED: "the key that sealed it may not supply this namespace",
+}
+_REMEDIES = {
+    Reason.REVOKED_KEY: "Remove what it has sealed: safecache verify DIR lists that.",
+    Reason.EXPIRED_KEY: "Trust the key that follows it, and have the entries sealed by that: safecache sign DIR.",
+    Reason.OTHER_NAMESPACE: "Give every namespace a cache directory of its own.",
+    Reason.KEY_NOT_ALLOWED: "If it should: safecache trust FILE --namespace PATTERN.",
+}
+_ABOUT_KEYS = (Reason.REVOKED_KEY, Reason.EXPIRED_KEY, Reason.KEY_NOT_ALLOWED)
+
+
+def evidence(verdict: seal.Verdict) -> str:
+    """What a verdict that is not one of UNVOUCHED means, as a clause for a person. Names the key if it is about one."""
+    text = _EVIDENCE[verdict.reason] if verdict.reason is not None else ""
+    return f"{text}: {verdict.key_id.hex()}" if verdict.key_id and verdict.reason in _ABOUT_KEYS else text
+
+
+def unvouched(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Refusal:
+    """What can be said against content by a verdict that is one of UNVOUCHED."""
+    if verdict.key_id is None:
+        evidence = "it carries no seal, as when stock torch wrote it, or its end is missing"
+        return Refusal(Reason.UNSEALED, evidence, remedy)
+    why_not = keys.why_not(verdict.key_id)
+    if why_not:
+        return Refusal(Reason.UNKNOWN_KEY, f"it is sealed by key {verdict.key_id.hex()}, which is not used: {why_not}")
+    if keys.signing is None:
+        ours = f"no key could be had: {keys.problem}"
+    else:
+        ours = f"this process holds {keys.signing.id.hex()}" + (", made just now" if keys.fresh else "")
+    if len(keys.trusted) > 1:
+        ours += f", and trusts {len(keys.trusted)} keys in all"
+    return Refusal(
+        Reason.UNKNOWN_KEY,
+        f"it is sealed by key {verdict.key_id.hex()}, and {ours}",
+        f"Give this process that key with SAFECACHE_KEY_FILE or `safecache trust`. {remedy}",
+    )
+
+
+def _adopt_remedy(path: str | None) -> str:
+    if path is None:
+        return "If you trust its origin, set SAFECACHE_KEY_FILE to the key of the host that sealed it."
+    return f"If nobody else could write there, seal what is there once: safecache adopt {layout.cache_root(path)}"

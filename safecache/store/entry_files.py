@@ -1,0 +1,300 @@
+"""Entry files: read and published, of bounded size, without ever following or waiting for what is not a file."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import stat
+from collections.abc import Callable, Iterable, Iterator
+
+from safecache.files import checks, filesystem, folders, opening, stamps, temporaries
+from safecache.files.folders import Folder
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.reporting.reasons import Reason
+from safecache.settings import config, units
+from safecache.signing import keyring, seal
+from safecache.store.quarantine import quarantine
+
+__all__ = [
+    "RECORD",
+    "UNSEALED",
+    "digest",
+    "largest",
+    "observe",
+    "publish",
+    "quarantine",
+    "read",
+    "read_entry",
+    "replace",
+    "write",
+]
+
+_MIB, _GIB = 1 << 20, 1 << 30
+
+# A record has some hundred bytes; that of the list of a kernel's files, a digest for each of these dozen.
+RECORD = _MIB
+
+# Without a seal that holds an entry is never used, but told from one that was cut short, by its name: 10 ms at most.
+UNSEALED = 16 * _MIB
+# Where unsealed ones are used: graphs that hold their constants have some GB.
+_UNSEALED_AND_USED = 4 * _GIB
+_ENTRIES = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
+# Of what carries no seal of its own.
+_LARGEST = {
+    # The generated code of the largest graphs has some MB.
+    Kind.SOURCE: 64 * _MIB,
+    # A precompiled header has 0.3 GB, an extension with kernels for all GPUs (such as FlashAttention's) up to 1 GB.
+    Kind.NATIVE_CODE: 4 * _GIB,
+    # Cubins and modules have up to some MB, the IR of the largest kernels some tens.
+    Kind.KERNEL: 256 * _MIB,
+    # JSON of what was measured, of all kernels in one file.
+    Kind.AUTOTUNING: 64 * _MIB,
+    Kind.COMPILE_CRASH: _MIB,
+}
+
+
+def largest(kind: Kind, *, unsealed: bool = False) -> int:
+    """In bytes. ``unsealed``: whether entries without a seal are used, whatever the settings say, as for adopting."""
+    if kind in _ENTRIES and (unsealed or config.current().trust == "private"):
+        return _UNSEALED_AND_USED
+    return _LARGEST.get(kind, UNSEALED)
+
+
+# What the file system says between two calls of a put if another process has cleared the cache: tried again at once.
+_CLEARED, _AT_ONCE = frozenset({errno.ENOENT}), (0.0, 0.0)
+# Bytes. Our own seals have some hundreds.
+_LONGEST_SEAL = 16 << 10
+_IN_THE_WAY = frozenset({errno.EEXIST, errno.ENOTDIR, errno.ELOOP})
+
+_observers: list[Callable[[str], None]] = []
+
+
+def observe(observer: Callable[[str], None]) -> None:
+    """Have ``observer`` called with the cache of each publish(), after it. Once, however often it is given."""
+    if observer not in _observers:
+        _observers.append(observer)
+
+
+def digest(path: str, most: int) -> bytes:
+    """The SHA-256 of the file at ``path``. Raises OSError, and UnusableEntry as checks.check_up_to() says."""
+    return opening.digest_regular(path, checks.check_up_to(most), flags=os.O_NOFOLLOW, limit=most)
+
+
+def read_entry(path: str, most: int = UNSEALED, *, listed: bool = False) -> bytes:
+    """The bytes of the entry at ``path``: at most so many, or as many as a trusted key has sealed.
+
+    Raises UnusableEntry for what check_regular() refuses, at once: a FIFO is not waited for, a link not followed; and
+    for what is larger, of which only the end is read. Raises OSError where the file system refuses, also for what does
+    not fit into memory, and FileNotFoundError for an entry that is gone. ``listed``: its directory has just named it.
+    If it is not found then, that is asked again, for another host may have moved it there.
+    """
+    passing = filesystem.LISTED if listed else filesystem.READING
+    # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
+    status = filesystem.retried(lambda: filesystem.lstat(path), passing)
+    checks.check_regular(status)
+    stamps.use(path, status)
+    return read(path, most, passing=passing)
+
+
+def read(
+    path: str,
+    most: int,
+    *,
+    check: Callable[[os.stat_result], None] = checks.check_regular,
+    passing: frozenset[int] = filesystem.READING,
+) -> bytes:
+    """As read_entry(), where that is no use of the file. ``check``: in place of checks.check_regular()."""
+    try:
+        return _read(path, most, check, passing)
+    except checks.UnusableEntry as unusable:
+        if unusable.reason is not Reason.TOO_LARGE:
+            raise
+        sealed = _sealed_size(path, unusable.status, passing)
+    return _read(path, sealed, check, passing)
+
+
+def _read(path: str, most: int, check: Callable[[os.stat_result], None], passing: frozenset[int]) -> bytes:
+    return opening.read_regular(path, checks.check_up_to(most, check), flags=os.O_NOFOLLOW, limit=most, passing=passing)
+
+
+def _sealed_size(path: str, status: os.stat_result, passing: frozenset[int]) -> int:
+    """How many bytes are in the file by a trusted key's word. Raises UnusableEntry if it has none, and OSError."""
+    end, size = opening.read_end(path, checks.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW, passing=passing)
+    verdict = seal.inspect_size(end, size, keyring.current().find)
+    if verdict.reason is None:
+        return size
+    said = f"{verdict.reason.value} {verdict.key_id.hex()}" if verdict.key_id else verdict.reason.value
+    detail = f"of {units.write_size(size)}, too large to be read where no trusted key has sealed so much ({said})"
+    raise checks.UnusableEntry(Reason.TOO_LARGE, detail, status)
+
+
+def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
+    """Make ``content`` appear at ``path``, whole or not at all; what is in the way of that in the cache is set aside.
+
+    That is a directory at its name, or whatever is no directory where one should be: a link to one is none.
+
+    All that is made here has its mode less the umask: that and setgid directories decide what users share.
+    Raises OSError, with nothing left behind. What was set aside is reported once the content is there, which raises
+    EntryRefusedError in strict mode.
+    """
+    aside: list[tuple[str, str]] = []
+    _persistently(lambda: _publish(path, content, root, mode, aside))
+    for observer in _observers:
+        observer(root)
+    _report(aside)
+
+
+def write(path: str, content: bytes, *, make_directories: bool) -> None:
+    """As publish(), of a file that need not be in a cache, and where no limit is kept.
+
+    Outside of one, nothing is set aside. Raises OSError, also for a directory that is not there, unless it is to be
+    made.
+    """
+    directory, name = os.path.split(os.path.join(".", path))  # a name alone has no directory
+    root, within = config.within_cache(directory)
+    aside: list[tuple[str, str]] = []
+
+    def put() -> None:
+        if within and make_directories:
+            _publish(path, content, root, 0o666, aside)
+            return
+        made = _make_directories(directory) if make_directories else []
+        with folders.opened(directory) as folder:
+            durably = temporaries.is_wanted(folder)
+            _replace(folder, name, content, 0o666, durably=durably)
+            temporaries.reap_once(folder, directory)
+        if durably:
+            _sync(set(map(os.path.dirname, made)))
+
+    _persistently(put)
+    _report(aside)
+
+
+def _persistently(put: Callable[[], None]) -> None:
+    filesystem.retried(lambda: filesystem.retried(put, _CLEARED, _AT_ONCE), filesystem.PASSING)
+
+
+def _publish(path: str, content: bytes, root: str, mode: int, aside: list[tuple[str, str]]) -> None:
+    """As publish(); what is set ``aside`` is added there, with its place in quarantine."""
+    directory, name = os.path.split(path)
+    made: list[str] = []
+    with contextlib.ExitStack() as stack:
+        folder = _entered(stack, directory, root, made, aside)
+        durably = temporaries.is_wanted(folder)
+        try:
+            _replace(folder, name, content, mode, durably=durably)
+        except IsADirectoryError:  # anything else that lies there is replaced
+            _set_aside(path, root, folder.status(name), aside)
+            _replace(folder, name, content, mode, durably=durably)
+        temporaries.reap_once(folder, directory)
+    if durably:
+        # Up to the root in any case: another process may have made them, and not have got as far as this.
+        _sync({*_above(directory, root), *map(os.path.dirname, made)})
+
+
+def _entered(
+    stack: contextlib.ExitStack, directory: str, root: str, made: list[str], aside: list[tuple[str, str]]
+) -> Folder:
+    """The directory below ``root``, made and open until the ``stack`` ends; what was made of the way there is noted."""
+    try:
+        return stack.enter_context(folders.at(root, directory, make=True))
+    except FileNotFoundError:
+        made += _make_directories(config.within_cache(root)[0])
+    except OSError as error:
+        if error.errno not in _IN_THE_WAY:
+            raise
+        _set_aside_above(directory, root, aside)
+    return stack.enter_context(folders.at(root, directory, make=True))
+
+
+def _set_aside(path: str, root: str, found: os.stat_result, aside: list[tuple[str, str]]) -> None:
+    place = quarantine(path, root, Reason.NOT_A_FILE, found)
+    if place is not None:
+        aside.append((f"{path}, a {checks.type_name(found.st_mode)},", place))
+
+
+def _report(aside: list[tuple[str, str]]) -> None:
+    for what, place in aside:
+        remedy = f"It was moved to {place}. Find out who puts such things into this cache."
+        events.report(Reason.NOT_A_FILE, f"{what} was in the way of what is saved.", cause=what, remedy=remedy)
+
+
+def _set_aside_above(directory: str, root: str, aside: list[tuple[str, str]]) -> None:
+    """Of what is on the way from the cache to the directory, the first that is none. Raises OSError."""
+    top = config.within_cache(root)[0]
+    for above in [*list(_above(directory, top))[-2::-1], directory]:
+        try:
+            in_the_way = filesystem.lstat(above)
+        except FileNotFoundError:
+            return  # a sweep has moved it away for a moment: the next try makes it
+        if not stat.S_ISDIR(in_the_way.st_mode):
+            within = above.startswith(os.path.join(root, ""))
+            _set_aside(above, root if within else top, in_the_way, aside)
+            return
+
+
+def _make_directories(directory: str) -> list[str]:
+    """Those that were not there. Raises OSError."""
+    parent = os.path.dirname(directory)
+    try:
+        filesystem.mkdir(directory)
+        return [directory]
+    except FileNotFoundError:
+        if parent == directory:
+            raise
+    except OSError:
+        # Not only FileExistsError: a file system may rather say that it is read-only.
+        if _is_directory(directory):
+            return []
+        raise
+    made = _make_directories(parent)
+    with contextlib.suppress(FileExistsError):
+        filesystem.mkdir(directory)
+        made.append(directory)
+    return made
+
+
+def _is_directory(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISDIR(filesystem.retried(lambda: filesystem.stat(path), filesystem.READING).st_mode)
+    return False
+
+
+def _above(directory: str, root: str) -> Iterator[str]:
+    root = root.rstrip(os.sep)
+    while directory.startswith(root + os.sep):
+        directory = os.path.dirname(directory)
+        yield directory
+
+
+def replace(path: str, content: bytes, mode: int = 0o666, *, durably: bool = False) -> None:
+    """Write a file of this mode, less the umask, and rename it to ``path``. Raises OSError, and leaves nothing.
+
+    ``durably``: what was there, or else this, is there after a loss of power, whole.
+    """
+    directory, name = os.path.split(path)
+    with folders.opened(directory or os.curdir) as folder:
+        _replace(folder, name, content, mode, durably=durably)
+
+
+def _replace(folder: Folder, name: str, content: bytes, mode: int, *, durably: bool) -> None:
+    temporary = temporaries.Temporary(folder, mode)
+    try:
+        temporary.write(content, durably=durably)
+        folder.rename(temporary.name, folder, name)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            folder.unlink(temporary.name)
+        raise
+    finally:
+        temporary.close()
+    if durably:
+        folder.sync()
+
+
+def _sync(directories: Iterable[str]) -> None:
+    for directory in sorted(directories):
+        with folders.opened(directory) as folder:
+            folder.sync()

@@ -1,0 +1,149 @@
+"""The groups of files in a cache that are of use as a whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import NamedTuple
+
+from safecache.files import folders
+from safecache.files.folders import Item
+
+__all__ = [
+    "CRASHES_FOLDER",
+    "KEYS_FOLDER",
+    "KINDS",
+    "KNOWN_BAD_FOLDER",
+    "TRASH_FOLDER",
+    "File",
+    "Group",
+    "GroupKind",
+    "below",
+]
+
+# Below .safecache: what is being removed; reports of crashes of Triton's compiler, and notes of what to skip for them;
+# what the keys were made of.
+TRASH_FOLDER, KEYS_FOLDER = "trash", "keys"
+CRASHES_FOLDER, KNOWN_BAD_FOLDER = "crashes", "known_bad"
+# What a process looks for first. Once it is away, nobody begins to use the rest.
+_LOOKED_FOR_FIRST = re.compile(r"__grp__.+|.+\.(py|cpp|c|h|hpp|cu|cuh)")
+
+
+class GroupKind(Enum):
+    """What a group is. What refers to others comes before them."""
+
+    AOT_ENTRY = "AOTAutograd entries"
+    FX_ENTRY = "FX graph entries"
+    CODE = "sources and libraries"
+    AUTOTUNING = "autotuning results"
+    KERNEL = "Triton kernels"
+    HEADER = "precompiled headers"
+    TEMPORARY = "temporary files"
+    QUARANTINE = "quarantine"
+    CRASH = "crash reports"
+    KNOWN_BAD = "notes of crashes"
+    JOURNAL = "journals of lookups"
+    KEY_RECORD = "records of keys"
+    RECORD = "records of nothing"
+    LOCK = "locks of nothing"
+
+
+# What to call them in a command and in a narrow column.
+KINDS = {
+    "aot": GroupKind.AOT_ENTRY,
+    "fx": GroupKind.FX_ENTRY,
+    "triton": GroupKind.KERNEL,
+    "code": GroupKind.CODE,
+    "autotune": GroupKind.AUTOTUNING,
+    "header": GroupKind.HEADER,
+    "crash": GroupKind.CRASH,
+    "known-bad": GroupKind.KNOWN_BAD,
+    "quarantine": GroupKind.QUARANTINE,
+    "journal": GroupKind.JOURNAL,
+    "keys": GroupKind.KEY_RECORD,
+    "temporary": GroupKind.TEMPORARY,
+    "record": GroupKind.RECORD,
+    "lock": GroupKind.LOCK,
+}
+
+
+class File(NamedTuple):
+    """A file as the directory told of it, links and the like included."""
+
+    path: str
+    size: int
+    modified: float
+    owner: int
+    inode: int
+
+    @classmethod
+    def of(cls, item: Item) -> File:
+        """Of what was found there."""
+        status = item.status
+        return cls(item.path, status.st_size, status.st_mtime, status.st_uid, status.st_ino)
+
+
+@dataclass
+class Group:
+    """``paths``: what is moved to remove it, files or one directory; ``files``: all that lie there.
+
+    ``root`` is the directory whose ``.safecache`` has its records.
+    """
+
+    kind: GroupKind
+    root: str
+    name: str
+    paths: list[str]
+    files: list[File]
+    records: list[File] = field(default_factory=list)
+    lock: File | None = None
+
+    @property
+    def all_files(self) -> list[File]:
+        """Its lock too."""
+        return self.files + self.records + ([self.lock] if self.lock else [])
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return sum(file.size for file in self.all_files)
+
+    @property
+    def stamps(self) -> list[float]:
+        """When its files were used. A lock is not changed by being held."""
+        stamped = self.files + self.records or self.all_files
+        return [file.modified for file in stamped] or [folders.modified(path) for path in self.paths]
+
+    @property
+    def owners(self) -> set[int]:
+        """The uids that its files belong to; a directory's own, where nothing is in it or nobody else may look."""
+        found = {file.owner for file in self.all_files}
+        if not found:
+            for path in self.paths:
+                with suppress(OSError):  # it is gone
+                    found.add(folders.status(path).st_uid)
+        return found
+
+    @property
+    def steps(self) -> tuple[list[str], list[str]]:
+        """What to move away first, and what after another look at the stamps."""
+        if self.kind is GroupKind.KERNEL:
+            first = [file.path for file in self.files if _is_looked_for_first(file.path)]
+            return first, self.paths
+        if self.kind is GroupKind.CODE:
+            first = [path for path in self.paths if _is_looked_for_first(path)]
+            return first, [path for path in self.paths if path not in first]
+        return self.paths, []
+
+
+def _is_looked_for_first(path: str) -> bool:
+    return _LOOKED_FOR_FIRST.fullmatch(os.path.basename(path)) is not None
+
+
+def below(top: str | Item) -> Iterator[File]:
+    """Every file in this directory, or itself, as folders.below() says."""
+    return map(File.of, folders.below(top))

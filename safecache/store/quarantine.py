@@ -1,0 +1,193 @@
+"""Where damaged files go: out of sight of the caches, each beside a note of why, and no more of them than is of use.
+
+No link on the way there from the cache's root is followed: whoever could put one there would have files moved to a
+place of his choice, under names and with content of his choice.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import re
+import secrets
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+
+from safecache.files import checks, filesystem, folders, opening
+from safecache.files.folders import Folder
+from safecache.reporting.reasons import Reason
+
+__all__ = ["is_its_name", "is_still", "note_at", "obstacle", "opened", "quarantine", "remove"]
+
+_PLACE = (".safecache", "quarantine")
+# The latest tell what is wrong; and a disk that damages all of a cache is not to fill up with what it damaged.
+_MOST_FILES, _MOST_BYTES = 100, 256 << 20
+_LONGEST_NOTE = 64 << 10
+_NAME = re.compile(r"(.+\.[0-9a-f]{8})(\.json)?", re.DOTALL)
+_HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_result | None = None) -> str | None:
+    """Move what is at ``path`` out of the cache, to ``root/.safecache/quarantine``, with a note of why.
+
+    Returns its new path; None where the file system refuses, it lies outside of ``root``, or a link leads to it, and
+    then it is where it was. ``found``: what was judged there, by its content, or by its status for what is large or
+    no file; something else, such as what another process has saved in its place since, is left there.
+    The latest stay in quarantine: see _MOST_FILES and _MOST_BYTES.
+    """
+    # Cut in bytes: a name of the longest kind must have room for what is added to it.
+    name = f"{os.fsdecode(os.fsencode(os.path.basename(path))[:64])}.{secrets.token_hex(4)}"
+    moved = False
+    # What cannot be looked through has been moved all the same.
+    with (
+        suppress(OSError),
+        folders.above(root, path) as (parent, old),
+        _watched(source := f"{parent.path}/{old}", found) as is_it,
+        folders.opened(root, _PLACE, make=True) as place,
+    ):
+        # What is judged and renamed by its name may be another each time.
+        moved = is_it(source) and _move(parent, old, place, name, {"from": path, "reason": reason.value})
+        if moved and not is_it(f"{place.path}/{name}"):
+            _put_back(parent, old, place, name)
+            moved = False
+        if moved:
+            _remove_oldest(place, name)
+    return os.path.join(root, *_PLACE, name) if moved else None
+
+
+def obstacle(root: str) -> str | None:
+    """What is no directory where the quarantine of ``root`` should be, or lie in; None if there is nothing like that.
+
+    Whoever put it there keeps all that is refused in that cache from being moved away.
+    """
+    place = root
+    for folder in _PLACE:
+        place = os.path.join(place, folder)
+        try:
+            if not stat.S_ISDIR(filesystem.lstat(place).st_mode):
+                return place
+        except OSError:
+            return None
+    return None
+
+
+def opened(root: str) -> AbstractContextManager[Folder]:
+    """The quarantine of ``root``. Raises OSError, and FileNotFoundError where nothing was ever moved away."""
+    return folders.opened(root, _PLACE)
+
+
+def is_its_name(name: str) -> bool:
+    """Whether quarantine() gives such names, to what it moves there and not to its notes."""
+    return _NAME.fullmatch(name) is not None and not name.endswith(".json")
+
+
+def is_still(path: str, found: bytes | os.stat_result | None) -> bool:
+    """Whether what was ``found`` lies at ``path``; anything, for None. False also where that cannot be told."""
+    with suppress(OSError), _watched(path, found) as is_it:
+        return is_it(path)
+    return False
+
+
+@contextmanager
+def _watched(path: str, found: bytes | os.stat_result | None) -> Iterator[Callable[[str], bool]]:
+    """Tells if what was ``found`` lies at a path, that one or where it was moved. Raises OSError, and so does that."""
+    if found is None:
+        yield lambda place: bool(filesystem.lstat(place))
+    elif isinstance(found, bytes):
+        yield lambda place: opening.holds(place, found, _check_regular, flags=os.O_NOFOLLOW)
+    else:
+        # Open, so that nothing else gets its inode: that is all there is to tell by once a renaming has set its time.
+        held = filesystem.open(path, _HOLD)
+        try:
+            unchanged = filesystem.identity(filesystem.fstat(held)) == filesystem.identity(found)
+            yield lambda place: unchanged and _inode(filesystem.lstat(place)) == _inode(filesystem.fstat(held))
+        finally:
+            with suppress(OSError):
+                filesystem.close(held)
+
+
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _check_regular(status: os.stat_result) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError("no longer a file")
+
+
+def _put_back(parent: Folder, old: str, place: Folder, name: str) -> None:
+    """Unless there is one again. Raises OSError."""
+    try:
+        place.link(name, parent, old)
+    except OSError as error:
+        if error.errno != errno.EEXIST:  # a file system without hard links
+            place.rename(name, parent, old)
+    remove(place, name)
+
+
+def _move(parent: Folder, old: str, place: Folder, name: str, why: dict[str, str]) -> bool:
+    note = name + ".json"
+    moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    # First the note: nothing lies there without one, whenever this process is killed.
+    with suppress(OSError):
+        place.write(note, json.dumps(why | {"time": moment}).encode())
+    try:
+        filesystem.retried(lambda: parent.rename(old, place, name), filesystem.PASSING)
+        return True
+    except OSError:
+        with suppress(OSError):
+            place.status(name)
+            return True  # done, and reported as if not: NFS may ask a server twice
+        with suppress(OSError):
+            place.unlink(note)
+        return False
+
+
+def _remove_oldest(place: Folder, newest: str) -> None:
+    """Down to what may lie there, the newest whatever its size. Raises OSError."""
+    found = _found(place)
+    _, size = found.pop(newest, (0, 0))
+    for number, name in enumerate(sorted(found, key=lambda name: found[name], reverse=True), start=2):
+        size += found[name][1]
+        if number > _MOST_FILES or size > _MOST_BYTES:
+            remove(place, name)
+
+
+def _found(place: Folder) -> dict[str, tuple[int, int]]:
+    """When each was moved there, and its size, note included; without what was not put there by quarantine()."""
+    found: dict[str, tuple[int, int]] = {}
+    for name in place.names():
+        named = _NAME.fullmatch(name)
+        if named is None:
+            continue
+        with suppress(OSError):  # removed by another process
+            status = place.status(name)
+            moment, size = found.get(named[1], (0, 0))
+            # A renaming sets the time of change: no writer can set that.
+            found[named[1]] = max(moment, status.st_ctime_ns), size + _size(place, name, status)
+    return found
+
+
+def _size(place: Folder, name: str, status: os.stat_result) -> int:
+    if not stat.S_ISDIR(status.st_mode):
+        return status.st_size
+    return sum(item.status.st_size for item in folders.below(f"{place.path}/{name}"))
+
+
+def note_at(path: str) -> dict[str, str]:
+    """What the note there says, by name; empty for what is none. Anybody may have written it."""
+    try:
+        said = json.loads(opening.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_NOTE))
+    except (OSError, checks.UnusableEntry, ValueError, RecursionError):
+        return {}
+    return {name: text for name, text in said.items() if isinstance(text, str)} if isinstance(said, dict) else {}
+
+
+def remove(place: Folder, name: str) -> None:
+    """Take what has this name, and its note, out of this quarantine, as far as that can be done."""
+    for each in (name, f"{name}.json"):
+        with suppress(OSError):  # gone, or another user's
+            place.remove(each)

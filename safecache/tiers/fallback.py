@@ -1,0 +1,206 @@
+"""The compile goes on where its cache directory cannot be used: in a private one, until the cache can be used again.
+
+What is known up front is found by settle() at the start of each compile; what shows in the middle, by attempt(), which
+does the operation that failed once more.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from safecache.errors import SafecacheError
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+from safecache.tiers import directory_faults, levels, permissions, standin
+from safecache.tiers.directory_faults import Fault
+
+__all__ = ["attempt", "leave_to_parent", "moved", "replaced", "settle"]
+
+_T = TypeVar("_T")
+# Seconds for which a verdict on a directory is remembered.
+_PATIENCE = 60.0
+# One that does not grant its locks is tried again, which can take as long as the timeout, a sixth of the time at most.
+_LOCK_PATIENCE = 5
+_REMEDY = "Make it usable, or let TORCHINDUCTOR_CACHE_DIR name another directory; SAFECACHE_LOWER reads one on purpose."
+_LOCAL_REMEDY = "Make it usable, for this user alone, or let SAFECACHE_LOCAL name another directory."
+_LOCK_REMEDY = (
+    "Find out who holds it, and whether that process is frozen; SAFECACHE_LOCK_TIMEOUT sets how long to wait."
+)
+
+_good_until: dict[str, float] = {}
+_bad_until: dict[str, float] = {}
+_faults: dict[str, Fault] = {}
+_parent_tells = False
+
+
+def settle(default: Callable[[], str], *, strictly: bool = True) -> None:
+    """See to it that the cache directory, ``default`` if none is set, can be used, or that another is used for now.
+
+    Looks at most once a minute. In strict mode raises CacheWriteError each time if it cannot, unless not ``strictly``.
+    """
+    directory = config.cache_directory() or default()
+    if _good_until.get(directory, 0.0) > time.monotonic():
+        return
+    directory = os.path.abspath(directory)
+    replaced_one = standin.original(directory)
+    if replaced_one is not None:
+        return _look_again(replaced_one, directory, strictly=strictly)
+    shared = levels.shared_of(directory)
+    if not _use_local_level(shared, strictly=strictly):
+        if shared != directory:
+            config.redirect_cache(shared, None)
+        _look(shared, strictly=strictly)
+        if config.current().strict and levels.place_of(shared) is not None:
+            _good_until.pop(shared, None)  # that there is no local level is raised each time
+
+
+def _use_local_level(shared: str, *, strictly: bool) -> bool:
+    """Whether torch uses a local level before ``shared`` from now on: if there is to be one, and it can be used."""
+    place = levels.place_of(shared)
+    if place is None:
+        return False
+    fault = _faults.get(place)
+    if time.monotonic() >= _bad_until.get(place, 0.0):
+        fault = _fault(place, levels.objection)
+        if fault is None:
+            levels.begin(place, shared)
+            permissions.note_private(place)
+            _good_until[place] = time.monotonic() + _PATIENCE
+            return True
+        _leave_local_level(place, shared, fault, None, strictly=strictly)
+    elif fault is not None and strictly and config.current().strict:
+        _leave_local_level(place, shared, fault, None, strictly=strictly)
+    return False
+
+
+def _leave_local_level(
+    place: str, shared: str, fault: Fault, error: BaseException | None, *, strictly: bool = True
+) -> bool:
+    _remember(place, fault)
+    config.redirect_cache(shared, None)
+    if strictly or not config.current().strict:  # else torch may be being imported
+        text = f"the local level {place} cannot be used for now: {fault.text}. {shared} is used without one."
+        _report(place, fault, text, error)
+    return True
+
+
+def _look(directory: str, *, strictly: bool) -> None:
+    fault = _fault(directory, directory_faults.objection)
+    if fault is None:
+        _good_until[directory] = time.monotonic() + _PATIENCE
+    else:
+        _replace(directory, fault, None, strictly=strictly)
+
+
+def _fault(directory: str, objection: Callable[[str], str | None]) -> Fault | None:
+    against = objection(directory)
+    if against is not None:
+        return Fault(Reason.UNUSABLE_DIRECTORY, against)
+    variable = "SAFECACHE_LOCAL" if levels.is_local(directory) else "TORCHINDUCTOR_CACHE_DIR"
+    against = directory_faults.objection_to_code(directory, variable)
+    return None if against is None else Fault(Reason.NOT_EXECUTABLE, against)
+
+
+def _look_again(directory: str, place: str, *, strictly: bool) -> None:
+    """Return to ``directory`` if it can be used by now, or stay at ``place``."""
+    if not os.path.isdir(
+        place
+    ):  # what cleans temporary directories has taken it, or the process that made it has ended
+        standin.end(directory)
+        return _look(directory, strictly=strictly)
+    fault = _faults.get(directory)
+    if time.monotonic() >= _bad_until.get(directory, 0.0):
+        fault = _fault(directory, directory_faults.probe)
+        if fault is None:
+            standin.end(directory)
+            return
+        _remember(directory, fault)
+    if fault is not None and strictly and config.current().strict:
+        _replace(directory, fault, None, strictly=strictly)
+
+
+def attempt(work: Callable[[], _T]) -> _T:
+    """What ``work`` returns; it is called once more, in another directory, if the cache directory made it fail.
+
+    Any other error is raised as it is, and in strict mode CacheWriteError for those.
+    """
+    try:
+        return work()
+    except Exception as error:
+        if not replaced(error):
+            raise
+    return work()
+
+
+def replaced(error: BaseException | None) -> bool:
+    """Whether the cache directory made an operation fail, with ``error`` if it raised, and another is used from now on.
+
+    Raises CacheWriteError in strict mode if it did.
+    """
+    directory = config.cache_directory()
+    if directory is None or isinstance(error, SafecacheError):
+        return False
+    before = standin.original(directory)
+    if before is not None:
+        # Another thread may have replaced it meanwhile; for a stand-in there is no better one.
+        return error is not None and directory_faults.find(error, before) is not None
+    fault = directory_faults.find(error, directory) if error is not None else None
+    fault = fault or _fault(directory, directory_faults.probe)
+    if fault is None:
+        return False
+    shared = levels.shared_of(directory)
+    if shared != directory:
+        return _leave_local_level(directory, shared, fault, error)
+    return _replace(directory, fault, error)
+
+
+def moved(path: str, root: str) -> str:
+    """Where that which would be at ``path`` in the cache ``root`` is kept by now."""
+    return os.path.normpath(os.path.join(config.cache_directory() or root, os.path.relpath(path, root)))
+
+
+def _replace(directory: str, fault: Fault, error: BaseException | None, *, strictly: bool = True) -> bool:
+    _remember(directory, fault)
+    strict = config.current().strict
+    if strict and strictly:
+        _report(directory, fault, f"The cache directory {directory} cannot be used: {fault.text}.", error)
+    try:
+        place = standin.begin(directory)
+    except OSError as failure:
+        if strictly or not strict:  # else torch may be being imported
+            text = f"there is no other directory for what would be in {directory} ({fault.text}): {failure}."
+            _report(directory, fault, text, error)
+        return False
+    if not strict:
+        text = (
+            f"the cache directory {directory} cannot be used for now: {fault.text}. What is there is read, and what is "
+            f"compiled is kept in {place} until this process ends."
+        )
+        _report(directory, fault, text, error)
+    return True
+
+
+def _remember(directory: str, fault: Fault) -> None:
+    patience = _PATIENCE
+    if fault.reason is Reason.LOCK_HELD:
+        patience = max(patience, _LOCK_PATIENCE * config.current().lock_timeout)
+    _good_until.pop(directory, None)
+    _bad_until[directory] = time.monotonic() + patience
+    _faults[directory] = fault
+
+
+def _report(directory: str, fault: Fault, text: str, error: BaseException | None) -> None:
+    if not _parent_tells or config.current().strict:
+        remedy = _LOCAL_REMEDY if levels.is_local(directory) else _REMEDY
+        remedy = _LOCK_REMEDY if fault.reason is Reason.LOCK_HELD else remedy
+        events.report(fault.reason, text, cause=directory, remedy=remedy, error=error)
+
+
+def leave_to_parent() -> None:
+    """Warn of nothing in this process: it is a worker, one of many, whose parent uses the same directory."""
+    global _parent_tells
+    _parent_tells = True

@@ -1,0 +1,65 @@
+"""The layers below a cache: directories like it that are read where it has nothing.
+
+They are the shared level below a local one, or the cache directory that a private one stands in for; and then those
+that the user has named, which are never written.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+from safecache.tiers import levels, permissions, standin
+
+__all__ = ["below", "exist", "fail"]
+
+_REMEDY = "Look after it; it is tried again after a minute."
+
+
+def exist(root: str) -> bool:
+    """Whether the cache ``root`` has any."""
+    return levels.find(root) is not None or standin.original(root) is not None or bool(config.current().lower)
+
+
+def below(path: str, root: str) -> Iterator[tuple[str, str]]:
+    """Where that which would be at ``path`` in the cache ``root`` may lie instead, nearest first, and in which cache.
+
+    Nothing is known of what lies there, if anything does. Raises CacheWriteError in strict mode if the shared level
+    cannot be used.
+    """
+    if not exist(root):
+        return
+    relative, original, named = os.path.relpath(path, root), standin.original(root), config.current().lower
+    level = levels.find(root)
+    if level is not None and _is_there(level.shared):
+        yield level.counterpart(path), level.counterpart(root)
+    for layer in named if original is None else (original, *named):
+        if layer != root:
+            yield os.path.join(layer, relative), layer
+
+
+def _is_there(shared: str) -> bool:
+    """Whether the shared level can be looked into: asked each time, for it can come and go, and be made only later."""
+    if levels.is_left_alone(shared, reading=True):
+        return False
+    if not os.access(os.path.join(shared, os.curdir), os.R_OK | os.X_OK, effective_ids=True):
+        try:
+            os.listdir(shared)  # which says why
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            fail(shared, error, reading=True)
+            return False
+    permissions.check(shared)
+    return True
+
+
+def fail(shared: str, error: OSError, *, reading: bool) -> None:
+    """Say, once, that the shared level has failed, and leave it alone for a while. Raises in strict mode."""
+    levels.leave_alone(shared, reading=reading)
+    done = "looked into" if reading else "written"
+    text = f"the shared cache {shared} cannot be {done} for now: {error.strerror or error}. The local one serves on."
+    events.report(Reason.UNUSABLE_DIRECTORY, text, cause=shared, remedy=_REMEDY, error=error)

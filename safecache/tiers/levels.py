@@ -1,0 +1,184 @@
+"""Two levels of a cache: one of this node, that torch uses, before a slow one that nodes share (``SAFECACHE_LOCAL``).
+
+The shared one is the nearest layer below the local one, and unlike other layers it is written too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from safecache.files import ownership
+from safecache.places import cache_directories
+from safecache.settings import config
+from safecache.tiers import directory_faults
+
+__all__ = [
+    "Level",
+    "begin",
+    "counterpart",
+    "existing_caches",
+    "find",
+    "is_left_alone",
+    "is_local",
+    "is_place",
+    "is_shared",
+    "know",
+    "leave_alone",
+    "objection",
+    "place_of",
+    "shared_cache",
+    "shared_of",
+]
+
+_LONGEST_NAME = 80
+_DIGITS = 16
+# Seconds for which a shared level that has failed is not asked, or not written.
+_PATIENCE = 60.0
+
+
+class Level(NamedTuple):
+    """The directory of this node, and the one that it is a level before."""
+
+    place: str
+    shared: str
+
+    def counterpart(self, path: str) -> str:
+        """Where that which is at ``path`` in here is in the shared one."""
+        return self.shared + path[len(self.place) :]
+
+
+_levels: dict[str, Level] = {}
+_left_until: dict[tuple[str, bool], float] = {}
+
+
+def place_of(shared: str) -> str | None:
+    """Where the local level of the cache ``shared`` lies; None if there is to be none, or it is one itself."""
+    local = config.current().local
+    if local is None or is_local(shared):
+        return None
+    return os.path.join(local, _folder(), _name(shared))
+
+
+def _folder() -> str:
+    return f"safecache-local-{os.geteuid()}"
+
+
+def _name(shared: str) -> str:
+    readable = re.sub(r"[^A-Za-z0-9._]+", "-", shared).strip("-")[-_LONGEST_NAME:]
+    return f"{readable}-{hashlib.sha256(os.fsencode(shared)).hexdigest()[:_DIGITS]}"
+
+
+def is_local(directory: str) -> bool:
+    """Whether ``directory`` is called as a local level is."""
+    return os.path.basename(os.path.dirname(directory)) == _folder()
+
+
+def shared_of(directory: str) -> str:
+    """The cache that ``directory`` is the local level of, begun by this process or its parent; else itself."""
+    found = config.redirected()
+    if directory in _levels:
+        return _levels[directory].shared
+    return found[1] if found is not None and found[0] == directory and is_place(*found) else directory
+
+
+def is_place(directory: str, shared: str) -> bool:
+    """Whether ``directory`` is called as a local level of ``shared`` is, under these settings or others."""
+    return directory.endswith(os.path.join(os.sep, _folder(), _name(shared)))
+
+
+def objection(place: str) -> str | None:
+    """Why this process cannot keep a local level at ``place``. It is made, for this user alone, if it is not there."""
+    against = directory_faults.objection(place, _make)
+    return ownership.why_not_private(place) if against is None else against
+
+
+def _make(place: str) -> None:
+    own = os.path.dirname(place)
+    # Other users may have their local levels beside ours.
+    for directory, mode in ((os.path.dirname(own), 0o755), (own, 0o700), (place, 0o700)):
+        os.makedirs(directory, mode, exist_ok=True)
+
+
+def know(place: str, shared: str) -> None:
+    """What lies in ``place`` has ``shared`` below it. Nothing is done for it: all that a command needs."""
+    _levels[place] = Level(place, shared)
+
+
+def begin(place: str, shared: str) -> None:
+    """Have torch use ``place``, with ``shared`` below it."""
+    know(place, shared)
+    if config.cache_directory() != place:
+        config.redirect_cache(place, shared)
+
+
+def find(path: str) -> Level | None:
+    """The level that ``path`` is, or lies in, if it is in a local one."""
+    inherited = config.redirected()
+    if inherited is not None and inherited[0] not in _levels and place_of(inherited[1]) == inherited[0]:
+        _levels[inherited[0]] = Level(*inherited)  # a compile worker may use Triton's part of it alone
+    return next((level for level in list(_levels.values()) if f"{path}/".startswith(f"{level.place}/")), None)
+
+
+def counterpart(path: str) -> str | None:
+    """Where that which is at ``path`` in a local level is in the shared one; None elsewhere."""
+    level = find(path)
+    return None if level is None else level.counterpart(path)
+
+
+def is_shared(directory: str) -> bool:
+    """Whether ``directory`` is, or lies in, a cache that a local level is, or was to be, before."""
+    used = config.cache_directory()
+    caches = [level.shared for level in list(_levels.values())]
+    if used is not None and place_of(used) is not None:
+        caches.append(used)
+    return any(f"{directory}/".startswith(f"{cache}/") for cache in caches)
+
+
+def leave_alone(shared: str, *, reading: bool) -> None:
+    """Neither write to a shared level that has failed for a while, nor, if ``reading``, look there."""
+    _left_until[shared, False] = time.monotonic() + _PATIENCE
+    if reading:
+        _left_until[shared, True] = time.monotonic() + _PATIENCE
+
+
+def is_left_alone(shared: str, *, reading: bool) -> bool:
+    """Whether it is one that is not to be looked into, or not to be written, for now."""
+    return time.monotonic() < _left_until.get((shared, reading), 0.0)
+
+
+def existing_caches(environ: Mapping[str, str]) -> list[str]:
+    """The cache directories that exist: of Inductor, of its precompiled headers, of Triton; none that lies in another.
+
+    Of Inductor the local level, where there is to be one, for the shared one is not this node's alone.
+    """
+    candidates = []
+    for find in (_of_this_node, cache_directories.of_headers, cache_directories.of_triton):
+        with suppress(FileNotFoundError):
+            candidates.append(find(environ))
+    found: list[str] = []
+    for path in (os.path.realpath(candidate) for candidate in candidates):
+        inside = any(f"{path}/".startswith(f"{other}/") for other in found)
+        if os.path.isdir(path) and not inside:
+            found = [other for other in found if not other.startswith(f"{path}/")] + [path]
+    return found
+
+
+def _of_this_node(environ: Mapping[str, str]) -> str:
+    inductors = cache_directories.of_inductor(environ)
+    return place_of(inductors) or inductors
+
+
+def shared_cache(environ: Mapping[str, str]) -> str | None:
+    """The cache that this node has a local level before, which is known as that from now on; None if it has none."""
+    inductors = shared_of(cache_directories.of_inductor(environ))
+    place = place_of(inductors)
+    if place is None:
+        return None
+    know(place, inductors)
+    return inductors

@@ -1,0 +1,234 @@
+"""What lies in caches, group by group, as a person asks for it: by name, size and age, with who made and sealed it.
+
+Nothing is unpickled, executed or loaded for it, and nothing that is read is believed to be more than a label: names are
+found by a search of bytes, and Triton's kernels described by the ``<name>.json`` that ``compile`` in
+triton/compiler/compiler.py writes, the same in Triton 3.6 to 3.9.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from safecache.code.triton_place import LIST
+from safecache.explain import key_records
+from safecache.files import checks, folders, opening
+from safecache.store.groups import Group, GroupKind
+from safecache.upkeep import inventory, signers
+
+__all__ = ["Catalogue", "Description", "Item", "KernelMetadata", "describe", "kernels", "keys", "read", "take"]
+
+# Bytes of one file. Large entries have their graph's code, with the names of its kernels, before their constants.
+_MOST_NAMES = 4 << 20
+# What Inductor calls the kernels that it generates, in Triton and in C++, from what all of them have in their names:
+# a pattern that begins with a choice takes ten times as long.
+_FUSED = re.compile(rb"fused_[A-Za-z0-9_]{1,150}")
+_BEFORE = re.compile(rb"(?<![A-Za-z0-9_])(?:triton|cpp)_(?:[a-z]{1,9}_)?\Z")
+_LONGEST_BEFORE = 20
+# As pickle writes a text of 52 letters: SHORT_BINUNICODE and its length.
+_KEY = re.compile(rb"\x8c\x34([cf][a-z2-7]{51})")
+
+
+def kernels(paths: Iterable[str]) -> tuple[str, ...]:
+    """Those that these files name, in the order of their first mention. None of what cannot be read, or is no file."""
+    return tuple(dict.fromkeys(name.decode() for path in paths for name in _names(_read(path))))
+
+
+def _names(content: bytes) -> Iterator[bytes]:
+    for found in _FUSED.finditer(content):
+        before = _BEFORE.search(content, max(0, found.start() - _LONGEST_BEFORE), found.start())
+        if before is not None:
+            yield before[0] + found[0]
+
+
+def keys(paths: Iterable[str]) -> tuple[str, ...]:
+    """The cache keys of graphs and sources that these pickles hold, likewise."""
+    return tuple(dict.fromkeys(key.decode() for path in paths for key in _KEY.findall(_read(path))))
+
+
+def _read(path: str) -> bytes:
+    try:
+        return opening.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_MOST_NAMES)
+    except (OSError, checks.UnusableEntry):
+        return b""
+
+
+# Bytes; Triton writes one or two thousand.
+_MOST = 256 << 10
+_LONGEST_TEXT = 200
+
+
+class KernelMetadata(NamedTuple):
+    """Empty where it is not told. ``gpu``: such as ``sm_90``; ``options``: what else is said of the compile."""
+
+    name: str
+    gpu: str = ""
+    triton: str = ""
+    options: tuple[tuple[str, str], ...] = ()
+
+
+def read(paths: Iterable[str]) -> KernelMetadata:
+    """Of the kernel with these files. Never raises for what may lie there."""
+    named = {os.path.basename(path): path for path in paths}
+    for name in sorted(named):
+        if name.startswith(LIST):
+            metadata = name.removeprefix(LIST)
+            fields = _fields(named[metadata]) if metadata in named else {}
+            return _described(metadata.removesuffix(".json"), fields)
+    # A module that Triton has built for itself, such as cuda_utils, has no metadata.
+    modules = [name for name in sorted(named) if name.endswith(".so")]
+    return KernelMetadata(modules[0].split(".")[0] if modules else "")
+
+
+def _fields(path: str) -> dict[str, Any]:
+    try:
+        content = opening.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_MOST)
+        fields = json.loads(content)
+    except (OSError, checks.UnusableEntry, ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}
+
+
+def _described(name: str, fields: dict[str, Any]) -> KernelMetadata:
+    target = fields.get("target")
+    target = target if isinstance(target, dict) else {}
+    architecture = _text(target.get("arch"))
+    is_nvidia = target.get("backend") == "cuda" and architecture.isdecimal()
+    options = ((option, _text(fields.get(option))) for option in ("num_warps", "num_stages", "num_ctas", "shared"))
+    return KernelMetadata(
+        _text(fields.get("name")) or name,
+        f"sm_{architecture}" if is_nvidia else architecture,
+        _text(fields.get("triton_version")),
+        tuple((option, text) for option, text in options if text),
+    )
+
+
+def _text(value: object) -> str:
+    return str(value)[:_LONGEST_TEXT] if isinstance(value, (str, int, float)) else ""
+
+
+_WITH_GRAPHS = (GroupKind.AOT_ENTRY, GroupKind.FX_ENTRY, GroupKind.CODE)
+
+
+class Item(NamedTuple):
+    """A group of ``directory``. ``made`` and ``used``: in seconds since the epoch, as far as the file system tells.
+
+    What is stamped by a use keeps no time of its making: that is the oldest of its files and its directory.
+    """
+
+    directory: str
+    group: Group
+    size: int
+    made: float
+    used: float
+
+
+class Catalogue(NamedTuple):
+    """``other``: how many files belong to no group, and their bytes. ``records``: where those of keys lie, by key."""
+
+    items: list[Item]
+    other: tuple[int, int]
+    records: Mapping[str, str]
+
+    @property
+    def graphs(self) -> dict[str, Group]:
+        """The FX graph entries by their keys."""
+        return {item.group.name: item.group for item in self.items if item.group.kind is GroupKind.FX_ENTRY}
+
+
+class Description(NamedTuple):
+    """What an item's files say. ``kernels``: by name; ``states``: how many files there are of each signer's state.
+
+    ``source``: where no kernel is named, the function or kernel that it was compiled from, as the key's record says.
+
+    ``gpu``: what a kernel is for, as is written beside it, else what the build had. ``torch``, ``triton``: with what it
+    was built, by its seal, or else as a kernel says. Empty where that is not told.
+    """
+
+    kernels: tuple[str, ...]
+    source: str
+    gpu: str
+    torch: str
+    triton: str
+    signers: tuple[str, ...]
+    states: Mapping[str, int]
+    provenance: Mapping[str, str]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """All that it may be asked for by."""
+        return (*self.kernels, self.source) if self.source else self.kernels
+
+    @property
+    def name(self) -> str:
+        """The first of its names, and how many more there are."""
+        more = f" (+{len(self.names) - 1})" if len(self.names) > 1 else ""
+        return f"{self.names[0]}{more}" if self.names else ""
+
+
+def take(directories: Iterable[str], kinds: Collection[GroupKind]) -> Catalogue:
+    """The items of these kinds in these cache directories. Raises OSError for one that cannot be read."""
+    items, files, size = [], 0, 0
+    records: dict[str, str] = {}
+    for directory in directories:
+        found = inventory.take(directory)
+        items += [_item(directory, group) for group in found.groups if group.kind in kinds]
+        files += len(found.other)
+        size += sum(file.size for file in found.other)
+        kept = (group for group in found.groups if group.kind is GroupKind.KEY_RECORD)
+        records.update((key_records.key_of(file.path), file.path) for group in kept for file in group.files)
+    return Catalogue(items, (files, size), records)
+
+
+def _item(directory: str, group: Group) -> Item:
+    stamps = group.stamps
+    made = [file.modified for file in group.all_files] or stamps
+    # That of a directory changes with what is added to it, not with what is used.
+    if len(group.paths) == 1 and group.files and group.files[0].path != group.paths[0]:
+        made = [*made, folders.modified(group.paths[0]) or made[0]]
+    return Item(directory, group, group.size, min(made, default=0.0), max(stamps, default=0.0))
+
+
+def describe(item: Item, graphs: Mapping[str, Group], records: Mapping[str, str]) -> Description | None:
+    """What the files of the item say now; None if they are gone. ``graphs``, ``records``: those of its catalogue."""
+    group = item.group
+    if not any(folders.is_there(path) for path in group.paths or [file.path for file in group.all_files]):
+        return None
+    seals = signers.signatures_in(group)
+    provenance = next((seal.provenance for seal in seals if seal.provenance), {})
+    metadata = KernelMetadata("")
+    kernels: tuple[str, ...] = ()
+    if group.kind is GroupKind.KERNEL:
+        metadata = read(file.path for file in group.files)
+        kernels = (metadata.name,) if metadata.name else ()
+    elif group.kind in _WITH_GRAPHS:
+        kernels = _kernels(group, graphs)
+    return Description(
+        kernels,
+        "" if kernels else _source(group, records),
+        metadata.gpu or provenance.get("gpu", ""),
+        provenance.get("torch", ""),
+        provenance.get("triton", "") or metadata.triton,
+        tuple(dict.fromkeys(seal.signer for seal in seals if seal.signer)),
+        Counter(seal.state for seal in seals),
+        provenance,
+    )
+
+
+def _source(group: Group, records: Mapping[str, str]) -> str:
+    path = records.get(group.name)
+    record = key_records.read(path) if path is not None else None
+    return key_records.capped(record.name) if record is not None else ""
+
+
+def _kernels(group: Group, graphs: Mapping[str, Group]) -> tuple[str, ...]:
+    """Those that its bytes name, or else those of the graphs that it refers to."""
+    paths = [file.path for file in group.files]
+    found = kernels(paths)
+    if found or group.kind is not GroupKind.AOT_ENTRY:
+        return found
+    return kernels(file.path for key in keys(paths) if key in graphs for file in graphs[key].files)

@@ -1,0 +1,334 @@
+"""Brings a cache within its limits: removes whole groups, the least recently used first, and none that is in use.
+
+What a process looks for first is moved aside, then the stamps are looked at again, and then the rest follows. A process
+stamps what it reads before it opens it: so either its stamp is seen here and all is put back, or it finds nothing.
+Killed at any point, a removal leaves a miss.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from typing import NamedTuple
+
+from safecache.errors import CacheWriteError
+from safecache.files import checks, folders, mounts, ownership, stamps, temporaries
+from safecache.files.folders import Folder
+from safecache.reporting.kinds import Kind
+from safecache.settings import config
+from safecache.store import entry_files
+from safecache.store.groups import TRASH_FOLDER, File, Group, GroupKind, below
+from safecache.upkeep import jobs
+from safecache.upkeep.inventory import Inventory, take
+
+__all__ = ["Limits", "Sweep", "remove", "sweep"]
+
+
+def remove(group: Group, root: str) -> bool:
+    """Remove the group's files and records, but not its lock; False, and it is where it was, if it was used since.
+
+    ``root``: the cache, from which all of that is reached.
+
+    Raises OSError where the file system refuses, with what was moved back in its place.
+    """
+    seen = max(group.stamps, default=0.0)
+    aside = _Aside(root, os.path.join(group.root, ".safecache", TRASH_FOLDER))
+    first, rest = group.steps
+    try:
+        aside.take(first)
+        if aside.latest(group) > seen:
+            aside.put_back()
+            return False
+        aside.take(rest)
+    except OSError:
+        aside.put_back()
+        raise
+    finally:
+        aside.empty()
+    # Last: without its record a file would be refused, with a warning, where without the file a record says nothing.
+    for record in group.records:
+        with suppress(FileNotFoundError), folders.above(root, record.path) as (folder, name):
+            folder.unlink(name)
+    return True
+
+
+class _Aside:
+    """A directory below the cache, where nobody looks for anything, made when something is moved there."""
+
+    def __init__(self, root: str, trash: str) -> None:
+        self._root, self._directory = root, os.path.join(trash, secrets.token_hex(8))
+        self._moved: list[tuple[str, str]] = []
+
+    def take(self, paths: list[str]) -> None:
+        for path in paths:
+            place = os.path.join(self._directory, f"{len(self._moved)}.{os.path.basename(path)}"[:200])
+            with (
+                suppress(FileNotFoundError),  # another process was faster
+                folders.above(self._root, path) as (folder, name),
+                folders.above(self._root, place, make=True) as (aside, new),
+            ):
+                folder.rename(name, aside, new)
+                self._moved.append((path, place))
+
+    def latest(self, group: Group) -> float:
+        """The latest stamp of all that was in the group, and of what has come to it in a directory that is here."""
+        moved = [file for _, place in self._moved for file in below(place)]
+        left = [now for file in [*group.files, *group.records] for now in below(file.path)]
+        return max((file.modified for file in moved + left), default=0.0)
+
+    def put_back(self) -> None:
+        while self._moved:
+            path, place = self._moved.pop()
+            with (
+                suppress(OSError),  # then it is a miss
+                folders.above(self._root, place) as (aside, moved),
+                folders.above(self._root, path, make=True) as (folder, name),
+            ):
+                try:
+                    aside.rename(moved, folder, name)
+                except OSError:
+                    # There is a directory again, with new entries in it.
+                    _merge(aside, moved, folder, name)
+
+    def empty(self) -> None:
+        with suppress(OSError), folders.above(self._root, self._directory) as (trash, name):
+            trash.remove(name)  # what stays, the next sweep removes
+
+
+def _merge(source: Folder, place: str, destination: Folder, name: str) -> None:
+    with suppress(OSError), source.enter(place) as old, destination.enter(name) as new:
+        for each in old.names():
+            with suppress(OSError):  # then it is a miss
+                old.rename(each, new, each)
+
+
+_FX_KEY = re.compile(rb"f[a-z2-7]{51}")
+_DAY = 86400.0
+# Of no use to any compile, so these go first.
+_WORTHLESS = (GroupKind.QUARANTINE, GroupKind.CRASH, GroupKind.JOURNAL, GroupKind.RECORD, GroupKind.LOCK)
+# In the time in which no stamp is renewed, what refers to others goes before them, and last what took a compiler.
+_RANK = {kind: rank for rank, kind in enumerate(GroupKind)}
+_CODE = (GroupKind.CODE, GroupKind.KERNEL, GroupKind.HEADER)
+# They are small, and tell that what is gone was evicted: for as long again.
+_OUTLIVES = GroupKind.KEY_RECORD
+
+
+class Limits(NamedTuple):
+    """Bytes, files, and seconds since the last use; None where there is no limit."""
+
+    size: int | None = None
+    files: int | None = None
+    age: float | None = None
+
+
+class Sweep(NamedTuple):
+    """``removed``: the groups; ``kept``: those that a limit would remove, and why they stay.
+
+    ``size`` and ``files`` are what all groups have now; ``reaped`` the bytes of what dead writers had left.
+    """
+
+    removed: list[Group]
+    kept: list[tuple[Group, str]]
+    size: int
+    files: int
+    reaped: int
+
+
+def sweep(
+    root: str, limits: Limits, *, now: float | None = None, heed_jobs: bool = True, dry_run: bool = False
+) -> Sweep | None:
+    """Bring the cache directory ``root`` within ``limits``, as far as it is not in use; None if another process does.
+
+    ``now``: the time by the clock that stamps are made with. Without ``heed_jobs`` all counts as not in use.
+    ``dry_run``: only tell what would be removed.
+
+    Raises CacheWriteError for a directory of another user, unless it is shared; OSError for one that cannot be read.
+    """
+    root = os.path.realpath(root)
+    owner = os.lstat(root).st_uid
+    if _is_foreign(owner):
+        raise CacheWriteError(f"{root} belongs to uid {owner}, and is left alone")
+    with _alone(root) as alone:
+        if not alone:
+            return None
+        inventory = take(root)
+        moment = time.time() if now is None else now
+        reaped = 0 if dry_run else _reap(inventory, root, moment)
+        return _Sweeper(root, inventory, limits, moment, heed_jobs=heed_jobs, dry_run=dry_run).run(reaped)
+
+
+def _is_foreign(owner: int) -> bool:
+    return not ownership.own_uid(owner) and not config.current().shared
+
+
+@contextmanager
+def _alone(root: str) -> Iterator[bool]:
+    """Whether no other sweep is under way. Nothing depends on it: two of them only do the same work twice."""
+    if mounts.is_over_a_network(root):
+        yield True
+        return
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield jobs.lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _reap(inventory: Inventory, root: str, now: float) -> int:
+    """Remove what dead writers, and sweeps that were killed, have left."""
+    size = 0
+    for directory in inventory.writing:
+        with suppress(OSError), folders.at(root, directory) as folder:  # gone, or another thing by now
+            size += temporaries.reap(folder)
+    for group in inventory.groups:
+        if group.kind is GroupKind.TEMPORARY and _is_left(group, now):
+            with suppress(OSError), folders.above(root, group.paths[0]) as (folder, name):
+                folder.remove(name)
+            size += group.size
+    return size
+
+
+def _is_left(group: Group, now: float) -> bool:
+    """Of directories: of a sweep that was killed, or of a Triton whose pid says nothing on another host."""
+    [path] = group.paths
+    of_sweep = os.path.basename(os.path.dirname(path)) == TRASH_FOLDER
+    return of_sweep or (os.path.isdir(path) and now - max(group.stamps) > _DAY)
+
+
+class _Sweeper:
+    def __init__(
+        self, root: str, inventory: Inventory, limits: Limits, now: float, *, heed_jobs: bool, dry_run: bool
+    ) -> None:
+        self._root, self._limits, self._now = root, limits, now
+        self._heed_jobs, self._dry_run = heed_jobs, dry_run
+        self._over_a_network = mounts.is_over_a_network(root)
+        self._groups = [group for group in inventory.groups if group.kind is not GroupKind.TEMPORARY]
+        self._size = sum(group.size for group in self._groups)
+        self._files = sum(len(group.all_files) for group in self._groups)
+        self._used = {id(group): self._last_use(group) for group in self._groups}
+        # By the paths of AOT entries: the keys of the graphs that they refer to.
+        self._references: dict[str, set[str]] = {}
+        self._referred_to: set[str] = set()
+
+    def run(self, reaped: int) -> Sweep:
+        removed, kept = [], []
+        self._count_references()
+        for group in sorted(self._groups, key=self._order):
+            if not self._is_due(group):
+                continue
+            objection = self._objection(group) or self._remove(group)
+            if objection is None:
+                removed.append(group)
+                self._size -= group.size
+                self._files -= len(group.all_files)
+            else:
+                kept.append((group, objection))
+                self._referred_to |= self._references.get(group.paths[0], set()) if group.paths else set()
+        return Sweep(removed, kept, self._size, self._files, reaped)
+
+    def _last_use(self, group: Group) -> float:
+        """A stamp in the future, of a clock that was wrong, would never age: it is set to now.
+
+        But of a library: a large one is read anew in each process if its status is not the one that was sealed.
+        """
+        past = [stamp for stamp in group.stamps if stamp <= self._now + stamps.GRACE]
+        if past:
+            return max(past)
+        stamped = [file for file in group.all_files if not file.path.endswith((".so", ".gch"))] or group.all_files
+        for file in [] if self._dry_run else stamped:
+            with suppress(OSError), folders.above(self._root, file.path) as (folder, name):
+                folder.touch(name, self._now)
+        return self._now
+
+    def _order(self, group: Group) -> tuple[bool, bool, float, int, float]:
+        used = self._used[id(group)]
+        return group.kind is _OUTLIVES, group.kind not in _WORTHLESS, used // stamps.INTERVAL, _RANK[group.kind], used
+
+    def _is_due(self, group: Group) -> bool:
+        size, files, age = self._limits
+        if age is not None and group.kind is _OUTLIVES:
+            age *= 2
+        return (
+            (group.kind is GroupKind.RECORD and self._age(group) >= stamps.GRACE)
+            or (size is not None and self._size > size)
+            or (files is not None and self._files > files)
+            or (age is not None and self._age(group) > age)
+        )
+
+    def _age(self, group: Group) -> float:
+        return self._now - self._used[id(group)]
+
+    def _count_references(self) -> None:
+        """An FX graph entry was used when an AOTAutograd entry was that refers to it.
+
+        Without it that entry would be a hit that leads nowhere, and stock torch adds another at each start.
+        """
+        graphs = {group.name: group for group in self._groups if group.kind is GroupKind.FX_ENTRY}
+        if not any(self._is_due(group) for group in graphs.values()):
+            return
+        for group in self._groups:
+            if group.kind is GroupKind.AOT_ENTRY:
+                keys = {key for file in group.files for key in _referred(file)}
+                self._references[group.paths[0]] = keys
+                for graph in (graphs[key] for key in keys if key in graphs):
+                    self._used[id(graph)] = max(self._used[id(graph)], self._used[id(group)])
+
+    def _objection(self, group: Group) -> str | None:
+        """Why the group is not removed though a limit says so; None if nothing stands against it."""
+        foreign = next(filter(_is_foreign, group.owners), None)
+        if foreign is not None:
+            return f"it belongs to uid {foreign}"
+        if group.kind is GroupKind.FX_ENTRY and group.name in self._referred_to:
+            return "an AOTAutograd entry that stays refers to it"
+        if not self._heed_jobs:
+            return None
+        # Who has a library mapped on another host cannot be seen here.
+        grace = _DAY if self._over_a_network and group.kind in _CODE else stamps.GRACE
+        if self._age(group) < grace:
+            return f"it was used in the last {grace / 3600:.0f} h"
+        return self._objection_of_a_job(group) if group.kind in _CODE else None
+
+    def _objection_of_a_job(self, group: Group) -> str | None:
+        pids = (self._mapped.get((os.path.basename(file.path), file.inode)) for file in group.files)
+        pid = next(filter(None, pids), None)
+        if pid is not None:
+            return f"process {pid} has it mapped"
+        # Inductor looks for a header once in a process, and has the compiler include it in all it builds from then on.
+        pid = jobs.running_torch(self._mapped) if group.kind is GroupKind.HEADER else None
+        return None if pid is None else f"process {pid} runs torch, and may be about to include it"
+
+    @cached_property
+    def _mapped(self) -> dict[tuple[str, int], int]:
+        return jobs.mapped()
+
+    def _remove(self, group: Group) -> str | None:
+        """Remove it; why it is there still, if it is."""
+        if self._dry_run:
+            return None
+        try:
+            with jobs.locked(group.lock.path if group.lock else None) as free:
+                if not free and self._heed_jobs:
+                    return "its lock is held"
+                if not remove(group, self._root):
+                    return "it was used just now"
+                if group.lock and free:
+                    # While it is held: filelock takes no lock of a file that has no name any more.
+                    with suppress(FileNotFoundError), folders.above(self._root, group.lock.path) as (folder, name):
+                        folder.unlink(name)
+        except OSError as error:
+            return f"it cannot be removed: {error.strerror}"
+        return None
+
+
+def _referred(file: File) -> set[str]:
+    """The FX cache keys in an AOTAutograd entry: found in its bytes, of which nothing is unpickled."""
+    try:
+        content = entry_files.read(file.path, entry_files.largest(Kind.AOT_ENTRY))
+    except (OSError, checks.UnusableEntry):
+        return set()
+    return {key.decode() for key in _FX_KEY.findall(content)}

@@ -1,0 +1,267 @@
+"""What lies in a cache directory, in groups that are of use as a whole or not at all.
+
+A group is a directory of entries for one key; the files of one generated source, with the library built of it; the
+directory of a Triton kernel; a precompiled header; a result of autotuning; each with its records and its lock. What is
+not recognised by its place and name is counted, and belongs to no group.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+from safecache.files import temporaries
+from safecache.files.folders import Item, listed
+from safecache.history import journal
+from safecache.places import layout
+from safecache.places.cache_directories import HEADERS_FOLDER
+from safecache.settings import config
+from safecache.store import manifests
+from safecache.store.groups import (
+    CRASHES_FOLDER,
+    KEYS_FOLDER,
+    KNOWN_BAD_FOLDER,
+    TRASH_FOLDER,
+    File,
+    Group,
+    GroupKind,
+    below,
+)
+
+__all__ = ["Inventory", "take"]
+
+_AOT_KEY, _FX_KEY = re.compile(r"a[a-z2-7]{51}"), re.compile(r"f[a-z2-7]{51}")
+_CODE_NAME = re.compile(r"(c[a-z2-7]{51})\..+")
+_HASH = re.compile(r"[0-9a-f]{64}")
+_TRITONS_TEMPORARY = re.compile(r"tmp\.(pid_\d+_)?[0-9a-f-]{36}")
+
+
+class Inventory(NamedTuple):
+    """``other``: the files that belong to no group. ``writing``: the directories that hold temporary files."""
+
+    groups: list[Group]
+    other: list[File]
+    writing: list[str]
+
+
+def take(root: str) -> Inventory:
+    """The inventory of the cache directory ``root``: Inductor's, Triton's, or its headers'. Raises OSError."""
+    os.scandir(root).close()
+    config.name_cache(root)
+    of_headers = os.path.basename(root) == HEADERS_FOLDER
+    found = list(_headers(root) if of_headers else _parts(root))
+    groups = [part for part in found if isinstance(part, Group)]
+    other = [part for part in found if isinstance(part, File)]
+    _give_locks(groups)
+    _give_records(groups, other, root)
+    writing = {
+        os.path.dirname(file.path)
+        for group in groups
+        for file in group.files
+        if temporaries.is_temporary(os.path.basename(file.path))
+    }
+    return Inventory([group for group in groups if group.all_files or group.paths], other, sorted(writing))
+
+
+def _parts(root: str, *, nested: bool = False) -> Iterator[Group | File]:
+    """``nested``: in Inductor's, where Triton's caches are, which have no others in them."""
+    for item in listed(root):
+        name = item.name
+        if not item.is_directory:
+            yield from below(item)
+        elif name == layout.AOT_FOLDER:
+            yield from _keyed(root, item.path, GroupKind.AOT_ENTRY, _AOT_KEY)
+        elif name == layout.FX_FOLDER:
+            yield from _in_each(item, partial(_keyed, root, kind=GroupKind.FX_ENTRY, key=_FX_KEY))
+        elif name == layout.TRITON_FOLDER and not nested:
+            yield from _in_each(item, partial(_parts, nested=True))
+        elif name == HEADERS_FOLDER:
+            yield from _headers(item.path)
+        elif layout.TRITON_KEY.fullmatch(name):
+            yield _directory(GroupKind.KERNEL, root, item.path)
+        elif layout.CODE_FOLDER.fullmatch(name):
+            yield from _code(root, item.path, listed(item.path), GroupKind.CODE)
+        elif _TRITONS_TEMPORARY.fullmatch(name):
+            yield _directory(GroupKind.TEMPORARY, root, item.path)
+        else:
+            yield from _beside(root, item)
+
+
+def _beside(root: str, item: Item) -> Iterator[Group | File]:
+    if item.name == "locks":
+        yield from _locks(root, item.path)
+    elif item.name == ".safecache":
+        yield from _ours(root, item.path)
+    else:
+        yield from below(item)
+
+
+def _in_each(item: Item, parts: Callable[[str], Iterator[Group | File]]) -> Iterator[Group | File]:
+    for each in listed(item.path):
+        yield from parts(each.path) if each.is_directory else below(each)
+
+
+def _keyed(root: str, directory: str, kind: GroupKind, key: re.Pattern[str]) -> Iterator[Group | File]:
+    for item in listed(directory):
+        if item.is_directory and key.fullmatch(item.name):
+            yield _directory(kind, root, item.path)
+        else:
+            yield from below(item)
+
+
+def _directory(kind: GroupKind, root: str, path: str) -> Group:
+    return Group(kind, root, os.path.basename(path), [path], list(below(path)))
+
+
+def _code(root: str, directory: str, items: Iterable[Item], kind: GroupKind) -> Iterator[Group | File]:
+    """Of one folder of generated files, by what their names have in common."""
+    groups: dict[str, Group] = {}
+    for item in items:
+        named = _CODE_NAME.fullmatch(item.name)
+        if named and kind is GroupKind.CODE and named[1][1:3] != os.path.basename(directory):
+            named = None  # it is not what lies in this folder
+        for file in below(item):
+            if not item.is_file:
+                yield file
+            elif named:
+                group = groups.setdefault(named[1], Group(kind, root, named[1], [], []))
+                group.paths.append(file.path)
+                group.files.append(file)
+            elif item.name.endswith(".best_config"):
+                yield Group(GroupKind.AUTOTUNING, root, item.name, [file.path], [file])
+            else:
+                yield _temporary_or_other(root, file)
+    yield from groups.values()
+
+
+def _temporary_or_other(root: str, file: File) -> Group | File:
+    name = os.path.basename(file.path)
+    return Group(GroupKind.TEMPORARY, root, name, [file.path], [file]) if temporaries.is_temporary(name) else file
+
+
+def _headers(directory: str, *, of_key: bool = False) -> Iterator[Group | File]:
+    """Each key has a directory of its own below that of stock torch."""
+    files = []
+    for item in listed(directory):
+        if not item.is_directory:
+            files.append(item)
+        elif item.name.startswith("safecache-") and not of_key:
+            yield from _headers(item.path, of_key=True)
+        else:
+            yield from _beside(directory, item)
+    yield from _code(directory, directory, files, GroupKind.HEADER)
+
+
+def _locks(root: str, directory: str) -> Iterator[Group | File]:
+    for item in listed(directory):
+        named = _CODE_NAME.fullmatch(item.name)
+        for file in below(item):
+            if named and item.name == f"{named[1]}.lock" and item.is_file:
+                yield Group(GroupKind.LOCK, root, named[1], [], [], lock=file)
+            else:
+                yield file
+
+
+def _ours(root: str, directory: str) -> Iterator[Group | File]:
+    """Records, what is in quarantine with its notes, crashes, journals, and what a removal that was killed has left."""
+    for item in listed(directory):
+        if not item.is_directory:
+            yield from below(item)
+        elif item.name == "quarantine":
+            yield from _quarantine(root, item.path)
+        elif item.name == "records":
+            yield from _named_by_hash(root, item.path, GroupKind.RECORD)
+        elif item.name == CRASHES_FOLDER:
+            yield from _crashes(root, item.path)
+        elif item.name == KNOWN_BAD_FOLDER:
+            yield from _named_by_hash(root, item.path, GroupKind.KNOWN_BAD)
+        elif item.name == os.path.basename(journal.FOLDER):
+            yield from _journals(root, item.path)
+        elif item.name == KEYS_FOLDER:
+            yield from _in_each(item, partial(_keys, root))
+        elif item.name == TRASH_FOLDER:
+            yield from (_directory(GroupKind.TEMPORARY, root, each.path) for each in listed(item.path))
+        else:
+            yield from below(item)
+
+
+def _journals(root: str, directory: str) -> Iterator[Group | File]:
+    for file in below(directory):
+        name = os.path.basename(file.path)
+        yield Group(GroupKind.JOURNAL, root, name, [file.path], [file]) if journal.is_one(name) else file
+
+
+def _crashes(root: str, directory: str) -> Iterator[Group | File]:
+    for item in listed(directory):
+        if item.is_directory:
+            is_draft = item.name.startswith(".")
+            yield _directory(GroupKind.TEMPORARY if is_draft else GroupKind.CRASH, root, item.path)
+        else:
+            yield from below(item)
+
+
+def _keys(root: str, directory: str) -> Iterator[Group | File]:
+    """Of one layer: those of one name together."""
+    for item in listed(directory):
+        if item.is_directory:
+            yield _directory(GroupKind.KEY_RECORD, root, item.path)
+        else:
+            yield from below(item)
+
+
+def _quarantine(root: str, directory: str) -> Iterator[Group]:
+    groups: dict[str, Group] = {}
+    for item in listed(directory):
+        name = item.name.removesuffix(".json")
+        group = groups.setdefault(name, Group(GroupKind.QUARANTINE, root, name, [], []))
+        group.paths.append(item.path)
+        group.files.extend(below(item))
+    yield from groups.values()
+
+
+def _named_by_hash(root: str, directory: str, kind: GroupKind) -> Iterator[Group | File]:
+    for file in below(directory):
+        name = os.path.basename(file.path)
+        if _HASH.fullmatch(name):
+            yield Group(kind, root, name, [file.path], [file])
+        else:
+            yield _temporary_or_other(root, file)
+
+
+def _give_locks(groups: list[Group]) -> None:
+    """A lock belongs to the group that is built under it. One with a group is none by itself any more."""
+    locks = {group.name: group for group in groups if group.kind is GroupKind.LOCK}
+    for group in groups:
+        if group.kind in (GroupKind.CODE, GroupKind.HEADER) and group.name in locks:
+            lock = locks.pop(group.name)
+            group.lock, lock.lock = lock.lock, None
+
+
+def _give_records(groups: list[Group], other: list[File], top: str) -> None:
+    """A record belongs to the group with the file that it is of. Its name is a hash: vouching says of what."""
+    by_name = {(group.root, group.name): group for group in groups if group.kind is GroupKind.RECORD}
+    for group in groups:
+        if group.kind not in (GroupKind.RECORD, GroupKind.QUARANTINE):
+            group.records = list(_taken(by_name, {group.root, top}, group.files))
+    # Of something that we do not know, and leave alone.
+    other += list(_taken(by_name, {root for root, _ in by_name}, other))
+
+
+def _taken(by_name: dict[tuple[str, str], Group], roots: set[str], files: list[File]) -> Iterator[File]:
+    """Take the files of those records that are of these files. What is left of a record is empty."""
+    for root in roots:
+        for name in _record_names((file.path for file in files), root):
+            record = by_name.pop((root, name), None)
+            if record is not None:
+                yield from record.files
+                record.paths, record.files = [], []
+
+
+def _record_names(paths: Iterable[str], root: str) -> Iterator[str]:
+    """Safecache 0.1.0 gave a library a record by its name alone, as other files that are no code have it still."""
+    for path in paths:
+        yield manifests.hashed_name(os.path.basename(path))
+        yield manifests.hashed_name(path.removeprefix(os.path.join(root, "")))

@@ -1,0 +1,81 @@
+"""The limits of a cache, kept without being asked: after a publishing, by a process of its own.
+
+Not by a thread: it would take turns with the launches of kernels. And never on the way to a hit.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+
+from safecache.files import folders
+from safecache.places import cache_directories
+from safecache.reporting import events
+from safecache.reporting.reasons import Reason
+from safecache.settings import config
+from safecache.store import entry_files
+from safecache.tiers import levels
+
+__all__ = ["keep", "published"]
+
+# Seconds between two sweeps of a directory, by whichever process.
+_INTERVAL = 600.0
+_STAMP = "gc.stamp"
+
+# When this process looks again.
+_next: dict[str, float] = {}
+
+
+def keep() -> None:
+    """Keep the limits in this process from now on, whenever something is published."""
+    entry_files.observe(published)
+
+
+def published(root: str) -> None:
+    """Something was published in the cache ``root``: start ``safecache gc``, if there are limits and it is time."""
+    settings = config.current()
+    if settings.max_bytes is settings.max_files is settings.max_age is None:
+        return
+    if time.monotonic() < _next.get(root, 0.0) or levels.is_shared(root):
+        return
+    _next[root] = time.monotonic() + _INTERVAL
+    top = cache_directories.whole(root, config.child_environment())
+    try:
+        if _claim(top):
+            _start([sys.executable or "python3", "-m", "safecache", "gc", "--quiet", top])
+    except (OSError, RuntimeError) as error:  # the latter while the interpreter ends
+        text = f"the limits of {top} are not kept: {type(error).__name__}: {error}."
+        events.report(Reason.NOT_TRIMMED, text, cause=top, remedy="Run `safecache gc` from time to time.")
+
+
+def _claim(top: str) -> bool:
+    """Whether it is for this process to start the next sweep. Raises OSError."""
+    with folders.opened(top, (".safecache",), make=True) as folder:
+        try:
+            if abs(time.time() - folder.status(_STAMP).st_mtime) < _INTERVAL:
+                return False
+            folder.touch(_STAMP)
+        except FileNotFoundError:
+            try:
+                folder.write(_STAMP, b"")
+            except FileExistsError:
+                return False
+    return True
+
+
+def _start(command: list[str]) -> None:
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    environment = config.child_environment()
+    paths = [package, environment.get("PYTHONPATH", "")]
+    environment |= {"SAFECACHE": "0", "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+    # A session of its own: what ends the job need not end this, which may be killed at any time.
+    nothing = subprocess.DEVNULL
+    process = subprocess.Popen(
+        command, env=environment, cwd="/", stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+    )
+    with suppress(RuntimeError):  # no thread can be started while the interpreter ends, and its parent reaps then
+        threading.Thread(target=process.wait, name="safecache-gc", daemon=True).start()

@@ -1,0 +1,160 @@
+"""What lies in quarantine: told, put back where it verifies by now, and removed.
+
+A note beside a file says where it lay. Whoever can write there chose what it says: so it names a place within the same
+cache at most, and only what is sealed for that place goes back to it.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from safecache.errors import EntryRefusedError
+from safecache.files import checks, folders
+from safecache.files.folders import Folder
+from safecache.places import layout
+from safecache.reporting.kinds import Kind
+from safecache.signing import trust
+from safecache.store import entry_files, manifests, quarantine
+from safecache.store.groups import Group, GroupKind
+from safecache.upkeep import inventory
+
+__all__ = ["Place", "Quarantined", "listed", "objection", "place_of", "remove", "restore"]
+
+_NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+_ENTRIES = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
+
+
+class Quarantined(NamedTuple):
+    """``name``: within the quarantine of ``root``; what its note says, or nothing; ``size`` without that, in bytes."""
+
+    name: str
+    root: str
+    origin: str
+    reason: str
+    time: str
+    size: int
+    files: int
+
+    @property
+    def path(self) -> str:
+        """Where it lies."""
+        return os.path.join(self.root, ".safecache", "quarantine", self.name)
+
+
+class Place(NamedTuple):
+    """Where a file lay below the cache directory, and as what it is looked for there."""
+
+    parts: tuple[str, ...]
+    kind: Kind
+    cache_key: str = ""
+
+
+def listed(directories: Iterable[str]) -> list[Quarantined]:
+    """All that safecache has moved away from these cache directories, in their order. Raises OSError."""
+    found = [group for directory in directories for group in inventory.take(directory).groups]
+    return [_told(group) for group in found if _is_quarantined(group)]
+
+
+def _is_quarantined(group: Group) -> bool:
+    there = [path for path in group.paths if os.path.basename(path) == group.name]
+    return group.kind is GroupKind.QUARANTINE and bool(there) and quarantine.is_its_name(group.name)
+
+
+def _told(group: Group) -> Quarantined:
+    note = f"{group.name}.json"
+    there = [file for file in group.files if os.path.basename(file.path) != note]
+    said = quarantine.note_at(os.path.join(group.root, ".safecache", "quarantine", note))
+    size = sum(file.size for file in there)
+    return Quarantined(
+        group.name, group.root, said.get("from", ""), said.get("reason", ""), said.get("time", ""), size, len(there)
+    )
+
+
+def place_of(item: Quarantined) -> Place | None:
+    """Where it lay, if that is where something with a seal belongs."""
+    entry = layout.locate(item.origin)
+    if entry is not None:
+        parts = tuple(entry.path.split(os.sep)[-3 if entry.kind is Kind.AOT_ENTRY else -4 :])
+        return Place(parts, entry.kind, entry.cache_key)
+    folder, name = os.path.split(item.origin)
+    folder = os.path.basename(folder)
+    if layout.TRITON_KEY.fullmatch(folder) and name:
+        return Place((folder, name), Kind.KERNEL)
+    if not name.endswith((".so", ".o", ".gch")):
+        return None
+    if folder == os.path.basename(item.root):  # a header's, which has a directory of its key's with its own records
+        return Place((name,), Kind.NATIVE_CODE)
+    return Place((folder, name), Kind.NATIVE_CODE) if layout.CODE_FOLDER.fullmatch(folder) else None
+
+
+def objection(item: Quarantined) -> str | None:
+    """Why a load would refuse it again, were it put back; None if it would take it. Raises OSError."""
+    place = place_of(item)
+    if place is None:
+        return "where it lay, as far as its note tells, nothing is kept that has a seal"
+    with quarantine.opened(item.root) as directory:
+        return _objection(directory, item, place)
+
+
+def _objection(directory: Folder, item: Quarantined, place: Place) -> str | None:
+    within, path = _within(directory, item), os.path.join(item.root, *place.parts)
+    try:
+        checks.check_regular(directory.status(item.name))
+        if place.kind in _ENTRIES:
+            content = entry_files.read(within, entry_files.largest(place.kind))
+            found = trust.examine(content, place.kind, place.cache_key, path)
+            return found.evidence if isinstance(found, trust.Refusal) else None
+        digest = entry_files.digest(within, entry_files.largest(place.kind))
+    except checks.UnusableEntry as error:
+        return f"it is {error.detail}"
+    verdict, stated = manifests.read(path, item.root, place.kind)
+    if verdict.reason in trust.UNVOUCHED:
+        return "there is no record of it that a trusted key has sealed"
+    if verdict.reason is not None:
+        return trust.evidence(verdict)
+    if stated["sha256"] != digest.hex():
+        return "its digest is not the one that was sealed"
+    foreign = trust.foreign(verdict, place.kind)
+    return None if foreign is None else foreign.evidence
+
+
+def _within(directory: Folder, item: Quarantined) -> str:
+    return f"{directory.path}/{item.name}"
+
+
+def restore(item: Quarantined) -> str:
+    """Put it back where it lay, and return that path.
+
+    Raises EntryRefusedError for what a load would refuse again; FileExistsError where something lies there by now, and
+    other OSErrors. In each case it stays where it is.
+    """
+    place = place_of(item)
+    with quarantine.opened(item.root) as directory:
+        reason = objection(item) if place is None else _objection(directory, item, place)
+        if place is None or reason is not None:
+            raise EntryRefusedError(f"{item.name} is not restored, for it would be refused again: {reason}")
+        *way, name = place.parts
+        with folders.opened(item.root, way, make=True) as parent:
+            _link(item.name, directory, name, parent)
+        quarantine.remove(directory, item.name)
+    return os.path.join(item.root, *place.parts)
+
+
+def _link(source: str, above: Folder, name: str, parent: Folder) -> None:
+    """Unlike a renaming this replaces nothing, except on a file system without hard links."""
+    try:
+        above.link(source, parent, name)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS or os.path.lexists(f"{parent.path}/{name}"):
+            raise
+        above.rename(source, parent, name)
+
+
+def remove(item: Quarantined) -> bool:
+    """Remove it and its note; False if it is there still, as where another user's cannot be. Raises OSError."""
+    with quarantine.opened(item.root) as directory:
+        quarantine.remove(directory, item.name)
+        return not os.path.lexists(_within(directory, item))
