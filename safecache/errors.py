@@ -21,8 +21,6 @@ Each takes a single message by position, so that all of them survive the picklin
 
 from __future__ import annotations
 
-from safecache.settings.escaping import printable
-
 __all__ = [
     "CacheReadError",
     "CacheWriteError",
@@ -37,7 +35,19 @@ __all__ = [
     "TritonCompileCrash",
     "UnpicklableEntryError",
     "VerifierError",
+    "printable",
 ]
+
+
+def printable(text: str) -> str:
+    """``text`` with an escape for whatever a terminal would obey, or takes for the end of a line or another direction.
+
+    A control character could forge a line of a log, and one that reverses the direction of writing, what it says.
+    Applied again it changes nothing.
+    """
+    if text.isprintable():
+        return text
+    return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)
 
 
 class SafecacheError(Exception):

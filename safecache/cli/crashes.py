@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from safecache.errors import printable
 from safecache.isolation import known_bad, reports
 from safecache.places import layout
 from safecache.settings import config, units
-from safecache.settings.escaping import printable
 from safecache.tiers import levels
 
 __all__ = ["run"]

@@ -13,7 +13,7 @@ from rich.text import Text
 from safecache.doctor import load_check
 from safecache.doctor.examination import examine
 from safecache.doctor.finding import SEVERITIES, Finding, worst
-from safecache.settings.escaping import printable
+from safecache.errors import printable
 
 __all__ = ["show", "show_load"]
 

@@ -10,8 +10,8 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from safecache.errors import printable
 from safecache.settings import config, units
-from safecache.settings.escaping import printable
 from safecache.settings.units import write_age, write_size
 from safecache.store.groups import GroupKind
 from safecache.tiers import levels

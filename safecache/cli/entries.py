@@ -11,11 +11,10 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress
 
-from safecache.errors import EntryRefusedError
+from safecache.errors import EntryRefusedError, printable
 from safecache.places import layout
 from safecache.places.layout import Code, Location
 from safecache.settings import config
-from safecache.settings.escaping import printable
 from safecache.tiers import levels
 from safecache.upkeep import limits
 from safecache.upkeep.audit import audit

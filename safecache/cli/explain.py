@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from safecache.errors import printable
 from safecache.explain import explanations, key_records, vllm
 from safecache.explain.explanations import Explanation
 from safecache.explain.key_records import KeyRecord
@@ -17,7 +18,6 @@ from safecache.history.run_summary import Line
 from safecache.places import layout
 from safecache.reporting.reasons import Reason
 from safecache.settings import config, units
-from safecache.settings.escaping import printable
 from safecache.tiers import levels
 
 __all__ = ["causes", "run"]

@@ -9,8 +9,8 @@ import sys
 import time
 from typing import Any
 
+from safecache.errors import printable
 from safecache.settings import config, units
-from safecache.settings.escaping import printable
 from safecache.signing import key_changes, key_files, keyring
 from safecache.signing.keys import ANY_NAMESPACE, Key
 

@@ -20,11 +20,10 @@ from safecache.cli import (
     report_arguments,
     stats_arguments,
 )
-from safecache.errors import ConfigError, SafecacheError
+from safecache.errors import ConfigError, SafecacheError, printable
 from safecache.files import stamps
 from safecache.settings import config
 from safecache.settings.config import EXIT_CONFIG
-from safecache.settings.escaping import printable
 
 __all__ = ["EXIT_CONFIG", "EXIT_FINDINGS", "EXIT_USAGE", "main"]
 

@@ -7,7 +7,7 @@ import json
 
 from safecache.cli import tables
 from safecache.cli.tables import Heading
-from safecache.settings.escaping import printable
+from safecache.errors import printable
 from safecache.source_patches import changing, sites
 from safecache.source_patches.changing import State
 

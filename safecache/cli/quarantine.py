@@ -10,8 +10,7 @@ from typing import Any
 
 from safecache.cli import ls, tables
 from safecache.cli.tables import Heading
-from safecache.errors import EntryRefusedError
-from safecache.settings.escaping import printable
+from safecache.errors import EntryRefusedError, printable
 from safecache.settings.units import write_size
 from safecache.upkeep import quarantined
 from safecache.upkeep.quarantined import Quarantined

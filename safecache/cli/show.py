@@ -13,11 +13,11 @@ from typing import Any
 from safecache.cli import ls, tables
 from safecache.cli.ls import Row
 from safecache.cli.tables import Heading
+from safecache.errors import printable
 from safecache.files import checks, opening
 from safecache.places.layout import Code, Location
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
-from safecache.settings.escaping import printable
 from safecache.settings.units import write_size
 from safecache.signing import keyring
 from safecache.store.groups import KINDS, File, Group, GroupKind

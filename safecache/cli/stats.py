@@ -14,11 +14,11 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from safecache.cli import ls
+from safecache.errors import printable
 from safecache.history import run_summary
 from safecache.history.lookups import Layer, Outcome, Time, time_label
 from safecache.history.run_summary import Line, Summary
 from safecache.settings import units
-from safecache.settings.escaping import printable
 
 __all__ = ["run", "say_there_is_none", "seconds"]
 

@@ -12,9 +12,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Column, Table
 
 import safecache
+from safecache.errors import printable
 from safecache.patching import targets
 from safecache.settings import config, settings
-from safecache.settings.escaping import printable
 from safecache.signing import keyring, provenance
 
 __all__ = ["import_targets", "show"]

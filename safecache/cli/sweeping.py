@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from safecache.errors import printable
 from safecache.settings import config
-from safecache.settings.escaping import printable
 from safecache.settings.units import write_size
 from safecache.store.groups import Group
 from safecache.tiers import levels

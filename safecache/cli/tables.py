@@ -10,7 +10,7 @@ from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 from rich.text import Text
 
-from safecache.settings.escaping import printable
+from safecache.errors import printable
 
 __all__ = ["Heading", "show"]
 

@@ -10,7 +10,7 @@ from rich.markdown import Markdown
 from rich.table import Table
 
 from safecache.cli import EXIT_USAGE
-from safecache.settings.escaping import printable
+from safecache.errors import printable
 
 __all__ = ["run"]
 

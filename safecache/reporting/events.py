@@ -9,11 +9,10 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from safecache.errors import SafecacheError
+from safecache.errors import SafecacheError, printable
 from safecache.reporting import policy, process_label, tracing
 from safecache.reporting.reasons import Count, Reason
 from safecache.settings import config
-from safecache.settings.escaping import printable
 
 __all__ = [
     "add_refusal",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 
-from safecache.settings.escaping import printable
+from safecache.errors import printable
 
 __all__ = ["artifact"]
 

@@ -14,11 +14,10 @@ from caches import HOUR, Cache, key
 from safecache import errors
 from safecache.code import gate
 from safecache.entries import loading
-from safecache.errors import EntryRefusedError
+from safecache.errors import EntryRefusedError, printable
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.reporting.reasons import Reason
-from safecache.settings.escaping import printable
 from unit.fresh import forget_kernels
 from unit.listed import aside
 

@@ -6,7 +6,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from safecache._version import __version__
 from safecache.cli.html.facts import Facts
-from safecache.settings.escaping import printable
+from safecache.errors import printable
 
 __all__ = ["render"]
 
