@@ -15,7 +15,7 @@ from typing import Any
 import safecache
 from safecache.errors import ConfigError, VerifierError
 from safecache.patching import activation, patching, targets
-from safecache.settings import compile_workers, config
+from safecache.settings import config
 
 __all__ = ["hook"]
 
@@ -130,10 +130,10 @@ def _start() -> str:
     except ConfigError as error:
         _say(f"the hooks in the source are not on in this process: {error}")
         return str(error)
-    if compile_workers.is_one():
-        from safecache.tiers import fallback, permissions
+    if config.is_one():
+        from safecache.tiers import directory_faults, fallback
 
-        permissions.leave_to_parent()
+        directory_faults.leave_to_parent()
         fallback.leave_to_parent()
     return ""
 

@@ -166,9 +166,9 @@ def probed_libraries():
 def check_exposure(directory):
     """What is counted when a directory is looked at."""
     from safecache.reporting import events
-    from safecache.tiers import permissions
+    from safecache.tiers import directory_faults
 
-    permissions.check(directory)
+    directory_faults.check(directory)
     return events.counters()
 
 

@@ -8,7 +8,7 @@ import torch._logging._internal as internal
 from scenes import compile_model
 
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 
 
 def compile_traced(directory):

@@ -58,7 +58,7 @@ TESTS = {
     "isolation/limits": ["tests/crashes/test_limits.py"],
     "isolation/compiling": _COMPILING,
     "isolation/attempts": ["tests/isolation/test_attempts.py", "tests/crashes/test_worker_results.py"],
-    "isolation/endings": ["tests/isolation/test_endings.py", *_SERVICE],
+    "isolation/crash": ["tests/isolation/test_endings.py", *_SERVICE],
     "isolation/protocol": ["tests/isolation/test_protocol.py"],
     "isolation/server": _SERVICE,
     "isolation/worker": ["tests/isolation/test_worker.py", *_SERVICE],

@@ -35,7 +35,7 @@ from safecache.files import checks, temporaries  # noqa: E402
 from safecache.history.lookups import Layer  # noqa: E402
 from safecache.isolation import known_bad, reports  # noqa: E402
 from safecache.places import layout  # noqa: E402
-from safecache.reporting.reasons import Reason  # noqa: E402
+from safecache.reporting.kinds import Reason  # noqa: E402
 from safecache.settings import config  # noqa: E402
 from safecache.store import entry_files  # noqa: E402
 from safecache.upkeep import eviction, sealing  # noqa: E402

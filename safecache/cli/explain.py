@@ -16,7 +16,7 @@ from safecache.history import run_summary
 from safecache.history.lookups import Layer, Outcome
 from safecache.history.run_summary import Line
 from safecache.places import layout
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config, units
 from safecache.tiers import levels
 

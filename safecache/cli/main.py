@@ -118,9 +118,9 @@ def _dispatch(arguments: argparse.Namespace) -> int:
 
         return topics.run(arguments.topic)
     if arguments.command == "status":
-        from safecache.cli import sinks, status
+        from safecache.cli import status
 
-        show = sinks.show if arguments.sinks else status.show
+        show = status.show_sinks if arguments.sinks else status.show
         return show(as_json=arguments.json, importing=not arguments.no_import)
     if arguments.command == "adopt":
         return _adopt(arguments.directory, as_json=arguments.json)

@@ -10,8 +10,7 @@ import stat
 
 from safecache.files import mounts, opening, ownership
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.store import entry_files
 

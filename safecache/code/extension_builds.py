@@ -23,8 +23,7 @@ from typing import Any, NamedTuple
 
 from safecache.code import gate
 from safecache.files import checks, filesystem, opening, parallel
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import trust
 from safecache.signing.trust import Refusal
 from safecache.store import manifests

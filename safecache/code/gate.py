@@ -19,14 +19,13 @@ from safecache.entries import loading
 from safecache.errors import EntryRefusedError
 from safecache.files import checks, filesystem, mounts, opening, ownership, private_directory
 from safecache.reporting import events, policy
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Count, Reason
-from safecache.settings import compile_workers, config
+from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.settings import config
 from safecache.signing import binding, keyring, seal, trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 from safecache.store.quarantine import is_still, obstacle
-from safecache.tiers import permissions
+from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable, Unsettled
 
 __all__ = [
@@ -179,7 +178,7 @@ def private_copy(name: str, content: bytes, kind: Kind) -> str:
     """
     path = private_directory.write(name, content)
     expect(path, content)
-    if compile_workers.is_one():  # what it makes is for the process that has started it
+    if config.is_one():  # what it makes is for the process that has started it
         keep(path, os.path.dirname(os.path.dirname(path)), kind, content)
     return path
 
@@ -208,7 +207,7 @@ def keep(
 def _keep(
     path: str, root: str, kind: Kind, digest: bytes, also: Mapping[str, Any] = MappingProxyType({}), name: str = ""
 ) -> bool:
-    permissions.check(root)
+    directory_faults.check(root)
     expect_digest(path, digest)
     ring = keyring.current()
     if ring.signing is None and not also and _is_stated(path, root, kind, digest):
@@ -364,7 +363,7 @@ def is_attested(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
 def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
     """None if something vouches for the file. Raises OSError and UnusableEntry."""
     status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
-    permissions.check(root)
+    directory_faults.check(root)
     checks.check_up_to(entry_files.largest(kind))(status)
     identity, now = filesystem.identity(status), time.monotonic()
     judged = _judged.get(path)

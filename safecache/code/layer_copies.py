@@ -11,8 +11,7 @@ from safecache.code import gate
 from safecache.entries import copies, loading
 from safecache.files import checks
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Count, Reason
+from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, layers, standin

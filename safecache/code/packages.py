@@ -20,8 +20,7 @@ from safecache.entries import saving
 from safecache.errors import EntryRefusedError
 from safecache.files import checks, folders, opening, ownership, private_directory, temporaries
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Count, Reason
+from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
 from safecache.signing import binding, keyring, seal, trust
 from safecache.signing.keys import Key

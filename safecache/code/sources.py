@@ -1,20 +1,20 @@
-"""Generated sources: vouched for by whoever generated them, who has the text, or by a name that is the text's hash."""
+"""Generated sources, vouched for by whoever has their text or by a name that is its hash; and files found by name."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable
 
 from safecache.code import gate
-from safecache.files import checks, ownership
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.files import checks, ownership, private_directory
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files
-from safecache.tiers import permissions
+from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Unsettled
 
-__all__ = ["admit", "known_text", "settle", "vouch"]
+__all__ = ["admit", "admit_side_file", "is_private", "known_text", "reachable", "settle", "settle_side_file", "vouch"]
 
 _COMMENTS = re.compile(rb"(\n+//[ -~]*)+")
 # What this process has generated where others can write, and compilers are to read: text by path.
@@ -38,7 +38,7 @@ def settle(path: str, source: bytes, root: str) -> bool:
 
     Raises EntryRefusedError in strict mode, and Unsettled where the file cannot be moved away.
     """
-    permissions.check(root)
+    directory_faults.check(root)
     try:
         return gate.settled(
             lambda: _objection(path, source), lambda refusal: gate.discard(refusal, Kind.SOURCE, path, root)
@@ -85,3 +85,46 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
         evidence = "nobody in this process generated it, and its name is not the hash of its content"
         raise gate.not_loaded(Refusal(Reason.UNSEALED, evidence), Kind.SOURCE, path)
     return gate.out_of_reach(path, content)
+
+
+def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
+    """Whether a file lies at ``path`` that is vouched for in the cache ``root``; any other was moved away.
+
+    Raises EntryRefusedError in strict mode, and in every mode where it cannot be moved away.
+    """
+    if not os.path.lexists(path):
+        return False
+    try:
+        return gate.admit_build(path, root, kind)
+    except directory_faults.Unreadable as error:
+        gate.discard(Refusal(Reason.UNREADABLE, error.evidence), kind, path, root)
+        return False
+
+
+def admit_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
+    """Where to read what lies at ``path`` from, where nobody can replace it any more; None if there is nothing to read.
+
+    Raises as settle() does, and EntryRefusedError for a file that was replaced since.
+    """
+    return gate.admit_code(path, root, kind)[0] if settle_side_file(path, root, kind) else None
+
+
+def reachable(directory: str) -> str:
+    """``directory``, or where others can write to it, one of this process alone, which is empty at first.
+
+    For objects that their loader opens by itself, at the path that it has told us.
+    """
+    if ownership.why_not_private(_existing(directory)) is None:
+        return directory
+    return os.path.join(private_directory.of_process(), os.path.basename(directory))
+
+
+def is_private(directory: str) -> bool:
+    """Whether the user trusts what lies in ``directory``, or will, for nobody else being able to write there."""
+    return gate.is_private(_existing(directory))
+
+
+def _existing(path: str) -> str:
+    while not os.path.lexists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path

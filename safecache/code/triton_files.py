@@ -10,14 +10,13 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 
-from safecache.code import gate, triton_place, written_files
+from safecache.code import gate, triton_place
 from safecache.code.triton_place import LIST, Found, Place
 from safecache.entries import copies, loading
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, layers, levels
@@ -45,7 +44,7 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, dict[str, objec
         return path, None
     kept = gate.keep(path, place.root, Kind.KERNEL, content, stated) and _publish(path, content, place.root)
     readable = triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
-    written_files.note(place.directory, name, content, readable, kept=kept)
+    triton_place.note(place.directory, name, content, readable, kept=kept)
     return readable, stated if kept else None
 
 
@@ -77,7 +76,7 @@ def _stated(place: Place, content: bytes) -> dict[str, object] | None:
 
 
 def _digest(place: Place, name: str) -> str | None:
-    known, digest = written_files.digest(place.directory, name)
+    known, digest = triton_place.digest(place.directory, name)
     if known:
         return digest
     path = place.path(name)
@@ -128,7 +127,7 @@ def dump(directory: str, name: str, content: bytes) -> str:
 def listed(directory: str, names: Iterable[str]) -> list[str]:
     """Those of a new group that lie in ``directory``: with TRITON_ALWAYS_COMPILE it can hold some of a layer, too."""
     place = Place(directory)
-    return [name for name in names if written_files.digest(directory, name)[0] or place.take(name) is not None]
+    return [name for name in names if triton_place.digest(directory, name)[0] or place.take(name) is not None]
 
 
 def restore(directory: str, contents: Mapping[str, bytes]) -> None:
@@ -143,7 +142,7 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
         is_there = os.path.lexists(path) and place.is_vouched_for(path)
         if not is_there or not manifests.exists(path, place.root, Kind.KERNEL):
             _keep(place, name, contents[name])
-    written_files.forget()
+    triton_place.forget_written()
 
 
 def accept(directory: str, name: str, content: bytes) -> str | None:
@@ -235,4 +234,4 @@ def _relist(place: Place, name: str, files: Iterable[str]) -> None:
         return
     if signing is not None and verdict.key_id == signing.id:
         _keep(place, name, _listing({file: place.path(file) for file in files}))
-        written_files.forget()
+        triton_place.forget_written()

@@ -2,6 +2,9 @@
 
 The files of a kernel are a group, and the record of its list states what is in each. So a reader has all of one
 writer's files or none, and the paths in the list, which are of the place where it was written, do not matter.
+
+Triton reads by name what it has just written. A network file system can fail there, though the file is published, and
+anybody may have cleared the cache: then the bytes are taken from memory.
 """
 
 from __future__ import annotations
@@ -9,22 +12,93 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 import time
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from safecache.code import gate
 from safecache.entries import loading
 from safecache.files import checks, filesystem, mounts, ownership
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Count, Reason
+from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.signing import trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests, quarantine
-from safecache.tiers import permissions
+from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable
 
-__all__ = ["LIST", "REMEDY", "Found", "Place", "forget", "names_in", "reachable"]
+__all__ = [
+    "LIST",
+    "REMEDY",
+    "Found",
+    "Place",
+    "digest",
+    "forget",
+    "forget_written",
+    "names_in",
+    "note",
+    "reachable",
+    "read_by",
+]
+
+_Result = TypeVar("_Result")
+
+
+class _Written(threading.local):
+    def __init__(self) -> None:
+        self.directory = ""
+        self.digests: dict[str, str | None] = {}
+        self.contents: dict[str, bytes] = {}
+
+
+_written = _Written()
+
+
+def note(directory: str, name: str, content: bytes, readable: str, *, kept: bool) -> None:
+    """Remember that ``content`` was written to ``name``, and can be read at ``readable``."""
+    if directory != _written.directory:
+        forget_written()
+        _written.directory = directory
+    _written.digests[name] = hashlib.sha256(content).hexdigest() if kept else None
+    if not name.endswith(".so"):  # nothing is made of that here
+        _written.contents[readable] = content
+
+
+def digest(directory: str, name: str) -> tuple[bool, str | None]:
+    """Whether this thread has written the file, and its SHA-256; None if it was not kept."""
+    written = _written.digests if directory == _written.directory else {}
+    return name in written, written.get(name)
+
+
+def forget_written() -> None:
+    """Let go of what was remembered."""
+    _written.directory = ""
+    _written.digests, _written.contents = {}, {}
+
+
+def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[str, str]) -> _Result:
+    """``construct(group)``, which reads the files of the group; from copies if one cannot be read that we have written.
+
+    Raises what ``construct`` does, for a file that somebody else has written.
+    """
+    contents = _written.contents
+    forget_written()
+    try:
+        return filesystem.retried(lambda: construct(group), filesystem.GONE)
+    except OSError as error:
+        failed = None if error.filename is None else os.fspath(error.filename)
+        if failed not in contents:
+            raise
+        text = f"kernel file {failed} could not be read again: {error.strerror}."
+        remedy = "Its bytes are taken from memory."
+        events.report(Reason.UNREADABLE, text, cause=f"{error.errno} read again", remedy=remedy, error=error)
+    copies = {
+        name: gate.private_copy(name, contents[path], Kind.KERNEL) if path in contents else path
+        for name, path in group.items()
+    }
+    return construct(copies)
+
 
 LIST = "__grp__"
 REMEDY = "It is compiled anew; make it readable or remove it."
@@ -120,7 +194,7 @@ class Place(NamedTuple):
         stated = self._sealed(path)
         is_it = stated.get("sha256") == hashlib.sha256(content).hexdigest()
         if is_it and isinstance(stated.get("files"), dict):
-            permissions.check(self.root)
+            directory_faults.check(self.root)
             events.count(Count.CODE_VERIFIED)
             return {file: str(digest) for file, digest in stated["files"].items()}
         # Of an older safecache, adopted, or trusted as private; or else refused, and then that is said.

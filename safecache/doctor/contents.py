@@ -1,4 +1,4 @@
-"""What lies in the caches and is of no use: damaged and unsealed files, quarantine, and what dead writers have left."""
+"""What lies in the caches and is of no use: damaged, unsealed, in quarantine; and caches that serve nobody."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
-from safecache.doctor import finding, keys
+from safecache.doctor import configuration, finding
 from safecache.doctor.finding import Finding
-from safecache.files import temporaries
+from safecache.files import folders, temporaries
+from safecache.history import run_summary
 from safecache.places import layout
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
 from safecache.settings.units import write_age, write_size
 from safecache.store.groups import Group, GroupKind
@@ -22,7 +23,7 @@ from safecache.tiers import levels
 from safecache.upkeep import audit, inventory, quarantined
 from safecache.upkeep.audit import Audit, Refused
 
-__all__ = ["check"]
+__all__ = ["check_contents", "check_hits"]
 
 # Of each directory: what takes a second or so.
 _MOST_VERIFIED, _MOST_BYTES = 500, 256 << 20
@@ -43,7 +44,7 @@ _OF_OTHERS = {Reason.OTHER_BUILD, Reason.OTHER_CPU, Reason.OTHER_GPU, Reason.OUT
 T = TypeVar("T")
 
 
-def check(environ: Mapping[str, str]) -> Iterator[Finding]:
+def check_contents(environ: Mapping[str, str]) -> Iterator[Finding]:
     """A finding for each kind of them in each cache directory that exists."""
     for root in [*levels.existing_caches(environ), *filter(os.path.isdir, config.current().lower)]:
         try:
@@ -96,7 +97,7 @@ def _verified(root: str) -> Iterator[Finding]:
     number = len(locations) + len(code)
     if not number:
         return
-    if not keys.has_key():
+    if not configuration.has_key():
         evidence = f"{root} holds {number} files, and this user has no key yet: what others have sealed is not used."
         remedy = "export SAFECACHE_KEY_FILE=FILE  # with the key that they were sealed with"
         yield finding.warning("entries-without-key", evidence, remedy)
@@ -150,3 +151,57 @@ def _text(refused: Iterable[Refused]) -> str:
     refused = list(refused)
     shown = "; ".join(f"{each.path}: {each.evidence}" for each in refused[:_SHOWN])
     return f"{len(refused)} would be refused: {shown}{'; …' if len(refused) > _SHOWN else ''}"
+
+
+_SHOWN_RUNS = 3
+_LABELS = run_summary.labels()
+
+
+class _Run(NamedTuple):
+    """``counts``: lookups by what they came to, such as "fx miss: never seen"; ``began``: when its first line says."""
+
+    name: str
+    began: float
+    counts: Counter[str]
+
+    @property
+    def hits(self) -> int:
+        return sum(count for label, count in self.counts.items() if label.partition(":")[0].endswith(" hit"))
+
+
+def check_hits(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """The last runs that looked something up in each cache directory, if they have found nothing of what was there."""
+    for root in levels.existing_caches(environ):
+        unserved = []
+        for run in sorted(_runs(root), key=lambda run: run.began, reverse=True):
+            if run.hits:
+                break
+            unserved.append(run)
+        older = _entries_before(root, unserved[0].began) if unserved else 0
+        if older:
+            yield _never_hit(root, unserved, older)
+
+
+def _never_hit(root: str, unserved: list[_Run], older: int) -> Finding:
+    counts = unserved[0].counts
+    why = ", ".join(f"{count} {label}" for label, count in counts.most_common(_SHOWN_RUNS))
+    evidence = f"The last run in {root} ({unserved[0].name}) looked up {sum(counts.values())} and hit nothing: {why}."
+    evidence += f" {older} entries were there before it."
+    remedy = "safecache stats --run last"
+    if len(unserved) == 1:
+        return finding.info("never-hit", f"{evidence} A new model does that once.", remedy)
+    return finding.warning("never-hit", f"{evidence} Nor did any of the {len(unserved) - 1} before it.", remedy)
+
+
+def _runs(root: str) -> list[_Run]:
+    runs: dict[str, _Run] = {}
+    with suppress(OSError):  # who may not read it, another check says
+        for line in run_summary.read(root):
+            run = runs.setdefault(line.run, _Run(line.run, line.time, Counter()))
+            run.counts.update({label: number for label, number in line.counts.items() if label in _LABELS})
+            run.counts.update([line.label] if line.label else [])
+    return [run for run in runs.values() if run.counts]
+
+
+def _entries_before(root: str, moment: float) -> int:
+    return sum(0 < folders.modified(entry.path) < moment for entry in layout.walk(root))

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache.loads import load_failure
-from safecache.places import cache_directories
+from safecache.loads import failures
+from safecache.places import layout
 from safecache.settings import config
 from safecache.tiers import levels
 
@@ -44,12 +44,12 @@ def caches(environ: Mapping[str, str]) -> list[Place]:
     """Those of Inductor and of Triton, and the level of this node before the first."""
     found = []
     with suppress(FileNotFoundError):
-        inductors = cache_directories.of_inductor(environ)
+        inductors = layout.of_inductor(environ)
         found.append(Place("Inductor's cache", inductors, "TORCHINDUCTOR_CACHE_DIR"))
         local = levels.place_of(inductors)
         if local is not None:
             found.append(Place("the local level", local, "SAFECACHE_LOCAL"))
-    found.append(Place("Triton's cache", os.path.abspath(cache_directories.of_triton(environ)), "TRITON_CACHE_DIR"))
+    found.append(Place("Triton's cache", os.path.abspath(layout.of_triton(environ)), "TRITON_CACHE_DIR"))
     return found
 
 
@@ -62,7 +62,7 @@ def nearest(path: str) -> str:
 
 def elsewhere(variable: str) -> str:
     """A line with which ``variable`` names a directory that can be written to and code loaded from."""
-    found = load_failure.substitute(variable)
+    found = failures.substitute(variable)
     return found[1] if found else f"export {variable}=DIR  # one to write to and load code from; none was found"
 
 

@@ -1,13 +1,30 @@
-"""Programs that a compile starts, tried."""
+"""The programs that a compile starts, tried; what Triton needs for a GPU; the CPUs; and whether bytecode is kept."""
 
 from __future__ import annotations
 
+import math
+import os
+import shlex
+import shutil
+import struct
 import subprocess
-from collections.abc import Mapping
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from importlib.util import cache_from_source
 
-__all__ = ["objection"]
+from safecache.doctor import finding
+from safecache.doctor.finding import Finding
+from safecache.isolation import cpus
+from safecache.loads import failures
+from safecache.patching import targets
 
-_TIMEOUT = 30  # seconds
+__all__ = ["check_bytecode", "check_compilers", "check_cpus", "check_nvidia", "objection"]
+
+_PROGRAM_TIMEOUT = 30  # seconds
 
 
 def objection(
@@ -19,13 +36,234 @@ def objection(
     """
     try:
         done = subprocess.run(
-            command, input=source.encode(), env=environ and dict(environ), capture_output=True, timeout=_TIMEOUT
+            command, input=source.encode(), env=environ and dict(environ), capture_output=True, timeout=_PROGRAM_TIMEOUT
         )
     except subprocess.TimeoutExpired:
-        return f"it takes more than {_TIMEOUT} s"
+        return f"it takes more than {_PROGRAM_TIMEOUT} s"
     except OSError as error:
         return error.strerror or str(error)
     if done.returncode == 0:
         return None
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     return lines[line] if lines else f"it ends with {done.returncode}"
+
+
+# Where nothing is named: ``_find_compiler`` of triton/runtime/build.py, ``cpp.cxx`` of torch/_inductor/config.py.
+_LANGUAGES = {
+    "C": ("CC", ("gcc", "clang"), "c", "#include <stdio.h>\n", "Triton compiles its launchers"),
+    "C++": ("CXX", ("g++",), "c++", "#include <new>\n", "Inductor compiles for the CPU"),
+}
+
+
+def check_compilers(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A compiler of each language that is missing or does not work, and headers that it does not find."""
+    working = []
+    for language, (variable, names, flag, source, purpose) in _LANGUAGES.items():
+        command = _command(environ, variable, names)
+        remedy = f"{_install(language)}  # or export {variable}=PATH of one"
+        if not command or shutil.which(command[0], path=environ.get("PATH")) is None:
+            named = f"{variable}={environ[variable]}" if environ.get(variable) else " or ".join(names)
+            evidence = f"There is no {language} compiler: {named} is not found. {purpose} with it."
+            yield finding.error("no-compiler", evidence, remedy)
+            continue
+        said = _against([*command, "-x", flag], source, environ)
+        if said is None:
+            working.append((command, flag))
+        else:
+            evidence = f"The {language} compiler {shlex.join(command)} does not work: {said}. {purpose} with it."
+            yield finding.error("broken-compiler", evidence, remedy)
+    for command, flag in working[:1]:
+        yield from _headers(command, flag, environ)
+    for command, flag in working:
+        if flag == "c++":
+            yield from _runtime(command, environ)
+    if working:
+        yield finding.ok("compilers", f"{' and '.join(shlex.join(command) for command, _ in working)} can be used.")
+
+
+def _command(environ: Mapping[str, str], variable: str, names: tuple[str, ...]) -> list[str] | None:
+    named = environ.get(variable)
+    if named:
+        # Triton takes it for the name of a program, torch 2.15 for a command.
+        return [named] if variable == "CC" else shlex.split(named)
+    return next(([name] for name in names if shutil.which(name, path=environ.get("PATH"))), None)
+
+
+def _headers(command: list[str], flag: str, environ: Mapping[str, str]) -> Iterator[Finding]:
+    include = sysconfig.get_paths()["include"]
+    if _against([*command, "-x", flag, f"-I{include}"], "#include <Python.h>\n", environ) is not None:
+        evidence = f"{shlex.join(command)} does not find Python.h in {include}: nothing can be compiled."
+        remedy = f"{_install('headers')}  # an environment of conda, uv or pyenv has them"
+        yield finding.error("no-python-headers", evidence, remedy)
+
+
+def _runtime(command: list[str], environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A library with a copy of the C++ runtime finds the locales of this process's with the numbers of its own."""
+    try:
+        library = _linked(command, environ)
+    except OSError:
+        return  # what there is no temporary directory for, or no library of, is told of elsewhere
+    if b"libstdc++.so" in library or b"libc++.so" in library:
+        return
+    evidence = (
+        f"{shlex.join(command)} links a copy of the C++ runtime into each library. An AOTInductor package that it "
+        "builds ends the process with a segmentation fault, or std::bad_cast, when it is loaded."
+    )
+    remedy = "export CXX=/usr/bin/g++  # or another that has a libstdc++.so; and build the packages anew"
+    yield finding.warning("static-libstdcxx", evidence, remedy)
+
+
+def _linked(command: list[str], environ: Mapping[str, str]) -> bytes:
+    """A library that has a use for the runtime. Raises OSError where there cannot be one."""
+    with tempfile.TemporaryDirectory(prefix="safecache-doctor-") as directory:
+        path = os.path.join(directory, "library.so")
+        link = [*command, "-shared", "-fPIC", "-x", "c++", "-", "-o", path]
+        objection(link, source="#include <locale>\nstd::locale locale;\n", environ=environ)
+        with open(path, "rb") as file:
+            return file.read()
+
+
+def _install(what: str) -> str:
+    return failures.install(what).removeprefix("Install it: ")
+
+
+def _against(command: list[str], source: str, environ: Mapping[str, str]) -> str | None:
+    """What the compiler says first against ``source``; nothing is written."""
+    return objection([*command, "-fsyntax-only", "-"], source=source, environ=environ, line=0)
+
+
+_THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
+_MOST = 32  # of ``decide_compile_threads`` in torch/_inductor/config.py
+
+
+def check_cpus(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A quota of CPU time that torch does not ask for: it counts the CPUs that a process may run on."""
+    usable = len(os.sched_getaffinity(0))
+    named = environ.get(_THREADS)
+    try:
+        threads = int(named) if named is not None else min(_MOST, usable)
+    except ValueError:
+        evidence = f"{_THREADS}={named} is no number: torch fails to import."
+        yield finding.error("bad-compile-threads", evidence, f"export {_THREADS}={usable}")
+        return
+    quota = cpus.quota()
+    allowed = usable if quota is None else min(usable, max(1, math.ceil(quota)))
+    chosen = f"{_THREADS}={named}" if named is not None else f"torch chooses {threads} compile threads"
+    said = f"{chosen}; {usable} CPUs can be used"
+    said += "" if quota is None else f", with time for {quota:g} of them by the quota of its cgroup"
+    if threads > allowed:
+        evidence = f"{said}. All are throttled together, and each compile process takes memory."
+        yield finding.warning("too-many-compile-threads", evidence, f"export {_THREADS}={allowed}")
+    else:
+        yield finding.ok("cpus", f"{said}.")
+
+
+_DEVICE = "/dev/nvidiactl"
+_LDCONFIG = "/sbin/ldconfig"
+_LIBRARY = "libcuda.so.1"
+_TIMEOUT = 30  # seconds
+_INSTALL = "ldconfig  # after the driver's libraries were installed; a container is given its compute capability"
+_LOAD = "import ctypes, sys; ctypes.CDLL(sys.argv[1])"
+_TOOLS = {"ptxas": "TRITON_PTXAS_PATH", "ptxas-blackwell": "TRITON_PTXAS_BLACKWELL_PATH"}
+
+
+def check_nvidia(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A driver's library that is missing or does not load, and a ptxas that does not run."""
+    folder = _triton()
+    if folder is None:
+        yield finding.info("no-triton", "Triton is not installed: nothing is compiled for GPUs.")
+        return
+    named = environ.get("TRITON_LIBCUDA_PATH") or None
+    if os.path.exists(_DEVICE) or named:
+        yield from _driver(environ, named)
+    else:
+        yield finding.info("no-nvidia-device", f"{_DEVICE} does not exist: there is no NVIDIA GPU here.")
+    for tool, variable in _TOOLS.items():
+        yield from _tool(os.path.join(folder, "backends", "nvidia", "bin", tool), variable, environ.get(variable))
+
+
+def _triton() -> str | None:
+    """Where it is installed, found without importing it."""
+    spec = PathFinder.find_spec("triton")
+    return None if spec is None or not spec.submodule_search_locations else spec.submodule_search_locations[0]
+
+
+def _driver(environ: Mapping[str, str], named: str | None) -> Iterator[Finding]:
+    if named is None and not os.access(_LDCONFIG, os.X_OK):
+        evidence = f"Triton asks {_LDCONFIG} where {_LIBRARY} is, and there is none that can be run."
+        yield finding.error("no-ldconfig", evidence, f"export TRITON_LIBCUDA_PATH=DIR  # with {_LIBRARY} in it")
+        return
+    places = [named] if named else _listed() or environ.get("LD_LIBRARY_PATH", "").split(":")
+    found = [path for path in (os.path.join(place, _LIBRARY) for place in places if place) if os.path.exists(path)]
+    if not found:
+        where = f"in TRITON_LIBCUDA_PATH={named}" if named else "by ldconfig, nor in LD_LIBRARY_PATH"
+        remedy = "unset TRITON_LIBCUDA_PATH" if named else _INSTALL
+        yield finding.error("no-libcuda", f"{_LIBRARY} is not found {where}: Triton cannot use the GPU.", remedy)
+        return
+    said = objection([sys.executable, "-S", "-c", _LOAD, found[0]])
+    if said is None:
+        yield finding.ok("libcuda", f"{found[0]} can be loaded.")
+    else:
+        yield finding.error("broken-libcuda", f"{found[0]} cannot be loaded: {said}.", _INSTALL)
+
+
+def _listed() -> list[str]:
+    listing = subprocess.run([_LDCONFIG, "-p"], capture_output=True, timeout=_TIMEOUT).stdout.decode(errors="replace")
+    return [os.path.dirname(line.split()[-1]) for line in listing.splitlines() if _LIBRARY in line]
+
+
+def _tool(bundled: str, variable: str, named: str | None) -> Iterator[Finding]:
+    refused = objection([named, "--version"]) if named else None
+    if refused is not None:
+        evidence = f"{variable}={named} cannot be run ({refused}): Triton takes its own, or fails."
+        yield finding.warning("ptxas-not-used", evidence, f"unset {variable}")
+    said = objection([bundled, "--version"]) if named is None or refused is not None else None
+    if said is not None:
+        evidence = f"{bundled} cannot be run ({said}): no kernel can be compiled for NVIDIA GPUs."
+        yield finding.error("broken-ptxas", evidence, "pip install --force-reinstall --no-deps triton")
+
+
+_HEADER = struct.Struct("<4sIII")  # of PEP 552
+_UNCHECKED = 0b01
+
+
+def check_bytecode(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Modules that each process imports and whose bytecode is neither kept nor can be."""
+    spec = PathFinder.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return
+    folder = os.path.dirname(spec.origin)
+    sources = [spec.origin, *_modules(os.path.dirname(folder))]
+    missing = [path for path in sources if not _is_kept(path)]
+    why = _why_not_kept(environ, os.path.dirname(cache_from_source(spec.origin)))
+    if missing and why:
+        evidence = (
+            f"{len(missing)} of {len(sources)} modules of torch that are imported to compile have no bytecode, and "
+            f"{why}: each process compiles torch's sources anew, for seconds."
+        )
+        remedy = f"env -u PYTHONDONTWRITEBYTECODE {shlex.join([sys.executable, '-m', 'compileall', '-q', folder])}"
+        yield finding.warning("no-bytecode", evidence, remedy)
+
+
+def _modules(packages: str) -> list[str]:
+    """Sources below ``packages`` that whoever compiles imports: those that we patch."""
+    names = sorted(name for name in targets.MODULES if name.startswith("torch."))
+    found = [os.path.join(packages, *name.split(".")) + ".py" for name in names]
+    return [path for path in found if os.path.isfile(path)]
+
+
+def _why_not_kept(environ: Mapping[str, str], directory: str) -> str | None:
+    if environ.get("PYTHONDONTWRITEBYTECODE"):
+        return "PYTHONDONTWRITEBYTECODE is set"
+    while not os.path.exists(directory):
+        directory = os.path.dirname(directory)
+    return None if os.access(directory, os.W_OK, effective_ids=True) else f"{directory} cannot be written"
+
+
+def _is_kept(source: str) -> bool:
+    """Whether an import takes the bytecode of that file, by what its header says of the source."""
+    with suppress(OSError, struct.error), open(cache_from_source(source), "rb") as file:
+        _, flags, modified, size = _HEADER.unpack(file.read(_HEADER.size))
+        status = os.stat(source)
+        return bool(flags & _UNCHECKED) or (modified, size) == (int(status.st_mtime) & 0xFFFFFFFF, status.st_size)
+    return False

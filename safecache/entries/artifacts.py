@@ -17,8 +17,7 @@ from safecache.entries import copies, loading
 from safecache.entries.loading import RemoteCache
 from safecache.errors import EntryRefusedError
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, seal
 from safecache.tiers import layers

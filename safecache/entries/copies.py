@@ -7,8 +7,7 @@ import stat
 
 from safecache.files import checks
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.store import entry_files, manifests
 from safecache.tiers import layers, levels
 

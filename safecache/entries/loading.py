@@ -14,8 +14,7 @@ from safecache.entries import copies, searches
 from safecache.files import checks
 from safecache.places import layout
 from safecache.reporting import events, policy
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Count, Reason
+from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.signing import trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files

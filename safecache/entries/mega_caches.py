@@ -11,8 +11,7 @@ import struct
 from typing import Any
 
 from safecache.entries import artifacts, loading
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["accept", "admitted"]
 

@@ -20,8 +20,7 @@ from safecache.history import lookups, misses
 from safecache.history.lookups import Layer, Time
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Count, Reason
+from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
 from safecache.signing import binding, keyring, seal
 from safecache.store import entry_files

@@ -10,8 +10,7 @@ from contextlib import contextmanager
 from safecache.errors import MissError
 from safecache.history import graph_names, lookups
 from safecache.history.lookups import Layer, Lookup, Outcome, Time
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
 __all__ = [

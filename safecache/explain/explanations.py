@@ -1,20 +1,200 @@
-"""Why a lookup missed, in words: the nearest key of the same function, graph or kernel, and in what it differs."""
+"""Why a lookup missed, in words: the nearest key of the same function, graph or kernel, and in what it differs.
+
+The most telling difference comes first, and none that only follows from another.
+"""
 
 from __future__ import annotations
 
+import difflib
 import os
-from collections.abc import Iterator
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from safecache.explain import key_differences, key_records
-from safecache.explain.key_differences import Difference
-from safecache.explain.key_records import Absence, KeyRecord
+from safecache.explain import key_records
+from safecache.explain.components import GRAPH, GRAPH_LINE, INPUT, KERNEL, OPTIONS, SOURCE_LINE, fields
+from safecache.explain.key_records import Absence, Component, KeyRecord
 from safecache.history.lookups import Layer
 from safecache.places import layout
 from safecache.settings import units
 from safecache.store import quarantine
 
-__all__ = ["Explanation", "explain", "refusals"]
+__all__ = ["Difference", "Explanation", "compare", "explain", "nearest_of", "refusals"]
+
+_ABSENT = "none"
+# In this order; what begins with none of them is between the last two.
+_VERSIONS = ("torch", "triton", "cuda", "hip")
+_TELLING = (
+    ("target", "device"),
+    ("env ",),
+    ("inductor config ", "functorch config ", "argument of Inductor's", "option "),
+    ("source of custom pass", "source of the custom partitioner"),
+    ("constexpr ", "type of argument ", INPUT),
+    (SOURCE_LINE, "source of ", "global ", GRAPH_LINE),
+)
+_SUMMARIES = {
+    GRAPH: (GRAPH_LINE,),
+    "functorch config": ("functorch config ",),
+    OPTIONS: ("option ",),
+    KERNEL: (SOURCE_LINE, "global ", "source of ", "first line of the kernel"),
+}
+_LINES = (GRAPH_LINE, SOURCE_LINE)
+# What each Triton, or torch, has values of its own for.
+_OF_TORCH = ("inductor config ", "functorch config ", "argument of Inductor's", "arguments of AOTAutograd", "system ")
+_OF_TARGET = re.compile(
+    r"option (arch|backend_name|warp_size|ptx_version|(allowed|default|deprecated|supported)_\w+|max_num_imprecise\w*"
+    r"|matrix_instr_nonkdim|kpack|extern_libs)|options|ptxas|backend"
+)
+_OF_SETTINGS = ("inductor config ", "functorch config ", "source of custom pass", "torch", INPUT)
+# What else a tensor of another shape, stride or dtype has another of.
+_OF_SHAPE = {"shape": ("stride", "memory_format", "storage_bytes"), "stride": ("memory_format",)}
+_SHOWN_LINES = 3
+_FAR = 1000
+
+
+class Difference(NamedTuple):
+    """What differs, and both values in words."""
+
+    what: str
+    before: str
+    after: str
+
+    def __str__(self) -> str:
+        shown = self.before or self.after
+        return f"{self.what}: {self.before or _ABSENT} → {self.after or _ABSENT}" if shown else f"{self.what} changed"
+
+
+def nearest_of(record: KeyRecord, others: Iterable[KeyRecord]) -> KeyRecord | None:
+    """Of the others the one with the fewest differences to the record; the latest of such, and not of its own process.
+
+    A process that tunes a kernel makes several keys that differ in that alone.
+    """
+    candidates = [other for other in others if other.key != record.key]
+    before = [other for other in candidates if other.process != record.process]
+    return min(before or candidates, key=lambda other: (_distance(other, record), -other.made), default=None)
+
+
+def _distance(before: KeyRecord, after: KeyRecord) -> float:
+    """How many parts differ: of another build all could, and of two sources it counts how much."""
+    changed = {name: pair for name, pair in _changed(before, after).items() if _is_of_key(name, after.layer)}
+    lines = [(Counter(_digests(before, name)), Counter(_digests(after, name))) for name in _LINES if name in changed]
+    shares = sum(((was - now) + (now - was)).total() / (was + now).total() for was, now in lines)
+    return len(changed) + shares + _FAR * len(changed.keys() & {*_VERSIONS, "target", "device"})
+
+
+def compare(before: KeyRecord, after: KeyRecord) -> list[Difference]:
+    """The differences of two keys of one layer, without consequences, the most telling first."""
+    changed = _changed(before, after)
+    kept = {name: pair for name, pair in changed.items() if not _follows(name, pair, changed, after.layer)}
+    kept = {name: pair for name, pair in kept.items() if _is_of_key(name, after.layer) or _decides(name, kept)}
+    found = [difference for name, pair in kept.items() for difference in _said(name, *pair)]
+    found += [difference for name in _LINES if name in kept for difference in _of_lines(name, before, after)]
+    return sorted(found, key=lambda difference: (_rank(difference.what), difference.what))
+
+
+_Pair = tuple[Component | None, Component | None]
+
+
+def _changed(before: KeyRecord, after: KeyRecord) -> dict[str, _Pair]:
+    """By name; of lines only whether there are some."""
+    was, now = ({c.name: c for c in record.components if c.name not in _LINES} for record in (before, after))
+    pairs = {name: (was.get(name), now.get(name)) for name in {**was, **now}}
+    changed = {name: (one, other) for name, (one, other) in pairs.items() if _digest(one) != _digest(other)}
+    for name in _LINES:
+        if _digests(before, name) != _digests(after, name):
+            changed[name] = (None, None)
+    return changed
+
+
+def _digest(component: Component | None) -> str | None:
+    return None if component is None else component.digest
+
+
+def _digests(record: KeyRecord, name: str) -> list[str]:
+    return [component.digest for component in record.components if component.name == name]
+
+
+def _follows(name: str, pair: _Pair, changed: Mapping[str, _Pair], layer: Layer) -> bool:
+    """Whether this difference only follows from others that changed."""
+
+    def is_changed(*beginnings: str) -> bool:
+        return any(other != name and other.startswith(beginnings) for other in changed)
+
+    if name in _SUMMARIES and is_changed(*_SUMMARIES[name]):
+        return True
+    if layer is Layer.TRITON:
+        return _follows_in_triton(name, pair, changed)
+    if "torch" in changed and name.startswith((*_OF_TORCH, GRAPH)):
+        return True
+    if name in (GRAPH, GRAPH_LINE):
+        return is_changed(*_OF_SETTINGS) if layer is Layer.FX else _has_other_inputs(changed)
+    # With another signature the sources of the arguments are others, and with other inputs what is static of them.
+    return name in ("arguments of AOTAutograd", "inputs to check") and is_changed(GRAPH_LINE, INPUT)
+
+
+def _has_other_inputs(changed: Mapping[str, _Pair]) -> bool:
+    """Whether some came or went: dynamic sizes are inputs of their own, before the tensors."""
+    return any(name.startswith(INPUT) and None in pair for name, pair in changed.items())
+
+
+def _follows_in_triton(name: str, pair: _Pair, changed: Mapping[str, _Pair]) -> bool:
+    if "triton" in changed and (name in ("ptxas", "backend", OPTIONS) or (name.startswith("option ") and None in pair)):
+        return True
+    if "target" in changed and _OF_TARGET.fullmatch(name):
+        return True
+    return name.startswith("first line of the kernel") and SOURCE_LINE in changed
+
+
+def _is_of_key(name: str, layer: Layer) -> bool:
+    """Of the environment, Triton has some variables in its keys, and torch none."""
+    return layer is Layer.TRITON or not name.startswith("env ")
+
+
+def _decides(variable: str, changed: Iterable[str]) -> bool:
+    """Whether the variable is called as one of the settings that changed: it is no part of the key."""
+    settings = [name.rpartition(" ")[2].rpartition(".")[2].upper() for name in changed if " config " in name]
+    return any(variable.endswith(setting) for setting in settings)
+
+
+def _said(name: str, before: Component | None, after: Component | None) -> Iterator[Difference]:
+    if name in _LINES:
+        return
+    was, now = (component.text if component else "" for component in (before, after))
+    tensors = fields(was), fields(now)
+    if name.startswith(INPUT) and all(tensors):
+        yield from _of_tensors(name, *tensors)
+    else:
+        yield Difference(name, was, now)
+
+
+def _of_tensors(name: str, was: dict[str, str], now: dict[str, str]) -> Iterator[Difference]:
+    changed = [field for field in {**was, **now} if was.get(field) != now.get(field)]
+    follow = {field for cause in changed for field in _OF_SHAPE.get(cause, ())}
+    for field in changed:
+        if field not in follow:
+            usual = "False" if "True" in (was.get(field), now.get(field)) else ""
+            yield Difference(f"{name}: {field}", was.get(field, usual), now.get(field, usual))
+
+
+def _of_lines(name: str, before: KeyRecord, after: KeyRecord) -> Iterator[Difference]:
+    """The first places where two sources differ, and how many more there are."""
+    was, now = ([c for c in record.components if c.name == name] for record in (before, after))
+    matcher = difflib.SequenceMatcher(None, [c.digest for c in was], [c.digest for c in now], autojunk=False)
+    places = [code for code in matcher.get_opcodes() if code[0] != "equal"]
+    for _, start, end, new_start, new_end in places[:_SHOWN_LINES]:
+        texts = (" ⏎ ".join(c.text for c in part[:_SHOWN_LINES]) for part in (was[start:end], now[new_start:new_end]))
+        yield Difference(f"{name} {new_start + 1}", *texts)
+    if places[_SHOWN_LINES:]:
+        yield Difference(f"{name}s in {len(places) - _SHOWN_LINES} more places", "", "")
+
+
+def _rank(what: str) -> int:
+    if what in _VERSIONS:
+        return -1
+    ranks = (rank for rank, beginnings in enumerate(_TELLING) if what.startswith(beginnings))
+    return next(ranks, len(_TELLING) + (what in _SUMMARIES))
+
 
 _LAYERS = {
     Layer.AOT: "AOTAutograd entry",
@@ -79,8 +259,8 @@ def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
     absence = Absence.KEY_DIFFERS if others else Absence.NEVER_SEEN
     # Of another name: what a function is called now, that was moved or renamed.
     others = others or _earlier(key_records.every(root, record.layer), record, saved)
-    nearest = key_differences.nearest(record, others)
-    differences = key_differences.compare(nearest, record) if nearest else []
+    nearest = nearest_of(record, others)
+    differences = compare(nearest, record) if nearest else []
     return Explanation(record, absence, [], nearest, differences)
 
 

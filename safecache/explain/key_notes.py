@@ -14,7 +14,7 @@ from safecache.explain.key_records import Component, KeyRecord
 from safecache.history import misses
 from safecache.history.lookups import Layer
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
 
 __all__ = ["note", "trying"]

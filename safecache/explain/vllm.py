@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from safecache.explain import key_records
-from safecache.explain.key_differences import Difference
+from safecache.explain.explanations import Difference
 from safecache.files import checks, folders, opening
 
 __all__ = ["Factors", "compare", "find", "nearest", "place"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from safecache.errors import EntryRefusedError
 from safecache.files import ownership
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config, units
 
 __all__ = ["UnusableEntry", "check_private", "check_regular", "check_up_to", "type_name"]

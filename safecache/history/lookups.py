@@ -11,7 +11,7 @@ from typing import NamedTuple
 from safecache.errors import MissError
 from safecache.history import journal
 from safecache.reporting import events, tracing
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
 
 __all__ = [

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from safecache.files import opening
 from safecache.history import journal
 from safecache.history.lookups import Layer, Outcome, Time, label, time_label
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 
 __all__ = ["ALL", "LAST", "Line", "Summary", "labels", "read", "summarise"]
 

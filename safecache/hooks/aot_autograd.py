@@ -9,7 +9,7 @@ from typing import Any
 from safecache.entries import searches
 from safecache.history import graph_names
 from safecache.history.lookups import Layer
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 
 __all__ = ["should_use_remote_autograd_cache"]
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safecache.code import gate, side_files
+from safecache.code import gate, sources
 from safecache.errors import SafecacheError
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
@@ -19,7 +19,7 @@ __all__ = ["cache_dir", "compile_operator", "load_cache"]
 
 def cache_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
     """aoti_eager_cache_dir: where others can write, one of this process alone."""
-    return Path(side_files.reachable(str(wrapped(*args, **kwargs))))
+    return Path(sources.reachable(str(wrapped(*args, **kwargs))))
 
 
 def load_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -29,11 +29,11 @@ def load_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
         if _has_backend(device_type):
             return wrapped(ns, op_func_name_with_overload, device_type)
         root, listing = _places(ns, op_func_name_with_overload, device_type)
-        if not side_files.settle(listing, root, Kind.SOURCE):
+        if not sources.settle_side_file(listing, root, Kind.SOURCE):
             return []
         found = wrapped(ns, op_func_name_with_overload, device_type)
         for item in found:
-            place = side_files.admit(item["kernel_path"], root)
+            place = sources.admit_side_file(item["kernel_path"], root)
             if place is None:
                 return []
             item["kernel_path"] = place
@@ -49,7 +49,7 @@ def compile_operator(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
         if _has_backend(device_type):
             return str(wrapped(ns, op_func_name_with_overload, device_type, *rest, **named))
         root, listing = _places(ns, op_func_name_with_overload, device_type)
-        side_files.settle(listing, root, Kind.SOURCE)
+        sources.settle_side_file(listing, root, Kind.SOURCE)
         library: str = wrapped(ns, op_func_name_with_overload, device_type, *rest, **named)
         if library:  # empty for what cannot be compiled
             gate.keep(library, root)

@@ -9,10 +9,10 @@ from typing import Any
 from safecache.code import gate, packages
 from safecache.files import ownership
 from safecache.hooks import generated_code
-from safecache.loads import load_failure
+from safecache.loads import failures
 from safecache.patching import targets
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.signing import provenance
 
 __all__ = ["compile", "load", "load_pt2", "package"]
@@ -65,7 +65,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     name, rest, named = _first(args, kwargs, "path", "file")
     with packages.admitted(name) as place:
         moves = provenance.torch_release() >= targets.PACKAGES_OBEY_TMPDIR_FROM
-        return load_failure.explain(wrapped, (place, *rest), named, "TMPDIR" if moves else None)
+        return failures.explain_load(wrapped, (place, *rest), named, "TMPDIR" if moves else None)
 
 
 def load_pt2(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -12,8 +12,7 @@ from safecache.explain import torch_keys
 from safecache.history.lookups import Layer
 from safecache.hooks import cache_dir_utils
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["autograd_cache_key", "get_hash", "handle_save_error", "save", "try_load", "write_to_local_cache"]
 

@@ -16,8 +16,7 @@ from typing import Any
 from safecache.code import gate
 from safecache.entries import artifacts, copies, loading
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.store import manifests
 from safecache.tiers import layers, levels
 from safecache.tiers.directory_faults import Unreadable

@@ -13,11 +13,10 @@ from safecache.entries import artifacts, copies, loading, saving, searches
 from safecache.explain import torch_keys
 from safecache.history.lookups import Layer
 from safecache.hooks import cache_dir_utils
-from safecache.loads import load_failure
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.loads import failures
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
-from safecache.tiers import fallback, layers, permissions
+from safecache.tiers import directory_faults, fallback, layers
 
 __all__ = [
     "compile_dll",
@@ -45,7 +44,7 @@ def iterate_over_candidates(
             return iter(())
         cache_dir_utils.settle()
         directory, root = instance._get_tmp_dir_for_key(key), _root()
-        permissions.check(root)
+        directory_faults.check(root)
         lower = layers.below(directory, root)
         source = loading.Source(kind, key, root, directory, _ENTRY_TYPES[kind], lower)
         return loading.lookup(source, local=local, remote=remote_cache)
@@ -123,7 +122,7 @@ def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """CppCodeCache._load_library: loads what was verified; says what to do where the cache is mounted noexec."""
 
     def load(path: str, key: str) -> Any:
-        return load_failure.explain(wrapped, (_admit(path), key), {}, "TORCHINDUCTOR_CACHE_DIR")
+        return failures.explain_load(wrapped, (_admit(path), key), {}, "TORCHINDUCTOR_CACHE_DIR")
 
     return load(*args, **kwargs)
 
@@ -134,7 +133,7 @@ def load_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     def load(lib_path: str) -> None:
         of_cache = lib_path.startswith(os.path.join(_root(), ""))
         place = _admit(lib_path) if of_cache else exec_directory.place(lib_path)
-        load_failure.explain(wrapped, (place,), {}, "TORCHINDUCTOR_CACHE_DIR")
+        failures.explain_load(wrapped, (place,), {}, "TORCHINDUCTOR_CACHE_DIR")
 
     load(*args, **kwargs)
 

@@ -10,7 +10,7 @@ from typing import Any
 from safecache.entries import searches
 from safecache.explain import torch_keys
 from safecache.history.lookups import Layer
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 
 __all__ = ["fx_codegen_and_compile"]
 

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache.code import gate, side_files
+from safecache.code import gate, sources
 from safecache.reporting.kinds import Kind
 
 __all__ = ["read_lines_from_file", "write_lines_to_file"]
@@ -19,7 +19,7 @@ def read_lines_from_file(wrapped: Callable[..., Any], instance: Any, args: Any, 
     def read(file_path: str) -> Any:
         if not os.path.lexists(file_path):  # as good as always
             return []
-        place = side_files.admit(file_path, instance.get_dir(), Kind.SOURCE)
+        place = sources.admit_side_file(file_path, instance.get_dir(), Kind.SOURCE)
         return [] if place is None else wrapped(place)
 
     return read(*args, **kwargs)

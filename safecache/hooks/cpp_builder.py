@@ -10,9 +10,8 @@ from typing import Any
 
 from safecache.entries import loading
 from safecache.files import ownership
-from safecache.loads import build_failure
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.loads import failures
+from safecache.reporting.kinds import Kind, Reason
 from safecache.tiers import directory_faults
 
 __all__ = ["cpp_compiler_search", "install_gcc_via_conda", "run_compile_cmd"]
@@ -25,7 +24,7 @@ _installed: set[str] = set()
 
 def cpp_compiler_search(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """cpp_compiler_search: every error it has of its own is that there is no compiler."""
-    return build_failure.explain(wrapped, args, kwargs, _PURPOSE, language="C++")
+    return failures.explain_build(wrapped, args, kwargs, _PURPOSE, language="C++")
 
 
 def install_gcc_via_conda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -66,4 +65,4 @@ def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
                 raise
         return wrapped(f"env TMPDIR={shlex.quote(place)} {cmd_line}", *rest, **named)
 
-    return build_failure.explain(run, args, kwargs, _PURPOSE, language="C++")
+    return failures.explain_build(run, args, kwargs, _PURPOSE, language="C++")

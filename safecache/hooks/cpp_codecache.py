@@ -12,7 +12,7 @@ from typing import Any
 from safecache.code import gpu_binaries, lock_guards
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.tiers import directory_faults, fallback

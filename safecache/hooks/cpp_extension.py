@@ -16,11 +16,11 @@ from safecache.code.extension_builds import Build
 from safecache.code.lock_guards import Lock
 from safecache.errors import EntryRefusedError
 from safecache.files import private_directory
-from safecache.loads import build_failure, load_failure
+from safecache.loads import failures
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
-from safecache.tiers import permissions
+from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable
 
 __all__ = ["build_library", "import_module_from_library", "jit_compile", "run_ninja_build"]
@@ -69,7 +69,7 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             wrapped(name=name, build_directory=directory, is_standalone=is_standalone, **{**named, **other})
 
         text = _plan(run, named)
-        permissions.check(build_directory)
+        directory_faults.check(build_directory)
         planned = Build(name, build_directory, text)
         _verified[build_directory] = build_directory
         if planned.is_attested():
@@ -132,7 +132,7 @@ def import_module_from_library(wrapped: Callable[..., Any], instance: Any, args:
         extension = sys.modules["torch.utils.cpp_extension"].LIB_EXT
         placed = _admit(path, f"{module_name}{extension}")
         arguments = (module_name, os.path.dirname(placed), *rest)
-        return load_failure.explain(wrapped, arguments, named, "TORCH_EXTENSIONS_DIR")
+        return failures.explain_load(wrapped, arguments, named, "TORCH_EXTENSIONS_DIR")
 
     return load(*args, **kwargs)
 
@@ -149,4 +149,4 @@ def run_ninja_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     """_run_ninja_build: says what to install where there is no compiler, or no Python.h."""
     if _thread.plans:
         return None
-    return build_failure.explain(wrapped, args, kwargs, "the extension is compiled with it", language="C++")
+    return failures.explain_build(wrapped, args, kwargs, "the extension is compiled with it", language="C++")

@@ -11,10 +11,9 @@ from safecache.code import exec_directory, gate, lock_guards
 from safecache.entries import copies
 from safecache.files import mounts
 from safecache.hooks import cache_dir_utils, generated_code
-from safecache.loads import load_failure
+from safecache.loads import failures
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.tiers import fallback
 
@@ -41,7 +40,7 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         events.report(
             Reason.NOT_EXECUTABLE,
             "torch cannot tell which vector instructions this CPU has, and compiles slow kernels without any: "
-            f"its probe lies{load_failure.advice(cache, 'TORCHINDUCTOR_CACHE_DIR')}",
+            f"its probe lies{failures.advice(cache, 'TORCHINDUCTOR_CACHE_DIR')}",
             cause=cache,
             remedy="If only a warm cache is read, TORCHINDUCTOR_VEC_ISA_OK=1 does without the probe.",
         )

@@ -16,8 +16,7 @@ from safecache.code import gate, gpu_binaries, layer_copies, lock_guards, privat
 from safecache.entries import copies
 from safecache.files import folders, private_directory, temporaries
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring
 from safecache.store import entry_files
 from safecache.tiers import directory_faults, fallback, layers

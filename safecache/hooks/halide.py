@@ -14,10 +14,10 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from safecache.code import gate, side_files
+from safecache.code import gate, sources
 from safecache.files import ownership
 from safecache.hooks import generated_code
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
 from safecache.tiers import directory_faults, fallback
 
@@ -79,7 +79,9 @@ def _keep(directory: str, names: Sequence[str]) -> None:
 def _settle(directory: str, names: Sequence[str]) -> None:
     """Have the files of these names made anew, unless each of them is there and vouched for."""
     done, root = os.path.join(directory, _DONE), _root(directory)
-    if os.path.lexists(done) and not all(side_files.settle(os.path.join(directory, name), root) for name in names):
+    if os.path.lexists(done) and not all(
+        sources.settle_side_file(os.path.join(directory, name), root) for name in names
+    ):
         entry_files.quarantine(done, root, Reason.UNSEALED)
 
 

@@ -11,8 +11,7 @@ from typing import Any
 
 from safecache.entries import loading
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["get_local_cache", "update_local_cache"]
 

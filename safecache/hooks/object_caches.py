@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from safecache.code import gate, side_files
+from safecache.code import gate, sources
 from safecache.files import filesystem, ownership, private_directory
 from safecache.settings import config
 
@@ -37,7 +37,7 @@ def cutedsl_get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     ) -> Any:
         if (runtime_key, device_index) not in mem_cache:
             path = _cutedsl_path(module_path, config_key, runtime_key, device_index, device_capability)
-            side_files.settle(path, os.path.dirname(path))
+            sources.settle_side_file(path, os.path.dirname(path))
         return wrapped(mem_cache, module_path, config_key, runtime_key, device_index, device_capability)
 
     return get(*args, **kwargs)
@@ -74,7 +74,7 @@ def flydsl_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     Its compile workers inherit the environment, and with it the place of the process that has started them.
     """
     wanted, ours = config.flydsl_directory()
-    if side_files.is_private(wanted or str(sys.modules["torch._inductor.runtime.flydsl_cache"]._cache_dir())):
+    if sources.is_private(wanted or str(sys.modules["torch._inductor.runtime.flydsl_cache"]._cache_dir())):
         return str(wrapped())
     if not ours or ownership.why_not_private(os.path.dirname(wanted)) is not None:
         wanted = os.path.join(private_directory.of_process(), "flydsl_compile_cache")
@@ -93,7 +93,7 @@ def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """FileLock.__enter__ of quack.cache.jit: under the lock of an object it is looked for, or compiled."""
     entered = wrapped(*args, **kwargs)
     path = _object_of(instance)
-    side_files.settle(path, os.path.dirname(path))
+    sources.settle_side_file(path, os.path.dirname(path))
     instance._safecache_before = _identity(path)
     return entered
 
@@ -112,7 +112,7 @@ def _object_of(lock: Any) -> str:
 
 
 def _reachable(directory: Any) -> Path:
-    return Path(side_files.reachable(str(directory)))
+    return Path(sources.reachable(str(directory)))
 
 
 def _identity(path: str) -> list[int] | None:

@@ -44,6 +44,6 @@ def _admitted(path: str) -> str:
 
 
 def _explained(wrapped: Callable[..., Any], args: Any) -> Any:
-    from safecache.loads import load_failure
+    from safecache.loads import failures
 
-    return load_failure.explain(wrapped, args, {}, "TORCHINDUCTOR_CACHE_DIR")
+    return failures.explain_load(wrapped, args, {}, "TORCHINDUCTOR_CACHE_DIR")

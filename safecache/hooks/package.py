@@ -11,8 +11,7 @@ from safecache.code import extension_builds
 from safecache.entries import artifacts, copies, loading, saving
 from safecache.errors import EntryRefusedError
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["load", "read", "write"]
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from safecache.hooks import filelock
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
 
 __all__ = ["append_to_log"]

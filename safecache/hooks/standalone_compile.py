@@ -15,8 +15,7 @@ from safecache.errors import EntryRefusedError
 from safecache.history.lookups import Layer
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.store import quarantine
 
 __all__ = ["load", "verifying_pickle"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from safecache.loads import load_failure
+from safecache.loads import failures
 
 __all__ = ["raise_triton_cache_load_error"]
 
@@ -14,7 +14,7 @@ def raise_triton_cache_load_error(wrapped: Callable[..., Any], instance: Any, ar
     """_raise_triton_cache_load_error: one explanation, not torch's guess on top of what is known."""
 
     def explain(exc: BaseException) -> None:
-        if load_failure.is_explained(exc):
+        if failures.is_explained(exc):
             raise exc
         wrapped(exc)
 

@@ -11,8 +11,7 @@ from typing import Any
 from safecache.code import gate, triton_files
 from safecache.entries import loading, saving
 from safecache.places import layout
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.tiers import directory_faults
 
 __all__ = ["collect", "put_static_autotuner", "read_and_emit"]

@@ -16,7 +16,7 @@ from safecache.entries.searches import Search
 from safecache.history import misses
 from safecache.history.lookups import Layer
 from safecache.hooks import triton_isolation
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 
 __all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from safecache.code import written_files
+from safecache.code import triton_place
 
 __all__ = ["init"]
 
@@ -14,6 +14,6 @@ def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     """CompiledKernel.__init__, which reads the files of a group by name."""
 
     def make(src: Any, metadata_group: Mapping[str, str], hash: str) -> None:
-        written_files.read_by(lambda group: wrapped(src, group, hash), metadata_group)
+        triton_place.read_by(lambda group: wrapped(src, group, hash), metadata_group)
 
     make(*args, **kwargs)

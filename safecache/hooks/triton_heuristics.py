@@ -11,8 +11,7 @@ from safecache import launchers
 from safecache.code import gate, triton_files
 from safecache.launchers import detached, kernel_recipe
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["build_fast_launcher", "getstate", "make_launcher", "reload_cubin_path"]
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from safecache.entries import searches
 from safecache.history.lookups import Layer
-from safecache.settings import compile_workers, config, setting_values
+from safecache.settings import config, setting_values
 
 __all__ = ["compile", "get_cache_key", "group_of", "is_isolated", "is_told", "name_of", "note_miss"]
 
@@ -105,7 +105,7 @@ def is_told() -> bool:
 
 def is_isolated() -> bool:
     isolate = config.current().isolate
-    return bool(isolate) and (isolate == setting_values.WORKERS or not compile_workers.is_one())
+    return bool(isolate) and (isolate == setting_values.WORKERS or not config.is_one())
 
 
 def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from torch._inductor.compile_worker.subproc_pool import SubprocPickler
 
 from safecache.patching import activation
-from safecache.settings import compile_workers, config
-from safecache.signing import ephemeral, keyring
-from safecache.tiers import fallback, permissions
+from safecache.settings import config
+from safecache.signing import keyring
+from safecache.tiers import directory_faults, fallback
 
 __all__ = ["WorkerPickler"]
 
@@ -17,8 +17,8 @@ class WorkerPickler(SubprocPickler):  # type: ignore[misc]
 
     def dumps(self, obj: object) -> bytes:
         """A job, or in a worker its result."""
-        is_job = not compile_workers.is_one() and keyring.current().signing is None
-        pickled: bytes = super().dumps(_Job(obj, ephemeral.hand_down()) if is_job else obj)
+        is_job = not config.is_one() and keyring.current().signing is None
+        pickled: bytes = super().dumps(_Job(obj, keyring.hand_down()) if is_job else obj)
         return pickled
 
 
@@ -33,14 +33,14 @@ class _Job:
 
 
 def _received(secret: bytes, job: object) -> object:
-    ephemeral.take(secret)
+    keyring.take(secret)
     return job
 
 
 # Not where the pool is made: that process imports this too.
-if compile_workers.is_one():
+if config.is_one():
     # Where torch's source is patched, that has imported the package before, which activates nothing.
     if config.current().enabled:
         activation.activate()
-    permissions.leave_to_parent()
+    directory_faults.leave_to_parent()
     fallback.leave_to_parent()

@@ -10,11 +10,10 @@ import weakref
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from safecache.isolation import cpus, endings, protocol
+from safecache.isolation import cpus, crash, protocol
 from safecache.isolation.connection import Limits, ServerGoneError, ServiceUnavailable
-from safecache.isolation.endings import Ending
-from safecache.isolation.pool import Pool
-from safecache.isolation.workers import UnreadError, Worker
+from safecache.isolation.crash import Ending
+from safecache.isolation.pool import Pool, UnreadError, Worker
 from safecache.settings import config
 
 __all__ = ["Ending", "Limits", "Outcome", "Service", "ServiceUnavailable", "current"]
@@ -99,9 +98,9 @@ class Service:
             answer = worker.ask(request, started + timeout)
             reply, resident = (None, 0) if answer is None else _parts(answer)
         except TimeoutError:
-            return self._stopped(worker, endings.of_timeout(timeout), started)
+            return self._stopped(worker, crash.of_timeout(timeout), started)
         except protocol.ProtocolError:
-            return self._stopped(worker, endings.of_garbage(), started)
+            return self._stopped(worker, crash.of_garbage(), started)
         except BaseException:
             self._kill(worker)
             raise
@@ -109,10 +108,10 @@ class Service:
         if reply is None:
             ended = self._pool.end(worker, grace=_GRACE)
             said = worker.output.take()
-            return Outcome(None, endings.of_death(ended, said, memory), said, seconds, ended.peak)
+            return Outcome(None, crash.of_death(ended, said, memory), said, seconds, ended.peak)
         said = worker.output.take()
-        if endings.is_out_of_memory(reply, said):
-            return Outcome(None, endings.of_memory(memory), said, seconds, self._kill(worker))
+        if crash.is_out_of_memory(reply, said):
+            return Outcome(None, crash.of_memory(memory), said, seconds, self._kill(worker))
         is_worn = worker.jobs >= self._limits.jobs or resident > self._limits.resident
         if is_worn or reply.get("tainted") or ("error" in reply and said):
             return Outcome(reply, None, said, seconds, self._kill(worker))

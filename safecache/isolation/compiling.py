@@ -17,8 +17,7 @@ from safecache.isolation import attempts, client, crashes, early_start, encoding
 from safecache.isolation.attempts import Request
 from safecache.isolation.limits import Limits
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Count, Reason
+from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.store import entry_files
 
 __all__ = ["Made", "Manager", "in_process", "obtain", "stays"]

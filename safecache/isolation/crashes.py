@@ -7,14 +7,14 @@ import time
 from typing import Any
 
 from safecache.errors import TritonCompileCrash
-from safecache.isolation import client, description, known_bad, reports
+from safecache.isolation import client, known_bad, reports
 from safecache.isolation.attempts import Request
 from safecache.isolation.client import Outcome
 from safecache.isolation.crash import Crash, diagnose, make
 from safecache.isolation.known_bad import Note
 from safecache.isolation.limits import Limits
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config, units
 
 __all__ = ["confirmed", "diagnosed", "skipped"]
@@ -42,7 +42,7 @@ def confirmed(
     """The error for a crash that was just met, after a second run, with its report written and its note kept."""
     again = _run_again(job, limits, directory) if found.is_of_kernel else None
     report, problem = _report(request, root, job, found, outcome, again, directory)
-    varied = description.config_of(request.source, request.options)
+    varied = reports.config_of(request.source, request.options)
     note = Note(found, request.source.name, varied, report, time.time())
     remembered = found.is_of_limit or (again is not None and again[0] is not None and again[0].is_of_kernel)
     if remembered:
@@ -83,13 +83,13 @@ def _report(
     stderr = outcome.stderr + (f"\n-- and in the second run --\n{again[1].stderr}" if again else "")
     facts = reports.Facts(
         hash=request.hash,
-        described=description.describe(request.source, request.backend.target, request.options),
+        described=reports.describe(request.source, request.backend.target, request.options),
         ended=ended,
         stage=found.stage,
-        source=description.source_of(request.source),
+        source=reports.source_of(request.source),
         ir="" if hasattr(request.source, "fn") else request.source.ext,
         language=request.source.language.name,
-        options=description.options_of(request.options),
+        options=reports.options_of(request.options),
         encoded=job["source"],
         stderr=stderr,
         directory=directory,

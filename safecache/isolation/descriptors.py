@@ -23,12 +23,12 @@ class Closable(Protocol):
 _open: set[Closable] = set()
 # Held during a fork, so that a child closes all of them and nothing else. Its holder can take it again: a signal's
 # handler may fork.
-_lock = threading.RLock()
+_descriptors_lock = threading.RLock()
 
 
 def socketpair() -> tuple[socket.socket, socket.socket]:
     """A connected pair. Raises OSError."""
-    with _lock:
+    with _descriptors_lock:
         pair = socket.socketpair()
         _open.update(pair)
     return pair
@@ -36,7 +36,7 @@ def socketpair() -> tuple[socket.socket, socket.socket]:
 
 def pipe() -> tuple[FileIO, FileIO]:
     """The end to read from, which does not block, and the one to write to. Raises OSError."""
-    with _lock:
+    with _descriptors_lock:
         read_end, write_end = os.pipe()
         pair = FileIO(read_end, "rb"), FileIO(write_end, "wb")
         _open.update(pair)
@@ -46,7 +46,7 @@ def pipe() -> tuple[FileIO, FileIO]:
 
 def notes() -> FileIO:
     """A file in memory; nothing is kept where the kernel has none. Raises OSError."""
-    with _lock:
+    with _descriptors_lock:
         try:
             file = FileIO(os.memfd_create("safecache"), "w+b")
         except (AttributeError, OSError):
@@ -57,23 +57,23 @@ def notes() -> FileIO:
 
 def close(*what: Closable) -> None:
     """Close these. Idempotent."""
-    with _lock:
+    with _descriptors_lock:
         for each in what:
             _open.discard(each)
             each.close()
 
 
 def _before_fork() -> None:
-    _lock.acquire()
+    _descriptors_lock.acquire()
 
 
 def _after_in_parent() -> None:
-    _lock.release()
+    _descriptors_lock.release()
 
 
 def _after_in_child() -> None:
-    global _lock
-    _lock = threading.RLock()
+    global _descriptors_lock
+    _descriptors_lock = threading.RLock()
     while _open:
         _open.pop().close()
 

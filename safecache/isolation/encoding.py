@@ -1,4 +1,8 @@
-"""What is to be compiled, in JSON: a kernel's source with all that it uses, its IR where that cannot travel, or IR."""
+"""What is to be compiled, in JSON: a kernel's source with all that it uses, its IR where that cannot travel, or IR.
+
+With the options of its backend as they were parsed, and Triton's knobs as they are set in Python: what the environment
+sets, the environment carries.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +10,80 @@ import contextlib
 import sys
 from typing import Any, NamedTuple
 
+from triton import knobs
 from triton._C.libtriton import ir
 from triton.compiler.compiler import IRSource, make_backend
 from triton.runtime.driver import driver
 
-from safecache.isolation import knob_values, stock
+from safecache.isolation import stock
 from safecache.isolation.functions import Kernels
 from safecache.isolation.languages import language_of
-from safecache.isolation.options import rebuild
 from safecache.isolation.values import Encoder, UnshippableError
 
-__all__ = ["CannotTravel", "FrontEndError", "encode"]
+__all__ = ["CannotTravel", "FrontEndError", "apply", "current", "encode", "hindrance_of_knobs", "rebuild"]
+
+
+def rebuild(backend: Any, fields: dict[str, Any]) -> Any:
+    """As ``backend.parse_options`` has made them, who would fill in what the environment of this process says."""
+    # With a value for what Triton 3.9 warns about if it is not given.
+    kind = type(backend.parse_options({"enable_fp_fusion": False}))
+    options = object.__new__(kind)
+    vars(options).update(fields)
+    return options
+
+
+# Of use only in the process that launches, or that holds the cache.
+_OF_THE_PARENT = {
+    "listener",
+    "impl",
+    "manager_class",
+    "remote_manager_class",
+    "jit_cache_hook",
+    "jit_post_compile_hook",
+}
+_PLAIN = (bool, int, str)
+
+
+def current() -> dict[str, dict[str, Any]]:
+    """The values by group and knob."""
+    return {group: _plain(values) for group, values in _groups().items()}
+
+
+def hindrance_of_knobs() -> str | None:
+    """The knob that keeps every compile in this process, in words; None if there is none."""
+    if knobs.runtime.interpret:
+        return "TRITON_INTERPRET has kernels interpreted"
+    if knobs.compilation.use_ir_loc:
+        return "USE_IR_LOC names files in the cache, which a worker does not have"
+    if getattr(knobs.runtime, "add_stages_inspection_hook", None) is not None:
+        return "triton.knobs.runtime.add_stages_inspection_hook changes the stages of a compile by a function of Python"
+    for group, values in _groups().items():
+        for name, value in vars(values).items():
+            if value is not None and not isinstance(value, _PLAIN) and name not in _OF_THE_PARENT:
+                return f"triton.knobs.{group}.{name} is set to a {type(value).__name__}"
+    return None
+
+
+def apply(values: dict[str, dict[str, Any]]) -> None:
+    """Set these, and no others, in a worker."""
+    for group, target in _groups().items():
+        vars(target).clear()
+        # Not by assignment, which sets variables of the environment.
+        vars(target).update(values.get(group, {}))
+
+
+def _groups() -> dict[str, Any]:
+    return {name: value for name, value in vars(knobs).items() if isinstance(value, knobs.base_knobs)}
+
+
+def _plain(group: Any) -> dict[str, Any]:
+    # Some are read from the environment once, when Triton is imported; a worker's Triton can be older than ours.
+    own = {**_read_at_import(type(group)), **vars(group)}
+    return {name: value for name, value in own.items() if value is None or isinstance(value, _PLAIN)}
+
+
+def _read_at_import(kind: type) -> dict[str, Any]:
+    return {name: value for name, value in vars(kind).items() if isinstance(value, _PLAIN) and name[0] != "_"}
 
 
 class CannotTravel(Exception):
@@ -47,14 +114,14 @@ def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _encoded(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
-    hindrance = knob_values.hindrance()
+    hindrance = hindrance_of_knobs()
     replaced = stock.replaced_in_backend(make_backend(target))
     if hindrance is not None or replaced is not None:
         raise CannotTravel(hindrance or f"{replaced} is not as Triton was released")
     return {
         **_source(source, target, options),
         "options": Encoder(_refuse).encode(options),
-        "knobs": knob_values.current(),
+        "knobs": current(),
         "driver": _driver_target(),
     }
 

@@ -17,8 +17,7 @@ from typing import Any
 from triton import knobs
 
 from safecache.isolation.languages import kernel_class, language_of
-from safecache.isolation.names import Use, used
-from safecache.isolation.values import Decoder, Encoder, UnshippableError, UnshippableKernelError
+from safecache.isolation.values import Decoder, Encoder, UnshippableError, UnshippableKernelError, Use, used
 
 __all__ = ["Kernels", "Rebuilt"]
 

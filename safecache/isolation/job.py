@@ -17,9 +17,9 @@ from triton.compiler import compiler
 from triton.runtime import cache
 from triton.runtime.driver import driver
 
-from safecache.isolation import knob_values, remarks, sources
+from safecache.isolation import encoding, remarks, sources
 from safecache.isolation.crash import STAGE_FILE
-from safecache.isolation.options import rebuild
+from safecache.isolation.encoding import rebuild
 from safecache.isolation.values import Decoder
 
 __all__ = ["run"]
@@ -71,7 +71,7 @@ class _Compile:
 
     def _prepare(self) -> None:
         """For this job alone; the next one sets all of it again."""
-        knob_values.apply(self.encoded["knobs"])
+        encoding.apply(self.encoded["knobs"])
         own = {"dir": self.directory, "manager_class": cache.FileCacheManager, "remote_manager_class": None}
         vars(knobs.cache).update(own)
         vars(knobs.compilation).update(listener=self._listen, always_compile=True)

@@ -19,8 +19,7 @@ from safecache.files import folders
 from safecache.isolation.crash import Crash
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config, units
 from safecache.signing import binding, keyring, seal, trust
 from safecache.signing.trust import Refusal

@@ -1,15 +1,16 @@
-"""Crash reports: what is needed to understand a crash of Triton's compiler, and to have it again without safecache.
+"""Crash reports: what is needed to understand a crash of Triton's compiler, and to have it happen again.
 
-A report is a directory ``<cache>/.safecache/crashes/<16 digits of Triton's cache hash>``, there whole or not at all. It
-holds what the kernel's author wrote or chose, and what the compiler said, but nothing else of the process.
+What was compiled is described in words; a script of its own has the compiler crash with nothing but Triton.
 """
 
 from __future__ import annotations
 
 import errno
+import importlib.metadata
 import itertools
 import json
 import os
+import platform
 import re
 import secrets
 import time
@@ -17,16 +18,134 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from safecache._version import __version__
 from safecache.files import checks, folders, opening
 from safecache.files.folders import Folder
-from safecache.isolation import kernel_script, reproducer
+from safecache.isolation import kernel_script
 from safecache.isolation.crash import STAGE_FILE, STAGES
 from safecache.isolation.worker import TEMPORARY
 from safecache.settings import units
 from safecache.store import groups
 from safecache.store.groups import CRASHES_FOLDER
 
-__all__ = ["Facts", "listed", "stage_in", "write"]
+__all__ = ["Facts", "config_of", "describe", "listed", "options_of", "script", "source_of", "stage_in", "write"]
+
+
+def config_of(source: Any, options: Any) -> dict[str, Any]:
+    """What an autotuner varies: warps, stages, and the constants by name."""
+    named = {name: getattr(options, name) for name in ("num_warps", "num_stages", "num_ctas") if hasattr(options, name)}
+    return named | {name: _plain(value) for name, value in _constants(source).items()}
+
+
+def describe(source: Any, target: Any, options: Any) -> dict[str, Any]:
+    """All of it, JSON-able."""
+    function = getattr(source, "fn", None)
+    code = getattr(getattr(function, "fn", None), "__code__", None)
+    return {
+        "kernel": source.name,
+        "file": getattr(source, "path", None) or getattr(code, "co_filename", None),
+        "line": getattr(function, "starting_line_number", None),
+        "signature": {str(name): _plain(kind) for name, kind in source.signature.items()},
+        "constants": {name: _plain(value) for name, value in _constants(source).items()},
+        "attributes": _plain(getattr(source, "attrs", None)),
+        "target": {"backend": target.backend, "arch": target.arch, "warp_size": target.warp_size},
+        "options": {name: _plain(value) for name, value in vars(options).items()},
+        "versions": {
+            "triton": importlib.metadata.version("triton"),
+            "python": platform.python_version(),
+            "machine": platform.machine(),
+            "safecache": __version__,
+        },
+    }
+
+
+def options_of(options: Any) -> dict[str, Any]:
+    """Those whose repr() is an expression that gives them again."""
+    return {name: value for name, value in vars(options).items() if _is_literal(value)}
+
+
+def source_of(source: Any) -> str:
+    """The text of the kernel, as its author wrote it or as IR."""
+    return str(getattr(source, "src", "") or getattr(getattr(source, "fn", None), "src", ""))
+
+
+def _constants(source: Any) -> dict[str, Any]:
+    names = getattr(getattr(source, "fn", None), "arg_names", ())
+    constants = getattr(source, "constants", {})
+    return {".".join([names[path[0]], *map(str, path[1:])]): value for path, value in constants.items()}
+
+
+def _is_literal(value: Any) -> bool:
+    if isinstance(value, (tuple, list)):
+        return all(map(_is_literal, value))
+    if isinstance(value, dict):
+        return all(_is_literal(part) for pair in value.items() for part in pair)
+    return value is None or isinstance(value, (bool, int, float, str))
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, (bool, int, float, str)) else repr(value)
+
+
+_HEAD = '''\
+"""Has Triton {triton} crash as it did when it made the {stage} of {kernel}. Needs no GPU: python reproduce.py"""
+
+import os
+
+{imports}
+path = os.path.join(os.path.dirname(os.path.abspath(__file__)), {input!r})
+target = GPUTarget({backend!r}, {arch!r}, {warp_size!r})
+options = {options!r}
+'''
+
+# Not triton.compile(): that takes no IR as it is before the first stage.
+_FROM_SOURCE = """
+backend = make_backend(target)
+options = backend.parse_options(options)
+context = ir.context()
+ir.load_dialects(context)
+backend.load_dialects(context)
+module = ir.parse_mlir_module(path, context)
+module.context = context
+stages = {}
+backend.add_stages(stages, options, Language.%s)
+metadata = {"target": target, **options.__dict__}
+for stage, lower in stages.items():
+    print(stage, flush=True)
+    module = lower(module, metadata)
+"""
+_IMPORTS = """\
+from triton._C.libtriton import ir
+from triton.backends.compiler import GPUTarget, Language
+from triton.compiler.compiler import make_backend
+"""
+
+_FROM_IR = """
+os.environ["TRITON_CACHE_DIR"] = tempfile.mkdtemp()
+triton.compile(path, target=target, options=options)
+"""
+_IMPORTS_FOR_IR = """\
+import tempfile
+
+import triton
+from triton.backends.compiler import GPUTarget
+"""
+
+
+def script(described: dict[str, Any], options: dict[str, Any], language: str, input: str, stage: str) -> str:
+    """What to run beside ``input``: the kernel as the front end has read it, or the IR that was compiled."""
+    is_source = input.endswith(".source")
+    head = _HEAD.format(
+        triton=described["versions"]["triton"],
+        stage=stage,
+        kernel=described["kernel"],
+        imports=_IMPORTS if is_source else _IMPORTS_FOR_IR,
+        input=input,
+        options=options,
+        **described["target"],
+    )
+    return head + (_FROM_SOURCE % language if is_source else _FROM_IR)
+
 
 _SUMMARY = "report.json"
 # The latest tell what is wrong, and a kernel's IR can have megabytes.
@@ -109,7 +228,7 @@ def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
 def _program(facts: Facts, input: str | None) -> str | None:
     if input is None:
         return kernel_script.script(facts.encoded, facts.described, facts.options)
-    return reproducer.script(facts.described, facts.options, facts.language, input, facts.stage)
+    return script(facts.described, facts.options, facts.language, input, facts.stage)
 
 
 def _files_in(folder: str) -> list[str]:

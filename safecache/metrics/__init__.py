@@ -22,7 +22,7 @@ from typing import Any
 from safecache.history import lookups
 from safecache.history.lookups import Layer
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
 
 __all__ = ["Durations", "MetricsFile", "register", "show", "start"]

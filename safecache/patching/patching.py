@@ -27,7 +27,7 @@ from safecache.errors import VerifierError
 from safecache.patching import targets
 from safecache.patching.targets import Target
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
 from safecache.signing import provenance
 

@@ -1,14 +1,21 @@
-"""Where torch and Triton keep entries and compiled code, how they name them, and what dead writers of Triton left."""
+"""Where torch and Triton keep entries and compiled code, how they name them, and what dead writers of Triton left.
+
+The cache directories are those that an environment leads to, without importing either. Source: ``cache_dir`` and
+``default_cache_dir`` in torch/_inductor/runtime/cache_dir_utils.py, ``_HEADER_DIR`` in torch/_inductor/codecache.py,
+``cache_knobs`` in triton/knobs.py. The same in torch 2.11 to 2.15.
+"""
 
 from __future__ import annotations
 
 import base64
+import getpass
 import hashlib
 import os
 import re
 import stat
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -20,6 +27,7 @@ __all__ = [
     "AOT_FOLDER",
     "CODE_FOLDER",
     "FX_FOLDER",
+    "HEADERS_FOLDER",
     "TRITON_FOLDER",
     "TRITON_KEY",
     "Code",
@@ -30,10 +38,51 @@ __all__ = [
     "is_temporary",
     "list_entries",
     "locate",
+    "of_headers",
+    "of_inductor",
+    "of_triton",
     "reap_once",
     "triton_caches",
     "walk",
+    "whole",
 ]
+
+HEADERS_FOLDER = "precompiled_headers"
+
+
+def of_inductor(environ: Mapping[str, str]) -> str:
+    """Inductor's, whether it exists or not. Raises FileNotFoundError where there is no temporary directory for it."""
+    return os.path.abspath(environ.get("TORCHINDUCTOR_CACHE_DIR") or _default())
+
+
+def of_headers(_: Mapping[str, str]) -> str:
+    """Inductor's precompiled headers, likewise."""
+    return os.path.join(_default(), HEADERS_FOLDER)
+
+
+def of_triton(environ: Mapping[str, str]) -> str:
+    """Triton's own, likewise."""
+    home = environ.get("TRITON_HOME") or os.path.expanduser("~")
+    return environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache")
+
+
+def whole(root: str, environ: Mapping[str, str]) -> str:
+    """The cache that ``root`` is part of: Inductor's has those of Triton for each device, and perhaps the headers."""
+    # Torch sets it when it first asks for the directory.
+    cache = environ.get("TORCHINDUCTOR_CACHE_DIR")
+    if cache and root.startswith(os.path.join(cache, "")):
+        return cache
+    above = os.path.dirname(root)
+    return above if os.path.basename(above) == HEADERS_FOLDER else root
+
+
+def _default() -> str:
+    try:
+        user = getpass.getuser()
+    except (KeyError, ModuleNotFoundError, OSError):
+        user = f"uid_{os.getuid()}"
+    return os.path.join(tempfile.gettempdir(), "torchinductor_" + re.sub(r'[\\/:*?"<>|]', "_", user))
+
 
 _NAME = re.compile(r"tmp\.pid_(\d+)_[0-9a-f-]{36}")
 # Seconds. They are not locked, and whether the process lives can be told on its own host alone.

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from safecache.errors import SafecacheError, printable
 from safecache.reporting import policy, process_label, tracing
-from safecache.reporting.reasons import Count, Reason
+from safecache.reporting.kinds import Count, Reason
 from safecache.settings import config
 
 __all__ = [

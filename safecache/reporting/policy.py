@@ -13,7 +13,7 @@ from safecache.errors import (
     SafecacheError,
     UnpicklableEntryError,
 )
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 
 __all__ = ["Action", "decide"]
 

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 from safecache.errors import ConfigError
 from safecache.settings.settings import ISOLATE, SETTINGS
-
-# Not from typing: importing that would be half of what `import safecache` costs.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
-    from typing import Any
 
 __all__ = [
     "EXIT_CONFIG",
@@ -23,6 +18,7 @@ __all__ = [
     "end_redirection",
     "flydsl_directory",
     "is_asked_for",
+    "is_one",
     "isolate",
     "load",
     "metrics_directory",
@@ -39,6 +35,13 @@ __all__ = [
     "set_metrics_directory",
     "within_cache",
 ]
+
+# Not from typing: importing that would be half of what `import safecache` costs.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from typing import Any
+
 
 EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: how a process ends whose settings cannot be met
 
@@ -264,3 +267,11 @@ def metrics_directory() -> str:
 def set_metrics_directory(directory: str) -> None:
     """Have this process, and those that it starts, use ``directory`` for that."""
     os.environ[_METRICS_DIRECTORY] = directory
+
+
+_MAIN = os.path.join("compile_worker", "__main__.py")
+
+
+def is_one() -> bool:
+    """By what was started: torch/_inductor/compile_worker/__main__.py. Not true where the pool is made."""
+    return str(getattr(sys.modules.get("__main__"), "__file__", "")).endswith(_MAIN)

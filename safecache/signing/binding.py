@@ -7,8 +7,7 @@ import platform
 import re
 from collections.abc import Mapping
 
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import provenance
 
 __all__ = ["instructions", "mismatch", "statement"]

@@ -11,7 +11,7 @@ from safecache.signing.keys import MAC_SIZE, Key
 
 __all__ = ["find", "generate", "place", "read_candidate", "revoke", "trust"]
 
-_FORBIDDEN = 0o037  # of a file with a secret, as in the keyring directory
+_FORBIDDEN_TO_OTHERS = 0o037  # of a file with a secret, as in the keyring directory
 
 
 def generate(*, ed25519: bool) -> Key:
@@ -39,7 +39,7 @@ def read_candidate(path: str | None, content: bytes = b"") -> Key:
     Raises KeyringError for what is no key, and for a secret that others can read; OSError.
     """
     if path is not None:
-        key = key_files.read(path, forbidden=_FORBIDDEN)
+        key = key_files.read(path, forbidden=_FORBIDDEN_TO_OTHERS)
     else:
         try:
             key = key_files.recognise(content, any_secret=False)

@@ -3,6 +3,10 @@
 One key seals: that of SAFECACHE_KEY_FILE, or the user's own, a MAC key made on first use. It verifies too, and so do
 all keys of the keyring directory. Whoever can read a secret can forge entries, so a file with one that others can read
 is refused, like one that others can write.
+
+Where there is no key to seal with, one of this process and those that it starts attests their builds. It lives in
+memory and ends with the processes. A fork inherits it, and Inductor's compile workers get it with their jobs. Nobody
+else can make a record with it, so what it has sealed in a cache is to everybody else as if unsealed.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import contextlib
 import functools
 import os
 import secrets
+import threading
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -18,13 +23,53 @@ from typing import NamedTuple
 
 from safecache.errors import KeyringError
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
-from safecache.signing import ephemeral, key_directory, key_files, signatures
+from safecache.signing import key_directory, key_files, signatures
 from safecache.signing.key_directory import Shelf
-from safecache.signing.keys import ANY_NAMESPACE, Algorithm, Key
+from safecache.signing.keys import ANY_NAMESPACE, MAC_SIZE, Algorithm, Key
 
-__all__ = ["Key", "Keyring", "current", "directory", "load", "reset", "sealing_key"]
+__all__ = ["Key", "Keyring", "current", "directory", "find", "hand_down", "key", "load", "reset", "sealing_key", "take"]
+
+_lock = threading.Lock()
+_made: Key | None = None
+
+
+def key() -> Key:
+    """The key, made by the first call."""
+    global _made
+    with _lock:
+        if _made is None:
+            _made = Key.mac(os.urandom(MAC_SIZE))
+        return _made
+
+
+def find(key_id: bytes) -> Key | None:
+    """The key, if that is its id."""
+    return _made if _made is not None and _made.id == key_id else None
+
+
+def hand_down() -> bytes:
+    """The secret for a process that this one has started; to be sent through a pipe of ours, and never written."""
+    return key().secret
+
+
+def take(secret: bytes) -> None:
+    """Use the key of the process that has started this one."""
+    global _made
+    with _lock:
+        if _made is None or _made.secret != secret:
+            _made = Key.mac(secret)
+
+
+def _renew_lock() -> None:
+    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+
 
 # Of the directory's times. A change within the same tick of the file system's clock cannot be told from the one before.
 _SETTLED_NS = 1_000_000_000
@@ -55,7 +100,7 @@ class Keyring(NamedTuple):
     @property
     def attesting(self) -> Key:
         """What attests the code that this process builds: the sealing key, or else one that ends with the process."""
-        return self.signing or ephemeral.key()
+        return self.signing or key()
 
     def find(self, key_id: bytes) -> Key | None:
         """The key of that id, if we hold it and have what it takes to use it."""
@@ -71,7 +116,7 @@ class Keyring(NamedTuple):
         own = self.signing
         if own is not None and own.id == key_id:
             return own
-        return self.trusted.get(key_id) or ephemeral.find(key_id)
+        return self.trusted.get(key_id) or find(key_id)
 
     @staticmethod
     def _unusable(key: Key) -> str:

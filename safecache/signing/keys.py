@@ -13,7 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from safecache.errors import KeyringError
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.signing import signatures
 
 __all__ = ["ALGORITHMS", "ANY_NAMESPACE", "ID_SIZE", "MAC_SIZE", "Algorithm", "Key"]

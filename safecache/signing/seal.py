@@ -23,8 +23,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings.settings import DEFAULT_NAMESPACE
 from safecache.signing.keys import ALGORITHMS, Key
 

@@ -10,8 +10,7 @@ from typing import NamedTuple
 from safecache.files import ownership
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Count, Reason
+from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
 from safecache.signing import binding, keyring, seal
 

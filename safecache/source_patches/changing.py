@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from safecache.errors import SourcePatchError
-from safecache.source_patches import publishing, reading, sites, tools
+from safecache.source_patches import publishing, sites
 from safecache.source_patches.publishing import Change
-from safecache.source_patches.reading import SourcePatch
-from safecache.source_patches.sites import Content, Site
+from safecache.source_patches.sites import Content, Site, SourcePatch
 
 __all__ = ["State", "apply", "revert", "states"]
 
@@ -105,11 +104,11 @@ def _changed(site: Site, path: str, content: Content, wanted: frozenset[str]) ->
     if not wanted:
         return content.pristine
     patches = [patch for patch in site.patches if patch.name in wanted and path in patch.edits]
-    identity = tools.blob_id(content.pristine)
+    identity = publishing.blob_id(content.pristine)
     others = [patch.name for patch in patches if patch.edits[path].before != identity]
     if others:
         raise SourcePatchError(f"{', '.join(others)} is for another release's {path} (blob {identity[:12]} is there)")
-    new = tools.run(content.pristine, reading.combined(patches, path), path)
+    new = publishing.run(content.pristine, sites.combined(patches, path), path)
     again = None if new is None else sites.explain(new, patches, path)
     if new is None or again is None or again.applied != wanted:
         raise SourcePatchError(f"{' and '.join(sorted(wanted))} cannot be applied to {path} of {site.package}")

@@ -11,8 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from safecache.files import checks, filesystem, folders, opening, stamps, temporaries
 from safecache.files.folders import Folder
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config, units
 from safecache.signing import keyring, seal
 from safecache.store.quarantine import quarantine

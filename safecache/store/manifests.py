@@ -17,8 +17,7 @@ from typing import Any
 
 from safecache.files import checks
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Count, Reason
+from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, seal
 from safecache.signing.keys import Key

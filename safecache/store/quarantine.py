@@ -18,7 +18,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 
 from safecache.files import checks, filesystem, folders, opening
 from safecache.files.folders import Folder
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 
 __all__ = ["is_its_name", "is_still", "note_at", "obstacle", "opened", "quarantine", "remove"]
 

@@ -1,4 +1,7 @@
-"""What is wrong with a directory that files are to be kept in; where compilers keep theirs if TMPDIR has no room."""
+"""What is wrong with a directory that files are to be kept in, and whether it was that which an error came of.
+
+Others may be able to write to it; compilers need another one where TMPDIR has no room.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +13,10 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache.files import folders, mounts, private_directory
-from safecache.loads import load_failure
+from safecache.files import folders, mounts, ownership, private_directory
+from safecache.loads import failures
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
 
 __all__ = [
@@ -21,9 +24,12 @@ __all__ = [
     "Immovable",
     "Unreadable",
     "Unsettled",
+    "check",
     "find",
     "instead",
     "is_of_file_system",
+    "leave_to_parent",
+    "note_private",
     "objection",
     "objection_to_code",
     "probe",
@@ -95,7 +101,7 @@ def objection_to_code(directory: str, variable: str) -> str | None:
     """
     if config.current().exec_dir is not None or not mounts.forbids_execution(directory):
         return None
-    return f"it lies{load_failure.advice(directory, variable)}"
+    return f"it lies{failures.advice(directory, variable)}"
 
 
 def _is_read_only(directory: str) -> bool:
@@ -195,3 +201,41 @@ def instead() -> str | None:
         if os.getpid() not in _places:
             _places[os.getpid()] = private_directory.lasting(lambda path: probe(path) is None)
     return _places.get(os.getpid())
+
+
+_REMEDY = (
+    "What is sealed is used, and what is not is never; but others can remove it, and see what you compile. Take their "
+    "right to write (chmod go-w), name another directory, or set SAFECACHE_SHARED=1 if it is shared on purpose."
+)
+
+# The directories that need no further look in this process.
+_settled: set[str] = set()
+_parent_tells = False
+
+
+def check(root: str) -> None:
+    """Say once if others than this user and root can write to the cache directory ``root``, or replace it.
+
+    Raises EntryRefusedError for it in strict mode, each time. A directory that is not there yet is looked at later.
+    """
+    if root in _settled or config.current().shared or not os.path.lexists(root):
+        return
+    objection = ownership.why_not_private(root)
+    if objection is not None:
+        # Only now: it may have to be asked of a server.
+        objection = ownership.why_not_private(root, group=ownership.own_group())
+    if objection is not None and not (_parent_tells and not config.current().strict):
+        message = f"others can write to the cache directory {root}, or replace it: {objection}."
+        events.report(Reason.EXPOSED_DIRECTORY, message, cause=objection, remedy=_REMEDY)
+    _settled.add(root)
+
+
+def note_private(root: str) -> None:
+    """Nobody else can write to ``root``: that was found just now, and need not be looked at again."""
+    _settled.add(root)
+
+
+def leave_to_parent() -> None:
+    """Warn of nothing in this process: it is a worker, one of many, and what it makes its parent reads."""
+    global _parent_tells
+    _parent_tells = True

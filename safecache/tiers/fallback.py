@@ -13,9 +13,9 @@ from typing import TypeVar
 
 from safecache.errors import SafecacheError
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
-from safecache.tiers import directory_faults, levels, permissions, standin
+from safecache.tiers import directory_faults, levels, standin
 from safecache.tiers.directory_faults import Fault
 
 __all__ = ["attempt", "leave_to_parent", "moved", "replaced", "settle"]
@@ -68,7 +68,7 @@ def _use_local_level(shared: str, *, strictly: bool) -> bool:
         fault = _fault(place, levels.objection)
         if fault is None:
             levels.begin(place, shared)
-            permissions.note_private(place)
+            directory_faults.note_private(place)
             _good_until[place] = time.monotonic() + _PATIENCE
             return True
         _leave_local_level(place, shared, fault, None, strictly=strictly)

@@ -10,9 +10,9 @@ import os
 from collections.abc import Iterator
 
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
-from safecache.tiers import levels, permissions, standin
+from safecache.tiers import directory_faults, levels, standin
 
 __all__ = ["below", "exist", "fail"]
 
@@ -53,7 +53,7 @@ def _is_there(shared: str) -> bool:
         except OSError as error:
             fail(shared, error, reading=True)
             return False
-    permissions.check(shared)
+    directory_faults.check(shared)
     return True
 
 

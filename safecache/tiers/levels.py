@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from safecache.files import ownership
-from safecache.places import cache_directories
+from safecache.places import layout
 from safecache.settings import config
 from safecache.tiers import directory_faults
 
@@ -158,7 +158,7 @@ def existing_caches(environ: Mapping[str, str]) -> list[str]:
     Of Inductor the local level, where there is to be one, for the shared one is not this node's alone.
     """
     candidates = []
-    for find in (_of_this_node, cache_directories.of_headers, cache_directories.of_triton):
+    for find in (_of_this_node, layout.of_headers, layout.of_triton):
         with suppress(FileNotFoundError):
             candidates.append(find(environ))
     found: list[str] = []
@@ -170,13 +170,13 @@ def existing_caches(environ: Mapping[str, str]) -> list[str]:
 
 
 def _of_this_node(environ: Mapping[str, str]) -> str:
-    inductors = cache_directories.of_inductor(environ)
+    inductors = layout.of_inductor(environ)
     return place_of(inductors) or inductors
 
 
 def shared_cache(environ: Mapping[str, str]) -> str | None:
     """The cache that this node has a local level before, which is known as that from now on; None if it has none."""
-    inductors = shared_of(cache_directories.of_inductor(environ))
+    inductors = shared_of(layout.of_inductor(environ))
     place = place_of(inductors)
     if place is None:
         return None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from safecache.code import gate
 from safecache.files import checks, parallel
 from safecache.places.layout import Code, Location
-from safecache.reporting.reasons import Count, Reason
+from safecache.reporting.kinds import Count, Reason
 from safecache.signing import keyring, trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files

@@ -1,17 +1,20 @@
 """Brings a cache within its limits: removes whole groups, the least recently used first, and none that is in use.
 
-What a process looks for first is moved aside, then the stamps are looked at again, and then the rest follows. A process
-stamps what it reads before it opens it: so either its stamp is seen here and all is put back, or it finds nothing.
-Killed at any point, a removal leaves a miss.
+In use are libraries that running processes have mapped, and locks that they hold. What a process looks for first is
+moved aside, then the stamps are looked at again, and then the rest follows. A process stamps what it reads before it
+opens it: so either its stamp is seen here and all is put back, or it finds nothing. Killed at any point, a removal
+leaves a miss.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import re
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import NamedTuple
@@ -23,10 +26,66 @@ from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.store import entry_files
 from safecache.store.groups import TRASH_FOLDER, File, Group, GroupKind, below
-from safecache.upkeep import jobs
 from safecache.upkeep.inventory import Inventory, take
 
-__all__ = ["Limits", "Sweep", "remove", "sweep"]
+__all__ = ["Limits", "Sweep", "lock", "locked", "mapped", "remove", "running_torch", "sweep"]
+
+
+def mapped() -> dict[tuple[str, int], int]:
+    """Which process has a file mapped, by the file's name and inode.
+
+    Of this host, and of what this user may look into. Not by path, which a container sees otherwise, nor by device,
+    which overlayfs tells otherwise.
+    """
+    found: dict[tuple[str, int], int] = {}
+    for pid in os.listdir("/proc"):
+        if pid.isdigit():
+            # Gone since, or of another user.
+            with suppress(OSError), open(f"/proc/{pid}/maps", encoding="utf-8", errors="surrogateescape") as file:
+                for line in file:
+                    fields = line.rstrip("\n").split(None, 5)
+                    if len(fields) == 6 and fields[5].startswith("/"):
+                        name = os.path.basename(fields[5].removesuffix(" (deleted)"))
+                        found.setdefault((name, int(fields[4])), int(pid))
+    return found
+
+
+def running_torch(found: Mapping[tuple[str, int], int]) -> int | None:
+    """A process that runs torch, if there is one among those that have files ``mapped``."""
+    return next((pid for (name, _), pid in found.items() if name.startswith("libtorch_")), None)
+
+
+@contextmanager
+def locked(path: str | None) -> Iterator[bool]:
+    """Hold the lock file at ``path`` for this block; False, and it is not held, where another process has it.
+
+    Torch looks for a library and builds it under such a lock. Where there is none, nobody builds.
+    """
+    descriptor = _open(path) if path is not None else None
+    if descriptor is None:
+        yield True
+        return
+    try:
+        yield lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: str) -> int | None:
+    try:
+        return folders.open_within(path, os.O_RDWR | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def lock(descriptor: int) -> bool:
+    """Lock what is open there, at once; False if another process has locked it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # A file system without locks has nobody who holds one.
+        return error.errno not in (errno.EWOULDBLOCK, errno.EACCES)
+    return True
 
 
 def remove(group: Group, root: str) -> bool:
@@ -174,7 +233,7 @@ def _alone(root: str) -> Iterator[bool]:
         return
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        yield jobs.lock(descriptor)
+        yield lock(descriptor)
     finally:
         os.close(descriptor)
 
@@ -299,19 +358,19 @@ class _Sweeper:
         if pid is not None:
             return f"process {pid} has it mapped"
         # Inductor looks for a header once in a process, and has the compiler include it in all it builds from then on.
-        pid = jobs.running_torch(self._mapped) if group.kind is GroupKind.HEADER else None
+        pid = running_torch(self._mapped) if group.kind is GroupKind.HEADER else None
         return None if pid is None else f"process {pid} runs torch, and may be about to include it"
 
     @cached_property
     def _mapped(self) -> dict[tuple[str, int], int]:
-        return jobs.mapped()
+        return mapped()
 
     def _remove(self, group: Group) -> str | None:
         """Remove it; why it is there still, if it is."""
         if self._dry_run:
             return None
         try:
-            with jobs.locked(group.lock.path if group.lock else None) as free:
+            with locked(group.lock.path if group.lock else None) as free:
                 if not free and self._heed_jobs:
                     return "its lock is held"
                 if not remove(group, self._root):

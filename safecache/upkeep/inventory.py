@@ -17,7 +17,7 @@ from safecache.files import temporaries
 from safecache.files.folders import Item, listed
 from safecache.history import journal
 from safecache.places import layout
-from safecache.places.cache_directories import HEADERS_FOLDER
+from safecache.places.layout import HEADERS_FOLDER
 from safecache.settings import config
 from safecache.store import manifests
 from safecache.store.groups import (

@@ -13,9 +13,9 @@ import time
 from contextlib import suppress
 
 from safecache.files import folders
-from safecache.places import cache_directories
+from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
 from safecache.store import entry_files
 from safecache.tiers import levels
@@ -43,7 +43,7 @@ def published(root: str) -> None:
     if time.monotonic() < _next.get(root, 0.0) or levels.is_shared(root):
         return
     _next[root] = time.monotonic() + _INTERVAL
-    top = cache_directories.whole(root, config.child_environment())
+    top = layout.whole(root, config.child_environment())
     try:
         if _claim(top):
             _start([sys.executable or "python3", "-m", "safecache", "gc", "--quiet", top])

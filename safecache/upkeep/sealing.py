@@ -12,7 +12,7 @@ from safecache.errors import EntryRefusedError
 from safecache.files import checks, folders, ownership
 from safecache.places import layout
 from safecache.places.layout import Code, Location
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
 from safecache.signing import binding, keyring, seal, trust
 from safecache.signing.keyring import Key

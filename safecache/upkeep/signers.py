@@ -12,8 +12,7 @@ from typing import NamedTuple
 
 from safecache.code.triton_place import LIST
 from safecache.files import checks, opening
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, seal
 from safecache.signing.seal import Verdict

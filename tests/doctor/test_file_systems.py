@@ -39,7 +39,7 @@ def told(tmp_path, monkeypatch):
         for name, value in settings.items():
             monkeypatch.setenv(name, value.format(tmp_path))
         monkeypatch.setattr(config, "_current", None)
-        return {each.code: each for each in file_systems.check(config.child_environment())}
+        return {each.code: each for each in file_systems.check_file_systems(config.child_environment())}
 
     return tell
 

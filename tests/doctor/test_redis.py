@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 from conftest import needs_root
 
-from safecache.doctor import remote_cache
+from safecache.doctor import configuration
 
 PONG = b"+PONG\r\n"
 # What redis-py 8 begins with, before the PING: the client is told that the server speaks its protocol.
@@ -117,14 +117,14 @@ def test_network_that_is_not_there(machine, client):
 )
 def test_remote_cache_whose_client_is_not_installed(monkeypatch, switch):
     monkeypatch.setitem(sys.modules, "redis", None)
-    [found] = remote_cache.check(switch)
+    [found] = configuration.check_remote_cache(switch)
     assert (found.code, found.severity, found.remedy) == ("no-redis-client", "error", "pip install redis")
     assert next(iter(switch)) in found.evidence
 
 
 def test_address_of_a_redis_whose_client_is_not_installed(monkeypatch):
     monkeypatch.setitem(sys.modules, "redis", None)
-    [found] = remote_cache.check({"TORCHINDUCTOR_REDIS_URL": "redis://:s@there/1"})
+    [found] = configuration.check_remote_cache({"TORCHINDUCTOR_REDIS_URL": "redis://:s@there/1"})
     assert (found.code, found.severity) == ("no-redis-client", "info") and "redis://there/1" in found.evidence
 
 

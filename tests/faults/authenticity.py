@@ -6,7 +6,7 @@ tests/authenticity_scenes.py.
 
 from __future__ import annotations
 
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 
 ENTRIES = ("aot", "fx")
 # These have no miss: a refusal is EntryRefusedError in default mode too.

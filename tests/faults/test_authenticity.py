@@ -6,7 +6,7 @@ import pytest
 from conftest import WARM
 
 from faults.authenticity import AHEAD_OF_TIME, ENTRIES, MATRIX, SAME_BYTES, SINKS
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 
 CONTROL = "as it should be"
 HERE = {"gpu": "sm_90"}

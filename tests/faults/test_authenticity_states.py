@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from faults.authenticity import AHEAD_OF_TIME, MATRIX, NO_SEAL, SAME_BYTES, SINKS
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 
 pytestmark = pytest.mark.default_release
 CONTROL = "as it should be"

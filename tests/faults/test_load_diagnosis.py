@@ -22,7 +22,7 @@ import pytest
 from conftest import SOURCE, isolated_environment, needs_root, python
 from hypothesis import strategies
 
-from safecache.doctor import elf, load_check
+from safecache.doctor import load_check
 from safecache.files import opening
 
 pytestmark = pytest.mark.default_release
@@ -155,7 +155,7 @@ def test_good_library_loads_and_is_not_run(shop):
 
 def test_python_extension_needs_what_python_defines(shop, tmp_path):
     path = shop.build(tmp_path / "probe.so", MARKING + EXTENSION)
-    assert "PyLong_FromLong" in elf.Elf(path.read_bytes()).undefined()
+    assert "PyLong_FromLong" in load_check.Elf(path.read_bytes()).undefined()
     shop.assert_loads(path)
     assert shop.load(path) == ""
 
@@ -227,7 +227,7 @@ def test_weak_symbol_may_be_missing(shop, tmp_path):
 
 def test_library_cut_short_behind_its_segments_loads(shop, plain):
     # The loader reads no section headers; without them nobody can list the symbols as we do.
-    os.truncate(plain, elf.Elf(plain.read_bytes()).loaded_size)
+    os.truncate(plain, load_check.Elf(plain.read_bytes()).loaded_size)
     shop.assert_loads(plain)
     assert shop.load(plain) == ""
 
@@ -237,7 +237,7 @@ def test_library_cut_short_behind_its_segments_loads(shop, plain):
 
 @pytest.mark.parametrize("size", [0, 3, 4, 5, 20, 63, 100, "half", "last byte"])
 def test_library_that_is_cut_short_is_called_truncated(shop, plain, size):
-    needed = elf.Elf(plain.read_bytes()).loaded_size
+    needed = load_check.Elf(plain.read_bytes()).loaded_size
     size = {"half": plain.stat().st_size // 2, "last byte": needed - 1}.get(size, size)
     os.truncate(plain, size)
     assert f" {size} bytes" in shop.finding(plain, "truncated")
@@ -248,12 +248,12 @@ def test_library_that_is_cut_short_is_called_truncated(shop, plain, size):
 
 @pytest.mark.parametrize("machine", [183, 0x7E57])
 def test_library_of_another_machine_names_both(shop, plain, machine):
-    here = elf.Elf(plain.read_bytes()).machine
+    here = load_check.Elf(plain.read_bytes()).machine
     machine = 62 if machine == here else machine
     change(plain, "<H", 18, machine)
     assert "cannot open shared object file" in shop.load(plain) or "invalid ELF header" in shop.load(plain)
     assert (
-        f"built for {elf.MACHINES.get(machine, 'e_machine 32343')}, this machine is {elf.MACHINES[here]}"
+        f"built for {load_check.MACHINES.get(machine, 'e_machine 32343')}, this machine is {load_check.MACHINES[here]}"
         in shop.finding(plain, "wrong-architecture")
     )
 

@@ -18,11 +18,10 @@ from unit.key_cases import MAC
 
 from fuzz import mutators, reference, world
 from safecache.code import gate
-from safecache.doctor import elf
+from safecache.doctor import load_check
 from safecache.entries import artifacts, loading, mega_caches
 from safecache.errors import KeyringError
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import units
 from safecache.signing import binding, key_files, keyring, provenance, seal, signatures, trust
 from safecache.signing.keys import Algorithm, Key
@@ -251,10 +250,10 @@ def check_remote(content: bytes) -> None:
 def check_elf(content: bytes) -> None:
     """Headers and symbols, or NotElfError."""
     try:
-        file = elf.Elf(content)
+        file = load_check.Elf(content)
         assert file.loaded_size >= 0 and file.is_library in (True, False)
         assert all(isinstance(name, str) for name in (*file.defined(), *file.undefined()))
-    except elf.NotElfError as error:
+    except load_check.NotElfError as error:
         assert str(error)
 
 

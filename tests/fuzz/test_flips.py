@@ -16,8 +16,7 @@ from fuzz import sealings
 from fuzz.sealings import Sealing
 from safecache.code import gate
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import seal
 from safecache.signing.keys import Algorithm
 from safecache.store import entry_files, manifests

@@ -14,7 +14,7 @@ from hypothesis import strategies
 
 from fuzz import decoders, world
 from fuzz.decoders import CORPUS, DECODERS
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.signing import trust
 
 EACH = pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.name)

@@ -11,8 +11,7 @@ import pytest
 from unit.key_cases import BOTH, MAC
 
 from fuzz import sealings
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import seal
 
 PAGE = 4096

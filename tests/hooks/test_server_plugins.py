@@ -178,7 +178,7 @@ def test_metrics_of_vllm_are_in_the_registry_that_it_serves_and_sglangs_are_left
             print("not imported")
         from prometheus_client import REGISTRY, generate_latest
         from safecache.reporting import events
-        from safecache.reporting.reasons import Count
+        from safecache.reporting.kinds import Count
         events.count(Count.SAVED)
         print('safecache_events_total{event="saved"} 1.0' in generate_latest(REGISTRY).decode().splitlines())
         """,

@@ -8,7 +8,7 @@ from conftest import NEEDS_TORCH, python
 REPORT = """
 import os, torch
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 for _ in range(2):
     events.report(Reason.DAMAGED, "it is damaged.")
 print(os.getpid())

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from isolation.conftest import LONG, MEMORY, eventually, processes
-from safecache.isolation import output, workers
+from safecache.isolation import output, pool
 from safecache.isolation.client import Ending, Limits, ServiceUnavailable
 
 
@@ -139,9 +139,9 @@ def test_workers_that_never_read_a_job_are_given_up(run, monkeypatch):
 
     def ask(self, request, deadline):
         asked.append(self)
-        raise workers.UnreadError
+        raise pool.UnreadError
 
-    monkeypatch.setattr(workers.Worker, "ask", ask)
+    monkeypatch.setattr(pool.Worker, "ask", ask)
     with pytest.raises(ServiceUnavailable, match="before it has read the job"):
         run("echo")
     assert 1 < len(asked) < 10
@@ -161,11 +161,11 @@ def test_a_worker_that_is_no_group_of_its_own_yet_is_killed(service, tmp_path, m
 def test_how_a_worker_has_ended_is_kept_for_who_asks_and_told_once(run):
     run("echo")
     connection = run.service._pool.connect()
-    worker = workers.Worker(connection, 101)
+    worker = pool.Worker(connection, 101)
     os.kill(worker._pid, signal.SIGKILL)
     assert eventually(lambda: worker._pid not in processes(run.mark))
     # After each answer, the server looks for those that have ended.
-    another = workers.Worker(connection, 102)
+    another = pool.Worker(connection, 102)
     assert [connection.end(101, 0.0).status for _ in range(2)] == [-signal.SIGKILL, None]
     another.let_go()
     assert connection.end(102, 10.0).status == os.EX_OK

@@ -310,7 +310,7 @@ def test_patches_are_found_in_a_checkout_and_in_an_installed_package(tmp_path):
     """Where the wheel has them, as pyproject.toml says."""
     wheel = tmp_path / "safecache"
     shutil.copytree(SOURCE / "safecache", wheel, ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copytree(SOURCE / "patches", wheel / "patches", dirs_exist_ok=True)
+    shutil.copytree(SOURCE / "patches", wheel / "source_patches" / "patches")
     target = str(generate.installed())
     found = []
     for path in (SOURCE, tmp_path):

@@ -16,8 +16,8 @@ A, B = "torch/a.py", "torch/nested/b.py"
 LINES = [f"line_{number % 5} = {number // 10}" for number in range(40)]
 _MAIN = """
 import sys
-from safecache.patches import reading
-reading.folder = lambda: sys.argv[1]
+from safecache.source_patches import sites
+sites.folder = lambda: sys.argv[1]
 from safecache.cli.main import main
 sys.exit(main(sys.argv[2:]))
 """

@@ -20,7 +20,7 @@ from safecache.reporting import events
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.tiers import fallback
-from safecache.upkeep import jobs
+from safecache.upkeep import eviction
 from unit.fresh import forget_levels
 
 # A deadline is a timing assertion; a database would leave files in the checkout.
@@ -121,7 +121,7 @@ def ask(run, cache):
 @pytest.fixture(autouse=True)
 def no_jobs(monkeypatch):
     """Others on this machine may run torch."""
-    monkeypatch.setattr(jobs, "running_torch", lambda found: None)
+    monkeypatch.setattr(eviction, "running_torch", lambda found: None)
 
 
 @pytest.fixture

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from safecache.code import gate, triton_place, written_files
+from safecache.code import gate, triton_place
 from safecache.tiers import fallback, levels
 
 
@@ -11,7 +11,7 @@ def forget_kernels() -> None:
     gate._known.clear()
     gate._judged.clear()
     triton_place.forget()
-    written_files.forget()
+    triton_place.forget_written()
 
 
 def forget_levels(monkeypatch) -> None:

@@ -8,8 +8,7 @@ from pathlib import Path
 from caches import HOUR, key
 
 from safecache.places import layout
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import binding, keyring, seal
 from safecache.store import entry_files
 

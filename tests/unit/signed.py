@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Count
+from safecache.reporting.kinds import Count, Kind
 from safecache.signing import seal, signatures, trust
 from safecache.signing.keys import Algorithm, Key
 from unit.sealed import FOOTER, PAYLOAD, PROVENANCE

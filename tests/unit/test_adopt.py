@@ -11,8 +11,7 @@ from conftest import needs_root
 
 from safecache.errors import EntryRefusedError, KeyringError
 from safecache.places import layout
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Count
+from safecache.reporting.kinds import Count, Kind
 from safecache.signing import keyring, seal, trust
 from safecache.store import entry_files
 from safecache.upkeep.sealing import adopt

@@ -7,8 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import binding, provenance
 
 HERE = {"machine": "x86_64", "torch": "2.15.0+cu130", "triton": "3.9.0", "gpu": "sm_80,sm_90", "python": "3.11.7"}

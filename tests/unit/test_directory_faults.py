@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.tiers import directory_faults
 
 CACHE = "/cache"

@@ -8,8 +8,7 @@ import os
 import pytest
 
 from safecache.code import gate
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing.trust import Refusal
 
 REFUSAL = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")

@@ -14,7 +14,7 @@ import pytest
 from conftest import NEEDS_TORCH
 from hypothesis import strategies
 
-from safecache.doctor.elf import MACHINES, Elf, NotElfError, TruncatedElfError
+from safecache.doctor.load_check import MACHINES, Elf, NotElfError, TruncatedElfError
 
 SOURCE = """
 int given(void), *given_data(void);

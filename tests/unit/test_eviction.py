@@ -11,10 +11,10 @@ from conftest import needs_root
 from safecache.errors import CacheWriteError
 from safecache.files import folders, mounts
 from safecache.store.groups import GroupKind
-from safecache.upkeep import eviction, jobs
+from safecache.upkeep import eviction
 from safecache.upkeep.eviction import Limits
 
-RUNNING_TORCH = jobs.running_torch
+RUNNING_TORCH = eviction.running_torch
 
 
 @pytest.fixture
@@ -191,21 +191,21 @@ def test_entry_published_beside_an_old_one_is_kept_and_so_is_what_comes_while_it
 def test_library_that_a_process_has_mapped_stays(cache, monkeypatch):
     library, other = cache.code("a", 30 * DAY)[1], cache.code("b", 30 * DAY)[1]
     maps = {("a.so", other.stat().st_ino): 1, (library.name, library.stat().st_ino): 4711}
-    monkeypatch.setattr(eviction.jobs, "mapped", lambda: maps)
+    monkeypatch.setattr(eviction, "mapped", lambda: maps)
     done = sweep(cache, age=DAY)
     assert removed(done) == [key("c", "b")] and reasons(done) == {key("c", "a"): "process 4711 has it mapped"}
 
 
 def test_header_stays_while_a_process_runs_torch(cache, monkeypatch):
     """One that has looked for it hours ago includes it when it compiles again."""
-    monkeypatch.setattr(jobs, "running_torch", RUNNING_TORCH)
+    monkeypatch.setattr(eviction, "running_torch", RUNNING_TORCH)
     cache.header("a", 30 * DAY)
     cache.code("a", 30 * DAY)
-    monkeypatch.setattr(jobs, "mapped", lambda: {("libc.so.6", 1): 1, ("libtorch_python.so", 2): 4711})
+    monkeypatch.setattr(eviction, "mapped", lambda: {("libc.so.6", 1): 1, ("libtorch_python.so", 2): 4711})
     done = sweep(cache, age=DAY)
     assert [group.kind for group in done.removed] == [GroupKind.CODE]
     assert list(reasons(done).values()) == ["process 4711 runs torch, and may be about to include it"]
-    monkeypatch.setattr(jobs, "mapped", lambda: {("libc.so.6", 1): 1})
+    monkeypatch.setattr(eviction, "mapped", lambda: {("libc.so.6", 1): 1})
     assert [group.kind for group in sweep(cache, age=DAY).removed] == [GroupKind.HEADER]
 
 
@@ -267,7 +267,7 @@ def test_dry_run_names_the_same_groups_and_changes_nothing(cache):
 
 def test_forced_sweep_heeds_neither_use_nor_locks_nor_maps(cache, monkeypatch, holding):
     library, lock = cache.code("a", 0)[1:4:2]
-    monkeypatch.setattr(eviction.jobs, "mapped", lambda: {(library.name, library.stat().st_ino): 4711})
+    monkeypatch.setattr(eviction, "mapped", lambda: {(library.name, library.stat().st_ino): 4711})
     with holding(lock):
         done = sweep(cache, {"heed_jobs": False}, size=-1)
     assert removed(done) == [key("c", "a")]

@@ -12,16 +12,15 @@ from safecache.errors import EntryRefusedError
 from safecache.files import ownership
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import trust
-from safecache.tiers import permissions
+from safecache.tiers import directory_faults
 
 
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch):
-    monkeypatch.setattr(permissions, "_settled", set())
-    monkeypatch.setattr(permissions, "_parent_tells", False)
+    monkeypatch.setattr(directory_faults, "_settled", set())
+    monkeypatch.setattr(directory_faults, "_parent_tells", False)
 
 
 @pytest.fixture
@@ -38,13 +37,13 @@ def exposed(root):
 
 
 def test_private_directory_is_silent(root, caplog):
-    permissions.check(str(root))
+    directory_faults.check(str(root))
     assert not events.counters() and not caplog.records
 
 
 def test_is_said_once_with_the_evidence_and_every_remedy(exposed, caplog):
     for _ in range(3):
-        permissions.check(str(exposed))
+        directory_faults.check(str(exposed))
     (record,) = caplog.records
     for words in (f"directory {exposed},", f"{exposed} has mode 0777", "chmod go-w", "another", "SAFECACHE_SHARED=1"):
         assert words in record.getMessage()
@@ -54,35 +53,35 @@ def test_is_said_once_with_the_evidence_and_every_remedy(exposed, caplog):
 def test_two_directories_below_the_one_at_fault_are_one_warning(exposed, caplog):
     for name in ("one", "other"):
         (exposed / name).mkdir()
-        permissions.check(str(exposed / name))
+        directory_faults.check(str(exposed / name))
     assert len(caplog.records) == 1 and events.counters() == {"exposed directory": 2}
 
 
 def test_is_looked_at_once_a_process(exposed, monkeypatch):
-    permissions.check(str(exposed))
+    directory_faults.check(str(exposed))
     monkeypatch.setattr(ownership, "why_not_private", lambda *rest, **named: pytest.fail("looked again"))
-    permissions.check(str(exposed))
+    directory_faults.check(str(exposed))
 
 
 def test_strict_mode_raises_each_time(exposed, settings):
     settings(SAFECACHE_STRICT=1)
     for _ in range(2):
         with pytest.raises(EntryRefusedError, match=f"{exposed} has mode 0777"):
-            permissions.check(str(exposed))
+            directory_faults.check(str(exposed))
 
 
 @pytest.mark.parametrize("strict", [0, 1], ids=["default", "strict"])
 def test_directory_that_is_shared_on_purpose_is_silent(exposed, settings, strict, caplog):
     settings(SAFECACHE_SHARED=1, SAFECACHE_STRICT=strict)
-    permissions.check(str(exposed))
+    directory_faults.check(str(exposed))
     assert not events.counters() and not caplog.records
 
 
 def test_directory_that_is_not_there_yet_is_looked_at_when_it_is(root):
-    permissions.check(str(root / "later"))
+    directory_faults.check(str(root / "later"))
     (root / "later").mkdir()
     (root / "later").chmod(0o777)
-    permissions.check(str(root / "later"))
+    directory_faults.check(str(root / "later"))
     assert events.counters() == {"exposed directory": 1}
 
 
@@ -91,18 +90,18 @@ def test_group_of_this_user_alone_is_nobody_else(root, monkeypatch):
     os.chown(root, -1, 4242)
     root.chmod(0o775)
     monkeypatch.setattr(ownership, "own_group", lambda: 4242)
-    permissions.check(str(root))
+    directory_faults.check(str(root))
     assert not events.counters()
 
 
 def test_worker_leaves_the_warning_to_its_parent_and_is_strict_itself(exposed, settings):
-    permissions.leave_to_parent()
-    permissions.check(str(exposed))
+    directory_faults.leave_to_parent()
+    directory_faults.check(str(exposed))
     assert not events.counters()
     settings(SAFECACHE_STRICT=1)
-    permissions._settled.clear()
+    directory_faults._settled.clear()
     with pytest.raises(EntryRefusedError):
-        permissions.check(str(exposed))
+        directory_faults.check(str(exposed))
 
 
 def keep(root):
@@ -128,7 +127,7 @@ def test_strict_error_leaves_a_lookup_though_torch_swallows_it(exposed, settings
     settings(SAFECACHE_STRICT=1)
     with pytest.raises(EntryRefusedError), events.reading():
         try:
-            permissions.check(str(exposed))
+            directory_faults.check(str(exposed))
         except Exception:
             pass
 

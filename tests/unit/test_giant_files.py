@@ -20,8 +20,7 @@ from safecache.files import filesystem, opening
 from safecache.hooks import caching, standalone_compile
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import binding, keyring, seal, trust
 from safecache.signing.keys import Key
 from safecache.store import entry_files, manifests, quarantine

@@ -16,8 +16,7 @@ from safecache.code import gate
 from safecache.entries import loading
 from safecache.errors import EntryRefusedError, printable
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from unit.fresh import forget_kernels
 from unit.listed import aside
 

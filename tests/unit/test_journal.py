@@ -12,7 +12,7 @@ from conftest import python
 
 from safecache.history import journal, lookups
 from safecache.history.lookups import Layer, Lookup, Outcome
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 
 HIT = Lookup(Layer.AOT, "akey", "", Outcome.HIT, None, "", 0.001, "")
 MISS = Lookup(Layer.FX, "fkey", "model (m.py:1)", Outcome.MISS, Reason.NEVER_SEEN, "", 0.002, "0/0")
@@ -78,7 +78,7 @@ END = """
 import os, sys
 from safecache.history import lookups
 from safecache.history.lookups import Layer, Lookup, Outcome
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 def record(outcome, reason=None):
     lookups.record(Lookup(Layer.AOT, "akey", "", outcome, reason, "", 0.0, ""), sys.argv[1])
 record(Outcome.HIT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from safecache.explain import components, key_differences
+from safecache.explain import components, explanations
 from safecache.explain.key_records import Component, KeyRecord
 from safecache.history.lookups import Layer
 
@@ -32,7 +32,7 @@ def record(key="a", layer=Layer.AOT, functorch=(), env=(), versions=None, made=1
 
 
 def differences(before, after):
-    return [str(difference) for difference in key_differences.compare(record(**before), record("b", **after))]
+    return [str(difference) for difference in explanations.compare(record(**before), record("b", **after))]
 
 
 @pytest.mark.parametrize(
@@ -102,9 +102,7 @@ def test_settings_of_another_torch_follow_from_it():
 def test_constants_of_a_graph_that_no_line_shows_still_count():
     before, after = record(), record("b")
     changed = [part._replace(digest="other") if part.name == "graph" else part for part in after.components]
-    assert list(map(str, key_differences.compare(before, after._replace(components=tuple(changed))))) == [
-        "graph changed"
-    ]
+    assert list(map(str, explanations.compare(before, after._replace(components=tuple(changed))))) == ["graph changed"]
 
 
 def test_variable_is_named_only_beside_the_setting_that_it_sets():
@@ -129,7 +127,7 @@ def test_most_telling_difference_comes_first():
 
 
 def nearest(after, *others):
-    found = key_differences.nearest(after, others)
+    found = explanations.nearest_of(after, others)
     return found and found.key
 
 

@@ -12,7 +12,7 @@ from safecache.explain.key_records import Component
 from safecache.history import misses
 from safecache.history.lookups import Layer
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.settings import config
 
 KEY = "a" + "b" * 51

@@ -9,7 +9,7 @@ import time
 import pytest
 from caches import DAY, HOUR, Cache, key
 
-from safecache.places import cache_directories
+from safecache.places import layout
 from safecache.tiers import levels
 from safecache.upkeep import eviction
 
@@ -179,7 +179,7 @@ def places(tmp_path, monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     monkeypatch.setenv("LOGNAME", "some/body")
-    monkeypatch.setattr(cache_directories.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr(layout.tempfile, "gettempdir", lambda: str(tmp_path / "tmp"))
     (tmp_path / "tmp" / "torchinductor_some_body" / "precompiled_headers").mkdir(parents=True)
     (tmp_path / "home" / ".triton" / "cache").mkdir(parents=True)
     for name in ("inductor", "triton", "triton-home/.triton/cache"):

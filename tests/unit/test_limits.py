@@ -9,7 +9,7 @@ import time
 import pytest
 from caches import DAY, Cache
 
-from safecache.places import cache_directories
+from safecache.places import layout
 from safecache.reporting import events
 from safecache.store import entry_files
 from safecache.upkeep import limits
@@ -88,7 +88,7 @@ def test_sweep_that_cannot_be_started_is_one_warning_and_no_error(tmp_path, sett
 )
 def test_sweep_is_of_the_whole_cache(root, cache, expected):
     environ = {"TORCHINDUCTOR_CACHE_DIR": cache} if cache else {}
-    assert cache_directories.whole(root, environ) == expected
+    assert layout.whole(root, environ) == expected
 
 
 def test_started_sweep_keeps_the_limit_and_is_waited_for(tmp_path, settings, monkeypatch):

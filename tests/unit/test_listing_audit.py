@@ -15,7 +15,7 @@ from faults.damage import Marker
 from caches import Cache, key
 from safecache.signing import binding, keyring, seal; from safecache.places import layout; from safecache.store import entry_files
 from safecache.cli import main
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.reporting.kinds import Kind
 
 base = Path(sys.argv[1])

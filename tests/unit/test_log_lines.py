@@ -11,9 +11,9 @@ import pytest
 from conftest import python
 
 from safecache.reporting import events, process_label
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 
-REPORT = "from safecache.reporting import events, reasons; events.report(reasons.Reason.DAMAGED, 'it is damaged')"
+REPORT = "from safecache.reporting import events, kinds; events.report(kinds.Reason.DAMAGED, 'it is damaged')"
 # As the two servers do: vLLM configures the loggers below its own name, SGLang the root.
 CONFIGURED = {
     "not-at-all": "",

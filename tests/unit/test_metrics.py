@@ -9,7 +9,7 @@ from conftest import needs_root, python
 
 pytest.importorskip("prometheus_client", reason="the metrics extra is not installed")
 
-COUNT = "from safecache.reporting import events; from safecache.reporting.reasons import Count, Reason; "
+COUNT = "from safecache.reporting import events; from safecache.reporting.kinds import Count, Reason; "
 SHOW = """
 def show(registry):
     from prometheus_client import generate_latest
@@ -207,7 +207,7 @@ import os, safecache, safecache.metrics
 from prometheus_client import CollectorRegistry
 from safecache.history import lookups
 from safecache.history.lookups import Layer, Lookup, Outcome
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 safecache.activate()
 registry = CollectorRegistry()
 safecache.metrics.register(registry)

@@ -13,8 +13,7 @@ from conftest import needs_root
 from safecache.files import ownership
 from safecache.files.ownership import why_not_private
 from safecache.places import layout
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import trust
 
 STRANGER = 54321

@@ -20,7 +20,7 @@ from safecache.errors import (
     UnpicklableEntryError,
 )
 from safecache.reporting import events, policy
-from safecache.reporting.reasons import Count, Reason
+from safecache.reporting.kinds import Count, Reason
 
 MOVED, LEFT = True, False
 SAID, SILENT = True, False
@@ -168,9 +168,7 @@ def test_threads_lose_no_count_and_say_it_once(caplog):
 
 
 def test_warning_is_seen_where_logging_is_not_configured():
-    done = python(
-        "from safecache.reporting import events, reasons; events.report(reasons.Reason.DAMAGED, 'it is damaged')"
-    )
+    done = python("from safecache.reporting import events, kinds; events.report(kinds.Reason.DAMAGED, 'it is damaged')")
     assert done.stderr.startswith("safecache: it is damaged [damaged]")
 
 
@@ -178,12 +176,12 @@ def test_forked_child_can_count_though_a_thread_held_the_lock():
     """Deterministically: the parent holds the lock itself while it forks."""
     done = python(
         "import os\n"
-        "from safecache.reporting import events, reasons\n"
+        "from safecache.reporting import events, kinds\n"
         "with events._lock:\n"
         "    pid = os.fork()\n"
         "    if pid == 0:\n"
         "        import signal; signal.alarm(20)\n"
-        "        events.count(reasons.Count.SAVED)\n"
+        "        events.count(kinds.Count.SAVED)\n"
         "        os._exit(events.counters() != {'saved': 1})\n"
         "print(os.waitpid(pid, 0)[1])\n",
         env={"HOME": os.devnull},

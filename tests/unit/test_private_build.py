@@ -19,7 +19,7 @@ from safecache.hooks import generated_code
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.store import manifests
-from safecache.tiers import permissions
+from safecache.tiers import directory_faults
 
 TEXT = b"int kernel() { return 1; }"
 
@@ -30,7 +30,7 @@ def root(tmp_path, monkeypatch):
     monkeypatch.setattr(gate, "_judged", {})
     monkeypatch.setattr(sources, "_texts", {})
     monkeypatch.setattr(private_build, "_headers", {})
-    monkeypatch.setattr(permissions, "_settled", set())
+    monkeypatch.setattr(directory_faults, "_settled", set())
     directory = tmp_path / "cache"
     directory.mkdir()
     directory.chmod(0o777)

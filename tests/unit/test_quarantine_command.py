@@ -15,8 +15,7 @@ from safecache.code import gate
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, seal
 from safecache.store import quarantine

@@ -10,7 +10,7 @@ import pytest
 
 from safecache.files import filesystem
 from safecache.places import layout
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.store import entry_files, quarantine
 
 

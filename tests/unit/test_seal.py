@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import seal, signatures
 from safecache.signing.keyring import Key
 from unit.sealed import ENTRY, FOOTER, KEY, PAYLOAD, PROVENANCE, TAG, verify

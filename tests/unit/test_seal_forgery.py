@@ -8,7 +8,7 @@ import hmac
 import pytest
 
 from safecache.errors import KeyringError
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.signing.keys import Key
 from unit.key_cases import BOTH, MAC, PRIVATE, PUBLIC
 from unit.sealed import PAYLOAD, verify

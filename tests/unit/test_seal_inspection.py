@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safecache.files import opening
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import seal
 from safecache.signing.keys import Key
 from unit.sealed import ENTRY, KEY, PAYLOAD, PROVENANCE, verify

@@ -12,8 +12,7 @@ import pytest
 from caches import DAY, HOUR, Cache, key
 
 from safecache.code import gate
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring
 from safecache.store import entry_files
 from unit.fresh import forget_kernels

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safecache.entries import saving
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Count, Reason
+from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.signing import keyring, seal, trust
 from unit import key_cases
 from unit.key_cases import BOTH, HOUR, MAC, PRIVATE, PUBLIC

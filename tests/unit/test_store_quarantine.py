@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from safecache.files import filesystem
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
 from safecache.store.quarantine import is_its_name, is_still, opened
 

@@ -11,7 +11,7 @@ from conftest import needs_root
 
 from safecache.files import checks, filesystem
 from safecache.places import layout
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
 
 # A FIFO that is opened without O_NONBLOCK is waited for; the signal ends that test only.

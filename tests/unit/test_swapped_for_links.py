@@ -16,7 +16,7 @@ import pytest
 from caches import DAY, at_each_rename
 from crashes.test_crash_reports import facts
 
-from safecache.doctor import behaviour, places
+from safecache.doctor import file_systems, places
 from safecache.errors import EntryRefusedError
 from safecache.explain import key_records
 from safecache.explain.key_records import KeyRecord
@@ -25,7 +25,7 @@ from safecache.history.lookups import Layer
 from safecache.isolation import known_bad, reports
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
 from safecache.tiers import directory_faults
 from safecache.upkeep import eviction, inventory, limits, sealing
@@ -286,7 +286,7 @@ def test_what_a_directory_is_tried_with_is_not_written_elsewhere(tmp_path, docum
 
         monkeypatch.setattr(filesystem, "mkdir", exchanged)
         assert directory_faults.probe(str(tmp_path / "cache"))
-        found = [each.code for each in behaviour._tried(places.of({})[0], str(tmp_path / "cache"))]
+        found = [each.code for each in file_systems._tried(places.of({})[0], str(tmp_path / "cache"))]
         assert found == ["not-probed"]
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from safecache.code import triton_files, triton_place, written_files
+from safecache.code import triton_files, triton_place
 from safecache.files import filesystem
 from safecache.hooks import triton_heuristics
 from safecache.places import layout
@@ -125,9 +125,9 @@ def test_kernel_is_made_from_memory_where_its_files_are_gone(directory):
         with open(group["k.json"], "rb") as file:
             return file.read()
 
-    assert written_files.read_by(construct, group) == b"json"
+    assert triton_place.read_by(construct, group) == b"json"
     with pytest.raises(FileNotFoundError):
-        written_files.read_by(construct, group)
+        triton_place.read_by(construct, group)
 
 
 def test_other_errors_of_a_kernel_that_is_made_are_its_own(directory):
@@ -139,7 +139,7 @@ def test_other_errors_of_a_kernel_that_is_made_are_its_own(directory):
         raise OSError(errno.EIO, os.strerror(errno.EIO), "/somewhere/else")
 
     with pytest.raises(OSError, match="somewhere"):
-        written_files.read_by(construct, group)
+        triton_place.read_by(construct, group)
     assert len(made) == 1 and not events.counters().get("unreadable")
 
 

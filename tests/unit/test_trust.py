@@ -8,8 +8,7 @@ import pytest
 
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import binding, keyring, keys, seal, trust
 from safecache.signing.keyring import Keyring
 

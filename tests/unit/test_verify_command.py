@@ -70,7 +70,7 @@ def test_key_is_read_by_one_though_several_need_it(cache, run, monkeypatch, comm
 def test_directories_are_those_of_the_environment_unless_named(cache, run, monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache.root))
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
-    monkeypatch.setattr("safecache.places.cache_directories.tempfile.gettempdir", lambda: str(tmp_path / "tmp"))
+    monkeypatch.setattr("safecache.places.layout.tempfile.gettempdir", lambda: str(tmp_path / "tmp"))
     path = cache.aot("a", HOUR)
     cache.file(tmp_path / "triton" / ("A" * 52) / "k.cubin", HOUR)
     report = json.loads(run("verify", "--json").out)

@@ -12,10 +12,9 @@ import pytest
 from safecache.code import gate
 from safecache.errors import EntryRefusedError
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
-from safecache.signing import binding, ephemeral, keyring, seal
+from safecache.signing import binding, keyring, seal
 from safecache.signing.keys import Key
 from safecache.store import entry_files, manifests
 from safecache.tiers.directory_faults import Unreadable
@@ -201,7 +200,7 @@ class TestWithoutASealingKey:
 
     @pytest.fixture(autouse=True)
     def no_key(self, monkeypatch):
-        monkeypatch.setattr(ephemeral, "_made", None)
+        monkeypatch.setattr(keyring, "_made", None)
         monkeypatch.setattr(keyring, "current", lambda: keyring.Keyring(None, problem="no key today"))
 
     def test_a_file_that_nobody_else_could_have_written_is_not_taken_for_that(self, library, root):
@@ -215,21 +214,21 @@ class TestWithoutASealingKey:
     def test_what_another_such_process_has_built_is_not(self, library, root, monkeypatch):
         gate.keep(str(library), str(root))
         forget(monkeypatch)
-        monkeypatch.setattr(ephemeral, "_made", None)
+        monkeypatch.setattr(keyring, "_made", None)
         assert not admit(library, root) and events.counters()["unknown key"] == 1
 
     def test_a_process_that_gets_the_secret_takes_it(self, library, root, monkeypatch):
         gate.keep(str(library), str(root))
-        secret = ephemeral.hand_down()
+        secret = keyring.hand_down()
         forget(monkeypatch)
-        monkeypatch.setattr(ephemeral, "_made", None)
-        ephemeral.take(secret)
+        monkeypatch.setattr(keyring, "_made", None)
+        keyring.take(secret)
         assert admit(library, root)
 
     def test_the_secret_is_not_in_the_cache(self, library, root):
         gate.keep(str(library), str(root))
         written = [path.read_bytes() for path in root.rglob("*") if path.is_file()]
-        assert len(written) == 2 and not any(ephemeral.hand_down() in content for content in written)
+        assert len(written) == 2 and not any(keyring.hand_down() in content for content in written)
 
     def test_a_record_for_another_cache_is_not_made(self, library):
         assert gate.record_of(str(library), b"code", Kind.NATIVE_CODE, {}) is None

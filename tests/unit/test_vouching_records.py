@@ -12,8 +12,7 @@ from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, ownership
 from safecache.files.checks import UnusableEntry
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import binding, keyring, seal
 from safecache.store import entry_files, manifests
 from safecache.tiers.directory_faults import Immovable, Unreadable

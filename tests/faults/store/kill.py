@@ -20,7 +20,7 @@ sys.path[:0] = [str(TESTS.parent)]
 
 from safecache.files import temporaries  # noqa: E402
 from safecache.places import layout  # noqa: E402
-from safecache.reporting.reasons import Reason  # noqa: E402
+from safecache.reporting.kinds import Reason  # noqa: E402
 from safecache.store import entry_files  # noqa: E402
 
 _KEYS = 3

@@ -25,8 +25,7 @@ sys.path[:0] = [str(TESTS.parent)]
 from safecache.entries import loading  # noqa: E402
 from safecache.places import layout  # noqa: E402
 from safecache.reporting import events  # noqa: E402
-from safecache.reporting.kinds import Kind  # noqa: E402
-from safecache.reporting.reasons import Count  # noqa: E402
+from safecache.reporting.kinds import Count, Kind  # noqa: E402
 from safecache.settings import config  # noqa: E402
 from safecache.signing import keyring, seal, trust  # noqa: E402
 from safecache.store import entry_files  # noqa: E402

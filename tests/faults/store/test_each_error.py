@@ -16,7 +16,7 @@ from faults.store.faulty import ERRORS, Plan, descriptors, plans
 from safecache.files import checks, filesystem, folders, opening, temporaries
 from safecache.files.checks import UnusableEntry
 from safecache.places import layout
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
 
 OLD, NEW = b"old" * 5000, b"new" * 7000

@@ -21,7 +21,7 @@ _CODE = """
 import os, sys
 from safecache.places import layout
 from safecache.store import entry_files
-from safecache.reporting.reasons import Reason
+from safecache.reporting.kinds import Reason
 root = sys.argv[1]
 entry = os.path.join(root, "fxgraph", "key", "entry")
 os.path.exists({start!r})

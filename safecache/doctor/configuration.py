@@ -1,0 +1,256 @@
+"""Settings and other variables, the keys of entries, and the Redis that a remote cache is configured to use."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import os
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+from urllib.parse import urlsplit
+
+from safecache.doctor import finding, places
+from safecache.doctor.finding import Finding
+from safecache.settings import config, units
+from safecache.settings.settings import SETTINGS
+from safecache.signing import keyring, signatures
+from safecache.signing.keyring import Keyring
+from safecache.signing.keys import Algorithm
+
+__all__ = ["check_keys", "check_remote_cache", "check_variables", "has_key"]
+
+_PREFIX = "SAFECACHE_"
+_VARIABLES = tuple(setting.variable for setting in SETTINGS)
+# Of 1: how alike names are of which one may be meant for the other.
+_NEAR, _VERY_NEAR = 0.7, 0.9
+
+# What turns a cache off. Torch takes all but 0 and nothing for true, the words no and false as well
+# (``_read_env_variable`` in torch/utils/_config_module.py); Triton and vLLM take what people do.
+_OFF_IN_TORCH = ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES")
+_ON_IN_TORCH = ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
+_OFF_ELSEWHERE = ("TRITON_ALWAYS_COMPILE", "VLLM_DISABLE_COMPILE_CACHE")
+_TRUE, _FALSE_IN_TORCH = ("1", "true", "yes", "on", "y", "t"), ("", "0")
+_DIRECTORIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")
+
+
+def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """All that can be told by looking at the variables."""
+    for variable, problem in config.problems(environ).items():
+        yield finding.error("bad-setting", f"{problem}.", f"unset {variable}")
+    yield from _unknown(environ)
+    yield from _disabled(environ)
+    yield from _at_odds(environ)
+    for variable in _DIRECTORIES:
+        path = environ.get(variable, "")
+        if path and not os.path.isabs(path):
+            evidence = f"{variable}={path} is a relative path: another directory in each working directory."
+            remedy = f"export {variable}={shlex.quote(os.path.abspath(path))}"
+            yield finding.warning("relative-directory", evidence, remedy)
+
+
+def _unknown(environ: Mapping[str, str]) -> Iterator[Finding]:
+    for name in sorted(environ.keys() - set(_VARIABLES)):
+        is_ours = name.upper().startswith(_PREFIX)
+        near = difflib.get_close_matches(name.upper(), _VARIABLES, n=1, cutoff=_NEAR if is_ours else _VERY_NEAR)
+        if is_ours or near:
+            remedy = f"export {near[0]}={shlex.quote(environ[name])}; unset {name}" if near else f"unset {name}"
+            meant = f"; {near[0]} is one" if near else ""
+            yield finding.warning("unknown-setting", f"{name} is no setting, and has no effect{meant}.", remedy)
+
+
+def _disabled(environ: Mapping[str, str]) -> Iterator[Finding]:
+    off = [name for name in _OFF_IN_TORCH if environ.get(name, "") not in _FALSE_IN_TORCH]
+    off += [name for name in _ON_IN_TORCH if environ.get(name) in _FALSE_IN_TORCH]
+    off += [name for name in _OFF_ELSEWHERE if environ.get(name, "").lower() in _TRUE]
+    for name in off:
+        evidence = f"{name}={environ[name]} turns a cache off: what it would hold is compiled in each process."
+        yield finding.warning("cache-disabled", evidence, f"unset {name}")
+
+
+def _at_odds(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """Settings of which one makes another useless."""
+    settings = config.current()
+    given = [variable for variable in _VARIABLES if variable != "SAFECACHE" and environ.get(variable)]
+    if not settings.enabled:
+        rest = f", nor do {', '.join(given)}" if given else ""
+        evidence = f"SAFECACHE={environ['SAFECACHE']}: safecache does nothing{rest}."
+        yield finding.warning("switched-off", evidence, "unset SAFECACHE")
+    if settings.shared and settings.trust == "private":
+        evidence = "SAFECACHE_TRUST=private has no effect with SAFECACHE_SHARED=1: nothing there is private."
+        yield finding.warning("settings-at-odds", evidence, "unset SAFECACHE_TRUST")
+    if not settings.isolate:
+        for variable in ("SAFECACHE_COMPILE_TIMEOUT", "SAFECACHE_COMPILE_MEMORY"):
+            if variable in given:
+                evidence = f"{variable}={environ[variable]} has no effect without SAFECACHE_ISOLATE=1."
+                remedy = f"export SAFECACHE_ISOLATE=1  # or unset {variable}"
+                yield finding.warning("settings-at-odds", evidence, remedy)
+    for place in places.caches(environ):
+        if any(os.path.realpath(layer) == os.path.realpath(place.path) for layer in settings.lower):
+            evidence = f"SAFECACHE_LOWER names {place}, which is the cache itself."
+            yield finding.warning("settings-at-odds", evidence, "Name a layer in SAFECACHE_LOWER that is not written.")
+
+
+_SOON = 14 * 86400.0
+
+
+def has_key() -> bool:
+    """Whether this user has a key, or names one: asking for it would not make one."""
+    settings = config.current()
+    own = settings.config_home and os.path.join(settings.config_home, "safecache", "sealing.key")
+    return settings.key_file is not None or bool(own and os.path.lexists(own))
+
+
+def check_keys(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A key that is missing, refused or about to expire, and one that lies where it should not."""
+    if not has_key():
+        yield from _none_yet()
+        return
+    ring = keyring.current(tell=False)
+    if ring.signing is not None:
+        yield finding.ok("key", f"Entries are sealed with key {ring.signing.id.hex()}.")
+    elif "only the public part" in ring.problem:
+        evidence = f"{ring.problem}: what it has sealed is used, and nothing is added."
+        yield finding.info("seals-nothing", evidence)
+    else:
+        evidence = f"Nothing can be sealed, and so nothing is kept: {ring.problem}."
+        yield finding.error("no-key", evidence, "safecache keys")
+    for problem in ring.problems:
+        if problem != ring.problem:
+            yield finding.warning("key-refused", f"{problem}.", "safecache keys")
+    yield from _expiring(ring)
+    yield from _beside_cache(environ)
+
+
+def _none_yet() -> Iterator[Finding]:
+    home = config.current().config_home
+    remedy = "export SAFECACHE_KEY_FILE=FILE  # such as a mounted secret; or XDG_CONFIG_HOME=DIR, one that is kept"
+    if home is None:
+        evidence = "This user has no home directory to keep a key in: nothing can be sealed, and so nothing is kept."
+        yield finding.error("no-key-directory", evidence, remedy)
+        return
+    directory = os.path.join(home, "safecache")
+    above = places.nearest(directory)
+    if not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
+        evidence = f"A key is to be made in {directory}, and {above} cannot be written: nothing can be sealed or kept."
+        yield finding.error("no-key-directory", evidence, remedy)
+        return
+    yield finding.info("no-key-yet", f"The first compile makes a key in {directory}.", "")
+
+
+def _expiring(ring: Keyring) -> Iterator[Finding]:
+    for key in [key for _, key in sorted(ring.trusted.items())]:
+        left = None if key.expires is None else key.expires - time.time()
+        if left is not None and 0 < left < _SOON and key.revoked is None:
+            evidence = f"Key {key.id.hex()} {key.name} expires on {units.write(key.expires or 0)}: what it has "
+            evidence += "sealed is refused from then on."
+            remedy = "safecache sign DIR  # with the next key, once that is trusted"
+            yield finding.warning("key-expires-soon", evidence, remedy)
+    needs_library = any(key.algorithm is Algorithm.ED25519 and key.revoked is None for key in ring.trusted.values())
+    problem = signatures.problem() if needs_library else None
+    if problem:
+        yield finding.error("no-cryptography", f"{problem}.", "pip install 'safecache[sign]'")
+
+
+def _beside_cache(environ: Mapping[str, str]) -> Iterator[Finding]:
+    path = config.current().key_file
+    for place in places.caches(environ):
+        if path is not None and os.path.realpath(path).startswith(os.path.join(os.path.realpath(place.path), "")):
+            evidence = f"The key {path} lies in {place}: who copies the cache, or is let in there, may get the key too."
+            remedy = f"mv {shlex.quote(path)} FILE; export SAFECACHE_KEY_FILE=FILE  # outside of all caches"
+            yield finding.warning("key-beside-cache", evidence, remedy)
+
+
+_TIMEOUT = 3.0  # seconds, for connecting, and for each answer
+_SLOW = 0.1
+_PORT = 6379
+_INSTALL = "pip install redis"
+_SWITCHES = (
+    "TORCHINDUCTOR_FX_GRAPH_REMOTE_CACHE",
+    "TORCHINDUCTOR_AUTOGRAD_REMOTE_CACHE",
+    "TORCHINDUCTOR_AUTOTUNE_REMOTE_CACHE",
+    "TORCHINDUCTOR_BUNDLED_AUTOTUNE_REMOTE_CACHE",
+)
+
+
+class _Server(NamedTuple):
+    """``variable``: what names it."""
+
+    url: str
+    variable: str
+
+    def __str__(self) -> str:
+        # Without the user and the password.
+        url = urlsplit(self.url)
+        return f"{url.scheme}://{url.netloc.rpartition('@')[2]}{url.path}"
+
+
+def check_remote_cache(environ: Mapping[str, str]) -> Iterator[Finding]:
+    """A Redis that does not answer, or refuses, where one is configured."""
+    switches = [name for name in _SWITCHES if environ.get(name) == "1"]
+    triton = "redis" in environ.get("TRITON_REMOTE_CACHE_BACKEND", "").lower()
+    servers = list(_servers(environ, bool(switches), triton))
+    if importlib.util.find_spec("redis") is not None:
+        yield from map(_tried, servers)
+    elif switches or triton:
+        evidence = (
+            f"{(switches or ['TRITON_REMOTE_CACHE_BACKEND'])[0]} asks for Redis, and its client is not installed."
+        )
+        yield finding.error("no-redis-client", evidence, _INSTALL)
+    elif servers:
+        evidence = f"Redis at {servers[0]} was not asked: its client is not installed, and a remote cache needs it too."
+        yield finding.info("no-redis-client", evidence, _INSTALL)
+
+
+def _servers(environ: Mapping[str, str], for_torch: bool, for_triton: bool) -> Iterator[_Server]:
+    url, host = environ.get("TORCHINDUCTOR_REDIS_URL"), environ.get("TORCHINDUCTOR_REDIS_HOST")
+    if url:
+        yield _Server(url, "TORCHINDUCTOR_REDIS_URL")
+    elif for_torch or host:
+        port = environ.get("TORCHINDUCTOR_REDIS_PORT", str(_PORT))
+        yield _Server(f"redis://{host or 'localhost'}:{port}", "TORCHINDUCTOR_REDIS_HOST")
+    if for_triton:
+        port = environ.get("TRITON_REDIS_PORT", str(_PORT))
+        yield _Server(f"redis://{environ.get('TRITON_REDIS_HOST', 'localhost')}:{port}", "TRITON_REDIS_HOST")
+
+
+def _tried(server: _Server) -> Finding:
+    from redis import exceptions
+
+    # In redis-py what asks for a password is a kind of ConnectionError, as a server that is still loading is.
+    of_access = (exceptions.AuthenticationError, exceptions.AuthorizationError)
+    refused = (exceptions.ResponseError, exceptions.InvalidResponse, *of_access)
+    try:
+        took = _ping(server)
+    except exceptions.TimeoutError:
+        evidence = f"Redis at {server} does not answer within {_TIMEOUT:g} s: each lookup waits for it."
+        return finding.error("redis-hangs", evidence, _remedy(server))
+    except refused as error:
+        return finding.error("redis-refuses", f"What is at {server} refuses a PING: {error}.", _remedy(server))
+    except (exceptions.RedisError, OSError, ValueError) as error:
+        return finding.error("redis-unreachable", f"Redis at {server} cannot be reached: {error}.", _remedy(server))
+    if took > _SLOW:
+        evidence = f"Redis at {server} takes {1000 * took:.0f} ms to answer, and is asked for each graph."
+        return finding.warning("redis-slow", evidence, _remedy(server))
+    return finding.ok("redis", f"Redis at {server} answers in {1000 * took:.0f} ms.")
+
+
+def _ping(server: _Server) -> float:
+    """The seconds that it takes to answer, once it has let us in. Raises RedisError, OSError or ValueError."""
+    import redis
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    once = Retry(NoBackoff(), 0)
+    with redis.Redis.from_url(
+        server.url, socket_timeout=_TIMEOUT, socket_connect_timeout=_TIMEOUT, retry=once
+    ) as client:
+        client.ping()
+        began = time.monotonic()
+        client.ping()
+        return time.monotonic() - began
+
+
+def _remedy(server: _Server) -> str:
+    return f"unset {' '.join(_SWITCHES)}  # or correct {server.variable}"
