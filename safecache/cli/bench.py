@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import statistics
@@ -16,12 +17,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from safecache.cli import workload
+from safecache.cli import bench_isolate, workload
+from safecache.cli.arguments import add_json, number
 from safecache.cli.workload import Cache
 from safecache.signing import key_changes, key_files, signatures
 from safecache.signing.provenance import torch_version
 
-__all__ = ["show"]
+__all__ = ["add", "run"]
 
 
 class Figure(NamedTuple):
@@ -37,7 +39,23 @@ class Figure(NamedTuple):
 _IMPORT = "import time; start = time.perf_counter(); import safecache; print((time.perf_counter() - start) * 1e3)"
 
 
-def show(*, pairs: int, as_json: bool) -> int:
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    parser.add_argument(
+        "what", nargs="?", choices=["isolate"], help="isolate: compiling kernels in processes of their own, instead"
+    )
+    parser.add_argument("--pairs", type=number, default=7, metavar="N", help="pairs of runs a figure (default 7)")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Measure, and print the figures. Raises SafecacheError or OSError."""
+    if arguments.what == "isolate":
+        return bench_isolate.show(rounds=arguments.pairs, as_json=arguments.json)
+    return _show(pairs=arguments.pairs, as_json=arguments.json)
+
+
+def _show(*, pairs: int, as_json: bool) -> int:
     """Measure, print a table or JSON, and return 0."""
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
     with (
@@ -124,10 +142,10 @@ def _warm_starts(base: Path, pairs: int, step: Callable[[str], None]) -> Iterato
         cache.directory.mkdir(parents=True)
         cache.run()
     answers: dict[Cache, list[dict[str, float]]] = {cache: [] for cache in caches}
-    for number in range(pairs):
+    for pair in range(pairs):
         # The order alternates: who comes second finds the machine as the first has left it.
-        for cache in caches if number % 2 else reversed(caches):
-            step(f"warm start {number + 1} of {pairs}, {cache.base.name}")
+        for cache in caches if pair % 2 else reversed(caches):
+            step(f"warm start {pair + 1} of {pairs}, {cache.base.name}")
             outcome = cache.run()
             if outcome.error or not outcome.hit:
                 raise OSError(f"a warm start did not hit: {outcome.answer} {outcome.stderr[-500:]}")

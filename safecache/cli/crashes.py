@@ -9,15 +9,24 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+from safecache.cli.arguments import DIRECTORY_HELP
 from safecache.errors import printable
 from safecache.isolation import known_bad, reports
 from safecache.places import layout
 from safecache.settings import config, units
 from safecache.tiers import levels
 
-__all__ = ["run"]
+__all__ = ["add", "run"]
 
 _SHOWN = 16
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("hash", nargs="?", metavar="HASH", help="as `safecache ls --crashed` shows it, or more of it")
+    which.add_argument("--all", action="store_true", help="all of them")
+    parser.add_argument("--in", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import pickle
 import shutil
 import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,9 +18,10 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from safecache.cli.arguments import add_json
 from safecache.cli.workload import ENTRY_FOLDERS, Cache, Outcome
 
-__all__ = ["show"]
+__all__ = ["add", "run"]
 
 
 class Row(NamedTuple):
@@ -158,7 +161,12 @@ _FAULTS: tuple[tuple[str, Scene], ...] = (
 )
 
 
-def show(*, as_json: bool) -> int:
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Run every scenario for both, print the table, and return 0 if safecache kept every promise."""
     console = Console()
     faults = _FAULTS if _can_mount() else _FAULTS[:-1]
@@ -168,7 +176,7 @@ def show(*, as_json: bool) -> int:
         for cache in (stock, ours):
             cache.directory.mkdir(parents=True)
         rows = list(_play(stock, ours, base, faults))
-    if as_json:
+    if arguments.json:
         print(json.dumps([row._asdict() for row in rows]))
     else:
         _print(console, rows)
@@ -179,13 +187,16 @@ def show(*, as_json: bool) -> int:
 
 def _play(stock: Cache, ours: Cache, base: Path, faults: tuple[tuple[str, Scene], ...]) -> Iterator[Row]:
     columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("", total=2 * (len(_FIRST) + len(faults)))
         for scenario, scene in (*_FIRST, *faults):
             texts = []
             fine = False
             for cache in (stock, ours):
                 progress.update(task, description=f"{scenario}: {cache.base.name}")
+                if not console.is_terminal:
+                    print(f"{scenario}: {cache.base.name}", file=sys.stderr, flush=True)
                 if scene in dict(faults).values():
                     cache = cache.copy(base / f"{cache.base.name}-{scene.__name__}")
                 text, fine = scene(cache)

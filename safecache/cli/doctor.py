@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from collections import Counter
 
@@ -10,17 +11,36 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Column, Table
 from rich.text import Text
 
+from safecache.cli.arguments import add_json
 from safecache.doctor import load_check
 from safecache.doctor.examination import examine
 from safecache.doctor.finding import SEVERITIES, Finding, worst
 from safecache.errors import printable
 
-__all__ = ["show", "show_load"]
+__all__ = ["add", "run"]
 
 _COLOURS = {"ok": "green", "info": "cyan", "warning": "yellow", "error": "red"}
 
 
-def show(*, import_torch: bool, strict: bool, as_json: bool) -> int:
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument(
+        "--load", metavar="FILE", help="instead, say why a shared object does not load, without running it"
+    )
+    what.add_argument("--no-import", action="store_true", help="do not import torch: leave out what the hooks do")
+    parser.add_argument("--strict", action="store_true", help="exit with 1 for warnings too, not for errors alone")
+    add_json(parser)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Run the command and return its exit code."""
+    if arguments.load is not None:
+        return _show_load(arguments.load, strict=arguments.strict, as_json=arguments.json)
+    return _show(import_torch=not arguments.no_import, strict=arguments.strict, as_json=arguments.json)
+
+
+def _show(*, import_torch: bool, strict: bool, as_json: bool) -> int:
     """Print what all checks find, the worst first; 1 if one of them is an error, or in ``strict`` mode a warning."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     console = Console(stderr=True)
@@ -36,8 +56,8 @@ def show(*, import_torch: bool, strict: bool, as_json: bool) -> int:
     return _code(findings, strict=strict)
 
 
-def show_load(path: str, *, strict: bool, as_json: bool) -> int:
-    """As show(), of why the shared object at ``path`` does not load."""
+def _show_load(path: str, *, strict: bool, as_json: bool) -> int:
+    """As _show(), of why the shared object at ``path`` does not load."""
     findings = load_check.check(path)
     if as_json:
         print(json.dumps({"file": path, "findings": [finding._asdict() for finding in findings]}))

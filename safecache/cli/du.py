@@ -10,6 +10,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
+from safecache.cli.arguments import add_directories, add_json
 from safecache.errors import printable
 from safecache.settings import config, units
 from safecache.settings.units import write_age, write_size
@@ -17,7 +18,13 @@ from safecache.store.groups import GroupKind
 from safecache.tiers import levels
 from safecache.upkeep import inventory
 
-__all__ = ["run"]
+__all__ = ["add", "run"]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    add_directories(parser)
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""``safecache sign`` and ``verify``, and what ``adopt`` prints."""
+"""``safecache adopt``, ``sign`` and ``verify``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import Progress
 
+from safecache.cli.arguments import DIRECTORY_HELP, add_json
 from safecache.errors import EntryRefusedError, printable
 from safecache.places import layout
 from safecache.places.layout import Code, Location
@@ -18,20 +19,38 @@ from safecache.settings import config
 from safecache.tiers import levels
 from safecache.upkeep import limits
 from safecache.upkeep.audit import audit
-from safecache.upkeep.sealing import Resealing, countersign
+from safecache.upkeep.sealing import Resealing, adopt, countersign
 
-__all__ = ["run", "show_resealing"]
+__all__ = ["add", "run"]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of one of these commands."""
+    command = parser.get_default("command")
+    if command == "adopt":
+        parser.add_argument(
+            "directory",
+            metavar="DIR",
+            help="the cache directory, such as $TORCHINDUCTOR_CACHE_DIR, or a package (.pt2)",
+        )
+    elif command == "sign":
+        parser.add_argument("paths", nargs="+", metavar="FILE", help="a cache directory, or an entry in one")
+    else:
+        parser.add_argument("paths", nargs="*", metavar="FILE", help=f"an entry, or {DIRECTORY_HELP}")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
     limits.keep()
+    if arguments.command == "adopt":
+        return _show_sealing(adopt(arguments.directory), as_json=arguments.json)
     # All of them before the first is changed: a path that is mistyped must not leave half of the work done.
     paths = arguments.paths or levels.existing_caches(config.child_environment())
     locations = [location for path in paths for location in _locate(path)]
     code = [file for path in paths if os.path.isdir(path) for file in layout.code(os.path.abspath(path))]
     if arguments.command == "sign":
-        return show_resealing(countersign(locations, code), as_json=arguments.json)
+        return _show_sealing(countersign(locations, code), as_json=arguments.json)
     return _verify(locations, code, as_json=arguments.json)
 
 
@@ -48,7 +67,7 @@ def _locate(path: str) -> Iterator[Location]:
     yield location
 
 
-def show_resealing(result: Resealing, *, as_json: bool) -> int:
+def _show_sealing(result: Resealing, *, as_json: bool) -> int:
     """Print what was sealed; 1 if an entry was skipped."""
     if as_json:
         print(json.dumps(result._asdict()))

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from safecache.cli.arguments import DIRECTORY_HELP, add_json
 from safecache.errors import printable
 from safecache.explain import explanations, key_records, vllm
 from safecache.explain.explanations import Explanation
@@ -20,9 +21,20 @@ from safecache.reporting.kinds import Reason
 from safecache.settings import config, units
 from safecache.tiers import levels
 
-__all__ = ["causes", "run"]
+__all__ = ["add", "causes", "run"]
 
 _LABELS = run_summary.labels()
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    parser.add_argument(
+        "what", nargs="?", metavar="NAME|KEY", help="of a function or kernel, or of a key: a part will do"
+    )
+    parser.add_argument("--dir", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
+    parser.add_argument("--run", metavar="ID", help="the misses of this run alone, as the journal names it")
+    parser.add_argument("--last", type=int, default=20, metavar="N", help="how many misses, the last ones (default 20)")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

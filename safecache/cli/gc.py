@@ -1,21 +1,53 @@
-"""``safecache gc``: brings caches within their limits. What is published starts it too, by itself."""
+"""``safecache gc`` brings caches within their limits, as what is published does by itself; ``clean`` empties them."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from safecache.cli import sweeping
-from safecache.settings import config
+from safecache.cli.arguments import add_directories, add_json, number, of
+from safecache.errors import printable
+from safecache.settings import config, units
+from safecache.settings.units import write_size
+from safecache.store.groups import Group
+from safecache.tiers import levels
 from safecache.upkeep import eviction
-from safecache.upkeep.eviction import Limits
+from safecache.upkeep.eviction import Limits, Sweep
 
-__all__ = ["run"]
+__all__ = ["add", "run"]
+
+_NOTHING = Limits(size=-1)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of one of these commands."""
+    command = parser.get_default("command")
+    if command == "gc":
+        of_size, of_age = of(units.parse_size, units.SIZES), of(units.parse_age, units.AGES)
+        parser.add_argument("--max-bytes", type=of_size, metavar="10G", help="in place of SAFECACHE_MAX_BYTES")
+        parser.add_argument("--max-files", type=number, metavar="N", help="in place of SAFECACHE_MAX_FILES")
+        parser.add_argument("--max-age", type=of_age, metavar="30d", help="in place of SAFECACHE_MAX_AGE")
+        parser.add_argument("--quiet", action="store_true", help="print nothing, and let others run first")
+    else:
+        parser.add_argument(
+            "--force", action="store_true", help="also what running jobs use, and what was used just now"
+        )
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    add_directories(parser)
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Sweep each directory; 1 if one is still beyond a limit. Raises SafecacheError or OSError."""
+    """Sweep each directory; 1 if one is still beyond a limit, or not clean. Raises SafecacheError or OSError."""
+    return _gc(arguments) if arguments.command == "gc" else _clean(arguments)
+
+
+def _gc(arguments: argparse.Namespace) -> int:
     if arguments.quiet:
         os.nice(19)
     settings = config.current()
@@ -28,7 +60,66 @@ def run(arguments: argparse.Namespace) -> int:
         print(
             "safecache gc: no limit is set, by an option or SAFECACHE_MAX_BYTES, _MAX_FILES, _MAX_AGE", file=sys.stderr
         )
-    sweeps = sweeping.sweep_each(arguments, lambda path: eviction.sweep(path, limits, dry_run=arguments.dry_run))
+    sweeps = _sweep_each(arguments, lambda path: eviction.sweep(path, limits, dry_run=arguments.dry_run))
     if not arguments.quiet:
-        sweeping.show(sweeps, as_json=arguments.json)
+        _show(sweeps, as_json=arguments.json)
     return int(any(sweep is not None and sweep.kept for sweep in sweeps.values()))
+
+
+def _clean(arguments: argparse.Namespace) -> int:
+    sweeps = _sweep_each(
+        arguments,
+        lambda path: eviction.sweep(path, _NOTHING, heed_jobs=not arguments.force, dry_run=arguments.dry_run),
+    )
+    _show(sweeps, as_json=arguments.json)
+    return int(any(sweep is None or sweep.kept for sweep in sweeps.values()))
+
+
+def _sweep_each(arguments: argparse.Namespace, sweep: Callable[[str], Sweep | None]) -> dict[str, Sweep | None]:
+    """What ``sweep`` returns for each directory that was named, or that torch and Triton use."""
+    directories = arguments.directories or levels.existing_caches(config.child_environment())
+    return {directory: sweep(directory) for directory in directories}
+
+
+def _show(sweeps: dict[str, Sweep | None], *, as_json: bool) -> None:
+    """Print what was removed from each directory, what stayed and why, and what it holds now."""
+    reports = {directory: None if sweep is None else _report(sweep) for directory, sweep in sweeps.items()}
+    if as_json:
+        print(json.dumps({"directories": reports}))
+        return
+    for directory, report in reports.items():
+        if report is None:
+            print(printable(f"{directory}: another process is removing from it"))
+        else:
+            _print(directory, report)
+
+
+def _report(sweep: Sweep) -> dict[str, Any]:
+    reasons = sorted({why for _, why in sweep.kept})
+    return {
+        "removed": _sums(sweep.removed) | {"kinds": dict(Counter(group.kind.value for group in sweep.removed))},
+        "kept": {why: _sums(group for group, reason in sweep.kept if reason == why) for why in reasons},
+        "left": {"files": sweep.files, "bytes": sweep.size},
+        "reaped_bytes": sweep.reaped,
+    }
+
+
+def _sums(groups: Iterable[Group]) -> dict[str, Any]:
+    found = list(groups)
+    sizes = {"files": sum(len(group.all_files) for group in found), "bytes": sum(group.size for group in found)}
+    return {"groups": len(found)} | sizes
+
+
+def _print(directory: str, report: dict[str, Any]) -> None:
+    removed, left = report["removed"], report["left"]
+    kinds = ", ".join(f"{count} of {kind}" for kind, count in sorted(removed["kinds"].items()))
+    print(printable(f"{directory}: {_words(removed)} removed{f' ({kinds})' if kinds else ''}"))
+    if report["reaped_bytes"]:
+        print(f"  {write_size(report['reaped_bytes'])} of dead writers removed")
+    for why, sums in report["kept"].items():
+        print(printable(f"  {_words(sums)} left: {why}"))
+    print(f"  {left['files']} files, {write_size(left['bytes'])} are there now")
+
+
+def _words(sums: dict[str, Any]) -> str:
+    return f"{sums['groups']} groups, {sums['files']} files, {write_size(sums['bytes'])}"

@@ -9,15 +9,57 @@ import sys
 import time
 from typing import Any
 
+from safecache.cli.arguments import add_json
 from safecache.errors import printable
 from safecache.settings import config, units
 from safecache.signing import key_changes, key_files, keyring
 from safecache.signing.keys import ANY_NAMESPACE, Key
 
-__all__ = ["run"]
+__all__ = ["add", "run"]
 
 _DATES = ("created", "expires", "revoked")
 _MAXIMUM_INPUT = 64 * 1024
+_DAY = 86400
+_PATTERN_HELP = "the namespaces that it may supply, such as 'prod/*', where * stands for any letters, / too (default *)"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of one of these commands."""
+    command = parser.get_default("command")
+    if command == "keygen":
+        _add_keygen(parser)
+    elif command == "keys":
+        add_json(parser)
+    elif command == "trust":
+        parser.add_argument(
+            "file", metavar="FILE", help="a key file, a PEM file of an Ed25519 key, or - for standard input"
+        )
+        parser.add_argument("--name", help="what to call it, in place of the name in the file")
+        parser.add_argument("--namespace", nargs="+", metavar="PATTERN", help=_PATTERN_HELP)
+    else:
+        parser.add_argument("id", metavar="ID", help="its id, or the beginning of it that no other key has")
+        parser.add_argument("--reason", default="", help="why, kept in its file")
+
+
+def _add_keygen(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ed25519", action="store_true", help="make an Ed25519 key (needs safecache[sign])")
+    parser.add_argument("--name", default="", help="what to call it in lists")
+    parser.add_argument("--expires", type=_expiry, metavar="90d|DATE", help="when it ends: days from now, or a date")
+    parser.add_argument("--namespace", nargs="+", metavar="PATTERN", help=_PATTERN_HELP)
+    parser.add_argument("--out", metavar="FILE", help="where to write it; by default, into the keyring directory")
+    parser.add_argument("--public", metavar="FILE", help="where to write its public part too (Ed25519)")
+
+
+def _expiry(text: str) -> float:
+    now = time.time()
+    try:
+        end = now + int(text[:-1]) * _DAY if text.endswith("d") else units.parse(text)
+        units.write(end)
+    except (ValueError, OverflowError, OSError):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither a number of days (90d) nor a date of RFC 3339") from None
+    if end <= now:
+        raise argparse.ArgumentTypeError(f"{text} is not in the future")
+    return end
 
 
 def run(arguments: argparse.Namespace) -> int:

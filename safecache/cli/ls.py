@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from safecache.cli import tables
+from safecache.cli import crashes, tables
+from safecache.cli.arguments import add_directories, add_json, number
 from safecache.cli.tables import Heading
 from safecache.files import parallel
 from safecache.settings import config, units
@@ -20,7 +21,19 @@ from safecache.tiers import levels
 from safecache.upkeep import catalogue
 from safecache.upkeep.catalogue import Catalogue, Description, Item
 
-__all__ = ["USUAL", "WORDS", "Row", "describe", "directories_of", "print_rows", "report", "run", "signer_name", "state"]
+__all__ = [
+    "USUAL",
+    "WORDS",
+    "Row",
+    "add",
+    "describe",
+    "directories_of",
+    "print_rows",
+    "report",
+    "run",
+    "signer_name",
+    "state",
+]
 
 WORDS = {kind: word for word, kind in KINDS.items()}
 # What is in the way, or was there for something else, is listed only by its kind.
@@ -42,8 +55,24 @@ class Row(NamedTuple):
     description: Description
 
 
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    add_directories(parser)
+    parser.add_argument(
+        "--kind", action="append", choices=(*KINDS, "all"), help="of this kind, or these; all that compiles use"
+    )
+    parser.add_argument("--sort", choices=("size", "age", "used", "name"), default="used", help="by default, used last")
+    parser.add_argument("--limit", type=number, metavar="N", help="the first N")
+    parser.add_argument(
+        "--crashed", action="store_true", help="the kernels that have crashed Triton's compiler, instead"
+    )
+    add_json(parser)
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Print the list. Raises SafecacheError, or OSError for a directory that cannot be read."""
+    if arguments.crashed:
+        return crashes.run(arguments)
     words = arguments.kind or USUAL
     kinds = set(KINDS.values()) if "all" in words else {KINDS[word] for word in words}
     found = catalogue.take(directories_of(arguments), kinds | {GroupKind.FX_ENTRY})

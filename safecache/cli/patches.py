@@ -6,12 +6,13 @@ import argparse
 import json
 
 from safecache.cli import tables
+from safecache.cli.arguments import add_json
 from safecache.cli.tables import Heading
 from safecache.errors import printable
 from safecache.source_patches import changing, sites
 from safecache.source_patches.changing import State
 
-__all__ = ["run"]
+__all__ = ["add", "run"]
 
 _HEADINGS = (
     Heading("package"),
@@ -24,6 +25,27 @@ _KEYS = (
     "torch and Triton hash their own sources into the keys of their caches: what was compiled before is compiled once"
     " more, and only processes with the same patches share a cache."
 )
+
+
+_ACTIONS = {
+    "list": "which patches there are for the installed releases, and which are applied",
+    "check": "likewise, and exit with 1 if one that is named, or any, does not fit",
+    "apply": "apply those that are named, or all; if one does not fit, none",
+    "revert": "take them back: the files are byte for byte as they were",
+}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    for action, help in _ACTIONS.items():
+        of_it = actions.add_parser(action, help=help)
+        of_it.add_argument("names", nargs="*", metavar="NAME", help="of patches, such as verified-loads")
+        of_it.add_argument(
+            "--target", metavar="SITE_PACKAGES", help="the directory that torch and triton lie in, if not the installed"
+        )
+        if action in ("list", "check"):
+            add_json(of_it)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache.cli import ls, tables
+from safecache.cli.arguments import add_places
 from safecache.cli.tables import Heading
 from safecache.errors import EntryRefusedError, printable
 from safecache.settings.units import write_size
 from safecache.upkeep import quarantined
 from safecache.upkeep.quarantined import Quarantined
 
-__all__ = ["run"]
+__all__ = ["add", "run"]
 
 _HEADINGS = (
     Heading("item"),
@@ -24,6 +25,25 @@ _HEADINGS = (
     Heading("reason", folds=True),
     Heading("from", folds=True),
 )
+
+
+_ITEM_HELP = "as `safecache quarantine` shows it, or the beginning of it that no other has"
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    add_places(parser)
+    actions = parser.add_subparsers(dest="action", metavar="ACTION")
+    add_places(actions.add_parser("list", help="what there is, from where and why; the default"), again=True)
+    for action, help in (("show", "what it is, and if a load would take it now"), ("restore", "put it back, if so")):
+        of_one = actions.add_parser(action, help=help)
+        of_one.add_argument("items", nargs=1, metavar="ITEM", help=_ITEM_HELP)
+        add_places(of_one, again=True)
+    rm = actions.add_parser("rm", help="remove it")
+    which = rm.add_mutually_exclusive_group(required=True)
+    which.add_argument("items", nargs="*", default=[], metavar="ITEM", help=_ITEM_HELP)
+    which.add_argument("--all", action="store_true", help="all of it")
+    add_places(rm, again=True)
 
 
 def run(arguments: argparse.Namespace) -> int:

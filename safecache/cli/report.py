@@ -9,7 +9,15 @@ from safecache.cli import ls, stats
 from safecache.cli.html import facts, page
 from safecache.store import entry_files
 
-__all__ = ["run"]
+__all__ = ["add", "run"]
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    parser.add_argument(
+        "-o", "--output", default="safecache-report.html", metavar="FILE", help="the page (default %(default)s)"
+    )
+    stats.add_run(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 from typing import NoReturn
 
+from safecache.cli import EXIT_USAGE
 from safecache.settings import config
 
-__all__ = ["environment_for_children", "run"]
+__all__ = ["add", "become", "environment_for_children", "run"]
 
 _BOOTSTRAP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "bootstrap")
 
@@ -24,7 +26,7 @@ def environment_for_children() -> dict[str, str]:
     return environment
 
 
-def run(command: list[str]) -> NoReturn:
+def become(command: list[str]) -> NoReturn:
     """Become ``command``. Exits 127 if it is not found and 126 if it cannot be run, as a shell does."""
     try:
         os.execvpe(command[0], command, environment_for_children())
@@ -34,3 +36,17 @@ def run(command: list[str]) -> NoReturn:
     except OSError as error:
         print(f"safecache run: {command[0]}: {error.strerror}", file=sys.stderr)
         sys.exit(126)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...", help="the command and its arguments")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """As become(); 2 where no command is given."""
+    command = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
+    if not command:
+        print("safecache run: no command given: safecache run -- CMD...", file=sys.stderr)
+        return EXIT_USAGE
+    become(command)

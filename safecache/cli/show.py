@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from safecache.cli import ls, tables
+from safecache.cli.arguments import add_places
 from safecache.cli.ls import Row
 from safecache.cli.tables import Heading
 from safecache.errors import printable
@@ -25,10 +26,18 @@ from safecache.upkeep import catalogue, quarantined
 from safecache.upkeep.audit import Audit, audit
 from safecache.upkeep.catalogue import Catalogue, Item
 
-__all__ = ["run"]
+__all__ = ["add", "run"]
 
 _SHOWN = {KINDS[word] for word in (*ls.USUAL, "crash", "known-bad")}
 _ENTRIES = {GroupKind.AOT_ENTRY: Kind.AOT_ENTRY, GroupKind.FX_ENTRY: Kind.FX_ENTRY}
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    parser.add_argument(
+        "name", metavar="NAME|KEY|PATH", help="of a kernel or function; a key, or the beginning of it; or a file of it"
+    )
+    add_places(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -14,15 +14,29 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from safecache.cli import ls
+from safecache.cli.arguments import add_directories, add_json
 from safecache.errors import printable
 from safecache.history import run_summary
 from safecache.history.lookups import Layer, Outcome, Time, time_label
-from safecache.history.run_summary import Line, Summary
+from safecache.history.run_summary import ALL, LAST, Line, Summary
 from safecache.settings import units
 
-__all__ = ["run", "say_there_is_none", "seconds"]
+__all__ = ["add", "run", "say_there_is_none", "seconds"]
 
 _LABELS = run_summary.labels()
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    add_run(parser)
+    add_json(parser)
+
+
+def add_run(parser: argparse.ArgumentParser) -> None:
+    """Add which run it is to be, and where."""
+    add_directories(parser)
+    choice = f"the run: its id, {LAST} (the default) for the latest, or {ALL}"
+    parser.add_argument("--run", default=LAST, metavar="ID", help=choice)
 
 
 def run(arguments: argparse.Namespace) -> int:

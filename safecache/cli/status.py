@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib
 import json
 import sys
+from collections import Counter
 from typing import Any
 
 from rich.console import Console
@@ -12,18 +14,37 @@ from rich.progress import Progress, SpinnerColumn, TextColumn
 from rich.table import Column, Table
 
 import safecache
+from safecache.cli.arguments import add_json
 from safecache.errors import printable
 from safecache.patching import sinks, targets
 from safecache.patching.sinks import Sink
 from safecache.settings import config, settings
 from safecache.signing import keyring, provenance
 
-__all__ = ["import_targets", "show", "show_sinks"]
+__all__ = ["add", "import_targets", "run"]
 
 _GOOD = ("active", "in the source")
 
 
-def show_sinks(*, as_json: bool, importing: bool) -> int:
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    add_json(parser)
+    parser.add_argument("--all", action="store_true", help="a line for every hook, and not only for those that are off")
+    parser.add_argument(
+        "--sinks", action="store_true", help="every place in torch and Triton that runs bytes, and what verifies them"
+    )
+    parser.add_argument("--no-import", action="store_true", help="do not import torch: only show the table")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print what was asked for; 1 where something should be on, or verified, and is not."""
+    importing = not arguments.no_import
+    if arguments.sinks:
+        return _show_sinks(as_json=arguments.json, importing=importing)
+    return _show(as_json=arguments.json, importing=importing, everything=arguments.all)
+
+
+def _show_sinks(*, as_json: bool, importing: bool) -> int:
     """Print the sinks; 1 if the table is not that of the installed release, or one is open or not verified."""
     if config.current().enabled:
         safecache.activate()
@@ -97,7 +118,7 @@ def _print_sinks(report: dict[str, Any]) -> None:
 _HEALTHY = ("active", "in the source", "not for this torch")
 
 
-def show(*, as_json: bool, importing: bool) -> int:
+def _show(*, as_json: bool, importing: bool, everything: bool) -> int:
     """Print the status; 1 if a hook that could be active is not."""
     enabled = config.current().enabled
     if enabled:
@@ -119,9 +140,17 @@ def show(*, as_json: bool, importing: bool) -> int:
     if as_json:
         print(json.dumps(report))
     else:
-        _print(report, hooks)
+        _print(report, hooks, everything=everything)
     healthy = not importing or all(hook["state"] in _HEALTHY for hook in hooks)
     return 0 if healthy and keys.signing and enabled else 1
+
+
+def _parts(hooks: list[dict[str, str]]) -> dict[str, Counter[str]]:
+    """How many hooks are in which state, by the package of torch or Triton that they are on."""
+    parts: dict[str, Counter[str]] = {}
+    for hook in hooks:
+        parts.setdefault(".".join(hook["name"].split(".")[:2]), Counter())[hook["state"]] += 1
+    return parts
 
 
 def import_targets() -> dict[str, str]:
@@ -141,16 +170,22 @@ def import_targets() -> dict[str, str]:
     return failed
 
 
-def _print(report: dict[str, Any], hooks: list[dict[str, str]]) -> None:
+def _print(report: dict[str, Any], hooks: list[dict[str, str]], *, everything: bool) -> None:
     console = Console()
     console.print(f"safecache {report['version']}, torch {report['torch'] or 'not installed'}")
     key = f"key {report['key']}" if report["key"] else f"no key: {report['key_problem']}"
     console.print(printable(key), markup=False)
     for problem in report["refused_keys"]:
         console.print(printable(f"key refused: {problem}"), markup=False)
+    for part, states in _parts(hooks).items():
+        counts = ", ".join(f"{count} {state}" for state, count in states.items())
+        console.print(f"{part:<18} {counts}", highlight=False)
+    shown = hooks if everything else [hook for hook in hooks if hook["state"] not in _HEALTHY]
+    if not shown:
+        return
     table = Table(Column("hook", overflow="fold"), "state", Column("reason", overflow="fold"))
     colours = {"active": "green", "in the source": "green", "not yet imported": "dim", "not for this torch": "dim"}
-    for hook in hooks:
+    for hook in shown:
         colour = colours.get(hook["state"], "red")
         table.add_row(hook["name"], f"[{colour}]{hook['state']}[/]", printable(hook["reason"]))
     console.print(table)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
 from importlib.resources import files
 
@@ -12,7 +13,7 @@ from rich.table import Table
 from safecache.cli import EXIT_USAGE
 from safecache.errors import printable
 
-__all__ = ["run"]
+__all__ = ["add", "run"]
 
 _GUIDE = files("safecache") / "guide"
 
@@ -21,9 +22,14 @@ def _names() -> list[str]:
     return sorted(page.name.removesuffix(".md") for page in _GUIDE.iterdir() if page.name.endswith(".md"))
 
 
-def run(topic: str | None) -> int:
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    parser.add_argument("topic", nargs="?", metavar="TOPIC", help="the page")
+
+
+def run(arguments: argparse.Namespace) -> int:
     """Print the page, or what pages there are; the exit code. Where there is no terminal, the page is as written."""
-    console = Console()
+    console, topic = Console(), arguments.topic
     if topic is not None and topic not in _names():
         print(f"safecache help: there is no page {printable(topic)}, but {', '.join(_names())}", file=sys.stderr)
         return EXIT_USAGE

@@ -53,6 +53,7 @@ def check_private(path: str) -> Callable[[os.stat_result], None]:
 def type_name(mode: int) -> str:
     """What a file of this mode is, in a word."""
     names = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "directory", stat.S_IFLNK: "symbolic link", stat.S_IFSOCK: "socket"}
+    names[stat.S_IFREG] = "file"
     return names.get(stat.S_IFMT(mode), "device")
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from safecache.files import checks, filesystem, folders, opening, stamps, temporaries
 from safecache.files.folders import Folder
+from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config, units
@@ -135,14 +136,15 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     That is a directory at its name, or whatever is no directory where one should be: a link to one is none.
 
     All that is made here has its mode less the umask: that and setgid directories decide what users share.
-    Raises OSError, with nothing left behind. What was set aside is reported once the content is there, which raises
-    EntryRefusedError in strict mode.
+    Raises OSError, with nothing left behind. What was set aside is reported once the content is there, and in strict
+    mode raised as EntryRefusedError; of an entry's directory, the lookup before has reported it.
     """
     aside: list[tuple[str, str]] = []
     _persistently(lambda: _publish(path, content, root, mode, aside))
     for observer in _observers:
         observer(root)
-    _report(aside)
+    if layout.locate(path) is None:
+        _report(aside)
 
 
 def write(path: str, content: bytes, *, make_directories: bool) -> None:

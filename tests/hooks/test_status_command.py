@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from conftest import NEEDS_TORCH, SOURCE
@@ -73,10 +74,19 @@ def test_bad_setting_is_one_line(command_line, arguments):
     assert said.errors.startswith("safecache: SAFECACHE_STRICT='perhaps' is not allowed: use ")
 
 
-def test_table_names_every_hook(command_line):
-    said = command_line("status", COLUMNS="200")
+def test_hooks_are_counted_by_package_and_all_are_named_on_request(command_line):
     known = [target for target in TARGETS if not target.is_not_for(FAKE_RELEASE)]
-    assert said.returncode == 0 and sum(" active " in line for line in said.lines) == len(known), said.lines
+    said = command_line("status", COLUMNS="200")
+    counted = [int(count) for line in said.lines for count in re.findall(r"(\d+) active", line)]
+    assert said.returncode == 0 and sum(counted) == len(known) and len(said.lines) < 20, said.lines
+    everything = command_line("status", "--all", COLUMNS="200")
+    assert sum("│ active" in line for line in everything.lines) == len(known), everything.lines
+
+
+def test_hook_that_is_off_is_named_with_its_reason(command_line):
+    said = command_line("status", COLUMNS="200", FAKE_TORCH_SIGNATURE="unknown")
+    rows = [line for line in said.lines if line.startswith("│")]
+    assert said.returncode == 1 and rows and all("standing down" in row for row in rows), said.lines
 
 
 def test_sinks_of_the_release_are_listed_with_what_verifies_them(command_line):

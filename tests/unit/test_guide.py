@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import safecache
+from safecache.cli import main
 
 ROOT = Path(safecache.__file__).parents[1]
 GUIDE = Path(safecache.__file__).parent / "guide"
@@ -60,3 +61,11 @@ def test_help_lists_the_pages_and_shows_one(run):
 def test_page_that_is_not_there_is_named(run):
     said = run("help", "no\x1bsuch")
     assert said.code == 2 and "settings" in said.err and "\x1b" not in said.err
+
+
+def test_help_lists_every_command_in_its_group(run):
+    said = run("--help").out
+    _, *groups = re.split(r"^(\w+):$", said[said.index("\nuse:\n") :], flags=re.M)
+    listed = {groups[i]: re.findall(r"^  (\w+) ", groups[i + 1], flags=re.M) for i in range(0, len(groups), 2)}
+    assert list(listed) == ["use", "look", "keys", "upkeep"] and all(listed.values())
+    assert sorted(name for names in listed.values() for name in names) == sorted(main._COMMANDS)

@@ -318,19 +318,19 @@ def test_what_was_in_the_way_of_a_save_is_reported_once(tmp_path, documents, mon
     """And is an error where each problem is to be one; the entry is there all the same."""
     root = tmp_path / "cache"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
-    entry = root / "fxgraph" / "ab" / "key" / "entry"
+    entry = root / "triton" / "0" / "KEY" / "k.cubin"
 
     def save_again():
-        shutil.rmtree(root / "fxgraph", ignore_errors=True)
-        link(root / "fxgraph", documents)
+        shutil.rmtree(root / "triton", ignore_errors=True)
+        link(root / "triton", documents)
         entry_files.publish(str(entry), b"content", str(root))
 
     save_again()
     save_again()
     warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert len(warned) == 1 and "fxgraph, a symbolic link, was in the way" in warned[0] and "quarantine" in warned[0]
+    assert len(warned) == 1 and "triton, a symbolic link, was in the way" in warned[0] and "quarantine" in warned[0]
     settings(SAFECACHE_STRICT=1)
-    with pytest.raises(EntryRefusedError, match="fxgraph"):
+    with pytest.raises(EntryRefusedError, match="triton"):
         save_again()
     assert entry.read_bytes() == b"content"
     assert events.counters()[Reason.NOT_A_FILE.value] == 3
