@@ -118,11 +118,11 @@ def _place(item: Item) -> tuple[str, ...]:
 
 def describe(items: Sequence[Item], found: Catalogue) -> list[Row]:
     """A row for each, but for what was removed since it was listed."""
-    graphs = found.graphs
+    known = found.known
     keyring.current()  # by one thread: the first use makes a key
 
     def described(item: Item) -> Description | None:
-        return catalogue.describe(item, graphs, found.records)
+        return catalogue.describe(item, known)
 
     descriptions = parallel.each(described, items)
     return [Row(item, said) for item, said in zip(items, descriptions, strict=True) if said is not None]

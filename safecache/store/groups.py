@@ -48,8 +48,8 @@ class GroupKind(Enum):
     KNOWN_BAD = "notes of crashes"
     JOURNAL = "journals of lookups"
     KEY_RECORD = "records of keys"
-    RECORD = "records of nothing"
-    LOCK = "locks of nothing"
+    RECORD = "orphaned records"
+    LOCK = "orphaned locks"
 
 
 # What to call them in a command and in a narrow column.

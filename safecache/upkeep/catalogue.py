@@ -20,7 +20,7 @@ from safecache.files import checks, folders, opening
 from safecache.store.groups import Group, GroupKind
 from safecache.upkeep import inventory, signers
 
-__all__ = ["Catalogue", "Description", "Item", "KernelMetadata", "describe", "kernels", "keys", "read", "take"]
+__all__ = ["Catalogue", "Description", "Item", "KernelMetadata", "Known", "describe", "kernels", "keys", "read", "take"]
 
 # Bytes of one file. Large entries have their graph's code, with the names of its kernels, before their constants.
 _MOST_NAMES = 4 << 20
@@ -29,6 +29,13 @@ _MOST_NAMES = 4 << 20
 _FUSED = re.compile(rb"fused_[A-Za-z0-9_]{1,150}")
 _BEFORE = re.compile(rb"(?<![A-Za-z0-9_])(?:triton|cpp)_(?:[a-z]{1,9}_)?\Z")
 _LONGEST_BEFORE = 20
+# As CppScheduling.codegen_group in torch/_inductor/codegen/cpp.py writes them; the same in torch 2.11 to 2.15.
+_CPP_SOURCE = re.compile(
+    rb"^(\w{1,200}) = async_compile\.cpp\w*\([^\n]{0,10000}r?\'\'\'(.*?)\'\'\'", re.MULTILINE | re.DOTALL
+)
+_CPP_KERNEL = re.compile(rb'^extern "C"\s.*?^\}', re.MULTILINE | re.DOTALL)
+# Beside a library that is loaded to see whether it can be: hooks/generated_code.py.
+_PROBED = ".load_ok"
 # As pickle writes a text of 52 letters: SHORT_BINUNICODE and its length.
 _KEY = re.compile(rb"\x8c\x34([cf][a-z2-7]{51})")
 
@@ -127,6 +134,14 @@ class Item(NamedTuple):
     used: float
 
 
+class Known(NamedTuple):
+    """FX graph entries by their keys; where the records of keys lie, by key; names of C++ kernels, by their text."""
+
+    graphs: Mapping[str, Group]
+    records: Mapping[str, str]
+    cpp_kernels: Mapping[bytes, str]
+
+
 class Catalogue(NamedTuple):
     """``other``: how many files belong to no group, and their bytes. ``records``: where those of keys lie, by key."""
 
@@ -135,9 +150,12 @@ class Catalogue(NamedTuple):
     records: Mapping[str, str]
 
     @property
-    def graphs(self) -> dict[str, Group]:
-        """The FX graph entries by their keys."""
-        return {item.group.name: item.group for item in self.items if item.group.kind is GroupKind.FX_ENTRY}
+    def known(self) -> Known:
+        """What its items tell of each other. Reads the generated Python among them."""
+        of_kind = {kind: [item.group for item in self.items if item.group.kind is kind] for kind in _WITH_GRAPHS}
+        sources = [path for group in of_kind[GroupKind.CODE] for path in group.paths if path.endswith(".py")]
+        graphs = {group.name: group for group in of_kind[GroupKind.FX_ENTRY]}
+        return Known(graphs, self.records, _cpp_kernels(sources))
 
 
 class Description(NamedTuple):
@@ -193,8 +211,8 @@ def _item(directory: str, group: Group) -> Item:
     return Item(directory, group, group.size, min(made, default=0.0), max(stamps, default=0.0))
 
 
-def describe(item: Item, graphs: Mapping[str, Group], records: Mapping[str, str]) -> Description | None:
-    """What the files of the item say now; None if they are gone. ``graphs``, ``records``: those of its catalogue."""
+def describe(item: Item, known: Known) -> Description | None:
+    """What the files of the item say now; None if they are gone. ``known``: that of its catalogue."""
     group = item.group
     if not any(folders.is_there(path) for path in group.paths or [file.path for file in group.all_files]):
         return None
@@ -206,10 +224,10 @@ def describe(item: Item, graphs: Mapping[str, Group], records: Mapping[str, str]
         metadata = read(file.path for file in group.files)
         kernels = (metadata.name,) if metadata.name else ()
     elif group.kind in _WITH_GRAPHS:
-        kernels = _kernels(group, graphs)
+        kernels = _kernels(group, known)
     return Description(
         kernels,
-        "" if kernels else _source(group, records),
+        "" if kernels else _source(group, known.records),
         metadata.gpu or provenance.get("gpu", ""),
         provenance.get("torch", ""),
         provenance.get("triton", "") or metadata.triton,
@@ -220,15 +238,33 @@ def describe(item: Item, graphs: Mapping[str, Group], records: Mapping[str, str]
 
 
 def _source(group: Group, records: Mapping[str, str]) -> str:
+    if any(path.endswith(_PROBED) for path in group.paths):
+        return "probe of vector instructions"
     path = records.get(group.name)
     record = key_records.read(path) if path is not None else None
     return key_records.capped(record.name) if record is not None else ""
 
 
-def _kernels(group: Group, graphs: Mapping[str, Group]) -> tuple[str, ...]:
-    """Those that its bytes name, or else those of the graphs that it refers to."""
+def _kernels(group: Group, known: Known) -> tuple[str, ...]:
+    """Those that its bytes name, or else those of the graphs that it refers to, or that its C++ is."""
     paths = [file.path for file in group.files]
     found = kernels(paths)
-    if found or group.kind is not GroupKind.AOT_ENTRY:
+    if found or group.kind is GroupKind.FX_ENTRY:
         return found
-    return kernels(file.path for key in keys(paths) if key in graphs for file in graphs[key].files)
+    if group.kind is GroupKind.AOT_ENTRY:
+        graphs = known.graphs
+        return kernels(file.path for key in keys(paths) if key in graphs for file in graphs[key].files)
+    texts = [text for path in paths if path.endswith(".cpp") for text in _CPP_KERNEL.findall(_read(path))]
+    return tuple(known.cpp_kernels[text] for text in texts if text in known.cpp_kernels)
+
+
+def _cpp_kernels(sources: Iterable[str]) -> dict[bytes, str]:
+    """By its text, what the generated Python there calls each kernel that it has compiled of C++.
+
+    A C++ file has the same text, and no name: the function is always ``kernel``.
+    """
+    named = {}
+    for content in map(_read, sources):
+        for name, code in _CPP_SOURCE.findall(content):
+            named.update(dict.fromkeys(_CPP_KERNEL.findall(code), name.decode()))
+    return named

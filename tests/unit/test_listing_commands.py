@@ -166,6 +166,33 @@ def test_code_is_told_by_its_record_and_sources_are_compared(cache, listed):
     assert rows[key("c", "library")]["states"] == {"unsealed": 1}
 
 
+CPP = """extern "C"  void  kernel(const float* in_ptr0,
+                       float* out_ptr0)
+{
+    out_ptr0[0] = in_ptr0[0] + %d;
+}
+"""
+PYTHON = """
+cpp_fused_add_0 = async_compile.cpp_pybinding(['const float*', 'float*'], r'''
+#include <torch/csrc/inductor/cpp_prefix.h>
+%s''')
+"""
+
+
+def test_cpp_kernel_is_called_what_the_python_around_it_calls_it(cache, listed):
+    """The name is nowhere in the C++ itself; nor is another text called so."""
+    for name, ending, content in [
+        ("py", ".py", PYTHON % (CPP % 1)),
+        ("same", ".main.cpp", "\n#include <a>\n" + CPP % 1 + "// glue\n"),
+        ("other", ".main.cpp", CPP % 2),
+        *(("probe", ending, "") for ending in (".cpp", ".so", ".so.load_ok")),
+    ]:
+        own = key("c", name)
+        cache.file(cache.root / own[1:3] / f"{own}{ending}", HOUR, content.encode())
+    names = sorted(row["name"] for row in listed()["entries"])
+    assert names == ["", "cpp_fused_add_0", "cpp_fused_add_0", "probe of vector instructions"]
+
+
 def test_only_what_compiles_use_is_listed_unless_asked(cache, listed):
     for make in (cache.aot, cache.fx, cache.code, cache.kernel, cache.header, cache.quarantined, cache.crash):
         make("x", HOUR)
