@@ -6,9 +6,8 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from safecache.code import gate, packages
+from safecache.code import gate, generated, packages
 from safecache.files import ownership
-from safecache.hooks import generated_code
 from safecache.loads import failures
 from safecache.patching import targets
 from safecache.reporting import events
@@ -23,7 +22,7 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     made = wrapped(*args, **kwargs)
     for path in _paths(made):
         if path.endswith(".so"):
-            root = generated_code.root_of(path)
+            root = generated.root_of(path)
             objection = ownership.why_not_private(os.path.dirname(path))
             if objection is not None:
                 message = f"{path} was built where others can write: {objection}."
@@ -49,7 +48,7 @@ def package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     def write(f: Any, *, aoti_files: Any = None, **named: Any) -> Any:
         if aoti_files is None:
             return wrapped(f, **named)
-        sources = [(path, generated_code.root_of(path)) for path in _paths(aoti_files)]
+        sources = [(path, generated.root_of(path)) for path in _paths(aoti_files)]
         return packages.made(f, sources, lambda place: wrapped(place, aoti_files=aoti_files, **named))
 
     return write(*args, **kwargs)

@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache.code import exec_directory, gate, lock_guards
+from safecache.code import exec_directory, gate, library_builds, lock_guards
 from safecache.entries import copies
 from safecache.files import mounts
-from safecache.hooks import cache_dir_utils, generated_code
+from safecache.hooks import cache_dir_utils
 from safecache.loads import failures
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
@@ -24,16 +24,16 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """VecISA.check_build: verifies its library; says so when the cache's mount makes it answer no, and kernels slow."""
 
     def check() -> bool:
-        with generated_code.guarding(), lock_guards.guarding(_take_unless_attested):
+        with library_builds.guarding(), lock_guards.guarding(_take_unless_attested):
             usable: bool = wrapped(*args, **kwargs)
         return usable
 
     # Torch catches whatever is raised in there, and takes it that the CPU has no such instructions.
     with events.reading():
         cache_dir_utils.settle()
-        generated_code.failure()
+        library_builds.failure()
         usable = fallback.attempt(check)
-        if not usable and fallback.replaced(generated_code.failure()):
+        if not usable and fallback.replaced(library_builds.failure()):
             usable = check()
     cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
     if not usable and mounts.forbids_execution(cache):
@@ -63,7 +63,7 @@ def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
         loaded = wrapped(exec_directory.place(output_path, content) if config.current().exec_dir else verified)
         if loaded:
             # Torch puts an empty file there, from 2.14 on, and loads nothing where it finds one.
-            marker = output_path + generated_code.LOADED
+            marker = output_path + library_builds.LOADED
             gate.keep(marker, root, content=b"")
             record = gate.record_of(marker, b"", Kind.NATIVE_CODE, {}, root)
             copies.send_content(marker, b"", Kind.NATIVE_CODE, record=record)

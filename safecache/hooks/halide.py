@@ -14,9 +14,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from safecache.code import gate, sources
+from safecache.code import gate, generated, sources
 from safecache.files import ownership
-from safecache.hooks import generated_code
 from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
 from safecache.tiers import directory_faults, fallback
@@ -35,7 +34,7 @@ def generate(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
         codecache = sys.modules["torch._inductor.codecache"]
         key = codecache.code_hash(source_code, extra=repr((instance.config_hash(), meta)))
         directory = codecache.get_path(key, "halide")[2]
-        _keep_to_ourselves(generated_code.root_of(directory))
+        _keep_to_ourselves(generated.root_of(directory))
         _settle(directory, _KERNEL)
         return wrapped(meta, source_code, *rest, **named)
 
@@ -88,7 +87,7 @@ def _settle(directory: str, names: Sequence[str]) -> None:
 def _root(directory: str) -> str:
     # The runtime can lie in the cache that is one by default, while another is in use.
     base = os.path.dirname(directory)
-    return base if os.path.basename(directory).startswith("halide-runtime-") else generated_code.root_of(directory)
+    return base if os.path.basename(directory).startswith("halide-runtime-") else generated.root_of(directory)
 
 
 def _keep_to_ourselves(root: str) -> None:

@@ -37,10 +37,9 @@ def load_compiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def _admitted(path: str) -> str:
-    from safecache.code import gate
-    from safecache.hooks import generated_code
+    from safecache.code import gate, generated
 
-    return gate.admit_code(path, generated_code.root_of(path))[0]
+    return gate.admit_code(path, generated.root_of(path))[0]
 
 
 def _explained(wrapped: Callable[..., Any], args: Any) -> Any:

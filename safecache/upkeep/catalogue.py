@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from safecache.code.library_builds import LOADED
 from safecache.code.triton_place import LIST
 from safecache.explain import key_records
 from safecache.files import checks, folders, opening
@@ -34,8 +35,6 @@ _CPP_SOURCE = re.compile(
     rb"^(\w{1,200}) = async_compile\.cpp\w*\([^\n]{0,10000}r?\'\'\'(.*?)\'\'\'", re.MULTILINE | re.DOTALL
 )
 _CPP_KERNEL = re.compile(rb'^extern "C"\s.*?^\}', re.MULTILINE | re.DOTALL)
-# Beside a library that is loaded to see whether it can be: hooks/generated_code.py.
-_PROBED = ".load_ok"
 # As pickle writes a text of 52 letters: SHORT_BINUNICODE and its length.
 _KEY = re.compile(rb"\x8c\x34([cf][a-z2-7]{51})")
 
@@ -238,7 +237,7 @@ def describe(item: Item, known: Known) -> Description | None:
 
 
 def _source(group: Group, records: Mapping[str, str]) -> str:
-    if any(path.endswith(_PROBED) for path in group.paths):
+    if any(path.endswith(LOADED) for path in group.paths):
         return "probe of vector instructions"
     path = records.get(group.name)
     record = key_records.read(path) if path is not None else None

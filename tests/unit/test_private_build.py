@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from caches import at_each_rename
 
-from safecache.code import gate, private_build, sources
+from safecache.code import gate, library_builds, private_build, sources
 from safecache.errors import EntryRefusedError
 from safecache.files import private_directory
 from safecache.hooks import generated_code
@@ -220,10 +220,10 @@ class Builder:
 
 @pytest.fixture
 def build(root, monkeypatch):
-    monkeypatch.setattr(generated_code, "root_of", lambda path: str(root))
+    monkeypatch.setattr(library_builds, "root_of", lambda path: str(root))
 
     def run(builder):
-        with generated_code.guarding():
+        with library_builds.guarding():
             generated_code.build(builder.build, builder, (), {})
 
     return run

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE
 
+from safecache.code import generated
 from safecache.files import filesystem, folders, temporaries
 from safecache.hooks import generated_code
 
@@ -39,7 +40,7 @@ def test_name_alone_is_one_in_the_working_directory(tmp_path, monkeypatch, setti
 
 @pytest.mark.parametrize(("utf_8", "expected"), [(False, b"\xe4"), (True, b"\xc3\xa4")])
 def test_text_is_encoded_as_the_locale_says_unless_torch_wants_utf_8(tmp_path, monkeypatch, utf_8, expected):
-    monkeypatch.setattr(generated_code.locale, "getpreferredencoding", lambda do_setlocale: "ISO-8859-1")
+    monkeypatch.setattr(generated.locale, "getpreferredencoding", lambda do_setlocale: "ISO-8859-1")
     write_atomic(tmp_path / "file", "ä", encode_utf_8=utf_8)
     assert (tmp_path / "file").read_bytes() == expected
 

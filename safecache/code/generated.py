@@ -1,0 +1,145 @@
+"""What Inductor generates: sources, written and read again to be executed."""
+
+from __future__ import annotations
+
+import locale
+import os
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from safecache.code import gpu_binaries, sources
+from safecache.entries import copies
+from safecache.files import private_directory
+from safecache.reporting.kinds import Kind
+from safecache.signing import keyring
+from safecache.store import entry_files
+
+__all__ = ["header_directory", "headers_folder", "initialise", "put", "put_again", "read", "root_of", "write_file"]
+
+
+class _Thread(threading.local):
+    # What write_file() has written last.
+    written = ""
+
+
+_thread = _Thread()
+# The Python that was generated last, by path: until torch reads it, it may be gone, or be exchanged.
+_MOST_REMEMBERED = 16
+_generated: dict[str, bytes] = {}
+
+
+def put(write: Callable[[], tuple[str, str]], content: str | bytes) -> tuple[str, str]:
+    """The name and path that ``write`` returns: what lies there is ``content``, or is written again.
+
+    The path of a kernel that C++ loads by it is of a copy out of reach. Raises what ``write`` does, and OSError.
+    """
+    _thread.written = ""
+    name, path = write()
+    _settle(path, content, write)
+    if path.endswith(".py"):
+        _remember(path, content)
+    elif path.endswith(gpu_binaries.ENDINGS):
+        path = gpu_binaries.place(path, root_of(path), _encoded(content))
+    return name, path
+
+
+def put_again(write: Callable[[], str], content: str) -> str:
+    """The path that ``write`` returns, likewise, of a source that an entry holds, which is verified."""
+    _thread.written = ""
+    path = write()
+    _settle(path, content, write)
+    _remember(path, content)
+    return path
+
+
+def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
+    source = _encoded(content)
+    if not sources.settle(path, source, root_of(path)):
+        again()
+        sources.vouch(path, source)
+    if _thread.written == path:  # just now: in a shared level too
+        copies.send(path, Kind.SOURCE, anew=False)
+
+
+def write_file(path: str, content: str | bytes, *, encode_utf_8: bool, make_directories: bool) -> None:
+    """As torch's write_atomic, but for its temporary files: their names two containers can share.
+
+    Raises OSError.
+    """
+    encoded = content.encode("utf-8") if encode_utf_8 and isinstance(content, str) else _encoded(content)
+    _thread.written = path
+    entry_files.write(path, encoded, make_directories=make_directories)
+
+
+def header_directory(directory: str) -> str:
+    """For precompiled headers, a directory of each key: they lie outside of the cache, where all of a user's meet.
+
+    The next process with another key, or stock torch, would otherwise make them anew each time, of some 150 MB.
+    """
+    key = keyring.current().signing
+    if key is None or directory != headers_folder():
+        return directory
+    return os.path.join(directory, f"safecache-{key.id.hex()}")
+
+
+def headers_folder() -> str | None:
+    """Where torch keeps precompiled headers."""
+    found: str | None = getattr(_codecache(), "_HEADER_DIR", None)
+    return found
+
+
+def initialise(graph: Any, compiled: Any, work: Callable[[], None]) -> None:
+    """Do ``work``, which reads the source of ``graph`` for ``compiled``: that gets what was generated.
+
+    Not what lies there by now; and it does not matter if nothing does. Raises what ``work`` does.
+    """
+    path = graph.cache_path
+    generated = _generated.get(path)
+    try:
+        work()
+    except OSError:
+        if generated is None:
+            raise
+        graph.cache_path = private_directory.make(os.path.basename(path), generated)
+        try:
+            work()
+        finally:
+            graph.cache_path = path
+    if generated is not None:
+        compiled.source_code = generated.decode(locale.getpreferredencoding(False))
+
+
+def read(path: str, key: str) -> str:
+    """The path to execute the source of this key from: its own, or a copy of what was verified. Raises OSError."""
+    generated = _generated.get(path)
+    try:
+        return sources.admit(path, key, _codecache().code_hash)
+    except OSError:
+        if generated is not None:
+            with suppress(OSError):  # as where no more files can be opened: then what torch itself would meet
+                return private_directory.make(os.path.basename(path), generated)
+        raise
+
+
+def _remember(path: str, content: str | bytes) -> None:
+    _generated[path] = _encoded(content)
+    for forgotten in list(_generated)[:-_MOST_REMEMBERED]:
+        _generated.pop(forgotten, None)
+
+
+def _encoded(content: str | bytes) -> bytes:
+    # As torch's write_atomic has the locale encode it.
+    return content.encode(locale.getpreferredencoding(False)) if isinstance(content, str) else content
+
+
+def _codecache() -> Any:
+    return sys.modules["torch._inductor.codecache"]
+
+
+def root_of(path: str) -> str:
+    """The directory that ``path`` is kept below: the cache, or that of the precompiled headers."""
+    cache: str = _codecache().cache_dir()
+    return cache if path.startswith(os.path.join(cache, "")) else os.path.dirname(path)
