@@ -19,7 +19,8 @@ PREAMBLE = f"""
 import os, random, sys, time
 sys.path[:0] = [{str(SOURCE)!r}, {str(TESTS)!r}]
 from caches import HOUR, key
-from safecache.upkeep import eviction; from safecache.files import stamps; from safecache.store import entry_files
+from safecache.files import stamps; from safecache.places import layout
+from safecache.store import entry_files; from safecache.upkeep import eviction
 root, seconds = sys.argv[1], 6.0
 chosen = random.Random(os.getpid())
 end = time.monotonic() + seconds
