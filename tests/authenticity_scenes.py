@@ -101,7 +101,7 @@ class Sink:
         return os.environ["TORCHINDUCTOR_CACHE_DIR"]
 
     def is_sealed_anew(self) -> bool:
-        """Whether something in the cache vouches for what does harm, and was not planted with it."""
+        """Whether something in the cache attests what does harm, and was not planted with it."""
         return False
 
 
@@ -223,7 +223,7 @@ class Memo(Sink):
         return artifact_scenes.load_memo(str(self.place))
 
 
-class Vouched(Sink):
+class Attested(Sink):
     """A file of code, which has its seal in a record."""
 
     root: Path
@@ -256,7 +256,7 @@ class Vouched(Sink):
         self.record.write_bytes(sealed)
 
 
-class Library(Vouched):
+class Library(Attested):
     """A kernel of Inductor's: built unless there is one, then loaded."""
 
     kind, cache_key = Kind.NATIVE_CODE, "pl/planted.so"
@@ -293,7 +293,7 @@ class Code(Library):
         return self.path.exists()
 
 
-class Kernel(Vouched):
+class Kernel(Attested):
     """A file in Triton's cache; that it is handed out counts as harm done."""
 
     kind = Kind.KERNEL
@@ -375,7 +375,7 @@ class Package(Sink):
         return str(self.base)
 
 
-class Extension(Vouched):
+class Extension(Attested):
     """A library that ninja has built, and finds up to date: that it is left counts as harm."""
 
     kind, cache_key = Kind.NATIVE_CODE, "probe/probe.so"
@@ -478,7 +478,7 @@ def _changed(change):
 
 def no_tag(sink, forger):
     sink.plant(sink.hostile(), lambda payload: payload)
-    if isinstance(sink, Vouched):
+    if isinstance(sink, Attested):
         sink.record.unlink()
 
 
@@ -503,7 +503,7 @@ def symbolic_link(sink, forger):
 def hard_link(sink, forger):
     """To what is good elsewhere: of a source, another source."""
     sink.plant(sink.hostile(), lambda payload: forger.seal(payload, cache_key="elsewhere"))
-    place = sink.record if isinstance(sink, Vouched) else sink.path
+    place = sink.record if isinstance(sink, Attested) else sink.path
     elsewhere = sink.base / "elsewhere"
     elsewhere.unlink(missing_ok=True)
     place.replace(elsewhere)
@@ -548,7 +548,7 @@ def swap(sink, forger):
 def other_content(sink, forger):
     """What is good of a record or seal, and something else than that was made for."""
     sink.plant(sink.harmless(), forger.seal)
-    if isinstance(sink, Vouched):
+    if isinstance(sink, Attested):
         sink.path.write_bytes(sink.hostile())
     else:
         sealed = forger.seal(sink.harmless())

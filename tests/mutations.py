@@ -28,8 +28,8 @@ _STORE += ["tests/faults/store/test_each_error.py", "tests/faults/store/test_pow
 _SEAL = ["tests/unit/test_seal.py", "tests/unit/test_seal_damage.py", "tests/unit/test_seal_forgery.py"]
 _SEAL += ["tests/unit/test_seal_inspection.py"]
 _TRUST = ["tests/unit/test_trust.py", "tests/unit/test_signatures.py", "tests/unit/test_sign_and_verify.py"]
-_VOUCHING = ["tests/unit/test_vouching.py", "tests/unit/test_vouching_records.py", "tests/unit/test_sign_code.py"]
-_VOUCHING += ["tests/unit/test_private_build.py"]
+_GATE = ["tests/unit/test_gate.py", "tests/unit/test_gate_records.py", "tests/unit/test_sign_code.py"]
+_GATE += ["tests/unit/test_private_build.py"]
 _KILLS = ["tests/isolation/test_service_kills.py", "tests/isolation/test_service_deaths.py"]
 _SERVICE = ["tests/isolation/test_service.py", *_KILLS]
 _COMPILING = ["tests/crashes/test_worker_results.py", "tests/crashes/test_compiling_ahead.py"]
@@ -51,8 +51,8 @@ TESTS = {
         "tests/unit/test_binding.py",
         "tests/unit/test_seal_audit.py",
     ],
-    "store/manifests": ["tests/unit/test_records.py", *_VOUCHING],
-    "code/gate": ["tests/unit/test_disposal.py", *_VOUCHING],
+    "store/manifests": ["tests/unit/test_records.py", *_GATE],
+    "code/gate": ["tests/unit/test_disposal.py", *_GATE],
     "code/build_keys": ["tests/unit/test_build_keys.py"],
     "isolation/known_bad": ["tests/crashes/test_known_bad.py"],
     "isolation/limits": ["tests/crashes/test_limits.py"],
@@ -75,7 +75,7 @@ EQUIVALENT = {
     ("files/opening", "limit", "True"): "a read of no bytes is the end too",
     ("isolation/compiling", "{}", "True"): "what has no reply has ended with a crash, which was raised before",
     ("isolation/compiling", "{}", "False"): "what has no reply has ended with a crash, which was raised before",
-    ("code/gate", "os.O_NOFOLLOW", "0"): "what was read is compared with what is vouched for, wherever it lies",
+    ("code/gate", "os.O_NOFOLLOW", "0"): "what was read is compared with what is attested, wherever it lies",
 }
 
 

@@ -86,7 +86,7 @@ class Build:
         self._outputs = {step.output for step in self._steps}
         self._sources: dict[str, bytes] = {}
         self._began = 0
-        # What nothing vouches for but its place, and what was in it.
+        # What nothing attests but its place, and what was in it.
         self._private: dict[str, bytes] = {}
 
     def is_attested(self) -> bool:
@@ -107,7 +107,7 @@ class Build:
         self._began = time.time_ns()
 
     def keep(self) -> None:
-        """Vouch for all that ninja has made since settle()."""
+        """Attest all that ninja has made since settle()."""
         headers = self._headers()
         for step in self._steps:
             path = self._path(step.output)
@@ -155,7 +155,7 @@ class Build:
                 return foreign
         elif path in _built:
             stated = dict(_built[path])
-        elif verdict.reason in trust.UNVOUCHED and gate.is_private(path):
+        elif verdict.reason in trust.UNATTESTED and gate.is_private(path):
             stated = manifests.unverified(record)
             if stated and not self._is_of_now(step, stated.get("inputs")):
                 return _OUTDATED

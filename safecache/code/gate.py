@@ -110,7 +110,7 @@ def _immovable(refusal: Refusal, kind: Kind, path: str, root: str) -> Exception:
 # Seconds for which a verdict on a file holds that looks the same to the kernel: from the question whether it has to be
 # built until it is loaded. Later it is read again, for what a disk returns may have changed without the kernel's doing.
 FRESH = 10.0
-_UNVOUCHED = {
+_UNATTESTED = {
     Reason.UNSEALED: "there is no sealed record of it, as when stock torch built it",
     Reason.UNKNOWN_KEY: "its record is sealed by a key that this process does not trust",
 }
@@ -122,7 +122,7 @@ _judged: dict[str, tuple[list[int], float]] = {}
 
 
 def expect(path: str, content: bytes) -> None:
-    """Vouch for this content at ``path``, in this process."""
+    """Attest this content at ``path``, in this process."""
     _known.setdefault(path, set()).add(hashlib.sha256(content).digest())
 
 
@@ -132,7 +132,7 @@ def expect_digest(path: str, digest: bytes) -> None:
 
 
 def is_known(path: str, content: bytes) -> bool:
-    """Whether this process has vouched for this content there."""
+    """Whether this process has attested this content there."""
     return is_known_digest(path, hashlib.sha256(content).digest())
 
 
@@ -142,17 +142,17 @@ def is_known_digest(path: str, digest: bytes) -> bool:
 
 
 def is_expected(path: str) -> bool:
-    """Whether this process has vouched for any content there."""
+    """Whether this process has attested any content there."""
     return path in _known
 
 
 def digests(paths: Iterable[str]) -> dict[str, frozenset[bytes]]:
-    """What this process has vouched for at these paths, for another that it sends them to; see learn()."""
+    """What this process has attested at these paths, for another that it sends them to; see learn()."""
     return {path: frozenset(_known[path]) for path in paths if path in _known}
 
 
 def learn(digests: Mapping[str, frozenset[bytes]]) -> None:
-    """Vouch in this process for what the one that has started it has vouched for, and sent through its own pipe."""
+    """Attest in this process what the one that has started it has attested, and sent through its own pipe."""
     for path, known in digests.items():
         _known.setdefault(path, set()).update(known)
 
@@ -193,7 +193,7 @@ def keep(
     name: str = "",
     made_at: str = "",
 ) -> bool:
-    """Vouch for the file that this process has just made at ``path``, and for it in the cache ``root`` from now on.
+    """Attest the file that this process has just made at ``path``, and in the cache ``root`` from now on.
 
     ``content``: what it is about to write there, or ``made_at``: where that lies so far. Other processes find the
     record then before they find the file.
@@ -258,7 +258,7 @@ def judge_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, 
     contradicts, does it count that the user trusts what is private.
     """
     objection = _objection_by_record(record, path, kind, digest, root)
-    if objection is None or objection.reason not in trust.UNVOUCHED or not is_private(path):
+    if objection is None or objection.reason not in trust.UNATTESTED or not is_private(path):
         return objection
     return contradiction(record, kind, manifests.name_of(path, kind, root), digest)
 
@@ -281,7 +281,7 @@ def _objection_by_record(record: bytes | None, path: str, kind: Kind, digest: by
 
 
 def adopt(path: str, root: str, kind: Kind) -> bool:
-    """Vouch, on the user's word, for compiled code that nobody else could have written; False if it is done already.
+    """Attest, on the user's word, compiled code that nobody else could have written; False if it is done already.
 
     Raises EntryRefusedError, OSError and UnusableEntry.
     """
@@ -289,7 +289,7 @@ def adopt(path: str, root: str, kind: Kind) -> bool:
     if refusal is None:
         return False
     digest = opening.digest_regular(path, checks.check_private(path), flags=os.O_NOFOLLOW)
-    if refusal.reason in trust.UNVOUCHED:
+    if refusal.reason in trust.UNATTESTED:
         refusal = contradiction(manifests.stored(path, root, kind), kind, manifests.name_of(path, kind, root), digest)
     if refusal is not None:
         raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
@@ -298,7 +298,7 @@ def adopt(path: str, root: str, kind: Kind) -> bool:
 
 
 def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
-    """See to it that what lies at ``path``, if anything, is vouched for: moved away otherwise, to be made anew.
+    """See to it that what lies at ``path``, if anything, is attested: moved away otherwise, to be made anew.
 
     Returns whether anything lies there then.
 
@@ -317,7 +317,7 @@ def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
 def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str, bytes | None]:
     """Where to load the code at ``path`` from, and its bytes if that is a copy, out of the reach of others.
 
-    Raises EntryRefusedError if nothing vouches for it; OSError if it or its record cannot be read.
+    Raises EntryRefusedError if nothing attests it; OSError if it or its record cannot be read.
     """
     try:
         refusal = objection(path, root, kind)
@@ -345,7 +345,7 @@ def not_loaded(refusal: Refusal, kind: Kind, path: str) -> EntryRefusedError:
 
 
 def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
-    """None if what lies at ``path`` is a file, and something vouches for it. Raises OSError."""
+    """None if what lies at ``path`` is a file, and something attests it. Raises OSError."""
     try:
         return judge(path, root, kind)
     except checks.UnusableEntry as unusable:
@@ -353,7 +353,7 @@ def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | 
 
 
 def is_attested(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
-    """Whether a file lies at ``path``, and something vouches for it. Nothing is said or done if not."""
+    """Whether a file lies at ``path``, and something attests it. Nothing is said or done if not."""
     try:
         return objection(path, root, kind) is None
     except OSError:
@@ -361,7 +361,7 @@ def is_attested(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
 
 
 def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
-    """None if something vouches for the file. Raises OSError and UnusableEntry."""
+    """None if something attests the file. Raises OSError and UnusableEntry."""
     status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
     directory_faults.check(root)
     checks.check_up_to(entry_files.largest(kind))(status)
@@ -383,7 +383,7 @@ def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None
 
 def refused(verdict: seal.Verdict, reason: Reason) -> Refusal:
     """What is to be said against a file whose record does not hold, by this verdict."""
-    return Refusal(reason, _UNVOUCHED.get(reason) or trust.evidence(verdict))
+    return Refusal(reason, _UNATTESTED.get(reason) or trust.evidence(verdict))
 
 
 def _digest(path: str) -> bytes:

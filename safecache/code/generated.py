@@ -59,7 +59,7 @@ def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
     source = _encoded(content)
     if not sources.settle(path, source, root_of(path)):
         again()
-        sources.vouch(path, source)
+        sources.attest(path, source)
     if _thread.written == path:  # just now: in a shared level too
         copies.send(path, Kind.SOURCE, anew=False)
 

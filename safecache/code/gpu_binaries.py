@@ -22,7 +22,7 @@ _NAMED = re.compile(r'"(/(?:[^"\\\n]|\\.)*\.(?:cubin|hsaco|spv))"')
 
 
 def admit(*codes: str) -> None:
-    """See to it that each kernel that these texts name is there, and vouched for; what is not was moved away.
+    """See to it that each kernel that these texts name is there, and attested; what is not was moved away.
 
     Raises FileNotFoundError if one is missing then, or could be exchanged before it is loaded: torch takes that for a
     graph that is not in the cache. Raises EntryRefusedError in strict mode.
@@ -36,14 +36,14 @@ def _admit(path: str) -> None:
     if not root or not path.startswith(os.path.join(root, "")):
         root = os.path.dirname(path)  # of a cache that was moved since: no record of it is here
     if not gate.admit_build(path, root):
-        raise FileNotFoundError(errno.ENOENT, "a kernel of this graph is not there, or nothing vouched for it", path)
+        raise FileNotFoundError(errno.ENOENT, "a kernel of this graph is not there, or nothing attested it", path)
     objection = ownership.why_not_private(path)
     if objection is not None:
         raise FileNotFoundError(errno.ENOENT, f"a kernel would be loaded by its path, and {objection}", path)
 
 
 def place(path: str, root: str, content: bytes) -> str:
-    """Vouch for a kernel that this process has written to ``path``; where it is to be loaded from.
+    """Attest a kernel that this process has written to ``path``; where it is to be loaded from.
 
     That is a copy for this process where others could exchange it, and who finds the graph there has to compile it.
     """

@@ -26,7 +26,7 @@ def _count(reason: Reason, *_: object) -> None:
 
 
 def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
-    """Put the nearest copy of ``path`` in a lower layer there, if it is vouched for; returns where that lies.
+    """Put the nearest copy of ``path`` in a lower layer there, if it is attested; returns where that lies.
 
     None if there is none. Raises EntryRefusedError in strict mode for one that is refused.
     """
@@ -43,7 +43,7 @@ _Note = Callable[..., None]
 
 
 class _Found(NamedTuple):
-    """A file that is vouched for, and by what; without a record it is trusted as private."""
+    """A file that is attested, and by what; without a record it is trusted as private."""
 
     content: bytes
     mode: int
@@ -51,7 +51,7 @@ class _Found(NamedTuple):
 
 
 def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
-    """What lies at ``place``, if it is vouched for; ``note``: whom to tell, as loading.note(), if not."""
+    """What lies at ``place``, if it is attested; ``note``: whom to tell, as loading.note(), if not."""
     try:
         found_there = os.lstat(place)
     except OSError:

@@ -47,7 +47,7 @@ def failure() -> Exception | None:
 
 @contextmanager
 def guarding(guarded: bool = True) -> Iterator[None]:
-    """Around code that builds a library unless there is one: what it finds is verified, what it builds vouched for."""
+    """Around code that builds a library unless there is one: what it finds is verified, what it builds attested."""
     outer, _thread.guarded = _thread.guarded, guarded
     if not outer:
         _thread.absent.clear()
@@ -94,7 +94,7 @@ def settle(path: str) -> None:
 
 
 def _settle_marker(path: str, root: str, is_there: bool) -> None:
-    """A note that a probe could be loaded goes with its probe, and if nobody vouches for it."""
+    """A note that a probe could be loaded goes with its probe, and if nothing attests it."""
     if is_there and os.path.lexists(path):
         gate.admit_build(path, root)
     elif os.path.lexists(path):

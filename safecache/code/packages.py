@@ -48,7 +48,7 @@ def made(target: Any, sources: Iterable[tuple[str, str]], make: Callable[[Any], 
     """What ``make`` returns of a path or file object, with the package sealed that it has written there.
 
     ``sources``: the files that it packs, each with the cache that it lies in. A package with code in it that nothing
-    vouches for gets no seal, and a warning. Raises KeyringError in strict mode where there is no key to seal with.
+    attests gets no seal, and a warning. Raises KeyringError in strict mode where there is no key to seal with.
     """
     if not isinstance(target, (str, os.PathLike)):
         result = make(target)
@@ -87,7 +87,7 @@ def _seal(file: IO[bytes], name: str, sources: Iterable[tuple[str, str]]) -> Non
         file.seek(0)
         _append_seal(file, keyring.sealing_key(), binding.statement(Kind.PACKAGE))
         return
-    message = f"{name} was not sealed: nothing vouches for {unknown}, which is packed in it."
+    message = f"{name} was not sealed: nothing attests {unknown}, which is packed in it."
     events.report(Reason.UNSEALED, message, cause=name, remedy="Compile and package in one process.")
 
 
@@ -108,7 +108,7 @@ def _digested(file: IO[bytes]) -> tuple[bytes, int]:
 
 
 def _unknown(file: IO[bytes], sources: Iterable[tuple[str, str]]) -> str | None:
-    """One of the packed files that others could have exchanged, or code that nobody vouches for; None if all are good.
+    """One of the packed files that others could have exchanged, or code that nothing attests; None if all are good.
 
     It is what is in the archive that is looked at.
     """
@@ -220,7 +220,7 @@ def _require(place: str, name: object, *, by_seal: bool) -> None:
     if refusal is None:
         events.count(Count.VERIFIED)
         return
-    if not by_seal and refusal.reason in trust.UNVOUCHED and gate.is_private(place):
+    if not by_seal and refusal.reason in trust.UNATTESTED and gate.is_private(place):
         refusal = _contradiction(place)
         if refusal is None:
             events.count(Count.ACCEPTED_PRIVATE)
@@ -249,8 +249,8 @@ def _refusal_by_end(path: str) -> Refusal | None:
     verdict = seal.inspect(end, size, Kind.PACKAGE, "", keys.find, config.current().namespace)
     if verdict.reason is None:
         return trust.foreign(verdict, Kind.PACKAGE)
-    if verdict.reason in trust.UNVOUCHED:
-        return trust.unvouched(verdict, keys, f"If you trust its origin, seal it once: safecache adopt {path}")
+    if verdict.reason in trust.UNATTESTED:
+        return trust.unattested(verdict, keys, f"If you trust its origin, seal it once: safecache adopt {path}")
     return Refusal(verdict.reason, trust.evidence(verdict))
 
 
@@ -267,7 +267,7 @@ def adopt(path: str) -> bool:
         opening.copy_regular(path, checks.check_private(path), temporary)
         shutil.copymode(path, temporary)
         refusal = _refusal(temporary)
-        if refusal is None or refusal.reason not in trust.UNVOUCHED:
+        if refusal is None or refusal.reason not in trust.UNATTESTED:
             raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}" if refusal else "replaced meanwhile")
         with open(temporary, "r+b") as file:
             _append_seal(file, key, {**binding.statement(Kind.PACKAGE), "adopted": "yes"})

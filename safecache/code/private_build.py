@@ -46,7 +46,7 @@ def is_dispensable(target: str) -> bool:
 def check_inputs(stock: list[str], target: str, root: str, headers: str) -> None:
     """See to it that all that the ``stock`` command line reads below the cache ``root`` is what this process knows.
 
-    And below ``headers``, where torch keeps those that it precompiles. A precompiled one that nobody vouches for is
+    And below ``headers``, where torch keeps those that it precompiles. A precompiled one that nothing attests is
     moved away: the compiler reads the header itself then. Raises EntryRefusedError for anything else, and OSError for
     what cannot be read.
     """
@@ -105,7 +105,7 @@ def command(stock: list[str], target: str, root: str, directory: str) -> list[st
 
 
 def publish(directory: str, target: str, root: str) -> bool:
-    """Vouch for the output of a build in ``directory`` and put it at ``target``; False if there is none.
+    """Attest the output of a build in ``directory`` and put it at ``target``; False if there is none.
 
     Raises OSError.
     """

@@ -1,4 +1,4 @@
-"""Generated sources, vouched for by whoever has their text or by a name that is its hash; and files found by name."""
+"""Generated sources, attested by whoever has their text or by a name that is its hash; and files found by name."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from safecache.store import entry_files
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Unsettled
 
-__all__ = ["admit", "admit_side_file", "is_private", "known_text", "reachable", "settle", "settle_side_file", "vouch"]
+__all__ = ["admit", "admit_side_file", "attest", "is_private", "known_text", "reachable", "settle", "settle_side_file"]
 
 _COMMENTS = re.compile(rb"(\n+//[ -~]*)+")
 # What this process has generated where others can write, and compilers are to read: text by path.
 _texts: dict[str, bytes] = {}
 
 
-def vouch(path: str, text: bytes) -> None:
-    """Vouch for this source at ``path``, in this process; it is remembered if others could replace it there."""
+def attest(path: str, text: bytes) -> None:
+    """Attest this source at ``path``, in this process; it is remembered if others could replace it there."""
     gate.expect(path, text)
     if not path.endswith(".py") and ownership.why_not_private(path) is not None:
         _texts[path] = text
 
 
 def known_text(path: str) -> bytes | None:
-    """The source that this process has vouched for at ``path``, whatever lies there now; None if it is not kept."""
+    """The source that this process has attested at ``path``, whatever lies there now; None if it is not kept."""
     return _texts.get(path)
 
 
@@ -48,18 +48,18 @@ def settle(path: str, source: bytes, root: str) -> bool:
     except OSError as error:
         if isinstance(error, Unsettled):
             raise
-        return True  # whoever must read it fails as in stock; nobody vouches for what is in it
+        return True  # whoever must read it fails as in stock; nothing attests what is in it
 
 
 def _objection(path: str, source: bytes) -> Refusal | None:
-    """None, and it is vouched for, if the file holds the source. Raises OSError."""
+    """None, and it is attested, if the file holds the source. Raises OSError."""
     try:
         found = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
     except checks.UnusableEntry as unusable:
         return gate.of_unusable(unusable)
     if not _is_same(found, source, path):
         return Refusal(Reason.DAMAGED, "it is not what was generated", found=found)
-    vouch(path, found)
+    attest(path, found)
     return None
 
 
@@ -75,7 +75,7 @@ def _is_same(found: bytes, source: bytes, path: str) -> bool:
 def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
     """Where to read the Python source from that is about to be executed: ``path``, or the bytes that were verified.
 
-    ``name_of`` is how torch names a source. Raises EntryRefusedError if nothing vouches for it, OSError as in stock.
+    ``name_of`` is how torch names a source. Raises EntryRefusedError if nothing attests it, OSError as in stock.
     """
     try:
         content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
@@ -88,7 +88,7 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
 
 
 def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
-    """Whether a file lies at ``path`` that is vouched for in the cache ``root``; any other was moved away.
+    """Whether a file lies at ``path`` that is attested in the cache ``root``; any other was moved away.
 
     Raises EntryRefusedError in strict mode, and in every mode where it cannot be moved away.
     """

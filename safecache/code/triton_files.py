@@ -101,7 +101,7 @@ def _report_unwritable(what: str, variable: str, root: str, error: OSError) -> N
 
 
 def put_aside(name: str, content: bytes, error: OSError) -> str:
-    """Report that a file, or what vouches for it, cannot be kept there; where a copy of it lies. Raises OSError."""
+    """Report that a file, or what attests it, cannot be kept there; where a copy of it lies. Raises OSError."""
     if isinstance(error, directory_faults.Unsettled):
         loading.note(Reason.UNREADABLE, Kind.KERNEL, name, error.evidence, triton_place.REMEDY, error)
     else:
@@ -131,7 +131,7 @@ def listed(directory: str, names: Iterable[str]) -> list[str]:
 
 
 def restore(directory: str, contents: Mapping[str, bytes]) -> None:
-    """Have files of these names in ``directory``: those that lie there, if they are vouched for, or else these.
+    """Have files of these names in ``directory``: those that lie there, if they are attested, or else these.
 
     What cannot be written is reported, as put() does.
     """
@@ -139,14 +139,14 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
     for name in sorted(contents, key=lambda name: name.startswith(LIST)):
         path = place.path(name)
         gate.expect(path, contents[name])
-        is_there = os.path.lexists(path) and place.is_vouched_for(path)
+        is_there = os.path.lexists(path) and place.is_attested(path)
         if not is_there or not manifests.exists(path, place.root, Kind.KERNEL):
             _keep(place, name, contents[name])
     triton_place.forget_written()
 
 
 def accept(directory: str, name: str, content: bytes) -> str | None:
-    """Where to read what a remote cache has delivered, if something here vouches for it; if not, that is reported."""
+    """Where to read what a remote cache has delivered, if something here attests it; if not, that is reported."""
     path, root = os.path.join(directory, name), os.path.dirname(directory)
     where, remedy = f"{name} of Triton's remote cache", "It is compiled anew."
     try:
@@ -164,7 +164,7 @@ def accept(directory: str, name: str, content: bytes) -> str | None:
 
 
 def get_file(directory: str, name: str) -> str | None:
-    """Where to read the file, if there is one that is vouched for, in the cache or else in a layer below it."""
+    """Where to read the file, if there is one that is attested, in the cache or else in a layer below it."""
     for place in _places(directory):
         found = place.take(name)
         is_shared = place.directory == levels.counterpart(directory)
@@ -176,7 +176,7 @@ def get_file(directory: str, name: str) -> str | None:
 
 
 def get_group(directory: str, name: str) -> dict[str, str] | None:
-    """Where to read the files of the group; None unless all are there, vouched for, and of one writer.
+    """Where to read the files of the group; None unless all are there, attested, and of one writer.
 
     A group of a layer is copied into the cache: torch looks there for the binary, and for what it bundles.
     """

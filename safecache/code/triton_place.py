@@ -108,7 +108,7 @@ _digests: dict[str, tuple[list[int], str, float]] = {}
 
 
 class Found(NamedTuple):
-    """A file that is vouched for: where to read it; its bytes, if it had to be read."""
+    """A file that is attested: where to read it; its bytes, if it had to be read."""
 
     path: str
     content: bytes | None
@@ -157,9 +157,9 @@ class Place(NamedTuple):
         return os.path.join(self.directory, name)
 
     def take(self, name: str) -> Found | None:
-        """The file, if it is there and something vouches for it."""
+        """The file, if it is there and something attests it."""
         path = self.path(name)
-        if not os.path.lexists(path) or not self.is_vouched_for(path):
+        if not os.path.lexists(path) or not self.is_attested(path):
             return None
         if ownership.why_not_private(path) is None:
             return Found(path, None)
@@ -167,12 +167,12 @@ class Place(NamedTuple):
         if content is None:
             return None
         if not gate.is_known(path, content):
-            self.is_vouched_for(path)  # what has replaced it may be another writer's; if not, that is said
+            self.is_attested(path)  # what has replaced it may be another writer's; if not, that is said
             return None
         return Found(reachable(path, content), content)
 
     def group(self, name: str) -> dict[str, Found] | None:
-        """The files of a group, if all are there and as its list's record states, or each vouched for by its own."""
+        """The files of a group, if all are there and as its list's record states, or each attested by its own."""
         if not os.path.lexists(self.path(LIST + name)):
             return None
         stated = self._stated(self.path(LIST + name))
@@ -187,7 +187,7 @@ class Place(NamedTuple):
         return found or None
 
     def _stated(self, path: str) -> dict[str, str | None] | None:
-        """The files that the list names, if it is vouched for, and their digests, where its record states them."""
+        """The files that the list names, if it is attested, and their digests, where its record states them."""
         content = self.read(path)
         if content is None:
             return None
@@ -198,7 +198,7 @@ class Place(NamedTuple):
             events.count(Count.CODE_VERIFIED)
             return {file: str(digest) for file, digest in stated["files"].items()}
         # Of an older safecache, adopted, or trusted as private; or else refused, and then that is said.
-        if not self.is_vouched_for(path) or not gate.is_known(path, content):
+        if not self.is_attested(path) or not gate.is_known(path, content):
             return None
         return dict.fromkeys(names_in(content) or ())
 
@@ -225,12 +225,12 @@ class Place(NamedTuple):
             return None
         if hashlib.sha256(content).hexdigest() != digest:
             # Damaged, and then moved away; or of another writer, who is not done, or was killed.
-            self.is_vouched_for(path)
+            self.is_attested(path)
             return None
         _digests[path] = stamp, digest, now
         return Found(path if is_private else reachable(path, content), content)
 
-    def is_vouched_for(self, path: str) -> bool:
+    def is_attested(self, path: str) -> bool:
         """If not, what lies there is moved away, unless that cannot be or this is a layer, and reported."""
         try:
             return gate.settled(
@@ -259,7 +259,7 @@ class Place(NamedTuple):
         try:
             return entry_files.read_entry(path, entry_files.largest(Kind.KERNEL), listed=True)
         except checks.UnusableEntry:
-            self.is_vouched_for(path)
+            self.is_attested(path)
         except OSError as error:
             _note_unreadable(path, error)
         return None

@@ -282,7 +282,7 @@ def _remains(record: KeyRecord, root: str) -> bool:
 
 
 def refusals(key: str, root: str) -> list[str]:
-    """Why entries of this key are in quarantine, each reason once, from the notes there; nobody vouches for them."""
+    """Why entries of this key are in quarantine, each reason once, from the notes there; nothing attests them."""
     return sorted({f"{reason} (on {moment})" for reason, moment in _notes(key, os.path.join(root, _QUARANTINE))})
 
 

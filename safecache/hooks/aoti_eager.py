@@ -43,7 +43,7 @@ def load_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 def compile_operator(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """aoti_compile_with_persistent_cache: adds to the JSON file, if it is ours, and vouches for both."""
+    """aoti_compile_with_persistent_cache: adds to the JSON file, if it is ours, and attests both."""
 
     def build(ns: str, op_func_name_with_overload: str, device_type: str, *rest: Any, **named: Any) -> str:
         if _has_backend(device_type):

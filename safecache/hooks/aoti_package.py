@@ -18,7 +18,7 @@ __all__ = ["compile", "load", "load_pt2", "package"]
 
 
 def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """AotCodeCompiler.compile: vouches for the libraries that it has just made."""
+    """AotCodeCompiler.compile: attests the libraries that it has just made."""
     made = wrapped(*args, **kwargs)
     for path in _paths(made):
         if path.endswith(".so"):

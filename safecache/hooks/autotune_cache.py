@@ -29,12 +29,12 @@ _MALFORMED = (AssertionError, AttributeError, KeyError, TypeError, ValueError)
 
 
 class _Results:
-    """The local cache of results for one call: what is put there is vouched for, what comes from there is judged."""
+    """The local cache of results for one call: what is put there is attested, what comes from there is judged."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
         self.found = False
-        self.vouched = False
+        self.attested = False
         self.unread: Unreadable | None = None
 
     def get(self, key: str) -> Any:
@@ -44,7 +44,7 @@ class _Results:
         for place, layer in layers.below(key, root):
             if os.path.lexists(place):
                 result = self._read(place, layer)
-                if self.vouched and layer == levels.counterpart(root):
+                if self.attested and layer == levels.counterpart(root):
                     _copy(key, root, place, layer)
                 return result
         return self._read(key, root)
@@ -56,7 +56,7 @@ class _Results:
         self.found = True
         result = self._cache.get(key)
         try:
-            self.vouched = result is not None and gate.states(key, root, Kind.AUTOTUNING, _canonical(result))
+            self.attested = result is not None and gate.states(key, root, Kind.AUTOTUNING, _canonical(result))
         except Unreadable as error:
             self.unread = error
         return result
@@ -91,13 +91,13 @@ def _judged(instance: Any) -> Iterator[_Results]:
 
 
 def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """AutotuneCache.save: what was tuned here is vouched for."""
+    """AutotuneCache.save: what was tuned here is attested."""
     with _judged(instance):
         return wrapped(*args, **kwargs)
 
 
 def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """AutotuneCache.read_best: a result that nobody vouches for can only choose among Inductor's own candidates.
+    """AutotuneCache.read_best: a result that nothing attests can only choose among Inductor's own candidates.
 
     Torch would make any configuration that it names; and a block that is too small computes something else.
     """
@@ -109,11 +109,11 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
                 try:
                     best = wrapped(inductor_meta, configs)
                 except Exception as error:
-                    if results.vouched or not isinstance(error, _MALFORMED):
+                    if results.attested or not isinstance(error, _MALFORMED):
                         raise
                     text = f"it cannot be read: {type(error).__name__}: {error}"
                     return loading.note(Reason.UNLOADABLE, Kind.AUTOTUNING, where, text, _REMEDY, error)
-            if best is None or results.vouched or _is_candidate(best, configs):
+            if best is None or results.attested or _is_candidate(best, configs):
                 return best
             text = "it names a configuration that Inductor did not propose"
             if results.unread is not None:

@@ -145,7 +145,7 @@ def _admit(path: str) -> str:
 
 
 def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CUTLASSCodeCache.compile and ROCmCodeCache.compile: build unless there is a file; one nobody vouches for goes."""
+    """CUTLASSCodeCache.compile and ROCmCodeCache.compile: build unless there is a file; one nothing attests goes."""
 
     def build(source_code: str, dst_file_ext: str, *rest: Any, **named: Any) -> Any:
         _, source = instance.write(source_code, dst_file_ext)

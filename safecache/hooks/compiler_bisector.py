@@ -26,7 +26,7 @@ def read_lines_from_file(wrapped: Callable[..., Any], instance: Any, args: Any, 
 
 
 def write_lines_to_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """CompilerBisector.write_lines_to_file: vouched for before it is there, for other processes of the bisection."""
+    """CompilerBisector.write_lines_to_file: attested before it is there, for other processes of the bisection."""
 
     def write(file_path: str, lines: list[str], **how: Any) -> None:
         before = instance.read_lines_from_file(file_path) if how.get("append") else []

@@ -30,7 +30,7 @@ def cpp_compiler_search(wrapped: Callable[..., Any], instance: Any, args: Any, k
 def install_gcc_via_conda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """install_gcc_via_conda: a compiler that lies in the cache is not run, unless it was just installed there.
 
-    It is thousands of files, which nobody can vouch for. Raises FileNotFoundError: torch takes the next compiler then.
+    It is thousands of files, which nobody can attest. Raises FileNotFoundError: torch takes the next compiler then.
     """
     prefix = os.path.join(sys.modules["torch._inductor.cpp_builder"].cache_dir(), "gcc")
     objection = _objection(prefix)
@@ -48,7 +48,7 @@ def _objection(prefix: str) -> str | None:
     if prefix in _installed:
         return None
     if os.path.lexists(prefix):
-        return "this process has not installed it, and nothing vouches for a whole compiler in a cache"
+        return "this process has not installed it, and nothing attests a whole compiler in a cache"
     others = ownership.why_not_private(os.path.dirname(prefix))
     return None if others is None else f"others could write to it: {others}"
 

@@ -59,7 +59,7 @@ def jit_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_write_ninja_file_and_build_library: ninja builds what is missing, and so what nobody vouches for.
+    """_write_ninja_file_and_build_library: ninja builds what is missing, and so what nothing attests.
 
     Not for a setup.py, whose files are no cache. What is all attested is not built, whatever its times are.
     """

@@ -16,7 +16,7 @@ __all__ = ["fetch_ops", "try_import_cutlass"]
 def fetch_ops(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """maybe_fetch_ops: operations from a JSON file of the cache, of which the text of CUDA sources is made.
 
-    No torch that is released writes one, so nothing could vouch for it: the operations are generated, as without one.
+    No torch that is released writes one, so nothing could attest it: the operations are generated, as without one.
     """
     module = sys.modules["torch._inductor.codegen.cutlass.cache"]
     with mock.patch.object(module, "cache_dir", lambda: os.devnull):  # where no file can be

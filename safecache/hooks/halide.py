@@ -1,6 +1,6 @@
 """torch._inductor.codecache.HalideCodeCache: libraries that Halide makes, in directories of their own.
 
-There, an empty file ``done`` says that they are built. What a process makes it vouches for before it says so; where
+There, an empty file ``done`` says that they are built. What a process makes it attests before it says so; where
 there is no record of what is there, ``done`` goes, and all is made anew.
 """
 
@@ -51,7 +51,7 @@ def build_runtime(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def work(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """_worker_task_halide: what the first of the jobs, another process, has made is vouched for before it is linked."""
+    """_worker_task_halide: what the first of the jobs, another process, has made is attested before it is linked."""
 
     def do(lockfile: str, jobs: Sequence[Any]) -> None:
         wrapped(lockfile, [*jobs[:1], functools.partial(_keep, os.path.dirname(lockfile), _KERNEL), *jobs[1:]])
@@ -76,7 +76,7 @@ def _keep(directory: str, names: Sequence[str]) -> None:
 
 
 def _settle(directory: str, names: Sequence[str]) -> None:
-    """Have the files of these names made anew, unless each of them is there and vouched for."""
+    """Have the files of these names made anew, unless each of them is there and attested."""
     done, root = os.path.join(directory, _DONE), _root(directory)
     if os.path.lexists(done) and not all(
         sources.settle_side_file(os.path.join(directory, name), root) for name in names

@@ -1,6 +1,6 @@
 """The objects of CuTe DSL's kernels: Inductor's cache of them, and that of the QuACK which torch brings along.
 
-An object that nothing vouches for is moved away before it is looked for, and compiled anew. Its loader opens it by
+An object that nothing attests is moved away before it is looked for, and compiled anew. Its loader opens it by
 itself, so that where others can write, both caches are this process's own.
 """
 
@@ -44,7 +44,7 @@ def cutedsl_get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def cutedsl_set(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """disk_cache_set: vouches for the object, if one was written: not every kernel can be."""
+    """disk_cache_set: attests the object, if one was written: not every kernel can be."""
 
     def put(
         mem_cache: Any,

@@ -18,7 +18,7 @@ __all__ = ["collect", "put_static_autotuner", "read_and_emit"]
 
 
 def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """TritonBundler.read_and_emit: the entry was verified, and vouches for the files in it, published one by one.
+    """TritonBundler.read_and_emit: the entry was verified, and attests the files in it, published one by one.
 
     Torch makes a directory of them, which it leaves behind where it has no room for it, and fails; and it writes none
     where there is a directory already. Here it loads the autotuners only, after that.
@@ -64,7 +64,7 @@ def collect(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
 
 def _admit(directory: str) -> bool:
-    """See to it that each file there is vouched for; False, and reported, if that cannot be told of one."""
+    """See to it that each file there is attested; False, and reported, if that cannot be told of one."""
     for name in os.listdir(directory) if os.path.isdir(directory) else ():
         path = os.path.join(directory, name)
         try:

@@ -82,7 +82,7 @@ def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 
 def get_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
-    """FileCacheManager.get_file: a file that nobody vouches for is not there."""
+    """FileCacheManager.get_file: a file that nothing attests is not there."""
 
     def get(filename: str) -> str | None:
         path: str | None
@@ -93,7 +93,7 @@ def get_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
 
 def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> dict[str, str] | None:
-    """FileCacheManager.get_group: nor is a group of which one file is not vouched for, its list included, or missing.
+    """FileCacheManager.get_group: nor is a group of which one file is not attested, its list included, or missing.
 
     Triton up to 3.7 takes a group without its missing files, and dies of a missing cubin at the launch.
     """
@@ -120,7 +120,7 @@ def remote_put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 def materialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
-    """RemoteCacheManager._materialize: what a remote cache delivers is there only if something here vouches for it."""
+    """RemoteCacheManager._materialize: what a remote cache delivers is there only if something here attests it."""
 
     def keep(filename: str, data: bytes) -> str | None:
         manager = instance._file_cache_manager

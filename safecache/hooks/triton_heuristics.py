@@ -37,7 +37,7 @@ def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def reload_cubin_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """StaticTritonCompileResult.reload_cubin_path: a cubin that nobody vouches for is not there.
+    """StaticTritonCompileResult.reload_cubin_path: a cubin that nothing attests is not there.
 
     Where one cannot be written, or its record not be read, the kernel's own is loaded from a private copy.
     """

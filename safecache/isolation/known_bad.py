@@ -145,4 +145,4 @@ def _refusal(verdict: seal.Verdict) -> Refusal | None:
     if verdict.reason is None:
         return trust.foreign(verdict, Kind.COMPILE_CRASH)
     by_nobody = "it is not sealed by a key that this process trusts"
-    return Refusal(verdict.reason, by_nobody if verdict.reason in trust.UNVOUCHED else trust.evidence(verdict))
+    return Refusal(verdict.reason, by_nobody if verdict.reason in trust.UNATTESTED else trust.evidence(verdict))

@@ -250,7 +250,7 @@ def _read(path: str) -> bytes:
 
 
 def listed(root: str) -> dict[str, dict[str, Any]]:
-    """The summaries of the reports in the cache by their directories; nobody vouches for what they say."""
+    """The summaries of the reports in the cache by their directories; nothing attests what they say."""
     parent = os.path.join(root, ".safecache", CRASHES_FOLDER)
     return {path: summary for path in _directories(parent) if (summary := _summary(path))}
 

@@ -143,7 +143,7 @@ class Location(NamedTuple):
 
 
 class Code(NamedTuple):
-    """A file of compiled code, and the directory that it is vouched for in."""
+    """A file of compiled code, and the directory that it is attested in."""
 
     path: str
     root: str

@@ -15,7 +15,7 @@ from safecache.settings import config
 from safecache.signing import binding, keyring, seal
 
 __all__ = [
-    "UNVOUCHED",
+    "UNATTESTED",
     "Refusal",
     "contradiction",
     "contradiction_by_end",
@@ -23,11 +23,11 @@ __all__ = [
     "examine",
     "foreign",
     "judge",
-    "unvouched",
+    "unattested",
 ]
 
 # What can be said against an entry that nobody we know has sealed, as opposed to one that is broken.
-UNVOUCHED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
+UNATTESTED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
 
 
 class Refusal(NamedTuple):
@@ -61,7 +61,7 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
     verdict = seal.verify(content, kind, cache_key, keys.find, config.current().namespace)
     if verdict.reason is None:
         return foreign(verdict, kind) or Count.VERIFIED
-    if verdict.reason not in UNVOUCHED:
+    if verdict.reason not in UNATTESTED:
         return Refusal(verdict.reason, evidence(verdict), _REMEDIES.get(verdict.reason, ""))
     # Torch names every entry by the hash of its content, so a truncated or altered one shows even without a seal.
     if path is not None and os.path.basename(path) != layout.entry_name(content):
@@ -71,7 +71,7 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
         if objection is None:
             return contradiction(content, kind, cache_key) or Count.ACCEPTED_PRIVATE
         return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", _adopt_remedy(path))
-    return unvouched(verdict, keys, _adopt_remedy(path))
+    return unattested(verdict, keys, _adopt_remedy(path))
 
 
 def contradiction(content: bytes, kind: Kind, cache_key: str) -> Refusal | None:
@@ -118,13 +118,13 @@ _ABOUT_KEYS = (Reason.REVOKED_KEY, Reason.EXPIRED_KEY, Reason.KEY_NOT_ALLOWED)
 
 
 def evidence(verdict: seal.Verdict) -> str:
-    """What a verdict that is not one of UNVOUCHED means, as a clause for a person. Names the key if it is about one."""
+    """What a verdict that is none of UNATTESTED means, as a clause for a person. Names the key if it is about one."""
     text = _EVIDENCE[verdict.reason] if verdict.reason is not None else ""
     return f"{text}: {verdict.key_id.hex()}" if verdict.key_id and verdict.reason in _ABOUT_KEYS else text
 
 
-def unvouched(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Refusal:
-    """What can be said against content by a verdict that is one of UNVOUCHED."""
+def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Refusal:
+    """What can be said against content by a verdict that is one of UNATTESTED."""
     if verdict.key_id is None:
         evidence = "it carries no seal, as when stock torch wrote it, or its end is missing"
         return Refusal(Reason.UNSEALED, evidence, remedy)

@@ -62,7 +62,7 @@ class Unsettled(OSError):
 
 
 class Unreadable(Unsettled):
-    """What vouches for a file is there and cannot be read."""
+    """What attests a file is there and cannot be read."""
 
     @property
     def evidence(self) -> str:

@@ -241,7 +241,7 @@ def _give_locks(groups: list[Group]) -> None:
 
 
 def _give_records(groups: list[Group], other: list[File], top: str) -> None:
-    """A record belongs to the group with the file that it is of. Its name is a hash: vouching says of what."""
+    """A record belongs to the group with the file that it is of. Its name is a hash of what that is called."""
     by_name = {(group.root, group.name): group for group in groups if group.kind is GroupKind.RECORD}
     for group in groups:
         if group.kind not in (GroupKind.RECORD, GroupKind.QUARANTINE):

@@ -111,7 +111,7 @@ def _objection(directory: Folder, item: Quarantined, place: Place) -> str | None
     except checks.UnusableEntry as error:
         return f"it is {error.detail}"
     verdict, stated = manifests.read(path, item.root, place.kind)
-    if verdict.reason in trust.UNVOUCHED:
+    if verdict.reason in trust.UNATTESTED:
         return "there is no record of it that a trusted key has sealed"
     if verdict.reason is not None:
         return trust.evidence(verdict)

@@ -53,7 +53,7 @@ def replace(location: Location, content: bytes, root: str, key: Key, origin: Map
 def countersign(locations: Iterable[Location], code: Iterable[Code]) -> Resealing:
     """Seal everything that verifies now, by any trusted key, with our own. What does not verify is skipped.
 
-    The provenance stays that of the build, with the id of the key that vouched for it. Raises KeyringError without a
+    The provenance stays that of the build, with the id of the key that attested it. Raises KeyringError without a
     key to seal with.
     """
     key = keyring.sealing_key()
@@ -84,7 +84,7 @@ def countersign(locations: Iterable[Location], code: Iterable[Code]) -> Resealin
 
 def _countersigned(verdict: seal.Verdict, key: Key) -> dict[str, str] | None:
     """The provenance to seal again with ``key``; None if that has sealed it. Raises EntryRefusedError if nobody has."""
-    if verdict.reason in trust.UNVOUCHED:
+    if verdict.reason in trust.UNATTESTED:
         raise EntryRefusedError(f"{verdict.reason.value}: nobody that is trusted has sealed it")
     if verdict.reason is not None:
         raise EntryRefusedError(f"{verdict.reason.value}: {trust.evidence(verdict)}")
@@ -128,7 +128,7 @@ def _adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None
     verdict = seal.verify(content, location.kind, location.cache_key, keys.find, config.current().namespace)
     if verdict.reason is None:
         return None
-    if verdict.reason not in trust.UNVOUCHED:
+    if verdict.reason not in trust.UNATTESTED:
         raise EntryRefusedError(f"{verdict.reason.value}: {trust.evidence(verdict)}")
     refusal = trust.contradiction(content, location.kind, location.cache_key)
     if refusal is not None:

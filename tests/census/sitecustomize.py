@@ -1,6 +1,6 @@
-"""Found first by every Python of the census: writes down what is vouched for, and what is unpickled, compiled or loaded.
+"""Found first by every Python of the census: writes down what is attested, and what is unpickled, compiled or loaded.
 
-One line of JSON each in $CENSUS_LOG: ["vouched", digest] for content that a trusted seal or this process itself vouches
+One line of JSON each in $CENSUS_LOG: ["attested", digest] for content that a trusted seal or this process itself attests
 for, ["read", path, digest] as a file is opened, ["used", by, what, digest] as content reaches one of what runs it.
 """
 
@@ -16,7 +16,7 @@ import threading
 BELOW = os.environ["CENSUS_BELOW"]
 _log = os.open(os.environ["CENSUS_LOG"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
 _thread = threading.local()
-# Contents that are vouched for in this process, or were pickled by it: what is unpickled may be a part of one.
+# Contents that are attested in this process, or were pickled by it: what is unpickled may be a part of one.
 _contents: list[bytes] = []
 # Digests of the files that this process has opened.
 _read: set[str] = set()
@@ -26,15 +26,15 @@ def _say(*row: str) -> None:
     os.write(_log, json.dumps(row).encode() + b"\n")
 
 
-def _vouch(content: bytes) -> None:
+def _attest(content: bytes) -> None:
     _contents.append(bytes(content))
-    _say("vouched", hashlib.sha256(content).hexdigest())
+    _say("attested", hashlib.sha256(content).hexdigest())
 
 
 class _Digests(set):
     def add(self, digest):
         super().add(digest)
-        _say("vouched", digest.hex())
+        _say("attested", digest.hex())
 
     def update(self, *others):
         for digest in frozenset().union(*others):
@@ -57,20 +57,20 @@ class _Known(dict):
 
 def _watch_gate() -> None:
     """As soon as safecache's modules are there, and so before they have let anything through."""
-    vouching = sys.modules.get("safecache.code.gate")
-    if not hasattr(vouching, "refused") or isinstance(vouching._known, _Known):
+    attesting = sys.modules.get("safecache.code.gate")
+    if not hasattr(attesting, "refused") or isinstance(attesting._known, _Known):
         return
-    known, vouching._known = vouching._known, _Known()
+    known, attesting._known = attesting._known, _Known()
     for path, digests in known.items():
-        vouching._known[path] = digests
+        attesting._known[path] = digests
     seal = sys.modules["safecache.signing.seal"]
     verify, inspect = seal.verify, seal.inspect
 
     def verify_watched(content, kind, cache_key, *rest):
         verdict = verify(content, kind, cache_key, *rest)
         if verdict.reason is None:
-            _vouch(content)
-            _say("vouched", cache_key)  # that of a precompiled function is the digest of its source
+            _attest(content)
+            _say("attested", cache_key)  # that of a precompiled function is the digest of its source
             _say_stated(seal.payload_of(content))
         return verdict
 
@@ -78,7 +78,7 @@ def _watch_gate() -> None:
         """Of a package, whose digest is compared with the one in its footer."""
         verdict = inspect(end, *rest, **named)
         if verdict.reason is None:
-            _say("vouched", seal.split(end).digest.hex())
+            _say("attested", seal.split(end).digest.hex())
         return verdict
 
     seal.verify, seal.inspect = verify_watched, inspect_watched
@@ -94,7 +94,7 @@ def _say_stated(payload: bytes) -> None:
         files = stated.get("files")
         for digest in [stated.get("sha256"), *(files.values() if isinstance(files, dict) else ())]:
             if isinstance(digest, str):
-                _say("vouched", digest)
+                _say("attested", digest)
 
 
 def _hook(event, arguments):
@@ -152,7 +152,7 @@ _NOTES = {
 
 def _unpickled(content) -> None:
     content = bytes(content)
-    if not any(content in vouched for vouched in _contents):
+    if not any(content in attested for attested in _contents):
         caller = sys._getframe(2).f_code
         _say("used", "unpickle", f"{caller.co_filename}:{caller.co_name}", hashlib.sha256(content).hexdigest())
 
@@ -184,7 +184,7 @@ def load(file, **named):
 
 def dumps(*rest, **named):
     content = _dumps(*rest, **named)
-    _vouch(content)
+    _attest(content)
     return content
 
 
@@ -204,7 +204,7 @@ class Pickler(pickle.Pickler):
     def dump(self, value):
         super().dump(value)
         if hasattr(self._watched, "getvalue"):
-            _vouch(self._watched.getvalue())
+            _attest(self._watched.getvalue())
 
 
 pickle.loads, pickle.load, pickle.dumps = loads, load, dumps

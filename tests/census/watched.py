@@ -1,4 +1,4 @@
-"""Runs a program under strace and sitecustomize.py, and says what was read and used that nothing vouches for."""
+"""Runs a program under strace and sitecustomize.py, and says what was read and used that nothing attests."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ class Finding(NamedTuple):
 
 
 class Watched(NamedTuple):
-    """The steps' results by name; what was used, and what of that and of the files opened nothing vouches for."""
+    """The steps' results by name; what was used, and what of that and of the files opened nothing attests."""
 
     results: dict[str, object]
     used: list[Finding]
-    unvouched: list[Finding]
+    unattested: list[Finding]
 
 
 def run(base: Path, warmth: str, program: Path = HERE / "program.py", **environment: str) -> Watched:
@@ -95,8 +95,8 @@ def run(base: Path, warmth: str, program: Path = HERE / "program.py", **environm
 
 def _judged(base: Path, log: Path, trace: Path, *, intermediates: bool) -> tuple[list[Finding], list[Finding]]:
     rows = [json.loads(line) for line in log.read_text().splitlines()]
-    vouched = {row[1] for row in rows if row[0] == "vouched"}
-    used = [(Finding(row[1], row[2]), row[3] in vouched) for row in rows if row[0] == "used"]
+    attested = {row[1] for row in rows if row[0] == "attested"}
+    used = [(Finding(row[1], row[2]), row[3] in attested) for row in rows if row[0] == "used"]
     contents: dict[str, set[str]] = {}
     for row in rows:
         if row[0] == "read":
@@ -105,10 +105,10 @@ def _judged(base: Path, log: Path, trace: Path, *, intermediates: bool) -> tuple
     opened = [
         Finding("", os.path.relpath(path, base))
         for path in _read_files(base, trace)
-        if not vouched & {*contents.get(path, ()), *_digests(path)}
+        if not attested & {*contents.get(path, ()), *_digests(path)}
         and not any(re.fullmatch(pattern, os.path.relpath(path, base)) for pattern in expected)
     ]
-    return [finding for finding, _ in used], [finding for finding, is_vouched in used if not is_vouched] + opened
+    return [finding for finding, _ in used], [finding for finding, is_attested in used if not is_attested] + opened
 
 
 def _digests(path: str) -> Iterator[str]:

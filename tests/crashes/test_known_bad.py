@@ -124,7 +124,7 @@ STATED = note()._asdict() | {"crash": note().crash._asdict()}
     ],
     ids=["unsealed", "of-another-hash", "of-another-kind", "altered", "no-object", "no-note"],
 )
-def test_note_that_nobody_vouches_for_keeps_nobody_from_compiling(root, caplog, forge, reason, evidence):
+def test_note_that_nothing_attests_keeps_nobody_from_compiling(root, caplog, forge, reason, evidence):
     planted(root, forge())
     assert find(root) is None
     assert events.counters()[reason] == 1

@@ -1,4 +1,4 @@
-"""AOTInductor's packages and libraries: what nothing vouches for is not loaded, in any mode, and nothing of it runs.
+"""AOTInductor's packages and libraries: what nothing attests is not loaded, in any mode, and nothing of it runs.
 
 Each attack is shown to work on stock torch first.
 """
@@ -82,7 +82,7 @@ def test_package_is_verified_whichever_way_it_is_loaded(sealed, tmp_path, trojan
 def test_library_that_was_exchanged_before_it_was_packaged_is_not_sealed(home, tmp_path, trojan, marker):
     path, environment = str(tmp_path / "model.pt2"), {"TROJAN_MARKER": str(marker)}
     answer = home.run("package_model", path=path, trojan=str(trojan), env=environment)
-    assert answer.ok and [w for w in answer.warnings if "was not sealed: nothing vouches for" in w], answer
+    assert answer.ok and [w for w in answer.warnings if "was not sealed: nothing attests" in w], answer
     (said,) = home.run("load_models", paths=[path], env=environment).result.values()
     assert said.startswith("EntryRefusedError") and not marker.exists()
 

@@ -153,7 +153,7 @@ def test_marker_beside_a_precompiled_header_is_no_evidence(home, trojan):
     assert again.ok and not marker.exists(), again
 
 
-def test_marker_that_nobody_vouches_for_has_the_probe_loaded(home):
+def test_marker_that_nothing_attests_has_the_probe_loaded(home):
     """One that is left of a machine where it worked, where it does not: torch would compile what crashes."""
     assert home.run("find_vector_instructions").result is True
     for path in home.cache.glob("??/*.so"):

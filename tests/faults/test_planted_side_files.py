@@ -347,7 +347,7 @@ def test_library_of_halide_is_built_where_nobody_else_can_write(home):
 
 
 @pytest.mark.default_release
-def test_graph_is_compiled_anew_whose_kernel_nothing_vouches_for(home):
+def test_graph_is_compiled_anew_whose_kernel_nothing_attests(home):
     assert home.run("call_cpp_wrapper").result == {"hits": 0}
     assert home.run("call_cpp_wrapper").result == {"hits": 1}
     (kernel,) = home.cache.glob("*/*.cubin")

@@ -1,4 +1,4 @@
-"""No file's bytes are unpickled, compiled, imported, loaded or read by a compiler that nothing vouches for.
+"""No file's bytes are unpickled, compiled, imported, loaded or read by a compiler that nothing attests.
 
 Of a whole process tree, cold and then warm: what it opens, as strace sees it, and what Python's audit events, pickle and
 the gate say in every interpreter of it.
@@ -24,9 +24,9 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("warmth", ["cold", "warm"])
-def test_all_that_is_used_is_vouched_for(runs, warmth):
+def test_all_that_is_used_is_attested(runs, warmth):
     seen = runs[warmth]
-    assert seen.unvouched == []
+    assert seen.unattested == []
     assert {finding.used for finding in seen.used} >= {"compile", "dlopen", "import"}
 
 
@@ -39,8 +39,8 @@ def test_warm_process_uses_what_the_cold_one_has_left(runs):
 
 def test_census_sees_what_stock_torch_uses(runs):
     seen = runs["stock"]
-    assert set(seen.used) <= set(seen.unvouched)
-    assert {finding.used for finding in seen.unvouched} == {"", "compile", "dlopen", "import", "unpickle"}
-    opened = [finding.what for finding in seen.unvouched if not finding.used]
+    assert set(seen.used) <= set(seen.unattested)
+    assert {finding.used for finding in seen.unattested} == {"", "compile", "dlopen", "import", "unpickle"}
+    opened = [finding.what for finding in seen.unattested if not finding.used]
     for ending in (".so", ".py", ".pt2", ".cubin"):
         assert any(path.endswith(ending) for path in opened), ending

@@ -1,4 +1,4 @@
-"""Everything of safecache that decodes bytes which nobody has vouched for yet, and what must hold of it for any bytes.
+"""Everything of safecache that decodes bytes which nobody has attested yet, and what must hold of it for any bytes.
 
 ``check`` raises AssertionError where something does not hold, and whatever else a decoder raises that it should not.
 """
@@ -62,7 +62,7 @@ def check_seal(content: bytes) -> None:
     payload = seal.payload_of(content)
     assert content.startswith(payload)
     assert all(payload == each for each in genuine if each is not None)
-    if verdict.reason not in (None, *trust.UNVOUCHED):
+    if verdict.reason not in (None, *trust.UNATTESTED):
         assert trust.evidence(verdict)
 
 

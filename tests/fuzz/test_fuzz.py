@@ -39,7 +39,7 @@ def test_changes_lead_to_every_verdict():
         chance = random.Random(number)
         content = seal.change(chance.choice(kept), chance)
         seen.add(decoders._verify(content, chance.choice((world.ASKED, *world.OTHERS))).reason)
-    refusals = [reason for reason in Reason if reason in trust._EVIDENCE or reason in trust.UNVOUCHED]
+    refusals = [reason for reason in Reason if reason in trust._EVIDENCE or reason in trust.UNATTESTED]
     assert seen == {None, *refusals}
 
 

@@ -1,4 +1,4 @@
-"""On a GPU: a package of AOTInductor holds cubins too, and they are vouched for like its library."""
+"""On a GPU: a package of AOTInductor holds cubins too, and they are attested like its library."""
 
 from __future__ import annotations
 

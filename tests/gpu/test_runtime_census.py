@@ -1,4 +1,4 @@
-"""On a GPU: no kernel's bytes are loaded, compiled or unpickled that nothing vouches for, in any process."""
+"""On a GPU: no kernel's bytes are loaded, compiled or unpickled that nothing attests, in any process."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("warmth", ["cold", "warm"])
-def test_all_that_is_used_is_vouched_for(runs, warmth):
-    assert runs[warmth].unvouched == []
+def test_all_that_is_used_is_attested(runs, warmth):
+    assert runs[warmth].unattested == []
 
 
 def test_warm_process_uses_what_the_cold_one_has_left(runs):
@@ -37,6 +37,6 @@ def test_warm_process_uses_what_the_cold_one_has_left(runs):
 
 
 def test_census_sees_the_kernels_that_stock_torch_loads(runs):
-    opened = [finding.what for finding in runs["stock"].unvouched if not finding.used]
+    opened = [finding.what for finding in runs["stock"].unattested if not finding.used]
     for ending in (".cubin", ".so", ".py", ".pt2"):
         assert any(path.endswith(ending) for path in opened), (ending, opened)

@@ -50,7 +50,7 @@ def template(homes):
     """A home whose cache holds the entries of the model, sealed by the hooks in the source."""
     home = homes()
     answer = home.run()
-    # The zygote has precompiled a header before its hooks were on: nothing vouches for that, and it goes.
+    # The zygote has precompiled a header before its hooks were on: nothing attests that, and it goes.
     assert answer.ok and answer.stats | {"unsealed": 1} == {"sealed": 3, "saved": 3, "unsealed": 1}, answer
     return home
 

@@ -93,7 +93,7 @@ def test_header_that_holds_anything_else_is_not(check, header, content, expected
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_precompiled_header_is_read_if_it_is_vouched_for(check, header, kept):
+def test_precompiled_header_is_read_if_it_is_attested(check, header, kept):
     """Else the compiler reads the header itself."""
     compiled = header.with_name("h.h.gch")
     compiled.write_bytes(b"gpch")

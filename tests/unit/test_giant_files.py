@@ -315,7 +315,7 @@ def test_giant_in_place_of_a_precompiled_header_is_not_copied(tmp_path, monkeypa
     shared.chmod(0o777)
     header = shared / "code.h"
     header.write_bytes(b"// text")
-    sources.vouch(str(header), b"// text")
+    sources.attest(str(header), b"// text")
     giant(shared / "code.h.gch")
     copy = private_build._header(str(header))
     assert copy is not None and os.listdir(os.path.dirname(copy)) == ["code.h"]

@@ -52,7 +52,7 @@ def test_kernel_of_this_process_and_of_the_one_before_is_admitted(kernel, monkey
 
 
 @pytest.mark.parametrize("change", [lambda path: path.write_bytes(CUBIN[::-1]), os.unlink], ids=["planted", "gone"])
-def test_graph_whose_kernel_nothing_vouches_for_is_not_there(kernel, monkeypatch, change):
+def test_graph_whose_kernel_nothing_attests_is_not_there(kernel, monkeypatch, change):
     other = kernel.with_name("cother.cubin")
     other.write_bytes(CUBIN)
     gpu_binaries.place(str(other), str(kernel.parents[1]), CUBIN)

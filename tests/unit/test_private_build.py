@@ -41,7 +41,7 @@ def root(tmp_path, monkeypatch):
 def source(root):
     path = root / "kernel.cpp"
     path.write_bytes(TEXT)
-    sources.vouch(str(path), TEXT)
+    sources.attest(str(path), TEXT)
     return path
 
 
@@ -126,7 +126,7 @@ def test_what_it_does_not_know_is_left_to_stock(root, source, place):
 @pytest.fixture
 def header(root):
     path = root / "prefix.h"
-    sources.vouch(str(path), b"#include <cstdlib>")
+    sources.attest(str(path), b"#include <cstdlib>")
     path.write_bytes(b"evil")
     compiled = root / "prefix.h.gch"
     compiled.write_bytes(b"compiled")
@@ -266,7 +266,7 @@ def test_hook_builds_as_stock_where_nobody_else_can_write(root, source, build):
 
 
 def test_precompiled_header_appears_whole_and_after_its_record(root, source, build, monkeypatch):
-    """Others take no lock to look for it: they would move away what nobody vouches for yet."""
+    """Others take no lock to look for it: they would move away what nothing attests yet."""
     root.chmod(0o755)
     target = root / "prefix.h.gch"
     published = []

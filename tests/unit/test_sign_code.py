@@ -52,7 +52,7 @@ def run(run, forgetful):
 
 @pytest.fixture
 def of_a_farm(root, settings, tmp_path):
-    """The code, vouched for by a key of which this user has the public part."""
+    """The code, attested by a key of which this user has the public part."""
     key_files.save(str(tmp_path / "private"), PRIVATE)
     settings(SAFECACHE_KEY_FILE=tmp_path / "private")
     for file in layout.code(str(root)):

@@ -53,7 +53,7 @@ def test_what_this_process_built_is_taken(library, root):
     assert admit(library, root) and gate.admit_code(str(library), str(root)) == (str(library), None)
 
 
-def test_record_vouches_for_it_in_the_next_process(library, root, monkeypatch):
+def test_record_attests_it_in_the_next_process(library, root, monkeypatch):
     gate.keep(str(library), str(root))
     forget(monkeypatch)
     assert admit(library, root)
@@ -76,7 +76,7 @@ def test_content_that_changed_since_is_refused(library, root, monkeypatch, how):
     assert not admit(library, root) and events.counters()["damaged"] == 1
 
 
-def test_record_of_one_file_does_not_vouch_for_another(library, root, monkeypatch):
+def test_record_of_one_file_does_not_attest_another(library, root, monkeypatch):
     gate.keep(str(library), str(root))
     other = library.with_name("other.so")
     other.write_bytes(library.read_bytes())
@@ -103,7 +103,7 @@ def test_library_does_not_move_to_another_place_of_the_same_cache(library, root,
     assert not admit(other, root) and events.counters()[refused] == 1
 
 
-def test_cache_that_is_copied_as_a_whole_still_vouches(library, root, monkeypatch, tmp_path):
+def test_cache_that_is_copied_as_a_whole_still_attests(library, root, monkeypatch, tmp_path):
     gate.keep(str(library), str(root))
     forget(monkeypatch)
     copied = tmp_path / "elsewhere" / "cache"
@@ -124,7 +124,7 @@ def test_record_of_0_1_0_which_is_bound_to_a_name_alone_is_as_none(library, root
     assert not admit(library, root)
 
 
-def test_record_of_another_key_does_not_vouch(library, root, monkeypatch, tmp_path):
+def test_record_of_another_key_does_not_attest(library, root, monkeypatch, tmp_path):
     gate.keep(str(library), str(root))
     forget(monkeypatch)
     key = tmp_path / "key"
@@ -136,7 +136,7 @@ def test_record_of_another_key_does_not_vouch(library, root, monkeypatch, tmp_pa
 
 
 @pytest.mark.parametrize("damage", [lambda content: content[:-1], lambda content: b"", lambda content: b"x" * 300])
-def test_damaged_record_does_not_vouch(library, root, monkeypatch, damage):
+def test_damaged_record_does_not_attest(library, root, monkeypatch, damage):
     gate.keep(str(library), str(root))
     with open(manifests.path_of(str(library), str(root), Kind.NATIVE_CODE), "r+b") as file:
         content = damage(file.read())

@@ -1,4 +1,4 @@
-"""Sources, results and kernels that are vouched for by this process, by a sealed record, or by where they lie."""
+"""Sources, results and kernels that are attested by this process, by a sealed record, or by where they lie."""
 
 from __future__ import annotations
 
@@ -55,21 +55,21 @@ def refuse_writes(monkeypatch):
     monkeypatch.setattr(filesystem, "write", full)
 
 
-def test_process_vouches_for_what_it_expects_without_a_record(source):
+def test_process_attests_what_it_expects_without_a_record(source):
     assert not states(source)
     gate.expect(str(source), CONTENT)
     assert states(source) and not states(source, b"another")
     assert not manifests.exists(str(source), root_of(source), SOURCE)
 
 
-def test_record_vouches_for_one_content_in_the_next_process(source, monkeypatch):
+def test_record_attests_one_content_in_the_next_process(source, monkeypatch):
     keep(source)
     forget(monkeypatch)
     assert manifests.exists(str(source), root_of(source), SOURCE)
     assert states(source) and not states(source, b"another")
 
 
-def test_record_of_another_build_does_not_vouch(source, monkeypatch):
+def test_record_of_another_build_does_not_attest(source, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(binding, "statement", lambda kind: {"machine": "vax"})
         keep(source)
@@ -77,7 +77,7 @@ def test_record_of_another_build_does_not_vouch(source, monkeypatch):
     assert not states(source)
 
 
-def test_record_that_does_not_verify_vouches_for_nothing(source, monkeypatch):
+def test_record_that_does_not_verify_attests_nothing(source, monkeypatch):
     keep(source)
     (record,) = source.parents[1].glob(".safecache/records/*/*")
     record.write_bytes(record.read_bytes()[1:])
@@ -85,12 +85,12 @@ def test_record_that_does_not_verify_vouches_for_nothing(source, monkeypatch):
     assert not states(source)
 
 
-@pytest.mark.parametrize(("mode", "vouched"), [(0o755, True), (0o777, False)])
-def test_private_trust_takes_what_nobody_else_could_have_written(source, settings, mode, vouched):
+@pytest.mark.parametrize(("mode", "attested"), [(0o755, True), (0o777, False)])
+def test_private_trust_takes_what_nobody_else_could_have_written(source, settings, mode, attested):
     settings(SAFECACHE_TRUST="private")
     source.write_bytes(CONTENT)
     source.parent.chmod(mode)
-    assert states(source) == gate.is_private(str(source)) == vouched
+    assert states(source) == gate.is_private(str(source)) == attested
 
 
 def test_signed_trust_takes_nothing_for_lying_where_nobody_else_writes(source):
@@ -130,7 +130,7 @@ def test_missing_source_is_restored_with_a_record(source, monkeypatch):
     assert states(source)
 
 
-def test_source_that_is_vouched_for_stays_as_it_is(source):
+def test_source_that_is_attested_stays_as_it_is(source):
     keep(source, b"kept")
     source.write_bytes(b"kept")
     assert restore(source) == b"kept"
@@ -271,7 +271,7 @@ def test_code_of_a_noexec_mount_is_not_copied_to_memory(exposed, monkeypatch):
 @pytest.mark.parametrize(
     "statement", [b"[]", b"{}", b'{"sha256": 5}', pytest.param(b"[" * 100_000, id="deep"), b"\xff", b'"sha256"']
 )
-def test_record_of_another_form_vouches_for_nothing(source, monkeypatch, statement):
+def test_record_of_another_form_attests_nothing(source, monkeypatch, statement):
     """Whoever has a key can seal anything."""
     keep(source)
     (record,) = source.parents[1].glob(".safecache/records/*/*")
@@ -292,13 +292,13 @@ def refuse_reading(monkeypatch, *names):
         monkeypatch.setattr(gate.opening, name, None)
 
 
-def test_file_that_was_altered_since_this_process_vouched_for_it_is_refused(source):
+def test_file_that_was_altered_since_this_process_attested_it_is_refused(source):
     keep(source)
     source.write_bytes(b"altered")
     assert [judge(source).reason for _ in range(2)] == [Reason.DAMAGED] * 2, "and so the second time"
 
 
-def test_file_that_nobody_vouches_for_is_refused_each_time(source):
+def test_file_that_nothing_attests_is_refused_each_time(source):
     source.write_bytes(CONTENT)
     assert [judge(source).reason for _ in range(2)] == [Reason.UNSEALED] * 2
 
@@ -334,7 +334,7 @@ def refuse_records(monkeypatch):
     monkeypatch.setattr(manifests, "stored", fail)
 
 
-def test_record_that_cannot_be_read_is_no_refusal_of_what_it_may_vouch_for(source, monkeypatch):
+def test_record_that_cannot_be_read_is_no_refusal_of_what_it_may_attest(source, monkeypatch):
     source.write_bytes(CONTENT)
     refuse_records(monkeypatch)
     with pytest.raises(Unreadable):
@@ -370,7 +370,7 @@ def open_bytes(path):
 
 
 class TestRecordThatCannotBeRead:
-    """It may be a good one: then what it vouches for is good, and not thrown away."""
+    """It may be a good one: then what it attests is good, and not thrown away."""
 
     @pytest.fixture
     def unreadable(self, source, monkeypatch):
@@ -406,7 +406,7 @@ class TestRecordThatCannotBeRead:
         unreadable(1)
         assert restore(source) == CONTENT and events.counters() == {"code verified": 1}
 
-    def test_result_is_neither_vouched_for_nor_refused(self, source, unreadable):
+    def test_result_is_neither_attested_nor_refused(self, source, unreadable):
         unreadable(1000)
         with pytest.raises(Unreadable):
             states(source)
