@@ -11,7 +11,7 @@ from safecache._version import __version__
 from safecache.patching.activation import activate, deactivate, is_active, status
 from safecache.settings import config
 
-__all__ = ["__version__", "activate", "deactivate", "is_active", "isolate", "stats", "status"]
+__all__ = ["__version__", "activate", "deactivate", "is_active", "isolate", "reset", "stats", "status"]
 
 
 def stats() -> dict[str, int]:
@@ -30,6 +30,17 @@ def isolate() -> None:
     A crash, a hang or a want of memory of its compiler becomes a TritonCompileCrash (safecache.errors).
     """
     config.isolate()
+
+
+def reset() -> None:
+    """Forget what this process has learned and said: counters, warnings, digests, keys, and which directories failed.
+
+    As a process that begins: for tests, and after a change of keys or directories. Hooks and settings stay as they are.
+    """
+    for name, module in list(sys.modules.items()):
+        forget = getattr(module, "reset", None) if name.startswith("safecache.") else None
+        if callable(forget):
+            forget()
 
 
 def _own_command_line() -> bool:

@@ -589,8 +589,7 @@ ATTACKS = {
 
 def _cell(sink: Sink, attack, strict: bool, key: Key | None = None, flow=lambda sink: None) -> dict:
     """What came of one attack, in a process that remembers nothing of the one before."""
-    for memory in (gate._known, gate._judged):
-        memory.clear()
+    gate.reset()
     events.reset()
     sink.marker.unlink(missing_ok=True)
     sink.clear()
@@ -690,15 +689,15 @@ def _as_layer(root, name):
 
 @contextlib.contextmanager
 def _below_local_level(root, base):
-    fallback._good_until.clear()
+    fallback.reset()
     with _settings(SAFECACHE_LOCAL=str(base / "local")):
         fallback.settle(lambda: root)
         assert config.cache_directory() != root
         yield
         config.redirect_cache(root, None)
     shutil.rmtree(base / "local")
-    for memory in (levels._levels, fallback._good_until):
-        memory.clear()
+    levels.reset()
+    fallback.reset()
 
 
 FLOWS = {

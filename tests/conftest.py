@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from safecache.testing import isolated as isolated_environment
+
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent
 # Of tests beside others that run on every Python, whether there is a torch for it or not.
@@ -41,25 +43,6 @@ def no_cache_set(monkeypatch):
     """No test begins with a cache directory set: torch sets one by itself, in its caller's own environment."""
     for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "_SAFECACHE_REDIRECTED"):
         monkeypatch.delenv(name, raising=False)
-
-
-def isolated_environment(base: Path) -> dict[str, str]:
-    """The variables that keep a process's caches, keys and temporary files below ``base``."""
-    places = {
-        "XDG_CONFIG_HOME": base / "config",
-        "TORCHINDUCTOR_CACHE_DIR": base / "cache",
-        "TRITON_CACHE_DIR": base / "triton",
-    }
-    return {name: str(path) for name, path in places.items()} | {
-        "SAFECACHE": "1",
-        "SAFECACHE_STRICT": "0",
-        "SAFECACHE_TRUST": "signed",
-        "SAFECACHE_KEY_FILE": "",
-        "SAFECACHE_KEYRING": "",
-        "SAFECACHE_NAMESPACE": "",
-        "SAFECACHE_SHARED": "0",
-        "SAFECACHE_LOCAL": "",
-    }
 
 
 class Answer:

@@ -97,7 +97,7 @@ def task(work):
 
 def publish(root):
     for path in ("aotautograd/akey/entry", "triton/0/KEY/k.cubin", ".safecache/records/ab/record"):
-        temporaries._reaped.clear()
+        temporaries.reset()
         entry_files.publish(os.path.join(root, path), b"content", root)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
 import shutil
@@ -16,34 +15,7 @@ from triton.compiler import CompiledKernel
 from triton.runtime import autotuner, cache
 from triton_kernels import autotuned_scale
 
-from safecache.files import filesystem
-
-# Functions of os that have the file's path first.
-DIRECTORIES = ("dir_fd", "src_dir_fd")
-BY_PATH = ("open", "mkdir", "rename", "replace", "lstat", "listdir", "scandir")
-
-
-@contextlib.contextmanager
-def failing(call, error, below, times=None):
-    """Let a function of os, for Triton and for us, fail for what lies ``below``, at first ``times`` times; by descriptor, for all it is."""
-    real = getattr(os, call)
-    left = [times]
-
-    def fail(first, *rest, **named):
-        above = next((os.readlink(f"/proc/self/fd/{named[name]}") for name in DIRECTORIES if name in named), "")
-        path = os.path.join(above, first) if call in BY_PATH else os.readlink(f"/proc/self/fd/{first}")
-        ours = path.startswith(below) if call in BY_PATH else below in path
-        if not ours or left[0] == 0:
-            return real(first, *rest, **named)
-        if left[0] is not None:
-            left[0] -= 1
-        raise OSError(getattr(errno, error), os.strerror(getattr(errno, error)), str(first))
-
-    with contextlib.ExitStack() as stack:
-        for module in (os, filesystem):
-            if hasattr(module, call):
-                stack.enter_context(mock.patch.object(module, call, fail))
-        yield
+from safecache.testing import failing
 
 
 def compile_while_failing(call, error, times=None, scene="compile_kernel"):

@@ -54,6 +54,7 @@ __all__ = [
     "private_copy",
     "record_of",
     "refused",
+    "reset",
     "settled",
     "states",
     "states_digest",
@@ -388,3 +389,9 @@ def refused(verdict: seal.Verdict, reason: Reason) -> Refusal:
 
 def _digest(path: str) -> bytes:
     return opening.digest_regular(path, checks.check_regular, flags=os.O_NOFOLLOW)
+
+
+def reset() -> None:
+    """Forget what this process has attested and judged, as another process knows nothing of it."""
+    _known.clear()
+    _judged.clear()

@@ -17,7 +17,17 @@ from safecache.reporting.kinds import Kind
 from safecache.signing import keyring
 from safecache.store import entry_files
 
-__all__ = ["header_directory", "headers_folder", "initialise", "put", "put_again", "read", "root_of", "write_file"]
+__all__ = [
+    "header_directory",
+    "headers_folder",
+    "initialise",
+    "put",
+    "put_again",
+    "read",
+    "reset",
+    "root_of",
+    "write_file",
+]
 
 
 class _Thread(threading.local):
@@ -143,3 +153,8 @@ def root_of(path: str) -> str:
     """The directory that ``path`` is kept below: the cache, or that of the precompiled headers."""
     cache: str = _codecache().cache_dir()
     return cache if path.startswith(os.path.join(cache, "")) else os.path.dirname(path)
+
+
+def reset() -> None:
+    """Forget what was generated."""
+    _generated.clear()

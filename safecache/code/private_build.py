@@ -21,7 +21,7 @@ from safecache.files import checks, opening, ownership, private_directory
 from safecache.reporting.kinds import Kind
 from safecache.store import entry_files
 
-__all__ = ["check_inputs", "command", "is_dispensable", "is_needed", "publish"]
+__all__ = ["check_inputs", "command", "is_dispensable", "is_needed", "publish", "reset"]
 
 # GCC does not mind where its precompiled headers lie. Clang's are of use beside their sources alone.
 _PRECOMPILED, _IMMOVABLE = ".gch", ".pch"
@@ -175,6 +175,11 @@ def _renew_lock() -> None:
     # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
     global _lock
     _lock = threading.Lock()
+
+
+def reset() -> None:
+    """Forget which headers were read."""
+    _headers.clear()
 
 
 os.register_at_fork(after_in_child=_renew_lock)

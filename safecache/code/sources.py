@@ -14,7 +14,17 @@ from safecache.store import entry_files
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Unsettled
 
-__all__ = ["admit", "admit_side_file", "attest", "is_private", "known_text", "reachable", "settle", "settle_side_file"]
+__all__ = [
+    "admit",
+    "admit_side_file",
+    "attest",
+    "is_private",
+    "known_text",
+    "reachable",
+    "reset",
+    "settle",
+    "settle_side_file",
+]
 
 _COMMENTS = re.compile(rb"(\n+//[ -~]*)+")
 # What this process has generated where others can write, and compilers are to read: text by path.
@@ -128,3 +138,8 @@ def _existing(path: str) -> str:
     while not os.path.lexists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
+
+
+def reset() -> None:
+    """Forget the texts that are kept."""
+    _texts.clear()

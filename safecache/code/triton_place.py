@@ -34,12 +34,12 @@ __all__ = [
     "Found",
     "Place",
     "digest",
-    "forget",
     "forget_written",
     "names_in",
     "note",
     "reachable",
     "read_by",
+    "reset",
 ]
 
 _Result = TypeVar("_Result")
@@ -114,9 +114,10 @@ class Found(NamedTuple):
     content: bytes | None
 
 
-def forget() -> None:
-    """Verify each file anew."""
+def reset() -> None:
+    """Verify each file anew, and forget what was written."""
     _digests.clear()
+    forget_written()
 
 
 def names_in(content: bytes) -> list[str] | None:

@@ -34,6 +34,7 @@ __all__ = [
     "give_up",
     "in_attempt",
     "report_unpicklable",
+    "reset",
     "saved_in_vain",
     "sealed",
     "write",
@@ -264,3 +265,8 @@ def _not_written(failure: SaveAborted, kind: Kind, cache_key: str) -> None:
     if config.current().strict and in_attempt():
         raise failure
     failure.report(f"{kind.noun} {cache_key[:16]}…")
+
+
+def reset() -> None:
+    """Report anew what cannot be saved."""
+    _unsaved.clear()

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from safecache.files import folders
 from safecache.settings import config
 
-__all__ = ["GRACE", "INTERVAL", "suspended", "use"]
+__all__ = ["GRACE", "INTERVAL", "reset", "suspended", "use"]
 
 # Seconds. A stamp that is younger is left as it is.
 INTERVAL = 1800.0
@@ -56,3 +56,8 @@ def suspended() -> Iterator[None]:
         yield
     finally:
         _suspended = outer
+
+
+def reset() -> None:
+    """Try to stamp everywhere again."""
+    _refusing.clear()

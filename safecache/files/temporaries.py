@@ -15,7 +15,7 @@ from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.settings import config
 
-__all__ = ["Temporary", "beside", "is_temporary", "is_wanted", "reap", "reap_once"]
+__all__ = ["Temporary", "beside", "is_temporary", "is_wanted", "reap", "reap_once", "reset"]
 
 
 def is_wanted(folder: Folder) -> bool:
@@ -121,3 +121,8 @@ def _remove_if_dead(folder: folders.Folder, name: str, *, locked: bool) -> int:
     finally:
         filesystem.close(descriptor)
     return status.st_size
+
+
+def reset() -> None:
+    """Look for leftovers once more."""
+    _reaped.clear()

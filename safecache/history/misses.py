@@ -8,7 +8,7 @@ from contextlib import suppress
 
 from safecache.history.lookups import Layer
 
-__all__ = ["await_save", "saved"]
+__all__ = ["await_save", "reset", "saved"]
 
 # Those of this process whose compiles are under way, or were never saved; and what is to be done with the cache's path.
 _waiting: dict[tuple[Layer, str], Callable[[str], None]] = {}
@@ -31,4 +31,11 @@ def saved(layer: Layer, key: str, root: str) -> None:
 
 
 # A forked child has not begun the compiles of its parent.
+
+
+def reset() -> None:
+    """Forget what waits for a save."""
+    _waiting.clear()
+
+
 os.register_at_fork(after_in_child=_waiting.clear)

@@ -26,7 +26,7 @@ from safecache.signing.trust import Refusal
 from safecache.store import entry_files
 from safecache.store.groups import KNOWN_BAD_FOLDER
 
-__all__ = ["Note", "find", "forget", "hashes", "listed", "remember"]
+__all__ = ["Note", "find", "forget", "hashes", "listed", "remember", "reset"]
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _DAY = 86400.0
@@ -146,3 +146,8 @@ def _refusal(verdict: seal.Verdict) -> Refusal | None:
         return trust.foreign(verdict, Kind.COMPILE_CRASH)
     by_nobody = "it is not sealed by a key that this process trusts"
     return Refusal(verdict.reason, by_nobody if verdict.reason in trust.UNATTESTED else trust.evidence(verdict))
+
+
+def reset() -> None:
+    """Forget which notes were read."""
+    _known.clear()

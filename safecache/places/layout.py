@@ -42,6 +42,7 @@ __all__ = [
     "of_inductor",
     "of_triton",
     "reap_once",
+    "reset",
     "triton_caches",
     "walk",
     "whole",
@@ -225,3 +226,8 @@ def triton_caches(root: str) -> Iterator[str]:
 
 def _subdirectories(directory: str) -> Iterator[str]:
     yield from (item.path for item in folders.listed(directory) if item.is_directory)
+
+
+def reset() -> None:
+    """Look for leftovers once more."""
+    _reaped.clear()

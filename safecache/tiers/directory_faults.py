@@ -33,6 +33,7 @@ __all__ = [
     "objection",
     "objection_to_code",
     "probe",
+    "reset",
 ]
 
 _USE = os.R_OK | os.W_OK | os.X_OK
@@ -239,3 +240,8 @@ def leave_to_parent() -> None:
     """Warn of nothing in this process: it is a worker, one of many, and what it makes its parent reads."""
     global _parent_tells
     _parent_tells = True
+
+
+def reset() -> None:
+    """Look at each directory anew."""
+    _settled.clear()

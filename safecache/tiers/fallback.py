@@ -18,7 +18,7 @@ from safecache.settings import config
 from safecache.tiers import directory_faults, levels, standin
 from safecache.tiers.directory_faults import Fault
 
-__all__ = ["attempt", "leave_to_parent", "moved", "replaced", "settle"]
+__all__ = ["attempt", "leave_to_parent", "moved", "replaced", "reset", "settle"]
 
 _T = TypeVar("_T")
 # Seconds for which a verdict on a directory is remembered.
@@ -204,3 +204,9 @@ def leave_to_parent() -> None:
     """Warn of nothing in this process: it is a worker, one of many, whose parent uses the same directory."""
     global _parent_tells
     _parent_tells = True
+
+
+def reset() -> None:
+    """Look at each directory anew."""
+    for memory in (_good_until, _bad_until, _faults):
+        memory.clear()

@@ -32,6 +32,7 @@ __all__ = [
     "leave_alone",
     "objection",
     "place_of",
+    "reset",
     "shared_cache",
     "shared_of",
 ]
@@ -182,3 +183,9 @@ def shared_cache(environ: Mapping[str, str]) -> str | None:
         return None
     know(place, inductors)
     return inductors
+
+
+def reset() -> None:
+    """Forget which local levels there are, and what failed."""
+    _levels.clear()
+    _left_until.clear()

@@ -12,7 +12,7 @@ from safecache.files import mounts, ownership, private_directory
 from safecache.settings import config
 from safecache.tiers import directory_faults, levels
 
-__all__ = ["begin", "end", "original"]
+__all__ = ["begin", "end", "original", "reset"]
 
 _standins: dict[str, str] = {}
 _originals: dict[str, str] = {}
@@ -65,6 +65,12 @@ def _renew_lock() -> None:
     # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
     global _lock
     _lock = threading.Lock()
+
+
+def reset() -> None:
+    """Forget which directories stand in for others; torch uses what it uses."""
+    _standins.clear()
+    _originals.clear()
 
 
 os.register_at_fork(after_in_child=_renew_lock)

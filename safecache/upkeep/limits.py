@@ -20,7 +20,7 @@ from safecache.settings import config
 from safecache.store import entry_files
 from safecache.tiers import levels
 
-__all__ = ["keep", "published"]
+__all__ = ["keep", "published", "reset"]
 
 # Seconds between two sweeps of a directory, by whichever process.
 _INTERVAL = 600.0
@@ -79,3 +79,8 @@ def _start(command: list[str]) -> None:
     )
     with suppress(RuntimeError):  # no thread can be started while the interpreter ends, and its parent reaps then
         threading.Thread(target=process.wait, name="safecache-gc", daemon=True).start()
+
+
+def reset() -> None:
+    """Look at each cache anew."""
+    _next.clear()

@@ -57,7 +57,7 @@ def under_way(monkeypatch):
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """Of a cache that holds "there"."""
-    monkeypatch.setattr(known_bad, "_known", {})
+    known_bad.reset()
     there = request("there").hash
     cached = lambda hash: SimpleNamespace(get_group=lambda name: {} if hash == there and name == "k.json" else None)  # noqa: E731
     monkeypatch.setattr(triton.compiler.compiler, "get_cache_manager", cached)

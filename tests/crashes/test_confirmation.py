@@ -16,7 +16,7 @@ ABORTED, KILLED = Ending("signal", 6), Ending("signal", 9)
 
 @pytest.fixture
 def root(monkeypatch, tmp_path):
-    monkeypatch.setattr(known_bad, "_known", {})
+    known_bad.reset()
     return str(tmp_path)
 
 

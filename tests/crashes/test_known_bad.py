@@ -24,7 +24,7 @@ HOUR, DAY = 3600.0, 86400.0
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    monkeypatch.setattr(known_bad, "_known", {})
+    known_bad.reset()
     root = tmp_path / "triton"
     root.mkdir()
     return str(root)
@@ -37,7 +37,7 @@ def note(how="signal", number=6, age=0.0):
 def remember(root, monkeypatch, found, hash=HASH):
     """And forget it again, in this process."""
     known_bad.remember(root, hash, found)
-    monkeypatch.setattr(known_bad, "_known", {})
+    known_bad.reset()
 
 
 def find(root, hash=HASH, timeout=120.0, memory=10**9):
@@ -192,6 +192,6 @@ def test_without_a_key_to_seal_with_only_this_process_knows(root, monkeypatch):
 def test_list_passes_over_what_is_no_note(root, monkeypatch):
     planted(root, b"of somebody else")
     open(path_of(root, "README"), "w").close()
-    monkeypatch.setattr(known_bad, "_known", {})
+    known_bad.reset()
     assert known_bad.hashes(root) == sorted([HASH, OTHER])
     assert [hash for hash, _ in known_bad.listed(root)] == [OTHER]

@@ -72,8 +72,7 @@ def library(tmp_path, monkeypatch):
     path = tmp_path / "cache" / "ab" / "abc.so"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\x7fELF" + random.Random("library").randbytes(2_000))
-    monkeypatch.setattr(gate, "_known", {})
-    monkeypatch.setattr(gate, "_judged", {})
+    gate.reset()
     gate.keep(str(path), str(tmp_path / "cache"))
     return path
 

@@ -15,10 +15,9 @@ import hypothesis
 import pytest
 from caches import Cache
 
+import safecache
 from safecache.cli.main import main
-from safecache.reporting import events
 from safecache.settings import config
-from safecache.signing import keyring
 from safecache.tiers import fallback
 from safecache.upkeep import eviction
 from unit.fresh import forget_levels
@@ -34,13 +33,11 @@ def isolated(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(config, "_current", None)
-    keyring.reset()
-    events.reset()
+    safecache.reset()
     umask = os.umask(0o022)  # the files that tests make are private, whatever the caller's umask
     yield
     os.umask(umask)
-    keyring.reset()
-    events.reset()
+    safecache.reset()
 
 
 @pytest.fixture
@@ -60,7 +57,7 @@ def shared(tmp_path, monkeypatch, settings):
     """A cache that is to have a local level before it."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "shared"))
     monkeypatch.setenv("_SAFECACHE_REDIRECTED", "")
-    forget_levels(monkeypatch)
+    forget_levels()
     settings(SAFECACHE_LOCAL=tmp_path / "local")
     (tmp_path / "shared").mkdir()
     return tmp_path / "shared"

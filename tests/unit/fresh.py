@@ -8,14 +8,11 @@ from safecache.tiers import fallback, levels
 
 def forget_kernels() -> None:
     """What this process knows of Triton's files."""
-    gate._known.clear()
-    gate._judged.clear()
-    triton_place.forget()
-    triton_place.forget_written()
+    gate.reset()
+    triton_place.reset()
 
 
-def forget_levels(monkeypatch) -> None:
+def forget_levels() -> None:
     """Which local levels there are, and what failed."""
-    known = [(levels, "_levels"), (levels, "_left_until")]
-    for module, name in (*known, *((fallback, name) for name in ("_good_until", "_bad_until", "_faults"))):
-        monkeypatch.setattr(module, name, {})
+    levels.reset()
+    fallback.reset()

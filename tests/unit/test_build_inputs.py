@@ -12,8 +12,7 @@ INCLUDE = b"#include <torch/csrc/inductor/cpp_prefix.h>\n"
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    monkeypatch.setattr(gate, "_known", {})
-    monkeypatch.setattr(gate, "_judged", {})
+    gate.reset()
     for folder in ("cache/ab", "headers/own"):
         (tmp_path / folder).mkdir(parents=True)
     return tmp_path

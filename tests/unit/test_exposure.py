@@ -19,7 +19,7 @@ from safecache.tiers import directory_faults
 
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch):
-    monkeypatch.setattr(directory_faults, "_settled", set())
+    directory_faults.reset()
     monkeypatch.setattr(directory_faults, "_parent_tells", False)
 
 
@@ -99,7 +99,7 @@ def test_worker_leaves_the_warning_to_its_parent_and_is_strict_itself(exposed, s
     directory_faults.check(str(exposed))
     assert not events.counters()
     settings(SAFECACHE_STRICT=1)
-    directory_faults._settled.clear()
+    directory_faults.reset()
     with pytest.raises(EntryRefusedError):
         directory_faults.check(str(exposed))
 

@@ -108,6 +108,7 @@ ELSEWHERE = {
     "code/private_build.py": "a private directory",
     "files/private_directory.py": "memory, and private directories",
     "store/entry_files.py": "what lies above a cache, or outside: a root that is made",
+    "testing/__init__.py": "what a test damages",
     "code/triton_files.py": "dumps for people, where their setting says",
 }
 

@@ -38,8 +38,7 @@ def library(root):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    monkeypatch.setattr(gate, "_known", {})
-    monkeypatch.setattr(gate, "_judged", {})
+    gate.reset()
 
 
 def admit(path, root):

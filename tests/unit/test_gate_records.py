@@ -31,8 +31,7 @@ def source(tmp_path, monkeypatch):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    monkeypatch.setattr(gate, "_known", {})
-    monkeypatch.setattr(gate, "_judged", {})
+    gate.reset()
     keyring.reset()
 
 

@@ -17,8 +17,7 @@ CUBIN = b"\x7fELF cubin"
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    monkeypatch.setattr(gate, "_known", {})
-    monkeypatch.setattr(gate, "_judged", {})
+    gate.reset()
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 from pathlib import Path
 
@@ -69,3 +70,10 @@ def test_help_lists_every_command_in_its_group(run):
     listed = {groups[i]: re.findall(r"^  (\w+) ", groups[i + 1], flags=re.M) for i in range(0, len(groups), 2)}
     assert list(listed) == ["use", "look", "keys", "upkeep"] and all(listed.values())
     assert sorted(name for names in listed.values() for name in names) == sorted(main._COMMANDS)
+
+
+def test_rooms_are_told_as_they_tell_of_themselves():
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+) \|$", (GUIDE / "developing.md").read_text(), flags=re.M))
+    rooms = [path.parent for path in GUIDE.parent.glob("*/__init__.py")]
+    first = {room.name: importlib.import_module(f"safecache.{room.name}").__doc__.partition(".\n")[0] for room in rooms}
+    assert {room: text.removesuffix(".") for room, text in first.items()} == rows

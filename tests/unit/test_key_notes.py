@@ -26,9 +26,9 @@ def root(tmp_path):
 
 @pytest.fixture(autouse=True)
 def nothing_waits():
-    misses._waiting.clear()
+    misses.reset()
     yield
-    misses._waiting.clear()
+    misses.reset()
 
 
 def test_record_is_written_once_the_compile_is_saved_and_not_before(root):

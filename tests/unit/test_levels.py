@@ -37,13 +37,13 @@ def test_torch_is_told_of_the_local_level_and_so_are_processes_that_this_one_sta
 
 
 def test_process_that_was_started_goes_on_with_both_levels(shared, local, monkeypatch):
-    forget_levels(monkeypatch)
+    forget_levels()
     fallback.settle(lambda: "nowhere")
     assert config.cache_directory() == local and levels.counterpart(f"{local}/ab/c.so") == f"{shared}/ab/c.so"
 
 
 def test_process_that_was_started_knows_the_levels_before_it_asks_for_the_cache(shared, local, monkeypatch):
-    forget_levels(monkeypatch)
+    forget_levels()
     assert levels.counterpart(f"{local}/triton/0/KEY") == f"{shared}/triton/0/KEY"
 
 
@@ -54,7 +54,7 @@ def test_child_takes_the_local_level_for_no_stand_in(shared, local):
 
 
 def test_process_that_was_started_without_the_setting_uses_the_shared_one(shared, local, monkeypatch, settings):
-    forget_levels(monkeypatch)
+    forget_levels()
     settings(SAFECACHE_LOCAL="")
     fallback.settle(lambda: "nowhere")
     assert config.cache_directory() == str(shared) and config.redirected() is None
@@ -232,7 +232,7 @@ def test_publishing_starts_a_sweep_of_the_local_level_and_none_of_the_shared_one
 ):
     started = []
     limits.keep()
-    monkeypatch.setattr(limits, "_next", {})
+    limits.reset()
     monkeypatch.setattr(limits, "_start", lambda command: started.append(command[-1]))
     settings(SAFECACHE_LOCAL=tmp_path / "local", SAFECACHE_MAX_FILES=1)
     entry_files.publish(f"{local}/triton/0/KEY/k.json", b"content", f"{local}/triton/0")
@@ -240,7 +240,7 @@ def test_publishing_starts_a_sweep_of_the_local_level_and_none_of_the_shared_one
     entry_files.publish(f"{shared}/ab/c.so", b"content", str(shared))
     assert started == [local]
     config.end_redirection()
-    forget_levels(monkeypatch)  # as in a process whose local level cannot be used
+    forget_levels()  # as in a process whose local level cannot be used
     entry_files.publish(f"{shared}/ab/c.so", b"content", str(shared))
     assert started == [local]
     entry_files.publish(str(tmp_path / "triton" / "KEY" / "k.json"), b"content", str(tmp_path / "triton"))

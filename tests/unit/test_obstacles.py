@@ -33,8 +33,7 @@ def library(root, monkeypatch):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    monkeypatch.setattr(gate, "_known", {})
-    monkeypatch.setattr(gate, "_judged", {})
+    gate.reset()
     events.reset()
 
 

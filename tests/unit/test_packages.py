@@ -22,8 +22,7 @@ CODE = b"\x7fELF library"
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    monkeypatch.setattr(gate, "_known", {})
-    monkeypatch.setattr(gate, "_judged", {})
+    gate.reset()
 
 
 @pytest.fixture
@@ -195,7 +194,7 @@ def test_code_that_was_exchanged_before_it_was_packed_is_not_sealed(tmp_path, so
 
 
 def test_code_that_was_built_by_another_process_needs_its_record(tmp_path, sources, monkeypatch):
-    monkeypatch.setattr(gate, "_known", {})
+    gate.reset()
     make(tmp_path / "model.pt2", sources)
     with packages.admitted(tmp_path / "model.pt2"):
         pass

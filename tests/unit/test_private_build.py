@@ -26,11 +26,10 @@ TEXT = b"int kernel() { return 1; }"
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    monkeypatch.setattr(gate, "_known", {})
-    monkeypatch.setattr(gate, "_judged", {})
+    gate.reset()
     monkeypatch.setattr(sources, "_texts", {})
     monkeypatch.setattr(private_build, "_headers", {})
-    monkeypatch.setattr(directory_faults, "_settled", set())
+    directory_faults.reset()
     directory = tmp_path / "cache"
     directory.mkdir()
     directory.chmod(0o777)
@@ -183,7 +182,7 @@ def test_output_is_published_with_its_record_first_and_the_mode_it_was_given(roo
     assert private_build.publish(place, str(target), str(root))
     assert seen == [False, False], "the record and the file"
     assert target.read_bytes() == b"library" and stat.S_IMODE(target.stat().st_mode) == 0o755
-    monkeypatch.setattr(gate, "_known", {})
+    gate.reset()
     gate.admit_build(str(target), str(root))
     assert target.exists()
 

@@ -20,8 +20,8 @@ def cache(tmp_path, monkeypatch, settings):
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("_SAFECACHE_REDIRECTED", "")
-    for state in (fallback._good_until, fallback._bad_until, fallback._faults, standin._standins, standin._originals):
-        state.clear()
+    fallback.reset()
+    standin.reset()
     (tmp_path / "cache").mkdir()
     return tmp_path / "cache"
 

@@ -122,8 +122,7 @@ def each_exchange(swapper, evil, monkeypatch):
         def at(moment, back):
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(root, copy)
-            monkeypatch.setattr(gate, "_known", {})
-            monkeypatch.setattr(gate, "_judged", {})
+            gate.reset()
             swapper.begin(copy / path, evil, moment, back)
             run(copy)
             swapper.works = False

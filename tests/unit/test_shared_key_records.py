@@ -31,7 +31,7 @@ def next_node(shared, local, settings, monkeypatch, tmp_path):
 
     def begin():
         config.end_redirection()
-        forget_levels(monkeypatch)
+        forget_levels()
         settings(SAFECACHE_LOCAL=tmp_path / "other")
         fallback.settle(lambda: str(shared))
         return config.cache_directory()
@@ -113,7 +113,7 @@ def test_explain_compares_a_miss_of_this_node_with_what_others_have_saved(
     key_records.remember(record(OTHER, "True"), other)
     if not redirected:
         config.end_redirection()
-        forget_levels(monkeypatch)
+        forget_levels()
     first, second = json.loads(run("explain", "--json").out)["misses"]
     assert (first["key"], second["key"]) == (OTHER, KEY)
     assert first["differences"] == [{"what": "torch", "before": "False", "after": "True"}]

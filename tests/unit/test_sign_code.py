@@ -33,8 +33,7 @@ def forgetful(monkeypatch):
     """As each time in another process."""
 
     def forget():
-        monkeypatch.setattr(gate, "_known", {})
-        monkeypatch.setattr(gate, "_judged", {})
+        gate.reset()
         keyring.reset()
 
     forget()

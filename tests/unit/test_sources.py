@@ -14,7 +14,7 @@ SOURCE = b"print('generated')\n"
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    monkeypatch.setattr(gate, "_known", {})
+    gate.reset()
     return tmp_path
 
 
