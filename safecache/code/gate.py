@@ -354,7 +354,7 @@ def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | 
 
 
 def is_attested(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
-    """Whether a file lies at ``path``, and something attests it. Nothing is said or done if not."""
+    """Whether a file lies at ``path``, and something attests it. Nothing is reported or done if not."""
     try:
         return objection(path, root, kind) is None
     except OSError:

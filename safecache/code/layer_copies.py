@@ -31,7 +31,7 @@ def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
     None if there is none. Raises EntryRefusedError in strict mode for one that is refused.
     """
     for place, layer in layers.below(path, root):
-        # Of a cache that a private one stands in for, it has been said that it cannot be used as it is.
+        # That a cache for which a private one stands in cannot be used has been reported.
         note = _count if layer == standin.original(root) else loading.note
         found = _read(place, layer, kind, note)
         if found is not None and _put(path, root, kind, found):
@@ -76,7 +76,7 @@ def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
             return _Found(found, modes[-1], record)
         refusal = gate.judge(place, layer, kind)
     except directory_faults.Unreadable as error:
-        # Of the cache that a private one stands in for, this was said under the same cause.
+        # Of the cache for which a private one stands in, this was reported under the same cause.
         text = f"{kind.noun} {place} was not used: {error.evidence}."
         events.report(Reason.UNREADABLE, text, cause=layer, remedy=_REMEDY, error=error)
         return None

@@ -168,7 +168,7 @@ class Place(NamedTuple):
         if content is None:
             return None
         if not gate.is_known(path, content):
-            self.is_attested(path)  # what has replaced it may be another writer's; if not, that is said
+            self.is_attested(path)  # what has replaced it may be another writer's; if not, that is reported
             return None
         return Found(reachable(path, content), content)
 
@@ -198,7 +198,7 @@ class Place(NamedTuple):
             directory_faults.check(self.root)
             events.count(Count.CODE_VERIFIED)
             return {file: str(digest) for file, digest in stated["files"].items()}
-        # Of an older safecache, adopted, or trusted as private; or else refused, and then that is said.
+        # Of an older safecache, adopted, or trusted as private; or else refused, and then that is reported.
         if not self.is_attested(path) or not gate.is_known(path, content):
             return None
         return dict.fromkeys(names_in(content) or ())
@@ -248,7 +248,7 @@ class Place(NamedTuple):
             try:
                 return gate.discard(refusal, Kind.KERNEL, path, self.root)
             except Immovable as error:
-                if quarantine.obstacle(self.root) is not None:  # as is said when the kernel cannot be kept
+                if quarantine.obstacle(self.root) is not None:  # as is reported when the kernel cannot be kept
                     manifests.report_obstacle(self.root, f"{path}: {error.evidence}", error)
                     return True
                 remedy = "It could not be moved away; remove it."
@@ -267,7 +267,7 @@ class Place(NamedTuple):
 
 
 def _note_unreadable(path: str, error: OSError) -> None:
-    # In a directory that cannot be entered nothing can be written either: that is said then.
+    # In a directory that cannot be entered nothing can be written either: that is reported then.
     if os.path.lexists(path):
         evidence = error.evidence if isinstance(error, Unreadable) else f"{error.strerror}"
         loading.note(Reason.UNREADABLE, Kind.KERNEL, path, evidence, REMEDY, error)

@@ -102,7 +102,7 @@ def _runtime(command: list[str], environ: Mapping[str, str]) -> Iterator[Finding
     try:
         library = _linked(command, environ)
     except OSError:
-        return  # what there is no temporary directory for, or no library of, is told of elsewhere
+        return  # what there is no temporary directory for, or no library of, is reported elsewhere
     if b"libstdc++.so" in library or b"libc++.so" in library:
         return
     evidence = (

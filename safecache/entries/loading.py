@@ -101,7 +101,7 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
     yield from _candidates(source, source.directory, source.root, tried)
     for directory, layer in source.lower:
         root = layer if layer == levels.counterpart(source.root) else ""
-        # Why the cache that a private one stands in for cannot be listed has been said.
+        # That the cache which a private one stands in for cannot be listed has been reported.
         if layer != standin.original(source.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             yield from _candidates(source, directory, root, tried)
 

@@ -99,7 +99,7 @@ class Search:
         self._end(Outcome.MISS, Reason.UNLOADABLE, _in_words(error))
 
     def let_go(self) -> None:
-        """It is part of one that has been told of."""
+        """It is part of a lookup that has been reported."""
         self.ended = True
 
     def failed(self, error: BaseException) -> None:

@@ -28,7 +28,7 @@ class _Thread(threading.local):
     asked: tuple[Any, Any, Any, str, Any] | None = None
     # Whether it is in a triton.compile(): that can lead through several hooks, one for each module.
     compiles = False
-    # What was compiled for it before it has begun, and whether its lookup has been told of.
+    # What was compiled for it before it has begun, and whether its lookup has been reported.
     made: Any = None
     is_told = False
 
@@ -99,7 +99,7 @@ def _tell_of_miss(ahead: Any) -> None:
 
 
 def is_told() -> bool:
-    """Whether what is looked up has been told of as a miss, since it was to be compiled before."""
+    """Whether this lookup has been reported as a miss, since it was to be compiled before."""
     return _thread.is_told
 
 

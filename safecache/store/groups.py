@@ -72,7 +72,7 @@ KINDS = {
 
 
 class File(NamedTuple):
-    """A file as the directory told of it, links and the like included."""
+    """A file as it was listed, links and the like included."""
 
     path: str
     size: int

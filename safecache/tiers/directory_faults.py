@@ -185,7 +185,7 @@ _places: dict[int, str] = {}
 
 
 def instead() -> str | None:
-    """A private directory to use in place of the temporary one, if that cannot be used, which is said; None if it can.
+    """A private directory in place of the temporary one, if that cannot be used, which is reported; else None.
 
     Raises CacheWriteError in strict mode.
     """
