@@ -117,9 +117,9 @@ def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
             early_start.begin()
         key: str = wrapped(src, backend, backend_options, env_vars)
-        # What nobody has imported asks nothing.
-        tuning = sys.modules.get("safecache.isolation.tuning")
-        if tuning is not None and tuning.is_asking():
+        # What nobody has imported asks nothing; nor does, in this thread, what another thread is just importing.
+        tuning: Any = sys.modules.get("safecache.isolation.tuning")
+        if hasattr(tuning, "is_asking") and tuning.is_asking():
             raise tuning.Asked(src, backend, backend_options, key)
         _thread.asked = src, backend, backend_options, key, env_vars
         return key

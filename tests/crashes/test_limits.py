@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import types
 
 import pytest
@@ -78,3 +79,9 @@ def call_from(module, function, **local):
 )
 def test_compile_is_one_of_several_where_somebody_tunes(module, function, local, is_tuning):
     assert call_from(module, function, **local) is is_tuning
+
+
+def test_key_is_computed_while_another_thread_imports_what_asks_for_keys(monkeypatch):
+    """By then the module is there, and nothing in it yet."""
+    monkeypatch.setitem(sys.modules, "safecache.isolation.tuning", types.ModuleType("tuning"))
+    assert triton_isolation.get_cache_key(lambda *_: "key", None, ("source", "backend", "options", {}), {}) == "key"
