@@ -13,7 +13,7 @@ from safecache.cli.arguments import DIRECTORY_HELP
 from safecache.errors import printable
 from safecache.isolation import known_bad, reports
 from safecache.places import layout
-from safecache.settings import config, units
+from safecache.settings import config, timestamps
 from safecache.tiers import levels
 
 __all__ = ["add", "run"]
@@ -74,7 +74,7 @@ def _rows(root: str) -> Iterator[dict[str, Any]]:
     for hash, note in notes.items():
         yield {
             "hash": hash,
-            "time": units.write(note.moment),
+            "time": timestamps.write(note.moment),
             "kernel": note.kernel,
             "stage": note.crash.stage,
             "ended": note.crash.words,

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 
 from safecache.cli.arguments import add_directories, add_json
 from safecache.errors import printable
-from safecache.settings import config, units
+from safecache.settings import config, timestamps
 from safecache.settings.units import write_age, write_size
 from safecache.store.groups import GroupKind
 from safecache.tiers import levels
@@ -50,8 +50,8 @@ def _report(directory: str) -> dict[str, Any]:
                 "groups": len(groups),
                 "files": sum(len(group.all_files) for group in groups),
                 "bytes": sum(group.size for group in groups),
-                "oldest_use": units.write_stamp(min(used)),
-                "newest_use": units.write_stamp(max(used)),
+                "oldest_use": timestamps.write_stamp(min(used)),
+                "newest_use": timestamps.write_stamp(max(used)),
             }
     other = {"files": len(found.other), "bytes": sum(file.size for file in found.other)}
     total = {what: sum(row[what] for row in [*kinds.values(), other]) for what in ("files", "bytes")}
@@ -73,4 +73,4 @@ _COLUMNS = ("groups", "files", "size", "oldest use", "newest use")
 
 
 def _since(moment: str) -> str:
-    return f"{write_age(max(0.0, time.time() - units.parse(moment)))} ago"
+    return f"{write_age(max(0.0, time.time() - timestamps.parse(moment)))} ago"

@@ -18,7 +18,7 @@ from safecache.history.lookups import Layer, Outcome
 from safecache.history.run_summary import Line
 from safecache.places import layout
 from safecache.reporting.kinds import Reason
-from safecache.settings import config, units
+from safecache.settings import config, timestamps
 from safecache.tiers import levels
 
 __all__ = ["add", "causes", "run"]
@@ -96,11 +96,11 @@ def _row(record: KeyRecord, explanation: Explanation) -> dict[str, Any]:
         "layer": record.layer.value,
         "key": record.key,
         "name": record.name,
-        "time": units.write(record.made),
+        "time": timestamps.write(record.made),
         "reason": "refused" if explanation.refused else explanation.absence.value,
         "cause": explanation.cause,
         "text": str(explanation),
-        "nearest": nearest and {"key": nearest.key, "name": nearest.name, "time": units.write(nearest.made)},
+        "nearest": nearest and {"key": nearest.key, "name": nearest.name, "time": timestamps.write(nearest.made)},
         "differences": [difference._asdict() for difference in explanation.differences],
     }
 
@@ -109,7 +109,7 @@ def _of_miss(line: Line, layer: Layer, reason: Reason, explanation: Explanation 
     """As the journal has it; with the differences where the key is what differs."""
     said = f"{reason.value} {line.detail}".strip()
     stated = {"layer": layer.value, "key": line.key, "name": line.name, "run": line.run, "reason": reason.value}
-    stated |= {"time": units.write(line.time)}
+    stated |= {"time": timestamps.write(line.time)}
     if explanation is None:
         text = f"{layer.value} {line.name or line.key}: {said}"
         return {**stated, "cause": said, "text": text, "nearest": None, "differences": []}

@@ -11,7 +11,7 @@ from typing import Any
 
 from safecache.cli.arguments import add_json
 from safecache.errors import printable
-from safecache.settings import config, units
+from safecache.settings import config, timestamps
 from safecache.signing import key_changes, key_files, keyring
 from safecache.signing.keys import ANY_NAMESPACE, Key
 
@@ -53,8 +53,8 @@ def _add_keygen(parser: argparse.ArgumentParser) -> None:
 def _expiry(text: str) -> float:
     now = time.time()
     try:
-        end = now + int(text[:-1]) * _DAY if text.endswith("d") else units.parse(text)
-        units.write(end)
+        end = now + int(text[:-1]) * _DAY if text.endswith("d") else timestamps.parse(text)
+        timestamps.write(end)
     except (ValueError, OverflowError, OSError):
         raise argparse.ArgumentTypeError(f"{text!r} is neither a number of days (90d) nor a date of RFC 3339") from None
     if end <= now:
@@ -142,7 +142,7 @@ def _row(key: Key) -> dict[str, Any]:
         "name": key.name,
         "can_seal": key.can_seal and key.objection(time.time()) is None,
         "state": _state(key),
-        **{name: None if moment is None else units.write(moment) for name, moment in times.items()},
+        **{name: None if moment is None else timestamps.write(moment) for name, moment in times.items()},
         "revoked_reason": key.why_revoked,
         "namespaces": list(key.namespaces),
     }

@@ -13,7 +13,7 @@ from safecache.cli import crashes, tables
 from safecache.cli.arguments import add_directories, add_json, number
 from safecache.cli.tables import Heading
 from safecache.files import parallel
-from safecache.settings import config, units
+from safecache.settings import config, timestamps
 from safecache.settings.units import write_age, write_size
 from safecache.signing import keyring
 from safecache.store.groups import KINDS, GroupKind
@@ -139,8 +139,8 @@ def report(row: Row) -> dict[str, Any]:
         "paths": item.group.paths,
         "files": len(item.group.all_files),
         "bytes": item.size,
-        "made": units.write_stamp(item.made),
-        "used": units.write_stamp(item.used),
+        "made": timestamps.write_stamp(item.made),
+        "used": timestamps.write_stamp(item.used),
         "gpu": said.gpu,
         "torch": said.torch,
         "triton": said.triton,

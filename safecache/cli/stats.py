@@ -19,7 +19,7 @@ from safecache.errors import printable
 from safecache.history import run_summary
 from safecache.history.lookups import Layer, Outcome, Time, time_label
 from safecache.history.run_summary import ALL, LAST, Line, Summary
-from safecache.settings import units
+from safecache.settings import timestamps
 
 __all__ = ["add", "run", "say_there_is_none", "seconds"]
 
@@ -67,7 +67,7 @@ def _report(summary: Summary) -> dict[str, Any]:
         "processes": summary.processes,
         "layers": {layer.value: _of(layer, summary.counts) for layer in Layer},
         "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in sorted(summary.times.items())},
-        "missed": [dict(line._asdict(), time=units.write(line.time), counts=None) for line in summary.missed],
+        "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
     }
 
 

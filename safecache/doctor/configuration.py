@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from safecache.doctor import finding, places
 from safecache.doctor.finding import Finding
-from safecache.settings import config, units
+from safecache.settings import config, timestamps
 from safecache.settings.settings import SETTINGS
 from safecache.signing import keyring, signatures
 from safecache.signing.keyring import Keyring
@@ -143,7 +143,7 @@ def _expiring(ring: Keyring) -> Iterator[Finding]:
     for key in [key for _, key in sorted(ring.trusted.items())]:
         left = None if key.expires is None else key.expires - time.time()
         if left is not None and 0 < left < _SOON and key.revoked is None:
-            evidence = f"Key {key.id.hex()} {key.name} expires on {units.write(key.expires or 0)}: what it has "
+            evidence = f"Key {key.id.hex()} {key.name} expires on {timestamps.write(key.expires or 0)}: what it has "
             evidence += "sealed is refused from then on."
             remedy = "safecache sign DIR  # with the next key, once that is trusted"
             yield finding.warning("key-expires-soon", evidence, remedy)

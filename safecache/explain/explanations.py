@@ -17,7 +17,7 @@ from safecache.explain.components import GRAPH, GRAPH_LINE, INPUT, KERNEL, OPTIO
 from safecache.explain.key_records import Absence, Component, KeyRecord
 from safecache.history.lookups import Layer
 from safecache.places import layout
-from safecache.settings import units
+from safecache.settings import timestamps
 from safecache.store import quarantine
 
 __all__ = ["Difference", "Explanation", "compare", "explain", "nearest_of", "refusals"]
@@ -224,7 +224,7 @@ class Explanation(NamedTuple):
         if self.refused:
             return f"its entry was refused: {'; '.join(self.refused)}"
         if self.absence is Absence.EVICTED:
-            saved = units.write(self.record.first)
+            saved = timestamps.write(self.record.first)
             if self.remains:
                 return f"the same key was saved on {saved}, and what is there was refused, or its guards failed"
             return f"the same key was saved on {saved}, and its entry is gone: removed, evicted or not readable"
@@ -239,7 +239,7 @@ class Explanation(NamedTuple):
         if self.nearest is None:
             return ""
         of = "" if self.nearest.name == self.record.name else f" of {self.nearest.name}, the nearest under another name"
-        return f" (against {self.nearest.key[:16]}…{of}, saved on {units.write(self.nearest.made)})"
+        return f" (against {self.nearest.key[:16]}…{of}, saved on {timestamps.write(self.nearest.made)})"
 
     def __str__(self) -> str:
         return f"{_LAYERS[self.record.layer]} of {self.record.name}: {self.cause}{self._against}"

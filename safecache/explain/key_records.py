@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from safecache.files import checks, folders, opening
 from safecache.history.lookups import Layer
 from safecache.places import layout
-from safecache.settings import units
+from safecache.settings import timestamps
 from safecache.store import entry_files
 from safecache.store.groups import KEYS_FOLDER
 from safecache.tiers import layers, levels
@@ -277,7 +277,7 @@ def _decoded(stated: Any) -> KeyRecord | None:
         return None
     components = tuple(Component(*map(str, each)) for each in stated["components"])
     key, name, process = (str(stated[each]) for each in ("key", "name", "process"))
-    made, first = (units.checked(stated[each]) for each in ("made", "first"))
+    made, first = (timestamps.checked(stated[each]) for each in ("made", "first"))
     return KeyRecord(Layer(stated["layer"]), key, name, made, components, first, process)
 
 

@@ -15,7 +15,7 @@ from safecache.isolation.known_bad import Note
 from safecache.isolation.limits import Limits
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
-from safecache.settings import config, units
+from safecache.settings import config, timestamps
 
 __all__ = ["confirmed", "diagnosed", "skipped"]
 
@@ -28,7 +28,7 @@ def diagnosed(outcome: Outcome, directory: str) -> Crash | None:
 
 def skipped(hash: str, note: Note) -> TritonCompileCrash:
     """The error for a configuration that is known to crash."""
-    when = units.write(note.moment)
+    when = timestamps.write(note.moment)
     text = f"kernel {_words(note)} is not compiled: on {when} that crashed Triton's compiler"
     remedy = f"To have it compiled again: safecache forget {hash[:16]}."
     message = f"{text}, {_of(note.crash)}."

@@ -20,7 +20,7 @@ from safecache.isolation.crash import Crash
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
-from safecache.settings import config, units
+from safecache.settings import config, timestamps
 from safecache.signing import binding, keyring, seal, trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files
@@ -135,7 +135,7 @@ def _decoded(stated: Any) -> Note:
     texts = (note.crash.how, note.crash.stage, note.kernel, note.report or "")
     if not all(isinstance(text, str) for text in texts) or not isinstance(note.config, dict):
         raise TypeError("a field of the note has another type")
-    units.checked(note.moment)
+    timestamps.checked(note.moment)
     if type(note.crash.number) is not int:
         raise TypeError("the number of a crash is none")
     return note

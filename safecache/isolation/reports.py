@@ -24,7 +24,7 @@ from safecache.files.folders import Folder
 from safecache.isolation import kernel_script
 from safecache.isolation.crash import STAGE_FILE, STAGES
 from safecache.isolation.worker import TEMPORARY
-from safecache.settings import units
+from safecache.settings import timestamps
 from safecache.store import groups
 from safecache.store.groups import CRASHES_FOLDER
 
@@ -207,7 +207,7 @@ def _publish(draft: str, reports: Folder, parent: str, hash: str) -> str:
 
 
 def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
-    summary = {"hash": facts.hash, "time": units.write(time.time()), "ended": facts.ended, "stage": facts.stage}
+    summary = {"hash": facts.hash, "time": timestamps.write(time.time()), "ended": facts.ended, "stage": facts.stage}
     yield _SUMMARY, json.dumps(summary | facts.described, indent=1, default=repr).encode()
     yield "stderr.txt", facts.stderr.encode(errors="backslashreplace")
     yield f"kernel.{facts.ir or 'txt'}", facts.source.encode(errors="backslashreplace")

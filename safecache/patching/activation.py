@@ -7,22 +7,12 @@ import os
 import sys
 import threading
 import time
-from typing import NamedTuple
 
 from safecache.errors import KeyringError, VerifierError
 from safecache.patching.targets import MODULES, TARGETS, VERIFYING
 from safecache.settings import config
 
-__all__ = ["HookStatus", "activate", "are_source_hooks_on", "deactivate", "is_active", "status", "was_switched"]
-
-
-class HookStatus(NamedTuple):
-    """One hook: ``state`` as Patch.state() has it or "not for this torch", and for one standing down the ``reason``."""
-
-    name: str
-    state: str
-    reason: str
-
+__all__ = ["activate", "are_source_hooks_on", "deactivate", "is_active", "status", "was_switched"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,8 +21,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+    from safecache.patching.hook_status import HookStatus
     from safecache.patching.patching import Patch
-
 
 _LOOK_AGAIN_SECONDS = 0.002
 _EXIT_SECONDS = 5.0
@@ -199,6 +189,7 @@ def are_source_hooks_on() -> bool:
 
 def status() -> list[HookStatus]:
     """The state of every hook in the table, in its order."""
+    from safecache.patching.hook_status import HookStatus
     from safecache.signing import provenance
 
     states = []

@@ -1,22 +1,8 @@
-"""Sizes, ages and moments as people write them: ``10G``, ``500MiB``, ``30d``, and timestamps."""
+"""Sizes and ages as people write them: ``10G``, ``500MiB``, ``30d``. Loads no datetime, as each process would."""
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
-
-__all__ = [
-    "AGES",
-    "SIZES",
-    "checked",
-    "parse",
-    "parse_age",
-    "parse_count",
-    "parse_size",
-    "write",
-    "write_age",
-    "write_size",
-    "write_stamp",
-]
+__all__ = ["AGES", "SIZES", "parse_age", "parse_count", "parse_size", "write_age", "write_size"]
 
 # As ccache and Kubernetes read them: without the i a prefix is a power of 1000.
 SIZES = "a number of bytes, or one with k, M, G, T (powers of 1000) or Ki, Mi, Gi, Ti (of 1024) and perhaps B"
@@ -81,39 +67,3 @@ def write_age(seconds: float) -> str:
     """In the largest unit that it has one of, rounded down: ``3 d``."""
     unit = next((unit for unit in ("d", "h", "min") if seconds >= _SECONDS[unit]), "s")
     return f"{int(seconds // _SECONDS[unit])} {unit}"
-
-
-_LATEST = 253402300799.0  # the end of the year 9999
-
-
-def parse(text: str) -> float:
-    """Seconds since the epoch of an RFC 3339 time or of a date alone, which is its first moment in UTC.
-
-    Raises ValueError, also for a time without an offset: nobody could say when that is.
-    """
-    # Python 3.10 reads no "Z".
-    moment = datetime.fromisoformat(text[:-1] + "+00:00" if text[-1:] in ("Z", "z") else text)
-    if moment.tzinfo is None:
-        if len(text) != len("2000-01-01"):
-            raise ValueError(f"{text!r} has no offset from UTC")
-        moment = moment.replace(tzinfo=timezone.utc)
-    return moment.timestamp()
-
-
-def checked(value: object) -> float:
-    """``value`` as seconds since the epoch, if it is a number that write() takes. Raises ValueError for any other."""
-    # A bool is an int, and NaN compares as false with everything.
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0.0 <= value <= _LATEST:
-        raise ValueError(f"{value!r} is no moment")
-    return float(value)
-
-
-def write(seconds: float) -> str:
-    """RFC 3339, in UTC, to the second."""
-    # strftime() writes the year 30 with two digits.
-    return datetime.fromtimestamp(int(seconds), timezone.utc).replace(tzinfo=None).isoformat() + "Z"
-
-
-def write_stamp(seconds: float) -> str:
-    """As write(), of whatever a file system says: what no calendar has becomes the first or the last moment."""
-    return write(min(max(seconds, 0.0), _LATEST))

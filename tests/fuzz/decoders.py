@@ -22,7 +22,7 @@ from safecache.doctor import load_check
 from safecache.entries import artifacts, loading, mega_caches
 from safecache.errors import KeyringError
 from safecache.reporting.kinds import Kind, Reason
-from safecache.settings import units
+from safecache.settings import timestamps
 from safecache.signing import binding, key_files, keyring, provenance, seal, signatures, trust
 from safecache.signing.keys import Algorithm, Key
 
@@ -196,11 +196,11 @@ def check_timestamp(content: bytes) -> None:
     """A moment, or ValueError; what is written of it is the same moment, to the second."""
     text = content.decode("utf-8", "surrogateescape")
     try:
-        seconds = units.parse(text)
-        written = units.write(seconds)
+        seconds = timestamps.parse(text)
+        written = timestamps.write(seconds)
     except (ValueError, OverflowError):
         return
-    assert units.parse(written) == int(seconds), written
+    assert timestamps.parse(written) == int(seconds), written
 
 
 # --- names

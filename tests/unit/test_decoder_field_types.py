@@ -20,7 +20,7 @@ from safecache.explain import explanations, key_records, vllm
 from safecache.history import run_summary
 from safecache.isolation import known_bad, reports
 from safecache.reporting.kinds import Kind
-from safecache.settings import units
+from safecache.settings import timestamps
 from safecache.signing import key_files, keyring, seal
 from safecache.store import manifests, quarantine
 from safecache.upkeep import catalogue
@@ -153,7 +153,7 @@ def check_key_record(document, key, tmp_path):
         packer = zlib.compressobj(wbits=key_records._GZIP)
         file.write(packer.compress(record) + packer.flush())
     for found in key_records.every(root):
-        assert units.write(found.made) and units.write(found.first)
+        assert timestamps.write(found.made) and timestamps.write(found.first)
         assert explanations.explain(found, root, saved=True)
 
 

@@ -13,7 +13,7 @@ from safecache.doctor.finding import Finding
 from safecache.history import run_summary
 from safecache.history.lookups import Layer, Outcome, Time
 from safecache.history.run_summary import Line, Summary
-from safecache.settings import units
+from safecache.settings import timestamps
 from safecache.settings.units import write_age, write_size
 from safecache.store.groups import KINDS
 from safecache.upkeep import catalogue
@@ -114,8 +114,8 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
     biggest, oldest, total = _entries(directories)
     return Facts(
         run=summary.run,
-        start=units.write(min(line.time for line in of_run)),
-        end=units.write(max(line.time for line in of_run)),
+        start=timestamps.write(min(line.time for line in of_run)),
+        end=timestamps.write(max(line.time for line in of_run)),
         processes=summary.processes,
         hosts=tuple(sorted({line.host for line in of_run})),
         directories=tuple(directories),
