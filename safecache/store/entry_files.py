@@ -136,15 +136,12 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     That is a directory at its name, or whatever is no directory where one should be: a link to one is none.
 
     All that is made here has its mode less the umask: that and setgid directories decide what users share.
-    Raises OSError, with nothing left behind. What was set aside is reported once the content is there, and in strict
-    mode raised as EntryRefusedError; of an entry's directory, the lookup before has reported it.
+    Raises OSError, with nothing left behind; and in strict mode EntryRefusedError for what was set aside, which is
+    reported else, unless it was in the way of an entry, whose lookup has met it before. The next time it is gone.
     """
-    aside: list[tuple[str, str]] = []
-    _persistently(lambda: _publish(path, content, root, mode, aside))
+    _persistently(lambda: _publish(path, content, root, mode))
     for observer in _observers:
         observer(root)
-    if layout.locate(path) is None:
-        _report(aside)
 
 
 def write(path: str, content: bytes, *, make_directories: bool) -> None:
@@ -155,11 +152,10 @@ def write(path: str, content: bytes, *, make_directories: bool) -> None:
     """
     directory, name = os.path.split(os.path.join(".", path))  # a name alone has no directory
     root, within = config.within_cache(directory)
-    aside: list[tuple[str, str]] = []
 
     def put() -> None:
         if within and make_directories:
-            _publish(path, content, root, 0o666, aside)
+            _publish(path, content, root, 0o666)
             return
         made = _make_directories(directory) if make_directories else []
         with folders.opened(directory) as folder:
@@ -170,24 +166,22 @@ def write(path: str, content: bytes, *, make_directories: bool) -> None:
             _sync(set(map(os.path.dirname, made)))
 
     _persistently(put)
-    _report(aside)
 
 
 def _persistently(put: Callable[[], None]) -> None:
     filesystem.retried(lambda: filesystem.retried(put, _CLEARED, _AT_ONCE), filesystem.PASSING)
 
 
-def _publish(path: str, content: bytes, root: str, mode: int, aside: list[tuple[str, str]]) -> None:
-    """As publish(); what is set ``aside`` is added there, with its place in quarantine."""
+def _publish(path: str, content: bytes, root: str, mode: int) -> None:
     directory, name = os.path.split(path)
     made: list[str] = []
     with contextlib.ExitStack() as stack:
-        folder = _entered(stack, directory, root, made, aside)
+        folder = _entered(stack, directory, root, made)
         durably = temporaries.is_wanted(folder)
         try:
             _replace(folder, name, content, mode, durably=durably)
         except IsADirectoryError:  # anything else that lies there is replaced
-            _set_aside(path, root, folder.status(name), aside)
+            _set_aside(path, root, folder.status(name), path)
             _replace(folder, name, content, mode, durably=durably)
         temporaries.reap_once(folder, directory)
     if durably:
@@ -195,9 +189,7 @@ def _publish(path: str, content: bytes, root: str, mode: int, aside: list[tuple[
         _sync({*_above(directory, root), *map(os.path.dirname, made)})
 
 
-def _entered(
-    stack: contextlib.ExitStack, directory: str, root: str, made: list[str], aside: list[tuple[str, str]]
-) -> Folder:
+def _entered(stack: contextlib.ExitStack, directory: str, root: str, made: list[str]) -> Folder:
     """The directory below ``root``, made and open until the ``stack`` ends; what was made of the way there is noted."""
     try:
         return stack.enter_context(folders.at(root, directory, make=True))
@@ -206,23 +198,20 @@ def _entered(
     except OSError as error:
         if error.errno not in _IN_THE_WAY:
             raise
-        _set_aside_above(directory, root, aside)
+        _set_aside_above(directory, root)
     return stack.enter_context(folders.at(root, directory, make=True))
 
 
-def _set_aside(path: str, root: str, found: os.stat_result, aside: list[tuple[str, str]]) -> None:
+def _set_aside(path: str, root: str, found: os.stat_result, saved: str) -> None:
+    """Move what was ``found`` at ``path`` out of the way of what is ``saved`` at another, and report it."""
     place = quarantine(path, root, Reason.NOT_A_FILE, found)
-    if place is not None:
-        aside.append((f"{path}, a {checks.type_name(found.st_mode)},", place))
-
-
-def _report(aside: list[tuple[str, str]]) -> None:
-    for what, place in aside:
+    if place is not None and layout.locate(saved) is None:
+        what = f"{path}, a {checks.type_name(found.st_mode)},"
         remedy = f"It was moved to {place}. Find out who puts such things into this cache."
         events.report(Reason.NOT_A_FILE, f"{what} was in the way of what is saved.", cause=what, remedy=remedy)
 
 
-def _set_aside_above(directory: str, root: str, aside: list[tuple[str, str]]) -> None:
+def _set_aside_above(directory: str, root: str) -> None:
     """Of what is on the way from the cache to the directory, the first that is none. Raises OSError."""
     top = config.within_cache(root)[0]
     for above in [*list(_above(directory, top))[-2::-1], directory]:
@@ -232,7 +221,7 @@ def _set_aside_above(directory: str, root: str, aside: list[tuple[str, str]]) ->
             return  # a sweep has moved it away for a moment: the next try makes it
         if not stat.S_ISDIR(in_the_way.st_mode):
             within = above.startswith(os.path.join(root, ""))
-            _set_aside(above, root if within else top, in_the_way, aside)
+            _set_aside(above, root if within else top, in_the_way, os.path.join(directory, "file"))
             return
 
 
