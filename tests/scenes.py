@@ -372,21 +372,29 @@ def compile_and_count_builds():
         return compile_model() | {"builds": run.call_count}
 
 
-def compile_where_writes_fail(error):
-    """compile_model, while nothing new can be written below the cache directory: each attempt raises this errno."""
+def refuse_writes(root, error):
+    """Nothing new can be written below ``root`` from now on: the attempts, each of which raises this errno."""
     import sys
 
-    root = os.environ["TORCHINDUCTOR_CACHE_DIR"]
     refused = []
 
     def refuse(event, arguments):
-        if event in ("open", "os.mkdir", "os.rename") and str(arguments[0]).startswith(root):
-            writes = event != "open" or (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
-            if writes:
-                refused.append(event)
-                raise OSError(error, os.strerror(error), str(arguments[0]))
+        if event not in ("open", "os.mkdir", "os.rename"):
+            return
+        # A name alone is in a directory that is open, and those are the cache's: this event does not always say which.
+        name = str(arguments[0])
+        writes = event != "open" or (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
+        if writes and (name.startswith(root) or "/" not in name):
+            refused.append(event)
+            raise OSError(error, os.strerror(error), name)
 
     sys.addaudithook(refuse)
+    return refused
+
+
+def compile_where_writes_fail(error):
+    """compile_model, while nothing new can be written below the cache directory: each attempt raises this errno."""
+    refused = refuse_writes(os.environ["TORCHINDUCTOR_CACHE_DIR"], error)
     return compile_model() | {"refused": len(refused)}
 
 

@@ -52,13 +52,7 @@ def _keep_launchers(name: str, root: str) -> None:
 
 def _refuse_writes(name: str, root: str) -> None:
     """As on a full disk, where none can be mounted."""
-
-    def refuse(event, arguments):
-        writes = event == "os.mkdir" or (event == "open" and (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR))
-        if writes and isinstance(arguments[0], str) and arguments[0].startswith(root):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), arguments[0])
-
-    sys.addaudithook(refuse)
+    scenes.refuse_writes(root, errno.ENOSPC)
 
 
 def _kill_in_the_middle(name: str, root: str) -> None:
@@ -68,7 +62,10 @@ def _kill_in_the_middle(name: str, root: str) -> None:
 
     def kill(event, arguments):
         nonlocal published
-        if _kill_at == "compile" and event == "os.rename" and str(arguments[1]).startswith(root):
+        if _kill_at != "compile" or event != "os.rename":
+            return
+        _, name, _, directory = arguments
+        if os.path.join("" if directory < 0 else os.readlink(f"/proc/self/fd/{directory}"), name).startswith(root):
             published += 1
             if published == _PUBLISHED:
                 os.kill(os.getpid(), signal.SIGKILL)
