@@ -372,21 +372,27 @@ def compile_and_count_builds():
         return compile_model() | {"builds": run.call_count}
 
 
+def made(event, arguments):
+    """The path that this audit event makes; None if it makes none, or does not say in which directory."""
+    if event == "open":
+        return arguments[0] if (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR) and "/" in str(arguments[0]) else None
+    if event not in ("os.mkdir", "os.rename", "os.link"):
+        return None
+    name, directory = arguments[0 if event == "os.mkdir" else 1], arguments[-1]
+    return os.path.join(os.readlink(f"/proc/self/fd/{directory}") if directory >= 0 else "", name)
+
+
 def refuse_writes(root, error):
-    """Nothing new can be written below ``root`` from now on: the attempts, each of which raises this errno."""
+    """Nothing new can be made below ``root`` from now on: the attempts, each of which raises this errno."""
     import sys
 
     refused = []
 
     def refuse(event, arguments):
-        if event not in ("open", "os.mkdir", "os.rename"):
-            return
-        # A name alone is in a directory that is open, and those are the cache's: this event does not always say which.
-        name = str(arguments[0])
-        writes = event != "open" or (arguments[2] or 0) & (os.O_WRONLY | os.O_RDWR)
-        if writes and (name.startswith(root) or "/" not in name):
+        path = made(event, arguments)
+        if path is not None and str(path).startswith(root):
             refused.append(event)
-            raise OSError(error, os.strerror(error), name)
+            raise OSError(error, os.strerror(error), str(path))
 
     sys.addaudithook(refuse)
     return refused

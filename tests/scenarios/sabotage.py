@@ -62,10 +62,7 @@ def _kill_in_the_middle(name: str, root: str) -> None:
 
     def kill(event, arguments):
         nonlocal published
-        if _kill_at != "compile" or event != "os.rename":
-            return
-        _, name, _, directory = arguments
-        if os.path.join("" if directory < 0 else os.readlink(f"/proc/self/fd/{directory}"), name).startswith(root):
+        if _kill_at == "compile" and event == "os.rename" and scenes.made(event, arguments).startswith(root):
             published += 1
             if published == _PUBLISHED:
                 os.kill(os.getpid(), signal.SIGKILL)
