@@ -53,20 +53,13 @@ def _own_command_line() -> bool:
     return sys.orig_argv[option + 1 : option + 2] == ["safecache"]
 
 
-def _stays_dormant() -> bool:
-    # A server's plugin loader imports the module of our entry point, and with it this package, if we are installed;
-    # and torch the module that its source is patched to.
-    frame = sys._getframe()
-    while frame is not None:
-        importing = frame.f_code.co_name == "_find_and_load_unlocked"
-        if importing and frame.f_locals.get("name") in ("safecache._plugins", "safecache.patched"):
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+def _is_quiet() -> bool:
+    # An entry point of a server, or a hook in the source of torch: what follows from those, safecache_entry says.
+    entry = sys.modules.get("safecache_entry")
+    return entry is not None and entry.is_loading()
 
 
-_dormant = _stays_dormant()
-if not _dormant and not _own_command_line() and config.current().enabled:
+if not _is_quiet() and not _own_command_line() and config.current().enabled:
     if __spec__ is not None:
         # All names are there. Another thread that imports a target now, and with it hooks that import from this
         # package, must not wait for us, who may come to wait for it.

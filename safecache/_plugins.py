@@ -1,7 +1,8 @@
-"""The entry points for the plugin loaders of vLLM and SGLang, which call them in each process of a server.
+"""What the plugin loaders of vLLM and SGLang start in each process of a server where safecache is asked for.
 
-They load whatever is installed: unless a setting asks for safecache, nothing at all follows from that. Both log an
-exception of a plugin and start the server without it, so what must stop the server ends the process.
+They load whatever is installed: whether it is asked for, safecache_entry looks, which imports this if so. Both log an
+exception of a plugin and start the server without it, so what must stop the server ends the process. The entry points
+of 0.1.0 name this module itself; importing it activates, as any import of the package does.
 """
 
 from __future__ import annotations
@@ -19,11 +20,9 @@ from safecache.settings import config
 
 __all__ = ["sglang", "vllm"]
 
-_package = sys.modules["safecache"]
-
 
 def vllm() -> None:
-    """Activate safecache in this process of vLLM, if a setting asks for it, and show its metrics where vLLM's are.
+    """Activate safecache in this process of vLLM, but with SAFECACHE=0, and show its metrics where vLLM's are.
 
     Ends the process, with code 78, for a setting with a bad value; and in strict mode if a hook is not on.
     """
@@ -40,11 +39,8 @@ def sglang() -> None:
 
 def _start(server: str) -> bool:
     """Whether safecache is active now."""
-    if sys.modules.get("safecache") is not _package:
-        return False  # forgotten, and perhaps imported by the program since: that import counts
     try:
-        if not activation.is_active() and not config.is_asked_for():
-            _forget()
+        if not activation.is_active() and config.is_switched_off():
             return False
         activation.activate()
         problem = _objection() if config.current().strict else ""
@@ -59,14 +55,6 @@ def _start(server: str) -> bool:
     if problem:
         _stop(f"safecache: {server} does not start: {problem}")
     return True
-
-
-def _forget() -> None:
-    """Leave no trace of the import, so that one of the program itself, later, still activates."""
-    # A patched torch that was imported too holds on to it, and sees to that by itself.
-    if safecache._dormant and "safecache.patched" not in sys.modules:
-        for name in [name for name in sys.modules if f"{name}.".startswith("safecache.")]:
-            del sys.modules[name]
 
 
 def _objection() -> str:

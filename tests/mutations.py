@@ -174,7 +174,8 @@ def _copies(base: str, jobs: int) -> SimpleQueue[Path]:
         copy = Path(base, str(number))
         for name in ("safecache", "tests"):
             shutil.copytree(SOURCE / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        shutil.copy(SOURCE / "pyproject.toml", copy)
+        for name in ("pyproject.toml", "safecache_entry.py"):
+            shutil.copy(SOURCE / name, copy)
         copies.put(copy)
     return copies
 

@@ -39,7 +39,7 @@ def _received(secret: bytes, job: object) -> object:
 
 # Not where the pool is made: that process imports this too.
 if config.is_one():
-    # Where torch's source is patched, that has imported the package before, which activates nothing.
+    # Where torch's source is patched, a hook there may have loaded the package before, which activates nothing.
     if config.current().enabled:
         activation.activate()
     directory_faults.leave_to_parent()

@@ -12,7 +12,7 @@ from safecache.errors import KeyringError, VerifierError
 from safecache.patching.targets import MODULES, TARGETS, VERIFYING
 from safecache.settings import config
 
-__all__ = ["activate", "are_source_hooks_on", "deactivate", "is_active", "status", "was_switched"]
+__all__ = ["activate", "are_source_hooks_on", "deactivate", "is_active", "status"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -175,11 +175,6 @@ def deactivate() -> None:
 def is_active() -> bool:
     """Whether the hooks are on."""
     return _finder is not None
-
-
-def was_switched() -> bool:
-    """Whether the hooks were turned on or off in this process yet."""
-    return _switched_on is not None
 
 
 def are_source_hooks_on() -> bool:

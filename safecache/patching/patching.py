@@ -244,7 +244,7 @@ def hook_function(name: str) -> Any:
 
 
 def _source_hook(outermost: Any) -> Any:
-    """What safecache.patched has put on in the source, None if nothing."""
+    """What safecache_entry has put on in the source, None if nothing."""
     return next((layer for layer, _ in _layers(outermost) if getattr(layer, "_self_in_source", False) is True), None)
 
 

@@ -17,8 +17,8 @@ __all__ = [
     "current",
     "end_redirection",
     "flydsl_directory",
-    "is_asked_for",
     "is_one",
+    "is_switched_off",
     "isolate",
     "load",
     "metrics_directory",
@@ -148,15 +148,9 @@ def reload(without: Collection[str] = ()) -> Config:
     return _current
 
 
-def is_asked_for() -> bool:
-    """Whether a setting asks for safecache: SAFECACHE itself, or without it any that is not at its default.
-
-    With SAFECACHE=0 none does, whatever else is set. Raises ConfigError.
-    """
-    if os.environ.get("SAFECACHE", ""):
-        return load({"SAFECACHE": os.environ["SAFECACHE"]}).enabled
-    settings = load(os.environ)
-    return any(getattr(settings, setting.name) != setting.default for setting in SETTINGS)
+def is_switched_off() -> bool:
+    """Whether SAFECACHE is off in the environment as it is now, whatever else is set. Raises ConfigError."""
+    return not load({"SAFECACHE": os.environ.get("SAFECACHE", "")}).enabled
 
 
 def child_environment() -> dict[str, str]:

@@ -65,23 +65,32 @@ def ended_well(said):
     "environment",
     [
         pytest.param({}, id="nothing-set"),
-        pytest.param({"SAFECACHE": ""}, id="empty"),
-        pytest.param({"SAFECACHE_STRICT": "0", "SAFECACHE_TRUST": "signed", "SAFECACHE_LOCAL": ""}, id="defaults"),
-        pytest.param({"SAFECACHE_OF_SOMEBODY_ELSE": "1"}, id="unknown-variable"),
-        pytest.param({"SAFECACHE": "0", "SAFECACHE_STRICT": "1"}, id="switched-off"),
-        pytest.param({"SAFECACHE": "off", "SAFECACHE_STRICT": "perhaps"}, id="switched-off-with-a-bad-setting"),
+        pytest.param({"SAFECACHE": "", "SAFECACHE_STRICT": ""}, id="empty"),
+        pytest.param({"_SAFECACHE_RUN": "20261123T000000-0", "NOT_SAFECACHE": "1"}, id="no-settings"),
     ],
 )
-def test_being_installed_changes_nothing_unless_a_setting_asks_for_it(server, environment):
+def test_being_installed_imports_nothing_unless_a_setting_asks_for_it(server, environment):
     said = server(
         """
         load()
         assert differences(before, snapshot()) == [] and sys.meta_path == finders
         left = [name for name in sys.modules if name.startswith(("safecache", "wrapt"))]
-        assert left == [], left
+        assert left == ["safecache_entry"], left
         """,
         **environment,
     )
+    ended_well(said)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param({"SAFECACHE": "0", "SAFECACHE_STRICT": "1"}, id="switched-off"),
+        pytest.param({"SAFECACHE": "off", "SAFECACHE_STRICT": "perhaps"}, id="switched-off-with-a-bad-setting"),
+    ],
+)
+def test_switched_off_nothing_becomes_active(server, environment):
+    said = server("load()\nassert differences(before, snapshot()) == [] and sys.meta_path == finders", **environment)
     ended_well(said)
 
 
@@ -92,6 +101,8 @@ def test_being_installed_changes_nothing_unless_a_setting_asks_for_it(server, en
         pytest.param({"SAFECACHE_STRICT": "1"}, id="strict"),
         pytest.param({"SAFECACHE_NAMESPACE": "prod/llm"}, id="namespace"),
         pytest.param({"SAFECACHE_TRUST": "private"}, id="trust"),
+        pytest.param({"SAFECACHE_TRUST": "signed"}, id="default"),
+        pytest.param({"SAFECACHE_OF_SOMEBODY_ELSE": "1"}, id="unknown-variable"),
     ],
 )
 def test_setting_that_asks_activates_in_modules_imported_before(server, environment):
@@ -203,16 +214,32 @@ def test_server_starts_where_metrics_cannot_be_had(server):
     assert "needs prometheus_client: pip install 'safecache[metrics]'" in said.warnings[0]
 
 
+@pytest.mark.parametrize("missing", ["reporting.events", "settings.config"])
 @pytest.mark.parametrize("strict", [True, False], ids=["strict", "default"])
-def test_installation_that_is_broken_stops_a_strict_server_alone(server, strict):
+def test_installation_that_is_broken_stops_a_strict_server_alone(server, strict, missing):
     said = server(
-        "sys.modules['safecache.reporting.events'] = None\nload()\nprint('started')",
+        f"sys.modules['safecache.{missing}'] = None\nload()\nprint('started')",
         SAFECACHE="1",
         SAFECACHE_STRICT=str(int(strict)),
     )
     assert (said.returncode, said.lines) == ((78, []) if strict else (0, ["started"])), said.errors
     (line,) = said.errors.splitlines()
     assert line.startswith("safecache: ") and "ModuleNotFoundError: " in line
+
+
+def test_installation_that_is_broken_does_not_stop_a_server_without_safecache(server):
+    said = server(
+        "sys.modules['safecache.settings.config'] = None\nload()\nprint('started')",
+        SAFECACHE="0",
+        SAFECACHE_STRICT="1",
+    )
+    assert (said.returncode, said.lines) == (0, ["started"]), said.errors
+
+
+def test_entry_points_of_0_1_0_activate(server):
+    """Which name _plugins, and are there until the project is installed anew."""
+    said = server("from safecache import _plugins\n_plugins.vllm()\n_plugins.sglang()" + ACTIVE)
+    ended_well(said)
 
 
 def test_hook_that_stands_down_is_a_warning_in_default_mode(server):

@@ -65,7 +65,8 @@ class Site:
         """
         if not importable:
             (home / "hidden").mkdir(exist_ok=True)
-            (home / "hidden" / "safecache.py").write_text("raise ImportError('not installed')\n")
+            for name in ("safecache", "safecache_entry"):
+                (home / "hidden" / f"{name}.py").write_text("raise ImportError('not installed')\n")
         environment = isolated_environment(home) | {"TMPDIR": str(home), "OMP_NUM_THREADS": "1"}
         environment |= {"TORCHINDUCTOR_COMPILE_THREADS": "1", "TORCH_WARM_POOL": "0"}
         # Which takes longer than all else in such a process.

@@ -32,7 +32,7 @@ Release: {release}
 _BLOCK = """\
 
 try:
-    from safecache.patched import hook as _safecache
+    from safecache_entry import hook as _safecache
 except ImportError:
 
     def _safecache(name):

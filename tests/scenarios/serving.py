@@ -101,7 +101,7 @@ class Site:
         if activation == "sitecustomize":
             path.insert(0, self._with_file("site", "sitecustomize.py", "import safecache\n"))
         elif activation == "plugin":
-            points = "[vllm.general_plugins]\nsafecache = safecache._plugins:vllm\n"
+            points = "[vllm.general_plugins]\nsafecache = safecache_entry:vllm\n"
             path.insert(0, self._with_file("installed", "safecache-0.dist-info/entry_points.txt", points))
         return (
             os.environ

@@ -10,7 +10,7 @@ NAMES = {
     "safecache.launchers revive": "safecache.launchers revive",
     "safecache.kernel_recipe Recipe": "safecache.launchers.kernel_recipe Recipe",
     "safecache.errors TritonCompileCrash": "safecache.errors TritonCompileCrash",
-    "safecache.patched hook": "safecache.patched hook",
+    "safecache.patched hook": "safecache_entry hook",
 }
 
 
