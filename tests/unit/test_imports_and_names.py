@@ -21,9 +21,12 @@ PACKAGE = Path(__file__).parents[2] / "safecache"
 OTHERS = {"bootstrap", "cli", "doctor", "hooks", "isolation", "source_patches"}
 CORE = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in OTHERS)
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bootstrap" not in path.parts)
+# Beside the package: servers and patched sources import it.
+ENTRY = PACKAGE.parent / "safecache_entry.py"
+MODULES.append(ENTRY)
 # Here importing late is the point: activating must not import what is only needed once torch is, nor a hit what only a
 # miss needs, nor a process what only a compile worker does.
-IMPORT_LATE = {"__init__", "_plugins", "activation", "patched", "patching", "searches", "torch_keys"}
+IMPORT_LATE = {"__init__", "_plugins", "activation", "patching", "searches", "torch_keys"}
 
 
 def name_of(path: Path) -> str:
@@ -73,6 +76,15 @@ def test_core_does_not_import_the_command_line(path):
 @pytest.mark.parametrize("path", [path for path in CORE if path.stem not in IMPORT_LATE], ids=name_of)
 def test_core_imports_our_modules_at_the_top(path):
     assert [i.name for i in imports(tree_of(path)) if i.late and i.is_below("safecache")] == []
+
+
+def test_entry_imports_nothing_of_ours_and_the_package_nothing_of_it():
+    """A server imports it that nobody has asked for safecache in; and a program may find the package where it is not."""
+    assert [i.name for i in imports(tree_of(ENTRY)) if i.is_below("safecache", "wrapt") and not i.late] == []
+    importers = {
+        name_of(path) for path in MODULES if any(i.is_below("safecache_entry") for i in imports(tree_of(path)))
+    }
+    assert importers == {"safecache.patched"}
 
 
 def test_importing_the_core_loads_neither_torch_nor_hooks():
