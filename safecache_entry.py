@@ -31,7 +31,8 @@ _made: tuple[Any, Any] | None = None
 def vllm() -> None:
     """Activate safecache in this process of vLLM as safecache._plugins does, if a setting asks for it: any that is set.
 
-    Without, and with SAFECACHE=0, nothing follows, and an import of safecache by the program activates as ever.
+    Without, none of safecache is imported, and an import of it by the program activates as ever. With SAFECACHE=0
+    nothing becomes active. Ends the process, with code 78, as that module does.
     """
     _plug_in("vllm")
 
