@@ -32,10 +32,9 @@ from safecache.cli.main import main as command_line  # noqa: E402
 from safecache.explain import key_records  # noqa: E402
 from safecache.explain.key_records import KeyRecord  # noqa: E402
 from safecache.files import checks, temporaries  # noqa: E402
-from safecache.history.lookups import Layer  # noqa: E402
 from safecache.isolation import known_bad, reports  # noqa: E402
 from safecache.places import layout  # noqa: E402
-from safecache.reporting.kinds import Reason  # noqa: E402
+from safecache.reporting.kinds import Kind, Reason  # noqa: E402
 from safecache.settings import config  # noqa: E402
 from safecache.store import entry_files  # noqa: E402
 from safecache.upkeep import eviction, sealing  # noqa: E402
@@ -113,7 +112,7 @@ def set_aside(root):
 
 
 def remember(root):
-    key_records.remember(KeyRecord(Layer.AOT, key("a", "x"), "model.f", 0.0, ()), root)
+    key_records.remember(KeyRecord(Kind.AOT_ENTRY, key("a", "x"), "model.f", 0.0, ()), root)
 
 
 COMMANDS = {

@@ -14,7 +14,7 @@ from safecache.cli.arguments import add_directories, add_json
 from safecache.errors import printable
 from safecache.settings import config, timestamps
 from safecache.settings.units import write_age, write_size
-from safecache.store.groups import GroupKind
+from safecache.store.groups import KINDS
 from safecache.tiers import levels
 from safecache.upkeep import inventory
 
@@ -42,11 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
 def _report(directory: str) -> dict[str, Any]:
     found = inventory.take(directory)
     kinds: dict[str, dict[str, Any]] = {}
-    for kind in GroupKind:
+    for kind in KINDS.values():
         groups = [group for group in found.groups if group.kind is kind]
         if groups:
             used = [max(group.stamps) for group in groups]
-            kinds[kind.value] = {
+            kinds[kind.plural] = {
                 "groups": len(groups),
                 "files": sum(len(group.all_files) for group in groups),
                 "bytes": sum(group.size for group in groups),

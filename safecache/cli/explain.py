@@ -14,10 +14,10 @@ from safecache.explain import explanations, key_records, vllm
 from safecache.explain.explanations import Explanation
 from safecache.explain.key_records import KeyRecord
 from safecache.history import run_summary
-from safecache.history.lookups import Layer, Outcome
+from safecache.history.lookups import Outcome
 from safecache.history.run_summary import Line
 from safecache.places import layout
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config, timestamps
 from safecache.tiers import levels
 
@@ -66,23 +66,23 @@ def causes(roots: Iterable[str]) -> dict[str, str]:
 
 def _of_caches(roots: Iterable[str], what: str, of_run: str | None) -> Iterator[dict[str, Any]]:
     """Of these and of Triton's in them; a record that two levels have once."""
-    told: set[tuple[Layer, str]] = set()
+    told: set[tuple[Kind, str]] = set()
     for root in roots:
         for cache in layout.triton_caches(root):
             yield from _of_cache(cache, what, of_run, told)
 
 
-def _of_cache(root: str, what: str, of_run: str | None, told: set[tuple[Layer, str]]) -> Iterator[dict[str, Any]]:
+def _of_cache(root: str, what: str, of_run: str | None, told: set[tuple[Kind, str]]) -> Iterator[dict[str, Any]]:
     """By the journal, where there is one; what it does not have, by the records alone, if they are not ``told``."""
-    records = {(record.layer, record.key): record for record in key_records.every(root)}
+    records = {(record.kind, record.key): record for record in key_records.every(root)}
     for line in reversed(run_summary.read(root)):
         if of_run not in (None, line.run) or not (what in line.name or line.key.startswith(what)):
             continue
-        layer, outcome, reason = _LABELS.get(line.label, (None, None, None))
-        if layer is not None and outcome is Outcome.MISS and reason is not None:
-            told.add((layer, line.key))
-            record = records.pop((layer, line.key), None)
-            yield _of_miss(line, layer, reason, explanations.explain(record, root, saved=True) if record else None)
+        kind, outcome, reason = _LABELS.get(line.label, (None, None, None))
+        if kind is not None and outcome is Outcome.MISS and reason is not None:
+            told.add((kind, line.key))
+            record = records.pop((kind, line.key), None)
+            yield _of_miss(line, kind, reason, explanations.explain(record, root, saved=True) if record else None)
     if of_run is None:
         for record in (record for key, record in records.items() if key not in told):
             if what in record.name or record.key.startswith(what):
@@ -93,7 +93,7 @@ def _of_cache(root: str, what: str, of_run: str | None, told: set[tuple[Layer, s
 def _row(record: KeyRecord, explanation: Explanation) -> dict[str, Any]:
     nearest = explanation.nearest
     return {
-        "layer": record.layer.value,
+        "layer": record.kind.word,
         "key": record.key,
         "name": record.name,
         "time": timestamps.write(record.made),
@@ -105,13 +105,13 @@ def _row(record: KeyRecord, explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _of_miss(line: Line, layer: Layer, reason: Reason, explanation: Explanation | None) -> dict[str, Any]:
+def _of_miss(line: Line, kind: Kind, reason: Reason, explanation: Explanation | None) -> dict[str, Any]:
     """As the journal has it; with the differences where the key is what differs."""
     said = f"{reason.value} {line.detail}".strip()
-    stated = {"layer": layer.value, "key": line.key, "name": line.name, "run": line.run, "reason": reason.value}
+    stated = {"layer": kind.word, "key": line.key, "name": line.name, "run": line.run, "reason": reason.value}
     stated |= {"time": timestamps.write(line.time)}
     if explanation is None:
-        text = f"{layer.value} {line.name or line.key}: {said}"
+        text = f"{kind.word} {line.name or line.key}: {said}"
         return {**stated, "cause": said, "text": text, "nearest": None, "differences": []}
     row = _row(explanation.record, explanation)
     return {**row, **stated, "text": f"{row['text']} [{said}]"}

@@ -97,7 +97,7 @@ def _show(sweeps: dict[str, Sweep | None], *, as_json: bool) -> None:
 def _report(sweep: Sweep) -> dict[str, Any]:
     reasons = sorted({why for _, why in sweep.kept})
     return {
-        "removed": _sums(sweep.removed) | {"kinds": dict(Counter(group.kind.value for group in sweep.removed))},
+        "removed": _sums(sweep.removed) | {"kinds": dict(Counter(group.kind.plural for group in sweep.removed))},
         "kept": {why: _sums(group for group, reason in sweep.kept if reason == why) for why in reasons},
         "left": {"files": sweep.files, "bytes": sweep.size},
         "reaped_bytes": sweep.reaped,

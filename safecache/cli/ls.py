@@ -13,17 +13,17 @@ from safecache.cli import crashes, tables
 from safecache.cli.arguments import add_directories, add_json, number
 from safecache.cli.tables import Heading
 from safecache.files import parallel
+from safecache.reporting.kinds import Kind
 from safecache.settings import config, timestamps
 from safecache.settings.units import write_age, write_size
 from safecache.signing import keyring
-from safecache.store.groups import KINDS, GroupKind
+from safecache.store.groups import KINDS
 from safecache.tiers import levels
 from safecache.upkeep import catalogue
 from safecache.upkeep.catalogue import Catalogue, Description, Item
 
 __all__ = [
     "USUAL",
-    "WORDS",
     "Row",
     "add",
     "describe",
@@ -35,7 +35,6 @@ __all__ = [
     "state",
 ]
 
-WORDS = {kind: word for word, kind in KINDS.items()}
 # What is in the way, or was there for something else, is listed only by its kind.
 USUAL = ("aot", "fx", "triton", "code", "autotune", "header")
 _SHORTEST_KEY = 10
@@ -75,7 +74,7 @@ def run(arguments: argparse.Namespace) -> int:
         return crashes.run(arguments)
     words = arguments.kind or USUAL
     kinds = set(KINDS.values()) if "all" in words else {KINDS[word] for word in words}
-    found = catalogue.take(directories_of(arguments), kinds | {GroupKind.FX_ENTRY})
+    found = catalogue.take(directories_of(arguments), kinds | {Kind.FX_ENTRY})
     rows = _rows(found, kinds, arguments.sort, arguments.limit)
     total = sum(item.group.kind in kinds for item in found.items)
     files, size = found.other
@@ -94,7 +93,7 @@ def directories_of(arguments: argparse.Namespace) -> list[str]:
     return arguments.directories or levels.existing_caches(config.child_environment())
 
 
-def _rows(found: Catalogue, kinds: set[GroupKind], sort: str, limit: int | None) -> list[Row]:
+def _rows(found: Catalogue, kinds: set[Kind], sort: str, limit: int | None) -> list[Row]:
     """Only what is shown is read, unless it is to be sorted by what has to be read."""
     items = sorted((item for item in found.items if item.group.kind in kinds), key=_ORDERS[sort])
     if sort == "name":
@@ -113,7 +112,7 @@ _ORDERS: dict[str, Callable[[Item], tuple[Any, ...]]] = {
 
 
 def _place(item: Item) -> tuple[str, ...]:
-    return WORDS[item.group.kind], item.group.name, item.directory, item.group.root
+    return item.group.kind.word, item.group.name, item.directory, item.group.root
 
 
 def describe(items: Sequence[Item], found: Catalogue) -> list[Row]:
@@ -134,7 +133,7 @@ def report(row: Row) -> dict[str, Any]:
     return {
         "name": said.name,
         "key": item.group.name,
-        "kind": WORDS[item.group.kind],
+        "kind": item.group.kind.word,
         "directory": item.directory,
         "paths": item.group.paths,
         "files": len(item.group.all_files),
@@ -172,7 +171,7 @@ def _cells(row: Row, key: str, now: float) -> list[str]:
     return [
         said.name or "-",
         key,
-        WORDS[item.group.kind],
+        item.group.kind.word,
         write_size(item.size),
         *ages,
         said.gpu or "-",

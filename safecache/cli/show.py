@@ -17,11 +17,11 @@ from safecache.cli.tables import Heading
 from safecache.errors import printable
 from safecache.files import checks, opening
 from safecache.places.layout import Code, Location
-from safecache.reporting.kinds import Kind
+from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.settings import config
 from safecache.settings.units import write_size
 from safecache.signing import keyring
-from safecache.store.groups import KINDS, File, Group, GroupKind
+from safecache.store.groups import KINDS, File, Group
 from safecache.upkeep import catalogue, quarantined
 from safecache.upkeep.audit import Audit, audit
 from safecache.upkeep.catalogue import Catalogue, Item
@@ -29,7 +29,6 @@ from safecache.upkeep.catalogue import Catalogue, Item
 __all__ = ["add", "run"]
 
 _SHOWN = {KINDS[word] for word in (*ls.USUAL, "crash", "known-bad")}
-_ENTRIES = {GroupKind.AOT_ENTRY: Kind.AOT_ENTRY, GroupKind.FX_ENTRY: Kind.FX_ENTRY}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +88,7 @@ def _containing(path: str) -> Callable[[Group], bool]:
 
 def _report(row: Row) -> dict[str, Any]:
     group = row.item.group
-    options = catalogue.read(file.path for file in group.files).options if group.kind is GroupKind.KERNEL else ()
+    options = catalogue.read(file.path for file in group.files).options if group.kind is Kind.KERNEL else ()
     return ls.report(row) | {
         "signers": [_signer(signer) for signer in row.description.signers],
         "provenance": dict(row.description.provenance),
@@ -125,18 +124,18 @@ def _contents(group: Group) -> list[dict[str, Any]]:
 
 
 def _audit(group: Group) -> Audit:
-    if group.kind in _ENTRIES:
-        return audit([Location(path, _ENTRIES[group.kind], group.name) for path in _judged(group)], [])
-    kind = Kind.KERNEL if group.kind is GroupKind.KERNEL else Kind.NATIVE_CODE
+    if group.kind in ENTRIES:
+        return audit([Location(path, group.kind, group.name) for path in _judged(group)], [])
+    kind = Kind.KERNEL if group.kind is Kind.KERNEL else Kind.NATIVE_CODE
     return audit([], [Code(path, group.root, kind) for path in _judged(group)])
 
 
 def _judged(group: Group) -> set[str]:
     """The paths of what carries a seal, or has a record."""
     paths = {file.path for file in group.files if not os.path.basename(file.path).startswith(".")}
-    if group.kind in (*_ENTRIES, GroupKind.KERNEL):
+    if group.kind in (*ENTRIES, Kind.KERNEL):
         return paths
-    is_code = group.kind in (GroupKind.CODE, GroupKind.HEADER)
+    is_code = group.kind in (Kind.NATIVE_CODE, Kind.HEADER)
     return {path for path in paths if is_code and path.endswith((".so", ".o", ".gch"))}
 
 
@@ -181,7 +180,7 @@ def _verdict(file: dict[str, Any]) -> str:
 
 def _lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "name", report["name"]
-    yield "kind", KINDS[report["kind"]].value
+    yield "kind", KINDS[report["kind"]].plural
     yield "key", report["key"]
     yield "directory", report["directory"]
     yield "made", report["made"]

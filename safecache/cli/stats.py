@@ -17,8 +17,9 @@ from safecache.cli import ls
 from safecache.cli.arguments import add_directories, add_json
 from safecache.errors import printable
 from safecache.history import run_summary
-from safecache.history.lookups import Layer, Outcome, Time, time_label
+from safecache.history.lookups import Outcome, Time, time_label
 from safecache.history.run_summary import ALL, LAST, Line, Summary
+from safecache.reporting.kinds import LOOKED_UP, Kind
 from safecache.settings import timestamps
 
 __all__ = ["add", "run", "say_there_is_none", "seconds"]
@@ -65,17 +66,15 @@ def _report(summary: Summary) -> dict[str, Any]:
     return {
         "run": summary.run,
         "processes": summary.processes,
-        "layers": {layer.value: _of(layer, summary.counts) for layer in Layer},
+        "layers": {kind.word: _of(kind, summary.counts) for kind in LOOKED_UP},
         "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in sorted(summary.times.items())},
         "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
     }
 
 
-def _of(layer: Layer, counts: Counter[str]) -> dict[str, Any]:
+def _of(kind: Kind, counts: Counter[str]) -> dict[str, Any]:
     """The lookups in one cache: how many, by outcome, and by reason for what was no hit."""
-    rows = [
-        (outcome, reason, n) for what, n in counts.items() for on, outcome, reason in [_LABELS[what]] if on is layer
-    ]
+    rows = [(outcome, reason, n) for what, n in counts.items() for on, outcome, reason in [_LABELS[what]] if on is kind]
     by_outcome = {outcome.value: sum(n for each, _, n in rows if each is outcome) for outcome in Outcome}
     reasons = {f"{outcome.value}: {reason.value}": n for outcome, reason, n in rows if reason is not None}
     return {"lookups": sum(by_outcome.values()), **by_outcome, "reasons": dict(sorted(reasons.items()))}
@@ -86,10 +85,10 @@ def _print(summary: Summary) -> None:
     title = _plain(f"run {summary.run}, processes: {summary.processes}")
     number = ["lookups", *(outcome.value for outcome in Outcome)]
     table = Table("cache", *(Column(name, justify="right") for name in number), "reasons", title=title)
-    for layer in Layer:
-        row = _of(layer, summary.counts)
+    for kind in LOOKED_UP:
+        row = _of(kind, summary.counts)
         reasons = ", ".join(f"{n} {reason}" for reason, n in row["reasons"].items())
-        table.add_row(layer.value, *(str(row[name]) for name in number), reasons)
+        table.add_row(kind.word, *(str(row[name]) for name in number), reasons)
     console.print(table)
     spent, saved = (seconds(summary, which) for which in (Time.SPENT, Time.SAVED))
     print(f"compiling: {spent} spent on what was saved, {saved} spared by hits")
@@ -98,8 +97,8 @@ def _print(summary: Summary) -> None:
 
 
 def seconds(summary: Summary, which: Time) -> str:
-    """How long, in words: by the layer with the most, as AOTAutograd's times include those of its graphs."""
-    most = max(summary.times[time_label(layer, which)] for layer in Layer)
+    """How long, in words: by the cache with the most, as AOTAutograd's times include those of its graphs."""
+    most = max(summary.times[time_label(kind, which)] for kind in LOOKED_UP)
     return f"{most / 1000:.1f} s"
 
 

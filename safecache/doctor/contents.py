@@ -15,10 +15,10 @@ from safecache.doctor.finding import Finding
 from safecache.files import folders, temporaries
 from safecache.history import run_summary
 from safecache.places import layout
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.settings.units import write_age, write_size
-from safecache.store.groups import Group, GroupKind
+from safecache.store.groups import Group
 from safecache.tiers import levels
 from safecache.upkeep import audit, inventory, quarantined
 from safecache.upkeep.audit import Audit, Refused
@@ -57,7 +57,7 @@ def check_contents(environ: Mapping[str, str]) -> Iterator[Finding]:
 def _within(root: str) -> Iterator[Finding]:
     groups = inventory.take(root).groups
     yield from _left_behind(root, groups)
-    yield from _quarantined(root, [group for group in groups if group.kind is GroupKind.QUARANTINE])
+    yield from _quarantined(root, [group for group in groups if group.kind is Kind.QUARANTINE])
     yield from _verified(root)
 
 
@@ -67,7 +67,7 @@ def _left_behind(root: str, groups: list[Group]) -> Iterator[Finding]:
         file
         for group in groups
         for file in group.files
-        if group.kind is GroupKind.TEMPORARY or temporaries.is_temporary(os.path.basename(file.path))
+        if group.kind is Kind.TEMPORARY or temporaries.is_temporary(os.path.basename(file.path))
     ]
     old = [file for file in files if time.time() - file.modified > _DEAD]
     if old:

@@ -17,10 +17,10 @@ from typing import NoReturn
 from safecache.entries import copies, picklepath
 from safecache.errors import CacheWriteError
 from safecache.history import lookups, misses
-from safecache.history.lookups import Layer, Time
+from safecache.history.lookups import Time
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.settings import config
 from safecache.signing import binding, keyring, seal
 from safecache.store import entry_files
@@ -108,9 +108,6 @@ _REMOTE_REMEDY = "Look after the remote cache."
 _SPACE_REMEDY = "Make room there, or let TORCHINDUCTOR_CACHE_DIR name a directory that can be written."
 
 
-_LAYERS = {Kind.AOT_ENTRY: Layer.AOT, Kind.FX_ENTRY: Layer.FX}
-
-
 @contextmanager
 def attempt(kind: Kind, cache_key: str, root: object, also: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
     """Run torch's save of ``root``: an exception is reported, and does not leave this block in default mode.
@@ -130,8 +127,8 @@ def attempt(kind: Kind, cache_key: str, root: object, also: Mapping[str, str] = 
         _current.attempt = outer
     if this.pickled:
         _unsaved.discard(cache_key)
-        if kind in _LAYERS:
-            lookups.add_time(_LAYERS[kind], Time.SPENT, root, config.cache_directory() or "")
+        if kind in ENTRIES:
+            lookups.add_time(kind, Time.SPENT, root, config.cache_directory() or "")
     if failure is not None:
         if not this.pickled:
             _unsaved.add(cache_key)
@@ -250,8 +247,8 @@ def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes)
         failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_SPACE_REMEDY, error=error)
         return _not_written(failure, kind, cache_key)
     events.count(Count.SAVED)
-    if kind in _LAYERS:
-        misses.saved(_LAYERS[kind], cache_key, root)
+    if kind in ENTRIES:
+        misses.saved(kind, cache_key, root)
     try:
         copies.send_content(path, content, kind)
     except CacheWriteError as error:

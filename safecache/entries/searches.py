@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from safecache.errors import MissError
 from safecache.history import graph_names, lookups
-from safecache.history.lookups import Layer, Lookup, Outcome, Time
+from safecache.history.lookups import Lookup, Outcome, Time
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
@@ -27,14 +27,7 @@ __all__ = [
 ]
 
 # By key: torch looks a graph up again that an AOTAutograd entry refers to, when what was refused has been moved away.
-_refused: dict[tuple[Layer, str], tuple[Reason, str]] = {}
-_LAYERS = {
-    Kind.AOT_ENTRY: Layer.AOT,
-    Kind.FX_ENTRY: Layer.FX,
-    Kind.KERNEL: Layer.TRITON,
-    Kind.AOT_FUNCTION: Layer.MODEL,
-    Kind.AOT_MODEL: Layer.MODEL,
-}
+_refused: dict[tuple[Kind, str], tuple[Reason, str]] = {}
 
 
 class Search:
@@ -44,9 +37,9 @@ class Search:
     """
 
     def __init__(
-        self, layer: Layer, name: Callable[[], str], key: str = "", root: str = "", *, must_ask: bool = False
+        self, kind: Kind, name: Callable[[], str], key: str = "", root: str = "", *, must_ask: bool = False
     ) -> None:
-        self.layer, self.key, self.root, self._must_ask = layer, key, root, must_ask
+        self.kind, self.key, self.root, self._must_ask = kind, key, root, must_ask
         self.ended = False
         # The candidate that torch has been given, and has not passed over.
         self.taken: object = None
@@ -62,7 +55,7 @@ class Search:
         """Something on its way cannot be used: if it misses, the first such thing is why."""
         self._refusal = self._refusal or (reason, detail)
         if reason is not Reason.ENTRY_MISSING:
-            _refused.setdefault((self.layer, self.key), (reason, detail))
+            _refused.setdefault((self.kind, self.key), (reason, detail))
 
     @property
     def is_taken(self) -> bool:
@@ -75,10 +68,10 @@ class Search:
 
     def hit(self) -> None:
         """It has found what it was for. Raises MissError for a miss inside of it that torch has swallowed."""
-        _refused.pop((self.layer, self.key), None)
+        _refused.pop((self.kind, self.key), None)
         # That of a graph within an AOTAutograd entry is part of the entry's.
         if self._outer is None:
-            lookups.add_time(self.layer, Time.SAVED, self.taken, self.root)
+            lookups.add_time(self.kind, Time.SAVED, self.taken, self.root)
         _raise(self._end(Outcome.HIT, None, ""))
 
     def missed(self, found: tuple[Reason, str] | None = None) -> None:
@@ -116,13 +109,13 @@ class Search:
             return Reason.GUARD_FAILED, "there are entries for the key, and their guards do not hold"
         if self.is_taken:
             return Reason.UNLOADABLE, "an entry was found, and torch could not use it"
-        if (self.layer, self.key) in _refused:
-            return _refused[self.layer, self.key]
+        if (self.kind, self.key) in _refused:
+            return _refused[self.kind, self.key]
         # Not before: a process that hits needs none of it.
         from safecache.explain import key_records
 
         root = self.root or config.cache_directory() or ""
-        return Reason[key_records.why_absent(self.layer, self.key, self._name(), root).name], ""
+        return Reason[key_records.why_absent(self.kind, self.key, self._name(), root).name], ""
 
     def _end(self, outcome: Outcome, reason: Reason | None, detail: str) -> MissError | None:
         self.ended = True
@@ -131,7 +124,7 @@ class Search:
         seconds = time.perf_counter() - self._began
         hit = outcome is Outcome.HIT
         name, frame = ("", "") if hit else (self._name(), graph_names.frame())
-        lookup = Lookup(self.layer, self.key, name, outcome, reason, detail, seconds, frame)
+        lookup = Lookup(self.kind, self.key, name, outcome, reason, detail, seconds, frame)
         lookups.record(lookup, self.root)
         return self._tell_outer(lookup)
 
@@ -140,7 +133,7 @@ class Search:
         error = self._error or lookups.what_must_hit_raises(lookup)
         if self._outer is not None:
             if lookup.outcome is Outcome.MISS and lookup.reason is not None:
-                what = f"the {self.layer.value} entry {self.key[:16]}… that it needs: {lookup.reason.value}"
+                what = f"the {self.kind.word} entry {self.key[:16]}… that it needs: {lookup.reason.value}"
                 self._outer.refuse(Reason.ENTRY_MISSING, what)
             # Torch takes what is raised inside a lookup for a bypass, and compiles.
             self._outer._error = self._outer._error or error
@@ -166,10 +159,10 @@ _thread = _Thread()
 
 @contextmanager
 def under_way(
-    layer: Layer, name: Callable[[], str], key: str = "", root: str = "", *, must_ask: bool = False
+    kind: Kind, name: Callable[[], str], key: str = "", root: str = "", *, must_ask: bool = False
 ) -> Iterator[Search]:
     """A lookup for the time of this block, in which it is to be ended; an exception ends it too. See Search."""
-    search = Search(layer, name, key, root, must_ask=must_ask)
+    search = Search(kind, name, key, root, must_ask=must_ask)
     search._outer, _thread.search = _thread.search, search
     try:
         yield search
@@ -191,52 +184,52 @@ def only_looking() -> Iterator[None]:
         _thread.only_looks = False
 
 
-def bypass(layer: Layer, name: Callable[[], str], reason: Reason, detail: str) -> None:
+def bypass(kind: Kind, name: Callable[[], str], reason: Reason, detail: str) -> None:
     """Record what was not looked for. Raises MissError as lookups.what_must_hit_raises() says."""
-    with under_way(layer, name) as search:
+    with under_way(kind, name) as search:
         search.bypassed(reason, detail)
 
 
-def _innermost(layer: Layer | None) -> Search | None:
+def _innermost(kind: Kind) -> Search | None:
     search = _thread.search
-    return search if search is not None and search.layer is layer and not search.ended else None
+    return search if search is not None and search.kind.word == kind.word and not search.ended else None
 
 
-def is_under_way(layer: Layer) -> bool:
-    """Whether this thread's lookup is in this layer."""
-    return _innermost(layer) is not None
+def is_under_way(kind: Kind) -> bool:
+    """Whether this thread's lookup is one of this kind."""
+    return _innermost(kind) is not None
 
 
 def ask(kind: Kind, key: str, root: str) -> None:
     """What this thread's lookup is for, if it is one of this kind."""
-    search = _innermost(_LAYERS.get(kind))
+    search = _innermost(kind)
     if search is not None:
         search.key, search.root = key, root
 
 
 def refuse(kind: Kind, reason: Reason, detail: str) -> None:
     """Tell this thread's lookup, if it is one of this kind, of something that cannot be used."""
-    search = _innermost(_LAYERS.get(kind))
+    search = _innermost(kind)
     if search is not None:
         search.refuse(reason, detail)
 
 
-def decline(layer: Layer, detail: str) -> None:
-    """Tell this thread's lookup in this layer that torch does not want to look."""
-    search = _innermost(layer)
+def decline(kind: Kind, detail: str) -> None:
+    """Tell this thread's lookup, if it is one of this kind, that torch does not want to look."""
+    search = _innermost(kind)
     if search is not None:
         search.declined = detail
 
 
 def offer(kind: Kind, entry: object) -> None:
     """Tell this thread's lookup that it is about to be given this candidate."""
-    search = _innermost(_LAYERS.get(kind))
+    search = _innermost(kind)
     if search is not None:
         search.taken = entry
 
 
 def pass_over(kind: Kind) -> None:
     """Tell this thread's lookup that it has asked for another candidate than the one it was given."""
-    search = _innermost(_LAYERS.get(kind))
+    search = _innermost(kind)
     if search is not None:
         search.pass_over()

@@ -15,8 +15,8 @@ from typing import NamedTuple
 from safecache.explain import key_records
 from safecache.explain.components import GRAPH, GRAPH_LINE, INPUT, KERNEL, OPTIONS, SOURCE_LINE, fields
 from safecache.explain.key_records import Absence, Component, KeyRecord
-from safecache.history.lookups import Layer
 from safecache.places import layout
+from safecache.reporting.kinds import Kind
 from safecache.settings import timestamps
 from safecache.store import quarantine
 
@@ -77,17 +77,17 @@ def nearest_of(record: KeyRecord, others: Iterable[KeyRecord]) -> KeyRecord | No
 
 def _distance(before: KeyRecord, after: KeyRecord) -> float:
     """How many parts differ: of another build all could, and of two sources it counts how much."""
-    changed = {name: pair for name, pair in _changed(before, after).items() if _is_of_key(name, after.layer)}
+    changed = {name: pair for name, pair in _changed(before, after).items() if _is_of_key(name, after.kind)}
     lines = [(Counter(_digests(before, name)), Counter(_digests(after, name))) for name in _LINES if name in changed]
     shares = sum(((was - now) + (now - was)).total() / (was + now).total() for was, now in lines)
     return len(changed) + shares + _FAR * len(changed.keys() & {*_VERSIONS, "target", "device"})
 
 
 def compare(before: KeyRecord, after: KeyRecord) -> list[Difference]:
-    """The differences of two keys of one layer, without consequences, the most telling first."""
+    """The differences of two keys of one kind, without consequences, the most telling first."""
     changed = _changed(before, after)
-    kept = {name: pair for name, pair in changed.items() if not _follows(name, pair, changed, after.layer)}
-    kept = {name: pair for name, pair in kept.items() if _is_of_key(name, after.layer) or _decides(name, kept)}
+    kept = {name: pair for name, pair in changed.items() if not _follows(name, pair, changed, after.kind)}
+    kept = {name: pair for name, pair in kept.items() if _is_of_key(name, after.kind) or _decides(name, kept)}
     found = [difference for name, pair in kept.items() for difference in _said(name, *pair)]
     found += [difference for name in _LINES if name in kept for difference in _of_lines(name, before, after)]
     return sorted(found, key=lambda difference: (_rank(difference.what), difference.what))
@@ -115,7 +115,7 @@ def _digests(record: KeyRecord, name: str) -> list[str]:
     return [component.digest for component in record.components if component.name == name]
 
 
-def _follows(name: str, pair: _Pair, changed: Mapping[str, _Pair], layer: Layer) -> bool:
+def _follows(name: str, pair: _Pair, changed: Mapping[str, _Pair], kind: Kind) -> bool:
     """Whether this difference only follows from others that changed."""
 
     def is_changed(*beginnings: str) -> bool:
@@ -123,12 +123,12 @@ def _follows(name: str, pair: _Pair, changed: Mapping[str, _Pair], layer: Layer)
 
     if name in _SUMMARIES and is_changed(*_SUMMARIES[name]):
         return True
-    if layer is Layer.TRITON:
+    if kind is Kind.KERNEL:
         return _follows_in_triton(name, pair, changed)
     if "torch" in changed and name.startswith((*_OF_TORCH, GRAPH)):
         return True
     if name in (GRAPH, GRAPH_LINE):
-        return is_changed(*_OF_SETTINGS) if layer is Layer.FX else _has_other_inputs(changed)
+        return is_changed(*_OF_SETTINGS) if kind is Kind.FX_ENTRY else _has_other_inputs(changed)
     # With another signature the sources of the arguments are others, and with other inputs what is static of them.
     return name in ("arguments of AOTAutograd", "inputs to check") and is_changed(GRAPH_LINE, INPUT)
 
@@ -146,9 +146,9 @@ def _follows_in_triton(name: str, pair: _Pair, changed: Mapping[str, _Pair]) -> 
     return name.startswith("first line of the kernel") and SOURCE_LINE in changed
 
 
-def _is_of_key(name: str, layer: Layer) -> bool:
+def _is_of_key(name: str, kind: Kind) -> bool:
     """Of the environment, Triton has some variables in its keys, and torch none."""
-    return layer is Layer.TRITON or not name.startswith("env ")
+    return kind is Kind.KERNEL or not name.startswith("env ")
 
 
 def _decides(variable: str, changed: Iterable[str]) -> bool:
@@ -196,12 +196,6 @@ def _rank(what: str) -> int:
     return next(ranks, len(_TELLING) + (what in _SUMMARIES))
 
 
-_LAYERS = {
-    Layer.AOT: "AOTAutograd entry",
-    Layer.FX: "FX graph entry",
-    Layer.TRITON: "Triton kernel",
-    Layer.MODEL: "file compiled ahead of time",
-}
 _QUARANTINE = os.path.join(".safecache", "quarantine")
 
 
@@ -242,7 +236,8 @@ class Explanation(NamedTuple):
         return f" (against {self.nearest.key[:16]}…{of}, saved on {timestamps.write(self.nearest.made)})"
 
     def __str__(self) -> str:
-        return f"{_LAYERS[self.record.layer]} of {self.record.name}: {self.cause}{self._against}"
+        what = "Triton kernel" if self.record.kind is Kind.KERNEL else self.record.kind.noun
+        return f"{what} of {self.record.name}: {self.cause}{self._against}"
 
 
 def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
@@ -250,15 +245,15 @@ def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
 
     ``saved``: the miss was followed by a save, whose record this is; else the lookup has just missed.
     """
-    own = record if saved else key_records.recall(record.layer, record.key, record.name, root)
+    own = record if saved else key_records.recall(record.kind, record.key, record.name, root)
     before = saved and record.first < record.made
     if own is not None and (before or not saved):
         remains = not saved and _remains(record, root)
         return Explanation(own, Absence.EVICTED, refusals(record.key, root), None, [], remains)
-    others = _earlier(key_records.same_name(record.layer, record.name, root), record, saved)
+    others = _earlier(key_records.same_name(record.kind, record.name, root), record, saved)
     absence = Absence.KEY_DIFFERS if others else Absence.NEVER_SEEN
     # Of another name: what a function is called now, that was moved or renamed.
-    others = others or _earlier(key_records.every(root, record.layer), record, saved)
+    others = others or _earlier(key_records.every(root, record.kind), record, saved)
     nearest = nearest_of(record, others)
     differences = compare(nearest, record) if nearest else []
     return Explanation(record, absence, [], nearest, differences)
@@ -269,14 +264,8 @@ def _earlier(records: list[KeyRecord], record: KeyRecord, saved: bool) -> list[K
 
 
 def _remains(record: KeyRecord, root: str) -> bool:
-    key = record.key
-    places = {
-        Layer.AOT: os.path.join(root, layout.AOT_FOLDER, key),
-        Layer.FX: os.path.join(root, layout.FX_FOLDER, key[1:3], key),
-        Layer.TRITON: os.path.join(root, key),
-    }
     try:
-        return bool(layout.list_entries(places[record.layer]))
+        return bool(layout.list_entries(layout.directory_of(record.kind, record.key, root)))
     except OSError:
         return False
 

@@ -12,9 +12,8 @@ from safecache.errors import CacheWriteError
 from safecache.explain import explanations, key_records
 from safecache.explain.key_records import Component, KeyRecord
 from safecache.history import misses
-from safecache.history.lookups import Layer
 from safecache.reporting import events
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
 __all__ = ["note", "trying"]
@@ -23,10 +22,10 @@ __all__ = ["note", "trying"]
 _PROCESS = secrets.token_hex(4)
 
 
-def note(layer: Layer, key: str, name: str, root: str, components: Iterable[Component]) -> None:
+def note(kind: Kind, key: str, name: str, root: str, components: Iterable[Component]) -> None:
     """A lookup in the cache ``root`` has missed, and a compile follows. With SAFECACHE_EXPLAIN=1, say why."""
-    record = KeyRecord(layer, key, name, time.time(), tuple(components), process=_PROCESS)
-    misses.await_save(layer, key, lambda root: _remember(record, root))
+    record = KeyRecord(kind, key, name, time.time(), tuple(components), process=_PROCESS)
+    misses.await_save(kind, key, lambda root: _remember(record, root))
     if config.current().explain:
         events.say(logging.WARNING, f"safecache: miss of the {explanations.explain(record, root, saved=False)}")
 
@@ -37,7 +36,7 @@ def _remember(record: KeyRecord, root: str) -> None:
         key_records.remember(record, root)
 
 
-def trying(layer: Layer, work: Callable[[], None]) -> None:
+def trying(kind: Kind, work: Callable[[], None]) -> None:
     """Do ``work``, which looks into what torch or Triton have made; where that fails, say so, and go on without."""
     try:
         work()
@@ -45,8 +44,8 @@ def trying(layer: Layer, work: Callable[[], None]) -> None:
         text = f"{type(error).__name__}: {error}"
         events.report(
             Reason.NOT_EXPLAINED,
-            f"the key of a miss ({layer.value}) was not recorded: {text}.",
-            cause=f"{layer.value} {type(error).__name__}",
+            f"the key of a miss ({kind.word}) was not recorded: {text}.",
+            cause=f"{kind.word} {type(error).__name__}",
             remedy="safecache explain cannot tell about it; the compile goes on.",
             error=error,
         )

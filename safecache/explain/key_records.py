@@ -1,7 +1,8 @@
 """What the keys of a cache were made of: a record for each key that was saved, to explain later why another missed.
 
-They lie in ``<cache>/.safecache/keys/<layer>/<digest of the name>/<key>.json.gz``, written after a compile, never on
-the way to a hit. Nothing is decided by them, so that they are not sealed: what cannot be read as one is passed over.
+They lie in ``<cache>/.safecache/keys/<word of the kind>/<digest of the name>/<key>.json.gz``, written after a compile,
+never on the way to a hit. Nothing is decided by them, so that they are not sealed: what cannot be read as one is passed
+over.
 What is written down of a key are digests, and text that is short and gives no secret away.
 """
 
@@ -19,8 +20,8 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from safecache.files import checks, folders, opening
-from safecache.history.lookups import Layer
 from safecache.places import layout
+from safecache.reporting.kinds import LOOKED_UP, Kind
 from safecache.settings import timestamps
 from safecache.store import entry_files
 from safecache.store.groups import KEYS_FOLDER
@@ -92,6 +93,7 @@ _MOST_READ = 2000
 # Not a nonce, such as torch makes up where it cannot compute a key.
 _KEY = re.compile(r"[a-z2-7]{52}|[A-Z2-7]{52}")
 _FORMAT = 1
+_KINDS = {kind.word: kind for kind in LOOKED_UP}
 
 
 class Component(NamedTuple):
@@ -113,7 +115,7 @@ class KeyRecord(NamedTuple):
     ``process``: the same for all that one process, with those forked from it, has made.
     """
 
-    layer: Layer
+    kind: Kind
     key: str
     name: str
     made: float
@@ -139,7 +141,7 @@ def remember(record: KeyRecord, root: str) -> None:
     if not _KEY.fullmatch(record.key):
         return
     file, now = record.key + _SUFFIX, time.time()
-    places = _places(record.layer, record.name, root)
+    places = _places(record.kind, record.name, root)
     earlier = next(filter(None, (read(os.path.join(place, file)) for place in places)), None)
     if earlier is not None and earlier.made >= record.made:
         return
@@ -147,7 +149,7 @@ def remember(record: KeyRecord, root: str) -> None:
     if content is None:
         return
     for cache in _written(root):
-        place = _place(record.layer, record.name, cache)
+        place = _place(record.kind, record.name, cache)
         entry_files.publish(os.path.join(place, file), content, cache)
         _remove_oldest(place, cache)
 
@@ -160,48 +162,48 @@ def _written(root: str) -> list[str]:
     return [root, level.counterpart(root)]
 
 
-def recall(layer: Layer, key: str, name: str, root: str) -> KeyRecord | None:
-    """The record of this key, if it was ever saved in the cache ``root`` or in a layer below it."""
-    return next((found for found in _of_name(layer, name, root) if found.key == key), None)
+def recall(kind: Kind, key: str, name: str, root: str) -> KeyRecord | None:
+    """The record of this key, if it was ever saved in the cache ``root`` or in a tier below it."""
+    return next((found for found in _of_name(kind, name, root) if found.key == key), None)
 
 
-def same_name(layer: Layer, name: str, root: str) -> list[KeyRecord]:
-    """The records of all keys under this name, those of the layers below the cache included, latest first."""
-    return _latest_first(_of_name(layer, name, root))
+def same_name(kind: Kind, name: str, root: str) -> list[KeyRecord]:
+    """The records of all keys under this name, those of the tiers below the cache included, latest first."""
+    return _latest_first(_of_name(kind, name, root))
 
 
-def why_absent(layer: Layer, key: str, name: str, root: str) -> Absence:
+def why_absent(kind: Kind, key: str, name: str, root: str) -> Absence:
     """EVICTED: this key was saved here once; KEY_DIFFERS: another one was under the same name."""
-    names = {file for place in _places(layer, name, root) for file in _listed(place)}
+    names = {file for place in _places(kind, name, root) for file in _listed(place)}
     if key + _SUFFIX in names:
         return Absence.EVICTED
     return Absence.KEY_DIFFERS if names else Absence.NEVER_SEEN
 
 
-def every(root: str, layer: Layer | None = None) -> list[KeyRecord]:
-    """All records of the cache ``root``, or of one of its layers, the latest first.
+def every(root: str, kind: Kind | None = None) -> list[KeyRecord]:
+    """All records of the cache ``root``, or those of one kind, the latest first.
 
-    With those of the shared level below a local one, but not of the layers that nothing is written to.
+    With those of the shared level below a local one, but not of the tiers that nothing is written to.
     """
     own = os.path.join(root, ".safecache", KEYS_FOLDER)
     shared = levels.counterpart(own)
     tops = [own, *(below for below, _ in layers.below(own, root) if below == shared)]
-    paths = (path for top in tops for each in (Layer if layer is None else (layer,)) for path in _paths(top, each))
+    paths = (path for top in tops for each in (LOOKED_UP if kind is None else (kind,)) for path in _paths(top, each))
     latest = sorted(paths, key=folders.modified, reverse=True)[:_MOST_READ]
     return _latest_first(filter(None, map(_read, latest)))
 
 
-def _paths(top: str, layer: Layer) -> Iterator[str]:
-    for folder in _names_in(os.path.join(top, layer.value)):
-        place = os.path.join(top, layer.value, folder)
+def _paths(top: str, kind: Kind) -> Iterator[str]:
+    for folder in _names_in(os.path.join(top, kind.word)):
+        place = os.path.join(top, kind.word, folder)
         yield from (os.path.join(place, name) for name in _listed(place))
 
 
 def _latest_first(records: Iterable[KeyRecord]) -> list[KeyRecord]:
-    """One of each key: of several the first, which is of the nearest layer."""
-    found: dict[tuple[Layer, str], KeyRecord] = {}
+    """One of each key: of several the first, which is of the nearest tier."""
+    found: dict[tuple[Kind, str], KeyRecord] = {}
     for record in records:
-        found.setdefault((record.layer, record.key), record)
+        found.setdefault((record.kind, record.key), record)
     return sorted(found.values(), key=lambda record: record.made, reverse=True)
 
 
@@ -216,21 +218,21 @@ def read(path: str) -> KeyRecord | None:
     return record if record is not None and record.key + _SUFFIX == os.path.basename(path) else None
 
 
-def _of_name(layer: Layer, name: str, root: str) -> Iterator[KeyRecord]:
-    for place in _places(layer, name, root):
+def _of_name(kind: Kind, name: str, root: str) -> Iterator[KeyRecord]:
+    for place in _places(kind, name, root):
         for file in _listed(place):
             record = read(os.path.join(place, file))
-            if record is not None and (record.layer, record.name) == (layer, name):
+            if record is not None and (record.kind, record.name) == (kind, name):
                 yield record
 
 
-def _places(layer: Layer, name: str, root: str) -> Iterable[str]:
-    place = _place(layer, name, root)
+def _places(kind: Kind, name: str, root: str) -> Iterable[str]:
+    place = _place(kind, name, root)
     return [place, *(below for below, _ in layers.below(place, root))]
 
 
-def _place(layer: Layer, name: str, root: str) -> str:
-    return os.path.join(root, ".safecache", KEYS_FOLDER, layer.value, digest(name))
+def _place(kind: Kind, name: str, root: str) -> str:
+    return os.path.join(root, ".safecache", KEYS_FOLDER, kind.word, digest(name))
 
 
 def _listed(place: str) -> list[str]:
@@ -247,7 +249,8 @@ def _names_in(place: str) -> list[str]:
 def _encoded(record: KeyRecord) -> bytes | None:
     """None for what would be too large even without the words for each line of its source."""
     for components in (record.components, _without_lines(record.components)):
-        stated = record._replace(components=components)._asdict() | {"layer": record.layer.value, "format": _FORMAT}
+        stated = {"layer": record.kind.word, **record._replace(components=components)._asdict(), "format": _FORMAT}
+        del stated["kind"]
         content = json.dumps(stated, separators=(",", ":")).encode()
         if len(content) <= _LARGEST:
             return _packed(content)
@@ -278,7 +281,7 @@ def _decoded(stated: Any) -> KeyRecord | None:
     components = tuple(Component(*map(str, each)) for each in stated["components"])
     key, name, process = (str(stated[each]) for each in ("key", "name", "process"))
     made, first = (timestamps.checked(stated[each]) for each in ("made", "first"))
-    return KeyRecord(Layer(stated["layer"]), key, name, made, components, first, process)
+    return KeyRecord(_KINDS[stated["layer"]], key, name, made, components, first, process)
 
 
 def _remove_oldest(place: str, root: str) -> None:

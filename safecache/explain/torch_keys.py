@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from safecache.history import graph_names
-from safecache.history.lookups import Layer
+from safecache.reporting.kinds import Kind
 
 __all__ = ["asked", "collect", "lookup", "missed", "missed_graph", "name", "name_of_graph"]
 
@@ -94,21 +94,21 @@ def missed() -> None:
     """The lookup in AOTAutograd's cache has found nothing to use."""
     request = _thread.asked
     if request is not None:
-        _trying(Layer.AOT, lambda: _note_aot(request))
+        _trying(Kind.AOT_ENTRY, lambda: _note_aot(request))
 
 
-def _trying(layer: Layer, work: Callable[[], None]) -> None:
+def _trying(kind: Kind, work: Callable[[], None]) -> None:
     # Here and below: not before, since a process that hits needs none of it.
     from safecache.explain import key_notes
 
-    key_notes.trying(layer, work)
+    key_notes.trying(kind, work)
 
 
 def _note_aot(request: _Asked) -> None:
     key, lines = request.result
     functorch = sys.modules["torch._functorch.config"]
     stated = functorch.save_config_portable(ignore_private_configs=False)
-    _note(Layer.AOT, key, name(), lines or _lines(request), stated)
+    _note(Kind.AOT_ENTRY, key, name(), lines or _lines(request), stated)
 
 
 def _lines(request: _Asked) -> list[str]:
@@ -124,14 +124,14 @@ def _lines(request: _Asked) -> list[str]:
 def missed_graph(key: str, lines: list[str], *, is_backward: bool) -> None:
     """A lookup in the FX graph cache has found nothing to use; ``lines``: torch's debug lines of the key."""
     graph = name_of_graph(is_backward=is_backward)
-    _trying(Layer.FX, lambda: _note(Layer.FX, key, graph, lines, {}))
+    _trying(Kind.FX_ENTRY, lambda: _note(Kind.FX_ENTRY, key, graph, lines, {}))
 
 
-def _note(layer: Layer, key: str, graph: str, lines: list[str], functorch: dict[str, object]) -> None:
+def _note(kind: Kind, key: str, graph: str, lines: list[str], functorch: dict[str, object]) -> None:
     from safecache.explain import components, key_notes
     from safecache.settings import config
     from safecache.signing import provenance
 
     environment = config.child_environment()
     parts = components.components(lines, provenance.describe(), functorch, environment)
-    key_notes.note(layer, key, graph, sys.modules["torch._inductor.codecache"].cache_dir(), parts)
+    key_notes.note(kind, key, graph, sys.modules["torch._inductor.codecache"].cache_dir(), parts)

@@ -11,11 +11,10 @@ from typing import NamedTuple
 from safecache.errors import MissError
 from safecache.history import journal
 from safecache.reporting import events, tracing
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
 __all__ = [
-    "Layer",
     "Lookup",
     "Outcome",
     "Time",
@@ -30,18 +29,6 @@ __all__ = [
 ]
 
 
-class Layer(Enum):
-    """The caches that are looked into: of AOTAutograd, of FX graphs, of Triton's kernels.
-
-    MODEL is none: it is for the files of functions and models that were compiled ahead of time, which torch is given.
-    """
-
-    AOT = "aot"
-    FX = "fx"
-    TRITON = "triton"
-    MODEL = "model"
-
-
 class Outcome(Enum):
     """A bypass is a graph that torch did not look up, or a hit that a setting ignores."""
 
@@ -51,12 +38,13 @@ class Outcome(Enum):
 
 
 class Lookup(NamedTuple):
-    """``name``: the compiled function, or the kernel, as its author calls it; "" for a hit. ``reason``: None for one.
+    """``kind``: one of LOOKED_UP. ``reason``: None for a hit.
 
+    ``name``: the compiled function, or the kernel, as its author calls it; "" for a hit.
     ``frame``: Dynamo's id of the compile it was for, such as "0/1", "" outside of one. ``seconds``: what it took.
     """
 
-    layer: Layer
+    kind: Kind
     key: str
     name: str
     outcome: Outcome
@@ -70,9 +58,9 @@ _lock = threading.Lock()
 _counts: Counter[str] = Counter()
 
 
-def label(layer: Layer, outcome: Outcome, reason: Reason | None) -> str:
+def label(kind: Kind, outcome: Outcome, reason: Reason | None) -> str:
     """How lookups that came to the same are counted, such as "fx miss: never seen"."""
-    return f"{layer.value} {outcome.value}" + (f": {reason.value}" if reason is not None else "")
+    return f"{kind.word} {outcome.value}" + (f": {reason.value}" if reason is not None else "")
 
 
 class Time(Enum):
@@ -82,9 +70,9 @@ class Time(Enum):
     SPENT = "ms spent"
 
 
-def time_label(layer: Layer, which: Time) -> str:
+def time_label(kind: Kind, which: Time) -> str:
     """How the milliseconds are counted, such as "fx ms saved". Those of AOTAutograd entries include their graphs'."""
-    return f"{layer.value} {which.value}"
+    return f"{kind.word} {which.value}"
 
 
 # Fields of a CompiledFxGraph, and of an AOTAutograd entry: torch/_inductor/output_code.py and
@@ -92,11 +80,11 @@ def time_label(layer: Layer, which: Time) -> str:
 _TIMES = ("_time_taken_ns", "forward_time_taken_ns", "backward_time_taken_ns")
 
 
-def add_time(layer: Layer, which: Time, entry: object, root: str) -> None:
+def add_time(kind: Kind, which: Time, entry: object, root: str) -> None:
     """Add the time that compiling ``entry`` took."""
     taken = sum(value for value in (getattr(entry, name, 0) for name in _TIMES) if isinstance(value, int))
     if taken >= 10**6:
-        journal.count(time_label(layer, which), root, taken // 10**6)
+        journal.count(time_label(kind, which), root, taken // 10**6)
 
 
 def stats() -> dict[str, int]:
@@ -112,7 +100,7 @@ def counts() -> dict[str, int]:
 
 def record(lookup: Lookup, root: str) -> None:
     """Count a lookup in the cache ``root``; what was not a hit goes to the journal at once, and to torch's trace."""
-    what = label(lookup.layer, lookup.outcome, lookup.reason)
+    what = label(lookup.kind, lookup.outcome, lookup.reason)
     with _lock:
         _counts[what] += 1
     events.notify(what)
@@ -121,12 +109,13 @@ def record(lookup: Lookup, root: str) -> None:
     else:
         line = _as_line(lookup)
         journal.write(what, root, line)
-        tracing.artifact(f"{lookup.layer.value} {lookup.outcome.value}", line)
+        tracing.artifact(f"{lookup.kind.word} {lookup.outcome.value}", line)
 
 
 def _as_line(lookup: Lookup) -> dict[str, object]:
     values = lookup._asdict() | {"seconds": round(lookup.seconds, 6)}
-    return {name: value.value if isinstance(value, Enum) else value for name, value in values.items()}
+    line = {"layer": values.pop("kind").word} | values
+    return {name: value.value if isinstance(value, Enum) else value for name, value in line.items()}
 
 
 def what_must_hit_raises(lookup: Lookup) -> MissError | None:
@@ -135,15 +124,12 @@ def what_must_hit_raises(lookup: Lookup) -> MissError | None:
     What torch never caches is not one, since no warming changes that. Nor is an AOTAutograd cache that is off: the
     FX graph cache is asked then. A file that was compiled ahead of time has an error of its own.
     """
-    if lookup.outcome is Outcome.HIT or lookup.layer is Layer.MODEL or not config.current().must_hit:
+    if lookup.outcome is Outcome.HIT or lookup.kind is Kind.AOT_MODEL or not config.current().must_hit:
         return None
-    disabled = lookup.reason is Reason.DISABLED and lookup.layer is not Layer.AOT
+    disabled = lookup.reason is Reason.DISABLED and lookup.kind is not Kind.AOT_ENTRY
     if lookup.outcome is Outcome.BYPASS and not disabled:
         return None
     return MissError(_text(lookup))
-
-
-_NOUNS = {Layer.AOT: "AOTAutograd", Layer.FX: "FX graph", Layer.TRITON: "Triton"}
 
 
 def _text(lookup: Lookup) -> str:
@@ -151,7 +137,7 @@ def _text(lookup: Lookup) -> str:
     detail = f": {lookup.detail}" if lookup.detail else ""
     name = lookup.name or "a graph"
     return (
-        f"safecache: nothing in the {_NOUNS[lookup.layer]} cache can be used for {name}, and SAFECACHE_MUST_HIT is set"
+        f"safecache: nothing in the {lookup.kind.cache} cache can be used for {name}, and SAFECACHE_MUST_HIT is set"
         f" [{reason}]{detail} (key {lookup.key or 'unknown'}). Warm the cache with this very code, configuration and"
         " environment, or unset SAFECACHE_MUST_HIT."
     )

@@ -6,26 +6,26 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 
-from safecache.history.lookups import Layer
+from safecache.reporting.kinds import Kind
 
 __all__ = ["await_save", "reset", "saved"]
 
 # Those of this process whose compiles are under way, or were never saved; and what is to be done with the cache's path.
-_waiting: dict[tuple[Layer, str], Callable[[str], None]] = {}
+_waiting: dict[tuple[Kind, str], Callable[[str], None]] = {}
 _MOST_WAITING = 256
 
 
-def await_save(layer: Layer, key: str, then: Callable[[str], None]) -> None:
+def await_save(kind: Kind, key: str, then: Callable[[str], None]) -> None:
     """A lookup of this key has missed: call ``then`` with the cache's root when it is saved."""
     while len(_waiting) >= _MOST_WAITING:
         with suppress(KeyError, StopIteration):  # another thread has
             del _waiting[next(iter(_waiting))]
-    _waiting[layer, key] = then
+    _waiting[kind, key] = then
 
 
-def saved(layer: Layer, key: str, root: str) -> None:
+def saved(kind: Kind, key: str, root: str) -> None:
     """Something was saved under this key in the cache ``root``, perhaps after a miss."""
-    then = _waiting.pop((layer, key), None)
+    then = _waiting.pop((kind, key), None)
     if then is not None:
         then(root)
 

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from safecache.files import opening
 from safecache.history import journal
-from safecache.history.lookups import Layer, Outcome, Time, label, time_label
-from safecache.reporting.kinds import Reason
+from safecache.history.lookups import Outcome, Time, label, time_label
+from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
 
 __all__ = ["ALL", "LAST", "Line", "Summary", "labels", "read", "summarise"]
 
@@ -55,15 +55,15 @@ class Summary(NamedTuple):
     missed: list[Line]
 
 
-def labels() -> dict[str, tuple[Layer, Outcome, Reason | None]]:
+def labels() -> dict[str, tuple[Kind, Outcome, Reason | None]]:
     """Everything that lookups may be counted under, and what it stands for."""
     ends: list[tuple[Outcome, Reason | None]] = [(Outcome.HIT, None)]
     ends += [(outcome, reason) for outcome in (Outcome.MISS, Outcome.BYPASS) for reason in Reason]
-    return {label(layer, *end): (layer, *end) for layer in Layer for end in ends}
+    return {label(kind, *end): (kind, *end) for kind in LOOKED_UP for end in ends}
 
 
 _LABELS = labels()
-_TIMES = frozenset(time_label(layer, which) for layer in Layer for which in Time)
+_TIMES = frozenset(time_label(kind, which) for kind in LOOKED_UP for which in Time)
 
 
 def read(root: str) -> list[Line]:

@@ -8,8 +8,7 @@ from typing import Any
 
 from safecache.entries import searches
 from safecache.history import graph_names
-from safecache.history.lookups import Layer
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["should_use_remote_autograd_cache"]
 
@@ -18,7 +17,7 @@ def should_use_remote_autograd_cache(wrapped: Callable[..., Any], instance: Any,
     """should_use_remote_autograd_cache, asked last before a lookup, of which there is none if neither cache is on."""
     remote: bool = wrapped(*args, **kwargs)
     if not remote and not sys.modules["torch._functorch.aot_autograd"].should_use_local_autograd_cache():
-        searches.bypass(Layer.AOT, graph_names.of_current, Reason.DISABLED, _what_disables())
+        searches.bypass(Kind.AOT_ENTRY, graph_names.of_current, Reason.DISABLED, _what_disables())
     return remote
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from safecache.entries import artifacts, saving, searches
 from safecache.history import graph_names
-from safecache.history.lookups import Layer
 from safecache.reporting.kinds import Kind
 
 __all__ = ["deserialize", "deserialize_model", "serialize", "serialize_model"]
@@ -35,10 +34,10 @@ def _name() -> str:
 
 def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[], Any]) -> Any:
     """What ``load`` makes of the bytes, once they are verified. A lookup, but for a function within a model."""
-    if searches.is_under_way(Layer.MODEL):
+    if searches.is_under_way(Kind.AOT_MODEL):
         artifacts.require(kind, data)
         return load()
-    with searches.under_way(Layer.MODEL, name) as search:
+    with searches.under_way(Kind.AOT_MODEL, name) as search:
         artifacts.require(kind, data)
         try:
             loaded = load()

@@ -9,7 +9,6 @@ from typing import Any
 from safecache.entries import loading, saving, searches
 from safecache.entries.searches import Search
 from safecache.explain import torch_keys
-from safecache.history.lookups import Layer
 from safecache.hooks import cache_dir_utils
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
@@ -48,7 +47,7 @@ def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, also where torch is strict."""
     given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
-    with events.reading(), torch_keys.lookup(given), searches.under_way(Layer.AOT, torch_keys.name) as search:
+    with events.reading(), torch_keys.lookup(given), searches.under_way(Kind.AOT_ENTRY, torch_keys.name) as search:
         cache_dir_utils.settle()
         result = _load(wrapped, args, kwargs)
         _end(search, result, given)
@@ -88,7 +87,7 @@ def autograd_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kw
     try:
         result = wrapped(*args, **kwargs)
     except Exception as error:
-        searches.decline(Layer.AOT, f"{error}" or type(error).__name__)
+        searches.decline(Kind.AOT_ENTRY, f"{error}" or type(error).__name__)
         raise
     torch_keys.asked(wrapped, args, kwargs, result)
     return result

@@ -11,7 +11,6 @@ from typing import Any
 from safecache.code import exec_directory, gate, lock_guards
 from safecache.entries import artifacts, copies, loading, saving, searches
 from safecache.explain import torch_keys
-from safecache.history.lookups import Layer
 from safecache.hooks import cache_dir_utils
 from safecache.loads import failures
 from safecache.reporting.kinds import Kind, Reason
@@ -66,7 +65,7 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         evaluate_guards: Any = None,
     ) -> Any:
         name = partial(torch_keys.name_of_graph, is_backward=is_backward)
-        with searches.under_way(Layer.FX, name, key) as search:
+        with searches.under_way(Kind.FX_ENTRY, name, key) as search:
             result = wrapped(*args, **kwargs)
             graph, info = result
             if graph is not None:
@@ -92,7 +91,7 @@ def prepare_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         key, info = result
         if key is None:
             name = partial(torch_keys.name_of_graph, is_backward=bool(fx_kwargs.get("is_backward")))
-            searches.bypass(Layer.FX, name, Reason.UPSTREAM_BYPASS, str(info.get("cache_bypass_reason", "")))
+            searches.bypass(Kind.FX_ENTRY, name, Reason.UPSTREAM_BYPASS, str(info.get("cache_bypass_reason", "")))
         return result
 
     return prepare(*args, **kwargs)

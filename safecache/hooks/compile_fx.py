@@ -9,8 +9,7 @@ from typing import Any
 
 from safecache.entries import searches
 from safecache.explain import torch_keys
-from safecache.history.lookups import Layer
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["fx_codegen_and_compile"]
 
@@ -20,7 +19,7 @@ def fx_codegen_and_compile(wrapped: Callable[..., Any], instance: Any, args: Any
     setting = _what_disables()
     if setting:
         name = partial(torch_keys.name_of_graph, is_backward=bool(kwargs.get("is_backward")))
-        searches.bypass(Layer.FX, name, Reason.DISABLED, setting)
+        searches.bypass(Kind.FX_ENTRY, name, Reason.DISABLED, setting)
     return wrapped(*args, **kwargs)
 
 

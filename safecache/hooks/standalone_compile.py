@@ -12,7 +12,6 @@ import wrapt
 
 from safecache.entries import loading, searches
 from safecache.errors import EntryRefusedError
-from safecache.history.lookups import Layer
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
@@ -32,7 +31,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         path = kwargs.get("path", "")
         try:
             # Which of the two classes is asked does the lookup, and the other it does not.
-            with searches.under_way(Layer.AOT, lambda: os.path.basename(path), must_ask=True) as search:
+            with searches.under_way(Kind.AOT_ENTRY, lambda: os.path.basename(path), must_ask=True) as search:
                 _refuse_what_is_waited_for(path)
                 artifact = wrapped(*args, **kwargs)
                 search.hit()

@@ -14,9 +14,8 @@ from safecache.code import triton_files
 from safecache.entries import searches
 from safecache.entries.searches import Search
 from safecache.history import misses
-from safecache.history.lookups import Layer
 from safecache.hooks import triton_isolation
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
 
@@ -75,7 +74,7 @@ def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
             group = {name: os.path.join(directory, name) for name in triton_files.listed(directory, group)}
         path: str = wrapped(filename, group)
         if _is_cache(instance):
-            misses.saved(Layer.TRITON, os.path.basename(instance.cache_dir), os.path.dirname(instance.cache_dir))
+            misses.saved(Kind.KERNEL, os.path.basename(instance.cache_dir), os.path.dirname(instance.cache_dir))
         return path
 
     return put(*args, **kwargs)
@@ -147,7 +146,7 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 def _search(directory: str, filename: str) -> AbstractContextManager[Search]:
     root, key = os.path.split(directory)
-    return searches.under_way(Layer.TRITON, lambda: triton_isolation.name_of(filename), key, root)
+    return searches.under_way(Kind.KERNEL, lambda: triton_isolation.name_of(filename), key, root)
 
 
 def _end(search: Search, directory: str, filename: str, found: dict[str, str] | None) -> None:

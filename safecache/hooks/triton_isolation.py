@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 from safecache.entries import searches
-from safecache.history.lookups import Layer
+from safecache.reporting.kinds import Kind
 from safecache.settings import config, setting_values
 
 __all__ = ["compile", "get_cache_key", "group_of", "is_isolated", "is_told", "name_of", "note_miss"]
@@ -89,11 +89,11 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 def _tell_of_miss(ahead: Any) -> None:
     """Before the compile, as of any other miss: Triton's own lookup will find what was compiled."""
     root, key = os.path.split(ahead.directory)
-    with searches.under_way(Layer.TRITON, lambda: str(ahead.name), key, root) as search:
+    with searches.under_way(Kind.KERNEL, lambda: str(ahead.name), key, root) as search:
         from safecache.explain import key_notes
 
         asked = (*ahead.request[:4], ahead.variables)
-        key_notes.trying(Layer.TRITON, lambda: _note_miss(asked, ahead.directory, ahead.name))
+        key_notes.trying(Kind.KERNEL, lambda: _note_miss(asked, ahead.directory, ahead.name))
         _thread.is_told = True
         search.missed()
 
@@ -175,7 +175,7 @@ def note_miss(filename: str, directory: str) -> None:
 
     asked = _asked_for(filename)
     if asked is not None:
-        key_notes.trying(Layer.TRITON, lambda: _note_miss(asked, directory, name_of(filename)))
+        key_notes.trying(Kind.KERNEL, lambda: _note_miss(asked, directory, name_of(filename)))
 
 
 def _note_miss(asked: tuple[Any, Any, Any, str, Any], directory: str, name: str) -> None:
@@ -185,7 +185,7 @@ def _note_miss(asked: tuple[Any, Any, Any, str, Any], directory: str, name: str)
     triton_key = sys.modules["triton.runtime.cache"].triton_key()
     version = sys.modules["triton"].__version__
     parts = components.kernel_components(source, backend, options, variables, triton_key, version)
-    key_notes.note(Layer.TRITON, os.path.basename(directory), name, os.path.dirname(directory), parts)
+    key_notes.note(Kind.KERNEL, os.path.basename(directory), name, os.path.dirname(directory), parts)
 
 
 def _is_tuning() -> bool:

@@ -67,7 +67,7 @@ def remember(root: str, hash: str, note: Note) -> None:
         return
     stated = json.dumps(note._asdict() | {"crash": note.crash._asdict()}).encode()
     namespace = config.current().namespace
-    sealed = seal.attach(stated, Kind.COMPILE_CRASH, hash, key, binding.statement(Kind.COMPILE_CRASH), namespace)
+    sealed = seal.attach(stated, Kind.KNOWN_BAD, hash, key, binding.statement(Kind.KNOWN_BAD), namespace)
     try:
         entry_files.publish(_path(root, hash), sealed, root)
     except OSError as error:
@@ -115,17 +115,17 @@ def _path(root: str, hash: str) -> str:
 
 def _read(root: str, hash: str) -> Note | None:
     path = _path(root, hash)
-    content = loading.read(Kind.COMPILE_CRASH, path)
+    content = loading.read(Kind.KNOWN_BAD, path)
     if content is None:
         return None
-    verdict = seal.verify(content, Kind.COMPILE_CRASH, hash, keyring.current().find, config.current().namespace)
+    verdict = seal.verify(content, Kind.KNOWN_BAD, hash, keyring.current().find, config.current().namespace)
     refusal = _refusal(verdict)
     if refusal is not None:
-        loading.note(refusal.reason, Kind.COMPILE_CRASH, path, refusal.evidence, _REMEDY)
+        loading.note(refusal.reason, Kind.KNOWN_BAD, path, refusal.evidence, _REMEDY)
         return None
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         return _decoded(json.loads(seal.payload_of(content)))
-    loading.note(Reason.UNKNOWN_FORMAT, Kind.COMPILE_CRASH, path, "this version does not know its format", _REMEDY)
+    loading.note(Reason.UNKNOWN_FORMAT, Kind.KNOWN_BAD, path, "this version does not know its format", _REMEDY)
     return None
 
 
@@ -143,7 +143,7 @@ def _decoded(stated: Any) -> Note:
 
 def _refusal(verdict: seal.Verdict) -> Refusal | None:
     if verdict.reason is None:
-        return trust.foreign(verdict, Kind.COMPILE_CRASH)
+        return trust.foreign(verdict, Kind.KNOWN_BAD)
     by_nobody = "it is not sealed by a key that this process trusts"
     return Refusal(verdict.reason, by_nobody if verdict.reason in trust.UNATTESTED else trust.evidence(verdict))
 

@@ -20,9 +20,8 @@ from bisect import bisect_left
 from typing import Any
 
 from safecache.history import lookups
-from safecache.history.lookups import Layer
 from safecache.reporting import events
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import LOOKED_UP, Reason
 from safecache.settings import config
 
 __all__ = ["Durations", "MetricsFile", "register", "show", "start"]
@@ -31,7 +30,7 @@ _EVENTS = ("safecache_events", "event", "What safecache did to entries of compil
 _PROBLEMS = ("safecache_problems", "reason", "What was refused, not read or not written, and hooks that are not on.")
 _LOOKUPS = ("safecache_lookups", "What lookups of compile caches came to, and why where it was no hit.")
 _SECONDS = ("safecache_compile_seconds", "How long the compiles by Triton took that ran in processes of their own.")
-_LAYERS = frozenset(layer.value for layer in Layer)
+_CACHES = frozenset(kind.word for kind in LOOKED_UP)
 _REASONS = frozenset(reason.value for reason in Reason)
 # Seconds: most kernels take tenths of one, large ones minutes.
 _BOUNDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, float("inf"))
@@ -61,11 +60,11 @@ class MetricsFile:
 
     def write_count(self, name: str, value: int) -> None:
         """State how often this process has counted ``name``: a value of Count or Reason, or a label of lookups."""
-        layer, _, rest = name.partition(" ")
-        if layer in _LAYERS:
+        cache, _, rest = name.partition(" ")
+        if cache in _CACHES:
             outcome, _, reason = rest.partition(": ")
             metric, text = _LOOKUPS
-            labels = {"cache": layer, "outcome": outcome, "reason": reason}
+            labels = {"cache": cache, "outcome": outcome, "reason": reason}
             self._write("counter", metric, f"{metric}_total", labels, text, value)
             return
         metric, label, text = _PROBLEMS if name in _REASONS else _EVENTS

@@ -34,6 +34,7 @@ __all__ = [
     "Location",
     "cache_root",
     "code",
+    "directory_of",
     "entry_name",
     "is_temporary",
     "list_entries",
@@ -175,6 +176,12 @@ def locate(path: str) -> Location | None:
     if os.path.basename(os.path.dirname(above)) == FX_FOLDER:
         return Location(path, Kind.FX_ENTRY, os.path.basename(directory))
     return None
+
+
+def directory_of(kind: Kind, key: str, root: str) -> str:
+    """Where in the cache directory ``root`` the entries, or the files of a kernel, lie that have this cache key."""
+    folder = {Kind.AOT_ENTRY: AOT_FOLDER, Kind.FX_ENTRY: os.path.join(FX_FOLDER, key[1:3])}.get(kind, "")
+    return os.path.join(root, folder, key)
 
 
 def list_entries(directory: str) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["Count", "Kind", "Reason"]
+__all__ = ["ENTRIES", "LOOKED_UP", "Count", "Kind", "Reason"]
 
 
 class Reason(Enum):
@@ -86,47 +86,56 @@ class Count(Enum):
 
 
 class Kind(Enum):
-    """What an entry is. Sealed with it, so that an entry of one cache is refused in another."""
+    """What lies in a cache. Its value is sealed with it, so that an entry of one cache is refused in another.
 
-    AOT_ENTRY = "aot_autograd"
-    FX_ENTRY = "fx_graph"
-    SOURCE = "source"
-    NATIVE_CODE = "native_code"
-    KERNEL = "kernel"
-    AOT_FUNCTION = "aot_function"
-    AOT_MODEL = "aot_model"
-    AOT_GRAPH = "aot_graph"
-    DYNAMO_PACKAGE = "dynamo_package"
-    PRECOMPILED = "precompiled"
-    PACKAGE = "package"
-    PGO_STATE = "pgo_state"
-    MEMO = "memo"
-    AUTOTUNING = "autotuning"
-    COMPILE_CRASH = "compile_crash"
-    # Never sealed, since nothing unpickles it: here to be named when it is refused.
-    OTHER = "other"
+    ``noun``: what to call it to a person. ``word``: what its lookups are counted under, here and on disk, and what it
+    is called in commands. ``plural``: of what lies in a cache directory and is listed and evicted in groups, what a
+    group of it is called. ``cache``: of what is looked up, which cache is asked.
+    """
 
-    @property
-    def noun(self) -> str:
-        """What to call it to a person."""
-        return _NOUNS[self]
+    _value_: str
+    noun: str
+    word: str
+    plural: str
+    cache: str
+
+    def __new__(cls, value: str, noun: str, word: str = "", plural: str = "", cache: str = "") -> Kind:
+        """One whose value is ``value`` alone."""
+        kind = object.__new__(cls)
+        kind._value_ = value
+        kind.noun, kind.word, kind.plural, kind.cache = noun, word, plural, cache
+        return kind
+
+    # Those in groups in the order of their eviction: what refers to others comes before them.
+    AOT_ENTRY = "aot_autograd", "AOTAutograd entry", "aot", "AOTAutograd entries", "AOTAutograd"
+    FX_ENTRY = "fx_graph", "FX graph entry", "fx", "FX graph entries", "FX graph"
+    SOURCE = "source", "generated source"
+    NATIVE_CODE = "native_code", "compiled code", "code", "sources and libraries"
+    AUTOTUNING = "autotuning", "autotuning result", "autotune", "autotuning results"
+    KERNEL = "kernel", "kernel file", "triton", "Triton kernels", "Triton"
+    KNOWN_BAD = "compile_crash", "note of a crash", "known-bad", "notes of crashes"
+    # A function that is looked up is counted as a model.
+    AOT_FUNCTION = "aot_function", "ahead-of-time compiled function", "model"
+    AOT_MODEL = "aot_model", "ahead-of-time compiled model", "model", "", "ahead of time"
+    AOT_GRAPH = "aot_graph", "ahead-of-time compiled graph"
+    DYNAMO_PACKAGE = "dynamo_package", "precompile entry"
+    PRECOMPILED = "precompiled", "precompiled source and cache"
+    PACKAGE = "package", "AOTInductor package"
+    PGO_STATE = "pgo_state", "profile of dynamic shapes"
+    MEMO = "memo", "memoized result"
+    # Never sealed as such, since nothing unpickles them: here to be named. Headers have records of compiled code.
+    OTHER = "other", "artifact"
+    HEADER = "header", "precompiled header", "header", "precompiled headers"
+    TEMPORARY = "temporary", "temporary file", "temporary", "temporary files"
+    QUARANTINE = "quarantine", "file in quarantine", "quarantine", "quarantine"
+    CRASH_REPORT = "crash_report", "crash report", "crash", "crash reports"
+    JOURNAL = "journal", "journal of lookups", "journal", "journals of lookups"
+    KEY_RECORD = "key_record", "record of a key", "keys", "records of keys"
+    RECORD = "record", "orphaned record", "record", "orphaned records"
+    LOCK = "lock", "orphaned lock", "lock", "orphaned locks"
 
 
-_NOUNS = {
-    Kind.AOT_ENTRY: "AOTAutograd entry",
-    Kind.FX_ENTRY: "FX graph entry",
-    Kind.SOURCE: "generated source",
-    Kind.NATIVE_CODE: "compiled code",
-    Kind.KERNEL: "kernel file",
-    Kind.AOT_FUNCTION: "ahead-of-time compiled function",
-    Kind.AOT_MODEL: "ahead-of-time compiled model",
-    Kind.AOT_GRAPH: "ahead-of-time compiled graph",
-    Kind.DYNAMO_PACKAGE: "precompile entry",
-    Kind.PRECOMPILED: "precompiled source and cache",
-    Kind.PACKAGE: "AOTInductor package",
-    Kind.PGO_STATE: "profile of dynamic shapes",
-    Kind.MEMO: "memoized result",
-    Kind.AUTOTUNING: "autotuning result",
-    Kind.COMPILE_CRASH: "note of a crash",
-    Kind.OTHER: "artifact",
-}
+# What torch keeps with its own seal, one file for each key and its guards.
+ENTRIES = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
+# What is looked up by a key. A model is only given to torch, as a file that was compiled ahead of time.
+LOOKED_UP = (Kind.AOT_ENTRY, Kind.FX_ENTRY, Kind.KERNEL, Kind.AOT_MODEL)

@@ -35,7 +35,7 @@ def instructions() -> str:
 # names a library by its source and flags alone, and not by torch's headers. The last two are not executed.
 _MATTERS = {
     Kind.KERNEL: ("machine", "triton"),
-    Kind.COMPILE_CRASH: ("machine", "triton"),
+    Kind.KNOWN_BAD: ("machine", "triton"),
     Kind.NATIVE_CODE: ("machine", "torch", "cpu"),
     # Their interface to torch is stable, and torch itself warns of another GPU.
     Kind.PACKAGE: ("machine", "cpu"),

@@ -12,7 +12,7 @@ from safecache.files import checks, filesystem, folders, opening, stamps, tempor
 from safecache.files.folders import Folder
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.kinds import ENTRIES, Kind, Reason
 from safecache.settings import config, units
 from safecache.signing import keyring, seal
 from safecache.store.quarantine import quarantine
@@ -40,7 +40,6 @@ RECORD = _MIB
 UNSEALED = 16 * _MIB
 # Where unsealed ones are used: graphs that hold their constants have some GB.
 _UNSEALED_AND_USED = 4 * _GIB
-_ENTRIES = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
 # Of what carries no seal of its own.
 _LARGEST = {
     # The generated code of the largest graphs has some MB.
@@ -51,13 +50,13 @@ _LARGEST = {
     Kind.KERNEL: 256 * _MIB,
     # JSON of what was measured, of all kernels in one file.
     Kind.AUTOTUNING: 64 * _MIB,
-    Kind.COMPILE_CRASH: _MIB,
+    Kind.KNOWN_BAD: _MIB,
 }
 
 
 def largest(kind: Kind, *, unsealed: bool = False) -> int:
     """In bytes. ``unsealed``: whether entries without a seal are used, whatever the settings say, as for adopting."""
-    if kind in _ENTRIES and (unsealed or config.current().trust == "private"):
+    if kind in ENTRIES and (unsealed or config.current().trust == "private"):
         return _UNSEALED_AND_USED
     return _LARGEST.get(kind, UNSEALED)
 

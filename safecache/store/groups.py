@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import NamedTuple
 
 from safecache.files import folders
 from safecache.files.folders import Item
+from safecache.reporting.kinds import Kind
 
 __all__ = [
     "CRASHES_FOLDER",
@@ -21,7 +21,6 @@ __all__ = [
     "TRASH_FOLDER",
     "File",
     "Group",
-    "GroupKind",
     "below",
 ]
 
@@ -32,43 +31,8 @@ CRASHES_FOLDER, KNOWN_BAD_FOLDER = "crashes", "known_bad"
 # What a process looks for first. Once it is away, nobody begins to use the rest.
 _LOOKED_FOR_FIRST = re.compile(r"__grp__.+|.+\.(py|cpp|c|h|hpp|cu|cuh)")
 
-
-class GroupKind(Enum):
-    """What a group is. What refers to others comes before them."""
-
-    AOT_ENTRY = "AOTAutograd entries"
-    FX_ENTRY = "FX graph entries"
-    CODE = "sources and libraries"
-    AUTOTUNING = "autotuning results"
-    KERNEL = "Triton kernels"
-    HEADER = "precompiled headers"
-    TEMPORARY = "temporary files"
-    QUARANTINE = "quarantine"
-    CRASH = "crash reports"
-    KNOWN_BAD = "notes of crashes"
-    JOURNAL = "journals of lookups"
-    KEY_RECORD = "records of keys"
-    RECORD = "orphaned records"
-    LOCK = "orphaned locks"
-
-
-# What to call them in a command and in a narrow column.
-KINDS = {
-    "aot": GroupKind.AOT_ENTRY,
-    "fx": GroupKind.FX_ENTRY,
-    "triton": GroupKind.KERNEL,
-    "code": GroupKind.CODE,
-    "autotune": GroupKind.AUTOTUNING,
-    "header": GroupKind.HEADER,
-    "crash": GroupKind.CRASH,
-    "known-bad": GroupKind.KNOWN_BAD,
-    "quarantine": GroupKind.QUARANTINE,
-    "journal": GroupKind.JOURNAL,
-    "keys": GroupKind.KEY_RECORD,
-    "temporary": GroupKind.TEMPORARY,
-    "record": GroupKind.RECORD,
-    "lock": GroupKind.LOCK,
-}
+# By what they are called in a command and in a narrow column.
+KINDS = {kind.word: kind for kind in Kind if kind.plural}
 
 
 class File(NamedTuple):
@@ -94,7 +58,7 @@ class Group:
     ``root`` is the directory whose ``.safecache`` has its records.
     """
 
-    kind: GroupKind
+    kind: Kind
     root: str
     name: str
     paths: list[str]
@@ -131,10 +95,10 @@ class Group:
     @property
     def steps(self) -> tuple[list[str], list[str]]:
         """What to move away first, and what after another look at the stamps."""
-        if self.kind is GroupKind.KERNEL:
+        if self.kind is Kind.KERNEL:
             first = [file.path for file in self.files if _is_looked_for_first(file.path)]
             return first, self.paths
-        if self.kind is GroupKind.CODE:
+        if self.kind is Kind.NATIVE_CODE:
             first = [path for path in self.paths if _is_looked_for_first(path)]
             return first, [path for path in self.paths if path not in first]
         return self.paths, []

@@ -18,7 +18,8 @@ from safecache.code.library_builds import LOADED
 from safecache.code.triton_place import LIST
 from safecache.explain import key_records
 from safecache.files import checks, folders, opening
-from safecache.store.groups import Group, GroupKind
+from safecache.reporting.kinds import Kind
+from safecache.store.groups import Group
 from safecache.upkeep import inventory, signers
 
 __all__ = ["Catalogue", "Description", "Item", "KernelMetadata", "Known", "describe", "kernels", "keys", "read", "take"]
@@ -117,7 +118,7 @@ def _text(value: object) -> str:
     return str(value)[:_LONGEST_TEXT] if isinstance(value, (str, int, float)) else ""
 
 
-_WITH_GRAPHS = (GroupKind.AOT_ENTRY, GroupKind.FX_ENTRY, GroupKind.CODE)
+_WITH_GRAPHS = (Kind.AOT_ENTRY, Kind.FX_ENTRY, Kind.NATIVE_CODE)
 
 
 class Item(NamedTuple):
@@ -152,8 +153,8 @@ class Catalogue(NamedTuple):
     def known(self) -> Known:
         """What its items tell of each other. Reads the generated Python among them."""
         of_kind = {kind: [item.group for item in self.items if item.group.kind is kind] for kind in _WITH_GRAPHS}
-        sources = [path for group in of_kind[GroupKind.CODE] for path in group.paths if path.endswith(".py")]
-        graphs = {group.name: group for group in of_kind[GroupKind.FX_ENTRY]}
+        sources = [path for group in of_kind[Kind.NATIVE_CODE] for path in group.paths if path.endswith(".py")]
+        graphs = {group.name: group for group in of_kind[Kind.FX_ENTRY]}
         return Known(graphs, self.records, _cpp_kernels(sources))
 
 
@@ -187,7 +188,7 @@ class Description(NamedTuple):
         return f"{self.names[0]}{more}" if self.names else ""
 
 
-def take(directories: Iterable[str], kinds: Collection[GroupKind]) -> Catalogue:
+def take(directories: Iterable[str], kinds: Collection[Kind]) -> Catalogue:
     """The items of these kinds in these cache directories. Raises OSError for one that cannot be read."""
     items, files, size = [], 0, 0
     records: dict[str, str] = {}
@@ -196,7 +197,7 @@ def take(directories: Iterable[str], kinds: Collection[GroupKind]) -> Catalogue:
         items += [_item(directory, group) for group in found.groups if group.kind in kinds]
         files += len(found.other)
         size += sum(file.size for file in found.other)
-        kept = (group for group in found.groups if group.kind is GroupKind.KEY_RECORD)
+        kept = (group for group in found.groups if group.kind is Kind.KEY_RECORD)
         records.update((key_records.key_of(file.path), file.path) for group in kept for file in group.files)
     return Catalogue(items, (files, size), records)
 
@@ -219,7 +220,7 @@ def describe(item: Item, known: Known) -> Description | None:
     provenance = next((seal.provenance for seal in seals if seal.provenance), {})
     metadata = KernelMetadata("")
     kernels: tuple[str, ...] = ()
-    if group.kind is GroupKind.KERNEL:
+    if group.kind is Kind.KERNEL:
         metadata = read(file.path for file in group.files)
         kernels = (metadata.name,) if metadata.name else ()
     elif group.kind in _WITH_GRAPHS:
@@ -248,9 +249,9 @@ def _kernels(group: Group, known: Known) -> tuple[str, ...]:
     """Those that its bytes name, or else those of the graphs that it refers to, or that its C++ is."""
     paths = [file.path for file in group.files]
     found = kernels(paths)
-    if found or group.kind is GroupKind.FX_ENTRY:
+    if found or group.kind is Kind.FX_ENTRY:
         return found
-    if group.kind is GroupKind.AOT_ENTRY:
+    if group.kind is Kind.AOT_ENTRY:
         graphs = known.graphs
         return kernels(file.path for key in keys(paths) if key in graphs for file in graphs[key].files)
     texts = [text for path in paths if path.endswith(".cpp") for text in _CPP_KERNEL.findall(_read(path))]

@@ -25,7 +25,7 @@ from safecache.files.folders import Folder
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.store import entry_files
-from safecache.store.groups import TRASH_FOLDER, File, Group, GroupKind, below
+from safecache.store.groups import TRASH_FOLDER, File, Group, below
 from safecache.upkeep.inventory import Inventory, take
 
 __all__ = ["Limits", "Sweep", "lock", "locked", "mapped", "remove", "running_torch", "sweep"]
@@ -169,12 +169,12 @@ def _merge(source: Folder, place: str, destination: Folder, name: str) -> None:
 _FX_KEY = re.compile(rb"f[a-z2-7]{51}")
 _DAY = 86400.0
 # Of no use to any compile, so these go first.
-_WORTHLESS = (GroupKind.QUARANTINE, GroupKind.CRASH, GroupKind.JOURNAL, GroupKind.RECORD, GroupKind.LOCK)
+_WORTHLESS = (Kind.QUARANTINE, Kind.CRASH_REPORT, Kind.JOURNAL, Kind.RECORD, Kind.LOCK)
 # In the time in which no stamp is renewed, what refers to others goes before them, and last what took a compiler.
-_RANK = {kind: rank for rank, kind in enumerate(GroupKind)}
-_CODE = (GroupKind.CODE, GroupKind.KERNEL, GroupKind.HEADER)
+_RANK = {kind: rank for rank, kind in enumerate(Kind)}
+_CODE = (Kind.NATIVE_CODE, Kind.KERNEL, Kind.HEADER)
 # They are small, and tell that what is gone was evicted: for as long again.
-_OUTLIVES = GroupKind.KEY_RECORD
+_OUTLIVES = Kind.KEY_RECORD
 
 
 class Limits(NamedTuple):
@@ -245,7 +245,7 @@ def _reap(inventory: Inventory, root: str, now: float) -> int:
         with suppress(OSError), folders.at(root, directory) as folder:  # gone, or another thing by now
             size += temporaries.reap(folder)
     for group in inventory.groups:
-        if group.kind is GroupKind.TEMPORARY and _is_left(group, now):
+        if group.kind is Kind.TEMPORARY and _is_left(group, now):
             with suppress(OSError), folders.above(root, group.paths[0]) as (folder, name):
                 folder.remove(name)
             size += group.size
@@ -266,7 +266,7 @@ class _Sweeper:
         self._root, self._limits, self._now = root, limits, now
         self._heed_jobs, self._dry_run = heed_jobs, dry_run
         self._over_a_network = mounts.is_over_a_network(root)
-        self._groups = [group for group in inventory.groups if group.kind is not GroupKind.TEMPORARY]
+        self._groups = [group for group in inventory.groups if group.kind is not Kind.TEMPORARY]
         self._size = sum(group.size for group in self._groups)
         self._files = sum(len(group.all_files) for group in self._groups)
         self._used = {id(group): self._last_use(group) for group in self._groups}
@@ -313,7 +313,7 @@ class _Sweeper:
         if age is not None and group.kind is _OUTLIVES:
             age *= 2
         return (
-            (group.kind is GroupKind.RECORD and self._age(group) >= stamps.GRACE)
+            (group.kind is Kind.RECORD and self._age(group) >= stamps.GRACE)
             or (size is not None and self._size > size)
             or (files is not None and self._files > files)
             or (age is not None and self._age(group) > age)
@@ -327,11 +327,11 @@ class _Sweeper:
 
         Without it that entry would be a hit that leads nowhere, and stock torch adds another at each start.
         """
-        graphs = {group.name: group for group in self._groups if group.kind is GroupKind.FX_ENTRY}
+        graphs = {group.name: group for group in self._groups if group.kind is Kind.FX_ENTRY}
         if not any(self._is_due(group) for group in graphs.values()):
             return
         for group in self._groups:
-            if group.kind is GroupKind.AOT_ENTRY:
+            if group.kind is Kind.AOT_ENTRY:
                 keys = {key for file in group.files for key in _referred(file)}
                 self._references[group.paths[0]] = keys
                 for graph in (graphs[key] for key in keys if key in graphs):
@@ -342,7 +342,7 @@ class _Sweeper:
         foreign = next(filter(_is_foreign, group.owners), None)
         if foreign is not None:
             return f"it belongs to uid {foreign}"
-        if group.kind is GroupKind.FX_ENTRY and group.name in self._referred_to:
+        if group.kind is Kind.FX_ENTRY and group.name in self._referred_to:
             return "an AOTAutograd entry that stays refers to it"
         if not self._heed_jobs:
             return None
@@ -358,7 +358,7 @@ class _Sweeper:
         if pid is not None:
             return f"process {pid} has it mapped"
         # Inductor looks for a header once in a process, and has the compiler include it in all it builds from then on.
-        pid = running_torch(self._mapped) if group.kind is GroupKind.HEADER else None
+        pid = running_torch(self._mapped) if group.kind is Kind.HEADER else None
         return None if pid is None else f"process {pid} runs torch, and may be about to include it"
 
     @cached_property

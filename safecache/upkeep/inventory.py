@@ -18,6 +18,7 @@ from safecache.files.folders import Item, listed
 from safecache.history import journal
 from safecache.places import layout
 from safecache.places.layout import HEADERS_FOLDER
+from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.store import manifests
 from safecache.store.groups import (
@@ -27,7 +28,6 @@ from safecache.store.groups import (
     TRASH_FOLDER,
     File,
     Group,
-    GroupKind,
     below,
 )
 
@@ -73,19 +73,19 @@ def _parts(root: str, *, nested: bool = False) -> Iterator[Group | File]:
         if not item.is_directory:
             yield from below(item)
         elif name == layout.AOT_FOLDER:
-            yield from _keyed(root, item.path, GroupKind.AOT_ENTRY, _AOT_KEY)
+            yield from _keyed(root, item.path, Kind.AOT_ENTRY, _AOT_KEY)
         elif name == layout.FX_FOLDER:
-            yield from _in_each(item, partial(_keyed, root, kind=GroupKind.FX_ENTRY, key=_FX_KEY))
+            yield from _in_each(item, partial(_keyed, root, kind=Kind.FX_ENTRY, key=_FX_KEY))
         elif name == layout.TRITON_FOLDER and not nested:
             yield from _in_each(item, partial(_parts, nested=True))
         elif name == HEADERS_FOLDER:
             yield from _headers(item.path)
         elif layout.TRITON_KEY.fullmatch(name):
-            yield _directory(GroupKind.KERNEL, root, item.path)
+            yield _directory(Kind.KERNEL, root, item.path)
         elif layout.CODE_FOLDER.fullmatch(name):
-            yield from _code(root, item.path, listed(item.path), GroupKind.CODE)
+            yield from _code(root, item.path, listed(item.path), Kind.NATIVE_CODE)
         elif _TRITONS_TEMPORARY.fullmatch(name):
-            yield _directory(GroupKind.TEMPORARY, root, item.path)
+            yield _directory(Kind.TEMPORARY, root, item.path)
         else:
             yield from _beside(root, item)
 
@@ -104,7 +104,7 @@ def _in_each(item: Item, parts: Callable[[str], Iterator[Group | File]]) -> Iter
         yield from parts(each.path) if each.is_directory else below(each)
 
 
-def _keyed(root: str, directory: str, kind: GroupKind, key: re.Pattern[str]) -> Iterator[Group | File]:
+def _keyed(root: str, directory: str, kind: Kind, key: re.Pattern[str]) -> Iterator[Group | File]:
     for item in listed(directory):
         if item.is_directory and key.fullmatch(item.name):
             yield _directory(kind, root, item.path)
@@ -112,16 +112,16 @@ def _keyed(root: str, directory: str, kind: GroupKind, key: re.Pattern[str]) -> 
             yield from below(item)
 
 
-def _directory(kind: GroupKind, root: str, path: str) -> Group:
+def _directory(kind: Kind, root: str, path: str) -> Group:
     return Group(kind, root, os.path.basename(path), [path], list(below(path)))
 
 
-def _code(root: str, directory: str, items: Iterable[Item], kind: GroupKind) -> Iterator[Group | File]:
+def _code(root: str, directory: str, items: Iterable[Item], kind: Kind) -> Iterator[Group | File]:
     """Of one folder of generated files, by what their names have in common."""
     groups: dict[str, Group] = {}
     for item in items:
         named = _CODE_NAME.fullmatch(item.name)
-        if named and kind is GroupKind.CODE and named[1][1:3] != os.path.basename(directory):
+        if named and kind is Kind.NATIVE_CODE and named[1][1:3] != os.path.basename(directory):
             named = None  # it is not what lies in this folder
         for file in below(item):
             if not item.is_file:
@@ -131,7 +131,7 @@ def _code(root: str, directory: str, items: Iterable[Item], kind: GroupKind) -> 
                 group.paths.append(file.path)
                 group.files.append(file)
             elif item.name.endswith(".best_config"):
-                yield Group(GroupKind.AUTOTUNING, root, item.name, [file.path], [file])
+                yield Group(Kind.AUTOTUNING, root, item.name, [file.path], [file])
             else:
                 yield _temporary_or_other(root, file)
     yield from groups.values()
@@ -139,7 +139,7 @@ def _code(root: str, directory: str, items: Iterable[Item], kind: GroupKind) -> 
 
 def _temporary_or_other(root: str, file: File) -> Group | File:
     name = os.path.basename(file.path)
-    return Group(GroupKind.TEMPORARY, root, name, [file.path], [file]) if temporaries.is_temporary(name) else file
+    return Group(Kind.TEMPORARY, root, name, [file.path], [file]) if temporaries.is_temporary(name) else file
 
 
 def _headers(directory: str, *, of_key: bool = False) -> Iterator[Group | File]:
@@ -152,7 +152,7 @@ def _headers(directory: str, *, of_key: bool = False) -> Iterator[Group | File]:
             yield from _headers(item.path, of_key=True)
         else:
             yield from _beside(directory, item)
-    yield from _code(directory, directory, files, GroupKind.HEADER)
+    yield from _code(directory, directory, files, Kind.HEADER)
 
 
 def _locks(root: str, directory: str) -> Iterator[Group | File]:
@@ -160,7 +160,7 @@ def _locks(root: str, directory: str) -> Iterator[Group | File]:
         named = _CODE_NAME.fullmatch(item.name)
         for file in below(item):
             if named and item.name == f"{named[1]}.lock" and item.is_file:
-                yield Group(GroupKind.LOCK, root, named[1], [], [], lock=file)
+                yield Group(Kind.LOCK, root, named[1], [], [], lock=file)
             else:
                 yield file
 
@@ -173,17 +173,17 @@ def _ours(root: str, directory: str) -> Iterator[Group | File]:
         elif item.name == "quarantine":
             yield from _quarantine(root, item.path)
         elif item.name == "records":
-            yield from _named_by_hash(root, item.path, GroupKind.RECORD)
+            yield from _named_by_hash(root, item.path, Kind.RECORD)
         elif item.name == CRASHES_FOLDER:
             yield from _crashes(root, item.path)
         elif item.name == KNOWN_BAD_FOLDER:
-            yield from _named_by_hash(root, item.path, GroupKind.KNOWN_BAD)
+            yield from _named_by_hash(root, item.path, Kind.KNOWN_BAD)
         elif item.name == os.path.basename(journal.FOLDER):
             yield from _journals(root, item.path)
         elif item.name == KEYS_FOLDER:
             yield from _in_each(item, partial(_keys, root))
         elif item.name == TRASH_FOLDER:
-            yield from (_directory(GroupKind.TEMPORARY, root, each.path) for each in listed(item.path))
+            yield from (_directory(Kind.TEMPORARY, root, each.path) for each in listed(item.path))
         else:
             yield from below(item)
 
@@ -191,23 +191,23 @@ def _ours(root: str, directory: str) -> Iterator[Group | File]:
 def _journals(root: str, directory: str) -> Iterator[Group | File]:
     for file in below(directory):
         name = os.path.basename(file.path)
-        yield Group(GroupKind.JOURNAL, root, name, [file.path], [file]) if journal.is_one(name) else file
+        yield Group(Kind.JOURNAL, root, name, [file.path], [file]) if journal.is_one(name) else file
 
 
 def _crashes(root: str, directory: str) -> Iterator[Group | File]:
     for item in listed(directory):
         if item.is_directory:
             is_draft = item.name.startswith(".")
-            yield _directory(GroupKind.TEMPORARY if is_draft else GroupKind.CRASH, root, item.path)
+            yield _directory(Kind.TEMPORARY if is_draft else Kind.CRASH_REPORT, root, item.path)
         else:
             yield from below(item)
 
 
 def _keys(root: str, directory: str) -> Iterator[Group | File]:
-    """Of one layer: those of one name together."""
+    """Of one kind: those of one name together."""
     for item in listed(directory):
         if item.is_directory:
-            yield _directory(GroupKind.KEY_RECORD, root, item.path)
+            yield _directory(Kind.KEY_RECORD, root, item.path)
         else:
             yield from below(item)
 
@@ -216,13 +216,13 @@ def _quarantine(root: str, directory: str) -> Iterator[Group]:
     groups: dict[str, Group] = {}
     for item in listed(directory):
         name = item.name.removesuffix(".json")
-        group = groups.setdefault(name, Group(GroupKind.QUARANTINE, root, name, [], []))
+        group = groups.setdefault(name, Group(Kind.QUARANTINE, root, name, [], []))
         group.paths.append(item.path)
         group.files.extend(below(item))
     yield from groups.values()
 
 
-def _named_by_hash(root: str, directory: str, kind: GroupKind) -> Iterator[Group | File]:
+def _named_by_hash(root: str, directory: str, kind: Kind) -> Iterator[Group | File]:
     for file in below(directory):
         name = os.path.basename(file.path)
         if _HASH.fullmatch(name):
@@ -233,18 +233,18 @@ def _named_by_hash(root: str, directory: str, kind: GroupKind) -> Iterator[Group
 
 def _give_locks(groups: list[Group]) -> None:
     """A lock belongs to the group that is built under it. One with a group is none by itself any more."""
-    locks = {group.name: group for group in groups if group.kind is GroupKind.LOCK}
+    locks = {group.name: group for group in groups if group.kind is Kind.LOCK}
     for group in groups:
-        if group.kind in (GroupKind.CODE, GroupKind.HEADER) and group.name in locks:
+        if group.kind in (Kind.NATIVE_CODE, Kind.HEADER) and group.name in locks:
             lock = locks.pop(group.name)
             group.lock, lock.lock = lock.lock, None
 
 
 def _give_records(groups: list[Group], other: list[File], top: str) -> None:
     """A record belongs to the group with the file that it is of. Its name is a hash of what that is called."""
-    by_name = {(group.root, group.name): group for group in groups if group.kind is GroupKind.RECORD}
+    by_name = {(group.root, group.name): group for group in groups if group.kind is Kind.RECORD}
     for group in groups:
-        if group.kind not in (GroupKind.RECORD, GroupKind.QUARANTINE):
+        if group.kind not in (Kind.RECORD, Kind.QUARANTINE):
             group.records = list(_taken(by_name, {group.root, top}, group.files))
     # Of something that we do not know, and leave alone.
     other += list(_taken(by_name, {root for root, _ in by_name}, other))

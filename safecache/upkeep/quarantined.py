@@ -15,16 +15,15 @@ from safecache.errors import EntryRefusedError
 from safecache.files import checks, folders
 from safecache.files.folders import Folder
 from safecache.places import layout
-from safecache.reporting.kinds import Kind
+from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.signing import trust
 from safecache.store import entry_files, manifests, quarantine
-from safecache.store.groups import Group, GroupKind
+from safecache.store.groups import Group
 from safecache.upkeep import inventory
 
 __all__ = ["Place", "Quarantined", "listed", "objection", "place_of", "remove", "restore"]
 
 _NO_HARD_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-_ENTRIES = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
 
 
 class Quarantined(NamedTuple):
@@ -60,7 +59,7 @@ def listed(directories: Iterable[str]) -> list[Quarantined]:
 
 def _is_quarantined(group: Group) -> bool:
     there = [path for path in group.paths if os.path.basename(path) == group.name]
-    return group.kind is GroupKind.QUARANTINE and bool(there) and quarantine.is_its_name(group.name)
+    return group.kind is Kind.QUARANTINE and bool(there) and quarantine.is_its_name(group.name)
 
 
 def _told(group: Group) -> Quarantined:
@@ -103,7 +102,7 @@ def _objection(directory: Folder, item: Quarantined, place: Place) -> str | None
     within, path = _within(directory, item), os.path.join(item.root, *place.parts)
     try:
         checks.check_regular(directory.status(item.name))
-        if place.kind in _ENTRIES:
+        if place.kind in ENTRIES:
             content = entry_files.read(within, entry_files.largest(place.kind))
             found = trust.examine(content, place.kind, place.cache_key, path)
             return found.evidence if isinstance(found, trust.Refusal) else None

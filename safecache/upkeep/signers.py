@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 from safecache.code.triton_place import LIST
 from safecache.files import checks, opening
-from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.kinds import ENTRIES, Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, seal
 from safecache.signing.seal import Verdict
 from safecache.store import manifests
-from safecache.store.groups import Group, GroupKind
+from safecache.store.groups import Group
 
 __all__ = ["COMPARED", "SEALED", "Signature", "signatures_in"]
 
@@ -25,17 +25,8 @@ __all__ = ["COMPARED", "SEALED", "Signature", "signatures_in"]
 SEALED, COMPARED = "sealed", "compared"
 # Bytes. Our own seals and records have some hundreds, a record of the list of a kernel's files a few thousand.
 _LONGEST_SEAL, _LONGEST_RECORD = 16 << 10, 256 << 10
-_ENTRIES = {
-    GroupKind.AOT_ENTRY: Kind.AOT_ENTRY,
-    GroupKind.FX_ENTRY: Kind.FX_ENTRY,
-    GroupKind.KNOWN_BAD: Kind.COMPILE_CRASH,
-}
-_RECORDED = {
-    GroupKind.KERNEL: Kind.KERNEL,
-    GroupKind.CODE: Kind.NATIVE_CODE,
-    GroupKind.HEADER: Kind.NATIVE_CODE,
-    GroupKind.AUTOTUNING: Kind.AUTOTUNING,
-}
+_SEALED = (*ENTRIES, Kind.KNOWN_BAD)
+_RECORDED = (Kind.KERNEL, Kind.NATIVE_CODE, Kind.HEADER, Kind.AUTOTUNING)
 _BUILT = (".so", ".o", ".gch", ".best_config")
 
 
@@ -58,16 +49,16 @@ def signatures_in(group: Group) -> list[Signature]:
 
 def _signatures(group: Group) -> Iterator[Signature]:
     paths = [file.path for file in group.files if not os.path.basename(file.path).startswith(".")]
-    if group.kind in _ENTRIES:
-        yield from _each(paths, lambda path: _of_entry(path, _ENTRIES[group.kind], group.name))
+    if group.kind in _SEALED:
+        yield from _each(paths, lambda path: _of_entry(path, group.kind, group.name))
     elif group.kind in _RECORDED:
-        kind = _RECORDED[group.kind]
+        kind = Kind.NATIVE_CODE if group.kind is Kind.HEADER else group.kind
         yield from _each(_recorded(group.kind, paths), lambda path: _of_record(path, group.root, kind))
 
 
-def _recorded(kind: GroupKind, paths: list[str]) -> list[str]:
+def _recorded(kind: Kind, paths: list[str]) -> list[str]:
     """Those of a group's files that say for all: a list of Triton's states what is in the others."""
-    if kind is GroupKind.KERNEL:
+    if kind is Kind.KERNEL:
         return [path for path in paths if _is_list_or_module(path)] or paths
     return [path for path in paths if path.endswith(_BUILT)] or paths[:1]
 

@@ -105,7 +105,7 @@ def planted(root, content):
         file.write(content)
 
 
-def sealed(stated, hash=HASH, kind=Kind.COMPILE_CRASH):
+def sealed(stated, hash=HASH, kind=Kind.KNOWN_BAD):
     return seal.attach(json.dumps(stated).encode(), kind, hash, keyring.current().signing, {}, "default")
 
 

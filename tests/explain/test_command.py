@@ -10,7 +10,7 @@ import pytest
 from safecache.cli.main import main
 from safecache.explain import key_records
 from safecache.explain.key_records import Component, KeyRecord
-from safecache.history.lookups import Layer
+from safecache.reporting.kinds import Kind
 
 KEY, OTHER = "a" + "b" * 51, "a" + "c" * 51
 
@@ -23,7 +23,7 @@ def cache(tmp_path):
 
 def remember(cache, key, config, name="model.f", process="1"):
     parts = (Component("inductor config max_autotune", config, config),)
-    key_records.remember(KeyRecord(Layer.AOT, key, name, 0.0, parts, process=process), str(cache))
+    key_records.remember(KeyRecord(Kind.AOT_ENTRY, key, name, 0.0, parts, process=process), str(cache))
 
 
 def explain(cache, capsys, *arguments):

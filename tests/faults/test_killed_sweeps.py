@@ -11,7 +11,7 @@ import pytest
 from caches import DAY, NOW, Cache, key
 from conftest import SOURCE
 
-from safecache.store.groups import GroupKind
+from safecache.reporting.kinds import Kind
 from safecache.upkeep import eviction, inventory
 from safecache.upkeep.eviction import Limits
 
@@ -64,12 +64,12 @@ def check(root):
     assert key("a", "a") not in names or key("f", "fw") in names
     for group in found.groups:
         paths = {file.path for file in group.files}
-        if group.kind is GroupKind.KERNEL:
+        if group.kind is Kind.KERNEL:
             listed = any("__grp__" in path for path in paths)
             assert len(paths) == (3 if listed else 2) and len(group.records) >= len(paths)
-        elif group.kind is GroupKind.CODE:
+        elif group.kind is Kind.NATIVE_CODE:
             assert group.records or not any(path.endswith(".so") for path in paths)
-        elif group.kind in (GroupKind.AOT_ENTRY, GroupKind.FX_ENTRY):
+        elif group.kind in (Kind.AOT_ENTRY, Kind.FX_ENTRY):
             assert len(paths) == 1
 
 
@@ -86,6 +86,6 @@ def test_sweep_is_killed_at_each_call(tmp_path, call):
         assert done.returncode != 0, number
         check(root)
         eviction.sweep(str(root), Limits(age=1), now=NOW)
-        left = {group.name for group in inventory.take(str(root)).groups if group.kind is not GroupKind.RECORD}
+        left = {group.name for group in inventory.take(str(root)).groups if group.kind is not Kind.RECORD}
         assert left == {key("a", "fresh"), key("f", "graph")}, number
         assert not any((root / ".safecache" / "trash").iterdir())

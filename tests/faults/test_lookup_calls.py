@@ -18,7 +18,7 @@ START, END = "/where-it-starts", "/where-it-ends"
 COMMON = """
 import contextlib, json, os, pickle, sys
 from safecache.settings import config; from safecache.entries import loading, saving, searches; from safecache.code import triton_files
-from safecache.history.lookups import Layer
+from safecache.reporting.kinds import Kind
 from safecache.reporting.kinds import Kind
 root = config.cache_directory()
 entries, kernel = root + "/aotautograd/akey", root + "/triton/0/KEY"
@@ -30,11 +30,11 @@ triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin":
 """
 FIND = """
 def find(count):
-    with searches.under_way(Layer.AOT, lambda: "model") if count else contextlib.nullcontext() as search:
+    with searches.under_way(Kind.AOT_ENTRY, lambda: "model") if count else contextlib.nullcontext() as search:
         source = loading.Source(Kind.AOT_ENTRY, "akey", root, entries, lambda entry: True)
         assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
         search and search.hit()
-    with searches.under_way(Layer.TRITON, lambda: "k", "KEY", root) if count else contextlib.nullcontext() as search:
+    with searches.under_way(Kind.KERNEL, lambda: "k", "KEY", root) if count else contextlib.nullcontext() as search:
         assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}
         search and search.hit()
 find(False)

@@ -9,7 +9,7 @@ import pytest
 from caches import DAY, HOUR, Cache
 from conftest import WARM
 
-from safecache.store.groups import GroupKind
+from safecache.reporting.kinds import Kind
 from safecache.upkeep import eviction, inventory
 from safecache.upkeep.eviction import Limits
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.default_release
 
 
 # What is written about lookups, beside what is looked up.
-TOLD = {GroupKind.JOURNAL, GroupKind.KEY_RECORD}
+TOLD = {Kind.JOURNAL, Kind.KEY_RECORD}
 
 
 def age(directory, seconds):
@@ -36,7 +36,7 @@ def test_every_file_that_torch_and_safecache_write_belongs_to_a_group(warm):
     found = inventory.take(str(warm.cache))
     assert found.other == [] and found.writing == []
     kinds = {group.kind for group in found.groups}
-    assert kinds - TOLD == {GroupKind.AOT_ENTRY, GroupKind.FX_ENTRY, GroupKind.CODE}
+    assert kinds - TOLD == {Kind.AOT_ENTRY, Kind.FX_ENTRY, Kind.NATIVE_CODE}
     libraries = [group for group in found.groups if any(file.path.endswith(".so") for file in group.files)]
     assert libraries and all(group.records and group.lock for group in libraries)
 
@@ -50,7 +50,7 @@ def test_all_that_a_warm_start_uses_has_a_new_stamp_and_stays(warm):
     used = {name for name, stamp in stamps.items() if now - stamp < HOUR}
     done = eviction.sweep(str(warm.cache), Limits(age=DAY))
     assert {group.name for group in done.removed} == set(stamps) - used
-    assert {group.kind for group in done.removed} - TOLD <= {GroupKind.CODE}
+    assert {group.kind for group in done.removed} - TOLD <= {Kind.NATIVE_CODE}
     answer = warm.run()
     assert answer.hits == WARM and answer.warnings == []
 
@@ -81,7 +81,7 @@ def test_each_source_or_library_alone_can_go(warm):
     def code():
         groups = inventory.take(str(warm.cache)).groups
         # The probes of vector instructions were done before, in the zygote.
-        return {g.name: g for g in groups if g.kind is GroupKind.CODE and not any("load_ok" in p for p in g.paths)}
+        return {g.name: g for g in groups if g.kind is Kind.NATIVE_CODE and not any("load_ok" in p for p in g.paths)}
 
     age(warm.cache, 2 * HOUR)
     for name in code():
@@ -111,8 +111,8 @@ def test_kernel_that_is_used_stays_and_one_that_went_is_compiled_anew(home, scen
     triton = home.base / "triton"
     assert home.run(scene).result["compiled"]
     found = inventory.take(str(triton))
-    kernels = [group for group in found.groups if group.kind is GroupKind.KERNEL]
-    assert found.other == [] and {group.kind for group in found.groups} - TOLD == {GroupKind.KERNEL}
+    kernels = [group for group in found.groups if group.kind is Kind.KERNEL]
+    assert found.other == [] and {group.kind for group in found.groups} - TOLD == {Kind.KERNEL}
     assert all(len(group.records) == len(group.files) for group in kernels)
     age(triton, 30 * DAY)
     assert not home.run(scene).result["compiled"]
@@ -128,7 +128,7 @@ def test_kernel_of_which_a_killed_sweep_took_the_list_is_compiled_anew(home):
     pytest.importorskip("triton")
     home.run("compile_kernel")
     groups = inventory.take(str(home.base / "triton")).groups
-    [group] = [group for group in groups if group.kind is GroupKind.KERNEL]
+    [group] = [group for group in groups if group.kind is Kind.KERNEL]
     for path in group.steps[0]:
         os.unlink(path)
     answer = home.run("compile_kernel")

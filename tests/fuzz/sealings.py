@@ -7,14 +7,12 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from unit.key_cases import MAC, PRIVATE
-from unit.sealed import FOOTER
+from unit.sealed import FOOTER, KINDS
 
 from safecache.reporting.kinds import Kind
 from safecache.signing import seal
 from safecache.signing.keys import Algorithm, Key
 
-# What torch never unpickles is never sealed.
-KINDS = [kind for kind in Kind if kind not in (Kind.AUTOTUNING, Kind.OTHER)]
 CACHE_KEY = "fkey4nm2p5v5s3h7jq"
 PAYLOAD = pickle.dumps({"graph": list(range(200)), "source": "def call(args):\n    return args\n" * 4})
 PROVENANCE = {"torch": "2.15.0", "triton": "3.9.0", "gpu": "sm_90", "cpu": "x86_64 avx2"}

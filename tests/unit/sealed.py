@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 
 from safecache.reporting.kinds import Kind
@@ -12,6 +13,8 @@ KEY = Key.derive(b"k" * 32)
 PAYLOAD = pickle.dumps({"graph": list(range(100))})
 PROVENANCE = {"python": "3.11.7", "gpu": "sm_90"}
 ENTRY = seal.attach(PAYLOAD, Kind.AOT_ENTRY, "the key", KEY, PROVENANCE)
+# What comes after is never sealed.
+KINDS = [*itertools.takewhile(lambda kind: kind is not Kind.OTHER, Kind)]
 # The layout in the docstring of seal, as distances from the end.
 FOOTER, TAG = 62, 32
 

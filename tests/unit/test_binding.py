@@ -9,6 +9,7 @@ import pytest
 
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import binding, provenance
+from unit.sealed import KINDS
 
 HERE = {"machine": "x86_64", "torch": "2.15.0+cu130", "triton": "3.9.0", "gpu": "sm_80,sm_90", "python": "3.11.7"}
 CHANGES = {
@@ -19,12 +20,12 @@ CHANGES = {
     "cpu": "avx2 avx512f",
     "python": "3.12.1",
 }
-OTHERS = (Kind.KERNEL, Kind.COMPILE_CRASH, Kind.NATIVE_CODE, Kind.PACKAGE, Kind.PGO_STATE, Kind.MEMO)
-ENTRIES = [kind for kind in Kind if kind not in OTHERS]
+OTHERS = (Kind.KERNEL, Kind.KNOWN_BAD, Kind.NATIVE_CODE, Kind.PACKAGE, Kind.PGO_STATE, Kind.MEMO)
+ENTRIES = [kind for kind in KINDS if kind not in OTHERS]
 BUILD, GPU = Reason.OTHER_BUILD, Reason.OTHER_GPU
 REFUSED = {
     Kind.KERNEL: {"machine": BUILD, "triton": BUILD},
-    Kind.COMPILE_CRASH: {"machine": BUILD, "triton": BUILD},
+    Kind.KNOWN_BAD: {"machine": BUILD, "triton": BUILD},
     Kind.NATIVE_CODE: {"machine": BUILD, "torch": Reason.OUTDATED, "cpu": Reason.OTHER_CPU},
     Kind.PACKAGE: {"machine": BUILD, "cpu": Reason.OTHER_CPU},
     Kind.PGO_STATE: {},
@@ -39,7 +40,7 @@ def here(monkeypatch):
 
 
 @pytest.mark.parametrize("changed", CHANGES)
-@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_other_build_is_refused_where_it_matters(kind, changed):
     stated = {**HERE, "cpu": "avx2", changed: CHANGES[changed]}
     found = binding.mismatch(kind, stated)
@@ -48,13 +49,13 @@ def test_other_build_is_refused_where_it_matters(kind, changed):
         assert CHANGES[changed] in found[1] and HERE[changed] in found[1]
 
 
-@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_what_was_stated_here_is_taken_here(kind):
     assert binding.mismatch(kind, binding.statement(kind)) is None
 
 
 @pytest.mark.parametrize("stated", [{}, dict.fromkeys(HERE, "")])
-@pytest.mark.parametrize("kind", Kind, ids=lambda kind: kind.value)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_what_is_not_known_is_no_objection(kind, stated):
     assert binding.mismatch(kind, stated) is None
 

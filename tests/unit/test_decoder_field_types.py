@@ -130,7 +130,7 @@ def check_crash_note(document, key, tmp_path):
     place = known_bad._path(str(tmp_path), "ab" * 32)
     os.makedirs(os.path.dirname(place), exist_ok=True)
     with open(place, "wb") as file:
-        file.write(sealed(key, json.dumps(document).encode(), Kind.COMPILE_CRASH, "ab" * 32))
+        file.write(sealed(key, json.dumps(document).encode(), Kind.KNOWN_BAD, "ab" * 32))
     note = known_bad._read(str(tmp_path), "ab" * 32)
     if note is not None:
         note.holds(1.0, 1, time.time())

@@ -10,7 +10,7 @@ from conftest import needs_root
 
 from safecache.errors import CacheWriteError
 from safecache.files import folders, mounts
-from safecache.store.groups import GroupKind
+from safecache.reporting.kinds import Kind
 from safecache.upkeep import eviction
 from safecache.upkeep.eviction import Limits
 
@@ -81,13 +81,13 @@ def test_removed_group_leaves_no_trash(cache):
 def test_quarantine_goes_before_anything_of_use(cache):
     cache.aot("a", 30 * DAY)
     cache.quarantined("b", 2 * HOUR)
-    assert [group.kind for group in sweep(cache, size=1000).removed] == [GroupKind.QUARANTINE]
+    assert [group.kind for group in sweep(cache, size=1000).removed] == [Kind.QUARANTINE]
 
 
 def test_journals_go_before_anything_of_use(cache):
     cache.aot("a", 30 * DAY)
     cache.journal("b", 2 * HOUR)
-    assert [group.kind for group in sweep(cache, size=1000).removed] == [GroupKind.JOURNAL]
+    assert [group.kind for group in sweep(cache, size=1000).removed] == [Kind.JOURNAL]
 
 
 def test_records_of_nothing_go_without_any_limit_and_young_ones_stay(cache):
@@ -103,7 +103,7 @@ def test_entry_that_refers_goes_before_what_it_refers_to(cache):
         cache.aot(name, 2 * HOUR, [f"{name} graph"])
     done = sweep(cache, files=1)
     kinds = [group.kind for group in done.removed]
-    assert kinds == [GroupKind.AOT_ENTRY, GroupKind.AOT_ENTRY, GroupKind.FX_ENTRY]
+    assert kinds == [Kind.AOT_ENTRY, Kind.AOT_ENTRY, Kind.FX_ENTRY]
 
 
 def test_graph_is_as_young_as_the_youngest_entry_that_refers_to_it(cache):
@@ -203,10 +203,10 @@ def test_header_stays_while_a_process_runs_torch(cache, monkeypatch):
     cache.code("a", 30 * DAY)
     monkeypatch.setattr(eviction, "mapped", lambda: {("libc.so.6", 1): 1, ("libtorch_python.so", 2): 4711})
     done = sweep(cache, age=DAY)
-    assert [group.kind for group in done.removed] == [GroupKind.CODE]
+    assert [group.kind for group in done.removed] == [Kind.NATIVE_CODE]
     assert list(reasons(done).values()) == ["process 4711 runs torch, and may be about to include it"]
     monkeypatch.setattr(eviction, "mapped", lambda: {("libc.so.6", 1): 1})
-    assert [group.kind for group in sweep(cache, age=DAY).removed] == [GroupKind.HEADER]
+    assert [group.kind for group in sweep(cache, age=DAY).removed] == [Kind.HEADER]
 
 
 def test_group_whose_lock_is_held_stays(cache, holding):

@@ -8,7 +8,7 @@ import random
 from caches import HOUR, NOW, Cache, at_each_rename, key
 
 from safecache.files import stamps
-from safecache.store.groups import GroupKind
+from safecache.reporting.kinds import Kind
 from safecache.upkeep import eviction, inventory
 from safecache.upkeep.eviction import Limits
 
@@ -40,17 +40,17 @@ class Job:
     def check(self):
         """No entry leads nowhere, no code is without its record, no record without its file, and nothing lies about."""
         found = inventory.take(str(self.cache.root))
-        kinds = {kind: {group.name for group in found.groups if group.kind is kind} for kind in GroupKind}
-        assert not kinds[GroupKind.RECORD] and not kinds[GroupKind.TEMPORARY] and not kinds[GroupKind.LOCK]
+        kinds = {kind: {group.name for group in found.groups if group.kind is kind} for kind in Kind}
+        assert not kinds[Kind.RECORD] and not kinds[Kind.TEMPORARY] and not kinds[Kind.LOCK]
         assert {key("f", f"{name} {part}") for name in self.names(kinds) for part in ("fw", "bw")} <= kinds[
-            GroupKind.FX_ENTRY
+            Kind.FX_ENTRY
         ]
-        whole = {GroupKind.CODE: (2, 1), GroupKind.KERNEL: (3, 3)}
+        whole = {Kind.NATIVE_CODE: (2, 1), Kind.KERNEL: (3, 3)}
         for group in found.groups:
             assert (len(group.files), len(group.records)) == whole.get(group.kind, (1, 0)), group
 
     def names(self, kinds):
-        return [name for name in self.published if key("a", name) in kinds[GroupKind.AOT_ENTRY]]
+        return [name for name in self.published if key("a", name) in kinds[Kind.AOT_ENTRY]]
 
     published: tuple[str, ...] = ()
 

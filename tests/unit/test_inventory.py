@@ -9,7 +9,7 @@ import pytest
 from caches import HOUR, Cache, key
 
 from safecache.files import folders
-from safecache.store.groups import GroupKind
+from safecache.reporting.kinds import Kind
 from safecache.upkeep import inventory
 
 
@@ -26,16 +26,16 @@ def group_of(cache, kind):
 @pytest.mark.parametrize(
     ("make", "kind"),
     [
-        (lambda cache: [cache.aot("a", HOUR)], GroupKind.AOT_ENTRY),
-        (lambda cache: [cache.fx("a", HOUR)], GroupKind.FX_ENTRY),
-        (lambda cache: cache.code("a", HOUR), GroupKind.CODE),
-        (lambda cache: cache.kernel("a", HOUR), GroupKind.KERNEL),
-        (lambda cache: cache.header("a", HOUR), GroupKind.HEADER),
-        (lambda cache: cache.quarantined("a", HOUR), GroupKind.QUARANTINE),
-        (lambda cache: cache.crash("a", HOUR), GroupKind.CRASH),
-        (lambda cache: [cache.known_bad("a", HOUR)], GroupKind.KNOWN_BAD),
-        (lambda cache: [cache.journal("a", HOUR)], GroupKind.JOURNAL),
-        (lambda cache: [cache.key_record("a", HOUR)], GroupKind.KEY_RECORD),
+        (lambda cache: [cache.aot("a", HOUR)], Kind.AOT_ENTRY),
+        (lambda cache: [cache.fx("a", HOUR)], Kind.FX_ENTRY),
+        (lambda cache: cache.code("a", HOUR), Kind.NATIVE_CODE),
+        (lambda cache: cache.kernel("a", HOUR), Kind.KERNEL),
+        (lambda cache: cache.header("a", HOUR), Kind.HEADER),
+        (lambda cache: cache.quarantined("a", HOUR), Kind.QUARANTINE),
+        (lambda cache: cache.crash("a", HOUR), Kind.CRASH_REPORT),
+        (lambda cache: [cache.known_bad("a", HOUR)], Kind.KNOWN_BAD),
+        (lambda cache: [cache.journal("a", HOUR)], Kind.JOURNAL),
+        (lambda cache: [cache.key_record("a", HOUR)], Kind.KEY_RECORD),
     ],
     ids=["aot", "fx", "code", "kernel", "header", "quarantine", "crash", "known-bad", "journal", "key-record"],
 )
@@ -52,12 +52,12 @@ def test_directory_of_triton_itself_has_kernels(tmp_path):
     cache = Cache(tmp_path / "inductor")
     made = cache.kernel("a", HOUR)
     of_triton = Cache(tmp_path / "inductor" / "triton" / "0")
-    assert len(group_of(of_triton, GroupKind.KERNEL).all_files) == len(made)
+    assert len(group_of(of_triton, Kind.KERNEL).all_files) == len(made)
 
 
 def test_directory_of_headers_by_itself_has_headers(cache):
     made = cache.header("a", HOUR)
-    assert len(group_of(Cache(cache.root / "precompiled_headers"), GroupKind.HEADER).all_files) == len(made)
+    assert len(group_of(Cache(cache.root / "precompiled_headers"), Kind.HEADER).all_files) == len(made)
 
 
 def test_same_kernel_of_two_devices_is_two_groups_with_their_own_records(cache):
@@ -71,7 +71,7 @@ def test_same_kernel_of_two_devices_is_two_groups_with_their_own_records(cache):
 def test_result_of_autotuning_is_a_group_with_its_record(cache):
     name = "0" * 64 + ".best_config"
     made = [cache.file(cache.root / "ab" / name, HOUR), cache.record(name, HOUR)]
-    group = group_of(cache, GroupKind.AUTOTUNING)
+    group = group_of(cache, Kind.AUTOTUNING)
     assert sorted(file.path for file in group.all_files) == sorted(map(str, made))
 
 
@@ -79,14 +79,14 @@ def test_record_and_lock_of_what_is_gone_are_groups_of_their_own(cache):
     cpp, library, _, lock = cache.code("a", HOUR)
     cpp.unlink()
     library.unlink()
-    assert {group.kind for group in inventory.take(str(cache.root)).groups} == {GroupKind.RECORD, GroupKind.LOCK}
-    assert group_of(cache, GroupKind.LOCK).lock.path == str(lock)
+    assert {group.kind for group in inventory.take(str(cache.root)).groups} == {Kind.RECORD, Kind.LOCK}
+    assert group_of(cache, Kind.LOCK).lock.path == str(lock)
 
 
 def test_use_of_a_record_is_a_use_of_its_group(cache):
     record = cache.code("a", 9 * HOUR)[2]
     cache.use(record, HOUR)
-    assert max(group_of(cache, GroupKind.CODE).stamps) == cache.now - HOUR
+    assert max(group_of(cache, Kind.NATIVE_CODE).stamps) == cache.now - HOUR
 
 
 def test_directory_with_a_file_that_is_being_written_is_told(cache):
@@ -174,7 +174,7 @@ def test_cache_that_is_emptied_meanwhile_is_listed_without_an_error(cache, monke
         return found
 
     monkeypatch.setattr(folders.Folder, "names", then_empty)
-    assert {group.kind for group in inventory.take(str(cache.root)).groups} <= {GroupKind.AOT_ENTRY, GroupKind.CODE}
+    assert {group.kind for group in inventory.take(str(cache.root)).groups} <= {Kind.AOT_ENTRY, Kind.NATIVE_CODE}
     assert len(emptied) == 2
 
 

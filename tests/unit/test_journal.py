@@ -11,11 +11,11 @@ import pytest
 from conftest import python
 
 from safecache.history import journal, lookups
-from safecache.history.lookups import Layer, Lookup, Outcome
-from safecache.reporting.kinds import Reason
+from safecache.history.lookups import Lookup, Outcome
+from safecache.reporting.kinds import Kind, Reason
 
-HIT = Lookup(Layer.AOT, "akey", "", Outcome.HIT, None, "", 0.001, "")
-MISS = Lookup(Layer.FX, "fkey", "model (m.py:1)", Outcome.MISS, Reason.NEVER_SEEN, "", 0.002, "0/0")
+HIT = Lookup(Kind.AOT_ENTRY, "akey", "", Outcome.HIT, None, "", 0.001, "")
+MISS = Lookup(Kind.FX_ENTRY, "fkey", "model (m.py:1)", Outcome.MISS, Reason.NEVER_SEEN, "", 0.002, "0/0")
 
 
 @pytest.fixture(autouse=True)
@@ -77,10 +77,11 @@ def test_each_hit_is_written_once(tmp_path):
 END = """
 import os, sys
 from safecache.history import lookups
-from safecache.history.lookups import Layer, Lookup, Outcome
+from safecache.history.lookups import Lookup, Outcome
+from safecache.reporting.kinds import Kind
 from safecache.reporting.kinds import Reason
 def record(outcome, reason=None):
-    lookups.record(Lookup(Layer.AOT, "akey", "", outcome, reason, "", 0.0, ""), sys.argv[1])
+    lookups.record(Lookup(Kind.AOT_ENTRY, "akey", "", outcome, reason, "", 0.0, ""), sys.argv[1])
 record(Outcome.HIT)
 """
 

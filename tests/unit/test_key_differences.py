@@ -6,7 +6,7 @@ import pytest
 
 from safecache.explain import components, explanations
 from safecache.explain.key_records import Component, KeyRecord
-from safecache.history.lookups import Layer
+from safecache.reporting.kinds import Kind
 
 TENSOR = (
     "TensorMetadata(dtype=torch.float32, shape=torch.Size({shape}), stride={stride}, device=device(type='{device}'), "
@@ -25,10 +25,10 @@ def lines(gm="GraphModule()\n\ndef forward(self, x):\n    y = x * 2\n    return 
     return [f"[h{hash(text)}x] {name}: {text}".replace("-", "m") for name, text in said.items()]
 
 
-def record(key="a", layer=Layer.AOT, functorch=(), env=(), versions=None, made=1.0, process="1", **fields):
+def record(key="a", kind=Kind.AOT_ENTRY, functorch=(), env=(), versions=None, made=1.0, process="1", **fields):
     said = lines(**fields)
     parts = components.components(said, versions or {"torch": "2.15"}, dict(functorch), dict(env))
-    return KeyRecord(layer, key, "model.f", made, parts, made, process)
+    return KeyRecord(kind, key, "model.f", made, parts, made, process)
 
 
 def differences(before, after):
@@ -87,7 +87,7 @@ def test_edited_graph_is_told_by_its_lines_and_what_was_put_in_between_by_itself
 
 def test_graph_of_inductors_follows_from_its_inputs_and_settings():
     other = {"gm": "def forward(self, x):\n    return x * 3", "given": [tensor("[4, 16]")]}
-    assert differences({"layer": Layer.FX}, {"layer": Layer.FX, **other}) == [
+    assert differences({"kind": Kind.FX_ENTRY}, {"kind": Kind.FX_ENTRY, **other}) == [
         "example input 0: shape: [8, 16] → [4, 16]"
     ]
     assert len(differences({}, other)) > 1  # Dynamo's does not

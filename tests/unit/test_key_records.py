@@ -12,7 +12,7 @@ import pytest
 
 from safecache.explain import key_records
 from safecache.explain.key_records import Absence, Component, KeyRecord
-from safecache.history.lookups import Layer
+from safecache.reporting.kinds import Kind
 from safecache.settings import config
 
 KEY = "a" + "b" * 51
@@ -20,8 +20,8 @@ OTHER = "a" + "c" * 51
 PARTS = (Component("torch", "01", "2.15"), Component("graph line", "02", "return x"))
 
 
-def record(key=KEY, name="model.f", layer=Layer.AOT, **fields):
-    return KeyRecord(layer, key, name, 0.0, PARTS)._replace(**fields)
+def record(key=KEY, name="model.f", kind=Kind.AOT_ENTRY, **fields):
+    return KeyRecord(kind, key, name, 0.0, PARTS)._replace(**fields)
 
 
 @pytest.fixture
@@ -38,17 +38,17 @@ def path_of(root):
 def test_record_is_recalled_as_it_was_with_the_time_of_its_save(root):
     before = time.time()
     key_records.remember(record(process="1"), root)
-    found = key_records.recall(Layer.AOT, KEY, "model.f", root)
+    found = key_records.recall(Kind.AOT_ENTRY, KEY, "model.f", root)
     assert found == record(process="1", made=found.made, first=found.made)
     assert before <= found.made <= time.time()
-    assert key_records.every(root) == key_records.same_name(Layer.AOT, "model.f", root) == [found]
+    assert key_records.every(root) == key_records.same_name(Kind.AOT_ENTRY, "model.f", root) == [found]
 
 
 def test_second_save_of_a_key_keeps_the_time_of_the_first(root):
     key_records.remember(record(), root)
-    first = key_records.recall(Layer.AOT, KEY, "model.f", root)
+    first = key_records.recall(Kind.AOT_ENTRY, KEY, "model.f", root)
     key_records.remember(record(made=time.time()), root)
-    again = key_records.recall(Layer.AOT, KEY, "model.f", root)
+    again = key_records.recall(Kind.AOT_ENTRY, KEY, "model.f", root)
     assert first.made == again.first < again.made
 
 
@@ -62,28 +62,28 @@ def test_save_of_another_process_after_the_miss_is_no_eviction(root):
 
 
 @pytest.mark.parametrize(
-    ("layer", "key", "name", "expected"),
+    ("kind", "key", "name", "expected"),
     [
-        (Layer.AOT, KEY, "model.f", Absence.EVICTED),
-        (Layer.AOT, OTHER, "model.f", Absence.KEY_DIFFERS),
-        (Layer.AOT, KEY, "model.g", Absence.NEVER_SEEN),
-        (Layer.FX, KEY, "model.f", Absence.NEVER_SEEN),
+        (Kind.AOT_ENTRY, KEY, "model.f", Absence.EVICTED),
+        (Kind.AOT_ENTRY, OTHER, "model.f", Absence.KEY_DIFFERS),
+        (Kind.AOT_ENTRY, KEY, "model.g", Absence.NEVER_SEEN),
+        (Kind.FX_ENTRY, KEY, "model.f", Absence.NEVER_SEEN),
     ],
 )
-def test_reason_of_an_absence_follows_from_what_was_saved(root, layer, key, name, expected):
+def test_reason_of_an_absence_follows_from_what_was_saved(root, kind, key, name, expected):
     key_records.remember(record(), root)
-    assert key_records.why_absent(layer, key, name, root) is expected
+    assert key_records.why_absent(kind, key, name, root) is expected
 
 
-def test_layer_below_the_cache_knows_what_was_saved_there(root, tmp_path, monkeypatch):
+def test_tier_below_the_cache_knows_what_was_saved_there(root, tmp_path, monkeypatch):
     lower = tmp_path / "image"
     lower.mkdir()
     key_records.remember(record(), str(lower))
     monkeypatch.setenv("SAFECACHE_LOWER", str(lower))
     config.reload()
     try:
-        assert key_records.why_absent(Layer.AOT, OTHER, "model.f", root) is Absence.KEY_DIFFERS
-        assert [found.key for found in key_records.same_name(Layer.AOT, "model.f", root)] == [KEY]
+        assert key_records.why_absent(Kind.AOT_ENTRY, OTHER, "model.f", root) is Absence.KEY_DIFFERS
+        assert [found.key for found in key_records.same_name(Kind.AOT_ENTRY, "model.f", root)] == [KEY]
     finally:
         monkeypatch.undo()
         config.reload()
@@ -95,7 +95,7 @@ def test_latest_of_a_name_stay(root):
         key_records.remember(record(key), root)
         [path] = Path(root).rglob(f"{key}.json.gz")
         os.utime(path, (1e9 - age, 1e9 - age))
-    left = {found.key for found in key_records.same_name(Layer.AOT, "model.f", root)}
+    left = {found.key for found in key_records.same_name(Kind.AOT_ENTRY, "model.f", root)}
     assert len(left) == 32 and keys[0] in left
 
 
@@ -109,7 +109,7 @@ def test_nonce_in_place_of_a_key_is_not_remembered(root):
 def test_lines_are_left_out_of_a_record_that_is_too_large(root):
     lines = tuple(Component("graph line", f"{n:016d}", "x" * 160) for n in range(3000))
     key_records.remember(record(components=(*PARTS, *lines)), root)
-    found = key_records.recall(Layer.AOT, KEY, "model.f", root)
+    found = key_records.recall(Kind.AOT_ENTRY, KEY, "model.f", root)
     assert found.components[0] == PARTS[0] and {part.text for part in found.components[1:]} == {""}
     assert [part.digest for part in found.components[2:]] == [part.digest for part in lines]
 
@@ -144,7 +144,7 @@ def stated(**fields):
 def test_what_is_no_record_of_this_key_is_passed_over(root, content):
     key_records.remember(record(), root)
     path_of(root).write_bytes(content)
-    assert key_records.same_name(Layer.AOT, "model.f", root) == []
+    assert key_records.same_name(Kind.AOT_ENTRY, "model.f", root) == []
 
 
 def test_what_is_no_file_is_neither_waited_for_nor_followed(root, tmp_path):
@@ -153,4 +153,4 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed(root, tmp_path):
     os.mkfifo(path.with_name(f"{OTHER}.json.gz"))
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    assert key_records.every(root) == key_records.same_name(Layer.AOT, "model.f", root) == []
+    assert key_records.every(root) == key_records.same_name(Kind.AOT_ENTRY, "model.f", root) == []

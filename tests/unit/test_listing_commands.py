@@ -15,7 +15,6 @@ from conftest import needs_root, python
 
 from safecache.explain import key_records
 from safecache.explain.key_records import KeyRecord
-from safecache.history.lookups import Layer
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring
 from safecache.signing.keys import Key
@@ -56,19 +55,19 @@ def test_kernel_is_told_by_its_own_metadata(cache, listed):
     assert row["files"] == 6 and row["bytes"] == sum(file.stat().st_size for file in cache.files())
 
 
-def note_key(root, layer, cache_key, name):
-    key_records.remember(KeyRecord(layer, cache_key, name, 0.0, ()), str(root))
+def note_key(root, kind, cache_key, name):
+    key_records.remember(KeyRecord(kind, cache_key, name, 0.0, ()), str(root))
 
 
 def test_entry_that_names_no_kernel_is_told_by_the_record_of_its_key(cache, listed, run):
-    for layer, kind in (Layer.AOT, Kind.AOT_ENTRY), (Layer.FX, Kind.FX_ENTRY):
+    for kind in (Kind.AOT_ENTRY, Kind.FX_ENTRY):
         cache_key = entry(cache, "plain", kind).parent.name
-        note_key(cache.root, layer, cache_key, f"model.f {layer.value}")
-    note_key(cache.root, Layer.FX, entry(cache, "g", Kind.FX_ENTRY, GRAPH).parent.name, "model.g forward")
+        note_key(cache.root, kind, cache_key, f"model.f {kind.word}")
+    note_key(cache.root, Kind.FX_ENTRY, entry(cache, "g", Kind.FX_ENTRY, GRAPH).parent.name, "model.g forward")
     folder = cache.kernel("k", HOUR)[0].parent
     for path in folder.glob("__grp__*"):
         path.unlink()
-    note_key(folder.parent, Layer.TRITON, folder.name, "model.add_kernel")
+    note_key(folder.parent, Kind.KERNEL, folder.name, "model.add_kernel")
     names = {row["name"] for row in listed()["entries"]}
     assert names == {"model.f aot", "model.f fx", "triton_poi_fused_add_0 (+1)", "model.add_kernel"}
     assert "\nname:        model.f fx\n" in f"\n{run('show', 'model.f fx', '--in', cache.root).out}"
@@ -76,7 +75,7 @@ def test_entry_that_names_no_kernel_is_told_by_the_record_of_its_key(cache, list
 
 def test_record_that_is_none_of_its_key_names_nothing_and_is_not_obeyed(cache, listed, run):
     own = entry(cache, "a").parent.name
-    note_key(cache.root, Layer.AOT, own, "\x1b[2Jmodel " + "f" * 1000)
+    note_key(cache.root, Kind.AOT_ENTRY, own, "\x1b[2Jmodel " + "f" * 1000)
     assert len(listed()["entries"][0]["name"]) == 300
     said = run("ls", cache.root).out + run("show", own, "--in", cache.root).out
     assert "model" in said and "\x1b" not in said

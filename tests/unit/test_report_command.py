@@ -64,10 +64,10 @@ def test_page_tells_the_lookups_of_all_processes_and_why_they_missed(cache, page
     journal_of(cache, miss(counts={"fx hit": 5}), miss(rank="4", pid=2), miss(layer="aot", reason="damaged"))
     found = page()
     assert "Compile caches of run the-run" in found.text and "2 processes on node-7" in found.text
-    assert "FX graphs hits: 5, misses: 2, bypasses: 0" in found.text and "2 miss: never seen" in found.text
+    assert "FX graph hits: 5, misses: 2, bypasses: 0" in found.text and "2 miss: never seen" in found.text
     assert "AOTAutograd hits: 0, misses: 1" in found.text and "1 miss: damaged" in found.text
     assert "62.5 % of 8 lookups hit" in found.text
-    assert "model FX graphs miss: never seen 0/1 3, 4 2" in found.text, "alike, of two ranks"
+    assert "model FX graph miss: never seen 0/1 3, 4 2" in found.text, "alike, of two ranks"
 
 
 def test_page_tells_the_entries_and_what_is_wrong_with_this_machine(cache, page, monkeypatch):

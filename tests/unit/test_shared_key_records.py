@@ -13,7 +13,7 @@ from safecache.explain import key_notes, key_records
 from safecache.explain.key_records import Absence, Component, KeyRecord
 from safecache.files import filesystem
 from safecache.history import misses
-from safecache.history.lookups import Layer
+from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.tiers import fallback, levels
 from unit.fresh import forget_levels
@@ -22,7 +22,7 @@ KEY, OTHER = "a" + "b" * 51, "a" + "c" * 51
 
 
 def record(key=KEY, value="False", made=0.0):
-    return KeyRecord(Layer.AOT, key, "model.f", made, (Component("torch", value, value),))
+    return KeyRecord(Kind.AOT_ENTRY, key, "model.f", made, (Component("torch", value, value),))
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_record_is_in_both_levels_and_is_one(shared, local):
 
 
 def test_record_of_a_kernel_is_where_kernels_of_the_device_are(shared, local):
-    key_records.remember(record("A" * 52)._replace(layer=Layer.TRITON), f"{local}/triton/0")
+    key_records.remember(record("A" * 52)._replace(kind=Kind.KERNEL), f"{local}/triton/0")
     assert [found.key for found in key_records.every(f"{shared}/triton/0")] == ["A" * 52]
 
 
@@ -56,8 +56,8 @@ def test_other_node_knows_what_the_first_has_saved(shared, local, next_node):
     key_records.remember(record(), local)
     other = next_node()
     assert other != local and not os.path.exists(f"{other}/.safecache/keys")
-    assert key_records.why_absent(Layer.AOT, OTHER, "model.f", other) is Absence.KEY_DIFFERS
-    assert key_records.why_absent(Layer.AOT, KEY, "model.f", other) is Absence.EVICTED
+    assert key_records.why_absent(Kind.AOT_ENTRY, OTHER, "model.f", other) is Absence.KEY_DIFFERS
+    assert key_records.why_absent(Kind.AOT_ENTRY, KEY, "model.f", other) is Absence.EVICTED
     assert [found.key for found in key_records.every(other)] == [KEY]
 
 
@@ -93,8 +93,8 @@ def test_shared_level_that_takes_no_record_costs_nothing(shared, local, settings
         return open_(path, flags, *rest, **named)
 
     monkeypatch.setattr(filesystem, "open", fail)
-    key_notes.note(Layer.AOT, KEY, "model.f", local, ())
-    misses.saved(Layer.AOT, KEY, local)
+    key_notes.note(Kind.AOT_ENTRY, KEY, "model.f", local, ())
+    misses.saved(Kind.AOT_ENTRY, KEY, local)
     assert tried and [found.key for found in key_records.every(local)] == [KEY] and not caplog.records
     tried.clear()
     levels.leave_alone(str(shared), reading=False)

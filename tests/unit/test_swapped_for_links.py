@@ -21,11 +21,10 @@ from safecache.errors import EntryRefusedError
 from safecache.explain import key_records
 from safecache.explain.key_records import KeyRecord
 from safecache.files import filesystem, folders
-from safecache.history.lookups import Layer
 from safecache.isolation import known_bad, reports
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.store import entry_files
 from safecache.tiers import directory_faults
 from safecache.upkeep import eviction, inventory, limits, sealing
@@ -120,7 +119,7 @@ def test_directory_that_becomes_a_link_as_its_entry_is_moved_away_leads_nowhere(
 def test_records_of_keys_are_not_pruned_through_a_link(tmp_path, documents, intact, monkeypatch):
     root = tmp_path / "cache"
     root.mkdir()
-    record = KeyRecord(Layer.AOT, KEY, "model.f", 0.0, ())
+    record = KeyRecord(Kind.AOT_ENTRY, KEY, "model.f", 0.0, ())
     key_records.remember(record, str(root))
     (place,) = (root / ".safecache" / "keys" / "aot").iterdir()
     publish = entry_files.publish
@@ -136,13 +135,13 @@ def test_records_of_keys_are_not_pruned_through_a_link(tmp_path, documents, inta
 def test_what_only_has_the_name_of_a_record_of_a_key_is_not_pruned(tmp_path):
     names = [f"a{'b' * 49}{one}{two}" for one in "abcdef" for two in "abcdef"]
     for key in names:
-        key_records.remember(KeyRecord(Layer.AOT, key, "model.f", 0.0, ()), str(tmp_path))
+        key_records.remember(KeyRecord(Kind.AOT_ENTRY, key, "model.f", 0.0, ()), str(tmp_path))
     (place,) = (tmp_path / ".safecache" / "keys" / "aot").iterdir()
     assert len(list(place.iterdir())) == 32
     other = place / f"a{'c' * 51}.json.gz"
     other.write_text("dear")
     os.utime(other, (0, 0))
-    key_records.remember(KeyRecord(Layer.AOT, "a" + "d" * 51, "model.f", 0.0, ()), str(tmp_path))
+    key_records.remember(KeyRecord(Kind.AOT_ENTRY, "a" + "d" * 51, "model.f", 0.0, ()), str(tmp_path))
     assert other.exists()
 
 

@@ -11,21 +11,16 @@ from safecache.cli import explain, ls, stats
 from safecache.doctor.examination import examine
 from safecache.doctor.finding import Finding
 from safecache.history import run_summary
-from safecache.history.lookups import Layer, Outcome, Time
+from safecache.history.lookups import Outcome, Time
 from safecache.history.run_summary import Line, Summary
+from safecache.reporting.kinds import LOOKED_UP, Kind
 from safecache.settings import timestamps
 from safecache.settings.units import write_age, write_size
 from safecache.store.groups import KINDS
 from safecache.upkeep import catalogue
 
-__all__ = ["Entry", "Facts", "LayerFacts", "Miss", "ReasonFacts", "gather"]
+__all__ = ["CacheFacts", "Entry", "Facts", "Miss", "ReasonFacts", "gather"]
 
-NAMES = {
-    Layer.AOT: "AOTAutograd",
-    Layer.FX: "FX graphs",
-    Layer.TRITON: "Triton kernels",
-    Layer.MODEL: "ahead of time",
-}
 _MOST_MISSES = 100
 _MOST_ENTRIES = 10
 
@@ -38,7 +33,7 @@ class ReasonFacts(NamedTuple):
     lookups: int
 
 
-class LayerFacts(NamedTuple):
+class CacheFacts(NamedTuple):
     """The lookups in one cache. ``reasons``: of those that were no hits, the most frequent first."""
 
     name: str
@@ -92,7 +87,7 @@ class Facts(NamedTuple):
     processes: int
     hosts: tuple[str, ...]
     directories: tuple[str, ...]
-    layers: tuple[LayerFacts, ...]
+    caches: tuple[CacheFacts, ...]
     spent: str
     saved: str
     misses: tuple[Miss, ...]
@@ -119,7 +114,7 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
         processes=summary.processes,
         hosts=tuple(sorted({line.host for line in of_run})),
         directories=tuple(directories),
-        layers=tuple(_layer(layer, summary) for layer in Layer),
+        caches=tuple(_cache(kind, summary) for kind in LOOKED_UP),
         spent=stats.seconds(summary, Time.SPENT),
         saved=stats.seconds(summary, Time.SAVED),
         misses=misses[:_MOST_MISSES],
@@ -135,12 +130,12 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
 _LABELS = run_summary.labels()
 
 
-def _layer(layer: Layer, summary: Summary) -> LayerFacts:
-    found = [(*_LABELS[what][1:], count) for what, count in summary.counts.items() if _LABELS[what][0] is layer]
+def _cache(kind: Kind, summary: Summary) -> CacheFacts:
+    found = [(*_LABELS[what][1:], count) for what, count in summary.counts.items() if _LABELS[what][0] is kind]
     hits, misses, bypasses = (sum(count for each, _, count in found if each is outcome) for outcome in Outcome)
     reasons = [ReasonFacts(outcome.value, reason.value, count) for outcome, reason, count in found if reason]
     reasons.sort(key=lambda each: (-each.lookups, each.outcome, each.reason))
-    return LayerFacts(NAMES[layer], hits, misses, bypasses, tuple(reasons))
+    return CacheFacts(kind.cache, hits, misses, bypasses, tuple(reasons))
 
 
 def _misses(lines: Iterable[Line], causes: Mapping[str, str]) -> tuple[Miss, ...]:
@@ -155,7 +150,7 @@ def _misses(lines: Iterable[Line], causes: Mapping[str, str]) -> tuple[Miss, ...
         alike[same] += 1
         ranks.setdefault(same, set()).add(line.rank)
     return tuple(
-        Miss(NAMES[_LABELS[label][0]], name, frame, tuple(sorted(ranks[same] - {""})), _what(label), detail, times)
+        Miss(_LABELS[label][0].cache, name, frame, tuple(sorted(ranks[same] - {""})), _what(label), detail, times)
         for same, times in alike.most_common()
         for label, name, frame, detail in [same]
     )
@@ -186,7 +181,7 @@ def _entry(row: ls.Row, now: float) -> Entry:
     return Entry(
         name=said.name,
         key=item.group.name,
-        kind=ls.WORDS[item.group.kind],
+        kind=item.group.kind.word,
         size=write_size(item.size),
         age=write_age(max(0.0, now - item.made)),
         used=write_age(max(0.0, now - item.used)),

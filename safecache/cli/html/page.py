@@ -22,6 +22,6 @@ def render(facts: Facts) -> str:
         finalize=lambda value: printable(value) if type(value) is str else value,
     )
     lookups, hits = (
-        sum(numbers) for numbers in zip(*((each.lookups, each.hits) for each in facts.layers), strict=True)
+        sum(numbers) for numbers in zip(*((each.lookups, each.hits) for each in facts.caches), strict=True)
     )
     return environment.get_template("page.html.j2").render(facts=facts, version=__version__, lookups=lookups, hits=hits)
