@@ -15,7 +15,7 @@ from typing import NamedTuple
 from safecache.explain import key_records
 from safecache.explain.components import GRAPH, GRAPH_LINE, INPUT, KERNEL, OPTIONS, SOURCE_LINE, fields
 from safecache.explain.key_records import Absence, Component, KeyRecord
-from safecache.places import layout
+from safecache.places import layout, ours
 from safecache.reporting.kinds import Kind
 from safecache.settings import timestamps
 from safecache.store import quarantine
@@ -196,9 +196,6 @@ def _rank(what: str) -> int:
     return next(ranks, len(_TELLING) + (what in _SUMMARIES))
 
 
-_QUARANTINE = os.path.join(".safecache", "quarantine")
-
-
 class Explanation(NamedTuple):
     """``refused``: why entries of this key were; ``nearest``: the key it was compared with, if any.
 
@@ -272,7 +269,7 @@ def _remains(record: KeyRecord, root: str) -> bool:
 
 def refusals(key: str, root: str) -> list[str]:
     """Why entries of this key are in quarantine, each reason once, from the notes there; nothing attests them."""
-    return sorted({f"{reason} (on {moment})" for reason, moment in _notes(key, os.path.join(root, _QUARANTINE))})
+    return sorted({f"{reason} (on {moment})" for reason, moment in _notes(key, ours.path(root, ours.QUARANTINE))})
 
 
 def _notes(key: str, directory: str) -> Iterator[tuple[str, str]]:

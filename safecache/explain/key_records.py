@@ -1,9 +1,8 @@
 """What the keys of a cache were made of: a record for each key that was saved, to explain later why another missed.
 
-They lie in ``<cache>/.safecache/keys/<word of the kind>/<digest of the name>/<key>.json.gz``, written after a compile,
-never on the way to a hit. Nothing is decided by them, so that they are not sealed: what cannot be read as one is passed
-over.
-What is written down of a key are digests, and text that is short and gives no secret away.
+They are written after a compile, never on the way to a hit. Nothing is decided by them, so that they are not sealed:
+what cannot be read as one is passed over. What is written down of a key are digests, and text that is short and gives
+no secret away.
 """
 
 from __future__ import annotations
@@ -20,11 +19,10 @@ from enum import Enum
 from typing import Any, NamedTuple
 
 from safecache.files import checks, folders, opening
-from safecache.places import layout
+from safecache.places import layout, ours
 from safecache.reporting.kinds import LOOKED_UP, Kind
 from safecache.settings import timestamps
 from safecache.store import entry_files
-from safecache.store.groups import KEYS_FOLDER
 from safecache.tiers import layers, levels
 
 __all__ = [
@@ -185,7 +183,7 @@ def every(root: str, kind: Kind | None = None) -> list[KeyRecord]:
 
     With those of the shared level below a local one, but not of the tiers that nothing is written to.
     """
-    own = os.path.join(root, ".safecache", KEYS_FOLDER)
+    own = ours.path(root, ours.KEYS)
     shared = levels.counterpart(own)
     tops = [own, *(below for below, _ in layers.below(own, root) if below == shared)]
     paths = (path for top in tops for each in (LOOKED_UP if kind is None else (kind,)) for path in _paths(top, each))
@@ -232,7 +230,7 @@ def _places(kind: Kind, name: str, root: str) -> Iterable[str]:
 
 
 def _place(kind: Kind, name: str, root: str) -> str:
-    return os.path.join(root, ".safecache", KEYS_FOLDER, kind.word, digest(name))
+    return ours.path(root, ours.KEYS, kind.word, digest(name))
 
 
 def _listed(place: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""The journal of lookups: a file of JSON lines for each process, in ``<cache>/.safecache/journal``.
+"""The journal of lookups: a file of JSON lines for each process.
 
 What was no hit is written at once, since a compile follows; hits are counted, and written with the next line or when
 the process ends. Nothing that happens to the journal is of any consequence to a compile.
@@ -19,13 +19,13 @@ from contextlib import AbstractContextManager, suppress
 
 from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
+from safecache.places import ours
 from safecache.reporting import events, process_label
 from safecache.settings import config
 from safecache.tiers import standin
 
-__all__ = ["FOLDER", "LARGEST", "LONGEST_TEXT", "MOST_FILES", "count", "is_one", "write"]
+__all__ = ["LARGEST", "LONGEST_TEXT", "MOST_FILES", "count", "is_one", "write"]
 
-FOLDER = os.path.join(".safecache", "journal")
 # With the time first: so the oldest is the first by name.
 _NAME = re.compile(r"\d{8}T\d{6}-\d+-[0-9a-f]+\.jsonl")
 # Bytes in a file: some 600 lines. What comes then is counted. And files in a directory: the oldest go.
@@ -128,7 +128,7 @@ def _write(content: bytes) -> None:
 
 def _folder() -> AbstractContextManager[Folder]:
     directory = os.path.dirname(_journal.path)
-    return folders.at(directory.removesuffix(FOLDER), directory, make=True)
+    return folders.at(directory.removesuffix(ours.path("", ours.JOURNAL)), directory, make=True)
 
 
 def _open() -> int:
@@ -141,7 +141,7 @@ def _new_path() -> str:
     # One that stands in for it is removed with the process.
     cache = standin.original(cache) or cache
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    return os.path.join(cache, FOLDER, f"{moment}-{os.getpid()}-{os.urandom(6).hex()}.jsonl")
+    return ours.path(cache, ours.JOURNAL, f"{moment}-{os.getpid()}-{os.urandom(6).hex()}.jsonl")
 
 
 def _make_room(folder: Folder) -> None:

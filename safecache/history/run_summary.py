@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from safecache.files import opening
 from safecache.history import journal
 from safecache.history.lookups import Outcome, Time, label, time_label
+from safecache.places import ours
 from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
 
 __all__ = ["ALL", "LAST", "Line", "Summary", "labels", "read", "summarise"]
@@ -68,7 +69,7 @@ _TIMES = frozenset(time_label(kind, which) for kind in LOOKED_UP for which in Ti
 
 def read(root: str) -> list[Line]:
     """Every line of the journals in the cache ``root`` that can be read, by time; none where there is no journal."""
-    directory = os.path.join(root, journal.FOLDER)
+    directory = ours.path(root, ours.JOURNAL)
     try:
         names = os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):

@@ -17,14 +17,13 @@ from typing import Any, NamedTuple
 from safecache.entries import loading
 from safecache.files import folders
 from safecache.isolation.crash import Crash
-from safecache.places import layout
+from safecache.places import layout, ours
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config, timestamps
 from safecache.signing import binding, keyring, seal, trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files
-from safecache.store.groups import KNOWN_BAD_FOLDER
 
 __all__ = ["Note", "find", "forget", "hashes", "listed", "remember", "reset"]
 
@@ -110,7 +109,7 @@ def listed(root: str) -> Iterator[tuple[str, Note]]:
 
 
 def _path(root: str, hash: str) -> str:
-    return os.path.join(root, ".safecache", KNOWN_BAD_FOLDER, hash)
+    return ours.path(root, ours.KNOWN_BAD, hash)
 
 
 def _read(root: str, hash: str) -> Note | None:

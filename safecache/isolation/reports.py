@@ -24,9 +24,9 @@ from safecache.files.folders import Folder
 from safecache.isolation import kernel_script
 from safecache.isolation.crash import STAGE_FILE, STAGES
 from safecache.isolation.worker import TEMPORARY
+from safecache.places import ours
 from safecache.settings import timestamps
 from safecache.store import groups
-from safecache.store.groups import CRASHES_FOLDER
 
 __all__ = ["Facts", "config_of", "describe", "listed", "options_of", "script", "source_of", "stage_in", "write"]
 
@@ -177,8 +177,8 @@ class Facts(NamedTuple):
 
 def write(root: str, facts: Facts) -> str:
     """The directory of the report; that of an earlier one, if the same compile has crashed before. Raises OSError."""
-    parent = os.path.join(root, ".safecache", CRASHES_FOLDER)
-    with folders.opened(root, (".safecache", CRASHES_FOLDER), make=True) as reports:
+    parent = ours.path(root, ours.CRASHES)
+    with folders.opened(root, (ours.FOLDER, ours.CRASHES), make=True) as reports:
         draft = f".{secrets.token_hex(8)}"
         try:
             with reports.enter(draft, make=True) as report:
@@ -251,7 +251,7 @@ def _read(path: str) -> bytes:
 
 def listed(root: str) -> dict[str, dict[str, Any]]:
     """The summaries of the reports in the cache by their directories; nothing attests what they say."""
-    parent = os.path.join(root, ".safecache", CRASHES_FOLDER)
+    parent = ours.path(root, ours.CRASHES)
     return {path: summary for path in _directories(parent) if (summary := _summary(path))}
 
 

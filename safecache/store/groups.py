@@ -14,20 +14,12 @@ from safecache.files.folders import Item
 from safecache.reporting.kinds import Kind
 
 __all__ = [
-    "CRASHES_FOLDER",
-    "KEYS_FOLDER",
     "KINDS",
-    "KNOWN_BAD_FOLDER",
-    "TRASH_FOLDER",
     "File",
     "Group",
     "below",
 ]
 
-# Below .safecache: what is being removed; reports of crashes of Triton's compiler, and notes of what to skip for them;
-# what the keys were made of.
-TRASH_FOLDER, KEYS_FOLDER = "trash", "keys"
-CRASHES_FOLDER, KNOWN_BAD_FOLDER = "crashes", "known_bad"
 # What a process looks for first. Once it is away, nobody begins to use the rest.
 _LOOKED_FOR_FIRST = re.compile(r"__grp__.+|.+\.(py|cpp|c|h|hpp|cu|cuh)")
 

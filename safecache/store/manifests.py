@@ -2,8 +2,7 @@
 
 Each is bound to the path of its file below the cache: so a cache that is copied as a whole keeps them, and a file that
 is put in the place of another one has none. Inductor and Triton name a library after the hash of its source and of the
-command that builds it, so that its path is bound to both. Records lie in ``<cache>/.safecache/records``, where neither
-torch nor Triton looks.
+command that builds it, so that its path is bound to both.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from safecache.files import checks
+from safecache.places import ours
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
@@ -42,7 +42,6 @@ __all__ = [
 
 # The last: a link that was put there since.
 _NONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
-_RECORDS = os.path.join(".safecache", "records")
 
 
 def write(
@@ -138,8 +137,7 @@ def stored(path: str, root: str, kind: Kind, *, name: str = "") -> bytes | None:
 
 def path_of(path: str, root: str, kind: Kind, *, name: str = "") -> str:
     """Where in the cache ``root`` the record of the file is, if it has one."""
-    hashed = hashed_name(name or name_of(path, kind, root))
-    return os.path.join(root, _RECORDS, hashed[:2], hashed)
+    return ours.record(root, hashed_name(name or name_of(path, kind, root)))
 
 
 def exists(path: str, root: str, kind: Kind) -> bool:

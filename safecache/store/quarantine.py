@@ -18,11 +18,12 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 
 from safecache.files import checks, filesystem, folders, opening
 from safecache.files.folders import Folder
+from safecache.places import ours
 from safecache.reporting.kinds import Reason
 
 __all__ = ["is_its_name", "is_still", "note_at", "obstacle", "opened", "quarantine", "remove"]
 
-_PLACE = (".safecache", "quarantine")
+_PLACE = (ours.FOLDER, ours.QUARANTINE)
 # The latest tell what is wrong; and a disk that damages all of a cache is not to fill up with what it damaged.
 _MOST_FILES, _MOST_BYTES = 100, 256 << 20
 _LONGEST_NOTE = 64 << 10
@@ -31,7 +32,7 @@ _HOLD = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_result | None = None) -> str | None:
-    """Move what is at ``path`` out of the cache, to ``root/.safecache/quarantine``, with a note of why.
+    """Move what is at ``path`` out of the cache, to the quarantine of ``root``, with a note of why.
 
     Returns its new path; None where the file system refuses, it lies outside of ``root``, or a link leads to it, and
     then it is where it was. ``found``: what was judged there, by its content, or by its status for what is large or

@@ -22,10 +22,11 @@ from typing import NamedTuple
 from safecache.errors import CacheWriteError
 from safecache.files import checks, folders, mounts, ownership, stamps, temporaries
 from safecache.files.folders import Folder
+from safecache.places import ours
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.store import entry_files
-from safecache.store.groups import TRASH_FOLDER, File, Group, below
+from safecache.store.groups import File, Group, below
 from safecache.upkeep.inventory import Inventory, take
 
 __all__ = ["Limits", "Sweep", "lock", "locked", "mapped", "remove", "running_torch", "sweep"]
@@ -96,7 +97,7 @@ def remove(group: Group, root: str) -> bool:
     Raises OSError where the file system refuses, with what was moved back in its place.
     """
     seen = max(group.stamps, default=0.0)
-    aside = _Aside(root, os.path.join(group.root, ".safecache", TRASH_FOLDER))
+    aside = _Aside(root, ours.path(group.root, ours.TRASH))
     first, rest = group.steps
     try:
         aside.take(first)
@@ -255,7 +256,7 @@ def _reap(inventory: Inventory, root: str, now: float) -> int:
 def _is_left(group: Group, now: float) -> bool:
     """Of directories: of a sweep that was killed, or of a Triton whose pid says nothing on another host."""
     [path] = group.paths
-    of_sweep = os.path.basename(os.path.dirname(path)) == TRASH_FOLDER
+    of_sweep = os.path.basename(os.path.dirname(path)) == ours.TRASH
     return of_sweep or (os.path.isdir(path) and now - max(group.stamps) > _DAY)
 
 

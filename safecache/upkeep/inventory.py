@@ -16,16 +16,12 @@ from typing import NamedTuple
 from safecache.files import temporaries
 from safecache.files.folders import Item, listed
 from safecache.history import journal
-from safecache.places import layout
+from safecache.places import layout, ours
 from safecache.places.layout import HEADERS_FOLDER
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.store import manifests
 from safecache.store.groups import (
-    CRASHES_FOLDER,
-    KEYS_FOLDER,
-    KNOWN_BAD_FOLDER,
-    TRASH_FOLDER,
     File,
     Group,
     below,
@@ -93,7 +89,7 @@ def _parts(root: str, *, nested: bool = False) -> Iterator[Group | File]:
 def _beside(root: str, item: Item) -> Iterator[Group | File]:
     if item.name == "locks":
         yield from _locks(root, item.path)
-    elif item.name == ".safecache":
+    elif item.name == ours.FOLDER:
         yield from _ours(root, item.path)
     else:
         yield from below(item)
@@ -170,19 +166,19 @@ def _ours(root: str, directory: str) -> Iterator[Group | File]:
     for item in listed(directory):
         if not item.is_directory:
             yield from below(item)
-        elif item.name == "quarantine":
+        elif item.name == ours.QUARANTINE:
             yield from _quarantine(root, item.path)
-        elif item.name == "records":
+        elif item.name == ours.RECORDS:
             yield from _named_by_hash(root, item.path, Kind.RECORD)
-        elif item.name == CRASHES_FOLDER:
+        elif item.name == ours.CRASHES:
             yield from _crashes(root, item.path)
-        elif item.name == KNOWN_BAD_FOLDER:
+        elif item.name == ours.KNOWN_BAD:
             yield from _named_by_hash(root, item.path, Kind.KNOWN_BAD)
-        elif item.name == os.path.basename(journal.FOLDER):
+        elif item.name == ours.JOURNAL:
             yield from _journals(root, item.path)
-        elif item.name == KEYS_FOLDER:
+        elif item.name == ours.KEYS:
             yield from _in_each(item, partial(_keys, root))
-        elif item.name == TRASH_FOLDER:
+        elif item.name == ours.TRASH:
             yield from (_directory(Kind.TEMPORARY, root, each.path) for each in listed(item.path))
         else:
             yield from below(item)

@@ -13,7 +13,7 @@ import time
 from contextlib import suppress
 
 from safecache.files import folders
-from safecache.places import layout
+from safecache.places import layout, ours
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config
@@ -24,7 +24,6 @@ __all__ = ["keep", "published", "reset"]
 
 # Seconds between two sweeps of a directory, by whichever process.
 _INTERVAL = 600.0
-_STAMP = "gc.stamp"
 
 # When this process looks again.
 _next: dict[str, float] = {}
@@ -54,14 +53,14 @@ def published(root: str) -> None:
 
 def _claim(top: str) -> bool:
     """Whether it is for this process to start the next sweep. Raises OSError."""
-    with folders.opened(top, (".safecache",), make=True) as folder:
+    with folders.opened(top, (ours.FOLDER,), make=True) as folder:
         try:
-            if abs(time.time() - folder.status(_STAMP).st_mtime) < _INTERVAL:
+            if abs(time.time() - folder.status(ours.STAMP).st_mtime) < _INTERVAL:
                 return False
-            folder.touch(_STAMP)
+            folder.touch(ours.STAMP)
         except FileNotFoundError:
             try:
-                folder.write(_STAMP, b"")
+                folder.write(ours.STAMP, b"")
             except FileExistsError:
                 return False
     return True

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from safecache.errors import EntryRefusedError
 from safecache.files import checks, folders
 from safecache.files.folders import Folder
-from safecache.places import layout
+from safecache.places import layout, ours
 from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.signing import trust
 from safecache.store import entry_files, manifests, quarantine
@@ -40,7 +40,7 @@ class Quarantined(NamedTuple):
     @property
     def path(self) -> str:
         """Where it lies."""
-        return os.path.join(self.root, ".safecache", "quarantine", self.name)
+        return ours.path(self.root, ours.QUARANTINE, self.name)
 
 
 class Place(NamedTuple):
@@ -65,7 +65,7 @@ def _is_quarantined(group: Group) -> bool:
 def _told(group: Group) -> Quarantined:
     note = f"{group.name}.json"
     there = [file for file in group.files if os.path.basename(file.path) != note]
-    said = quarantine.note_at(os.path.join(group.root, ".safecache", "quarantine", note))
+    said = quarantine.note_at(ours.path(group.root, ours.QUARANTINE, note))
     size = sum(file.size for file in there)
     return Quarantined(
         group.name, group.root, said.get("from", ""), said.get("reason", ""), said.get("time", ""), size, len(there)

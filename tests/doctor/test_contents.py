@@ -12,7 +12,6 @@ from caches import DAY, HOUR, Cache
 from conftest import needs_root
 
 from safecache.doctor import contents
-from safecache.history import journal
 from safecache.places import layout
 from safecache.reporting.kinds import Kind
 from safecache.signing import seal
@@ -151,7 +150,7 @@ def test_what_is_no_file_among_the_entries_hangs_nothing(machine, cache):
 
 def run(cache, name: str, age: float, *lines: dict):
     """Have the journal of a process tell this of its lookups."""
-    path = cache.root / journal.FOLDER / f"20260101T000000-1-{name.encode().hex()}.jsonl"
+    path = cache.root / ".safecache/journal" / f"20260101T000000-1-{name.encode().hex()}.jsonl"
     who = {"time": cache.now - age, "run": name, "pid": 1}
     return cache.file(path, age, b"".join(json.dumps(who | line).encode() + b"\n" for line in lines))
 

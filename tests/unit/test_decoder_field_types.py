@@ -18,7 +18,7 @@ from safecache.code import build_keys, triton_place
 from safecache.errors import KeyringError
 from safecache.explain import explanations, key_records, vllm
 from safecache.history import run_summary
-from safecache.isolation import known_bad, reports
+from safecache.isolation import known_bad
 from safecache.reporting.kinds import Kind
 from safecache.settings import timestamps
 from safecache.signing import key_files, keyring, seal
@@ -138,7 +138,7 @@ def check_crash_note(document, key, tmp_path):
 
 
 def check_crash_report(document, key, tmp_path):
-    directory = os.path.join(str(tmp_path), ".safecache", reports.CRASHES_FOLDER, "abc")
+    directory = os.path.join(str(tmp_path), ".safecache", "crashes", "abc")
     os.makedirs(directory, exist_ok=True)
     with open(os.path.join(directory, "report.json"), "w") as file:
         json.dump(document, file)
@@ -147,7 +147,7 @@ def check_crash_report(document, key, tmp_path):
 
 def check_key_record(document, key, tmp_path):
     root, record = str(tmp_path), json.dumps(document).encode()
-    place = os.path.join(root, ".safecache", key_records.KEYS_FOLDER, "fx", "0" * 64)
+    place = os.path.join(root, ".safecache", "keys", "fx", "0" * 64)
     os.makedirs(place, exist_ok=True)
     with open(os.path.join(place, f"{KEY}.json.gz"), "wb") as file:
         packer = zlib.compressobj(wbits=key_records._GZIP)

@@ -1,4 +1,4 @@
-"""The core knows neither torch nor the hooks, every module says what is public, and errors survive pickling."""
+"""The core knows neither torch nor the hooks, modules say what is public, one knows our paths, errors can be pickled."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from conftest import python
 
 from safecache import errors
+from safecache.places import ours
 from safecache.signing import key_files
 from unit.key_cases import PUBLIC
 
@@ -179,6 +180,38 @@ def test_every_module_names_what_is_public_sorted(path):
 @BY_MODULE
 def test_every_module_says_what_it_is_for(path):
     assert ast.get_docstring(tree_of(path))
+
+
+# What is a name below <cache>/.safecache, and in some rooms a word of commands or checks as well.
+WORDS = {ours.CRASHES, ours.JOURNAL, ours.KEYS, ours.QUARANTINE}
+NAMES = {ours.FOLDER, ours.KNOWN_BAD, ours.RECORDS, ours.STAMP, ours.TRASH}
+SPEAKING = {"cli", "doctor", "reporting"}
+
+
+def texts(tree: ast.Module) -> set[str]:
+    """Of the module, but for what it says is public."""
+    nodes = [node for node in tree.body if not (isinstance(node, ast.Assign) and "__all__" in ast.dump(node))]
+    constants = (each.value for node in nodes for each in ast.walk(node) if isinstance(each, ast.Constant))
+    return {text for text in constants if isinstance(text, str)}
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.stem != "ours"], ids=name_of)
+def test_one_module_knows_what_lies_below_our_folder_in_a_cache(path):
+    forbidden = NAMES if path.relative_to(PACKAGE).parts[0] in SPEAKING else NAMES | WORDS
+    if path.stem == "key_directory":
+        forbidden = NAMES  # the keyring has a directory "keys" too, in the user's configuration
+    found = texts(tree_of(path))
+    assert found & forbidden == set()
+    assert [text for text in found if f"{ours.FOLDER}/" in text] == []
+
+
+def test_what_lies_below_our_folder_in_a_cache_is_where_it_was():
+    """Entries and records of earlier versions are found there."""
+    assert ours.record("/c", "ab12") == "/c/.safecache/records/ab/ab12"
+    assert [ours.path("/c", name) for name in sorted(NAMES - {ours.FOLDER} | WORDS)] == [
+        *("/c/.safecache/crashes", "/c/.safecache/gc.stamp", "/c/.safecache/journal", "/c/.safecache/keys"),
+        *("/c/.safecache/known_bad", "/c/.safecache/quarantine", "/c/.safecache/records", "/c/.safecache/trash"),
+    ]
 
 
 ERRORS = [error for _, error in inspect.getmembers(errors, inspect.isclass)]

@@ -27,7 +27,7 @@ def fresh(monkeypatch):
 
 
 def files(root):
-    return sorted((root / journal.FOLDER).glob("*"))
+    return sorted((root / ".safecache/journal").glob("*"))
 
 
 def lines(root):
@@ -167,7 +167,7 @@ def test_what_a_file_has_no_room_for_is_counted(tmp_path, monkeypatch):
 
 def test_oldest_files_go_where_there_are_many(tmp_path, monkeypatch):
     monkeypatch.setattr(journal, "MOST_FILES", 3)
-    folder = tmp_path / journal.FOLDER
+    folder = tmp_path / ".safecache/journal"
     folder.mkdir(parents=True)
     for year in (2024, 2022, 2021, 2023):
         (folder / f"{year}0101T000000-1-aa.jsonl").write_text("")
@@ -178,7 +178,7 @@ def test_oldest_files_go_where_there_are_many(tmp_path, monkeypatch):
 def test_what_is_no_journal_is_never_removed(tmp_path, monkeypatch):
     """As where somebody has put a link to another directory of ours in its place."""
     monkeypatch.setattr(journal, "MOST_FILES", 1)
-    folder = tmp_path / journal.FOLDER
+    folder = tmp_path / ".safecache/journal"
     folder.mkdir(parents=True)
     names = {"20210101-training-data.jsonl", "00000.jsonl", "20210101T000000-1-aa.json"}
     for name in names:

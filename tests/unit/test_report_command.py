@@ -9,8 +9,6 @@ from html.parser import HTMLParser
 import pytest
 from caches import HOUR, Cache, key
 
-from safecache.history import journal
-
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e&amp;"
 
 
@@ -24,7 +22,7 @@ def cache(tmp_path):
 
 def journal_of(cache, *lines):
     who = {"time": 1.5, "run": "the-run", "pid": 1, "host": "node-7", "rank": "3", "counts": {}}
-    folder = cache.root / journal.FOLDER
+    folder = cache.root / ".safecache/journal"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "20260101T000000-1-a.jsonl").write_text("\n".join(json.dumps(who | line) for line in lines))
 

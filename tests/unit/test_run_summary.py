@@ -8,13 +8,13 @@ import os
 import pytest
 
 from safecache.cli import stats
-from safecache.history import journal, run_summary
+from safecache.history import run_summary
 
 
 @pytest.fixture
 def write(tmp_path):
     """Writes a journal of these lines; each is of the run ``a`` unless it says otherwise."""
-    folder = tmp_path / "cache" / journal.FOLDER
+    folder = tmp_path / "cache" / ".safecache/journal"
     folder.mkdir(parents=True)
 
     def write(*lines, name="1"):
@@ -103,12 +103,12 @@ def test_line_that_is_none_of_ours_is_skipped(write, bad):
 
 def test_what_is_no_readable_file_is_skipped(write):
     root = write(miss())
-    os.mkfifo(root / journal.FOLDER / "20260101T000000-2-a.jsonl")
-    (root / journal.FOLDER / "20260101T000000-3-a.jsonl").mkdir()
-    (root / journal.FOLDER / "20260101T000000-4-a.jsonl").symlink_to(
-        root / journal.FOLDER / "20260101T000000-1-a.jsonl"
+    os.mkfifo(root / ".safecache/journal" / "20260101T000000-2-a.jsonl")
+    (root / ".safecache/journal" / "20260101T000000-3-a.jsonl").mkdir()
+    (root / ".safecache/journal" / "20260101T000000-4-a.jsonl").symlink_to(
+        root / ".safecache/journal" / "20260101T000000-1-a.jsonl"
     )
-    (root / journal.FOLDER / "other").write_text(json.dumps(miss()))
+    (root / ".safecache/journal" / "other").write_text(json.dumps(miss()))
     assert len(run_summary.read(str(root))) == 1
 
 

@@ -1,0 +1,40 @@
+"""Where safecache keeps what is its own in a cache: every path below ``<cache>/.safecache``, where nobody else looks.
+
+``crashes/<hash>/``: reports of crashes of Triton's compiler. ``gc.stamp``: when the last sweep was started.
+``journal/<time>-<pid>-<nonce>.jsonl``: what lookups came to. ``keys/<word of the kind>/<digest of the name>/``: what
+keys were made of. ``known_bad/<hash>``: what not to compile, for the compiler has crashed of it.
+``quarantine/<name>``, ``<name>.json``: what was refused, and why. ``records/<two digits>/<hash>``: what is said, under
+a seal, of files that carry none. ``trash/<nonce>/``: what is being removed.
+"""
+
+from __future__ import annotations
+
+import os
+
+__all__ = [
+    "CRASHES",
+    "FOLDER",
+    "JOURNAL",
+    "KEYS",
+    "KNOWN_BAD",
+    "QUARANTINE",
+    "RECORDS",
+    "STAMP",
+    "TRASH",
+    "path",
+    "record",
+]
+
+FOLDER = ".safecache"
+CRASHES, JOURNAL, KEYS, KNOWN_BAD = "crashes", "journal", "keys", "known_bad"
+QUARANTINE, RECORDS, STAMP, TRASH = "quarantine", "records", "gc.stamp", "trash"
+
+
+def path(root: str, *names: str) -> str:
+    """What lies there under these names, in the cache ``root``."""
+    return os.path.join(root, FOLDER, *names)
+
+
+def record(root: str, hashed: str) -> str:
+    """The record, in the cache ``root``, of the file whose name has this hash."""
+    return path(root, RECORDS, hashed[:2], hashed)
