@@ -48,7 +48,7 @@ _GROUPS = {
     "upkeep": {
         "gc": ("gc", "bring caches within their limits: the least recently used goes first"),
         "clean": ("gc", "remove all of a cache that no running job uses"),
-        "quarantine": ("quarantine", "list, show, restore or remove what was moved aside"),
+        "quarantine": ("quarantine", "list, show, restore or remove what is in quarantine"),
         "forget": ("crashes", "have kernels compiled again that have crashed Triton's compiler"),
     },
 }

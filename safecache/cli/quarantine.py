@@ -1,4 +1,4 @@
-"""``safecache quarantine``: what was moved aside, why, from where; put back where it verifies by now, or removed."""
+"""``safecache quarantine``: what lies there, why, from where; put back where it verifies by now, or removed."""
 
 from __future__ import annotations
 

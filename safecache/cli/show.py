@@ -108,7 +108,7 @@ def _signer(key_id: str) -> dict[str, Any]:
 
 
 def _contents(group: Group) -> list[dict[str, Any]]:
-    """Its files, records and lock aside, with what a load would say of those that it looks at."""
+    """Its files, without records and lock, with what a load would say of those that it looks at."""
     refused = {each.path: f"{each.evidence} [{each.reason}]" for each in _audit(group).refused}
     judged = _judged(group)
     return [

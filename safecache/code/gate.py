@@ -70,14 +70,14 @@ def of_unusable(unusable: checks.UnusableEntry) -> Refusal:
     return Refusal(unusable.reason, f"it is {unusable.detail}", found=unusable.status)
 
 
-def settled(judged: Callable[[], Refusal | None], set_aside: Callable[[Refusal], bool]) -> bool:
-    """Whether ``judged`` has nothing against what lies there; else that was ``set_aside``, or is replaced for ever.
+def settled(judged: Callable[[], Refusal | None], discarded: Callable[[Refusal], bool]) -> bool:
+    """Whether ``judged`` has nothing against what lies there; else that was ``discarded``, or is replaced for ever.
 
     Both are called again where the latter says that something else lies there by now, as a good one of another writer.
     """
     for _ in range(_MOST_REPLACED):
         refusal = judged()
-        if refusal is None or set_aside(refusal):
+        if refusal is None or discarded(refusal):
             return refusal is None
     return False
 

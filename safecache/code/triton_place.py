@@ -235,13 +235,13 @@ class Place(NamedTuple):
         """If not, what lies there is moved away, unless that cannot be or this is a layer, and reported."""
         try:
             return gate.settled(
-                lambda: gate.objection(path, self.root, Kind.KERNEL), lambda refusal: self._set_aside(refusal, path)
+                lambda: gate.objection(path, self.root, Kind.KERNEL), lambda refusal: self._discard(refusal, path)
             )
         except OSError as error:
             _note_unreadable(path, error)
             return False
 
-    def _set_aside(self, refusal: Refusal, path: str) -> bool:
+    def _discard(self, refusal: Refusal, path: str) -> bool:
         """False, and nothing is done, if something else lies there by now."""
         remedy = "It lies in a layer, and is left there."
         if not self.is_layer:

@@ -1,4 +1,4 @@
-"""What the keys of a cache were made of: a record for each key that was saved, to explain later why another missed.
+"""What cache keys were made of: a record for each key that was saved, to explain later why another missed.
 
 They are written after a compile, never on the way to a hit. Nothing is decided by them, so that they are not sealed:
 what cannot be read as one is passed over. What is written down of a key are digests, and text that is short and gives

@@ -138,7 +138,7 @@ def _open() -> int:
 
 def _new_path() -> str:
     cache = config.cache_directory() or _journal.root
-    # One that stands in for it is removed with the process.
+    # A fallback directory is removed with the process.
     cache = standin.original(cache) or cache
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     return ours.path(cache, ours.JOURNAL, f"{moment}-{os.getpid()}-{os.urandom(6).hex()}.jsonl")

@@ -93,7 +93,7 @@ class _VerifyingPickle(wrapt.ObjectProxy[Any]):
 
 
 def verifying_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
-    """A stand-in for the module ``pickle``, whose only use is to read the entries of an artifact that is unpacked.
+    """What takes the place of the module ``pickle``, only to read the entries of an artifact that is unpacked.
 
     What lay in the directory before, and could not be removed, is among them.
     """

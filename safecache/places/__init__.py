@@ -1,4 +1,4 @@
-"""Where torch and Triton keep what they cache, and how they name it.
+"""Where torch, Triton and safecache keep what they cache, and how they name it.
 
 May import the rooms up to files.
 """

@@ -130,12 +130,12 @@ def _sealed_size(path: str, status: os.stat_result, passing: frozenset[int]) -> 
 
 
 def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
-    """Make ``content`` appear at ``path``, whole or not at all; what is in the way of that in the cache is set aside.
+    """Make ``content`` appear at ``path``, whole or not at all; what is in the way of that in the cache is quarantined.
 
     That is a directory at its name, or whatever is no directory where one should be: a link to one is none.
 
     All that is made here has its mode less the umask: that and setgid directories decide what users share.
-    Raises OSError, with nothing left behind; and in strict mode EntryRefusedError for what was set aside, which is
+    Raises OSError, with nothing left behind; and in strict mode EntryRefusedError for what was quarantined, which is
     reported else, unless it was in the way of an entry, whose lookup has met it before. The next time it is gone.
     """
     _persistently(lambda: _publish(path, content, root, mode))
@@ -146,7 +146,7 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
 def write(path: str, content: bytes, *, make_directories: bool) -> None:
     """As publish(), of a file that need not be in a cache, and where no limit is kept.
 
-    Outside of one, nothing is set aside. Raises OSError, also for a directory that is not there, unless it is to be
+    Outside of one, nothing is quarantined. Raises OSError, also for a directory that is not there, unless it is to be
     made.
     """
     directory, name = os.path.split(os.path.join(".", path))  # a name alone has no directory
@@ -180,7 +180,7 @@ def _publish(path: str, content: bytes, root: str, mode: int) -> None:
         try:
             _replace(folder, name, content, mode, durably=durably)
         except IsADirectoryError:  # anything else that lies there is replaced
-            _set_aside(path, root, folder.status(name), path)
+            _clear_way(path, root, folder.status(name), path)
             _replace(folder, name, content, mode, durably=durably)
         temporaries.reap_once(folder, directory)
     if durably:
@@ -197,11 +197,11 @@ def _entered(stack: contextlib.ExitStack, directory: str, root: str, made: list[
     except OSError as error:
         if error.errno not in _IN_THE_WAY:
             raise
-        _set_aside_above(directory, root)
+        _clear_way_above(directory, root)
     return stack.enter_context(folders.at(root, directory, make=True))
 
 
-def _set_aside(path: str, root: str, found: os.stat_result, saved: str) -> None:
+def _clear_way(path: str, root: str, found: os.stat_result, saved: str) -> None:
     """Move what was ``found`` at ``path`` out of the way of what is ``saved`` at another, and report it."""
     place = quarantine(path, root, Reason.NOT_A_FILE, found)
     if place is not None and layout.locate(saved) is None:
@@ -210,7 +210,7 @@ def _set_aside(path: str, root: str, found: os.stat_result, saved: str) -> None:
         events.report(Reason.NOT_A_FILE, f"{what} was in the way of what is saved.", cause=what, remedy=remedy)
 
 
-def _set_aside_above(directory: str, root: str) -> None:
+def _clear_way_above(directory: str, root: str) -> None:
     """Of what is on the way from the cache to the directory, the first that is none. Raises OSError."""
     top = config.within_cache(root)[0]
     for above in [*list(_above(directory, top))[-2::-1], directory]:
@@ -220,7 +220,7 @@ def _set_aside_above(directory: str, root: str) -> None:
             return  # a sweep has moved it away for a moment: the next try makes it
         if not stat.S_ISDIR(in_the_way.st_mode):
             within = above.startswith(os.path.join(root, ""))
-            _set_aside(above, root if within else top, in_the_way, os.path.join(directory, "file"))
+            _clear_way(above, root if within else top, in_the_way, os.path.join(directory, "file"))
             return
 
 

@@ -1,9 +1,9 @@
 """Brings a cache within its limits: removes whole groups, the least recently used first, and none that is in use.
 
 In use are libraries that running processes have mapped, and locks that they hold. What a process looks for first is
-moved aside, then the stamps are looked at again, and then the rest follows. A process stamps what it reads before it
-opens it: so either its stamp is seen here and all is put back, or it finds nothing. Killed at any point, a removal
-leaves a miss.
+moved to the trash, then the stamps are looked at again, and then the rest follows. A process stamps what it reads
+before it opens it: so either its stamp is seen here and all is put back, or it finds nothing. Killed at any point, a
+removal leaves a miss.
 """
 
 from __future__ import annotations
@@ -97,19 +97,19 @@ def remove(group: Group, root: str) -> bool:
     Raises OSError where the file system refuses, with what was moved back in its place.
     """
     seen = max(group.stamps, default=0.0)
-    aside = _Aside(root, ours.path(group.root, ours.TRASH))
+    trash = _Trash(root, ours.path(group.root, ours.TRASH))
     first, rest = group.steps
     try:
-        aside.take(first)
-        if aside.latest(group) > seen:
-            aside.put_back()
+        trash.take(first)
+        if trash.latest(group) > seen:
+            trash.put_back()
             return False
-        aside.take(rest)
+        trash.take(rest)
     except OSError:
-        aside.put_back()
+        trash.put_back()
         raise
     finally:
-        aside.empty()
+        trash.empty()
     # Last: without its record a file would be refused, with a warning, where without the file a record says nothing.
     for record in group.records:
         with suppress(FileNotFoundError), folders.above(root, record.path) as (folder, name):
@@ -117,8 +117,8 @@ def remove(group: Group, root: str) -> bool:
     return True
 
 
-class _Aside:
-    """A directory below the cache, where nobody looks for anything, made when something is moved there."""
+class _Trash:
+    """A directory in the trash, where nobody looks for anything, made when something is moved there."""
 
     def __init__(self, root: str, trash: str) -> None:
         self._root, self._directory = root, os.path.join(trash, secrets.token_hex(8))
@@ -130,9 +130,9 @@ class _Aside:
             with (
                 suppress(FileNotFoundError),  # another process was faster
                 folders.above(self._root, path) as (folder, name),
-                folders.above(self._root, place, make=True) as (aside, new),
+                folders.above(self._root, place, make=True) as (trash, new),
             ):
-                folder.rename(name, aside, new)
+                folder.rename(name, trash, new)
                 self._moved.append((path, place))
 
     def latest(self, group: Group) -> float:
@@ -146,14 +146,14 @@ class _Aside:
             path, place = self._moved.pop()
             with (
                 suppress(OSError),  # then it is a miss
-                folders.above(self._root, place) as (aside, moved),
+                folders.above(self._root, place) as (trash, moved),
                 folders.above(self._root, path, make=True) as (folder, name),
             ):
                 try:
-                    aside.rename(moved, folder, name)
+                    trash.rename(moved, folder, name)
                 except OSError:
                     # There is a directory again, with new entries in it.
-                    _merge(aside, moved, folder, name)
+                    _merge(trash, moved, folder, name)
 
     def empty(self) -> None:
         with suppress(OSError), folders.above(self._root, self._directory) as (trash, name):

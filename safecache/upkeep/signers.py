@@ -31,7 +31,7 @@ _BUILT = (".so", ".o", ".gch", ".best_config")
 
 
 class Signature(NamedTuple):
-    """Of a file: ``state`` is SEALED, COMPARED or the value of a Reason; ``signer``: a key's id, or None.
+    """Of a file: ``state`` is SEALED, COMPARED or the value of a Reason; ``signer``: the id of a signing key, or None.
 
     ``provenance`` is what a seal says that holds.
     """
