@@ -66,16 +66,16 @@ class _Hook:
     def is_below(self, outermost: Any) -> bool:
         """Whether calling ``outermost`` comes to the wrapper, as far as ``__wrapped__`` tells."""
         # A closure is usually made over the bound form of our wrapper.
-        return any(self.wrapper is layer or self.wrapper is parent for layer, parent in _layers(outermost))
+        return any(self.wrapper is each or self.wrapper is parent for each, parent in _chain(outermost))
 
 
-def _layers(outermost: Any) -> Iterator[tuple[Any, Any]]:
+def _chain(outermost: Any) -> Iterator[tuple[Any, Any]]:
     """What calls what, as far as ``__wrapped__`` tells; each with the wrapper that it is the bound form of."""
-    layer = outermost
+    wrapper = outermost
     for _ in range(_DEEPEST_CHAIN):
-        yield layer, getattr(layer, "_self_parent", None)
-        layer = getattr(layer, "__wrapped__", None)
-        if layer is None:
+        yield wrapper, getattr(wrapper, "_self_parent", None)
+        wrapper = getattr(wrapper, "__wrapped__", None)
+        if wrapper is None:
             return
 
 
@@ -245,7 +245,7 @@ def hook_function(name: str) -> Any:
 
 def _source_hook(outermost: Any) -> Any:
     """What safecache_entry has put on in the source, None if nothing."""
-    return next((layer for layer, _ in _layers(outermost) if getattr(layer, "_self_in_source", False) is True), None)
+    return next((each for each, _ in _chain(outermost) if getattr(each, "_self_in_source", False) is True), None)
 
 
 def _failed(error: Exception | None) -> StandDownError:
