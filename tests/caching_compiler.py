@@ -1,7 +1,8 @@
 """Runs a C++ compiler, or copies what it has made of the same input before: most of the time of a test goes into that.
 
-``python caching_compiler.py STORE COMPILER ARGUMENTS…``. Only what Inductor builds in one step from one source, outside
-of any include directory of a test's own, is kept; everything else, and whatever goes wrong, is left to the compiler.
+``python caching_compiler.py STORE COMPILER ARGUMENTS…``. Only what Inductor builds in one step from one source, a library,
+an object or a precompiled header, outside of any include directory of a test's own, is kept; everything else, and
+whatever goes wrong, is left to the compiler.
 """
 
 from __future__ import annotations
@@ -17,17 +18,22 @@ from contextlib import suppress
 
 # Of this environment, of the Python that it was made with, and of the system.
 _PREFIXES = (os.path.dirname(os.path.dirname(sys.executable)), sys.base_prefix, "/usr")
+# By which a copy of torch is known whose Python alone is a copy, and all else a link.
+_LINKED = ("ATen/ATen.h", "torch/torch.h", "libtorch.so")
+_HEADER = ["-x", "c++-header"]
 _QUOTED = re.compile(rb'^\s*#\s*include\s*["<](/[^">]+)[">]', re.MULTILINE)
 
 
 def main(store: str, compiler: str, arguments: list[str]) -> int:
     try:
-        output, key = _request(compiler, arguments)
+        output, key = _request(store, compiler, arguments)
     except (LookupError, ValueError, OSError):
         os.execv(compiler, [compiler, *arguments])
     kept = os.path.join(store, key)
     with suppress(OSError):
         _copy(kept, output)
+        if arguments[:2] == _HEADER:
+            _note_header(store, key, output)
         return 0
     status = subprocess.run([compiler, *arguments]).returncode
     if status == 0:
@@ -35,7 +41,20 @@ def main(store: str, compiler: str, arguments: list[str]) -> int:
             draft = f"{kept}.{os.getpid()}"
             shutil.copy(output, draft)
             os.rename(draft, kept)
+            if arguments[:2] == _HEADER:
+                _note_header(store, key, output)
     return status
+
+
+def _note_header(store: str, key: str, output: str) -> None:
+    """Each copy of a precompiled header is as good as the first, whatever it will be called."""
+    with open(os.path.join(store, _identity(output)), "w") as file:
+        file.write(key)
+
+
+def _identity(path: str) -> str:
+    status = os.stat(path)
+    return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
 def _copy(kept: str, output: str) -> None:
@@ -46,14 +65,15 @@ def _copy(kept: str, output: str) -> None:
         os.unlink(output)
     shutil.copyfile(kept, output)
     mask = os.umask(0o077)
-    os.chmod(output, 0o777 & ~mask)
+    os.chmod(output, (0o777 if os.stat(kept).st_mode & 0o100 else 0o666) & ~mask)
 
 
-def _request(compiler: str, arguments: list[str]) -> tuple[str, str]:
+def _request(store: str, compiler: str, arguments: list[str]) -> tuple[str, str]:
     """The file that is to be made, and a digest of all that it is made of. Raises if it is not to be kept."""
-    if "-shared" not in arguments:
-        raise ValueError("no library")
-    (source,) = (name for name in arguments if name.endswith((".cpp", ".cc")))
+    makes_header = arguments[:2] == _HEADER
+    if not makes_header and "-shared" not in arguments and "-c" not in arguments:
+        raise ValueError("neither a library nor an object")
+    (source,) = arguments[2:3] if makes_header else (name for name in arguments if name.endswith((".cpp", ".cc")))
     output = arguments[arguments.index("-o") + 1]
     state = hashlib.sha256(compiler.encode())
     state.update(repr([os.environ.get(name) for name in ("CPATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH")]).encode())
@@ -62,9 +82,7 @@ def _request(compiler: str, arguments: list[str]) -> tuple[str, str]:
         if before == "-include":
             inputs.add(name)
         elif name not in (source, output):
-            if name.startswith(("-I", "-L")) and not os.path.realpath(name[2:]).startswith(_PREFIXES):
-                raise ValueError("headers or libraries of a test")
-            state.update(name.encode() + b"\0")
+            state.update((_searched(name) if name.startswith(("-I", "-L")) else name).encode() + b"\0")
             if name.endswith((".a", ".o", ".so")):
                 inputs.add(name)
     with open(source, "rb") as file:
@@ -76,9 +94,25 @@ def _request(compiler: str, arguments: list[str]) -> tuple[str, str]:
             state.update(file.read())
         # In its place the compiler takes what was made of it, if there is such a file.
         with suppress(FileNotFoundError):
-            status = os.stat(f"{name}.gch")
-            state.update(f"{status.st_size} {status.st_mtime_ns} {status.st_ino}".encode())
+            identity = _identity(f"{name}.gch")
+            # Else it was made in another way, and no other is like it.
+            with suppress(FileNotFoundError), open(os.path.join(store, identity)) as file:
+                identity = file.read()
+            state.update(identity.encode())
     return output, state.hexdigest()
+
+
+def _searched(option: str) -> str:
+    """The option, with the directory that it names or all of whose content is a link to. Raises for one of a test."""
+    kind, directory = option[:2], option[2:]
+    place = os.path.realpath(directory)
+    for held in _LINKED:
+        path = os.path.join(directory, held)
+        if os.path.islink(path):
+            place = os.path.realpath(path).removesuffix(f"/{held}")
+    if not place.startswith(_PREFIXES):
+        raise ValueError("headers or libraries of a test")
+    return kind + place
 
 
 if __name__ == "__main__":
