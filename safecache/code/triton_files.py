@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from safecache.code import gate, triton_place
 from safecache.code.triton_place import LIST, Found, Place
@@ -21,7 +21,7 @@ from safecache.signing import keyring
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, layers, levels
 
-__all__ = ["accept", "dump", "get_file", "get_group", "listed", "put", "put_aside", "restore"]
+__all__ = ["accept", "dump", "get_file", "get_group", "listed", "put", "put_aside", "restore", "vouch"]
 
 
 def put(directory: str, name: str, content: bytes) -> str:
@@ -46,6 +46,25 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, dict[str, objec
     readable = triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
     triton_place.note(place.directory, name, content, readable, kept=kept)
     return readable, stated if kept else None
+
+
+def vouch(directory: str, name: str, content: bytes, write: Callable[[], str]) -> str:
+    """As put(), of a file that a manager of somebody's own writes, and tells the path of: that is not changed.
+
+    Raises what ``write`` does.
+    """
+    place = Place(directory)
+    path = place.path(name)
+    stated = _stated(place, content) if name.startswith(LIST) else {}
+    kept = stated is not None and gate.keep(path, place.root, Kind.KERNEL, content, stated)
+    written = write()
+    if written != path or stated is None:
+        return written
+    readable = triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
+    triton_place.note(directory, name, content, readable, kept=kept)
+    if kept:
+        _send(place, name, content, stated)
+    return readable
 
 
 def _send(place: Place, name: str, content: bytes, stated: Mapping[str, object]) -> None:

@@ -42,6 +42,7 @@ def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         except OSError:
             if not getattr(instance, "cache_dir", None):
                 raise
+        _attend(instance)
 
     make(*args, **kwargs)
 
@@ -50,7 +51,7 @@ def put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> s
     """FileCacheManager.put: whoever put a file there reads it again, from where nobody else can replace it."""
 
     def put_file(data: str | bytes, filename: str, *rest: Any, **named: Any) -> str:
-        role = getattr(instance, _ROLE, "cache")
+        role = _role(instance)
         if role == "override" or not instance.cache_dir:
             path: str = wrapped(data, filename, *rest, **named)
             return path
@@ -84,6 +85,7 @@ def get_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     """FileCacheManager.get_file: a file that nothing attests is not there."""
 
     def get(filename: str) -> str | None:
+        _attend(instance)
         path: str | None
         path = triton_files.get_file(instance.cache_dir, filename) if _is_cache(instance) else wrapped(filename)
         return path
@@ -98,6 +100,7 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     """
 
     def get(filename: str) -> dict[str, str] | None:
+        _attend(instance)
         if _is_cache(instance):
             with _search(instance.cache_dir, filename) as search:
                 found = triton_files.get_group(instance.cache_dir, filename)
@@ -164,4 +167,34 @@ def _end(search: Search, directory: str, filename: str, found: dict[str, str] | 
 
 
 def _is_cache(manager: Any) -> bool:
-    return getattr(manager, _ROLE, "cache") == "cache" and bool(manager.cache_dir)
+    return _role(manager) == "cache" and bool(manager.cache_dir)
+
+
+def _role(manager: Any) -> str:
+    """What a manager was made for: one of a user's whose __init__ does not call ours is known by its directory."""
+    known: str | None = getattr(manager, _ROLE, None)
+    if known is not None:
+        return known
+    knobs, root = sys.modules["triton"].knobs.cache, os.path.dirname(manager.cache_dir or "")
+    roles = {knobs.override_dir: "override", knobs.dump_dir: "dump", knobs.dir: "cache"}
+    return roles.get(root, "cache")
+
+
+def _attend(manager: Any) -> None:
+    """Have what a user's manager writes with a put() of its own attested: we are called before it is, by a lookup."""
+    if "put" in vars(manager) or not _is_cache(manager) or not _has_own_put(type(manager)):
+        return
+    write = manager.put
+
+    def put_file(data: str | bytes, filename: str, *rest: Any, **named: Any) -> str:
+        def written() -> str:
+            path: str = write(data, filename, *rest, **named)
+            return path
+
+        return triton_files.vouch(manager.cache_dir, filename, _encoded(data), written)
+
+    manager.put = put_file
+
+
+def _has_own_put(kind: type) -> bool:
+    return next(base for base in kind.__mro__ if "put" in vars(base)).__module__ != "triton.runtime.cache"
