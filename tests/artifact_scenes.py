@@ -328,9 +328,3 @@ def choose():
     codecache.PersistentCache.get_local_cache_path.cache_clear()
     times = codecache.PersistentCache().lookup([_Choice("one"), _Choice("two")], "mm", "inputs", benchmark)
     return {"times": {choice.name: time for choice, time in times.items()}, "measured": measured}
-
-
-def log_tuning(filename):
-    from torch._inductor import select_algorithm
-
-    select_algorithm.append_to_log(filename, {"mm": 1.5})

@@ -413,7 +413,6 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(_CODECACHE, "CacheBase.get_local_cache", "local_cache:get_local_cache", ("self",)),
     Target(_CODECACHE, "CacheBase.update_local_cache", "local_cache:update_local_cache", ("self, local_cache",)),
-    Target("torch._inductor.select_algorithm", "append_to_log", "select_algorithm:append_to_log", ("filename, data",)),
     Target(
         _CODECACHE,
         "write",

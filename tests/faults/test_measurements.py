@@ -1,11 +1,6 @@
-"""The files of what max-autotune has measured, and of its logs: whatever becomes of them, the compile goes on."""
+"""The file of what max-autotune has measured: whatever becomes of it, the compile goes on."""
 
 from __future__ import annotations
-
-import contextlib
-import fcntl
-import json
-import os
 
 import pytest
 from conftest import needs_root
@@ -84,34 +79,3 @@ def test_measurements_that_cannot_be_written_are_a_warning(measured, strict):
         assert answer.ok and answer.result["times"] == TIMES and len(answer.warnings) == 1, answer
         assert "Permission denied" in answer.warnings[0], answer
     assert not measured.run("choose", stock=True, unprivileged=True).ok
-
-
-@pytest.fixture
-def log(home):
-    return home.base / "mm.json"
-
-
-def test_log_is_written(home, log):
-    for _ in range(2):
-        answer = home.run("log_tuning", filename=str(log))
-        assert answer.ok and not answer.warnings, answer
-    assert json.loads(log.read_text()) == [{"mm": 1.5}] * 2
-
-
-@STRICTNESS
-def test_log_whose_lock_is_held_by_a_frozen_process_is_given_up(home, log, strict):
-    with contextlib.closing(os.fdopen(os.open(log.with_suffix(".lock"), os.O_CREAT | os.O_RDWR))) as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        answer = home.run("log_tuning", filename=str(log), strict=strict, env={"SAFECACHE_LOCK_TIMEOUT": "0.5"})
-    if strict:
-        assert answer.errors[0] == "CacheWriteError", answer
-    else:
-        assert answer.ok and len(answer.warnings) == 1 and "[lock held]" in answer.warnings[0], answer
-    assert not log.exists()
-
-
-def test_log_that_cannot_be_written_is_a_warning(home, log):
-    log.mkdir()
-    answer = home.run("log_tuning", filename=str(log))
-    assert answer.ok and len(answer.warnings) == 1 and "Is a directory" in answer.warnings[0], answer
-    assert home.run("log_tuning", filename=str(log), stock=True).errors[0] == "IsADirectoryError"

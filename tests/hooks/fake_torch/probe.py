@@ -24,7 +24,6 @@ MODULES = (
     "torch._inductor.standalone_compile",
     "torch._inductor.compile_worker.subproc_pool",
     "torch._inductor.runtime.triton_heuristics",
-    "torch._inductor.select_algorithm",
     "torch._inductor.triton_bundler",
     "triton.runtime.build",
     "triton.runtime.autotuner",
