@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pkgutil
 
 from kernel_scenes import build_module, compile_kernel, exchanging
 from triton import knobs
@@ -102,3 +103,10 @@ def manager_that_the_environment_names():
     knobs.cache.manager_class = Refusing
     os.environ["TRITON_CACHE_MANAGER"] = f"{__name__}:OwnWriter"
     return type(cache.get_cache_manager("ab" * 32)).__name__
+
+
+def upstream_hooks():
+    """What each of those that the table names is by default."""
+    from safecache.patching.targets import UPSTREAM_HOOKS
+
+    return {hook: pkgutil.resolve_name(name) for hook, (name, _) in UPSTREAM_HOOKS.items()}

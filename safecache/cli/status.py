@@ -184,8 +184,11 @@ def _print(report: dict[str, Any], hooks: list[dict[str, str]], *, everything: b
     if not shown:
         return
     table = Table(Column("hook", overflow="fold"), "state", Column("reason", overflow="fold"))
+    upstream = {target.name: target.upstream_hook for target in targets.TARGETS}
     colours = {"active": "green", "in the source": "green", "not yet imported": "dim", "not for this torch": "dim"}
     for hook in shown:
         colour = colours.get(hook["state"], "red")
-        table.add_row(hook["name"], f"[{colour}]{hook['state']}[/]", printable(hook["reason"]))
+        instead = upstream[hook["name"]]
+        reason = hook["reason"] or (f"not through {instead}" if instead else "")
+        table.add_row(hook["name"], f"[{colour}]{hook['state']}[/]", printable(reason))
     console.print(table)

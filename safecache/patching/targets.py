@@ -14,6 +14,7 @@ __all__ = [
     "TORCH_UNTIL",
     "TRITON_FROM",
     "TRITON_UNTIL",
+    "UPSTREAM_HOOKS",
     "VERIFYING",
     "Target",
 ]
@@ -65,6 +66,11 @@ class Target:
         """How status() and warnings name it."""
         return f"{self.module}.{self.attribute}"
 
+    @property
+    def upstream_hook(self) -> str:
+        """The one of UPSTREAM_HOOKS that it does without, and why; "" where it is patched for lack of any."""
+        return ": ".join(UPSTREAM_HOOKS.get(self.hook) or UPSTREAM_HOOKS.get(self.hook.partition(":")[0]) or ())
+
 
 _CODECACHE = "torch._inductor.codecache"
 _AUTOGRAD_CACHE = "torch._functorch._aot_autograd.autograd_cache"
@@ -73,6 +79,8 @@ _PACKAGE = "torch._dynamo.package"
 _PRECOMPILE = "torch._precompile"
 _PGO = "torch._dynamo.pgo"
 _CACHING = "torch._inductor.runtime.caching.implementations"
+_AUTOTUNE_CACHE = "torch._inductor.runtime.autotune_cache"
+_COMPILER_CACHE = "torch.compiler._cache"
 _STANDALONE = "torch._inductor.standalone_compile"
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 _OUTPUT_CODE = "torch._inductor.output_code"
@@ -110,7 +118,7 @@ _CACHE_DIR_COPIES = (
     "torch._inductor.compile_fx",
     "torch._inductor.compiler_bisector",
     "torch._inductor.kernel.flex_gemm.runtime",
-    "torch._inductor.runtime.autotune_cache",
+    _AUTOTUNE_CACHE,
     "torch._inductor.runtime.caching.interfaces",
     "torch._inductor.runtime.flydsl_cache",
     "torch._inductor.runtime.runtime_utils",
@@ -219,12 +227,7 @@ TARGETS: tuple[Target, ...] = (
         ("key, content",),
     ),
     Target(_AUTOGRAD_CACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
-    Target(
-        _AOT_COMPILE,
-        "AOTCompiledFunction.serialize",
-        "aot_compile:serialize",
-        ("cls, fn, external_data=",),
-    ),
+    Target(_AOT_COMPILE, "AOTCompiledFunction.serialize", "aot_compile:serialize", ("cls, fn, external_data=",)),
     Target(
         _AOT_COMPILE,
         "AOTCompiledFunction.deserialize",
@@ -272,13 +275,7 @@ TARGETS: tuple[Target, ...] = (
         ("artifact_path, cache_path, python_code, cache",),
         since=(2, 15),
     ),
-    Target(
-        _PRECOMPILE,
-        "_read_artifact",
-        "precompile:read_artifact",
-        ("artifact_path, cache_path",),
-        since=(2, 15),
-    ),
+    Target(_PRECOMPILE, "_read_artifact", "precompile:read_artifact", ("artifact_path, cache_path",), since=(2, 15)),
     Target(_PACKAGE, "DiskDynamoStore.write", "package:write", ("self, cache_entry, path",)),
     Target(_PACKAGE, "DiskDynamoStore.read", "package:read", ("self, path",)),
     Target(_PACKAGE, "DiskDynamoCache.load", "package:load", ("self, fn",)),
@@ -295,36 +292,21 @@ TARGETS: tuple[Target, ...] = (
     Target(_PGO, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
     Target(_CACHING, "_OnDiskCacheImpl.get", "caching:get", ("self, key",)),
     Target(_CACHING, "_OnDiskCacheImpl.insert", "caching:insert", ("self, key, value",)),
+    Target(_AUTOTUNE_CACHE, "AutotuneCache.read_best", "autotune_cache:read_best", ("self, inductor_meta, configs",)),
     Target(
-        "torch._inductor.runtime.autotune_cache",
-        "AutotuneCache.read_best",
-        "autotune_cache:read_best",
-        ("self, inductor_meta, configs",),
-    ),
-    Target(
-        "torch._inductor.runtime.autotune_cache",
+        _AUTOTUNE_CACHE,
         "AutotuneCache.save",
         "autotune_cache:save",
         ("self, config, time_taken_ns, found_by_coordesc=, triton_cache_hash=",),
     ),
+    Target(_AUTOTUNE_CACHE, "_AutotuneCacheBundlerImpl._load_cache", "autotune_cache:load_cache", ("self",)),
     Target(
-        "torch._inductor.runtime.autotune_cache",
-        "_AutotuneCacheBundlerImpl._load_cache",
-        "autotune_cache:load_cache",
-        ("self",),
-    ),
-    Target(
-        "torch.compiler._cache",
+        _COMPILER_CACHE,
         "CacheArtifactManager.deserialize",
         "compiler_cache:deserialize",
         ("serialized_artifacts",),
     ),
-    Target(
-        "torch.compiler._cache",
-        "CacheArtifactManager.populate_caches",
-        "compiler_cache:populate_caches",
-        ("artifacts",),
-    ),
+    Target(_COMPILER_CACHE, "CacheArtifactManager.populate_caches", "compiler_cache:populate_caches", ("artifacts",)),
     Target(_STANDALONE, "CompiledArtifact.load", "standalone_compile:load", ("*path, *format=",)),
     Target(_STANDALONE, "CacheCompiledArtifact.load", "standalone_compile:load", ("*path, *format=",)),
     Target(_STANDALONE, "pickle", "standalone_compile:verifying_pickle", (PICKLE_MODULE,)),
@@ -657,6 +639,19 @@ TARGETS: tuple[Target, ...] = (
         ("cls, key, kernel",),
     ),
 )
+
+# Every target is patched for lack of a supported hook, but those of these modules of safecache.hooks, or functions of
+# theirs: what upstream has in each release, and why it does not do. tests/faults/test_kernel_managers.py shows it of
+# the first.
+UPSTREAM_HOOKS = {
+    "triton_cache": (
+        "triton.knobs.cache.manager_class",
+        "a manager made directly, one that a user sets, and a reset or the end of a scope of the knob get round it",
+    ),
+    "triton_build:build": ("triton.knobs.build.impl", "it builds in Triton's place, and in that of a user's own"),
+    "triton_isolation": ("triton.knobs.compilation.listener", "it hears of compiles that are over"),
+    "cpu_vec_isa": ("torch._inductor.config.cpp.vec_isa_ok", "it is the answer, which is to be found out"),
+}
 
 MODULES = frozenset(target.module for target in TARGETS)
 

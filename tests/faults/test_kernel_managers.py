@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 
 from faults.hostile import triton_files as files
+from safecache.patching.targets import TARGETS, UPSTREAM_HOOKS
 
 pytest.importorskip("triton")
 
@@ -87,3 +88,9 @@ def test_planted_file_is_found_in_spite_of_triton_s_hook_but_not_of_ours(home, h
 
 def test_triton_s_hook_once_assigned_takes_the_place_of_a_user_s_manager(home):
     assert home.run("manager_scenes.manager_that_the_environment_names").result == "Refusing"
+
+
+def test_hooks_that_the_table_says_upstream_has_are_there(home):
+    assert home.run("manager_scenes.upstream_hooks").result == dict.fromkeys(UPSTREAM_HOOKS)
+    told = {name for target in TARGETS for name in (target.hook, target.hook.partition(":")[0])}
+    assert told.issuperset(UPSTREAM_HOOKS)

@@ -81,6 +81,8 @@ def test_hooks_are_counted_by_package_and_all_are_named_on_request(command_line)
     assert said.returncode == 0 and sum(counted) == len(known) and len(said.lines) < 20, said.lines
     everything = command_line("status", "--all", COLUMNS="200")
     assert sum("│ active" in line for line in everything.lines) == len(known), everything.lines
+    (told,) = {line.split("│")[3].strip() for line in everything.lines if "FileCacheManager.get_file" in line}
+    assert told.startswith("not through triton.knobs.cache.manager_class: a manager made directly"), told
 
 
 def test_hook_that_is_off_is_named_with_its_reason(command_line):
