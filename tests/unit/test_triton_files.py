@@ -57,6 +57,55 @@ def test_group_is_read_as_it_was_written(directory):
     assert read(directory) == {"two"}
 
 
+def write_oneself(directory, version):
+    """As write(), with a manager's own way of writing."""
+
+    def put(name, content):
+        def store():
+            os.makedirs(directory, exist_ok=True)
+            with open(os.path.join(directory, name), "wb") as file:
+                file.write(content)
+            return file.name
+
+        return triton_files.vouch(directory, name, content, store)
+
+    for name in NAMES:
+        assert put(name, f"{name} {version}".encode()) == os.path.join(directory, name)
+    listed = {name: os.path.join(directory, name) for name in triton_files.listed(directory, NAMES)}
+    put("__grp__k.json", json.dumps({"child_paths": listed}).encode())
+
+
+def test_group_that_somebody_else_wrote_is_read_if_we_vouch_for_it(directory):
+    write_oneself(directory, "one")
+    assert read(directory) == {"one"}
+    write(directory, "two")
+    assert read(directory) == {"two"}
+    write_oneself(directory, "three")
+    assert read(directory) == {"three"} and not events.counters().get("quarantined")
+
+
+def test_list_that_somebody_else_wrote_is_not_vouched_for_without_its_files(directory):
+    write_oneself(directory, "one")
+    forget_kernels()
+    os.remove(os.path.join(directory, "k.cubin"))
+    listing = json.dumps({"child_paths": dict.fromkeys(NAMES, "")}).encode()
+    path = os.path.join(directory, "__grp__k.json")
+    with open(path, "wb") as file:
+        file.write(listing)
+    assert triton_files.vouch(directory, "__grp__k.json", listing, lambda: path) == path
+    assert read(directory) is None
+
+
+def test_file_that_somebody_else_keeps_elsewhere_is_left_to_them(directory):
+    assert triton_files.vouch(directory, "k.json", b"k.json one", lambda: "elsewhere") == "elsewhere"
+    with pytest.raises(OSError, match="No space left"):
+        triton_files.vouch(directory, "k.json", b"k.json one", no_space)
+
+
+def no_space():
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
 @pytest.mark.parametrize("number", range(len(NAMES)))
 def test_group_of_a_writer_who_is_not_done_is_a_miss(directory, number):
     write(directory, "one")
