@@ -21,7 +21,7 @@ from safecache.signing import keyring
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, layers, levels
 
-__all__ = ["accept", "dump", "get_file", "get_group", "listed", "put", "put_aside", "restore", "vouch"]
+__all__ = ["accept", "attest", "dump", "get_file", "get_group", "listed", "put", "put_aside", "restore"]
 
 
 def put(directory: str, name: str, content: bytes) -> str:
@@ -48,7 +48,7 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, dict[str, objec
     return readable, stated if kept else None
 
 
-def vouch(directory: str, name: str, content: bytes, write: Callable[[], str]) -> str:
+def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) -> str:
     """As put(), of a file that a manager of somebody's own writes, and tells the path of: that is not changed.
 
     Raises what ``write`` does.

@@ -191,7 +191,7 @@ def _attend(manager: Any) -> None:
             path: str = write(data, filename, *rest, **named)
             return path
 
-        return triton_files.vouch(manager.cache_dir, filename, _encoded(data), written)
+        return triton_files.attest(manager.cache_dir, filename, _encoded(data), written)
 
     manager.put = put_file
 

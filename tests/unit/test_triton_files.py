@@ -67,7 +67,7 @@ def write_oneself(directory, version):
                 file.write(content)
             return file.name
 
-        return triton_files.vouch(directory, name, content, store)
+        return triton_files.attest(directory, name, content, store)
 
     for name in NAMES:
         assert put(name, f"{name} {version}".encode()) == os.path.join(directory, name)
@@ -75,7 +75,7 @@ def write_oneself(directory, version):
     put("__grp__k.json", json.dumps({"child_paths": listed}).encode())
 
 
-def test_group_that_somebody_else_wrote_is_read_if_we_vouch_for_it(directory):
+def test_group_that_somebody_else_wrote_is_read_if_we_attest_it(directory):
     write_oneself(directory, "one")
     assert read(directory) == {"one"}
     write(directory, "two")
@@ -84,7 +84,7 @@ def test_group_that_somebody_else_wrote_is_read_if_we_vouch_for_it(directory):
     assert read(directory) == {"three"} and not events.counters().get("quarantined")
 
 
-def test_list_that_somebody_else_wrote_is_not_vouched_for_without_its_files(directory):
+def test_list_that_somebody_else_wrote_is_not_attested_without_its_files(directory):
     write_oneself(directory, "one")
     forget_kernels()
     os.remove(os.path.join(directory, "k.cubin"))
@@ -92,14 +92,14 @@ def test_list_that_somebody_else_wrote_is_not_vouched_for_without_its_files(dire
     path = os.path.join(directory, "__grp__k.json")
     with open(path, "wb") as file:
         file.write(listing)
-    assert triton_files.vouch(directory, "__grp__k.json", listing, lambda: path) == path
+    assert triton_files.attest(directory, "__grp__k.json", listing, lambda: path) == path
     assert read(directory) is None
 
 
 def test_file_that_somebody_else_keeps_elsewhere_is_left_to_them(directory):
-    assert triton_files.vouch(directory, "k.json", b"k.json one", lambda: "elsewhere") == "elsewhere"
+    assert triton_files.attest(directory, "k.json", b"k.json one", lambda: "elsewhere") == "elsewhere"
     with pytest.raises(OSError, match="No space left"):
-        triton_files.vouch(directory, "k.json", b"k.json one", no_space)
+        triton_files.attest(directory, "k.json", b"k.json one", no_space)
 
 
 def no_space():
