@@ -29,12 +29,12 @@ from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
-from safecache.signing import binding, key_files, keyring, seal
+from safecache.signing import key_files, keyring, provenance, seal
 from safecache.signing.keys import Key
 from safecache.store import manifests
 from safecache.tiers import fallback, levels
-from safecache.upkeep import quarantined, sealing
-from safecache.upkeep.sealing import adopt
+from safecache.upkeep import audit, quarantined
+from safecache.upkeep.audit import adopt
 
 STRANGER = Key.derive(b"a key that nobody here knows. . .")
 REVOKED = Key.derive(b"a key that was revoked. . . . . .")
@@ -70,7 +70,7 @@ class Sink:
 
     def plant(self, content: bytes, sealing) -> None:
         """Put ``content`` there; ``sealing`` makes its seal. It may depend on the bytes, and so may the path."""
-        self.put(sealing(content))
+        self.put(audit(content))
 
     def put(self, sealed: bytes) -> None:
         """Put these bytes there, seal included."""
@@ -234,7 +234,7 @@ class Attested(Sink):
         self.clear()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_bytes(content)
-        self.put_record(sealing(json.dumps(statement).encode()))
+        self.put_record(audit(json.dumps(statement).encode()))
 
     @property
     def record(self) -> Path:
@@ -405,7 +405,7 @@ class Extension(Attested):
         built_of = {"sha256": self.build._inputs(step, []), "headers": extension_builds._packed([])}
         statement = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None, "inputs": built_of}
         self.path.write_bytes(content)
-        self.put_record(sealing(json.dumps(statement).encode()))
+        self.put_record(audit(json.dumps(statement).encode()))
 
     def use(self):
         self.build.settle()
@@ -451,9 +451,9 @@ class Forger:
 
     def seal(self, payload: bytes, **other) -> bytes:
         kind, cache_key = other.get("kind", self.sink.kind), other.get("cache_key", self.sink.cache_key)
-        provenance = binding.statement(kind) | self.sink.states | other.get("build", {})
+        built = provenance.statement(kind) | self.sink.states | other.get("build", {})
         key, namespace = other.get("key", self.own), other.get("namespace", "default")
-        return seal.attach(payload, kind, cache_key, key, provenance, namespace)
+        return seal.attach(payload, kind, cache_key, key, built, namespace)
 
     def with_parts(self, change):
         """A way to seal: ours, with its parts changed afterwards."""
@@ -659,7 +659,7 @@ def _in_state(name, base):
 
 
 def _sign(root):
-    sealing.countersign(layout.walk(root), layout.code(root))
+    audit.countersign(layout.walk(root), layout.code(root))
 
 
 def _adopt(root):

@@ -54,7 +54,7 @@ TESTS = {
     "store/manifests": ["tests/unit/test_records.py", *_GATE],
     "code/gate": ["tests/unit/test_disposal.py", *_GATE],
     "code/build_keys": ["tests/unit/test_build_keys.py"],
-    "isolation/known_bad": ["tests/crashes/test_known_bad.py"],
+    "isolation/crashes": ["tests/crashes/test_known_bad.py"],
     "isolation/limits": ["tests/crashes/test_limits.py"],
     "isolation/compiling": _COMPILING,
     "isolation/attempts": ["tests/isolation/test_attempts.py", "tests/crashes/test_worker_results.py"],

@@ -333,9 +333,9 @@ def warm_up():
 
 
 def adopt_cache(directory):
-    from safecache.upkeep import sealing
+    from safecache.upkeep import audit
 
-    return sealing.adopt(directory)._asdict()
+    return audit.adopt(directory)._asdict()
 
 
 def compile_model_and_say_where():

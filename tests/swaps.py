@@ -31,20 +31,20 @@ from crashes.test_crash_reports import facts  # noqa: E402
 from safecache.cli.main import main as command_line  # noqa: E402
 from safecache.explain import key_records  # noqa: E402
 from safecache.explain.key_records import KeyRecord  # noqa: E402
-from safecache.files import checks, temporaries  # noqa: E402
-from safecache.isolation import known_bad, reports  # noqa: E402
+from safecache.files import opening, temporaries  # noqa: E402
+from safecache.isolation import crashes, reports  # noqa: E402
 from safecache.places import layout  # noqa: E402
 from safecache.reporting.kinds import Kind, Reason  # noqa: E402
 from safecache.settings import config  # noqa: E402
 from safecache.store import entry_files  # noqa: E402
-from safecache.upkeep import eviction, sealing  # noqa: E402
+from safecache.upkeep import audit, eviction  # noqa: E402
 from safecache.upkeep.eviction import Limits  # noqa: E402
 
 
 def prepare(template: Path, mirror: Path) -> None:
     """A cache, and a copy of it, of which each file tells of its being read."""
     fill(template)
-    sealing.adopt(str(template))
+    audit.adopt(str(template))
     shutil.copytree(template, mirror, symlinks=True)
     for path in mirror.rglob("*"):
         if path.is_file():
@@ -88,7 +88,7 @@ def task(work):
     """What a process does beside its compiles. It may fail, as with any cache that cannot be used."""
 
     def run(root):
-        with contextlib.suppress(OSError, checks.UnusableEntry):
+        with contextlib.suppress(OSError, opening.UnusableEntry):
             work(str(root))
 
     return run
@@ -102,7 +102,7 @@ def publish(root):
 
 def look_up(root):
     for location in layout.walk(root):
-        with contextlib.suppress(OSError, checks.UnusableEntry):
+        with contextlib.suppress(OSError, opening.UnusableEntry):
             entry_files.read_entry(location.path)
 
 
@@ -131,7 +131,7 @@ TASKS = {
     "set aside": task(set_aside),
     "sweep": task(lambda root: eviction.sweep(root, Limits(age=DAY), now=time.time())),
     "crash report": task(lambda root: reports.write(root, facts("ab" * 32))),
-    "note of a crash": task(partial(known_bad.forget, hash="ab" * 32)),
+    "note of a crash": task(partial(crashes.forget, hash="ab" * 32)),
     "record of a key": task(remember),
 }
 ACTIONS = COMMANDS | TASKS

@@ -1,4 +1,4 @@
-"""``safecache bench``: what safecache costs, against stock torch in the same run."""
+"""``safecache bench``: what safecache costs against stock torch; ``bench isolate``: what compiling apart costs."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,13 +18,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from safecache.cli import bench_isolate, workload
+from safecache.cli import workload
 from safecache.cli.arguments import add_json, number
 from safecache.cli.workload import Cache
-from safecache.signing import key_changes, key_files, signatures
+from safecache.signing import key_changes, key_files, keys
 from safecache.signing.provenance import torch_version
 
-__all__ = ["add", "run"]
+__all__ = ["add", "run", "show"]
 
 
 class Figure(NamedTuple):
@@ -51,7 +52,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Measure, and print the figures. Raises SafecacheError or OSError."""
     if arguments.what == "isolate":
-        return bench_isolate.show(rounds=arguments.pairs, as_json=arguments.json)
+        return show(rounds=arguments.pairs, as_json=arguments.json)
     return _show(pairs=arguments.pairs, as_json=arguments.json)
 
 
@@ -162,7 +163,7 @@ def _everything(base: Path) -> dict[str, str]:
     """The settings that cost: signatures where the library for them is installed, and copies of libraries."""
     chosen = {"SAFECACHE_STRICT": "1", "SAFECACHE_NAMESPACE": "bench", "SAFECACHE_EXEC_DIR": str(base / "exec")}
     os.mkdir(chosen["SAFECACHE_EXEC_DIR"], 0o700)
-    if signatures.problem() is not None:
+    if keys.problem() is not None:
         return chosen
     path = str(base / "farm.json")
     key_files.save(path, key_changes.generate(ed25519=True))
@@ -175,4 +176,86 @@ def _print(figures: list[Figure]) -> None:
         stock = "" if figure.stock is None else f"{figure.stock:.3f}"
         ratio = "" if figure.ratio is None else f"{figure.ratio:.3f}"
         table.add_row(figure.what, figure.unit, stock, f"{figure.safecache:.3f}", ratio)
+    Console().print(table)
+
+
+_ISOLATED = {"SAFECACHE_ISOLATE": "1"}
+_STOCK = {"SAFECACHE": "0"}
+
+
+class Way(NamedTuple):
+    """A way of compiling: what compiles.py does, with which settings, and the way that it is compared with."""
+
+    what: str
+    title: str
+    settings: dict[str, str]
+    base: str = "serial"
+    survives: bool = False
+
+
+_WAYS = {
+    "serial": Way("serial", "in this process", _STOCK),
+    "threads": Way("threads", "in two threads of it", _STOCK),
+    "fork": Way("fork", "a fork for each", _STOCK, survives=True),
+    "spawn": Way("spawn", "an interpreter for each", _STOCK, survives=True),
+    "pool": Way("pool", "two interpreters", _STOCK),
+    "service": Way("service", "safecache's service, two at once", _ISOLATED, survives=True),
+    "tune": Way("tune", "@triton.autotune, in this process", _STOCK, "tune"),
+    "tune apart": Way("tune", "@triton.autotune, one by one", _ISOLATED | {"SAFECACHE_PREFETCH": "0"}, "tune"),
+    "tune ahead": Way("tune", "@triton.autotune, compiled ahead", _ISOLATED, "tune"),
+}
+
+
+def show(*, rounds: int, as_json: bool) -> int:
+    """Measure, print a table or JSON, and return 0."""
+    cases = [
+        (name, crashing) for crashing in (False, True) for name, way in _WAYS.items() if way.survives or not crashing
+    ]
+    found: dict[tuple[str, bool], list[dict[str, float]]] = {case: [] for case in cases}
+    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=rounds * len(cases))
+        for number in range(rounds):
+            # The order alternates: who comes second finds the machine as the first has left it.
+            for case in cases if number % 2 else reversed(cases):
+                progress.update(task, description=f"{case[0]}{', with crashes' if case[1] else ''}")
+                found[case].append(_run(*case))
+                progress.advance(task)
+    figures = [_figure(way, crashing, found) for way, crashing in cases]
+    if as_json:
+        print(json.dumps({"triton": metadata.version("triton"), "rounds": rounds, "figures": figures}))
+    else:
+        _print_ways(figures)
+    return 0
+
+
+def _run(way: str, crashing: bool) -> dict[str, float]:
+    """One run, with a cold cache. Raises OSError if it fails."""
+    script = Path(workload.__file__).with_name("compiles.py")
+    with tempfile.TemporaryDirectory(prefix="safecache-bench-") as base:
+        environment = workload.environment_with_safecache() | workload.places(Path(base) / "caches")
+        environment |= _WAYS[way].settings
+        command = [sys.executable, str(script), _WAYS[way].what, *(["crashing"] if crashing else [])]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"{way} failed: {done.stderr[-2000:]}")
+    answer: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def _figure(way: str, crashing: bool, found: dict[tuple[str, bool], list[dict[str, float]]]) -> dict[str, object]:
+    figure: dict[str, object] = {"way": _WAYS[way].title, "crashing": crashing, "jobs": found[way, crashing][0]["jobs"]}
+    for what in ("wall", "cpu"):
+        own, base = ([run[what] for run in found[case]] for case in ((way, crashing), (_WAYS[way].base, False)))
+        figure[what] = statistics.median(own)
+        figure[f"{what}_ratio"] = statistics.median(a / b for a, b in zip(own, base, strict=True))
+    return figure
+
+
+def _print_ways(figures: list[dict[str, object]]) -> None:
+    titles = ("kernels compiled", "crashes", "wall s", "ratio", "CPU s", "ratio")
+    table = Table(*titles, title=f"triton {metadata.version('triton')}")
+    for figure in figures:
+        times = (f"{figure[what]:.3f}" for what in ("wall", "wall_ratio", "cpu", "cpu_ratio"))
+        table.add_row(str(figure["way"]), "10 %" if figure["crashing"] else "", *times)
     Console().print(table)

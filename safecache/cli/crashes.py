@@ -11,7 +11,7 @@ from typing import Any
 
 from safecache.cli.arguments import DIRECTORY_HELP
 from safecache.errors import printable
-from safecache.isolation import known_bad, reports
+from safecache.isolation import crashes, reports
 from safecache.places import layout
 from safecache.settings import config, timestamps
 from safecache.tiers import levels
@@ -58,7 +58,7 @@ def _list(roots: list[str], *, as_json: bool) -> int:
 
 
 def _rows(root: str) -> Iterator[dict[str, Any]]:
-    notes = dict(known_bad.listed(root))
+    notes = dict(crashes.listed(root))
     for path, summary in reports.listed(root).items():
         note = notes.pop(str(summary.get("hash")), None)
         ended = summary.get("ended")
@@ -85,8 +85,8 @@ def _rows(root: str) -> Iterator[dict[str, Any]]:
 
 def _forget(roots: list[str], beginning: str | None) -> int:
     """1 if there is none of that hash."""
-    found = [(root, hash) for root in roots for hash in known_bad.hashes(root) if hash.startswith(beginning or "")]
-    forgotten = sum(known_bad.forget(root, hash) for root, hash in found)
+    found = [(root, hash) for root in roots for hash in crashes.hashes(root) if hash.startswith(beginning or "")]
+    forgotten = sum(crashes.forget(root, hash) for root, hash in found)
     if beginning is not None and not forgotten:
         print(f"safecache forget: no kernel of the hash {printable(beginning)} is skipped", file=sys.stderr)
         return 1

@@ -18,8 +18,7 @@ from safecache.places.layout import Code, Location
 from safecache.settings import config
 from safecache.tiers import levels
 from safecache.upkeep import limits
-from safecache.upkeep.audit import audit
-from safecache.upkeep.sealing import Resealing, adopt, countersign
+from safecache.upkeep.audit import Resealing, adopt, audit, countersign
 
 __all__ = ["add", "run"]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from safecache.cli.arguments import DIRECTORY_HELP, add_json
 from safecache.errors import printable
-from safecache.explain import explanations, key_records, vllm
+from safecache.explain import explanations, key_records
 from safecache.explain.explanations import Explanation
 from safecache.explain.key_records import KeyRecord
 from safecache.history import run_summary
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
         os.scandir(root).close()
     found = list(_of_caches(roots, arguments.what or "", arguments.run))
     found = sorted(found, key=lambda row: str(row["time"]), reverse=True)[: arguments.last]
-    places = arguments.directories or [*roots, vllm.place(environ)]
+    places = arguments.directories or [*roots, explanations.factors_place(environ)]
     factors = [] if arguments.what or arguments.run else [row for place in places for row in _of_vllm(place)]
     if arguments.json:
         print(json.dumps({"misses": found, "vllm": factors}))
@@ -119,11 +119,11 @@ def _of_miss(line: Line, kind: Kind, reason: Reason, explanation: Explanation | 
 
 def _of_vllm(root: str) -> Iterator[dict[str, Any]]:
     """Each of vLLM's keys against the nearest of those before it."""
-    found = vllm.find(root)
+    found = explanations.find_factors(root)
     for number, after in enumerate(found, 1):
-        before = vllm.nearest(after, found[number:])
+        before = explanations.nearest(after, found[number:])
         if before is not None:
-            differences = vllm.compare(before, after)
+            differences = explanations.compare_factors(before, after)
             yield {
                 "directory": after.directory,
                 "against": before.directory,

@@ -9,8 +9,8 @@ from safecache.cli import tables
 from safecache.cli.arguments import add_json
 from safecache.cli.tables import Heading
 from safecache.errors import printable
-from safecache.source_patches import changing, sites
-from safecache.source_patches.changing import State
+from safecache.source_patches import sites
+from safecache.source_patches.sites import State
 
 __all__ = ["add", "run"]
 
@@ -52,10 +52,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Run one of its actions; 1 if a patch does not fit. Raises SafecacheError or OSError, nothing having changed."""
     found = sites.find(arguments.target)
     if arguments.action in ("list", "check"):
-        states = changing.states(found, arguments.names)
+        states = sites.states(found, arguments.names)
         _show(found, states, as_json=arguments.json)
         return int(arguments.action == "check" and not (states and all(state.fits for state in states)))
-    act = changing.apply if arguments.action == "apply" else changing.revert
+    act = sites.apply if arguments.action == "apply" else sites.revert
     changed = act(found, arguments.names)
     for path in changed:
         print(printable(path))

@@ -15,7 +15,7 @@ from safecache.cli.arguments import add_places
 from safecache.cli.ls import Row
 from safecache.cli.tables import Heading
 from safecache.errors import printable
-from safecache.files import checks, opening
+from safecache.files import opening
 from safecache.places.layout import Code, Location
 from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.settings import config
@@ -142,8 +142,8 @@ def _judged(group: Group) -> set[str]:
 def _digest(file: File) -> str | None:
     """None for what is no file, or cannot be read."""
     try:
-        return opening.digest_regular(file.path, checks.check_regular, flags=os.O_NOFOLLOW).hex()
-    except (OSError, checks.UnusableEntry):
+        return opening.digest_regular(file.path, opening.check_regular, flags=os.O_NOFOLLOW).hex()
+    except (OSError, opening.UnusableEntry):
         return None
 
 

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from safecache.files import checks
+from safecache.files import opening
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
-from safecache.signing import binding, keyring, seal
+from safecache.signing import keyring, provenance, seal
 from safecache.store import entry_files, manifests
 
 __all__ = ["Installation", "key"]
@@ -106,7 +106,7 @@ def _recorded(root: str, own: str, stamp: str) -> str | None:
     """What is recorded for files with this stamp, if it is one of ours."""
     try:
         record = entry_files.read_entry(manifests.path_of(own, root, Kind.MEMO), entry_files.RECORD)
-    except (OSError, checks.UnusableEntry):
+    except (OSError, opening.UnusableEntry):
         return None
     if seal.verify(record, Kind.MEMO, own, keyring.current().find, config.current().namespace).reason is not None:
         return None  # what takes its place is sealed with the key of this process
@@ -122,5 +122,5 @@ def _record(root: str, own: str, stamp: str, value: str) -> None:
     if signing is None:
         return
     content = json.dumps({"stamp": stamp, "key": value}).encode()
-    sealed = seal.attach(content, Kind.MEMO, own, signing, binding.statement(Kind.MEMO), config.current().namespace)
+    sealed = seal.attach(content, Kind.MEMO, own, signing, provenance.statement(Kind.MEMO), config.current().namespace)
     entry_files.publish(manifests.path_of(own, root, Kind.MEMO), sealed, root)

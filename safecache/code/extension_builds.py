@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from safecache.code import gate
-from safecache.files import checks, filesystem, opening, parallel
+from safecache.files import filesystem, opening, parallel
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import trust
 from safecache.signing.trust import Refusal
@@ -136,10 +136,10 @@ class Build:
         path = self._path(step.output)
         status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
         try:
-            checks.check_regular(status)
-            digest = opening.digest_regular(path, checks.check_regular, flags=os.O_NOFOLLOW)
+            opening.check_regular(status)
+            digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
             refusal = self._judge_content(step, path, digest)
-        except checks.UnusableEntry as unusable:
+        except opening.UnusableEntry as unusable:
             return gate.of_unusable(unusable)
         except Unreadable as error:  # there is no other place to build in, and ninja builds only what is not there
             refusal = Refusal(Reason.UNREADABLE, error.evidence)
@@ -221,7 +221,7 @@ class Build:
             inputs = ""
         also = {"inputs": {"sha256": inputs, "headers": _packed(told)}}
         gate.keep(path, self._directory, also=also, name=self._name(step))
-        digest = opening.digest_regular(path, checks.check_regular, flags=os.O_NOFOLLOW)
+        digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
         _built[path] = {"sha256": digest.hex(), **also}
 
     def _has_changed(self, paths: set[str]) -> bool:

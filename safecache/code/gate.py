@@ -17,11 +17,11 @@ from typing import Any
 
 from safecache.entries import loading
 from safecache.errors import EntryRefusedError
-from safecache.files import checks, filesystem, mounts, opening, ownership, private_directory
+from safecache.files import filesystem, mounts, opening, ownership, private_directory
 from safecache.reporting import events, policy
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
-from safecache.signing import binding, keyring, seal, trust
+from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 from safecache.store.quarantine import is_still, obstacle
@@ -65,7 +65,7 @@ __all__ = [
 _MOST_REPLACED = 3
 
 
-def of_unusable(unusable: checks.UnusableEntry) -> Refusal:
+def of_unusable(unusable: opening.UnusableEntry) -> Refusal:
     """What can be said against what is not even read."""
     return Refusal(unusable.reason, f"it is {unusable.detail}", found=unusable.status)
 
@@ -214,7 +214,7 @@ def _keep(
     if ring.signing is None and not also and _is_stated(path, root, kind, digest):
         return True  # by somebody whose word lasts longer than this process
     stated = {"sha256": digest.hex(), **also}
-    return manifests.write(path, root, kind, stated, ring.attesting, binding.statement(kind), name=name)
+    return manifests.write(path, root, kind, stated, ring.attesting, provenance.statement(kind), name=name)
 
 
 def _is_stated(path: str, root: str, kind: Kind, digest: bytes) -> bool:
@@ -229,7 +229,7 @@ def record_of(path: str, content: bytes, kind: Kind, also: Mapping[str, Any], ro
     if key is None:
         return None
     stated = {"sha256": hashlib.sha256(content).hexdigest(), **also}
-    return manifests.sealed(path, kind, stated, key, binding.statement(kind), root)
+    return manifests.sealed(path, kind, stated, key, provenance.statement(kind), root)
 
 
 def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
@@ -289,7 +289,7 @@ def adopt(path: str, root: str, kind: Kind) -> bool:
     refusal = judge(path, root, kind)
     if refusal is None:
         return False
-    digest = opening.digest_regular(path, checks.check_private(path), flags=os.O_NOFOLLOW)
+    digest = opening.digest_regular(path, opening.check_private(path), flags=os.O_NOFOLLOW)
     if refusal.reason in trust.UNATTESTED:
         refusal = contradiction(manifests.stored(path, root, kind), kind, manifests.name_of(path, kind, root), digest)
     if refusal is not None:
@@ -349,7 +349,7 @@ def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | 
     """None if what lies at ``path`` is a file, and something attests it. Raises OSError."""
     try:
         return judge(path, root, kind)
-    except checks.UnusableEntry as unusable:
+    except opening.UnusableEntry as unusable:
         return of_unusable(unusable)
 
 
@@ -365,7 +365,7 @@ def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None
     """None if something attests the file. Raises OSError and UnusableEntry."""
     status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
     directory_faults.check(root)
-    checks.check_up_to(entry_files.largest(kind))(status)
+    opening.check_up_to(entry_files.largest(kind))(status)
     identity, now = filesystem.identity(status), time.monotonic()
     judged = _judged.get(path)
     if judged is not None and judged[0] == identity and now - judged[1] < FRESH:
@@ -388,7 +388,7 @@ def refused(verdict: seal.Verdict, reason: Reason) -> Refusal:
 
 
 def _digest(path: str) -> bytes:
-    return opening.digest_regular(path, checks.check_regular, flags=os.O_NOFOLLOW)
+    return opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
 
 
 def reset() -> None:

@@ -1,26 +1,32 @@
-"""What Inductor generates: sources, written and read again to be executed."""
+"""What Inductor generates: sources that are executed, and the kernels that generated C++ loads by their paths."""
 
 from __future__ import annotations
 
+import errno
 import locale
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from safecache.code import gpu_binaries, sources
+from safecache.code import gate, sources
 from safecache.entries import copies
-from safecache.files import private_directory
+from safecache.files import ownership, private_directory
 from safecache.reporting.kinds import Kind
+from safecache.settings import config
 from safecache.signing import keyring
 from safecache.store import entry_files
 
 __all__ = [
+    "ENDINGS",
+    "admit_kernels",
     "header_directory",
     "headers_folder",
     "initialise",
+    "place_kernel",
     "put",
     "put_again",
     "read",
@@ -28,6 +34,42 @@ __all__ = [
     "root_of",
     "write_file",
 ]
+
+ENDINGS = (".cubin", ".hsaco", ".spv")
+# As torch writes a path into C++: in double quotes, with backslashes before those and before backslashes.
+_NAMED = re.compile(r'"(/(?:[^"\\\n]|\\.)*\.(?:cubin|hsaco|spv))"')
+
+
+def admit_kernels(*codes: str) -> None:
+    """See to it that each kernel that these texts name is there, and attested; what is not was moved away.
+
+    Raises FileNotFoundError if one is missing then, or could be exchanged before it is loaded: torch takes that for a
+    graph that is not in the cache. Raises EntryRefusedError in strict mode.
+    """
+    for path in dict.fromkeys(named for code in codes for named in _NAMED.findall(code)):
+        _admit(re.sub(r"\\(.)", r"\1", path))
+
+
+def _admit(path: str) -> None:
+    root = config.cache_directory() or ""
+    if not root or not path.startswith(os.path.join(root, "")):
+        root = os.path.dirname(path)  # of a cache that was moved since: no record of it is here
+    if not gate.admit_build(path, root):
+        raise FileNotFoundError(errno.ENOENT, "a kernel of this graph is not there, or nothing attested it", path)
+    objection = ownership.why_not_private(path)
+    if objection is not None:
+        raise FileNotFoundError(errno.ENOENT, f"a kernel would be loaded by its path, and {objection}", path)
+
+
+def place_kernel(path: str, root: str, content: bytes) -> str:
+    """Attest a kernel that this process has written to ``path``; where it is to be loaded from.
+
+    That is a copy for this process where others could exchange it, and who finds the graph there has to compile it.
+    """
+    if ownership.why_not_private(path) is not None:
+        return gate.private_copy(os.path.basename(path), content, Kind.NATIVE_CODE)
+    gate.keep(path, root, content=content)
+    return path
 
 
 class _Thread(threading.local):
@@ -51,8 +93,8 @@ def put(write: Callable[[], tuple[str, str]], content: str | bytes) -> tuple[str
     _settle(path, content, write)
     if path.endswith(".py"):
         _remember(path, content)
-    elif path.endswith(gpu_binaries.ENDINGS):
-        path = gpu_binaries.place(path, root_of(path), _encoded(content))
+    elif path.endswith(ENDINGS):
+        path = place_kernel(path, root_of(path), _encoded(content))
     return name, path
 
 

@@ -1,25 +1,27 @@
-"""Libraries that Inductor builds of what it generated: each is found verified, or built out of the reach of others."""
+"""Libraries that Inductor builds of what it generated: found verified, here or below, or built out of reach."""
 
 from __future__ import annotations
 
 import copy
 import os
 import shlex
+import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-from safecache.code import gate, generated, layer_copies, private_build
+from safecache.code import gate, generated, private_build
 from safecache.code.generated import root_of
-from safecache.entries import copies
-from safecache.files import folders, private_directory, temporaries
+from safecache.entries import copies, loading
+from safecache.files import folders, opening, private_directory, temporaries
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind, Reason
-from safecache.store import entry_files
-from safecache.tiers import directory_faults, layers
+from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.signing.trust import Refusal
+from safecache.store import entry_files, manifests
+from safecache.tiers import directory_faults, fallback, layers
 
-__all__ = ["LOADED", "are_attested", "build", "failure", "guarding", "settle", "tell_inputs"]
+__all__ = ["LOADED", "are_attested", "build", "failure", "guarding", "settle", "take", "tell_inputs"]
 
 # What torch puts beside a probe of vector instructions that could be loaded.
 LOADED = ".load_ok"
@@ -102,13 +104,13 @@ def _settle_marker(path: str, root: str, is_there: bool) -> None:
 
 
 def _take_from_layer(path: str, root: str) -> None:
-    place = layer_copies.take(path, root)
+    place = take(path, root)
     if place is None:
         _thread.absent.add(path)
     # Beside a probe of vector instructions lies a note that it could be loaded; its record says on which CPU.
     marker = path + LOADED
     if place is not None and not os.path.lexists(marker):
-        layer_copies.take(marker, root)
+        take(marker, root)
 
 
 def build(make: Callable[[], Any], builder: Any) -> Any:
@@ -179,3 +181,92 @@ def _build_privately(builder: Any, path: str, root: str) -> bool:
     message = f"{path} was built where others can write, for what it is built of is not known to safecache."
     events.report(Reason.STOOD_DOWN, message, cause=root, remedy="Build where nobody else can.")
     return False
+
+
+_REMEDY = "It is made anew; what lies there stays, or is replaced by that if it is in a shared level."
+
+
+def _count(reason: Reason, *_: object) -> None:
+    events.count(reason)
+
+
+def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
+    """Put the nearest copy of ``path`` in a lower layer there, if it is attested; returns where that lies.
+
+    None if there is none. Raises EntryRefusedError in strict mode for one that is refused.
+    """
+    for place, layer in layers.below(path, root):
+        # That a cache for which a private one stands in cannot be used has been reported.
+        note = _count if layer == fallback.original(root) else loading.note
+        found = _read(place, layer, kind, note)
+        if found is not None and _put(path, root, kind, found):
+            return place
+    return None
+
+
+_Note = Callable[..., None]
+
+
+class _Found(NamedTuple):
+    """A file that is attested, and by what; without a record it is trusted as private."""
+
+    content: bytes
+    mode: int
+    record: bytes | None
+
+
+def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
+    """What lies at ``place``, if it is attested; ``note``: whom to tell, as loading.note(), if not."""
+    try:
+        found_there = os.lstat(place)
+    except OSError:
+        return None  # a layer that cannot be entered is as good as an empty one
+    modes = []
+
+    def check(status: os.stat_result) -> None:
+        opening.check_regular(status)
+        modes.append(stat.S_IMODE(status.st_mode))
+
+    def content() -> bytes:
+        check(found_there)
+        return entry_files.read(place, entry_files.largest(kind), check=check)
+
+    found = _readable(place, kind, content, note)
+    if found is None:
+        return None
+    try:
+        record = manifests.stored(place, layer, kind)
+        if gate.states_record(record, place, kind, found, layer):
+            events.count(Count.CODE_VERIFIED)
+            return _Found(found, modes[-1], record)
+        refusal = gate.judge(place, layer, kind)
+    except directory_faults.Unreadable as error:
+        # Of the cache for which a private one stands in, this was reported under the same cause.
+        text = f"{kind.noun} {place} was not used: {error.evidence}."
+        events.report(Reason.UNREADABLE, text, cause=layer, remedy=_REMEDY, error=error)
+        return None
+    if refusal is not None:
+        note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
+    return None
+
+
+def _readable(place: str, kind: Kind, content: Callable[[], bytes], note: _Note) -> bytes | None:
+    try:
+        return content()
+    except FileNotFoundError:
+        return None
+    except opening.UnusableEntry as unusable:
+        refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
+        note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
+    except OSError as error:
+        note(Reason.UNREADABLE, kind, place, f"{error.strerror}", _REMEDY, error)
+    return None
+
+
+def _put(path: str, root: str, kind: Kind, found: _Found) -> bool:
+    # Its record first: other processes find that before they find the file. And as it is: its signer can be revoked.
+    gate.expect(path, found.content)
+    where, what = manifests.path_of(path, root, kind), f"the record of {kind.noun} {path}"
+    if found.record is not None and not manifests.publish(where, found.record, root, what, kind):
+        return False
+    return copies.put(path, found.content, root, kind, found.mode | stat.S_IWUSR)

@@ -15,21 +15,21 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any
 
-from safecache.code import gate, gpu_binaries
+from safecache.code import gate, generated
 from safecache.entries import saving
 from safecache.errors import EntryRefusedError
-from safecache.files import checks, folders, opening, ownership, private_directory, temporaries
+from safecache.files import folders, opening, ownership, private_directory, temporaries
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
-from safecache.signing import binding, keyring, seal, trust
+from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keys import Key
 from safecache.signing.trust import Refusal
 
 __all__ = ["admitted", "adopt", "holds_code", "made"]
 
 # What a process loads of a package, or the library in it.
-CODE = (".so", ".o", *gpu_binaries.ENDINGS)
+CODE = (".so", ".o", *generated.ENDINGS)
 _FOLDER = "/data/aotinductor/"
 _COPY = "package.pt2"
 _CHUNK = 1 << 20
@@ -85,7 +85,7 @@ def _seal(file: IO[bytes], name: str, sources: Iterable[tuple[str, str]]) -> Non
     unknown = _unknown(file, sources)
     if unknown is None:
         file.seek(0)
-        _append_seal(file, keyring.sealing_key(), binding.statement(Kind.PACKAGE))
+        _append_seal(file, keyring.sealing_key(), provenance.statement(Kind.PACKAGE))
         return
     message = f"{name} was not sealed: nothing attests {unknown}, which is packed in it."
     events.report(Reason.UNSEALED, message, cause=name, remedy="Compile and package in one process.")
@@ -158,7 +158,7 @@ def admitted(target: Any) -> Iterator[Any]:
     with ExitStack() as stack:
         try:
             place = _placed(target, lambda: stack.enter_context(private_directory.made()))
-        except checks.UnusableEntry as unusable:
+        except opening.UnusableEntry as unusable:
             raise gate.not_loaded(gate.of_unusable(unusable), Kind.PACKAGE, str(target)) from None
         outer, _thread.admitted = _thread.admitted, place
         try:
@@ -197,7 +197,7 @@ def _placed(target: Any, directory: Callable[[], str]) -> str:
     if refusal is not None:
         raise gate.not_loaded(refusal, Kind.PACKAGE, path)
     copy = os.path.join(directory(), _COPY)
-    opening.copy_regular(path, checks.check_regular, copy)
+    opening.copy_regular(path, opening.check_regular, copy)
     _require(copy, path, by_seal=True)
     return copy
 
@@ -236,16 +236,16 @@ def _contradiction(path: str) -> Refusal | None:
     """What its seal says against it, if it has one, by whomever."""
 
     def digest(size: int) -> bytes:
-        return opening.digest_regular(path, checks.check_regular, limit=size)
+        return opening.digest_regular(path, opening.check_regular, limit=size)
 
-    end, size = opening.read_end(path, checks.check_regular, _LONGEST_SEAL)
+    end, size = opening.read_end(path, opening.check_regular, _LONGEST_SEAL)
     return trust.contradiction_by_end(end, size, digest, Kind.PACKAGE, "")
 
 
 def _refusal_by_end(path: str) -> Refusal | None:
     """What can be said against a package that was not read yet."""
     keys = keyring.current()
-    end, size = opening.read_end(path, checks.check_regular, _LONGEST_SEAL)
+    end, size = opening.read_end(path, opening.check_regular, _LONGEST_SEAL)
     verdict = seal.inspect(end, size, Kind.PACKAGE, "", keys.find, config.current().namespace)
     if verdict.reason is None:
         return trust.foreign(verdict, Kind.PACKAGE)
@@ -264,12 +264,12 @@ def adopt(path: str) -> bool:
     if _refusal(path) is None:
         return False
     with temporaries.beside(path) as temporary:
-        opening.copy_regular(path, checks.check_private(path), temporary)
+        opening.copy_regular(path, opening.check_private(path), temporary)
         shutil.copymode(path, temporary)
         refusal = _refusal(temporary)
         if refusal is None or refusal.reason not in trust.UNATTESTED:
             raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}" if refusal else "replaced meanwhile")
         with open(temporary, "r+b") as file:
-            _append_seal(file, key, {**binding.statement(Kind.PACKAGE), "adopted": "yes"})
+            _append_seal(file, key, {**provenance.statement(Kind.PACKAGE), "adopted": "yes"})
         os.replace(temporary, path)
     return True

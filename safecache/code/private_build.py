@@ -17,7 +17,7 @@ from contextlib import suppress
 
 from safecache.code import gate, sources
 from safecache.errors import EntryRefusedError
-from safecache.files import checks, opening, ownership, private_directory
+from safecache.files import opening, ownership, private_directory
 from safecache.reporting.kinds import Kind
 from safecache.store import entry_files
 
@@ -62,7 +62,7 @@ def _check_header(path: str) -> None:
     directory = os.path.dirname(path)
     if not gate.is_expected(path):
         # Made before the hooks were on, or in a process that did not say so: torch makes it once in a process.
-        with suppress(checks.UnusableEntry):
+        with suppress(opening.UnusableEntry):
             content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
             if _INCLUDES.fullmatch(content):
                 gate.expect(path, content)
@@ -132,7 +132,7 @@ def _input(path: str, directory: str) -> str | None:
             content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
         except FileNotFoundError:
             raise  # the cache was cleared: no exchange, and elsewhere it can be built
-        except (OSError, checks.UnusableEntry):
+        except (OSError, opening.UnusableEntry):
             content = None
         if content is None or not gate.is_known(path, content):
             raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
@@ -162,10 +162,10 @@ def _take_precompiled(path: str, copy: str) -> None:
     compiled, copied = path + _PRECOMPILED, copy + _PRECOMPILED
     try:
         most = entry_files.largest(Kind.NATIVE_CODE)
-        digest = opening.copy_regular(compiled, checks.check_up_to(most), copied, flags=os.O_NOFOLLOW, limit=most)
+        digest = opening.copy_regular(compiled, opening.check_up_to(most), copied, flags=os.O_NOFOLLOW, limit=most)
         if gate.is_known_digest(compiled, digest):
             return
-    except (OSError, checks.UnusableEntry):
+    except (OSError, opening.UnusableEntry):
         pass
     with suppress(OSError):
         os.unlink(copied)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 
 from safecache.code import gate
-from safecache.files import checks, ownership, private_directory
+from safecache.files import opening, ownership, private_directory
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files
@@ -65,7 +65,7 @@ def _objection(path: str, source: bytes) -> Refusal | None:
     """None, and it is attested, if the file holds the source. Raises OSError."""
     try:
         found = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
-    except checks.UnusableEntry as unusable:
+    except opening.UnusableEntry as unusable:
         return gate.of_unusable(unusable)
     if not _is_same(found, source, path):
         return Refusal(Reason.DAMAGED, "it is not what was generated", found=found)
@@ -89,7 +89,7 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
     """
     try:
         content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
-    except checks.UnusableEntry as unusable:
+    except opening.UnusableEntry as unusable:
         raise gate.not_loaded(gate.of_unusable(unusable), Kind.SOURCE, path) from unusable
     if not gate.is_known(path, content) and name_of(content.decode(errors="replace").strip()) != key:
         evidence = "nobody in this process generated it, and its name is not the hash of its content"

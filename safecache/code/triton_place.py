@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from safecache.code import gate
 from safecache.entries import loading
-from safecache.files import checks, filesystem, mounts, ownership
+from safecache.files import filesystem, mounts, opening, ownership
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.signing import trust
@@ -259,7 +259,7 @@ class Place(NamedTuple):
         """The bytes of the file, not verified; None if it is gone, or not to be read, which is reported."""
         try:
             return entry_files.read_entry(path, entry_files.largest(Kind.KERNEL), listed=True)
-        except checks.UnusableEntry:
+        except opening.UnusableEntry:
             self.is_attested(path)
         except OSError as error:
             _note_unreadable(path, error)

@@ -11,11 +11,11 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from safecache.doctor import finding, places
+from safecache.doctor import directories, finding
 from safecache.doctor.finding import Finding
 from safecache.settings import config, timestamps
 from safecache.settings.settings import SETTINGS
-from safecache.signing import keyring, signatures
+from safecache.signing import keyring, keys
 from safecache.signing.keyring import Keyring
 from safecache.signing.keys import Algorithm
 
@@ -86,7 +86,7 @@ def _at_odds(environ: Mapping[str, str]) -> Iterator[Finding]:
                 evidence = f"{variable}={environ[variable]} has no effect without SAFECACHE_ISOLATE=1."
                 remedy = f"export SAFECACHE_ISOLATE=1  # or unset {variable}"
                 yield finding.warning("settings-at-odds", evidence, remedy)
-    for place in places.caches(environ):
+    for place in directories.caches(environ):
         if any(os.path.realpath(layer) == os.path.realpath(place.path) for layer in settings.lower):
             evidence = f"SAFECACHE_LOWER names {place}, which is the cache itself."
             yield finding.warning("settings-at-odds", evidence, "Name a layer in SAFECACHE_LOWER that is not written.")
@@ -131,7 +131,7 @@ def _none_yet() -> Iterator[Finding]:
         yield finding.error("no-key-directory", evidence, remedy)
         return
     directory = os.path.join(home, "safecache")
-    above = places.nearest(directory)
+    above = directories.nearest(directory)
     if not os.path.isdir(above) or not os.access(above, os.W_OK | os.X_OK, effective_ids=True):
         evidence = f"A key is to be made in {directory}, and {above} cannot be written: nothing can be sealed or kept."
         yield finding.error("no-key-directory", evidence, remedy)
@@ -148,14 +148,14 @@ def _expiring(ring: Keyring) -> Iterator[Finding]:
             remedy = "safecache sign DIR  # with the next key, once that is trusted"
             yield finding.warning("key-expires-soon", evidence, remedy)
     needs_library = any(key.algorithm is Algorithm.ED25519 and key.revoked is None for key in ring.trusted.values())
-    problem = signatures.problem() if needs_library else None
+    problem = keys.problem() if needs_library else None
     if problem:
         yield finding.error("no-cryptography", f"{problem}.", "pip install 'safecache[sign]'")
 
 
 def _beside_cache(environ: Mapping[str, str]) -> Iterator[Finding]:
     path = config.current().key_file
-    for place in places.caches(environ):
+    for place in directories.caches(environ):
         if path is not None and os.path.realpath(path).startswith(os.path.join(os.path.realpath(place.path), "")):
             evidence = f"The key {path} lies in {place}: who copies the cache, or is let in there, may get the key too."
             remedy = f"mv {shlex.quote(path)} FILE; export SAFECACHE_KEY_FILE=FILE  # outside of all caches"

@@ -1,4 +1,4 @@
-"""The directories: who may use them, what room is in them, whether code can be loaded from there; the user's name."""
+"""The directories that a compile uses: who may use them, what room they have, whether they forbid execution."""
 
 from __future__ import annotations
 
@@ -8,20 +8,94 @@ import resource
 import shlex
 import stat
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
+from safecache import loads
 from safecache.code import exec_directory
-from safecache.doctor import finding, places
+from safecache.doctor import finding
 from safecache.doctor.finding import Finding
-from safecache.doctor.places import Place
 from safecache.files import mounts, ownership
 from safecache.patching import targets
+from safecache.places import layout
 from safecache.settings import config
 from safecache.settings.units import write_size
 from safecache.signing import provenance
+from safecache.tiers import levels
 
-__all__ = ["check_access", "check_execution", "check_space", "check_user"]
+__all__ = [
+    "Place",
+    "by",
+    "caches",
+    "check_access",
+    "check_execution",
+    "check_space",
+    "check_user",
+    "elsewhere",
+    "nearest",
+    "of",
+]
+
+
+class Place(NamedTuple):
+    """``noun``: what to call it to a person; ``variable``: what moves it elsewhere."""
+
+    noun: str
+    path: str
+    variable: str
+    is_cache: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.noun} {self.path}"
+
+
+def of(environ: Mapping[str, str]) -> list[Place]:
+    """The caches, the directory of keys and the temporary one, as far as they can be told."""
+    found = caches(environ)
+    settings = config.current()
+    if settings.key_file is None and settings.config_home is not None:
+        keys = os.path.join(settings.config_home, "safecache")
+        found.append(Place("the directory of keys", keys, "XDG_CONFIG_HOME", is_cache=False))
+    with suppress(FileNotFoundError):  # there is none that can be written: that is a finding of its own
+        found.append(Place("the temporary directory", tempfile.gettempdir(), "TMPDIR", is_cache=False))
+    return found
+
+
+def caches(environ: Mapping[str, str]) -> list[Place]:
+    """Those of Inductor and of Triton, and the level of this node before the first."""
+    found = []
+    with suppress(FileNotFoundError):
+        inductors = layout.of_inductor(environ)
+        found.append(Place("Inductor's cache", inductors, "TORCHINDUCTOR_CACHE_DIR"))
+        local = levels.place_of(inductors)
+        if local is not None:
+            found.append(Place("the local level", local, "SAFECACHE_LOCAL"))
+    found.append(Place("Triton's cache", os.path.abspath(layout.of_triton(environ)), "TRITON_CACHE_DIR"))
+    return found
+
+
+def nearest(path: str) -> str:
+    """``path``, or else the directory above it that exists: what decides whether it can be made."""
+    while not os.path.exists(path) and os.path.dirname(path) != path:
+        path = os.path.dirname(path)
+    return path
+
+
+def elsewhere(variable: str) -> str:
+    """A line with which ``variable`` names a directory that can be written to and code loaded from."""
+    found = loads.substitute(variable)
+    return found[1] if found else f"export {variable}=DIR  # one to write to and load code from; none was found"
+
+
+def by(key: Callable[[str], object], found: Iterable[Place]) -> Iterator[list[Place]]:
+    """These places, those together for whose directories ``key`` is the same. What cannot be asked is left out."""
+    groups: dict[object, list[Place]] = {}
+    for place in found:
+        with suppress(OSError):
+            groups.setdefault(key(nearest(place.path)), []).append(place)
+    yield from groups.values()
+
 
 _NAMED_BY = ("LOGNAME", "USER", "LNAME", "USERNAME")  # as getpass.getuser() asks
 
@@ -52,7 +126,7 @@ _ON_PURPOSE = "  # or, if it is shared on purpose: export SAFECACHE_SHARED=1"
 def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:
     """What this user cannot use, and what others could change."""
     yield from _temporary(environ)
-    for place in places.of(environ):
+    for place in of(environ):
         if place.variable != "XDG_CONFIG_HOME":  # of the keys the check of keys tells
             yield from _unusable(place)
         if place.is_cache and os.path.isdir(place.path):
@@ -67,7 +141,7 @@ def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _temporary(environ: Mapping[str, str]) -> Iterator[Finding]:
-    remedy = places.elsewhere("TMPDIR")
+    remedy = elsewhere("TMPDIR")
     try:
         used = tempfile.gettempdir()
     except FileNotFoundError as error:
@@ -85,14 +159,14 @@ def _temporary(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _unusable(place: Place) -> Iterator[Finding]:
-    above = places.nearest(place.path)
+    above = nearest(place.path)
     if not os.path.isdir(above) or (above != place.path and os.path.lexists(place.path)):
         evidence = f"{place}: {above if os.path.exists(above) else place.path} is not a directory."
-        yield finding.error("not-a-directory", evidence, places.elsewhere(place.variable))
+        yield finding.error("not-a-directory", evidence, elsewhere(place.variable))
     elif not os.access(above, _USE, effective_ids=True):
         doing = "cannot be used" if above == place.path else "cannot be made"
         evidence = f"{place} {doing}: {above} {_state(above)}. Each process compiles anew, in a directory of its own."
-        yield finding.error("not-writable", evidence, places.elsewhere(place.variable))
+        yield finding.error("not-writable", evidence, elsewhere(place.variable))
 
 
 def _state(path: str) -> str:
@@ -116,7 +190,7 @@ def _exposed(place: Place) -> Iterator[Finding]:
         return
     remedy = f"chmod -R go-w {shlex.quote(place.path)}{_ON_PURPOSE}"
     if "belongs to" in objection:
-        remedy = f"{places.elsewhere(place.variable)}{_ON_PURPOSE}"
+        remedy = f"{elsewhere(place.variable)}{_ON_PURPOSE}"
     evidence = f"Others can write to {place}, or replace it: {objection}. What is not sealed is not used there."
     yield finding.warning("exposed-directory", evidence, remedy)
 
@@ -129,7 +203,7 @@ def _linked(place: Place) -> Iterator[Finding]:
 
 def _shared(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Of a cache that several users share on purpose."""
-    for place in places.caches(environ):
+    for place in caches(environ):
         if not os.path.isdir(place.path) or place.variable == "SAFECACHE_LOCAL":
             continue
         mode = os.stat(place.path).st_mode
@@ -159,8 +233,8 @@ _LEAST_INODES = 10_000
 
 def check_space(environ: Mapping[str, str]) -> Iterator[Finding]:
     """What is short on each file system that one of the directories lies on."""
-    for those in places.by(lambda path: os.stat(path).st_dev, places.of(environ)):
-        room = os.statvfs(places.nearest(those[0].path))
+    for those in by(lambda path: os.stat(path).st_dev, of(environ)):
+        room = os.statvfs(nearest(those[0].path))
         yield from _short(those, room)
         limit = config.current().max_bytes
         size = room.f_blocks * room.f_frsize
@@ -205,10 +279,10 @@ def check_execution(environ: Mapping[str, str]) -> Iterator[Finding]:
             remedy = f"install -d -m 0755 {shlex.quote(chosen)}  # by you or root, on a file system that is not noexec"
             yield finding.error("exec-dir-unusable", f"SAFECACHE_EXEC_DIR={chosen} is not used: {against}.", remedy)
     else:
-        for place in places.caches(environ):
+        for place in caches(environ):
             if mounts.forbids_execution(place.path):
                 evidence = f"{place} lies on {mounts.mount_of(place.path)}: no code can be loaded from there."
-                yield finding.error("noexec", evidence, places.elsewhere(place.variable))
+                yield finding.error("noexec", evidence, elsewhere(place.variable))
     yield from _packages()
 
 
@@ -221,5 +295,5 @@ def _packages() -> Iterator[Finding]:
             mount = mounts.mount_of(directory)
             evidence = f"AOTInductor packages are unpacked to {directory}, on {mount}, and cannot be loaded from there."
             point = mount.point if mount else directory
-            remedy = places.elsewhere("TMPDIR") if moves else f"mount -o remount,exec {shlex.quote(point)}"
+            remedy = elsewhere("TMPDIR") if moves else f"mount -o remount,exec {shlex.quote(point)}"
             yield finding.warning("noexec-packages", evidence, remedy)

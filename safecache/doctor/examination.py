@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from safecache.doctor import configuration, contents, directories, file_systems, finding, hooks, programs
+from safecache.doctor import configuration, contents, directories, file_systems, finding, installation
 from safecache.doctor.finding import SEVERITIES, Finding
 from safecache.settings import config
 
@@ -20,8 +20,8 @@ Check = Callable[[Mapping[str, str]], Iterator[Finding]]
 
 CHECKS: dict[str, Check] = {
     "variables": configuration.check_variables,
-    "versions": hooks.check_versions,
-    "hooks": hooks.check_hooks,
+    "versions": installation.check_versions,
+    "hooks": installation.check_hooks,
     "user": directories.check_user,
     "keys": configuration.check_keys,
     "access": directories.check_access,
@@ -29,10 +29,10 @@ CHECKS: dict[str, Check] = {
     "space": directories.check_space,
     "behaviour": file_systems.check_behaviour,
     "execution": directories.check_execution,
-    "compilers": programs.check_compilers,
-    "NVIDIA": programs.check_nvidia,
-    "CPUs": programs.check_cpus,
-    "bytecode": programs.check_bytecode,
+    "compilers": installation.check_compilers,
+    "NVIDIA": installation.check_nvidia,
+    "CPUs": installation.check_cpus,
+    "bytecode": installation.check_bytecode,
     "remote cache": configuration.check_remote_cache,
     "contents": contents.check_contents,
     "hits": contents.check_hits,
@@ -50,7 +50,7 @@ def examine(*, import_torch: bool) -> list[Finding]:
     found = []
     with _silent():
         for name, check in CHECKS.items():
-            if import_torch or check is not hooks.check_hooks:
+            if import_torch or check is not installation.check_hooks:
                 found += _run(name, check, environ)
     return sorted(found, key=lambda each: -SEVERITIES.index(each.severity))
 
@@ -69,7 +69,7 @@ def _run(name: str, check: Check, environ: Mapping[str, str]) -> list[Finding]:
 
     thread = threading.Thread(target=run, name=f"safecache-doctor-{name}", daemon=True)
     thread.start()
-    limit = hooks.TIMEOUT + _DEADLINE if check is hooks.check_hooks else _DEADLINE
+    limit = installation.TIMEOUT + _DEADLINE if check is installation.check_hooks else _DEADLINE
     thread.join(limit)
     if thread.is_alive():
         evidence = f"The check of {name} does not end within {limit:g} s, as where a file server does not answer."

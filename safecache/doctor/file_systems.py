@@ -8,9 +8,9 @@ import shlex
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from safecache.doctor import finding, places
+from safecache.doctor import directories, finding
+from safecache.doctor.directories import Place
 from safecache.doctor.finding import Finding
-from safecache.doctor.places import Place
 from safecache.files import folders, mounts
 from safecache.files.mounts import Mount
 from safecache.settings import config
@@ -25,9 +25,9 @@ _LOCAL_LOCKS = frozenset({"nolock", "local_lock=all", "local_lock=flock"})
 
 def check_file_systems(environ: Mapping[str, str]) -> Iterator[Finding]:
     """A finding for each mount that one of the directories lies on."""
-    found = places.of(environ)
-    for those in places.by(mounts.mount_of, found):
-        mount = mounts.mount_of(places.nearest(those[0].path))
+    found = directories.of(environ)
+    for those in directories.by(mounts.mount_of, found):
+        mount = mounts.mount_of(directories.nearest(those[0].path))
         if mount is not None:
             yield _of_mount(mount, those)
             yield from _of_options(mount, those)
@@ -40,7 +40,7 @@ def _of_mount(mount: Mount, those: list[Place]) -> Finding:
     if mount.file_system in _MEMORY:
         evidence = f"{where}: that is memory. It counts against a container's limit, and is empty after a restart."
         return finding.info("in-memory", evidence, f"export {those[0].variable}=DIR  # on a disk, if it is to be kept")
-    if mounts.is_over_a_network(places.nearest(those[0].path)):
+    if mounts.is_over_a_network(directories.nearest(those[0].path)):
         remedy = "export SAFECACHE_LOCAL=DIR  # on a disk of this node" if cache and not config.current().local else ""
         evidence = f"{where}: over a network. Each hit asks the server, and locks may be for one host alone."
         return finding.info("network-file-system", evidence, remedy)
@@ -80,11 +80,11 @@ def _of_local_level(environ: Mapping[str, str]) -> Iterator[Finding]:
     local = config.current().local
     if local is None:
         return
-    place = places.nearest(local)
+    place = directories.nearest(local)
     if mounts.is_over_a_network(place):
         evidence = f"SAFECACHE_LOCAL={local} lies on {mounts.mount_of(place)}, which is not a disk of this node."
         yield finding.warning("local-level-is-remote", evidence, "export SAFECACHE_LOCAL=DIR  # on a disk of this node")
-    shared = places.nearest(places.caches(environ)[0].path)
+    shared = directories.nearest(directories.caches(environ)[0].path)
     if os.stat(place).st_dev == os.stat(shared).st_dev:
         evidence = f"SAFECACHE_LOCAL={local} lies on the same file system as {shared}: all is kept twice there."
         yield finding.warning("local-level-gains-nothing", evidence, "unset SAFECACHE_LOCAL")
@@ -98,9 +98,9 @@ _CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 def check_behaviour(environ: Mapping[str, str]) -> Iterator[Finding]:
     """What does not work on each file system that one of the directories lies on."""
-    for those in places.by(lambda path: os.stat(path).st_dev, places.of(environ)):
+    for those in directories.by(lambda path: os.stat(path).st_dev, directories.of(environ)):
         for place in those:
-            directory = places.nearest(place.path)
+            directory = directories.nearest(place.path)
             if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
                 yield from _tried(place, directory)
                 break

@@ -18,10 +18,10 @@ import sys
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from safecache import loads
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
 from safecache.files import mounts, opening
-from safecache.loads import failures
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.store import entry_files
@@ -170,7 +170,7 @@ def _check(path: str) -> list[Finding]:
     except OSError as error:
         return [_unreadable(path, error)]
     if mounts.forbids_execution(path):
-        evidence = f"{path} lies{failures.advice(path, _variable_of(path))}"
+        evidence = f"{path} lies{loads.advice(path, _variable_of(path))}"
         return [finding.error("noexec", evidence, "Move the cache as shown, or remount its file system with exec.")]
     broken = _broken(content)
     if broken is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 
-from safecache.files import checks
+from safecache.files import opening
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.store import entry_files, manifests
@@ -37,13 +37,13 @@ def send(path: str, kind: Kind, root: str = "", *, anew: bool = True) -> bool:
     modes: list[int] = []
 
     def check(status: os.stat_result) -> None:
-        checks.check_regular(status)
+        opening.check_regular(status)
         modes.append(stat.S_IMODE(status.st_mode))
 
     try:
         content = entry_files.read(path, entry_files.largest(kind), check=check)
         record = manifests.stored(path, root or level.place, kind)
-    except (OSError, checks.UnusableEntry):
+    except (OSError, opening.UnusableEntry):
         return False  # it is gone, or exchanged: who reads it here finds that out, and says it
     return send_content(path, content, kind, root, record=record, mode=modes[-1], anew=anew)
 

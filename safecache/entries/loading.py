@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 from safecache.entries import copies, searches
-from safecache.files import checks
+from safecache.files import opening
 from safecache.places import layout
 from safecache.reporting import events, policy
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.signing import trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files
-from safecache.tiers import levels, standin
+from safecache.tiers import fallback, levels
 
 __all__ = [
     "RemoteCache",
@@ -102,7 +102,7 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
     for directory, layer in source.lower:
         root = layer if layer == levels.counterpart(source.root) else ""
         # That the cache which a private one stands in for cannot be listed has been reported.
-        if layer != standin.original(source.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
+        if layer != fallback.original(source.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             yield from _candidates(source, directory, root, tried)
 
 
@@ -143,7 +143,7 @@ def read(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
         return entry_files.read_entry(path, entry_files.largest(kind), listed=listed)
     except FileNotFoundError:
         return None  # cleared by another process since the listing: as good as never written
-    except checks.UnusableEntry as unusable:
+    except opening.UnusableEntry as unusable:
         _note_unusable(unusable, kind, path)
     except OSError as error:
         note(Reason.UNREADABLE, kind, path, f"{error.strerror}", _READ_REMEDY, error)
@@ -153,8 +153,8 @@ def read(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
 def may_be_read(kind: Kind, path: str) -> bool:
     """Whether torch, which reads the file by itself, may: not what is none, or too large; that is reported."""
     try:
-        checks.check_up_to(entry_files.largest(kind))(os.lstat(path))
-    except checks.UnusableEntry as unusable:
+        opening.check_up_to(entry_files.largest(kind))(os.lstat(path))
+    except opening.UnusableEntry as unusable:
         _note_unusable(unusable, kind, path)
         return False
     except OSError:
@@ -162,7 +162,7 @@ def may_be_read(kind: Kind, path: str) -> bool:
     return True
 
 
-def _note_unusable(unusable: checks.UnusableEntry, kind: Kind, path: str) -> None:
+def _note_unusable(unusable: opening.UnusableEntry, kind: Kind, path: str) -> None:
     remedy = _UNUSABLE_REMEDIES.get(unusable.reason, "It is skipped; remove it.")
     note(unusable.reason, kind, path, f"it is {unusable.detail}", remedy)
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import Any, NamedTuple
 
-from safecache.files import checks, folders, opening
+from safecache.files import folders, opening
 from safecache.places import layout, ours
 from safecache.reporting.kinds import LOOKED_UP, Kind
 from safecache.settings import timestamps
@@ -266,9 +266,9 @@ def _without_lines(components: Iterable[Component]) -> tuple[Component, ...]:
 
 def _read(path: str) -> KeyRecord | None:
     try:
-        content = opening.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST + 1)
+        content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST + 1)
         return _decoded(json.loads(zlib.decompressobj(_GZIP).decompress(content, _LARGEST)))
-    except (OSError, checks.UnusableEntry, zlib.error, ValueError, TypeError, KeyError, RecursionError):
+    except (OSError, opening.UnusableEntry, zlib.error, ValueError, TypeError, KeyError, RecursionError):
         return None  # gone, not ours, or of another version: there is nothing to learn from it
 
 

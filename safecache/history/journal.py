@@ -20,9 +20,9 @@ from contextlib import AbstractContextManager, suppress
 from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import ours
-from safecache.reporting import events, process_label
+from safecache.reporting import events
 from safecache.settings import config
-from safecache.tiers import standin
+from safecache.tiers import fallback
 
 __all__ = ["LARGEST", "LONGEST_TEXT", "MOST_FILES", "count", "is_one", "write"]
 
@@ -109,7 +109,7 @@ def _append(line: dict[str, object], limit: int) -> bool:
 
 
 def _identity() -> dict[str, object]:
-    who = {"run": config.run_id(), "host": os.uname().nodename, "pid": os.getpid(), "rank": process_label.rank()}
+    who = {"run": config.run_id(), "host": os.uname().nodename, "pid": os.getpid(), "rank": events.rank()}
     return {"time": round(time.time(), 3)} | who
 
 
@@ -139,7 +139,7 @@ def _open() -> int:
 def _new_path() -> str:
     cache = config.cache_directory() or _journal.root
     # A fallback directory is removed with the process.
-    cache = standin.original(cache) or cache
+    cache = fallback.original(cache) or cache
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
     return ours.path(cache, ours.JOURNAL, f"{moment}-{os.getpid()}-{os.urandom(6).hex()}.jsonl")
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from safecache.errors import MissError
 from safecache.history import journal
-from safecache.reporting import events, tracing
+from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
@@ -109,7 +109,7 @@ def record(lookup: Lookup, root: str) -> None:
     else:
         line = _as_line(lookup)
         journal.write(what, root, line)
-        tracing.artifact(f"{lookup.kind.word} {lookup.outcome.value}", line)
+        events.artifact(f"{lookup.kind.word} {lookup.outcome.value}", line)
 
 
 def _as_line(lookup: Lookup) -> dict[str, object]:

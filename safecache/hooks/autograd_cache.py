@@ -1,4 +1,4 @@
-"""torch._functorch._aot_autograd.autograd_cache: the saves and loads of AOTAutograd entries."""
+"""torch._functorch._aot_autograd: entries of AOTAutograd, looked up and saved, and what keeps it from being cached."""
 
 from __future__ import annotations
 
@@ -9,11 +9,20 @@ from typing import Any
 from safecache.entries import loading, saving, searches
 from safecache.entries.searches import Search
 from safecache.explain import torch_keys
-from safecache.hooks import cache_dir_utils
+from safecache.history import graph_names
+from safecache.hooks import installation
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 
-__all__ = ["autograd_cache_key", "get_hash", "handle_save_error", "save", "try_load", "write_to_local_cache"]
+__all__ = [
+    "autograd_cache_key",
+    "get_hash",
+    "handle_save_error",
+    "save",
+    "should_use_remote_autograd_cache",
+    "try_load",
+    "write_to_local_cache",
+]
 
 
 def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
@@ -48,7 +57,7 @@ def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, also where torch is strict."""
     given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
     with events.reading(), torch_keys.lookup(given), searches.under_way(Kind.AOT_ENTRY, torch_keys.name) as search:
-        cache_dir_utils.settle()
+        installation.settle()
         result = _load(wrapped, args, kwargs)
         _end(search, result, given)
         return result
@@ -121,3 +130,17 @@ def _graph_keys(entry: Any) -> list[str]:
         getattr(getattr(entry, part, None), "fx_graph_cache_info", None) for part in ("compiled_fw", "compiled_bw")
     ]
     return [info[0] for info in infos if info is not None]
+
+
+def should_use_remote_autograd_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
+    """should_use_remote_autograd_cache, asked last before a lookup, of which there is none if neither cache is on."""
+    remote: bool = wrapped(*args, **kwargs)
+    if not remote and not sys.modules["torch._functorch.aot_autograd"].should_use_local_autograd_cache():
+        searches.bypass(Kind.AOT_ENTRY, graph_names.of_current, Reason.DISABLED, _what_disables_remote())
+    return remote
+
+
+def _what_disables_remote() -> str:
+    if sys.modules["torch._inductor.config"].force_disable_caches:
+        return "TORCHINDUCTOR_FORCE_DISABLE_CACHES, or force_disable_caches of torch.compiler.config"
+    return "enable_autograd_cache of torch._functorch.config is off"

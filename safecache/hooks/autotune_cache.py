@@ -1,8 +1,4 @@
-"""torch._inductor.runtime.autotune_cache: which configuration of a kernel was the fastest.
-
-A result is JSON that stock torch must be able to read, so its seal is a record, as for compiled code. It is over what
-the JSON says: results also come from mega-caches and bundles, and what is used is what was read then.
-"""
+"""What was measured: best configurations of kernels, and what Inductor chose by measuring."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ from safecache.store import manifests
 from safecache.tiers import layers, levels
 from safecache.tiers.directory_faults import Unreadable
 
-__all__ = ["load_cache", "read_best", "save"]
+__all__ = ["get_local_cache", "load_cache", "read_best", "save", "update_local_cache"]
 
 _REMEDY = "The kernel is tuned again."
 # What torch raises for a result that is no result, wherever it comes from.
@@ -168,3 +164,48 @@ def load_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
             return wrapped(*args, **kwargs)
     finally:
         instance._cache = remote
+
+
+_LOCAL_REMEDY = "What it holds is measured again."
+_WRITE_REMEDY = "Make room there, or let TORCHINDUCTOR_CACHE_DIR name a directory that can be written."
+
+
+def get_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """CacheBase.get_local_cache: one that cannot be read, or holds something else, is empty."""
+    path = str(instance.get_local_cache_path())
+    # What is no file would be waited for, or be passed over without a word.
+    if os.path.lexists(path) and loading.read(Kind.AUTOTUNING, path) is None:
+        return {}
+    try:
+        found = wrapped(*args, **kwargs)
+    except Exception as error:
+        text = f"it cannot be read: {type(error).__name__}: {error}"
+        loading.note(Reason.UNLOADABLE, Kind.AUTOTUNING, path, text, _LOCAL_REMEDY, error)
+        return {}
+    if isinstance(found, dict) and all(map(_is_measured, found.values())):
+        return found
+    loading.note(Reason.WRONG_TYPE, Kind.AUTOTUNING, path, "it holds other things than measurements", _LOCAL_REMEDY)
+    return {}
+
+
+def _is_measured(value: Any) -> bool:
+    """By name of an operation and so on, or by a key."""
+    if isinstance(value, dict):
+        return all(map(_is_measured, value.values()))
+    return value is None or isinstance(value, (int, float))
+
+
+def update_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """CacheBase.update_local_cache: what cannot be written is measured again."""
+    try:
+        wrapped(*args, **kwargs)
+    except OSError as error:
+        path = str(instance.get_local_cache_path())
+        text = f"{Kind.AUTOTUNING.noun} {path} was not saved: {error.strerror}."
+        events.report(
+            Reason.UNWRITABLE,
+            text,
+            cause=f"{error.errno} {path}",
+            remedy=f"{_LOCAL_REMEDY} {_WRITE_REMEDY}",
+            error=error,
+        )

@@ -1,4 +1,4 @@
-"""torch._inductor.codecache: the lookups of both entry caches, and the saves of FX graph entries."""
+"""torch._inductor.codecache and compile_fx: entries of FX graphs, and libraries that are loaded by name."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
+from safecache import loads
 from safecache.code import exec_directory, gate, lock_guards
 from safecache.entries import artifacts, copies, loading, saving, searches
 from safecache.explain import torch_keys
-from safecache.hooks import cache_dir_utils
-from safecache.loads import failures
+from safecache.hooks import installation
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.tiers import directory_faults, fallback, layers
 
 __all__ = [
     "compile_dll",
+    "fx_codegen_and_compile",
     "iterate_over_candidates",
     "load_dll",
     "load_library",
@@ -41,7 +42,7 @@ def iterate_over_candidates(
             return stock
         if not artifacts.accept_name(kind, key, "given as a key", safe=artifacts.is_plain(key)):
             return iter(())
-        cache_dir_utils.settle()
+        installation.settle()
         directory, root = instance._get_tmp_dir_for_key(key), _root()
         directory_faults.check(root)
         lower = layers.below(directory, root)
@@ -121,7 +122,7 @@ def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """CppCodeCache._load_library: loads what was verified; says what to do where the cache is mounted noexec."""
 
     def load(path: str, key: str) -> Any:
-        return failures.explain_load(wrapped, (_admit(path), key), {}, "TORCHINDUCTOR_CACHE_DIR")
+        return loads.explain_load(wrapped, (_admit(path), key), {}, "TORCHINDUCTOR_CACHE_DIR")
 
     return load(*args, **kwargs)
 
@@ -132,7 +133,7 @@ def load_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     def load(lib_path: str) -> None:
         of_cache = lib_path.startswith(os.path.join(_root(), ""))
         place = _admit(lib_path) if of_cache else exec_directory.place(lib_path)
-        failures.explain_load(wrapped, (place,), {}, "TORCHINDUCTOR_CACHE_DIR")
+        loads.explain_load(wrapped, (place,), {}, "TORCHINDUCTOR_CACHE_DIR")
 
     load(*args, **kwargs)
 
@@ -196,3 +197,25 @@ def _is_aot_entry(entry: Any) -> bool:
 
 
 _ENTRY_TYPES: dict[Kind, Callable[[Any], bool]] = {Kind.FX_ENTRY: _is_fx_entry, Kind.AOT_ENTRY: _is_aot_entry}
+
+
+def fx_codegen_and_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """fx_codegen_and_compile, which every graph comes to that was not found."""
+    setting = _what_disables()
+    if setting:
+        name = partial(torch_keys.name_of_graph, is_backward=bool(kwargs.get("is_backward")))
+        searches.bypass(Kind.FX_ENTRY, name, Reason.DISABLED, setting)
+    return wrapped(*args, **kwargs)
+
+
+def _what_disables() -> str:
+    """The setting; "" for a graph that was looked up, or is kept in an AOTAutograd entry or AOTInductor's package."""
+    config = sys.modules["torch._inductor.config"]
+    bundled = sys.modules["torch._functorch.config"].bundled_autograd_cache
+    if sys.modules["torch._inductor.virtualized"].V.aot_compilation:
+        return ""
+    if config.force_disable_caches:
+        return "TORCHINDUCTOR_FORCE_DISABLE_CACHES, or force_disable_caches of torch.compiler.config"
+    if bundled or config.fx_graph_cache or sys.modules["torch._inductor.compile_fx"].should_use_remote_fx_graph_cache():
+        return ""
+    return "fx_graph_cache of torch._inductor.config is off"

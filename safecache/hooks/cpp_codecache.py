@@ -1,24 +1,38 @@
-"""CppCodeCache, in torch._inductor.codecache: a kernel of C++ is built and loaded wherever files can be kept."""
+"""C++: the compiler that is looked for and run, precompiled headers, libraries, and the probe of the CPU."""
 
 from __future__ import annotations
 
 import errno
+import os
+import shlex
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
 
-from safecache.code import gpu_binaries, lock_guards
+from safecache import loads
+from safecache.code import exec_directory, gate, generated, library_builds, lock_guards
+from safecache.entries import copies, loading
 from safecache.errors import EntryRefusedError, SafecacheError
+from safecache.files import mounts, ownership
+from safecache.hooks import installation
 from safecache.reporting import events
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.tiers import directory_faults, fallback
 from safecache.tiers.directory_faults import Fault
 
-__all__ = ["load_async", "precompile_header"]
+__all__ = [
+    "check_build",
+    "cpp_compiler_search",
+    "install_gcc_via_conda",
+    "load_async",
+    "precompile_header",
+    "probe_load",
+    "run_compile_cmd",
+]
 
 # Seconds for which headers are not precompiled after that has failed: it may mean to wait for a lock.
 _PATIENCE = 600.0
@@ -34,7 +48,7 @@ def load_async(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
             load: Callable[[], Any] = wrapped(*args, **kwargs)
         return load
 
-    gpu_binaries.admit(*(code for code in (*args[:1], *kwargs.values()) if isinstance(code, str)))
+    generated.admit_kernels(*(code for code in (*args[:1], *kwargs.values()) if isinstance(code, str)))
     load = fallback.attempt(start)
 
     def loaded() -> Any:
@@ -98,3 +112,107 @@ def _why_not(error: Exception, place: str) -> Fault | None:
         return fault
     against = next(filter(None, map(directory_faults.probe, directories)), None)
     return None if against is None else Fault(Reason.UNUSABLE_DIRECTORY, against)
+
+
+_PURPOSE = "Inductor compiles its CPU kernels and their launchers with it"
+
+# Where this process has had conda install a compiler.
+_installed: set[str] = set()
+
+
+def cpp_compiler_search(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """cpp_compiler_search: every error it has of its own is that there is no compiler."""
+    return loads.explain_build(wrapped, args, kwargs, _PURPOSE, language="C++")
+
+
+def install_gcc_via_conda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """install_gcc_via_conda: a compiler that lies in the cache is not run, unless it was just installed there.
+
+    It is thousands of files, which nobody can attest. Raises FileNotFoundError: torch takes the next compiler then.
+    """
+    prefix = os.path.join(sys.modules["torch._inductor.cpp_builder"].cache_dir(), "gcc")
+    objection = _objection(prefix)
+    if objection is not None:
+        compiler = os.path.join(prefix, "bin", "g++")
+        remedy = f"The next compiler is taken; if you trust this one, name it yourself: export CXX={compiler}"
+        loading.note(Reason.UNSEALED, Kind.NATIVE_CODE, compiler, objection, remedy)
+        raise FileNotFoundError(compiler)
+    result = wrapped(*args, **kwargs)
+    _installed.add(prefix)
+    return result
+
+
+def _objection(prefix: str) -> str | None:
+    if prefix in _installed:
+        return None
+    if os.path.lexists(prefix):
+        return "this process has not installed it, and nothing attests a whole compiler in a cache"
+    others = ownership.why_not_private(os.path.dirname(prefix))
+    return None if others is None else f"others could write to it: {others}"
+
+
+def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """run_compile_cmd: says what to install where Python's headers are missing; goes on where TMPDIR is full."""
+
+    def run(cmd_line: str, *rest: Any, **named: Any) -> Any:
+        try:
+            return wrapped(cmd_line, *rest, **named)
+        except Exception:
+            place = directory_faults.instead()
+            if place is None:
+                raise
+        return wrapped(f"env TMPDIR={shlex.quote(place)} {cmd_line}", *rest, **named)
+
+    return loads.explain_build(run, args, kwargs, _PURPOSE, language="C++")
+
+
+def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
+    """VecISA.check_build: verifies its library; says so when the cache's mount makes it answer no, and kernels slow."""
+
+    def check() -> bool:
+        with library_builds.guarding(), lock_guards.guarding(_take_unless_attested):
+            usable: bool = wrapped(*args, **kwargs)
+        return usable
+
+    # Torch catches whatever is raised in there, and takes it that the CPU has no such instructions.
+    with events.reading():
+        installation.settle()
+        library_builds.failure()
+        usable = fallback.attempt(check)
+        if not usable and fallback.replaced(library_builds.failure()):
+            usable = check()
+    cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
+    if not usable and mounts.forbids_execution(cache):
+        events.report(
+            Reason.NOT_EXECUTABLE,
+            "torch cannot tell which vector instructions this CPU has, and compiles slow kernels without any: "
+            f"its probe lies{loads.advice(cache, 'TORCHINDUCTOR_CACHE_DIR')}",
+            cause=cache,
+            remedy="If only a warm cache is read, TORCHINDUCTOR_VEC_ISA_OK=1 does without the probe.",
+        )
+    return usable
+
+
+def _take_unless_attested(lock: lock_guards.Lock) -> None:
+    cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
+    key = lock_guards.source_of(lock)
+    if key is None or not gate.is_attested(os.path.join(cache, key[1:3], f"{key}.so"), cache):
+        lock.take()
+
+
+def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """VecISA._probe_load: loads what was verified, in a process of its own, from where code is allowed to be."""
+
+    def probe(output_path: str) -> Any:
+        root = sys.modules["torch._inductor.codecache"].cache_dir()
+        verified, content = gate.admit_code(output_path, root)
+        loaded = wrapped(exec_directory.place(output_path, content) if config.current().exec_dir else verified)
+        if loaded:
+            # Torch puts an empty file there, from 2.14 on, and loads nothing where it finds one.
+            marker = output_path + library_builds.LOADED
+            gate.keep(marker, root, content=b"")
+            record = gate.record_of(marker, b"", Kind.NATIVE_CODE, {}, root)
+            copies.send_content(marker, b"", Kind.NATIVE_CODE, record=record)
+        return loaded
+
+    return probe(*args, **kwargs)

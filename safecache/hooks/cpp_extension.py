@@ -11,12 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from safecache import loads
 from safecache.code import exec_directory, gate, lock_guards
 from safecache.code.extension_builds import Build
 from safecache.code.lock_guards import Lock
 from safecache.errors import EntryRefusedError
 from safecache.files import private_directory
-from safecache.loads import failures
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config
@@ -132,7 +132,7 @@ def import_module_from_library(wrapped: Callable[..., Any], instance: Any, args:
         extension = sys.modules["torch.utils.cpp_extension"].LIB_EXT
         placed = _admit(path, f"{module_name}{extension}")
         arguments = (module_name, os.path.dirname(placed), *rest)
-        return failures.explain_load(wrapped, arguments, named, "TORCH_EXTENSIONS_DIR")
+        return loads.explain_load(wrapped, arguments, named, "TORCH_EXTENSIONS_DIR")
 
     return load(*args, **kwargs)
 
@@ -149,4 +149,4 @@ def run_ninja_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     """_run_ninja_build: says what to install where there is no compiler, or no Python.h."""
     if _thread.plans:
         return None
-    return failures.explain_build(wrapped, args, kwargs, "the extension is compiled with it", language="C++")
+    return loads.explain_build(wrapped, args, kwargs, "the extension is compiled with it", language="C++")

@@ -1,4 +1,4 @@
-"""torch._inductor.standalone_compile: a refused artifact says so, where torch would only fail an assertion."""
+"""Artifacts of standalone_compile, and torch's memoizing caches."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any
 
 import wrapt
 
-from safecache.entries import loading, searches
+from safecache.entries import loading, saving, searches
 from safecache.errors import EntryRefusedError
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.store import quarantine
 
-__all__ = ["load", "verifying_pickle"]
+__all__ = ["get_cached", "insert_cached", "load", "verifying_pickle"]
 
 _VLLM_TABLE = "vllm_compile_cache.py"
 
@@ -103,3 +103,43 @@ def verifying_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
 def _is_miss(error: Exception) -> bool:
     # By name: the module that defines it is imported by the load itself.
     return isinstance(error, AssertionError) or type(error).__name__ == "FXGraphCacheMiss"
+
+
+def get_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_OnDiskCacheImpl.get: a value that is refused is a miss."""
+
+    def find(key: str) -> Any:
+        path, root = str(instance._fpath_from_key(key)), str(instance._base_dir)
+        hit = wrapped(key) if loading.may_be_read(Kind.MEMO, path) else None
+        if hit is None:
+            return None
+        # Torch's own header is before it in the file.
+        admitted = loading.admit(Kind.MEMO, _cache_key(instance, key), hit.value, origin=path, root=root, whole=False)
+        return hit if admitted else None
+
+    return find(*args, **kwargs)
+
+
+def insert_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
+    """_OnDiskCacheImpl.insert: makes room for itself, where what is there is none of ours."""
+
+    def put(key: str, value: bytes) -> bool:
+        if not saving.can_seal(Kind.MEMO):
+            return False
+        content = saving.sealed(value, Kind.MEMO, _cache_key(instance, key))
+        inserted: bool = wrapped(key, content)
+        if inserted:
+            return True
+        if instance.get(key) is not None:
+            return False
+        instance._fpath_from_key(key).unlink(missing_ok=True)
+        inserted = wrapped(key, content)
+        return inserted
+
+    return put(*args, **kwargs)
+
+
+def _cache_key(cache: Any, key: str) -> str:
+    # With its folder: the same arguments have the same key for every function that is memoized.
+    path: str = os.path.relpath(cache._fpath_from_key(key), cache._base_dir)
+    return path

@@ -12,7 +12,7 @@ from typing import Any
 
 from safecache.entries import searches
 from safecache.reporting.kinds import Kind
-from safecache.settings import config, setting_values
+from safecache.settings import config, settings
 
 __all__ = ["compile", "get_cache_key", "group_of", "is_isolated", "is_told", "name_of", "note_miss"]
 
@@ -66,9 +66,9 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     def made(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> Any:
         if not isinstance(src, str) or not is_isolated():
             return None
-        from safecache.isolation import ir_files
+        from safecache.isolation import compiling
 
-        ahead = ir_files.ahead(src, target, options, _env_vars)
+        ahead = compiling.ahead(src, target, options, _env_vars)
         if ahead is None:
             return None
         _tell_of_miss(ahead)
@@ -105,7 +105,7 @@ def is_told() -> bool:
 
 def is_isolated() -> bool:
     isolate = config.current().isolate
-    return bool(isolate) and (isolate == setting_values.WORKERS or not config.is_one())
+    return bool(isolate) and (isolate == settings.WORKERS or not config.is_one())
 
 
 def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:

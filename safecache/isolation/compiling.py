@@ -1,26 +1,30 @@
-"""Has the service compile what Triton's cache does not hold, and gives Triton what it would have found there."""
+"""Has the service compile what Triton's cache does not hold, and gives Triton what it would have made."""
 
 from __future__ import annotations
 
 import errno
 import itertools
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
 from safecache.code.triton_place import LIST
 from safecache.entries import searches
-from safecache.files import checks, opening
-from safecache.isolation import attempts, client, crashes, early_start, encoding, known_bad, remarks, tuning
+from safecache.files import opening
+from safecache.isolation import attempts, client, crashes, early_start, encoding, limits, protocol, tuning
 from safecache.isolation.attempts import Request
 from safecache.isolation.limits import Limits
+from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.store import entry_files
+from safecache.tiers import layers
 
-__all__ = ["Made", "Manager", "in_process", "obtain", "stays"]
+__all__ = ["Ahead", "Made", "Manager", "ahead", "in_process", "obtain", "stays"]
 
 # A kernel has a dozen.
 _MOST_FILES = 64
@@ -64,7 +68,7 @@ def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> Mad
     That is so too where Triton finds fault with the kernel: the error is then raised as without us. ``root``: Triton's
     cache directory. Raises TritonCompileCrash, and Triton's PTXASError, which costs no second compile.
     """
-    note = known_bad.find(root, request.hash, timeout=limits.timeout, memory=limits.memory)
+    note = crashes.find(root, request.hash, timeout=limits.timeout, memory=limits.memory)
     if note is not None:
         raise crashes.skipped(request.hash, note)
     # While it starts, the kernel is encoded.
@@ -111,7 +115,7 @@ def _is_there(request: Request, root: str, limits: Limits) -> bool:
     with searches.only_looking():
         if manager.get_group(request.metadata) is not None:
             return True
-    return known_bad.find(root, request.hash, timeout=limits.timeout, memory=limits.memory) is not None
+    return crashes.find(root, request.hash, timeout=limits.timeout, memory=limits.memory) is not None
 
 
 def _taken(request: Request, root: str, limits: Limits, manager: Manager, attempt: attempts.Attempt) -> Made | None:
@@ -126,7 +130,7 @@ def _taken(request: Request, root: str, limits: Limits, manager: Manager, attemp
         _raise_of_ptxas(reply)
         return None
     contents = _contents(request, reply, directory)
-    remarks.repeat(reply)
+    protocol.repeat(reply)
     group = {name: manager.put(content, name) for name, content in contents.items()}
     manager.put_group(list(group)[-1], group)
     events.took(Count.ISOLATED, outcome.seconds)
@@ -144,7 +148,7 @@ def _raise_of_ptxas(reply: dict[str, Any]) -> None:
     error = reply["error"]
     errors = sys.modules["triton.runtime.errors"]
     if error["type"].rpartition(".")[2] == errors.PTXASError.__name__:
-        remarks.repeat(reply)
+        protocol.repeat(reply)
         shown = str(errors.PTXASError(""))
         raise errors.PTXASError(error["message"].removeprefix(shown))
 
@@ -159,7 +163,7 @@ def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[s
     try:
         contents = _read_all(os.path.join(directory, folder))
         contents[metadata] = contents.pop(metadata)
-    except (OSError, checks.UnusableEntry, KeyError) as error:
+    except (OSError, opening.UnusableEntry, KeyError) as error:
         raise attempts.UnusableError(f"what it has made cannot be read: {error}") from error
     return contents
 
@@ -175,7 +179,7 @@ def _read_all(folder: str) -> dict[str, bytes]:
     for name in names:
         # The list of the group is made anew, for where the files are now.
         if not name.startswith(LIST):
-            check = checks.check_up_to(left)
+            check = opening.check_up_to(left)
             contents[name] = opening.read_regular(os.path.join(folder, name), check, flags=os.O_NOFOLLOW, limit=left)
             left -= len(contents[name])
     return contents
@@ -199,3 +203,84 @@ def _microseconds(value: Any) -> int:
 
 def _is_plain(name: Any) -> TypeGuard[str]:
     return isinstance(name, str) and os.path.basename(name) == name and name not in ("", os.curdir, os.pardir)
+
+
+# What Triton takes from the text: IRSource.parse_options, 3.6 to 3.9.
+# And what it calls the kernel: its first function that is not private.
+_ENTRY = re.compile(r'\btt\.func\s+(?:public\s+)?@"?([^\s"(]+)')
+_WARPS, _CTAS = re.compile(r'"ttg\.num-warps" = (\d+)'), re.compile(r'"ttg\.num-ctas" = (\d+)')
+_PARSED = ("ttir", "ttgir", "glir")
+
+
+class Ahead(NamedTuple):
+    """A compile that is to come before Triton reads the file. ``directory``: where its files are to lie."""
+
+    request: attempts.Request
+    variables: Any
+    directory: str
+    manager: Manager
+
+    @property
+    def name(self) -> str:
+        """What Triton calls the kernel."""
+        found = _ENTRY.search(self.request.source.src)
+        return f"@{found[1]}" if found is not None else str(self.request.source.name)
+
+    def make(self, *, tuning: bool) -> Made | None:
+        """Have the kernel in Triton's cache; None if it cannot be compiled apart: then Triton reads the file here.
+
+        Raises TritonCompileCrash, and Triton's PTXASError.
+        """
+        return obtain(self.request, os.path.dirname(self.directory), limits.current(tuning=tuning), self.manager)
+
+
+def ahead(path: str, target: Any, options: dict[str, Any] | None, variables: Any) -> Ahead | None:
+    """What is to be compiled before; None for what the cache has, or what cannot be compiled apart."""
+    compiler = sys.modules["triton.compiler.compiler"]
+    source = _unparsed(compiler, path)
+    if source is None:
+        return None
+    backend = compiler.make_backend(target or compiler.driver.active.get_current_target())
+    parsed = backend.parse_options({**(options or {}), **_stated(source)})
+    variables = compiler.get_cache_invalidating_env_vars() if variables is None else variables
+    key = sys.modules["triton.runtime.cache"].get_cache_key(source, backend, parsed, variables)
+    request = attempts.Request(source, backend, parsed, key, metadata="")
+    manager = compiler.get_cache_manager(request.hash)
+    directory = getattr(getattr(manager, "_file_cache_manager", manager), "cache_dir", "")
+    # Whoever has put it there has parsed it.
+    if not directory or _is_group_there(directory) or stays(source.name):
+        return None
+    return Ahead(request, variables, directory, manager)
+
+
+def _is_group_there(directory: str) -> bool:
+    places = [directory, *(place for place, _ in layers.below(directory, os.path.dirname(directory)))]
+    return any(name.startswith(LIST) for place in places for name in _names_in(place))
+
+
+def _names_in(place: str) -> list[str]:
+    try:
+        return layout.list_entries(place)
+    except OSError:
+        return []  # whoever looks it up says so
+
+
+def _unparsed(compiler: Any, path: str) -> Any:
+    """An IRSource as far as it is without a parse; None for what is not parsed, or cannot be read."""
+    source = object.__new__(compiler.IRSource)
+    source.path, source.ext = path, Path(path).suffix[1:]
+    if source.ext not in _PARSED:
+        return None
+    try:
+        source.src = Path(path).read_text()
+    except (OSError, ValueError):
+        return None  # which Triton says, too
+    languages = sys.modules["triton.backends.compiler"].Language
+    source.language = languages.GLUON if source.ext == "glir" else languages.TRITON
+    source.name, source.signature = Path(path).name, {}
+    return source
+
+
+def _stated(source: Any) -> dict[str, int]:
+    found = {"num_warps": _WARPS.search(source.src), "num_ctas": _CTAS.search(source.src)}
+    return {} if source.ext == "ttir" else {name: int(match[1]) for name, match in found.items() if match}

@@ -1,4 +1,4 @@
-"""A process's side of its compile server: starts it, and has it fork workers, end them and say how they ended."""
+"""A process's side of its compile server: starts it, has it fork and end workers; no child holds its descriptors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,91 @@ import sys
 import threading
 import time
 from contextlib import ExitStack, suppress
-from typing import Any, NamedTuple
+from io import FileIO
+from typing import Any, NamedTuple, Protocol
 
-from safecache.isolation import descriptors, protocol
+from safecache.isolation import protocol
 from safecache.settings import config
 
-__all__ = ["Connection", "Ended", "Limits", "ServerGoneError", "ServiceUnavailable"]
+__all__ = [
+    "Connection",
+    "Ended",
+    "Limits",
+    "ServerGoneError",
+    "ServiceUnavailable",
+    "close",
+    "notes",
+    "pipe",
+    "socketpair",
+]
+
+
+class Closable(Protocol):
+    """A socket or a file."""
+
+    def close(self) -> None: ...
+
+
+_open: set[Closable] = set()
+# Held during a fork, so that a child closes all of them and nothing else. Its holder can take it again: a signal's
+# handler may fork.
+_descriptors_lock = threading.RLock()
+
+
+def socketpair() -> tuple[socket.socket, socket.socket]:
+    """A connected pair. Raises OSError."""
+    with _descriptors_lock:
+        pair = socket.socketpair()
+        _open.update(pair)
+    return pair
+
+
+def pipe() -> tuple[FileIO, FileIO]:
+    """The end to read from, which does not block, and the one to write to. Raises OSError."""
+    with _descriptors_lock:
+        read_end, write_end = os.pipe()
+        pair = FileIO(read_end, "rb"), FileIO(write_end, "wb")
+        _open.update(pair)
+    os.set_blocking(read_end, False)
+    return pair
+
+
+def notes() -> FileIO:
+    """A file in memory; nothing is kept where the kernel has none. Raises OSError."""
+    with _descriptors_lock:
+        try:
+            file = FileIO(os.memfd_create("safecache"), "w+b")
+        except (AttributeError, OSError):
+            file = FileIO(os.devnull, "w+b")
+        _open.add(file)
+    return file
+
+
+def close(*what: Closable) -> None:
+    """Close these. Idempotent."""
+    with _descriptors_lock:
+        for each in what:
+            _open.discard(each)
+            each.close()
+
+
+def _before_fork() -> None:
+    _descriptors_lock.acquire()
+
+
+def _after_in_parent() -> None:
+    _descriptors_lock.release()
+
+
+def _after_in_child() -> None:
+    global _descriptors_lock
+    _descriptors_lock = threading.RLock()
+    while _open:
+        _open.pop().close()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+
 
 _BOOT = "import sys; sys.path[:] = {!r}; from safecache.isolation import server; server.main({!r}, {!r})"
 # Seconds that the server may take to fork, or to end a worker that SIGKILL does not end at once.
@@ -65,15 +144,15 @@ class Connection:
         self._used = time.monotonic()
         try:
             with ExitStack() as undone:
-                self._notes = descriptors.notes()
-                undone.callback(descriptors.close, self._notes)
-                self._control, theirs = descriptors.socketpair()
-                undone.callback(descriptors.close, self._control, theirs)
+                self._notes = notes()
+                undone.callback(close, self._notes)
+                self._control, theirs = socketpair()
+                undone.callback(close, self._control, theirs)
                 self._process = self._start(theirs.fileno(), jobs)
                 undone.pop_all()
         except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: the interpreter is ending
             raise ServiceUnavailable(f"no compile server can be started: {type(error).__name__}: {error}") from error
-        descriptors.close(theirs)
+        close(theirs)
 
     def _start(self, descriptor: int, jobs: str) -> subprocess.Popen[bytes]:
         if not sys.executable or getattr(sys, "frozen", False):
@@ -195,7 +274,7 @@ class Connection:
             self._process.kill()
             status = self._process.wait()
         with self._lock:
-            descriptors.close(self._control, self._notes)
+            close(self._control, self._notes)
         return status
 
     def forget(self) -> None:

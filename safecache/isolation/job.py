@@ -17,7 +17,7 @@ from triton.compiler import compiler
 from triton.runtime import cache
 from triton.runtime.driver import driver
 
-from safecache.isolation import encoding, remarks, sources
+from safecache.isolation import encoding, functions, protocol
 from safecache.isolation.crash import STAGE_FILE
 from safecache.isolation.encoding import rebuild
 from safecache.isolation.values import Decoder
@@ -34,12 +34,12 @@ def run(job: dict[str, Any], directory: str) -> dict[str, Any]:
     ``job``: {"source": encoding.encode(…), "target": [backend, arch, warp size], "key": what get_cache_key() gave,
     "triton_key": what triton_key() gave, "backend_key": what the backend's hash() gave}. Replies {"key": the hash that
     this process computes for the kernel, "folder", "metadata": the file names, "times": of the stages, in µs, and
-    remarks.heard()}, or {"error": {"type", "message", "stage": what was being made}}. The files say that they are of
+    protocol.heard()}, or {"error": {"type", "message", "stage": what was being made}}. The files say that they are of
     the parent's key, also where ours is another one, which says that something has not travelled. Anything else that
     happens ends the process.
     """
     compile = _Compile(job, directory)
-    with remarks.heard() as heard:
+    with protocol.heard() as heard:
         try:
             reply = compile.run()
         except Exception as error:
@@ -60,7 +60,7 @@ class _Compile:
 
     def run(self) -> dict[str, Any]:
         self._prepare()
-        source = sources.rebuild(self.encoded, self.directory)
+        source = functions.rebuild(self.encoded, self.directory)
         kernel = compiler.compile(source, target=GPUTarget(*self.job["target"]))
         (metadata,) = (path for name, path in kernel.metadata_group.items() if name.endswith(".json"))
         folder, name = os.path.split(metadata)

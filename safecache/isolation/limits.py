@@ -7,7 +7,7 @@ import os
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache.settings import config, setting_values
+from safecache.settings import config, settings
 
 __all__ = ["Limits", "current"]
 
@@ -29,7 +29,7 @@ def current(*, tuning: bool) -> Limits:
     """Those of the settings of now. ``tuning``: the compile is one of several configurations of a kernel."""
     chosen = config.current()
     timeout = chosen.compile_timeout or (_TIMEOUT_WHILE_TUNING if tuning else _TIMEOUT)
-    return Limits(timeout, chosen.compile_memory or max(setting_values.LEAST_COMPILE_MEMORY, _half_of_memory()))
+    return Limits(timeout, chosen.compile_memory or max(settings.LEAST_COMPILE_MEMORY, _half_of_memory()))
 
 
 @functools.cache

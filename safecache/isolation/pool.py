@@ -1,7 +1,4 @@
-"""The workers of one process: forked on demand, kept while they are fit, replaced when they or their server end.
-
-Each has its channel, what it writes, and its end.
-"""
+"""The workers of one process: forked on demand, kept while they are fit, replaced when not; what they print."""
 
 from __future__ import annotations
 
@@ -13,11 +10,19 @@ import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from safecache.isolation import descriptors, protocol
-from safecache.isolation.connection import Connection, Ended, Limits, ServerGoneError, ServiceUnavailable
-from safecache.isolation.output import Output
+from safecache.isolation import protocol
+from safecache.isolation.connection import (
+    Connection,
+    Ended,
+    Limits,
+    ServerGoneError,
+    ServiceUnavailable,
+    close,
+    pipe,
+    socketpair,
+)
 
-__all__ = ["Pool", "UnreadError", "Worker"]
+__all__ = ["MOST_BYTES", "Output", "Pool", "UnreadError", "Worker"]
 
 
 class UnreadError(Exception):
@@ -34,15 +39,15 @@ class Worker:
         self._number = number
         try:
             with ExitStack() as undone:
-                self._channel, channel = descriptors.socketpair()
-                undone.callback(descriptors.close, self._channel, channel)
-                self._pipe, written = descriptors.pipe()
-                undone.callback(descriptors.close, self._pipe, written)
+                self._channel, channel = socketpair()
+                undone.callback(close, self._channel, channel)
+                self._pipe, written = pipe()
+                undone.callback(close, self._pipe, written)
                 self._pid = connection.fork(number, channel.fileno(), written.fileno())
                 undone.pop_all()
         except OSError as error:
             raise ServiceUnavailable(f"no worker can be started: {error}") from error
-        descriptors.close(channel, written)
+        close(channel, written)
         self._since = _start_time(self._pid)
         self.output = Output(self._pipe.fileno())
 
@@ -105,7 +110,7 @@ class Worker:
 
     def let_go(self) -> None:
         """Close what this process has of it; an idle one ends then."""
-        descriptors.close(self._channel, self._pipe)
+        close(self._channel, self._pipe)
 
 
 def _start_time(pid: int) -> str | None:
@@ -257,3 +262,56 @@ class Pool:
             raise
         self._deaths = 0
         return ended
+
+
+# Kept of the beginning, and as much of the end.
+MOST_BYTES = 64 << 10
+
+_PIPE = 64 << 10
+# Once a job has written this much, it is read at most as fast as _PIPE in each _PAUSE: a flood is its writer's problem.
+_FLOOD = 1 << 20
+_WRITE_PAUSE = 0.01
+
+
+class Output:
+    """Of one worker at a time, from the pipe ``descriptor``, which does not block."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._head = bytearray()
+        self._tail = bytearray()
+        self._size = 0
+
+    def read(self) -> bool:
+        """Take what is there, at most a pipe full; False if there is nothing and never will be."""
+        if self._size > _FLOOD:
+            time.sleep(_WRITE_PAUSE)
+        try:
+            piece = os.read(self._descriptor, _PIPE)
+        except BlockingIOError:
+            return True
+        except OSError:  # somebody has closed it, along with all that he does not know
+            return False
+        self._keep(piece)
+        return bool(piece)
+
+    def drain(self) -> None:
+        """Take all that is there, with no more patience than for a flood."""
+        before = -1
+        while before < self._size <= _FLOOD:
+            before = self._size
+            self.read()
+
+    def take(self) -> str:
+        """What was written since the last call, and forget it."""
+        left_out = self._size - len(self._head) - len(self._tail)
+        between = f"\n... {left_out} bytes left out ...\n".encode() if left_out else b""
+        text = bytes(self._head + between + self._tail).decode("utf-8", "replace")
+        self._head, self._tail, self._size = bytearray(), bytearray(), 0
+        return text
+
+    def _keep(self, piece: bytes) -> None:
+        self._size += len(piece)
+        room = MOST_BYTES - len(self._head)
+        self._head += piece[:room]
+        self._tail = (self._tail + piece[room:])[-MOST_BYTES:] if len(piece) > room else self._tail

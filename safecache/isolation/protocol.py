@@ -1,20 +1,21 @@
-"""Messages between a process, its compile server and the workers: a length and a JSON object, over a Unix socket pair.
-
-What comes from a worker may be anything, since C++ that corrupts memory runs there: it is bounded, and only ever parsed
-as JSON.
-"""
+"""Messages between a process, its compile server and the workers; and what a compile says besides its result."""
 
 from __future__ import annotations
 
+import builtins
+import contextlib
+import io
 import json
 import os
 import socket
 import struct
+import sys
 import time
-from collections.abc import Iterable
+import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
-__all__ = ["MOST_BYTES", "ProtocolError", "encode", "receive", "receive_with_descriptors", "send"]
+__all__ = ["MOST_BYTES", "ProtocolError", "encode", "heard", "receive", "receive_with_descriptors", "repeat", "send"]
 
 # The IR of the largest kernels has some MB.
 MOST_BYTES = 64 << 20
@@ -102,3 +103,32 @@ def _read(channel: socket.socket, size: int, deadline: float | None) -> bytes:
             break
         content += piece
     return bytes(content)
+
+
+# In characters: more than the PTX that Triton prints where ptxas fails.
+_MOST = 1 << 20
+# As of a module that all kernels were in: a filter that lets a warning pass once does so here, too.
+_shown: dict[Any, Any] = {}
+
+
+@contextlib.contextmanager
+def heard() -> Iterator[dict[str, Any]]:
+    """Collect them, instead of showing them: {} where there is nothing. JSON-able at the end."""
+    remarks: dict[str, Any] = {}
+    output = io.StringIO()
+    with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(output):
+        warnings.simplefilter("always")
+        yield remarks
+    if output.getvalue():
+        remarks["output"] = output.getvalue()[:_MOST]
+    if caught:
+        remarks["warnings"] = [[w.category.__name__, str(w.message), w.filename, w.lineno] for w in caught]
+
+
+def repeat(remarks: dict[str, Any]) -> None:
+    """Show what ``heard`` has collected. Raises what a filter turns into an error, as without a worker."""
+    sys.stdout.write(remarks.get("output", ""))
+    for category, message, file, line in remarks.get("warnings", ()):
+        found = getattr(builtins, category, None)
+        kind = found if isinstance(found, type) and issubclass(found, Warning) else UserWarning
+        warnings.warn_explicit(message, kind, file, line, registry=_shown)

@@ -127,7 +127,7 @@ def _is_plain(function: Any) -> bool:
     heuristics = sys.modules["triton.runtime.autotuner"].Heuristics
     while type(function) is heuristics:
         function = function.fn
-    from safecache.isolation.languages import language_of
+    from safecache.isolation.values import language_of
 
     hook = sys.modules["triton"].knobs.runtime.jit_cache_hook
     return language_of(function) is not None and hook is None and not function.pre_run_hooks

@@ -1,7 +1,4 @@
-"""How a value that a kernel uses travels to a worker: as what it is made from, and what names it goes by.
-
-Which names of its surroundings a kernel uses is told from its source alone.
-"""
+"""How a value that a kernel uses travels to a worker: as what it is made from, and what names it."""
 
 from __future__ import annotations
 
@@ -20,7 +17,46 @@ from typing import Any
 from triton.language.core import constexpr, dtype, pointer_type
 from triton.runtime.jit import JITFunction
 
-__all__ = ["Decoder", "Encoder", "UnshippableError", "UnshippableKernelError", "Use", "used"]
+__all__ = [
+    "Decoder",
+    "Encoder",
+    "UnshippableError",
+    "UnshippableKernelError",
+    "Use",
+    "kernel_class",
+    "language_of",
+    "source_class",
+    "used",
+]
+
+_KERNELS = {
+    "triton": ("triton.runtime.jit", "JITFunction"),
+    "gluon": ("triton.experimental.gluon._runtime", "GluonJITFunction"),
+}
+_SOURCES = {
+    "triton": ("triton.compiler.compiler", "ASTSource"),
+    "gluon": ("triton.experimental.gluon._runtime", "GluonASTSource"),
+}
+
+
+def language_of(value: Any) -> str | None:
+    """Of a kernel, or the source of one; None for those of a class that is not Triton's."""
+    for places in (_KERNELS, _SOURCES):
+        for language, (module, name) in places.items():
+            # Not by importing it: that of Gluon takes 20 ms, in a process that need not have it.
+            if type(value) is getattr(sys.modules.get(module), name, None):
+                return language
+    return None
+
+
+def kernel_class(language: str) -> Any:
+    module, name = _KERNELS[language]
+    return getattr(importlib.import_module(module), name)
+
+
+def source_class(language: str) -> Any:
+    module, name = _SOURCES[language]
+    return getattr(importlib.import_module(module), name)
 
 
 @dataclass(slots=True)

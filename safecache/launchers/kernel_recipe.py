@@ -1,14 +1,10 @@
-"""What a launcher of a Triton kernel is rebuilt from in another process, and the rebuilding.
-
-Inductor's CompileResult, pickled, with the binary that was loaded: what lies in Triton's cache is no substitute. It may
-be gone, nobody has verified it, and whoever compiles the same kernel again replaces it with other bytes, for a cubin
-tells the path of its source.
-"""
+"""What a launcher of a Triton kernel is rebuilt from in another process, and copies that hold no more."""
 
 from __future__ import annotations
 
 import os
 import pickle
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,13 +12,79 @@ from typing import Any, NamedTuple
 
 from safecache.code import gate, triton_files
 from safecache.errors import EntryRefusedError, LauncherError
-from safecache.files import checks, opening
-from safecache.launchers import detached
+from safecache.files import opening
 from safecache.reporting.kinds import Kind
 from safecache.signing import provenance
 from safecache.store import entry_files
 
-__all__ = ["Recipe", "freeze", "identify", "keep_cubin", "rebuild"]
+__all__ = ["Recipe", "autotuner", "compile_result", "freeze", "identify", "keep_cubin", "rebuild"]
+
+# Of a CompiledKernel: made anew by its _init_handles().
+_HANDLES = ("module", "function", "_run", "_module_pid")
+
+
+def autotuner(original: Any) -> Any:
+    """A CachingAutotuner as its own prepare_for_pickle leaves it."""
+    function = _never_launched(original.fn)
+    memo = {id(original.fn): function}
+    results = [compile_result(result, memo) for result in original.compile_results]
+    copy = _shallow(original, fn=function, compile_results=results)
+    copy.prepare_for_pickle()
+    if "_reload_kernel" in vars(copy):
+        copy._reload_kernel = None  # A closure over this process's worker pool; whoever loads the copy sets its own.
+    return copy
+
+
+def compile_result(original: Any, memo: dict[int, Any] | None = None) -> Any:
+    """A CompileResult with a kernel that is not loaded."""
+    return _shallow(original, kernel=_kernel(original, {} if memo is None else memo))
+
+
+def _kernel(result: Any, memo: dict[int, Any]) -> Any:
+    kernel = result.kernel
+    source = getattr(kernel, "src", None)
+    if source is None:
+        # That of a static launcher, whose own state is without handles. A copy with handles would unload them.
+        copy = object.__new__(type(kernel))
+        vars(copy).update(kernel.__getstate__())
+        return copy
+    changes: dict[str, Any] = {name: None for name in _HANDLES if name in vars(kernel)}
+    if hasattr(source, "fn"):
+        changes["src"] = _shallow(source, fn=_function(source.fn, memo))
+    if not result.inductor_meta.get("store_cubin"):
+        # The texts of the stages, hundreds of kB, are for the eyes only.
+        binaries = {stage: code for stage, code in kernel.asm.items() if isinstance(code, bytes)}
+        changes["asm"] = type(kernel.asm)(binaries)
+    return _shallow(kernel, **changes)
+
+
+def _function(original: Any, memo: dict[int, Any]) -> Any:
+    """A JITFunction as Inductor's own prepare_for_pickle leaves it."""
+    if id(original) not in memo:
+        heuristics = sys.modules["torch._inductor.runtime.triton_heuristics"]
+        shell = object.__new__(heuristics.CachingAutotuner)
+        shell.fn = _never_launched(original)
+        shell.launchers, shell.compile_results, shell.benchmark_failure_reasons = [], [], {}
+        shell.prepare_for_pickle()
+        memo[id(original)] = shell.fn
+    return memo[id(original)]
+
+
+def _never_launched(function: Any) -> Any:
+    copy = _shallow(function)
+    caches = getattr(function, "device_caches", None)
+    if caches is not None:
+        # By device: the kernels that Triton itself compiled for its launches, and what binds their arguments, which
+        # a method of the function makes.
+        copy.device_caches = type(caches)(getattr(copy, caches.default_factory.__name__))
+    return copy
+
+
+def _shallow(original: Any, **changes: Any) -> Any:
+    copy = object.__new__(type(original))
+    vars(copy).update({**vars(original), **changes})
+    return copy
+
 
 _REMEDY = "Compile again: remove the entry or artifact that it came from."
 _HASH_CHARACTERS = 16
@@ -65,7 +127,7 @@ def keep_cubin(result: Any) -> None:
     try:
         kernel.cubin_path = None  # nothing that was not verified is loaded, whatever happens
         kernel.cubin_path, _ = gate.admit_code(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
-    except (OSError, EntryRefusedError, checks.UnusableEntry) as error:
+    except (OSError, EntryRefusedError, opening.UnusableEntry) as error:
         if raw is None:
             raise
         if isinstance(error, OSError):
@@ -73,13 +135,13 @@ def keep_cubin(result: Any) -> None:
         else:
             kernel.cubin_path = gate.private_copy(kernel.name, raw, Kind.KERNEL)
     with suppress(FileNotFoundError):  # nobody else can put one there: the load that follows fails in its own words
-        check = checks.check_up_to(entry_files.largest(Kind.KERNEL))
+        check = opening.check_up_to(entry_files.largest(Kind.KERNEL))
         _cubins[kernel] = opening.read_regular(kernel.cubin_path, check)
 
 
 def freeze(result: Any) -> Recipe:
     """The recipe of a CompileResult, loaded or not."""
-    copy = detached.compile_result(result)
+    copy = compile_result(result)
     if _is_static(copy):
         copy.kernel.cubin_raw = _cubins[result.kernel]
     versions = provenance.describe()

@@ -2,3 +2,284 @@
 
 May import the rooms up to signing.
 """
+
+from __future__ import annotations
+
+import itertools
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from safecache.files import mounts
+from safecache.settings import config
+
+__all__ = [
+    "REFUSED",
+    "ExplainedProcessError",
+    "advice",
+    "explain_build",
+    "explain_load",
+    "explained",
+    "install",
+    "is_explained",
+    "substitute",
+]
+
+# As the dynamic loader words it, behind the path; with EPERM, but that is not told.
+REFUSED = "failed to map segment from shared object"
+_LOAD_LEAD = "safecache: the file lies"
+# In our words, and in those of a source that has the patch noexec-guidance.
+_NOEXEC = "is mounted noexec: no code can be loaded from there."
+# AOTInductor's loader puts "Error in dlopen: " before the path.
+_PATH = re.compile(rf"(/[^\n:]+): {REFUSED}")
+
+
+def explain_load(wrapped: Callable[..., Any], args: Any, kwargs: Any, variable: str | None) -> Any:
+    """Call ``wrapped``; a load that a noexec mount refused raises its error with an explanation, any other its own.
+
+    ``variable`` is what moves this cache; None if nothing does.
+    """
+    try:
+        return wrapped(*args, **kwargs)
+    except Exception as error:
+        better = explained(error, variable)
+        if better is None:
+            raise
+        raise better from error
+
+
+def explained(error: BaseException, variable: str | None) -> BaseException | None:
+    """The same type of error with an explanation, if ``error`` came from a noexec mount; None if it did not."""
+    if is_explained(error):
+        return None
+    # torch.ops.load_library keeps the loader's words in the cause.
+    named = _PATH.search(str(error)) or _PATH.search(str(error.__cause__))
+    if named is None or not mounts.forbids_execution(named[1]):
+        return None
+    return _like(error, f"{named[1]}: {REFUSED}. {_LOAD_LEAD}{advice(named[1], variable)}")
+
+
+def is_explained(error: BaseException) -> bool:
+    """Whether the error is one that ``explained`` has made, or a patched source."""
+    return _NOEXEC in str(error)
+
+
+def advice(path: str, variable: str | None) -> str:
+    """On which mount ``path`` lies, and what moves it to a directory of this machine that code can be loaded from."""
+    mount = mounts.mount_of(path)
+    where = f" on {mount}" if mount else ""
+    said = f"{where}, and that {_NOEXEC}"
+    if variable is None:
+        point = mount.point if mount else os.path.dirname(path)
+        return f"{said} This release of torch cannot be told another place: mount -o remount,exec {point}"
+    found = substitute(variable)
+    if found is None:
+        return f"{said} Let {variable} name a directory on a file system that is not; none was found on this machine."
+    return f"{said} Code can be loaded from {found[0]}: {found[1]}"
+
+
+def substitute(variable: str) -> tuple[str, str] | None:
+    """A directory of this machine that can be written to and code loaded from, tried; and a line to paste.
+
+    With that ``variable`` names a place there.
+    """
+    directory = mounts.find_executable_directory(_candidates())
+    if directory is None:
+        return None
+    # Below a directory that others may write to as well, a name of our own; what TMPDIR names must be there already.
+    place = directory if variable == "TMPDIR" else os.path.join(directory, f"{variable.lower()}-{os.getuid()}")
+    return directory, f"export {variable}={shlex.quote(place)}"
+
+
+def _candidates() -> list[str]:
+    environment = config.child_environment()
+    home = environment.get("HOME", "")
+    cache = environment.get("XDG_CACHE_HOME") or (os.path.join(home, ".cache") if home else "")
+    return [path for path in (cache, home, "/var/tmp", _temporary(), os.getcwd()) if path]
+
+
+def _temporary() -> str:
+    try:
+        return tempfile.gettempdir()
+    except FileNotFoundError:
+        return ""  # none can be written to
+
+
+def _like(error: BaseException, text: str) -> BaseException | None:
+    """An error of the same type, for whoever catches that; None if it cannot be made from a text."""
+    try:
+        new = type(error)(text)
+    except Exception:
+        return None
+    if isinstance(error, ImportError) and isinstance(new, ImportError):
+        new.name, new.path = error.name, error.path
+    return new
+
+
+_PROBE_TIMEOUT = 30  # seconds
+_BUILD_LEAD = "safecache: "
+
+
+class _Packages(NamedTuple):
+    """How a family of distributions installs what is missing."""
+
+    install: str
+    compilers: dict[str, str]
+    headers: str
+
+
+_PACKAGES = {
+    "debian": _Packages("apt-get install", {"C": "gcc", "C++": "g++"}, "python{version}-dev"),
+    "fedora": _Packages("dnf install", {"C": "gcc", "C++": "gcc-c++"}, "python{version}-devel"),
+    "suse": _Packages("zypper install", {"C": "gcc", "C++": "gcc-c++"}, "python{compact}-devel"),
+    "alpine": _Packages("apk add", {"C": "build-base", "C++": "build-base"}, "python3-dev"),
+    "arch": _Packages("pacman -S", {"C": "gcc", "C++": "gcc"}, "python"),
+}
+_FAMILIES = {"rhel": "fedora", "centos": "fedora", "ubuntu": "debian", "opensuse": "suse", "sles": "suse"}
+
+
+class ExplainedProcessError(subprocess.CalledProcessError):
+    """A CalledProcessError, as Triton lets it out, whose text says more than the exit status."""
+
+    explanation = ""
+
+    def __str__(self) -> str:
+        return f"{super().__str__()} {self.explanation}"
+
+
+def explain_build(wrapped: Callable[..., Any], args: Any, kwargs: Any, purpose: str, *, language: str) -> Any:
+    """Call ``wrapped``, which runs a compiler; what it raises for want of one, or of Python.h, is raised explained.
+
+    The type is the same, the original its cause. Any other error is raised as it is. ``purpose``: what for.
+    """
+    try:
+        return wrapped(*args, **kwargs)
+    except Exception as error:
+        said = None if _BUILD_LEAD in str(error) else _explanation(error, purpose, language)
+        if said is None:
+            raise
+        raise _with(error, said) from error
+
+
+def _explanation(error: Exception, purpose: str, language: str) -> str | None:
+    missing = _missing_compiler(error, language)
+    if missing is not None:
+        return f"{_BUILD_LEAD}{missing}, and {purpose}. {install(language)} (or let {_variable(language)} name one)."
+    command = _command_without_header(error)
+    if command is None:
+        return None
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return (
+        f"{_BUILD_LEAD}{command[0]} does not find Python.h, the headers of Python {version} ({sys.executable}), "
+        f"and {purpose}. {install('headers')}; an environment of conda, uv or pyenv has them if its Python is whole."
+    )
+
+
+# No compiler -------------------------------------------------------------------------------------------------------
+
+
+def _missing_compiler(error: Exception, language: str) -> str | None:
+    variable = _variable(language)
+    if isinstance(error, FileNotFoundError):
+        # What subprocess could not start; a source or a directory that is gone is there by another name.
+        named = error.filename
+        is_compiler = isinstance(named, str) and named == config.child_environment().get(variable)
+        return f"{variable} names {named}, which is not there" if is_compiler and shutil.which(named) is None else None
+    # Triton's own words; torch's, of its exception InvalidCxxCompiler; and the shell's that ninja starts.
+    text = str(error)
+    if "Failed to find C" in text or "No working C++ compiler found" in text:
+        return f"there is no {language} compiler"
+    if "ninja: build stopped" in text:
+        unknown = re.search(r"(?m)^(?:/bin/)?\S*sh: (?:line )?\d+: (\S+): (?:command )?not found", text)
+        return f"there is no {unknown[1]}" if unknown else None
+    return None
+
+
+def _variable(language: str) -> str:
+    return "CC" if language == "C" else "CXX"
+
+
+# No Python.h -------------------------------------------------------------------------------------------------------
+
+
+def _command_without_header(error: Exception) -> list[str] | None:
+    """The compiler's command that failed for want of Python.h: tried again, since Triton does not keep the output."""
+    command = getattr(error, "cmd", None)
+    output = getattr(error, "output", None)
+    if "ninja: build stopped" in str(error):
+        command, output = _command_of_ninja(str(error)), str(error)
+    if not isinstance(command, list) or not command or (output is not None and "Python.h" not in str(output)):
+        return None
+    finds_nothing = not _preprocesses(command, "#include <Python.h>\n")
+    return command if finds_nothing and _preprocesses(command, "") else None
+
+
+def _command_of_ninja(text: str) -> list[str]:
+    failed = re.search(r"(?m)^FAILED: .*\n(.+)$", text)
+    # Only its -I flags are wanted: quoting that a shell would undo does not matter to them.
+    return failed[1].split() if failed else []
+
+
+def _preprocesses(command: list[str], source: str) -> bool:
+    compiler, *flags = command
+    includes = [value for flag, value in itertools.pairwise(flags) if flag in ("-I", "-isystem")]
+    includes += [flag[2:] for flag in flags if flag.startswith("-I") and len(flag) > 2]
+    try:
+        probe = subprocess.run(
+            [compiler, "-E", "-x", "c", *(f"-I{directory}" for directory in includes), "-o", os.devnull, "-"],
+            input=source.encode(),
+            capture_output=True,
+            timeout=_PROBE_TIMEOUT,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return False
+    return probe.returncode == 0
+
+
+# What to do --------------------------------------------------------------------------------------------------------
+
+
+def install(what: str) -> str:
+    """How to install, on this distribution, a "C" or "C++" compiler, or Python's "headers"."""
+    packages = _packages()
+    if packages is None:
+        return "Install Python's development headers" if what == "headers" else f"Install a {what} compiler"
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    headers = packages.headers.format(version=version, compact=version.replace(".", ""))
+    return f"Install it: {packages.install} {headers if what == 'headers' else packages.compilers[what]}"
+
+
+def _packages() -> _Packages | None:
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:
+        return None
+    for name in (release["ID"], *release.get("ID_LIKE", "").split()):
+        family = _FAMILIES.get(name.partition("-")[0], name)
+        if family in _PACKAGES:
+            return _PACKAGES[family]
+    return None
+
+
+def _with(error: Exception, said: str) -> Exception:
+    """An error of the same type, and with the same attributes, whose text goes on with what is ``said``."""
+    if isinstance(error, subprocess.CalledProcessError):
+        explained = ExplainedProcessError(error.returncode, error.cmd, error.output, error.stderr)
+        explained.explanation = said
+        return explained
+    if isinstance(error, OSError):
+        return type(error)(error.errno, f"{error.strerror} ({said})", error.filename)
+    if isinstance(getattr(error, "output", None), str):  # torch's CppCompileError is made, and pickled, of these two
+        return type(error)(error.cmd, f"{error.output}\n{said}")  # type: ignore[attr-defined]
+    # Not through __init__: that of torch's InvalidCxxCompiler takes the name of a compiler.
+    new = type(error).__new__(type(error))
+    new.args = (f"{error} {said}",)
+    vars(new).update(vars(error))
+    return new

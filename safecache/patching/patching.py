@@ -35,6 +35,46 @@ __all__ = ["Patch", "StandDown", "StandDownError", "check_version", "hook_functi
 
 
 _DEEPEST_CHAIN = 100
+# Where hooks have gone, of those that sources patched by 0.1.0 name, and what they are called now.
+_MOVED = {
+    "aot_compile": "dynamo",
+    "aot_compile_types": "dynamo",
+    "aoti_eager": "aot_inductor",
+    "aoti_package": "aot_inductor",
+    "caching": "standalone_compile",
+    "compiler_bisector": "compiler_cache",
+    "cpp_builder": "cpp_codecache",
+    "cpu_vec_isa": "cpp_codecache",
+    "cutlass_utils": "other_backends",
+    "file_baton": "locks",
+    "halide": "other_backends",
+    "object_caches": "other_backends",
+    "output_code": "aot_inductor",
+    "package": "dynamo",
+    "pgo": "dynamo",
+    "precompile": "dynamo",
+    "triton_bundler": "triton_in_inductor",
+    "triton_compiler": "triton_runtime",
+    "triton_heuristics": "triton_in_inductor",
+}
+_RENAMED = {
+    "aoti_eager:cache_dir": "eager_cache_dir",
+    "aoti_eager:compile_operator": "compile_eager",
+    "aoti_eager:load_cache": "load_eager_cache",
+    "caching:get": "get_cached",
+    "caching:insert": "insert_cached",
+    "compiler_bisector:read_lines_from_file": "read_bisection",
+    "compiler_bisector:write_lines_to_file": "write_bisection",
+    "halide:build_runtime": "build_halide_runtime",
+    "halide:generate": "generate_halide",
+    "halide:touch": "touch_halide",
+    "halide:work": "halide_work",
+    "package:load": "load_package",
+    "package:read": "read_package",
+    "package:write": "write_package",
+    "precompile:load": "load_precompiled",
+    "triton_compiler:init": "init_kernel",
+}
 _REMEDY = "What it guards is as in stock torch; a newer safecache may know this release."
 _STRICT_REMEDY = "A newer safecache may know this release; SAFECACHE_STRICT=0 goes on without it."
 
@@ -238,8 +278,9 @@ class Patch:
 
 
 def hook_function(name: str) -> Any:
-    """The hook ``module:function`` below safecache.hooks. Raises whatever its import does."""
+    """The hook ``module:function`` below safecache.hooks, by its name or that of 0.1.0. Raises what its import does."""
     module, _, function = name.partition(":")
+    module, function = _MOVED.get(module, module), _RENAMED.get(name, function)
     return getattr(importlib.import_module(f"safecache.hooks.{module}"), function)
 
 

@@ -154,7 +154,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "torch._inductor.compile_fx",
         "fx_codegen_and_compile",
-        "compile_fx:fx_codegen_and_compile",
+        "codecache:fx_codegen_and_compile",
         (
             "gm, example_inputs, inputs_to_check, graph_kwargs",  # 2.11
             "gm, example_inputs, inputs_to_check, compile_region_name=, graph_kwargs",
@@ -163,7 +163,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "torch._functorch.aot_autograd",  # where AOTAutograd asks
         "should_use_remote_autograd_cache",
-        "aot_autograd:should_use_remote_autograd_cache",
+        "autograd_cache:should_use_remote_autograd_cache",
         ("",),
     ),
     Target(
@@ -181,7 +181,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _CODECACHE,
         "torch_key",
-        "build_keys:torch_key",
+        "installation:torch_key",
         ("",),
         copies=("torch._inductor.async_compile", "torch._inductor.compile_worker.subproc_pool"),
     ),
@@ -227,35 +227,35 @@ TARGETS: tuple[Target, ...] = (
         ("key, content",),
     ),
     Target(_AUTOGRAD_CACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
-    Target(_AOT_COMPILE, "AOTCompiledFunction.serialize", "aot_compile:serialize", ("cls, fn, external_data=",)),
+    Target(_AOT_COMPILE, "AOTCompiledFunction.serialize", "dynamo:serialize", ("cls, fn, external_data=",)),
     Target(
         _AOT_COMPILE,
         "AOTCompiledFunction.deserialize",
-        "aot_compile:deserialize",
+        "dynamo:deserialize",
         (
             "cls, data, f_globals=, external_closure_data=",  # to 2.14
             "cls, data, f_globals=, external_closure_data=, *guard_globals=, *forward_not_resolved_reason=",
         ),
     ),
-    Target(_AOT_COMPILE, "AOTCompiledModel.serialize", "aot_compile:serialize_model", ("self",)),
+    Target(_AOT_COMPILE, "AOTCompiledModel.serialize", "dynamo:serialize_model", ("self",)),
     Target(
         _AOT_COMPILE,
         "AOTCompiledModel.deserialize",
-        "aot_compile:deserialize_model",
+        "dynamo:deserialize_model",
         ("cls, model, data", "cls, model, data, *guard_globals="),  # to 2.14, 2.15
     ),
     Target(
         "torch.compiler",
         "load_compiled_function",
-        "compiler:load_compiled_function",
+        "compiler_cache:load_compiled_function",
         ("file, *f_globals=, *external_data=",),
     ),
     # Not the functions that use it: torch pickles references to them into its artifacts.
-    Target("torch._dynamo.aot_compile_types", "pickle", "aot_compile_types:sealing_pickle", (PICKLE_MODULE,)),
+    Target("torch._dynamo.aot_compile_types", "pickle", "dynamo:sealing_pickle", (PICKLE_MODULE,)),
     Target(
         _PRECOMPILE,
         "PrecompiledModule.to_cache_bytes",
-        "precompile:to_cache_bytes",
+        "dynamo:to_cache_bytes",
         ("self, python_code=",),
         since=(2, 14),
         until=(2, 15),  # from which on files are written, and read
@@ -263,7 +263,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _PRECOMPILE,
         "_PrecompileApi.load",
-        "precompile:load",
+        "dynamo:load_precompiled",
         ("self, python_code, cache",),
         since=(2, 14),
         until=(2, 15),
@@ -271,27 +271,27 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _PRECOMPILE,
         "_write_artifact",
-        "precompile:write_artifact",
+        "dynamo:write_artifact",
         ("artifact_path, cache_path, python_code, cache",),
         since=(2, 15),
     ),
-    Target(_PRECOMPILE, "_read_artifact", "precompile:read_artifact", ("artifact_path, cache_path",), since=(2, 15)),
-    Target(_PACKAGE, "DiskDynamoStore.write", "package:write", ("self, cache_entry, path",)),
-    Target(_PACKAGE, "DiskDynamoStore.read", "package:read", ("self, path",)),
-    Target(_PACKAGE, "DiskDynamoCache.load", "package:load", ("self, fn",)),
+    Target(_PRECOMPILE, "_read_artifact", "dynamo:read_artifact", ("artifact_path, cache_path",), since=(2, 15)),
+    Target(_PACKAGE, "DiskDynamoStore.write", "dynamo:write_package", ("self, cache_entry, path",)),
+    Target(_PACKAGE, "DiskDynamoStore.read", "dynamo:read_package", ("self, path",)),
+    Target(_PACKAGE, "DiskDynamoCache.load", "dynamo:load_package", ("self, fn",)),
     Target(_PACKAGE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
-    Target(_PGO, "get_local_code_state", "pgo:get_local_code_state", ("cache_key",)),
+    Target(_PGO, "get_local_code_state", "dynamo:get_local_code_state", ("cache_key",)),
     Target(
         _PGO,
         "lookup_remote_cache_entry",
-        "pgo:lookup_remote_cache_entry",
+        "dynamo:lookup_remote_cache_entry",
         ("remote_cache, cache_key, event_name=",),
     ),
-    Target(_PGO, "put_local_code_state", "pgo:put_local_code_state", ("cache_key",)),
-    Target(_PGO, "put_remote_code_state", "pgo:put_code_state", ("cache_key, extra_code_state=",)),
+    Target(_PGO, "put_local_code_state", "dynamo:put_local_code_state", ("cache_key",)),
+    Target(_PGO, "put_remote_code_state", "dynamo:put_code_state", ("cache_key, extra_code_state=",)),
     Target(_PGO, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
-    Target(_CACHING, "_OnDiskCacheImpl.get", "caching:get", ("self, key",)),
-    Target(_CACHING, "_OnDiskCacheImpl.insert", "caching:insert", ("self, key, value",)),
+    Target(_CACHING, "_OnDiskCacheImpl.get", "standalone_compile:get_cached", ("self, key",)),
+    Target(_CACHING, "_OnDiskCacheImpl.insert", "standalone_compile:insert_cached", ("self, key, value",)),
     Target(_AUTOTUNE_CACHE, "AutotuneCache.read_best", "autotune_cache:read_best", ("self, inductor_meta, configs",)),
     Target(
         _AUTOTUNE_CACHE,
@@ -313,44 +313,44 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "torch._inductor.compile_worker.subproc_pool",
         "SubprocPool.__init__",
-        "subproc_pool:init",
+        "compile_workers:init_pool",
         ("self, nprocs, pickler=, kind=, quiesce=",),
     ),
     # Which also keeps the cubin: the source patch does not do all of its work.
-    Target(_HEURISTICS, "StaticTritonCompileResult.make_launcher", "triton_heuristics:make_launcher", ("self",)),
+    Target(_HEURISTICS, "StaticTritonCompileResult.make_launcher", "triton_in_inductor:make_launcher", ("self",)),
     Target(
         _HEURISTICS,
         "TritonCompileResult.make_launcher",
-        "triton_heuristics:make_launcher",
+        "triton_in_inductor:make_launcher",
         ("self",),
         marker=_PICKLABLE_LAUNCHERS,
     ),
     Target(
         _HEURISTICS,
         "StaticTritonCompileResult.reload_cubin_path",
-        "triton_heuristics:reload_cubin_path",
+        "triton_in_inductor:reload_cubin_path",
         ("self",),
     ),
     Target(
         _HEURISTICS,
         "CachingAutotuner.__getstate__",
-        "triton_heuristics:getstate",
+        "triton_in_inductor:getstate",
         ("self",),
         marker=_PICKLABLE_LAUNCHERS,
     ),
     Target(
         _HEURISTICS,
         "CachingAutotuner._build_fast_launcher",
-        "triton_heuristics:build_fast_launcher",
+        "triton_in_inductor:build_fast_launcher",
         ("self, launcher",),
         since=(2, 13),
         marker=_PICKLABLE_LAUNCHERS,
     ),
-    Target(_TRITON_BUILD, "_load_module_from_path", "triton_build:load_module_from_path", ("name, path",)),
+    Target(_TRITON_BUILD, "_load_module_from_path", "triton_runtime:load_module_from_path", ("name, path",)),
     Target(
         _TRITON_BUILD,
         "_build",
-        "triton_build:build",
+        "triton_runtime:build",
         (
             "name, src, srcdir, library_dirs, include_dirs, libraries, ccflags",  # 3.6, 3.7
             "name, src, srcdir, library_dirs, include_dirs, libraries, ccflags, language=",
@@ -359,7 +359,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "torch.utils._triton",
         "_raise_triton_cache_load_error",
-        "torch_triton:raise_triton_cache_load_error",
+        "triton_runtime:raise_triton_cache_load_error",
         ("exc",),
         since=(2, 13),
     ),
@@ -393,8 +393,8 @@ TARGETS: tuple[Target, ...] = (
         "cpp_extension:run_ninja_build",
         ("build_directory, verbose, error_prefix",),
     ),
-    Target(_CODECACHE, "CacheBase.get_local_cache", "local_cache:get_local_cache", ("self",)),
-    Target(_CODECACHE, "CacheBase.update_local_cache", "local_cache:update_local_cache", ("self, local_cache",)),
+    Target(_CODECACHE, "CacheBase.get_local_cache", "autotune_cache:get_local_cache", ("self",)),
+    Target(_CODECACHE, "CacheBase.update_local_cache", "autotune_cache:update_local_cache", ("self, local_cache",)),
     Target(
         _CODECACHE,
         "write",
@@ -427,22 +427,22 @@ TARGETS: tuple[Target, ...] = (
             f"{_COMPILED_GRAPH}, compile_region_name, fx_kwargs, {_COMPILED_GRAPH_TEXTS}",
         ),
     ),
-    Target(_CPP_BUILDER, "cpp_compiler_search", "cpp_builder:cpp_compiler_search", ("search",)),
-    Target(_CPP_BUILDER, "install_gcc_via_conda", "cpp_builder:install_gcc_via_conda", ("",)),
-    Target(_CPP_BUILDER, "run_compile_cmd", "cpp_builder:run_compile_cmd", ("cmd_line, cwd",)),
-    Target("torch._inductor.cpu_vec_isa", "VecISA.check_build", "cpu_vec_isa:check_build", ("self, code",)),
+    Target(_CPP_BUILDER, "cpp_compiler_search", "cpp_codecache:cpp_compiler_search", ("search",)),
+    Target(_CPP_BUILDER, "install_gcc_via_conda", "cpp_codecache:install_gcc_via_conda", ("",)),
+    Target(_CPP_BUILDER, "run_compile_cmd", "cpp_codecache:run_compile_cmd", ("cmd_line, cwd",)),
+    Target("torch._inductor.cpu_vec_isa", "VecISA.check_build", "cpp_codecache:check_build", ("self, code",)),
     Target(
         "torch._inductor.cpu_vec_isa",
         "VecISA._probe_load",
-        "cpu_vec_isa:probe_load",
+        "cpp_codecache:probe_load",
         ("self, output_path",),
         since=(2, 13),
     ),
-    Target(_CACHE_DIR, "cache_dir", "cache_dir_utils:cache_dir", ("",), copies=_CACHE_DIR_COPIES),
-    Target("torch.utils._filelock", "FileLock.__enter__", "filelock:enter", ("self",)),
-    Target("torch.utils._filelock", "FileLock.__exit__", "filelock:exit", ("self, exc_type, exc_value, traceback",)),
-    Target("torch.utils.file_baton", "FileBaton.try_acquire", "file_baton:try_acquire", ("self",)),
-    Target("torch.utils.file_baton", "FileBaton.release", "file_baton:release", ("self",)),
+    Target(_CACHE_DIR, "cache_dir", "installation:cache_dir", ("",), copies=_CACHE_DIR_COPIES),
+    Target("torch.utils._filelock", "FileLock.__enter__", "locks:enter", ("self",)),
+    Target("torch.utils._filelock", "FileLock.__exit__", "locks:exit", ("self, exc_type, exc_value, traceback",)),
+    Target("torch.utils.file_baton", "FileBaton.try_acquire", "locks:try_acquire", ("self",)),
+    Target("torch.utils.file_baton", "FileBaton.release", "locks:release", ("self",)),
     Target(
         _CODECACHE,
         "CppCodeCache.load_async",
@@ -469,7 +469,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _CACHE_DIR,
         "default_cache_dir",
-        "cache_dir_utils:default_cache_dir",
+        "installation:default_cache_dir",
         ("",),
         until=(2, 13),  # the first with a name for a user that has none
         copies=(_CODECACHE, "torch._inductor.runtime.runtime_utils"),
@@ -477,7 +477,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "torch._inductor.package",  # where aoti_load_package looks
         "load_package",
-        "aoti_package:load",
+        "aot_inductor:load",
         (
             "path, model_name=, run_single_threaded=, num_runners=, device_index=",  # to 2.14
             "path, model_name=, run_single_threaded=, num_runners=, device_index=, use_stream_affinity=",
@@ -486,7 +486,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _PT2_ARCHIVE,
         "_load_aoti",
-        "aoti_package:load",
+        "aot_inductor:load",
         (
             "file, model_name, run_single_threaded, num_runners, device_idx",  # to 2.14
             "file, model_name, run_single_threaded, num_runners, device_idx, use_stream_affinity=",
@@ -495,7 +495,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _PT2_ARCHIVE,
         "load_pt2",
-        "aoti_package:load_pt2",
+        "aot_inductor:load_pt2",
         (
             "f, *expected_opset_version=, *run_single_threaded=, *num_runners=, *device_index=, "
             "*load_weights_from_disk=",  # to 2.14
@@ -507,7 +507,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _PT2_ARCHIVE,
         "package_pt2",
-        "aoti_package:package",
+        "aot_inductor:package",
         (
             "f, *exported_programs=, *aoti_files=, *extra_files=, *opset_version=, *pickle_protocol=, "
             "*executorch_files=",
@@ -517,36 +517,36 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _CODECACHE,
         "AotCodeCompiler.compile",
-        "aoti_package:compile",
+        "aot_inductor:compile",
         ("cls, graph, wrapper_code, kernel_code, serialized_extern_kernel_nodes, *device_type, *additional_files",),
     ),
     Target(
         _CODECACHE,
         "HalideCodeCache.generate_halide_async",
-        "halide:generate",
+        "other_backends:generate_halide",
         ("cls, meta, source_code, submit_fn=",),
     ),
-    Target(_CODECACHE, "HalideCodeCache.build_standalone_runtime", "halide:build_runtime", ("cls",)),
-    Target(_CODECACHE, "_worker_task_halide", "halide:work", ("lockfile, jobs",)),
-    Target(_CODECACHE, "touch", "halide:touch", ("filename",)),
-    Target("torch._export", "aot_load", "output_code:aot_load", ("so_path, device",)),
-    Target(_OUTPUT_CODE, "CompiledAOTI.__post_init__", "output_code:load_compiled", ("self",)),
+    Target(_CODECACHE, "HalideCodeCache.build_standalone_runtime", "other_backends:build_halide_runtime", ("cls",)),
+    Target(_CODECACHE, "_worker_task_halide", "other_backends:halide_work", ("lockfile, jobs",)),
+    Target(_CODECACHE, "touch", "other_backends:touch_halide", ("filename",)),
+    Target("torch._export", "aot_load", "aot_inductor:aot_load", ("so_path, device",)),
+    Target(_OUTPUT_CODE, "CompiledAOTI.__post_init__", "aot_inductor:load_compiled", ("self",)),
     Target(
         _BISECTOR,
         "CompilerBisector.read_lines_from_file",
-        "compiler_bisector:read_lines_from_file",
+        "compiler_cache:read_bisection",
         ("cls, file_path",),
     ),
     Target(
         _BISECTOR,
         "CompilerBisector.write_lines_to_file",
-        "compiler_bisector:write_lines_to_file",
+        "compiler_cache:write_bisection",
         ("cls, file_path, lines", "cls, file_path, lines, *append="),  # to 2.12, 2.13
     ),
     Target(
         f"{_CUTLASS}.utils",
         "try_import_cutlass",
-        "cutlass_utils:try_import_cutlass",
+        "other_backends:try_import_cutlass",
         ("",),
         copies=(
             f"{_CUTLASS}.lib_extensions.evt_extensions",
@@ -557,40 +557,40 @@ TARGETS: tuple[Target, ...] = (
     Target(
         f"{_CUTLASS}.cache",
         "maybe_fetch_ops",
-        "cutlass_utils:fetch_ops",
+        "other_backends:fetch_ops",
         ("", "device_type"),  # 2.11, 2.12
         copies=(f"{_CUTLASS}.gemm_template",),
     ),
-    Target(_CUTEDSL, "_cache_dir", "object_caches:cutedsl_dir", ("",), since=(2, 13)),
+    Target(_CUTEDSL, "_cache_dir", "other_backends:cutedsl_dir", ("",), since=(2, 13)),
     Target(
         _CUTEDSL,
         "disk_cache_get",
-        "object_caches:cutedsl_get",
+        "other_backends:cutedsl_get",
         ("mem_cache, module_path, config_key, runtime_key, device_index=, device_capability=",),
         since=(2, 13),
     ),
     Target(
         _CUTEDSL,
         "disk_cache_set",
-        "object_caches:cutedsl_set",
+        "other_backends:cutedsl_set",
         ("mem_cache, module_path, config_key, runtime_key, compiled_fn, device_index=, device_capability=",),
         since=(2, 13),
     ),
-    Target(_FLYDSL, "configure_flydsl_cache_dir", "object_caches:flydsl_dir", ("",), since=(2, 15)),
-    Target(_QUACK, "get_cache_path", "object_caches:quack_dir", ("",), since=(2, 13), needs="cutlass"),
-    Target(_QUACK, "FileLock.__enter__", "object_caches:quack_lock", ("self",), since=(2, 13), needs="cutlass"),
-    Target(_QUACK, "FileLock.__exit__", "object_caches:quack_unlock", ("self, exc",), since=(2, 13), needs="cutlass"),
-    Target(_AOTI_EAGER, "aoti_eager_cache_dir", "aoti_eager:cache_dir", ("namespace, device",)),
+    Target(_FLYDSL, "configure_flydsl_cache_dir", "other_backends:flydsl_dir", ("",), since=(2, 15)),
+    Target(_QUACK, "get_cache_path", "other_backends:quack_dir", ("",), since=(2, 13), needs="cutlass"),
+    Target(_QUACK, "FileLock.__enter__", "other_backends:quack_lock", ("self",), since=(2, 13), needs="cutlass"),
+    Target(_QUACK, "FileLock.__exit__", "other_backends:quack_unlock", ("self, exc",), since=(2, 13), needs="cutlass"),
+    Target(_AOTI_EAGER, "aoti_eager_cache_dir", "aot_inductor:eager_cache_dir", ("namespace, device",)),
     Target(
         _AOTI_EAGER,
         "load_aoti_eager_cache",
-        "aoti_eager:load_cache",
+        "aot_inductor:load_eager_cache",
         ("ns, op_func_name_with_overload, device_type",),
     ),
     Target(
         _AOTI_EAGER,
         "aoti_compile_with_persistent_cache",
-        "aoti_eager:compile_operator",
+        "aot_inductor:compile_eager",
         (
             "ns, op_func_name_with_overload, device_type, dynamic, f, args, kwargs, *dynamic_shapes=, *options=, "
             "*remove_runtime_assertions=, *disable_constraint_solver=",
@@ -599,7 +599,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _TRITON_CACHE,
         "triton_key",
-        "build_keys:triton_key",
+        "installation:triton_key",
         ("",),
         copies=("triton.runtime.autotuner", "torch._inductor.runtime.triton_compat"),
     ),
@@ -614,7 +614,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "triton.compiler.compiler",
         "CompiledKernel.__init__",
-        "triton_compiler:init",
+        "triton_runtime:init_kernel",
         ("self, src, metadata_group, hash",),
     ),
     Target(
@@ -628,14 +628,14 @@ TARGETS: tuple[Target, ...] = (
         Target(module, "compile", "triton_isolation:compile", ("src, target=, options=, _env_vars=",))
         for module in ("triton.compiler.compiler", "triton.compiler", "triton")
     ),
-    Target(_TRITON_AUTOTUNER, "Autotuner.prune_configs", "triton_autotuner:prune_configs", ("self, kwargs",)),
-    Target(_TRITON_AUTOTUNER, "Autotuner._bench", "triton_autotuner:bench", ("self, args, *config, meta",)),
-    Target(_BUNDLER, "TritonBundler.read_and_emit", "triton_bundler:read_and_emit", ("bundle",)),
-    Target(_BUNDLER, "TritonBundler.collect", "triton_bundler:collect", ("cls",)),
+    Target(_TRITON_AUTOTUNER, "Autotuner.prune_configs", "triton_runtime:prune_configs", ("self, kwargs",)),
+    Target(_TRITON_AUTOTUNER, "Autotuner._bench", "triton_runtime:bench", ("self, args, *config, meta",)),
+    Target(_BUNDLER, "TritonBundler.read_and_emit", "triton_in_inductor:read_and_emit", ("bundle",)),
+    Target(_BUNDLER, "TritonBundler.collect", "triton_in_inductor:collect", ("cls",)),
     Target(
         _BUNDLER,
         "TritonBundler.put_static_autotuner",
-        "triton_bundler:put_static_autotuner",
+        "triton_in_inductor:put_static_autotuner",
         ("cls, key, kernel",),
     ),
 )
@@ -643,14 +643,16 @@ TARGETS: tuple[Target, ...] = (
 # Every target is patched for lack of a supported hook, but those of these modules of safecache.hooks, or functions of
 # theirs: what upstream has in each release, and why it does not do. tests/faults/test_kernel_managers.py shows it of
 # the first.
+_VEC_ISA_OK = ("torch._inductor.config.cpp.vec_isa_ok", "it is the answer, which is to be found out")
 UPSTREAM_HOOKS = {
     "triton_cache": (
         "triton.knobs.cache.manager_class",
         "a manager made directly, one that a user sets, and a reset or the end of a scope of the knob get round it",
     ),
-    "triton_build:build": ("triton.knobs.build.impl", "it builds in Triton's place, and in that of a user's own"),
+    "triton_runtime:build": ("triton.knobs.build.impl", "it builds in Triton's place, and in that of a user's own"),
     "triton_isolation": ("triton.knobs.compilation.listener", "it hears of compiles that are over"),
-    "cpu_vec_isa": ("torch._inductor.config.cpp.vec_isa_ok", "it is the answer, which is to be found out"),
+    "cpp_codecache:check_build": _VEC_ISA_OK,
+    "cpp_codecache:probe_load": _VEC_ISA_OK,
 }
 
 MODULES = frozenset(target.module for target in TARGETS)
@@ -660,37 +662,33 @@ MODULES = frozenset(target.module for target in TARGETS)
 VERIFYING = frozenset(
     f"{module}:{function}"
     for module, functions in {
-        "aot_compile": "deserialize deserialize_model serialize serialize_model",
-        "aot_compile_types": "sealing_pickle",
-        "aoti_eager": "cache_dir compile_operator load_cache",
-        "aoti_package": "compile load load_pt2 package",
+        "aot_inductor": (
+            "aot_load compile compile_eager eager_cache_dir load load_compiled load_eager_cache load_pt2 package"
+        ),
         "autograd_cache": "handle_save_error save try_load write_to_local_cache",
         "autotune_cache": "load_cache read_best save",
-        "caching": "get insert",
         "codecache": "compile_dll iterate_over_candidates load_dll load_library save_graph write_to_local_cache",
-        "compiler_bisector": "read_lines_from_file write_lines_to_file",
-        "compiler_cache": "deserialize populate_caches",
-        "cpp_builder": "install_gcc_via_conda",
-        "cpp_codecache": "load_async precompile_header",
+        "compiler_cache": "deserialize populate_caches read_bisection write_bisection",
+        "cpp_codecache": "check_build install_gcc_via_conda load_async precompile_header probe_load",
         "cpp_extension": "build_library import_module_from_library jit_compile run_ninja_build",
-        "cpu_vec_isa": "check_build probe_load",
-        "cutlass_utils": "fetch_ops try_import_cutlass",
-        "file_baton": "release try_acquire",
+        "dynamo": (
+            "deserialize deserialize_model get_local_code_state load_package load_precompiled "
+            "lookup_remote_cache_entry put_code_state put_local_code_state read_artifact read_package "
+            "sealing_pickle serialize serialize_model to_cache_bytes write_artifact write_package"
+        ),
         "generated_code": (
             "build get_target_file_path init init_builder reload_python_module worker_compile_cpp write write_to_disk"
         ),
-        "halide": "build_runtime generate touch work",
-        "object_caches": "cutedsl_dir cutedsl_get cutedsl_set flydsl_dir quack_dir quack_lock quack_unlock",
-        "output_code": "aot_load load_compiled",
-        "package": "load read write",
-        "pgo": "get_local_code_state lookup_remote_cache_entry put_code_state put_local_code_state",
+        "locks": "release try_acquire",
+        "other_backends": (
+            "build_halide_runtime cutedsl_dir cutedsl_get cutedsl_set fetch_ops flydsl_dir generate_halide "
+            "halide_work quack_dir quack_lock quack_unlock touch_halide try_import_cutlass"
+        ),
         "pickle_module": "sealing_pickle",
-        "precompile": "load read_artifact to_cache_bytes write_artifact",
-        "standalone_compile": "load verifying_pickle",
-        "triton_bundler": "collect read_and_emit",
+        "standalone_compile": "get_cached insert_cached load verifying_pickle",
         "triton_cache": "get_file get_group init materialize put put_group remote_get_group remote_put",
-        "triton_compiler": "init",
-        "triton_heuristics": "reload_cubin_path",
+        "triton_in_inductor": "collect read_and_emit reload_cubin_path",
+        "triton_runtime": "init_kernel",
     }.items()
     for function in functions.split()
 )

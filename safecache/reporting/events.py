@@ -1,24 +1,28 @@
-"""What happened: counters, and one warning per cause and process."""
+"""What happened: counters, one warning per cause and process, and a line in torch's trace log."""
 
 from __future__ import annotations
 
 import logging
 import os
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from safecache.errors import SafecacheError, printable
-from safecache.reporting import policy, process_label, tracing
+from safecache.reporting import policy
 from safecache.reporting.kinds import Count, Reason
 from safecache.settings import config
 
 __all__ = [
     "add_refusal",
+    "artifact",
     "count",
     "counters",
+    "label",
     "notify",
+    "rank",
     "reading",
     "refusals",
     "report",
@@ -27,6 +31,54 @@ __all__ = [
     "set_observer",
     "took",
 ]
+
+
+def label() -> str:
+    """Such as ``[rank 3, pid 4711]``; without a rank where there is none."""
+    number = rank()
+    return f"[rank {number}, pid {os.getpid()}]" if number else f"[pid {os.getpid()}]"
+
+
+def rank() -> str:
+    """That of torch.distributed where it is initialised, as in a server's workers, or else the launcher's."""
+    distributed = sys.modules.get("torch.distributed")
+    # While it is being imported, or in a torch built without it, these are missing.
+    is_initialized = getattr(distributed, "is_initialized", None)
+    get_rank = getattr(distributed, "get_rank", None)
+    if is_initialized is not None and get_rank is not None and is_initialized():
+        return str(get_rank())
+    return config.rank()
+
+
+_trace_log = logging.getLogger("safecache")
+_failed = False
+
+
+def artifact(name: str, payload: dict[str, object]) -> None:
+    """Write ``payload`` as JSON, under the compile that this thread is in; nothing where torch keeps no trace.
+
+    Raises nothing: a trace that cannot be written is one warning.
+    """
+    global _failed
+    internal = sys.modules.get("torch._logging._internal")
+    handlers = getattr(getattr(internal, "trace_log", None), "handlers", ())
+    # Without TORCH_TRACE torch's handler has no directory, until the first of its artifacts takes it away.
+    if internal is None or not any(getattr(handler, "root_dir", None) is not None for handler in handlers):
+        return
+    try:
+        internal.trace_structured(
+            "artifact",
+            metadata_fn=lambda: {"name": f"safecache_{name.replace(' ', '_')}", "encoding": "json"},
+            payload_fn=lambda: payload,
+            expect_trace_id=False,
+        )
+    except Exception as error:
+        if not _failed:
+            _trace_log.warning(
+                "safecache: nothing of ours is in torch's trace: %s: %s", type(error).__name__, printable(str(error))
+            )
+        _failed = True
+
 
 # No NullHandler: it would do what it is for, and keep the warnings from the standard error of a server that configures
 # its own loggers alone (vLLM does). Below a warning, nothing is shown that nobody has asked for, with or without one.
@@ -120,7 +172,7 @@ def report(
     Raises the SafecacheError that the policy names for this reason, in strict mode, with ``error`` as its cause.
     """
     count(reason)
-    tracing.artifact(reason.value, {"reason": reason.value, "what": message, "cause": cause, "remedy": remedy})
+    artifact(reason.value, {"reason": reason.value, "what": message, "cause": cause, "remedy": remedy})
     action = policy.decide(reason, strict=config.current().strict)
     text = printable(f"safecache: {message} [{reason.value}]" + (f" {remedy}" if remedy else ""))
     if action.error is not None:
@@ -140,7 +192,7 @@ def report(
 def say(level: int, text: str) -> None:
     """Log a line, with what tells this process from the others of a server; one line, whatever is in ``text``."""
     if _log.isEnabledFor(level):
-        _log.log(level, "%s %s", printable(text), process_label.label())
+        _log.log(level, "%s %s", printable(text), label())
 
 
 def reset() -> None:

@@ -1,8 +1,119 @@
-"""The settings: one table, which the guide and the reader of the environment share."""
+"""The settings: one table, which the guide and the reader of the environment share, and what their values mean."""
 
 from __future__ import annotations
 
-from safecache.settings import setting_values, units
+import os
+
+from safecache.settings import units
+
+__all__ = [
+    "DEFAULT_NAMESPACE",
+    "ISOLATE",
+    "LEAST_COMPILE_MEMORY",
+    "LONGEST_NAMESPACE",
+    "LONGEST_TIME",
+    "SETTINGS",
+    "WORKERS",
+    "Setting",
+    "compile_memory",
+    "compile_timeout",
+    "isolate",
+    "namespace",
+    "one_of",
+    "path",
+    "paths",
+    "seconds",
+    "settings_table",
+    "switch",
+]
+
+# Not from typing: importing that would be half of what `import safecache` costs.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+# A value of SAFECACHE_ISOLATE.
+WORKERS = "workers"
+# Bytes. With less, sound compiles of large kernels fail.
+LEAST_COMPILE_MEMORY = 10**9
+LONGEST_NAMESPACE = 128
+_NAMESPACE_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-")
+# Seconds.
+LONGEST_TIME = 86400.0
+_TRUE = ("1", "true", "yes", "on")
+_FALSE = ("0", "false", "no", "off")
+
+
+def switch(text: str) -> bool:
+    """On or off."""
+    word = text.strip().lower()
+    if word in _TRUE:
+        return True
+    if word in _FALSE:
+        return False
+    raise ValueError(text)
+
+
+def one_of(words: tuple[str, ...]) -> Callable[[str], str]:
+    """Takes one of these words, in either case."""
+
+    def parse(text: str) -> str:
+        word = text.strip().lower()
+        if word not in words:
+            raise ValueError(text)
+        return word
+
+    return parse
+
+
+def path(text: str) -> str:
+    """An absolute path."""
+    if not os.path.isabs(text):
+        raise ValueError(text)
+    return text
+
+
+def paths(text: str) -> tuple[str, ...]:
+    """Absolute paths, with colons between them."""
+    return tuple(path(each) for each in text.split(os.pathsep) if each)
+
+
+def seconds(text: str) -> float:
+    """From 0 on."""
+    seconds = float(text)
+    if not 0 <= seconds <= LONGEST_TIME:
+        raise ValueError(text)
+    return seconds
+
+
+def compile_timeout(text: str) -> float:
+    """Seconds, from 1 on."""
+    seconds = float(text)
+    if not 1 <= seconds <= LONGEST_TIME:
+        raise ValueError(text)
+    return seconds
+
+
+def compile_memory(text: str) -> int:
+    """Bytes, with a unit or without."""
+    size = units.parse_size(text)
+    if size < LEAST_COMPILE_MEMORY:
+        raise ValueError(text)
+    return size
+
+
+def isolate(text: str) -> bool | str:
+    """A switch, or WORKERS."""
+    return WORKERS if text.strip().lower() == WORKERS else switch(text)
+
+
+def namespace(text: str) -> str:
+    """Letters that a namespace may have."""
+    if len(text) > LONGEST_NAMESPACE or not set(text) <= _NAMESPACE_LETTERS:
+        raise ValueError(text)
+    return text
+
 
 # Not from typing: importing that would be half of what `import safecache` costs.
 TYPE_CHECKING = False
@@ -10,7 +121,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Any
 
-__all__ = ["DEFAULT_NAMESPACE", "ISOLATE", "SETTINGS", "Setting", "settings_table"]
 
 TRUST_MODES = ("signed", "private")
 FSYNC_MODES = ("auto", "always", "never")
@@ -40,7 +150,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="enabled",
         variable="SAFECACHE",
         default=True,
-        parse=setting_values.switch,
+        parse=switch,
         allowed=_SWITCH,
         help="`0` makes `import safecache` and `safecache run` do nothing at all.",
     ),
@@ -48,7 +158,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="strict",
         variable="SAFECACHE_STRICT",
         default=False,
-        parse=setting_values.switch,
+        parse=switch,
         allowed=_SWITCH,
         help=(
             "`1` raises a clear error wherever the default is one warning and a recompile. A process without any key "
@@ -59,7 +169,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="trust",
         variable="SAFECACHE_TRUST",
         default="signed",
-        parse=setting_values.one_of(TRUST_MODES),
+        parse=one_of(TRUST_MODES),
         allowed=" or ".join(TRUST_MODES),
         help=(
             "`signed` takes only entries sealed by a key we hold. `private` also takes unsealed ones and those of "
@@ -72,7 +182,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="key_file",
         variable="SAFECACHE_KEY_FILE",
         default=None,
-        parse=setting_values.path,
+        parse=path,
         allowed="an absolute path",
         help=(
             "The file with the sealing key, such as a mounted secret: 32 raw bytes or more, a key file of "
@@ -84,7 +194,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="keyring",
         variable="SAFECACHE_KEYRING",
         default=None,
-        parse=setting_values.path,
+        parse=path,
         allowed="an absolute path",
         help=(
             "The directory of the keys whose entries are taken besides those of the sealing key, a file for each. "
@@ -95,8 +205,8 @@ SETTINGS: tuple[Setting, ...] = (
         name="namespace",
         variable="SAFECACHE_NAMESPACE",
         default=DEFAULT_NAMESPACE,
-        parse=setting_values.namespace,
-        allowed=f"letters, digits and . _ - / (up to {setting_values.LONGEST_NAMESPACE})",
+        parse=namespace,
+        allowed=f"letters, digits and . _ - / (up to {LONGEST_NAMESPACE})",
         help=(
             "Sealed into every entry; entries of another namespace are refused. A key can be limited to some, so that "
             "the key of a test farm supplies nothing to production."
@@ -106,7 +216,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="shared",
         variable="SAFECACHE_SHARED",
         default=False,
-        parse=setting_values.switch,
+        parse=switch,
         allowed=_SWITCH,
         help=(
             "`1` says that several users share the cache directories on purpose: files of other owners are read too, "
@@ -118,7 +228,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="fsync",
         variable="SAFECACHE_FSYNC",
         default="auto",
-        parse=setting_values.one_of(FSYNC_MODES),
+        parse=one_of(FSYNC_MODES),
         allowed="auto, always or never",
         help=(
             "Whether to wait for the disk before a file gets its name, and after: at a loss of power, what was not "
@@ -131,7 +241,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="lower",
         variable="SAFECACHE_LOWER",
         default=(),
-        parse=setting_values.paths,
+        parse=paths,
         allowed="absolute paths, with : between them",
         help=(
             "Cache directories that are read where the cache itself has nothing, the first of them first, and never "
@@ -143,7 +253,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="local",
         variable="SAFECACHE_LOCAL",
         default=None,
-        parse=setting_values.path,
+        parse=path,
         allowed="an absolute path",
         help=(
             "A directory on a fast disk of this node, before a cache directory that nodes share over a network: what "
@@ -182,7 +292,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="must_hit",
         variable="SAFECACHE_MUST_HIT",
         default=False,
-        parse=setting_values.switch,
+        parse=switch,
         allowed=_SWITCH,
         help=(
             "For images that were warmed: `1` makes each miss of a cache, and each lookup that a setting keeps from "
@@ -193,8 +303,8 @@ SETTINGS: tuple[Setting, ...] = (
         name="lock_timeout",
         variable="SAFECACHE_LOCK_TIMEOUT",
         default=120,
-        parse=setting_values.seconds,
-        allowed=f"seconds, 0 to {setting_values.LONGEST_TIME:.0f}",
+        parse=seconds,
+        allowed=f"seconds, 0 to {LONGEST_TIME:.0f}",
         help=(
             "How long a compile waits for a lock of Inductor's that another process holds, before it goes on in a "
             "private directory, with a warning. Building most kernels takes about 10 s, large ones minutes; what it "
@@ -206,7 +316,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="exec_dir",
         variable="SAFECACHE_EXEC_DIR",
         default=None,
-        parse=setting_values.path,
+        parse=path,
         allowed="an absolute path",
         help=(
             "For sites where code may be loaded from one approved place alone: compiled kernels and extensions that "
@@ -217,8 +327,8 @@ SETTINGS: tuple[Setting, ...] = (
         name="isolate",
         variable=ISOLATE,
         default=False,
-        parse=setting_values.isolate,
-        allowed=f"{_SWITCH}, or {setting_values.WORKERS}",
+        parse=isolate,
+        allowed=f"{_SWITCH}, or {WORKERS}",
         help=(
             "`1` has Triton compile in processes of its own: a crash of the compiler, a hang or a want of memory "
             "becomes a `TritonCompileCrash`, which autotuners skip. Inductor's compile workers, themselves processes "
@@ -229,7 +339,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="prefetch",
         variable="SAFECACHE_PREFETCH",
         default=True,
-        parse=setting_values.switch,
+        parse=switch,
         allowed=_SWITCH,
         help=(
             "`0` has `@triton.autotune` compile one configuration after the other, as in stock, also with "
@@ -241,15 +351,15 @@ SETTINGS: tuple[Setting, ...] = (
         name="compile_timeout",
         variable="SAFECACHE_COMPILE_TIMEOUT",
         default=None,
-        parse=setting_values.compile_timeout,
-        allowed=f"seconds, 1 to {setting_values.LONGEST_TIME:.0f}",
+        parse=compile_timeout,
+        allowed=f"seconds, 1 to {LONGEST_TIME:.0f}",
         help="How long one such compile may take. Without it, 600 s, and 120 s where configurations are being tuned.",
     ),
     Setting(
         name="compile_memory",
         variable="SAFECACHE_COMPILE_MEMORY",
         default=None,
-        parse=setting_values.compile_memory,
+        parse=compile_memory,
         allowed=f"at least 1 GB: {units.SIZES}",
         help=(
             "How much memory one such process may take (RLIMIT_DATA). Without it, 16 GB, or half of what there is if "
@@ -260,7 +370,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="explain",
         variable="SAFECACHE_EXPLAIN",
         default=False,
-        parse=setting_values.switch,
+        parse=switch,
         allowed=_SWITCH,
         help=(
             "`1` logs a line at each miss that says which parts of its key differ from the nearest one that was saved; "
@@ -271,7 +381,7 @@ SETTINGS: tuple[Setting, ...] = (
         name="metrics",
         variable="SAFECACHE_METRICS",
         default=False,
-        parse=setting_values.switch,
+        parse=switch,
         allowed=_SWITCH,
         help=(
             "`1` counts for Prometheus, over all processes of a run ([how](servers.md#metrics)). It needs "

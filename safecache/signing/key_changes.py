@@ -6,7 +6,7 @@ import secrets
 import time
 
 from safecache.errors import KeyringError
-from safecache.signing import key_directory, key_files, keyring, signatures
+from safecache.signing import key_directory, key_files, keyring, keys
 from safecache.signing.keys import MAC_SIZE, Key
 
 __all__ = ["find", "generate", "place", "read_candidate", "revoke", "trust"]
@@ -18,11 +18,11 @@ def generate(*, ed25519: bool) -> Key:
     """A new key. Raises KeyringError where Ed25519 is not to be had."""
     if not ed25519:
         return Key.mac(secrets.token_bytes(MAC_SIZE))._replace(created=time.time())
-    missing = signatures.problem()
+    missing = keys.problem()
     if missing is not None:
         raise KeyringError(missing)
-    private = signatures.generate()
-    return Key.ed25519(signatures.public_of(private), private)._replace(created=time.time())
+    private = keys.generate()
+    return Key.ed25519(keys.public_of(private), private)._replace(created=time.time())
 
 
 def place() -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from safecache.errors import KeyringError
 from safecache.files import opening, ownership
 from safecache.settings import timestamps
-from safecache.signing import signatures
+from safecache.signing import keys
 from safecache.signing.keys import ANY_NAMESPACE, ID_SIZE, MAC_SIZE, Algorithm, Key
 
 __all__ = [
@@ -79,7 +79,7 @@ def recognise(content: bytes, *, any_secret: bool) -> Key:
     text = _text(content)
     # There may be more in front of it, such as what `openssl pkey -text` writes.
     if _PEM in text or _PEM.encode() in content:
-        return Key.ed25519(*signatures.read_pem(content))
+        return Key.ed25519(*keys.read_pem(content))
     if text.startswith("{"):
         return decode(content)
     # What is public must never become a MAC secret.
@@ -160,12 +160,12 @@ def _read_material(fields: Mapping[str, Any], stated: bytes, revoked: bool) -> K
     if algorithm is Algorithm.HMAC_SHA256:
         return Key.mac(material)
     # A public key needs the library by the time that it verifies something, and importing it is not cheap.
-    missing = None if present[0] == "public" and signatures.installed() else signatures.problem()
+    missing = None if present[0] == "public" and keys.installed() else keys.problem()
     if missing is not None and revoked:
         return Key(stated, b"", algorithm)
     if missing is not None:
         raise KeyringError(f"cannot be used: {missing}")
-    return Key.ed25519(material) if present[0] == "public" else Key.ed25519(signatures.public_of(material), material)
+    return Key.ed25519(material) if present[0] == "public" else Key.ed25519(keys.public_of(material), material)
 
 
 def _read_bytes(fields: Mapping[str, Any], name: str) -> bytes:

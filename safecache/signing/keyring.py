@@ -25,7 +25,7 @@ from safecache.errors import KeyringError
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config
-from safecache.signing import key_directory, key_files, signatures
+from safecache.signing import key_directory, key_files, keys
 from safecache.signing.key_directory import Shelf
 from safecache.signing.keys import ANY_NAMESPACE, MAC_SIZE, Algorithm, Key
 
@@ -121,7 +121,7 @@ class Keyring(NamedTuple):
     @staticmethod
     def _unusable(key: Key) -> str:
         needs_library = key.algorithm is Algorithm.ED25519 and key.revoked is None
-        return (signatures.problem() or "") if needs_library else ""
+        return (keys.problem() or "") if needs_library else ""
 
 
 class _Own(NamedTuple):

@@ -1,22 +1,33 @@
-"""A key: what seals an entry or verifies it, until when, and for which namespaces.
-
-The id of a key is made from its algorithm and its material, and a seal names both. So no tag of one algorithm is ever
-checked with a key of the other.
-"""
+"""A key: what seals an entry or verifies it, until when, and for which namespaces; and its signatures."""
 
 from __future__ import annotations
 
 import fnmatch
 import hashlib
 import hmac
+import importlib.util
 from enum import Enum
 from typing import NamedTuple
 
 from safecache.errors import KeyringError
 from safecache.reporting.kinds import Reason
-from safecache.signing import signatures
 
-__all__ = ["ALGORITHMS", "ANY_NAMESPACE", "ID_SIZE", "MAC_SIZE", "Algorithm", "Key"]
+__all__ = [
+    "ALGORITHMS",
+    "ANY_NAMESPACE",
+    "ID_SIZE",
+    "MAC_SIZE",
+    "SIZE",
+    "Algorithm",
+    "Key",
+    "generate",
+    "installed",
+    "problem",
+    "public_of",
+    "read_pem",
+    "sign",
+    "verify",
+]
 
 ID_SIZE = 8
 MAC_SIZE = 32
@@ -104,15 +115,93 @@ class Key(NamedTuple):
         if not self.secret:
             raise KeyringError(f"key {self.id.hex()} holds no secret to seal with")
         if self.algorithm is Algorithm.ED25519:
-            return signatures.sign(self.secret, message)
+            return sign(self.secret, message)
         return hmac.digest(self.secret, message, "sha256")
 
     def verifies(self, tag: bytes, message: bytes) -> bool:
         """Whether ``tag`` was made for ``message`` with this key."""
         if self.algorithm is Algorithm.ED25519:
-            return signatures.verify(self.public, tag, message)
+            return verify(self.public, tag, message)
         # Without its secret, a MAC key would be one that everybody has.
         return bool(self.secret) and hmac.compare_digest(tag, self.tag(message))
 
     def __repr__(self) -> str:
         return f"Key({self.id.hex()})"
+
+
+SIZE = 32  # bytes, of a public key and of a private one
+_REMEDY = "pip install 'safecache[sign]'"
+
+
+def installed() -> bool:
+    """Whether the library is there, found without importing it."""
+    return importlib.util.find_spec("cryptography") is not None
+
+
+def problem() -> str | None:
+    """Why nothing can be signed or verified here, with the remedy; None if it can. Imports the library."""
+    try:
+        # A build of the library may come without Ed25519, as in FIPS mode.
+        public_of(bytes(SIZE))
+    except Exception as error:
+        return f"Ed25519 needs the cryptography library: {_REMEDY} ({type(error).__name__}: {error})"
+    return None
+
+
+def generate() -> bytes:
+    """A new private key."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.generate().private_bytes_raw()
+
+
+def public_of(private: bytes) -> bytes:
+    """The public part of a private key. Raises ValueError for bytes that are none."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
+
+
+def sign(private: bytes, message: bytes) -> bytes:
+    """The signature: 64 bytes, the same each time (RFC 8032)."""
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+    return Ed25519PrivateKey.from_private_bytes(private).sign(message)
+
+
+def verify(public: bytes, signature: bytes, message: bytes) -> bool:
+    """Whether the holder of the private part signed ``message``. False, too, for bytes that are no public key."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, message)
+    except (InvalidSignature, ValueError):
+        return False
+    return True
+
+
+def read_pem(content: bytes) -> tuple[bytes, bytes]:
+    """The public and the private part of a PEM file; the latter empty in one of a public key.
+
+    Raises KeyringError for any other kind of key, an encrypted one, and where the library is missing.
+    """
+    missing = problem()
+    if missing is not None:
+        raise KeyringError(f"cannot be used: {missing}")
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric import ed25519
+
+    try:
+        if b"PRIVATE KEY-----" in content:
+            private = serialization.load_pem_private_key(content, password=None)
+            if isinstance(private, ed25519.Ed25519PrivateKey):
+                return private.public_key().public_bytes_raw(), private.private_bytes_raw()
+        else:
+            public = serialization.load_pem_public_key(content)
+            if isinstance(public, ed25519.Ed25519PublicKey):
+                return public.public_bytes_raw(), b""
+    # Their texts tell of ASN.1, and are left out.
+    except Exception as error:
+        raise KeyringError(f"is no PEM file of an Ed25519 key without a password ({type(error).__name__})") from None
+    raise KeyringError("is a PEM file of another kind of key: safecache takes Ed25519 alone")

@@ -12,7 +12,7 @@ from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
-from safecache.signing import binding, keyring, seal
+from safecache.signing import keyring, provenance, seal
 
 __all__ = [
     "UNATTESTED",
@@ -93,7 +93,7 @@ def contradiction_by_end(
 
 def foreign(verdict: seal.Verdict, kind: Kind) -> Refusal | None:
     """What can be said against using here what was built there, by a verdict whose seal holds."""
-    found = binding.mismatch(kind, verdict.provenance or {})
+    found = provenance.mismatch(kind, verdict.provenance or {})
     return None if found is None else Refusal(*found)
 
 

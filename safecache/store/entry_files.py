@@ -8,7 +8,7 @@ import os
 import stat
 from collections.abc import Callable, Iterable, Iterator
 
-from safecache.files import checks, filesystem, folders, opening, stamps, temporaries
+from safecache.files import filesystem, folders, opening, stamps, temporaries
 from safecache.files.folders import Folder
 from safecache.places import layout
 from safecache.reporting import events
@@ -77,8 +77,8 @@ def observe(observer: Callable[[str], None]) -> None:
 
 
 def digest(path: str, most: int) -> bytes:
-    """The SHA-256 of the file at ``path``. Raises OSError, and UnusableEntry as checks.check_up_to() says."""
-    return opening.digest_regular(path, checks.check_up_to(most), flags=os.O_NOFOLLOW, limit=most)
+    """The SHA-256 of the file at ``path``. Raises OSError, and UnusableEntry as opening.check_up_to() says."""
+    return opening.digest_regular(path, opening.check_up_to(most), flags=os.O_NOFOLLOW, limit=most)
 
 
 def read_entry(path: str, most: int = UNSEALED, *, listed: bool = False) -> bytes:
@@ -92,7 +92,7 @@ def read_entry(path: str, most: int = UNSEALED, *, listed: bool = False) -> byte
     passing = filesystem.LISTED if listed else filesystem.READING
     # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
     status = filesystem.retried(lambda: filesystem.lstat(path), passing)
-    checks.check_regular(status)
+    opening.check_regular(status)
     stamps.use(path, status)
     return read(path, most, passing=passing)
 
@@ -101,13 +101,13 @@ def read(
     path: str,
     most: int,
     *,
-    check: Callable[[os.stat_result], None] = checks.check_regular,
+    check: Callable[[os.stat_result], None] = opening.check_regular,
     passing: frozenset[int] = filesystem.READING,
 ) -> bytes:
-    """As read_entry(), where that is no use of the file. ``check``: in place of checks.check_regular()."""
+    """As read_entry(), where that is no use of the file. ``check``: in place of opening.check_regular()."""
     try:
         return _read(path, most, check, passing)
-    except checks.UnusableEntry as unusable:
+    except opening.UnusableEntry as unusable:
         if unusable.reason is not Reason.TOO_LARGE:
             raise
         sealed = _sealed_size(path, unusable.status, passing)
@@ -115,18 +115,20 @@ def read(
 
 
 def _read(path: str, most: int, check: Callable[[os.stat_result], None], passing: frozenset[int]) -> bytes:
-    return opening.read_regular(path, checks.check_up_to(most, check), flags=os.O_NOFOLLOW, limit=most, passing=passing)
+    return opening.read_regular(
+        path, opening.check_up_to(most, check), flags=os.O_NOFOLLOW, limit=most, passing=passing
+    )
 
 
 def _sealed_size(path: str, status: os.stat_result, passing: frozenset[int]) -> int:
     """How many bytes are in the file by a trusted key's word. Raises UnusableEntry if it has none, and OSError."""
-    end, size = opening.read_end(path, checks.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW, passing=passing)
+    end, size = opening.read_end(path, opening.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW, passing=passing)
     verdict = seal.inspect_size(end, size, keyring.current().find)
     if verdict.reason is None:
         return size
     said = f"{verdict.reason.value} {verdict.key_id.hex()}" if verdict.key_id else verdict.reason.value
     detail = f"of {units.write_size(size)}, too large to be read where no trusted key has sealed so much ({said})"
-    raise checks.UnusableEntry(Reason.TOO_LARGE, detail, status)
+    raise opening.UnusableEntry(Reason.TOO_LARGE, detail, status)
 
 
 def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
@@ -205,7 +207,7 @@ def _clear_way(path: str, root: str, found: os.stat_result, saved: str) -> None:
     """Move what was ``found`` at ``path`` out of the way of what is ``saved`` at another, and report it."""
     place = quarantine(path, root, Reason.NOT_A_FILE, found)
     if place is not None and layout.locate(saved) is None:
-        what = f"{path}, a {checks.type_name(found.st_mode)},"
+        what = f"{path}, a {opening.type_name(found.st_mode)},"
         remedy = f"It was moved to {place}. Find out who puts such things into this cache."
         events.report(Reason.NOT_A_FILE, f"{what} was in the way of what is saved.", cause=what, remedy=remedy)
 

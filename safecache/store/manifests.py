@@ -14,7 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from safecache.files import checks
+from safecache.files import opening
 from safecache.places import ours
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
@@ -127,7 +127,7 @@ def stored(path: str, root: str, kind: Kind, *, name: str = "") -> bytes | None:
     place = path_of(path, root, kind, name=name)
     try:
         return entry_files.read_entry(place, entry_files.RECORD)
-    except checks.UnusableEntry:
+    except opening.UnusableEntry:
         return None  # as good as none: the file is then unsealed
     except OSError as error:
         if error.errno not in _NONE:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 
-from safecache.files import checks, filesystem, folders, opening
+from safecache.files import filesystem, folders, opening
 from safecache.files.folders import Folder
 from safecache.places import ours
 from safecache.reporting.kinds import Reason
@@ -181,8 +181,8 @@ def _size(place: Folder, name: str, status: os.stat_result) -> int:
 def note_at(path: str) -> dict[str, str]:
     """What the note there says, by name; empty for what is none. Anybody may have written it."""
     try:
-        said = json.loads(opening.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_NOTE))
-    except (OSError, checks.UnusableEntry, ValueError, RecursionError):
+        said = json.loads(opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_NOTE))
+    except (OSError, opening.UnusableEntry, ValueError, RecursionError):
         return {}
     return {name: text for name, text in said.items() if isinstance(text, str)} if isinstance(said, dict) else {}
 

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
+from safecache import loads
 from safecache.files import folders, mounts, ownership, private_directory
-from safecache.loads import failures
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config
@@ -102,7 +102,7 @@ def objection_to_code(directory: str, variable: str) -> str | None:
     """
     if config.current().exec_dir is not None or not mounts.forbids_execution(directory):
         return None
-    return f"it lies{failures.advice(directory, variable)}"
+    return f"it lies{loads.advice(directory, variable)}"
 
 
 def _is_read_only(directory: str) -> bool:

@@ -1,24 +1,85 @@
-"""The compile goes on where its cache directory cannot be used: in a private one, until the cache can be used again.
-
-What is known up front is found by settle() at the start of each compile; what shows in the middle, by attempt(), which
-does the operation that failed once more.
-"""
+"""The compile goes on where its cache directory cannot be used: in a private one, until the first is well."""
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
 
 from safecache.errors import SafecacheError
+from safecache.files import mounts, ownership, private_directory
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config
-from safecache.tiers import directory_faults, levels, standin
+from safecache.tiers import directory_faults, levels
 from safecache.tiers.directory_faults import Fault
 
-__all__ = ["attempt", "leave_to_parent", "moved", "replaced", "reset", "settle"]
+__all__ = ["attempt", "begin", "end", "leave_to_parent", "moved", "original", "replaced", "reset", "settle"]
+
+_standins: dict[str, str] = {}
+_originals: dict[str, str] = {}
+_lock = threading.Lock()
+
+
+def original(directory: str) -> str | None:
+    """The cache directory that ``directory`` stands in for; None if it is none of ours."""
+    return _originals.get(directory)
+
+
+def begin(directory: str) -> str:
+    """Have torch use a private directory in place of ``directory``, the same each time. Raises OSError if it cannot."""
+    with _lock:
+        place = _standins.get(directory)
+        if place is None or not os.path.isdir(place):
+            place = private_directory.lasting(_is_fit)
+            _standins[directory] = place
+            _originals[place] = directory
+    config.redirect_cache(place, directory)
+    return place
+
+
+def _is_fit(place: str) -> bool:
+    return directory_faults.probe(place) is None and (
+        config.current().exec_dir is not None or not mounts.forbids_execution(place)
+    )
+
+
+def end(directory: str) -> None:
+    """Have torch use ``directory`` again."""
+    config.redirect_cache(directory, None)
+
+
+def _inherit() -> None:
+    """Go on with what the process that started this one has begun, unless it has ended, and its directory with it."""
+    found = config.redirected()
+    if found is None or found[0] != config.cache_directory() or levels.is_place(*found):
+        return
+    place, directory = found
+    # Its name could be taken by anybody once it is removed.
+    if private_directory.join(place) and ownership.why_not_private(place) is None:
+        _standins[directory] = place
+        _originals[place] = directory
+    else:
+        end(directory)
+
+
+def _renew_lock() -> None:
+    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
+    global _lock
+    _lock = threading.Lock()
+
+
+def _forget_standins() -> None:
+    """Forget which directories stand in for others; torch uses what it uses."""
+    _standins.clear()
+    _originals.clear()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
+_inherit()
+
 
 _T = TypeVar("_T")
 # Seconds for which a verdict on a directory is remembered.
@@ -46,7 +107,7 @@ def settle(default: Callable[[], str], *, strictly: bool = True) -> None:
     if _good_until.get(directory, 0.0) > time.monotonic():
         return
     directory = os.path.abspath(directory)
-    replaced_one = standin.original(directory)
+    replaced_one = original(directory)
     if replaced_one is not None:
         return _look_again(replaced_one, directory, strictly=strictly)
     shared = levels.shared_of(directory)
@@ -110,13 +171,13 @@ def _look_again(directory: str, place: str, *, strictly: bool) -> None:
     if not os.path.isdir(
         place
     ):  # what cleans temporary directories has taken it, or the process that made it has ended
-        standin.end(directory)
+        end(directory)
         return _look(directory, strictly=strictly)
     fault = _faults.get(directory)
     if time.monotonic() >= _bad_until.get(directory, 0.0):
         fault = _fault(directory, directory_faults.probe)
         if fault is None:
-            standin.end(directory)
+            end(directory)
             return
         _remember(directory, fault)
     if fault is not None and strictly and config.current().strict:
@@ -144,7 +205,7 @@ def replaced(error: BaseException | None) -> bool:
     directory = config.cache_directory()
     if directory is None or isinstance(error, SafecacheError):
         return False
-    before = standin.original(directory)
+    before = original(directory)
     if before is not None:
         # Another thread may have replaced it meanwhile; for a stand-in there is no better one.
         return error is not None and directory_faults.find(error, before) is not None
@@ -169,7 +230,7 @@ def _replace(directory: str, fault: Fault, error: BaseException | None, *, stric
     if strict and strictly:
         _report(directory, fault, f"The cache directory {directory} cannot be used: {fault.text}.", error)
     try:
-        place = standin.begin(directory)
+        place = begin(directory)
     except OSError as failure:
         if strictly or not strict:  # else torch may be being imported
             text = f"there is no other directory for what would be in {directory} ({fault.text}): {failure}."
@@ -208,5 +269,6 @@ def leave_to_parent() -> None:
 
 def reset() -> None:
     """Look at each directory anew."""
+    _forget_standins()
     for memory in (_good_until, _bad_until, _faults):
         memory.clear()

@@ -1,24 +1,26 @@
-"""Judges the entries and the compiled code of a cache as a load would, without loading or changing any.
-
-And reads all of them, large libraries too: those a load takes if the kernel says that they are as they were sealed.
-"""
+"""Judges a cache as a load would, without loading; and seals what lies there, on the user's word."""
 
 from __future__ import annotations
 
+import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from safecache.code import gate
-from safecache.files import checks, parallel
+from safecache.code import gate, packages
+from safecache.errors import EntryRefusedError
+from safecache.files import folders, opening, ownership, parallel
+from safecache.places import layout
 from safecache.places.layout import Code, Location
 from safecache.reporting.kinds import Count, Reason
-from safecache.signing import keyring, trust
+from safecache.settings import config
+from safecache.signing import keyring, provenance, seal, trust
+from safecache.signing.keyring import Key
 from safecache.signing.trust import Refusal
-from safecache.store import entry_files
+from safecache.store import entry_files, manifests
 
-__all__ = ["Audit", "Refused", "audit"]
+__all__ = ["Audit", "Refused", "Resealing", "adopt", "audit", "countersign", "each", "replace"]
 
 
 class Refused(NamedTuple):
@@ -61,7 +63,7 @@ def _examine(file: tuple[str, Callable[[], Count | Refusal]]) -> Count | Refused
     path, judge = file
     try:
         found = judge()
-    except checks.UnusableEntry as error:
+    except opening.UnusableEntry as error:
         return Refused(path, error.reason.value, error.detail)
     except OSError as error:
         return Refused(path, Reason.UNREADABLE.value, error.strerror or str(error))
@@ -75,3 +77,123 @@ def _entry(entry: Location) -> Count | Refusal:
 
 def _code(file: Code) -> Count | Refusal:
     return gate.judge(*file) or Count.CODE_VERIFIED
+
+
+class Resealing(NamedTuple):
+    """What became of the entries: how many were sealed, how many were already, and which not, with the reason."""
+
+    sealed: int
+    already_sealed: int
+    skipped: list[tuple[str, str]]
+
+
+def each(steps: Iterable[tuple[str, Callable[[], bool]]]) -> Resealing:
+    """Do the step of every path: it says whether it sealed what lies there, and raises where it must not."""
+    done, skipped = [], []
+    for path, step in steps:
+        try:
+            done.append(step())
+        except (opening.UnusableEntry, EntryRefusedError, OSError) as error:
+            detail = error.detail if isinstance(error, opening.UnusableEntry) else str(error)
+            skipped.append((path, detail))
+    return Resealing(done.count(True), done.count(False), skipped)
+
+
+def replace(location: Location, content: bytes, root: str, key: Key, origin: Mapping[str, str]) -> None:
+    """Put the payload of ``content``, sealed with ``key``, in place of the file there. Raises OSError."""
+    payload, namespace = seal.payload_of(content), config.current().namespace
+    sealed = seal.attach(payload, location.kind, location.cache_key, key, origin, namespace)
+    entry_files.publish(os.path.join(os.path.dirname(location.path), layout.entry_name(sealed)), sealed, root)
+    with folders.above(root, location.path) as (folder, name):
+        folder.unlink(name)
+
+
+def countersign(locations: Iterable[Location], code: Iterable[Code]) -> Resealing:
+    """Seal everything that verifies now, by any trusted key, with our own. What does not verify is skipped.
+
+    The provenance stays that of the build, with the id of the key that attested it. Raises KeyringError without a
+    key to seal with.
+    """
+    key = keyring.sealing_key()
+    keys, namespace = keyring.current(), config.current().namespace
+
+    def seal_entry(location: Location) -> bool:
+        content = entry_files.read_entry(location.path, entry_files.largest(location.kind))
+        verdict = seal.verify(content, location.kind, location.cache_key, keys.find, namespace)
+        origin = _countersigned(verdict, key)
+        if origin is not None:
+            replace(location, content, layout.cache_root(location.path), key, origin)
+        return origin is not None
+
+    def seal_record(file: Code) -> bool:
+        verdict, stated = manifests.read(*file)
+        origin = _countersigned(verdict, key)
+        if origin is None:
+            return False
+        if entry_files.digest(file.path, entry_files.largest(file.kind)).hex() != stated["sha256"]:
+            raise EntryRefusedError(f"{Reason.DAMAGED.value}: its digest is not the one that was sealed")
+        return manifests.write(*file, stated, key, origin)
+
+    return each(
+        [(location.path, partial(seal_entry, location)) for location in locations]
+        + [(file.path, partial(seal_record, file)) for file in code]
+    )
+
+
+def _countersigned(verdict: seal.Verdict, key: Key) -> dict[str, str] | None:
+    """The provenance to seal again with ``key``; None if that has sealed it. Raises EntryRefusedError if nobody has."""
+    if verdict.reason in trust.UNATTESTED:
+        raise EntryRefusedError(f"{verdict.reason.value}: nobody that is trusted has sealed it")
+    if verdict.reason is not None:
+        raise EntryRefusedError(f"{verdict.reason.value}: {trust.evidence(verdict)}")
+    if verdict.key_id is None or verdict.key_id == key.id:
+        return None
+    return {**(verdict.provenance or {}), "countersigned": verdict.key_id.hex()}
+
+
+def adopt(root: str) -> Resealing:
+    """Seal every intact entry below the cache directory ``root`` with our key, replacing the file without a seal.
+
+    Or the package of AOTInductor which that names.
+
+    Compiled code is sealed too, by a record beside the cache.
+
+    What somebody else could have written is never sealed: raises EntryRefusedError for a directory that is not
+    private, and skips such files. Raises KeyringError without a key, OSError for a directory that cannot be read.
+    """
+    if os.path.isfile(root):
+        return each([(root, partial(packages.adopt, root))])
+    os.scandir(root).close()
+    key, keys = keyring.sealing_key(), keyring.current()
+    objection = ownership.why_not_private(root)
+    if objection is not None:
+        raise EntryRefusedError(f"{root} is not private, so its entries are not sealed: {objection}")
+
+    def seal_file(location: layout.Location) -> bool:
+        content = _adoptable(location, keys)
+        if content is not None:
+            replace(location, content, root, key, {**provenance.statement(location.kind), "adopted": "yes"})
+        return content is not None
+
+    steps = [(location.path, partial(seal_file, location)) for location in layout.walk(root)]
+    return each(steps + [(file.path, partial(gate.adopt, *file)) for file in layout.code(root)])
+
+
+def _adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None:
+    """The content of one file; None if it is sealed already. Raises for one that is not private or not intact."""
+    most = entry_files.largest(location.kind, unsealed=True)
+    content = entry_files.read_entry(location.path, most)
+    verdict = seal.verify(content, location.kind, location.cache_key, keys.find, config.current().namespace)
+    if verdict.reason is None:
+        return None
+    if verdict.reason not in trust.UNATTESTED:
+        raise EntryRefusedError(f"{verdict.reason.value}: {trust.evidence(verdict)}")
+    refusal = trust.contradiction(content, location.kind, location.cache_key)
+    if refusal is not None:
+        raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
+    private = entry_files.read(location.path, most, check=opening.check_private(location.path))
+    if private != content:
+        raise EntryRefusedError("it was replaced while it was looked at")
+    if os.path.basename(location.path) != layout.entry_name(content):
+        raise EntryRefusedError("damaged: its name is not the hash of its content")
+    return content

@@ -1,9 +1,4 @@
-"""What lies in caches, group by group, as a person asks for it: by name, size and age, with who made and sealed it.
-
-Nothing is unpickled, executed or loaded for it, and nothing that is read is believed to be more than a label: names are
-found by a search of bytes, and Triton's kernels described by the ``<name>.json`` that ``compile`` in
-triton/compiler/compiler.py writes, the same in Triton 3.6 to 3.9.
-"""
+"""What lies in caches, group by group, as a person asks for it: by name, size and age, with who sealed it."""
 
 from __future__ import annotations
 
@@ -11,18 +6,125 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from safecache.code.library_builds import LOADED
 from safecache.code.triton_place import LIST
 from safecache.explain import key_records
-from safecache.files import checks, folders, opening
-from safecache.reporting.kinds import Kind
+from safecache.files import folders, opening
+from safecache.reporting.kinds import ENTRIES, Kind, Reason
+from safecache.settings import config
+from safecache.signing import keyring, seal
+from safecache.signing.seal import Verdict
+from safecache.store import manifests
 from safecache.store.groups import Group
-from safecache.upkeep import inventory, signers
+from safecache.upkeep import inventory
 
-__all__ = ["Catalogue", "Description", "Item", "KernelMetadata", "Known", "describe", "kernels", "keys", "read", "take"]
+__all__ = [
+    "COMPARED",
+    "SEALED",
+    "Catalogue",
+    "Description",
+    "Item",
+    "KernelMetadata",
+    "Known",
+    "Signature",
+    "describe",
+    "kernels",
+    "keys",
+    "read",
+    "signatures_in",
+    "take",
+]
+
+# What is not a Reason against a file: its seal holds; or it needs none, being compared with what is generated.
+SEALED, COMPARED = "sealed", "compared"
+# Bytes. Our own seals and records have some hundreds, a record of the list of a kernel's files a few thousand.
+_LONGEST_SEAL, _LONGEST_RECORD = 16 << 10, 256 << 10
+_SEALED = (*ENTRIES, Kind.KNOWN_BAD)
+_RECORDED = (Kind.KERNEL, Kind.NATIVE_CODE, Kind.HEADER, Kind.AUTOTUNING)
+_BUILT = (".so", ".o", ".gch", ".best_config")
+
+
+class Signature(NamedTuple):
+    """Of a file: ``state`` is SEALED, COMPARED or the value of a Reason; ``signer``: the id of a signing key, or None.
+
+    ``provenance`` is what a seal says that holds.
+    """
+
+    path: str
+    state: str
+    signer: str | None = None
+    provenance: Mapping[str, str] = MappingProxyType({})
+
+
+def signatures_in(group: Group) -> list[Signature]:
+    """Those of the group's files that carry a seal or should. None for what is gone, or bears none by its nature."""
+    return list(_signatures(group))
+
+
+def _signatures(group: Group) -> Iterator[Signature]:
+    paths = [file.path for file in group.files if not os.path.basename(file.path).startswith(".")]
+    if group.kind in _SEALED:
+        yield from _each(paths, lambda path: _of_entry(path, group.kind, group.name))
+    elif group.kind in _RECORDED:
+        kind = Kind.NATIVE_CODE if group.kind is Kind.HEADER else group.kind
+        yield from _each(_recorded(group.kind, paths), lambda path: _of_record(path, group.root, kind))
+
+
+def _recorded(kind: Kind, paths: list[str]) -> list[str]:
+    """Those of a group's files that say for all: a list of Triton's states what is in the others."""
+    if kind is Kind.KERNEL:
+        return [path for path in paths if _is_list_or_module(path)] or paths
+    return [path for path in paths if path.endswith(_BUILT)] or paths[:1]
+
+
+def _is_list_or_module(path: str) -> bool:
+    name = os.path.basename(path)
+    return name.startswith(LIST) or name.endswith(".so")
+
+
+def _each(paths: Iterable[str], read: Callable[[str], Verdict | None]) -> Iterator[Signature]:
+    for path in paths:
+        try:
+            opening.check_regular(os.lstat(path))
+            verdict = read(path)
+        except FileNotFoundError:
+            continue  # removed since it was listed
+        except opening.UnusableEntry as error:
+            yield Signature(path, error.reason.value)
+            continue
+        except OSError:
+            yield Signature(path, Reason.UNREADABLE.value)
+            continue
+        yield Signature(path, COMPARED) if verdict is None else _signature(path, verdict)
+
+
+def _signature(path: str, verdict: Verdict) -> Signature:
+    signer = verdict.key_id.hex() if verdict.key_id else None
+    if verdict.reason is None:
+        return Signature(path, SEALED, signer, verdict.provenance or {})
+    return Signature(path, verdict.reason.value, signer)
+
+
+def _of_entry(path: str, kind: Kind, cache_key: str) -> Verdict:
+    end, size = opening.read_end(path, opening.check_regular, _LONGEST_SEAL, flags=os.O_NOFOLLOW)
+    return seal.inspect(end, size, kind, cache_key, keyring.current().find, config.current().namespace)
+
+
+def _of_record(path: str, root: str, kind: Kind) -> Verdict | None:
+    """None for a generated source."""
+    if kind is Kind.NATIVE_CODE and not path.endswith(_BUILT):
+        return None
+    place = manifests.path_of(path, root, kind)
+    try:
+        record = opening.read_regular(place, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_RECORD)
+    except (FileNotFoundError, opening.UnusableEntry):
+        record = None
+    return manifests.verify(record, path, kind, root)[0]
+
 
 # Bytes of one file. Large entries have their graph's code, with the names of its kernels, before their constants.
 _MOST_NAMES = 4 << 20
@@ -59,8 +161,8 @@ def keys(paths: Iterable[str]) -> tuple[str, ...]:
 
 def _read(path: str) -> bytes:
     try:
-        return opening.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_MOST_NAMES)
-    except (OSError, checks.UnusableEntry):
+        return opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_MOST_NAMES)
+    except (OSError, opening.UnusableEntry):
         return b""
 
 
@@ -93,9 +195,9 @@ def read(paths: Iterable[str]) -> KernelMetadata:
 
 def _fields(path: str) -> dict[str, Any]:
     try:
-        content = opening.read_regular(path, checks.check_regular, flags=os.O_NOFOLLOW, limit=_MOST)
+        content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_MOST)
         fields = json.loads(content)
-    except (OSError, checks.UnusableEntry, ValueError, RecursionError):
+    except (OSError, opening.UnusableEntry, ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
 
@@ -216,7 +318,7 @@ def describe(item: Item, known: Known) -> Description | None:
     group = item.group
     if not any(folders.is_there(path) for path in group.paths or [file.path for file in group.all_files]):
         return None
-    seals = signers.signatures_in(group)
+    seals = signatures_in(group)
     provenance = next((seal.provenance for seal in seals if seal.provenance), {})
     metadata = KernelMetadata("")
     kernels: tuple[str, ...] = ()

@@ -20,7 +20,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from safecache.errors import CacheWriteError
-from safecache.files import checks, folders, mounts, ownership, stamps, temporaries
+from safecache.files import folders, mounts, opening, ownership, stamps, temporaries
 from safecache.files.folders import Folder
 from safecache.places import ours
 from safecache.reporting.kinds import Kind
@@ -389,6 +389,6 @@ def _referred(file: File) -> set[str]:
     """The FX cache keys in an AOTAutograd entry: found in its bytes, of which nothing is unpickled."""
     try:
         content = entry_files.read(file.path, entry_files.largest(Kind.AOT_ENTRY))
-    except (OSError, checks.UnusableEntry):
+    except (OSError, opening.UnusableEntry):
         return set()
     return {key.decode() for key in _FX_KEY.findall(content)}

@@ -21,11 +21,7 @@ from safecache.places.layout import HEADERS_FOLDER
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.store import manifests
-from safecache.store.groups import (
-    File,
-    Group,
-    below,
-)
+from safecache.store.groups import File, Group, below
 
 __all__ = ["Inventory", "take"]
 

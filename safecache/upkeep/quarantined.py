@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from safecache.errors import EntryRefusedError
-from safecache.files import checks, folders
+from safecache.files import folders, opening
 from safecache.files.folders import Folder
 from safecache.places import layout, ours
 from safecache.reporting.kinds import ENTRIES, Kind
@@ -101,13 +101,13 @@ def objection(item: Quarantined) -> str | None:
 def _objection(directory: Folder, item: Quarantined, place: Place) -> str | None:
     within, path = _within(directory, item), os.path.join(item.root, *place.parts)
     try:
-        checks.check_regular(directory.status(item.name))
+        opening.check_regular(directory.status(item.name))
         if place.kind in ENTRIES:
             content = entry_files.read(within, entry_files.largest(place.kind))
             found = trust.examine(content, place.kind, place.cache_key, path)
             return found.evidence if isinstance(found, trust.Refusal) else None
         digest = entry_files.digest(within, entry_files.largest(place.kind))
-    except checks.UnusableEntry as error:
+    except opening.UnusableEntry as error:
         return f"it is {error.detail}"
     verdict, stated = manifests.read(path, item.root, place.kind)
     if verdict.reason in trust.UNATTESTED:

@@ -9,9 +9,9 @@ import pytest
 import triton
 
 from safecache.errors import TritonCompileCrash
-from safecache.isolation import attempts, client, compiling, known_bad, tuning
+from safecache.isolation import attempts, client, compiling, crashes, tuning
 from safecache.isolation.crash import Crash
-from safecache.isolation.known_bad import Note
+from safecache.isolation.crashes import Note
 from safecache.isolation.limits import Limits
 from safecache.reporting import events
 
@@ -57,7 +57,7 @@ def under_way(monkeypatch):
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """Of a cache that holds "there"."""
-    known_bad.reset()
+    crashes.reset()
     there = request("there").hash
     cached = lambda hash: SimpleNamespace(get_group=lambda name: {} if hash == there and name == "k.json" else None)  # noqa: E731
     monkeypatch.setattr(triton.compiler.compiler, "get_cache_manager", cached)
@@ -65,7 +65,7 @@ def root(tmp_path, monkeypatch):
 
 
 def crashed(root, key):
-    known_bad.remember(root, request(key).hash, Note(Crash("signal", 6, "ptx"), "k", {}, None, time.time()))
+    crashes.remember(root, request(key).hash, Note(Crash("signal", 6, "ptx"), "k", {}, None, time.time()))
 
 
 def test_compile_outside_of_a_tuning_is_alone(given, root):

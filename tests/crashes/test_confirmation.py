@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from safecache.errors import TritonCompileCrash
-from safecache.isolation import attempts, client, compiling, encoding, known_bad
+from safecache.isolation import attempts, client, compiling, crashes, encoding
 from safecache.isolation.client import Ending, Outcome
 from safecache.isolation.limits import Limits
 
@@ -16,7 +16,7 @@ ABORTED, KILLED = Ending("signal", 6), Ending("signal", 9)
 
 @pytest.fixture
 def root(monkeypatch, tmp_path):
-    known_bad.reset()
+    crashes.reset()
     return str(tmp_path)
 
 
@@ -41,7 +41,7 @@ def crash(monkeypatch, root):
         with pytest.raises(TritonCompileCrash):
             compiling.obtain(request, root, Limits(5.0, 10**9), None)
         assert left == []
-        return known_bad.hashes(root)
+        return crashes.hashes(root)
 
     return compile
 

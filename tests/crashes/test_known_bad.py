@@ -10,9 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from safecache.errors import EntryRefusedError
-from safecache.isolation import known_bad
+from safecache.isolation import crashes
 from safecache.isolation.crash import Crash
-from safecache.isolation.known_bad import Note
+from safecache.isolation.crashes import Note
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
@@ -24,7 +24,7 @@ HOUR, DAY = 3600.0, 86400.0
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    known_bad.reset()
+    crashes.reset()
     root = tmp_path / "triton"
     root.mkdir()
     return str(root)
@@ -36,12 +36,12 @@ def note(how="signal", number=6, age=0.0):
 
 def remember(root, monkeypatch, found, hash=HASH):
     """And forget it again, in this process."""
-    known_bad.remember(root, hash, found)
-    known_bad.reset()
+    crashes.remember(root, hash, found)
+    crashes.reset()
 
 
 def find(root, hash=HASH, timeout=120.0, memory=10**9):
-    return known_bad.find(root, hash, timeout=timeout, memory=memory)
+    return crashes.find(root, hash, timeout=timeout, memory=memory)
 
 
 def path_of(root, hash=HASH):
@@ -57,7 +57,7 @@ def test_what_has_crashed_is_known_to_another_process(root, monkeypatch):
 
 @pytest.mark.parametrize("number", [9, 15])
 def test_kill_by_somebody_else_is_not_remembered(root, monkeypatch, number):
-    known_bad.remember(root, HASH, note(number=number))
+    crashes.remember(root, HASH, note(number=number))
     assert find(root) is None
 
 
@@ -93,14 +93,14 @@ def test_note_holds_while_the_limit_is_no_larger(root, monkeypatch, how, number,
 
 def test_note_that_cannot_be_written_holds_in_this_process(root):
     open(f"{root}/.safecache", "w").close()
-    known_bad.remember(root, HASH, note())
+    crashes.remember(root, HASH, note())
     assert find(root) is not None
     assert events.counters()["unwritable"] == 1
 
 
 def planted(root, content):
     """A note of somebody who can write there."""
-    known_bad.remember(root, OTHER, note())
+    crashes.remember(root, OTHER, note())
     with open(path_of(root), "wb") as file:
         file.write(content)
 
@@ -141,23 +141,23 @@ def test_such_a_note_is_an_error_in_strict_mode(root, settings):
 
 def test_forgotten_crash_is_compiled_again(root, monkeypatch):
     remember(root, monkeypatch, note())
-    assert known_bad.forget(root, HASH) is True
+    assert crashes.forget(root, HASH) is True
     assert find(root) is None
-    assert known_bad.forget(root, HASH) is False
+    assert crashes.forget(root, HASH) is False
 
 
 def test_list_has_what_holds(root, monkeypatch):
     remember(root, monkeypatch, note())
     remember(root, monkeypatch, note("timeout", 5, 2 * DAY), OTHER)
-    assert [hash for hash, _ in known_bad.listed(root)] == [HASH]
-    assert known_bad.hashes(root) == sorted([HASH, OTHER])
+    assert [hash for hash, _ in crashes.listed(root)] == [HASH]
+    assert crashes.hashes(root) == sorted([HASH, OTHER])
 
 
 def test_what_only_this_process_knows_is_forgotten_too(root):
     open(f"{root}/.safecache", "w").close()
-    known_bad.remember(root, HASH, note())
+    crashes.remember(root, HASH, note())
     os.unlink(f"{root}/.safecache")
-    assert known_bad.forget(root, HASH) is True
+    assert crashes.forget(root, HASH) is True
     assert find(root) is None
 
 
@@ -176,22 +176,22 @@ def test_commands_tell_of_notes_without_a_report_and_forget_all(root, monkeypatc
     [first, second] = json.loads(run("ls", "--crashed", "--json", root).out)["crashed"]
     assert {first["hash"], second["hash"]} == {HASH, OTHER} and first["report"] is None and first["skipped"]
     assert run("forget", HASH[:8], "--in", root).lines == ["1 forgotten"]
-    assert known_bad.hashes(root) == [OTHER]
+    assert crashes.hashes(root) == [OTHER]
     assert run("forget", "--all", "--in", root).lines == ["1 forgotten"]
-    assert known_bad.hashes(root) == []
+    assert crashes.hashes(root) == []
     assert run("forget", HASH, "--in", root).code == 1
     assert run("forget", "--in", root).code == run("forget", HASH, "--all", "--in", root).code == 2
 
 
 def test_without_a_key_to_seal_with_only_this_process_knows(root, monkeypatch):
     monkeypatch.setattr(keyring, "current", lambda: SimpleNamespace(signing=None))
-    known_bad.remember(root, HASH, note())
+    crashes.remember(root, HASH, note())
     assert not os.path.exists(path_of(root)) and find(root) is not None
 
 
 def test_list_passes_over_what_is_no_note(root, monkeypatch):
     planted(root, b"of somebody else")
     open(path_of(root, "README"), "w").close()
-    known_bad.reset()
-    assert known_bad.hashes(root) == sorted([HASH, OTHER])
-    assert [hash for hash, _ in known_bad.listed(root)] == [OTHER]
+    crashes.reset()
+    assert crashes.hashes(root) == sorted([HASH, OTHER])
+    assert [hash for hash, _ in crashes.listed(root)] == [OTHER]

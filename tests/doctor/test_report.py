@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from safecache.doctor import examination, finding, hooks
+from safecache.doctor import examination, finding, installation
 from safecache.doctor.examination import CHECKS, examine
 from safecache.settings import config
 
@@ -74,7 +74,7 @@ def test_check_that_does_not_end_is_a_finding(only, monkeypatch):
         waiting.wait(60)
 
     monkeypatch.setattr(examination, "_DEADLINE", 0.2)
-    only(slow=hanging, versions=hooks.check_versions)
+    only(slow=hanging, versions=installation.check_versions)
     found = examine(import_torch=False)
     waiting.set()
     assert [each.code for each in found] == ["check-failed", "first", "versions"]

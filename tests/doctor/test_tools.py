@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE, needs_root
 
-from safecache.doctor import programs
-from safecache.isolation import cpus as process_cpus
+from safecache.doctor import installation
+from safecache.isolation import client as process_cpus
 
 
 @pytest.fixture
@@ -101,16 +101,16 @@ def test_library_of_the_driver_that_loads(machine, triton):
 
 def test_gpu_without_the_library_of_its_driver(machine, triton, monkeypatch, tmp_path):
     """A container that was started without the driver's libraries."""
-    monkeypatch.setattr(programs, "_DEVICE", str(tmp_path))
-    monkeypatch.setattr(programs, "_listed", list)
-    (found,) = programs.check_nvidia({"LD_LIBRARY_PATH": str(tmp_path)})
+    monkeypatch.setattr(installation, "_DEVICE", str(tmp_path))
+    monkeypatch.setattr(installation, "_listed", list)
+    (found,) = installation.check_nvidia({"LD_LIBRARY_PATH": str(tmp_path)})
     assert (found.code, found.severity) == ("no-libcuda", "error") and "ldconfig" in found.evidence
 
 
 def test_distribution_without_ldconfig(triton, monkeypatch, tmp_path):
-    monkeypatch.setattr(programs, "_DEVICE", str(tmp_path))
-    monkeypatch.setattr(programs, "_LDCONFIG", str(tmp_path / "ldconfig"))
-    (found,) = programs.check_nvidia({})
+    monkeypatch.setattr(installation, "_DEVICE", str(tmp_path))
+    monkeypatch.setattr(installation, "_LDCONFIG", str(tmp_path / "ldconfig"))
+    (found,) = installation.check_nvidia({})
     assert (found.code, found.severity) == ("no-ldconfig", "error") and "TRITON_LIBCUDA_PATH=DIR" in found.remedy
 
 
@@ -180,7 +180,7 @@ def test_quota_of_nested_groups(tmp_path, monkeypatch, top, own, threads):
     monkeypatch.setattr(process_cpus, "_GROUPS", str(tmp_path))
     monkeypatch.setattr(process_cpus, "_OWN_GROUPS", str(tmp_path / "groups"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(64)))
-    (found,) = programs.check_cpus({})
+    (found,) = installation.check_cpus({})
     assert found.code == "too-many-compile-threads" and "torch chooses 32" in found.evidence
     assert found.remedy == f"export TORCHINDUCTOR_COMPILE_THREADS={threads}"
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from safecache.cli.main import main
-from safecache.explain import vllm
+from safecache.explain import explanations
 
 WHEEL = os.environ.get("SAFECACHE_TEST_VLLM")
 ENV = {
@@ -194,13 +194,13 @@ def test_what_vllm_itself_writes_is_read_and_named(tmp_path, envs, rows, monkeyp
         os.utime(place / "cache_key_factors.json", (1e9 - age, 1e9 - age))
 
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "vllm"))
-    assert vllm.place(os.environ) == os.path.join(envs.VLLM_CACHE_ROOT, "torch_compile_cache")
+    assert explanations.factors_place(os.environ) == os.path.join(envs.VLLM_CACHE_ROOT, "torch_compile_cache")
     run("1111111111", 100, config_hash="0a1b", code_hash="c0de", compiler_hash="77")
     monkeypatch.setenv("VLLM_DISABLED_KERNELS", "marlin,cutlass")
     monkeypatch.setenv("VLLM_API_KEY", "hunter2")  # among the factors until vLLM 0.27
     monkeypatch.setenv("VLLM_SHARED_EXPERTS_STREAM_TOKEN_THRESHOLD", "1")
     run("2222222222", 50, config_hash="9f", code_hash="c0de", compiler_hash="77")
-    [factors, _] = vllm.find(str(tmp_path))
+    [factors, _] = explanations.find_factors(str(tmp_path))
     assert len(factors.values) > 200
     [row], text = rows()
     differences = said(row)

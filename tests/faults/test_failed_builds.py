@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from conftest import needs_root
 
-from safecache.loads.failures import ExplainedProcessError
+from safecache.loads import ExplainedProcessError
 
 STOCK_ERRORS = {
     "triton": {"compiler": "RuntimeError", "headers": "CalledProcessError"},

@@ -19,7 +19,7 @@ pytestmark = [
 START, END = "/where-it-starts", "/where-it-ends"
 COMMON = """
 import json, os, pickle, sys
-from safecache.settings import config; from safecache.code import layer_copies, triton_files, gate; from safecache.tiers import layers, fallback; from safecache.entries import loading, saving, copies; from safecache.store import entry_files
+from safecache.settings import config; from safecache.code import library_builds, triton_files, gate; from safecache.tiers import layers, fallback; from safecache.entries import loading, saving, copies; from safecache.store import entry_files
 from safecache.reporting.kinds import Kind
 os.path.exists("/where-it-starts")
 fallback.settle(lambda: "nowhere")
@@ -37,7 +37,7 @@ triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin":
 FIND = """
 source = loading.Source(Kind.AOT_ENTRY, "akey", root, entries, lambda entry: True, layers.below(entries, root))
 assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
-assert gate.admit_build(library, root) or layer_copies.take(library, root)
+assert gate.admit_build(library, root) or library_builds.take(library, root)
 os.makedirs(kernel, exist_ok=True)
 assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}
 os.path.exists("/where-it-ends")

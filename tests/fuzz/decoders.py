@@ -23,7 +23,7 @@ from safecache.entries import artifacts, loading, mega_caches
 from safecache.errors import KeyringError
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import timestamps
-from safecache.signing import binding, key_files, keyring, provenance, seal, signatures, trust
+from safecache.signing import key_files, keyring, keys, provenance, seal, trust
 from safecache.signing.keys import Algorithm, Key
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -132,7 +132,7 @@ def _here() -> contextlib.AbstractContextManager:
     """Where everything that is loaded runs."""
     here = contextlib.ExitStack()
     here.enter_context(mock.patch.object(provenance, "describe", lambda: dict(reference.HERE)))
-    here.enter_context(mock.patch.object(binding, "instructions", lambda: reference.CPU))
+    here.enter_context(mock.patch.object(provenance, "instructions", lambda: reference.CPU))
     return here
 
 
@@ -185,7 +185,7 @@ def _check_key(key: Key) -> None:
     else:
         assert key.revoked is not None, "no material"
     if key.algorithm is Algorithm.ED25519 and key.secret:
-        assert signatures.public_of(key.secret) == key.public
+        assert keys.public_of(key.secret) == key.public
     key.allows("default")
     key.objection(0.0)
     written = key_files.encode(key)

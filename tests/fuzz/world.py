@@ -5,14 +5,14 @@ from __future__ import annotations
 from unit.key_cases import MAC, PRIVATE, PUBLIC
 
 from safecache.reporting.kinds import Kind
-from safecache.signing import seal, signatures
+from safecache.signing import keys, seal
 from safecache.signing.keys import Key
 
 REVOKED = Key.derive(b"a key that was revoked. . . . . .")._replace(revoked=1.0)
 EXPIRED = Key.derive(b"a key that has expired . . . . . ")._replace(expires=1.0)
-LIMITED = Key.ed25519(signatures.public_of(b"l" * 32), b"l" * 32)._replace(namespaces=("prod/*",))
+LIMITED = Key.ed25519(keys.public_of(b"l" * 32), b"l" * 32)._replace(namespaces=("prod/*",))
 STRANGER = Key.derive(b"a key that nobody knows . . . . .")
-SIGNING_STRANGER = Key.ed25519(signatures.public_of(b"s" * 32), b"s" * 32)
+SIGNING_STRANGER = Key.ed25519(keys.public_of(b"s" * 32), b"s" * 32)
 
 # All of them seal for the one who forges.
 KEYS = (MAC, PRIVATE, LIMITED, REVOKED, EXPIRED, STRANGER, SIGNING_STRANGER)

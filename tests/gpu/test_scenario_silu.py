@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE, TESTS, isolated_environment
 
-from safecache.doctor import programs
+from safecache.doctor import installation
 from safecache.patching import targets
 from safecache.signing import provenance
 
@@ -42,7 +42,7 @@ class Lane:
         # Not what is to be tested here: torch before 2.13 looks for vector instructions half a minute in every process.
         own = {"SAFECACHE": str(int(who == "safecache")), "TMPDIR": str(base), "TORCHINDUCTOR_VEC_ISA_OK": "1"}
         self.environment = os.environ | isolated_environment(base) | own
-        if any(found.code == "static-libstdcxx" for found in programs.check_compilers(os.environ)):
+        if any(found.code == "static-libstdcxx" for found in installation.check_compilers(os.environ)):
             self.environment["CXX"] = "/usr/bin/g++"  # as the finding advises: stock's packages crash too
         self.environment["PYTHONPATH"] = f"{SOURCE}:{TESTS}:{os.environ.get('PYTHONPATH', '')}"
 

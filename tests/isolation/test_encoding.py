@@ -18,7 +18,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import constexpr_function
 
 from isolation.corpus.cases import case
-from safecache.isolation import stock
+from safecache.isolation import encoding
 from safecache.isolation.encoding import CannotTravel, FrontEndError, encode
 from safecache.isolation.functions import Kernels, Rebuilt
 
@@ -178,10 +178,10 @@ def test_replaced_function_of_the_language_is_what_is_compiled():
 
     assert encoded(kernel)["kind"] == "kernel"
     with mock.patch.object(TritonSemantic, "mul", minus):
-        assert stock.replaced_in_front_end() == "triton.language.semantic.TritonSemantic.mul"
+        assert encoding.replaced_in_front_end() == "triton.language.semantic.TritonSemantic.mul"
         record = encoded(kernel)
         assert record["kind"] == "lowered" and "arith.subi" in record["text"] and "muli" not in record["text"]
-    assert stock.replaced_in_front_end() is None
+    assert encoding.replaced_in_front_end() is None
     assert encoded(kernel)["kind"] == "kernel"
 
 
@@ -195,19 +195,19 @@ def test_replaced_function_of_the_language_is_what_is_compiled():
     ],
 )
 def test_replacement_is_noticed_whatever_it_is(monkeypatch, replacement):
-    assert stock.replaced_in_front_end() is None
+    assert encoding.replaced_in_front_end() is None
     monkeypatch.setattr(tl, "load", replacement(tl.load))
-    assert stock.replaced_in_front_end() == "triton.language.load"
+    assert encoding.replaced_in_front_end() == "triton.language.load"
 
 
 def test_kernel_of_triton_with_another_source_is_noticed():
     source = tl.cdiv.src
     tl.cdiv._unsafe_update_src(source + "\n    # changed")
     try:
-        assert stock.replaced_in_front_end().endswith(".cdiv")
+        assert encoding.replaced_in_front_end().endswith(".cdiv")
     finally:
         tl.cdiv._unsafe_update_src(source)
-    assert stock.replaced_in_front_end() is None
+    assert encoding.replaced_in_front_end() is None
 
 
 def test_replaced_pass_of_the_backend_keeps_a_compile_here(monkeypatch):
@@ -248,7 +248,7 @@ def test_knobs_that_only_this_process_needs_keep_nothing_here():
 def test_threads_encode_the_same_at_once():
     expected = encoded(kernel)
     with ThreadPoolExecutor(8) as threads:
-        stock._front_end.cache_clear()
+        encoding._front_end.cache_clear()
         assert list(threads.map(encoded, [kernel] * 64)) == [expected] * 64
 
 

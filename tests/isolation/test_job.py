@@ -20,7 +20,7 @@ from triton.compiler.compiler import make_backend
 
 from isolation.corpus.cases import case
 from isolation.encoding_process import WORKER, Worker
-from safecache.isolation import encoding, remarks, values
+from safecache.isolation import encoding, protocol, values
 
 TARGET = GPUTarget("cuda", 90, 32)
 
@@ -121,16 +121,16 @@ def test_worker_goes_on_after_an_error(compile):
 
 def test_what_a_kernel_prints_is_told_with_the_reply_and_repeated_once(compile, capsys):
     reply = compile(talks, N=4)
-    remarks.repeat(reply)
+    protocol.repeat(reply)
     assert capsys.readouterr().out == "N is 4\n"
     assert "output" not in compile(store)
 
 
 def test_warnings_of_a_compile_are_repeated_as_warnings():
-    with remarks.heard() as heard:
+    with protocol.heard() as heard:
         warnings.warn_explicit("beware", DeprecationWarning, "kernel.py", 7)
     with pytest.warns(DeprecationWarning, match="beware") as caught:
-        remarks.repeat(json.loads(json.dumps(heard)))
+        protocol.repeat(json.loads(json.dumps(heard)))
     assert (caught[0].filename, caught[0].lineno) == ("kernel.py", 7)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from safecache.isolation import kernel_script
+from safecache.isolation import reports
 
 DESCRIBED = {"kernel": "k", "versions": {"triton": "3"}, "target": {"backend": "cuda", "arch": 90, "warp_size": 32}}
 
@@ -41,7 +41,7 @@ def test_values_are_those_that_travelled():
         "other": {"function": 1},
         "left_out": {"absent": None},
     }
-    found = names(kernel_script.script(encoded(function("k"), function("helper"), scopes=[scope]), DESCRIBED, {}))
+    found = names(reports.kernel_script(encoded(function("k"), function("helper"), scopes=[scope]), DESCRIBED, {}))
     assert found["WIDTH"] == 8 and found["half"] == tl.float16 and found["pairs"] == (1, 0.5, [None, True])
     assert found["add"] is tl.core.minimum and found["math"].pi > 3 and found["mine"].SIZE == 4
     assert found["mine"].__name__ == "of.mine" and found["other"] is found["helper"] and "left_out" not in found
@@ -61,4 +61,4 @@ def test_values_are_those_that_travelled():
     ids=["lowered", "gluon", "one-name", "two-modules", "hidden", "closure", "named-tuple"],
 )
 def test_what_one_module_cannot_hold_is_not_written(what):
-    assert kernel_script.script(encoded(function("k")) | what, DESCRIBED, {}) is None
+    assert reports.kernel_script(encoded(function("k")) | what, DESCRIBED, {}) is None

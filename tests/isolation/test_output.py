@@ -6,15 +6,15 @@ import os
 
 import pytest
 
-from safecache.isolation import descriptors
-from safecache.isolation.output import MOST_BYTES, Output
+from safecache.isolation import connection
+from safecache.isolation.pool import MOST_BYTES, Output
 
 
 @pytest.fixture
 def pipe():
-    read_end, write_end = descriptors.pipe()
+    read_end, write_end = connection.pipe()
     yield read_end, write_end
-    descriptors.close(read_end, write_end)
+    connection.close(read_end, write_end)
 
 
 def fill(output, write_end, content):
@@ -57,6 +57,6 @@ def test_what_is_no_text_is_shown_as_far_as_it_is(pipe):
 def test_reading_says_when_nothing_will_come_any_more(pipe):
     output = Output(pipe[0].fileno())
     assert output.read()
-    descriptors.close(pipe[1])
+    connection.close(pipe[1])
     assert not output.read()
     output.drain()

@@ -12,7 +12,7 @@ import pytest
 from conftest import TESTS, python
 
 from isolation.conftest import LONG, eventually, processes
-from safecache.isolation import cpus
+from safecache.isolation import client
 from safecache.isolation.client import Limits, ServiceUnavailable
 
 
@@ -286,10 +286,10 @@ def test_there_are_as_many_workers_as_cpus_shared_by_ranks(tmp_path, monkeypatch
     if quota is not None:
         (tmp_path / "cpu.max").write_text(f"{quota}\n")
     (tmp_path / "groups").write_text("0::/\n")
-    monkeypatch.setattr(cpus, "_GROUPS", str(tmp_path))
-    monkeypatch.setattr(cpus, "_OWN_GROUPS", str(tmp_path / "groups"))
+    monkeypatch.setattr(client, "_GROUPS", str(tmp_path))
+    monkeypatch.setattr(client, "_OWN_GROUPS", str(tmp_path / "groups"))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(allowed)))
     monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
     if ranks is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
-    assert cpus.workers() == expected
+    assert client.workers() == expected

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from isolation.conftest import LONG, MEMORY, eventually, processes
-from safecache.isolation import output, pool
+from safecache.isolation import pool
 from safecache.isolation.client import Ending, Limits, ServiceUnavailable
 
 
@@ -82,7 +82,7 @@ def test_a_hang_holds_up_no_other_job(run):
 def test_a_flood_of_output_is_cut_and_reaches_nobody(run, capfd):
     outcome = run("write_for_ever", timeout=1.0)
     assert outcome.ending == ("timeout", 1)
-    assert len(outcome.stderr) < 2 * output.MOST_BYTES + 100 and "bytes left out" in outcome.stderr
+    assert len(outcome.stderr) < 2 * pool.MOST_BYTES + 100 and "bytes left out" in outcome.stderr
     assert capfd.readouterr() == ("", "")
 
 
@@ -93,8 +93,8 @@ def test_the_beginning_and_the_end_of_much_output_are_kept(run):
 
 
 def test_a_job_that_closes_its_output_is_waited_for_without_asking_again_and_again(run, monkeypatch):
-    read, times = output.Output.read, []
-    monkeypatch.setattr(output.Output, "read", lambda self: (times.append(self), read(self))[1])
+    read, times = pool.Output.read, []
+    monkeypatch.setattr(pool.Output, "read", lambda self: (times.append(self), read(self))[1])
     assert run.reply("close_output")["pid"]
     assert len(times) < 20
 

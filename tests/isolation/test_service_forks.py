@@ -11,7 +11,7 @@ from isolation.conftest import eventually, processes
 
 BEFORE = """
 import gc, multiprocessing, os, signal, subprocess, sys, threading, time, warnings
-from safecache.isolation import client, descriptors
+from safecache.isolation import client, connection
 from safecache.isolation.client import Service
 service = Service("isolation.stand_in", (), size=2)
 def ask(what="echo", service=service, **named):

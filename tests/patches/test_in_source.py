@@ -237,9 +237,7 @@ def test_safecache_that_cannot_be_loaded_is_said_once_and_an_error_in_strict_mod
 
 def test_without_wrapt_sources_are_as_in_stock(tmp_path):
     code = "import sys, pickle\nsys.modules['wrapt'] = None\nfrom safecache_entry import hook\n"
-    code += (
-        "assert hook('file_baton:release')(print) is print and hook('pickle_module:sealing_pickle')(pickle) is pickle"
-    )
+    code += "assert hook('locks:release')(print) is print and hook('pickle_module:sealing_pickle')(pickle) is pickle"
     done = python(code, cwd=tmp_path)
     assert done.returncode == 0 and not done.stderr, done.stderr
 

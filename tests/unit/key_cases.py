@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from safecache.settings import config
-from safecache.signing import key_files, signatures
+from safecache.signing import key_files, keys
 from safecache.signing.keys import Key
 
 HOUR = 3600.0
 MAC = Key.derive(b"a MAC key that the tests know...")
-PRIVATE = Key.ed25519(signatures.public_of(bytes(range(32))), bytes(range(32)))
+PRIVATE = Key.ed25519(keys.public_of(bytes(range(32))), bytes(range(32)))
 PUBLIC = PRIVATE.public_part()
 BOTH = pytest.mark.parametrize("key", [MAC, PRIVATE], ids=["mac", "ed25519"])
 

@@ -9,10 +9,10 @@ from caches import HOUR, key
 
 from safecache.places import layout
 from safecache.reporting.kinds import Kind, Reason
-from safecache.signing import binding, keyring, seal
+from safecache.signing import keyring, provenance, seal
 from safecache.store import entry_files
 
-BUILD = {**binding.statement(Kind.AOT_ENTRY), "gpu": "sm_90"}
+BUILD = {**provenance.statement(Kind.AOT_ENTRY), "gpu": "sm_90"}
 GRAPH = b"kernel = 'triton_poi_fused_add_0'; other = 'triton_red_fused_sum_1'"
 
 

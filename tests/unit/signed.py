@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from safecache.reporting.kinds import Count, Kind
-from safecache.signing import seal, signatures, trust
+from safecache.signing import keys, seal, trust
 from safecache.signing.keys import Algorithm, Key
 from unit.sealed import FOOTER, PAYLOAD, PROVENANCE
 
 DOMAIN = b"safecache seal 2\0"
 STRANGERS = {
     Algorithm.HMAC_SHA256: Key.derive(b"s" * 32),
-    Algorithm.ED25519: Key.ed25519(signatures.public_of(b"s" * 32), b"s" * 32),
+    Algorithm.ED25519: Key.ed25519(keys.public_of(b"s" * 32), b"s" * 32),
 }
 
 

@@ -14,7 +14,7 @@ from safecache.places import layout
 from safecache.reporting.kinds import Count, Kind
 from safecache.signing import keyring, seal, trust
 from safecache.store import entry_files
-from safecache.upkeep.sealing import adopt
+from safecache.upkeep.audit import adopt
 
 VALUE = {"graph": [1, 2, 3]}
 PAYLOAD = pickle.dumps(VALUE)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from safecache.reporting.kinds import Kind, Reason
-from safecache.signing import binding, provenance
+from safecache.signing import provenance
 from unit.sealed import KINDS
 
 HERE = {"machine": "x86_64", "torch": "2.15.0+cu130", "triton": "3.9.0", "gpu": "sm_80,sm_90", "python": "3.11.7"}
@@ -36,14 +36,14 @@ REFUSED = {
 @pytest.fixture(autouse=True)
 def here(monkeypatch):
     monkeypatch.setattr(provenance, "describe", lambda: dict(HERE))
-    monkeypatch.setattr(binding, "instructions", lambda: "avx2")
+    monkeypatch.setattr(provenance, "instructions", lambda: "avx2")
 
 
 @pytest.mark.parametrize("changed", CHANGES)
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_other_build_is_refused_where_it_matters(kind, changed):
     stated = {**HERE, "cpu": "avx2", changed: CHANGES[changed]}
-    found = binding.mismatch(kind, stated)
+    found = provenance.mismatch(kind, stated)
     assert (found and found[0]) == REFUSED[kind].get(changed), found
     if found and changed != "cpu":
         assert CHANGES[changed] in found[1] and HERE[changed] in found[1]
@@ -51,17 +51,17 @@ def test_other_build_is_refused_where_it_matters(kind, changed):
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_what_was_stated_here_is_taken_here(kind):
-    assert binding.mismatch(kind, binding.statement(kind)) is None
+    assert provenance.mismatch(kind, provenance.statement(kind)) is None
 
 
 @pytest.mark.parametrize("stated", [{}, dict.fromkeys(HERE, "")])
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.value)
 def test_what_is_not_known_is_no_objection(kind, stated):
-    assert binding.mismatch(kind, stated) is None
+    assert provenance.mismatch(kind, stated) is None
 
 
 def test_one_gpu_of_several_will_do():
-    assert binding.mismatch(Kind.AOT_ENTRY, {**HERE, "gpu": "sm_90"}) is None
+    assert provenance.mismatch(Kind.AOT_ENTRY, {**HERE, "gpu": "sm_90"}) is None
 
 
 def test_architectures_are_told_from_when_cuda_is_initialised_on(monkeypatch):

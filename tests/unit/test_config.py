@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 
 from safecache.errors import ConfigError
-from safecache.settings import config, setting_values, settings
+from safecache.settings import config, settings
 
 ROOT = Path(__file__).parents[2]
 SWITCHES = (
@@ -175,14 +175,14 @@ def test_what_is_allowed_spells_out_every_choice(setting):
     choices["SAFECACHE_NAMESPACE"] = ("letters", "digits", ". _ - /", "128")
     choices["SAFECACHE_LOWER"] = ("absolute paths", ":")
     choices["SAFECACHE_LOCK_TIMEOUT"] = ("seconds", "0 to 86400")
-    choices["SAFECACHE_ISOLATE"] = (*setting_values._TRUE, *setting_values._FALSE, "workers")
+    choices["SAFECACHE_ISOLATE"] = (*settings._TRUE, *settings._FALSE, "workers")
     choices["SAFECACHE_COMPILE_TIMEOUT"] = ("seconds", "1 to 86400")
     choices["SAFECACHE_COMPILE_MEMORY"] = ("1 GB", "bytes", "G", "Gi")
     choices |= dict.fromkeys(PATHS, ("absolute path",))
     choices["SAFECACHE_MAX_BYTES"] = ("bytes", "k", "M", "G", "T", "1000", "Ki", "Mi", "Gi", "Ti", "1024", "B")
     choices["SAFECACHE_MAX_FILES"] = ("number",)
     choices["SAFECACHE_MAX_AGE"] = ("s", "min", "h", "d", "w")
-    for word in choices.get(setting.variable, (*setting_values._TRUE, *setting_values._FALSE)):
+    for word in choices.get(setting.variable, (*settings._TRUE, *settings._FALSE)):
         assert word in setting.allowed
 
 

@@ -13,12 +13,12 @@ import zlib
 
 import pytest
 
-from safecache.cli import crashes
+from safecache.cli import crashes as crashes_command
 from safecache.code import build_keys, triton_place
 from safecache.errors import KeyringError
-from safecache.explain import explanations, key_records, vllm
+from safecache.explain import explanations, key_records
 from safecache.history import run_summary
-from safecache.isolation import known_bad
+from safecache.isolation import crashes
 from safecache.reporting.kinds import Kind
 from safecache.settings import timestamps
 from safecache.signing import key_files, keyring, seal
@@ -127,14 +127,14 @@ def check_build_key(document, key, tmp_path):
 
 
 def check_crash_note(document, key, tmp_path):
-    place = known_bad._path(str(tmp_path), "ab" * 32)
+    place = crashes._path(str(tmp_path), "ab" * 32)
     os.makedirs(os.path.dirname(place), exist_ok=True)
     with open(place, "wb") as file:
         file.write(sealed(key, json.dumps(document).encode(), Kind.KNOWN_BAD, "ab" * 32))
-    note = known_bad._read(str(tmp_path), "ab" * 32)
+    note = crashes._read(str(tmp_path), "ab" * 32)
     if note is not None:
         note.holds(1.0, 1, time.time())
-        assert list(crashes._rows(str(tmp_path))) is not None
+        assert list(crashes_command._rows(str(tmp_path))) is not None
 
 
 def check_crash_report(document, key, tmp_path):
@@ -142,7 +142,7 @@ def check_crash_report(document, key, tmp_path):
     os.makedirs(directory, exist_ok=True)
     with open(os.path.join(directory, "report.json"), "w") as file:
         json.dump(document, file)
-    assert all(isinstance(row["hash"], str) for row in crashes._rows(str(tmp_path)))
+    assert all(isinstance(row["hash"], str) for row in crashes_command._rows(str(tmp_path)))
 
 
 def check_key_record(document, key, tmp_path):
@@ -186,9 +186,9 @@ def check_factors(document, key, tmp_path):
     directory = tmp_path / "key" / "rank_0_0" / "backbone"
     directory.mkdir(parents=True, exist_ok=True)
     (directory / "cache_key_factors.json").write_text(json.dumps(document))
-    found = vllm.find(str(tmp_path))
+    found = explanations.find_factors(str(tmp_path))
     for each in found:
-        vllm.compare(each, each._replace(values={}))
+        explanations.compare_factors(each, each._replace(values={}))
 
 
 KEY = "a" * 52
@@ -199,8 +199,8 @@ DOCUMENTS = {
     check_seal_body: {"kind": "memo", "key": "key", "namespace": "default", "provenance": {"torch": "2.15.0"}},
     check_record: {"sha256": "0" * 64, "stamp": [1, 2, 3, 4], "files": {"k.json": "0" * 64}},
     check_build_key: {"stamp": "a stamp", "key": "a key"},
-    check_crash_note: known_bad.Note(known_bad.Crash("signal", 6, "ptx"), "k", {"N": 1}, None, 1e9)._asdict()
-    | {"crash": known_bad.Crash("signal", 6, "ptx")._asdict()},
+    check_crash_note: crashes.Note(crashes.Crash("signal", 6, "ptx"), "k", {"N": 1}, None, 1e9)._asdict()
+    | {"crash": crashes.Crash("signal", 6, "ptx")._asdict()},
     check_crash_report: {"hash": "ab", "time": "", "kernel": "k", "stage": "ptx", "ended": {"words": "SIGABRT"}},
     check_key_record: {
         "format": 1,

@@ -90,7 +90,7 @@ ELSEWHERE = {
     "cli/workload/__init__.py": "caches of its own",
     "tiers/directory_faults.py": "a cache's root itself",
     "doctor/file_systems.py": "what it tries in a directory of its own, through that directory's descriptor",
-    "doctor/hooks.py": "a temporary directory",
+    "doctor/installation.py": "a temporary directory",
     "code/exec_directory.py": "the directory for code on other mounts",
     "files/opening.py": "a copy in a private directory, or beside a package",
     "hooks/cpp_extension.py": "a private directory",

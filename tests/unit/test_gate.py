@@ -14,7 +14,7 @@ from safecache.errors import EntryRefusedError
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
-from safecache.signing import binding, keyring, seal
+from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
 from safecache.store import entry_files, manifests
 from safecache.tiers.directory_faults import Unreadable
@@ -115,7 +115,7 @@ def test_record_of_0_1_0_which_is_bound_to_a_name_alone_is_as_none(library, root
     stated = json.dumps({"sha256": digest, "stamp": None}).encode()
     key = keyring.current().signing
     old = seal.attach(
-        stated, Kind.NATIVE_CODE, library.name, key, binding.statement(Kind.NATIVE_CODE), config.current().namespace
+        stated, Kind.NATIVE_CODE, library.name, key, provenance.statement(Kind.NATIVE_CODE), config.current().namespace
     )
     hashed = hashlib.sha256(library.name.encode()).hexdigest()
     for place in (hashed, os.path.basename(manifests.path_of(str(library), str(root), Kind.NATIVE_CODE))):
@@ -147,23 +147,23 @@ def test_damaged_record_does_not_attest(library, root, monkeypatch, damage):
 
 
 def test_code_for_a_cpu_that_has_more_is_refused(library, root, monkeypatch):
-    monkeypatch.setattr(binding, "instructions", lambda: "avx2 avx512f x86_64")
+    monkeypatch.setattr(provenance, "instructions", lambda: "avx2 avx512f x86_64")
     gate.keep(str(library), str(root))
     forget(monkeypatch)
-    monkeypatch.setattr(binding, "instructions", lambda: "avx2 x86_64")
+    monkeypatch.setattr(provenance, "instructions", lambda: "avx2 x86_64")
     assert not admit(library, root) and events.counters()["other CPU"] == 1
 
 
 def test_code_for_a_cpu_that_has_less_is_taken(library, root, monkeypatch):
-    monkeypatch.setattr(binding, "instructions", lambda: "avx2 x86_64")
+    monkeypatch.setattr(provenance, "instructions", lambda: "avx2 x86_64")
     gate.keep(str(library), str(root))
     forget(monkeypatch)
-    monkeypatch.setattr(binding, "instructions", lambda: "avx2 avx512f x86_64")
+    monkeypatch.setattr(provenance, "instructions", lambda: "avx2 avx512f x86_64")
     assert admit(library, root)
 
 
 def test_this_cpu_is_described_by_its_machine_and_instructions():
-    words = binding.instructions().split()
+    words = provenance.instructions().split()
     assert os.uname().machine in words and len(words) > 3
 
 

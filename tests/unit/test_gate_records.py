@@ -10,10 +10,10 @@ import pytest
 from safecache.code import gate
 from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, ownership
-from safecache.files.checks import UnusableEntry
+from safecache.files.opening import UnusableEntry
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
-from safecache.signing import binding, keyring, seal
+from safecache.signing import keyring, provenance, seal
 from safecache.store import entry_files, manifests
 from safecache.tiers.directory_faults import Immovable, Unreadable
 
@@ -70,7 +70,7 @@ def test_record_attests_one_content_in_the_next_process(source, monkeypatch):
 
 def test_record_of_another_build_does_not_attest(source, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setattr(binding, "statement", lambda kind: {"machine": "vax"})
+        patch.setattr(provenance, "statement", lambda kind: {"machine": "vax"})
         keep(source)
     forget(monkeypatch)
     assert not states(source)
@@ -275,7 +275,7 @@ def test_record_of_another_form_attests_nothing(source, monkeypatch, statement):
     keep(source)
     (record,) = source.parents[1].glob(".safecache/records/*/*")
     signing = keyring.current().signing
-    record.write_bytes(seal.attach(statement, SOURCE, source.name, signing, binding.statement(SOURCE)))
+    record.write_bytes(seal.attach(statement, SOURCE, source.name, signing, provenance.statement(SOURCE)))
     forget(monkeypatch)
     assert not states(source)
     verdict, stated = manifests.read(str(source), root_of(source), SOURCE)

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 from caches import HOUR, Cache, key
 
-from safecache.code import exec_directory, gate, layer_copies, private_build, sources, triton_files
+from safecache.code import exec_directory, gate, library_builds, private_build, sources, triton_files
 from safecache.entries import copies, loading
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import filesystem, opening
-from safecache.hooks import caching, standalone_compile
+from safecache.hooks import standalone_compile
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
-from safecache.signing import binding, keyring, seal, trust
+from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keys import Key
 from safecache.store import entry_files, manifests, quarantine
-from safecache.upkeep import eviction, signers
+from safecache.upkeep import catalogue, eviction
 from safecache.upkeep.quarantined import listed as in_quarantine
 from safecache.upkeep.quarantined import objection as against_restoring
 from unit.fresh import forget_kernels
@@ -109,7 +109,7 @@ def test_entry_that_a_trusted_key_has_sealed_is_read_whatever_its_size(cache, mo
 def test_seal_that_is_none_for_its_size_does_not_have_a_giant_read(cache, by, says, settings):
     size = GIANT if by is None else LITTLE * 4
     key_ = by or keyring.current().signing
-    sealed = seal.attach(b"payload", Kind.AOT_ENTRY, key("a", "a"), key_, binding.statement(Kind.AOT_ENTRY))
+    sealed = seal.attach(b"payload", Kind.AOT_ENTRY, key("a", "a"), key_, provenance.statement(Kind.AOT_ENTRY))
     if by is not None:  # the sizes add up, and the tag is good: by a key that nobody trusts
         sealed = forged(by, key("a", "a"), size)
     path = giant(cache.root / "aotautograd" / key("a", "a") / "entry", size, sealed)
@@ -242,7 +242,7 @@ def test_giant_in_a_lower_layer_is_not_copied(cache, tmp_path, settings, sealed)
     giant(place)
     settings(SAFECACHE_LOWER=layer)
     path = cache.root / "ab" / "code.so"
-    assert layer_copies.take(str(path), str(cache.root)) is None and not path.exists()
+    assert library_builds.take(str(path), str(cache.root)) is None and not path.exists()
     assert events.counters()["too large"] == 1
 
 
@@ -280,7 +280,7 @@ def test_signature_of_a_giant_is_told_from_its_end(cache):
 
     giant(cache.aot("a", HOUR))
     [group] = inventory.take(str(cache.root)).groups
-    assert [found.state for found in signers.signatures_in(group)] == ["unsealed"]
+    assert [found.state for found in catalogue.signatures_in(group)] == ["unsealed"]
 
 
 def memos(directory):
@@ -297,7 +297,7 @@ def memos(directory):
 
 def test_giant_among_memoized_results_is_not_given_to_torch_to_read(tmp_path):
     giant(tmp_path / "memo")
-    assert caching.get(lambda key: pytest.fail("read"), memos(tmp_path), ("memo",), {}) is None
+    assert standalone_compile.get_cached(lambda key: pytest.fail("read"), memos(tmp_path), ("memo",), {}) is None
     assert events.counters() == {"too large": 1}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from safecache.code import gate, gpu_binaries
+from safecache.code import gate, generated
 from safecache.errors import EntryRefusedError
 from safecache.files import ownership
 from safecache.reporting import events
@@ -29,11 +29,11 @@ def root(tmp_path, monkeypatch):
     return directory
 
 
-@pytest.fixture(params=gpu_binaries.ENDINGS)
+@pytest.fixture(params=generated.ENDINGS)
 def kernel(root, request):
     path = root / "ab" / f"cabc{request.param}"
     path.write_bytes(CUBIN)
-    assert gpu_binaries.place(str(path), str(root), CUBIN) == str(path)
+    assert generated.place_kernel(str(path), str(root), CUBIN) == str(path)
     return path
 
 
@@ -44,9 +44,9 @@ def code(*paths):
 
 
 def test_kernel_of_this_process_and_of_the_one_before_is_admitted(kernel, monkeypatch):
-    gpu_binaries.admit("int main() {}", code(kernel))
+    generated.admit_kernels("int main() {}", code(kernel))
     forget(monkeypatch)
-    gpu_binaries.admit(code(kernel))
+    generated.admit_kernels(code(kernel))
     assert events.counters() == {"code sealed": 1, "code verified": 1}
 
 
@@ -54,11 +54,11 @@ def test_kernel_of_this_process_and_of_the_one_before_is_admitted(kernel, monkey
 def test_graph_whose_kernel_nothing_attests_is_not_there(kernel, monkeypatch, change):
     other = kernel.with_name("cother.cubin")
     other.write_bytes(CUBIN)
-    gpu_binaries.place(str(other), str(kernel.parents[1]), CUBIN)
+    generated.place_kernel(str(other), str(kernel.parents[1]), CUBIN)
     change(kernel)
     forget(monkeypatch)
     with pytest.raises(FileNotFoundError):
-        gpu_binaries.admit(code(other, kernel))
+        generated.admit_kernels(code(other, kernel))
     assert not kernel.exists() and other.exists()
 
 
@@ -67,7 +67,7 @@ def test_planted_kernel_is_an_error_in_strict_mode(kernel, monkeypatch, settings
     kernel.write_bytes(CUBIN[::-1])
     forget(monkeypatch)
     with pytest.raises(EntryRefusedError):
-        gpu_binaries.admit(code(kernel))
+        generated.admit_kernels(code(kernel))
 
 
 def test_kernel_of_a_cache_that_was_moved_is_not_taken_where_it_was(root, tmp_path):
@@ -75,7 +75,7 @@ def test_kernel_of_a_cache_that_was_moved_is_not_taken_where_it_was(root, tmp_pa
     (tmp_path / "before").mkdir()
     (tmp_path / "before" / "cabc.cubin").write_bytes(CUBIN)
     with pytest.raises(FileNotFoundError):
-        gpu_binaries.admit(code(tmp_path / "before" / "cabc.cubin"))
+        generated.admit_kernels(code(tmp_path / "before" / "cabc.cubin"))
 
 
 def test_where_others_can_write_the_kernel_is_this_processs_own(root, monkeypatch):
@@ -84,7 +84,7 @@ def test_where_others_can_write_the_kernel_is_this_processs_own(root, monkeypatc
     gate.keep(str(path), str(root))
     path.parent.chmod(0o777)
     with pytest.raises(FileNotFoundError, match="has mode 0777"):
-        gpu_binaries.admit(code(path))
-    place = gpu_binaries.place(str(path), str(root), CUBIN)
+        generated.admit_kernels(code(path))
+    place = generated.place_kernel(str(path), str(root), CUBIN)
     assert ownership.why_not_private(place) is None and Path(place).read_bytes() == CUBIN
-    gpu_binaries.admit(code(place))
+    generated.admit_kernels(code(place))

@@ -9,7 +9,7 @@ import subprocess
 import pytest
 
 from safecache.errors import KeyringError
-from safecache.signing import key_files, signatures
+from safecache.signing import key_files, keys
 from safecache.signing.keys import Key
 from unit import key_cases
 from unit.key_cases import MAC, PRIVATE, PUBLIC
@@ -226,7 +226,7 @@ def test_pem_of_openssl_is_read_and_its_parts_belong_together(pem):
     private = key_files.recognise(pem, any_secret=True)
     public = key_files.recognise(openssl("pkey", "-pubout", given=pem), any_secret=False)
     assert private.can_seal and not public.can_seal and private.public_part() == public
-    assert signatures.verify(public.public, private.tag(b"message"), b"message")
+    assert keys.verify(public.public, private.tag(b"message"), b"message")
 
 
 @pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"Ours, of 2026:\n", b"\n\n"], ids=["mark", "text", "lines"])

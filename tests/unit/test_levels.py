@@ -9,7 +9,7 @@ import stat
 import pytest
 from conftest import python
 
-from safecache.code import gate, layer_copies
+from safecache.code import gate, library_builds
 from safecache.entries import copies
 from safecache.errors import CacheWriteError
 from safecache.files import filesystem
@@ -48,7 +48,7 @@ def test_process_that_was_started_knows_the_levels_before_it_asks_for_the_cache(
 
 
 def test_child_takes_the_local_level_for_no_stand_in(shared, local):
-    code = "import sys; from safecache.tiers import layers, standin; print(standin.original(sys.argv[1]), *layers.below(*sys.argv[1:]))"
+    code = "import sys; from safecache.tiers import layers, fallback; print(fallback.original(sys.argv[1]), *layers.below(*sys.argv[1:]))"
     done = python(code, env={"SAFECACHE_LOCAL": config.current().local}, arguments=(f"{local}", local))
     assert done.stdout.split("\n")[0] == f"None {(str(shared), str(shared))}", done
 
@@ -110,7 +110,7 @@ def test_copy_from_the_shared_level_keeps_the_record_of_who_sealed_it(shared, lo
     record = manifests.stored(path, local, Kind.NATIVE_CODE)
     for place in (path, manifests.path_of(path, local, Kind.NATIVE_CODE)):
         os.unlink(place)
-    assert layer_copies.take(path, local) == f"{shared}/ab/c.so"
+    assert library_builds.take(path, local) == f"{shared}/ab/c.so"
     assert manifests.stored(path, local, Kind.NATIVE_CODE) == record and gate.judge(path, local) is None
 
 
@@ -118,8 +118,8 @@ def test_layer_that_cannot_be_entered_is_as_good_as_an_empty_one(shared, local, 
     def refuse(path):
         raise PermissionError(errno.EACCES, "no", path)
 
-    monkeypatch.setattr(layer_copies.os, "lstat", refuse)
-    assert layer_copies.take(f"{local}/ab/c.so", local) is None and not caplog.records
+    monkeypatch.setattr(library_builds.os, "lstat", refuse)
+    assert library_builds.take(f"{local}/ab/c.so", local) is None and not caplog.records
 
 
 def test_what_is_not_in_a_local_level_is_not_sent(shared, local, tmp_path):

@@ -13,7 +13,7 @@ from pathlib import Path
 import planted
 from faults.damage import Marker
 from caches import Cache, key
-from safecache.signing import binding, keyring, seal; from safecache.places import layout; from safecache.store import entry_files
+from safecache.signing import provenance, keyring, seal; from safecache.places import layout; from safecache.store import entry_files
 from safecache.cli import main
 from safecache.reporting.kinds import Reason
 from safecache.reporting.kinds import Kind
@@ -22,7 +22,7 @@ base = Path(sys.argv[1])
 cache = Cache(base / "cache")
 hostile = pickle.dumps(Marker(str(base / "ran")))
 source = f"import os; open(os.environ[{planted.MARKER!r}], 'w')".encode()
-here = binding.statement(Kind.AOT_ENTRY)
+here = provenance.statement(Kind.AOT_ENTRY)
 sealing = keyring.current().signing
 for prefix, kind, folder in (("a", Kind.AOT_ENTRY, "aotautograd"), ("f", Kind.FX_ENTRY, "fxgraph/xx")):
     own = key(prefix, "x")

@@ -18,7 +18,7 @@ from safecache.explain.key_records import KeyRecord
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring
 from safecache.signing.keys import Key
-from safecache.upkeep import catalogue, signers
+from safecache.upkeep import catalogue
 from unit.key_cases import MAC, put, revoked
 from unit.listed import BUILD, GRAPH, entry, kernel
 
@@ -223,7 +223,9 @@ def test_what_is_removed_while_it_is_listed_is_no_error(cache, listed, monkeypat
         monkeypatch.setattr(catalogue.inventory, "take", partial(and_remove, catalogue.inventory.take))
         assert [row["paths"] for row in listed()["entries"]] == [[str(kept.parent)]]
     else:
-        monkeypatch.setattr(signers.opening, "read_end", partial(and_remove_before, doomed, signers.opening.read_end))
+        monkeypatch.setattr(
+            catalogue.opening, "read_end", partial(and_remove_before, doomed, catalogue.opening.read_end)
+        )
         states = {row["key"]: row["states"] for row in listed()["entries"]}
         assert states == {key("a", "a"): {}, key("a", "b"): {"sealed": 1}}
 

@@ -7,8 +7,8 @@ import subprocess
 import pytest
 from conftest import needs_root
 
+from safecache import loads
 from safecache.files import mounts
-from safecache.loads import failures
 
 REFUSED = "failed to map segment from shared object"
 
@@ -28,7 +28,7 @@ def noexec(tmp_path):
 def test_refused_load_is_explained_by_an_error_of_the_same_type(noexec, kind, monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     original = kind(f"{noexec}/deep/kernel.so: {REFUSED}")
-    error = failures.explained(original, "TRITON_CACHE_DIR")
+    error = loads.explained(original, "TRITON_CACHE_DIR")
     assert type(error) is kind
     text = str(error)
     assert f"{noexec}/deep/kernel.so" in text and f"{noexec} (tmpfs: rw,noexec" in text
@@ -39,14 +39,14 @@ def test_refused_load_is_explained_by_an_error_of_the_same_type(noexec, kind, mo
 def test_place_that_is_offered_was_tried(noexec, monkeypatch):
     for name in ("XDG_CACHE_HOME", "HOME"):
         monkeypatch.setenv(name, str(noexec))
-    error = failures.explained(OSError(f"{noexec}/kernel.so: {REFUSED}"), "TRITON_CACHE_DIR")
+    error = loads.explained(OSError(f"{noexec}/kernel.so: {REFUSED}"), "TRITON_CACHE_DIR")
     assert f"export TRITON_CACHE_DIR={noexec}" not in str(error)
 
 
 @needs_root
 def test_error_keeps_the_names_of_an_import_error(noexec):
     original = ImportError(f"{noexec}/kernel.so: {REFUSED}", name="kernel", path=f"{noexec}/kernel.so")
-    error = failures.explained(original, "TRITON_CACHE_DIR")
+    error = loads.explained(original, "TRITON_CACHE_DIR")
     assert (error.name, error.path) == ("kernel", original.path)
 
 
@@ -56,12 +56,12 @@ def test_error_without_a_text_of_its_own_is_left_alone(noexec):
         def __init__(self, first, second):
             super().__init__(first)
 
-    assert failures.explained(Odd(f"{noexec}/kernel.so: {REFUSED}", 2), "TRITON_CACHE_DIR") is None
+    assert loads.explained(Odd(f"{noexec}/kernel.so: {REFUSED}", 2), "TRITON_CACHE_DIR") is None
 
 
 @pytest.mark.parametrize("text", ["undefined symbol: f", "file too short", f"/proc/none.so: {REFUSED}", REFUSED])
 def test_any_other_failure_is_not_ours(text):
-    assert failures.explained(OSError(text), "TRITON_CACHE_DIR") is None
+    assert loads.explained(OSError(text), "TRITON_CACHE_DIR") is None
 
 
 def test_error_that_is_not_explained_is_the_identical_one():
@@ -71,7 +71,7 @@ def test_error_that_is_not_explained_is_the_identical_one():
         raise raised
 
     with pytest.raises(OSError, match="undefined") as caught:
-        failures.explain_load(load, (), {}, "TRITON_CACHE_DIR")
+        loads.explain_load(load, (), {}, "TRITON_CACHE_DIR")
     assert caught.value is raised and raised.__cause__ is None and raised.__context__ is None
 
 

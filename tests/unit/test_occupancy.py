@@ -89,8 +89,10 @@ def test_forked_child_keeps_the_directory_of_its_killed_parent():
         pass
 
 
-STANDIN = "from safecache.settings import config; from safecache.tiers import standin; place = standin.begin('/nowhere/cache'); "
-CHILD = "from safecache.tiers import standin; import time; print(standin.original({!r}), flush=True); time.sleep(1000)"
+STANDIN = "from safecache.settings import config; from safecache.tiers import fallback; place = fallback.begin('/nowhere/cache'); "
+CHILD = (
+    "from safecache.tiers import fallback; import time; print(fallback.original({!r}), flush=True); time.sleep(1000)"
+)
 
 
 @contextlib.contextmanager

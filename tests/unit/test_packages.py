@@ -15,7 +15,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, seal
 from safecache.signing.keys import Key
-from safecache.upkeep.sealing import adopt
+from safecache.upkeep.audit import adopt
 
 CODE = b"\x7fELF library"
 

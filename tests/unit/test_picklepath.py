@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from safecache.entries.picklepath import find_culprit
+from safecache.entries.saving import find_culprit
 
 CULPRIT = lambda: None  # noqa: E731  a function that pickle cannot find by its name
 Pair = namedtuple("Pair", "left right")

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from safecache.entries.picklepath import find_culprit
+from safecache.entries.saving import find_culprit
 
 CULPRIT = lambda: None  # noqa: E731  a function that pickle cannot find by its name
 CULPRIT_LINE = CULPRIT.__code__.co_firstlineno

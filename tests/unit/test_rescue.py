@@ -10,7 +10,7 @@ import pytest
 from safecache.errors import CacheWriteError
 from safecache.reporting import events
 from safecache.settings import config
-from safecache.tiers import fallback, standin
+from safecache.tiers import fallback
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def cache(tmp_path, monkeypatch, settings):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("_SAFECACHE_REDIRECTED", "")
     fallback.reset()
-    standin.reset()
+    fallback._forget_standins()
     (tmp_path / "cache").mkdir()
     return tmp_path / "cache"
 
@@ -42,7 +42,7 @@ def failing_at(cache):
 def test_work_is_done_once_more_elsewhere(cache):
     work, tried = failing_at(cache)
     assert fallback.attempt(work) == "done" and len(tried) == 2
-    assert standin.original(tried[1]) == str(cache) and os.stat(tried[1]).st_mode & 0o777 == 0o700
+    assert fallback.original(tried[1]) == str(cache) and os.stat(tried[1]).st_mode & 0o777 == 0o700
     assert fallback.attempt(work) == "done" and tried[2] == tried[1], "which stays so for a while"
 
 
@@ -90,7 +90,7 @@ def test_directory_that_is_mended_is_used_again_after_a_minute(cache, monkeypatc
     cache.write_text("in the way")
     fallback.settle(lambda: str(cache))
     place = config.cache_directory()
-    assert standin.original(place) == str(cache)
+    assert fallback.original(place) == str(cache)
     cache.unlink()
     fallback.settle(lambda: str(cache))
     assert config.cache_directory() == place

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safecache.reporting.kinds import Kind, Reason
-from safecache.signing import seal, signatures
+from safecache.signing import keys, seal
 from safecache.signing.keyring import Key
 from unit.sealed import ENTRY, FOOTER, KEY, PAYLOAD, PROVENANCE, TAG, verify
 
@@ -22,7 +22,7 @@ GOLDEN = bytes.fromhex(
     "45db2079021082765dd0d08df58a5024a5341c9a6e30357187cbeaebee0a02714ee3b3d6cead951a613e96ffb746dce4110e2fd2aabc5104"
     "000000000000005b0000000102935341464543410a"
 )
-GOLDEN_SIGNATURE_KEY = Key.ed25519(signatures.public_of(bytes(range(32))), bytes(range(32)))
+GOLDEN_SIGNATURE_KEY = Key.ed25519(keys.public_of(bytes(range(32))), bytes(range(32)))
 GOLDEN_SIGNED = bytes.fromhex(
     "8004892e7b226b6579223a2261206361636865206b6579222c226b696e64223a2266785f6772617068222c226e616d657370616365223a22"
     "70726f64222c2270726f76656e616e6365223a7b22746f726368223a22322e3131227d7dc66db01c1511d6cc6c50313378c44dec7d472189"

@@ -9,7 +9,7 @@ from conftest import python
 WATCH = """
 import json, pickle, sys
 from safecache.signing import seal
-from safecache.signing import signatures
+from safecache.signing import keys
 from safecache.signing.keys import Key
 from safecache.reporting.kinds import Kind
 
@@ -20,7 +20,7 @@ class Hostile:
 hostile = pickle.dumps(Hostile())
 key, other = Key.derive(b"k" * 32), Key.derive(b"o" * 32)
 revoked = Key.derive(b"r" * 32)._replace(revoked=1.0)
-farm, stranger = (Key.ed25519(signatures.public_of(private), private) for private in (b"f" * 32, b"s" * 32))
+farm, stranger = (Key.ed25519(keys.public_of(private), private) for private in (b"f" * 32, b"s" * 32))
 limited = farm._replace(id=b"limited!", namespaces=("prod",))
 sealed = seal.attach(hostile, Kind.AOT_ENTRY, "key", key, {})
 contents = {
@@ -46,7 +46,7 @@ def watch(event, arguments):
         seen.append(event)
 
 find = {each.id: each for each in (key, revoked, farm.public_part(), limited.public_part())}.get
-signatures.verify(farm.public, bytes(64), b"")  # the library is imported by the first signature
+keys.verify(farm.public, bytes(64), b"")  # the library is imported by the first signature
 sys.addaudithook(watch)
 reasons = [seal.verify(content, Kind.AOT_ENTRY, "key", find).reason for content in contents.values()]
 for content in contents.values():

@@ -18,8 +18,8 @@ from safecache.files import filesystem
 from safecache.places import layout
 from safecache.signing import key_files, keyring, seal
 from safecache.store import manifests
-from safecache.upkeep import sealing
-from safecache.upkeep.sealing import adopt
+from safecache.upkeep import audit
+from safecache.upkeep.audit import adopt
 from unit.key_cases import PRIVATE, PUBLIC, put
 
 GOOD, EVIL = pickle.dumps("good"), pickle.dumps("evil")
@@ -160,14 +160,14 @@ def test_adopt_seals_no_package_that_others_could_have_written(tmp_path, each_ex
     (root / "model.pt2").write_bytes(GOOD)
 
     def run(root):
-        sealing.each([(str(root), lambda: packages.adopt(str(root / "model.pt2")))])
+        audit.each([(str(root), lambda: packages.adopt(str(root / "model.pt2")))])
 
     each_exchange(run, root, "model.pt2", {GOOD})
 
 
 def test_sign_seals_nothing_that_no_trusted_key_has_sealed(of_a_farm, each_exchange):
     def run(root):
-        sealing.countersign(layout.walk(str(root)), layout.code(str(root)))
+        audit.countersign(layout.walk(str(root)), layout.code(str(root)))
 
     for path in [path for path in of_a_farm.rglob("*") if path.is_file()]:
         each_exchange(run, of_a_farm, path.relative_to(of_a_farm))

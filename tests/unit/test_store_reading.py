@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import needs_root
 
-from safecache.files import checks, filesystem
+from safecache.files import filesystem, opening
 from safecache.places import layout
 from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
@@ -63,7 +63,7 @@ def test_entry_that_is_gone_is_not_found(tmp_path):
 @pytest.mark.parametrize("what", NOT_FILES, ids=lambda what: what.replace(" ", "-"))
 def test_what_is_not_a_file_is_refused_at_once(tmp_path, what):
     NOT_FILES[what](tmp_path / "entry")
-    with pytest.raises(checks.UnusableEntry) as caught:
+    with pytest.raises(opening.UnusableEntry) as caught:
         entry_files.read_entry(str(tmp_path / "entry"))
     assert caught.value.reason is Reason.NOT_A_FILE
     assert caught.value.detail == f"a {what.removeprefix('dangling ')}"
@@ -77,7 +77,7 @@ def test_device_is_refused_without_opening_it(monkeypatch):
 
     with monkeypatch.context() as patch:
         patch.setattr(filesystem, "open", opened)
-        with pytest.raises(checks.UnusableEntry) as caught:
+        with pytest.raises(opening.UnusableEntry) as caught:
             entry_files.read_entry("/dev/null")
     assert (caught.value.reason, caught.value.detail) == (Reason.NOT_A_FILE, "a device")
 
@@ -86,7 +86,7 @@ def test_device_is_refused_without_opening_it(monkeypatch):
 def test_file_of_another_user_is_refused(tmp_path):
     (tmp_path / "entry").write_bytes(b"entry")
     os.chown(tmp_path / "entry", 54321, -1)
-    with pytest.raises(checks.UnusableEntry) as caught:
+    with pytest.raises(opening.UnusableEntry) as caught:
         entry_files.read_entry(str(tmp_path / "entry"))
     assert (caught.value.reason, caught.value.detail) == (Reason.FOREIGN_OWNER, "of uid 54321")
 
@@ -103,7 +103,7 @@ def test_file_of_another_user_is_read_where_the_cache_is_shared(tmp_path, settin
 def test_what_is_not_a_file_is_refused_in_a_shared_cache_too(tmp_path, settings, what):
     settings(SAFECACHE_SHARED=1)
     NOT_FILES[what](tmp_path / "entry")
-    with pytest.raises(checks.UnusableEntry):
+    with pytest.raises(opening.UnusableEntry):
         entry_files.read_entry(str(tmp_path / "entry"))
 
 
@@ -119,7 +119,7 @@ def swapped(tmp_path, monkeypatch):
 
 def test_fifo_swapped_in_after_the_first_look_is_refused_at_once(swapped):
     os.mkfifo(swapped)
-    with pytest.raises(checks.UnusableEntry, match="FIFO"):
+    with pytest.raises(opening.UnusableEntry, match="FIFO"):
         entry_files.read_entry(str(swapped))
 
 
@@ -133,5 +133,5 @@ def test_link_swapped_in_after_the_first_look_is_not_followed(swapped):
 def test_file_of_another_user_swapped_in_after_the_first_look_is_refused(swapped):
     swapped.write_bytes(b"entry")
     os.chown(swapped, 54321, -1)
-    with pytest.raises(checks.UnusableEntry, match="54321"):
+    with pytest.raises(opening.UnusableEntry, match="54321"):
         entry_files.read_entry(str(swapped))

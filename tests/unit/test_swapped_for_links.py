@@ -16,18 +16,18 @@ import pytest
 from caches import DAY, at_each_rename
 from crashes.test_crash_reports import facts
 
-from safecache.doctor import file_systems, places
+from safecache.doctor import directories, file_systems
 from safecache.errors import EntryRefusedError
 from safecache.explain import key_records
 from safecache.explain.key_records import KeyRecord
 from safecache.files import filesystem, folders
-from safecache.isolation import known_bad, reports
+from safecache.isolation import crashes, reports
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.store import entry_files
 from safecache.tiers import directory_faults
-from safecache.upkeep import eviction, inventory, limits, sealing
+from safecache.upkeep import audit, eviction, inventory, limits
 from safecache.upkeep.eviction import Limits
 from unit.key_cases import MAC
 
@@ -150,7 +150,7 @@ def test_signed_entry_is_not_removed_through_a_link(tmp_path, documents, intact,
     entry = root / "aotautograd" / "akey" / layout.entry_name(content)
     entry.parent.mkdir(parents=True)
     entry.write_bytes(content)
-    assert sealing.adopt(str(root)).sealed == 1
+    assert audit.adopt(str(root)).sealed == 1
     (entry,) = entry.parent.iterdir()
     (documents / entry.name).write_text("dear")
     inside = {path: path.read_text() for path in documents.iterdir() if path.is_file()}
@@ -163,7 +163,7 @@ def test_signed_entry_is_not_removed_through_a_link(tmp_path, documents, intact,
     monkeypatch.setattr(entry_files, "publish", swapped)
     location = layout.Location(str(entry), next(layout.walk(str(root))).kind, "akey")
     with pytest.raises(OSError, match="Not a directory"):
-        sealing.replace(location, entry.read_bytes(), str(root), MAC, {})
+        audit.replace(location, entry.read_bytes(), str(root), MAC, {})
     assert {path: path.read_text() for path in documents.iterdir() if path.is_file()} == inside
     (documents / entry.name).unlink()
 
@@ -173,10 +173,10 @@ def test_note_of_a_crash_is_not_removed_through_a_link(tmp_path, documents, inta
     for path in (documents / hash, documents / hash[:2] / hash):
         path.parent.mkdir(exist_ok=True)
     link(tmp_path / "cache" / ".safecache" / "known_bad", documents)
-    place = os.path.dirname(os.path.relpath(known_bad._path(str(tmp_path / "cache"), hash), tmp_path / "cache"))
+    place = os.path.dirname(os.path.relpath(crashes._path(str(tmp_path / "cache"), hash), tmp_path / "cache"))
     assert place.startswith(".safecache")
     with pytest.raises(OSError, match="Not a directory"):
-        known_bad.forget(str(tmp_path / "cache"), hash)
+        crashes.forget(str(tmp_path / "cache"), hash)
     shutil.rmtree(documents / hash[:2])
 
 
@@ -285,7 +285,7 @@ def test_what_a_directory_is_tried_with_is_not_written_elsewhere(tmp_path, docum
 
         monkeypatch.setattr(filesystem, "mkdir", exchanged)
         assert directory_faults.probe(str(tmp_path / "cache"))
-        found = [each.code for each in file_systems._tried(places.of({})[0], str(tmp_path / "cache"))]
+        found = [each.code for each in file_systems._tried(directories.of({})[0], str(tmp_path / "cache"))]
         assert found == ["not-probed"]
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from safecache.code import triton_files, triton_place
 from safecache.files import filesystem
-from safecache.hooks import triton_heuristics
+from safecache.hooks import triton_in_inductor
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.store import entry_files
@@ -247,9 +247,9 @@ def test_binary_that_cannot_be_written_to_its_place_is_loaded_from_a_copy(raw, c
     result = SimpleNamespace(kernel=SimpleNamespace(name="k", cubin_raw=raw, cubin_path=None))
     if raw is None:
         with pytest.raises(OSError, match="Read-only"):
-            triton_heuristics.reload_cubin_path(read_only, result, (), {})
+            triton_in_inductor.reload_cubin_path(read_only, result, (), {})
         return
-    triton_heuristics.reload_cubin_path(read_only, result, (), {})
+    triton_in_inductor.reload_cubin_path(read_only, result, (), {})
     with open(result.kernel.cubin_path, "rb") as file:
         assert file.read() == raw
     assert len(caplog.messages) == 1 and "Read-only file system" in caplog.messages[0]

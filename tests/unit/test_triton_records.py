@@ -14,7 +14,7 @@ import pytest
 
 from safecache.code import triton_files
 from safecache.files import filesystem
-from safecache.hooks import triton_bundler, triton_heuristics
+from safecache.hooks import triton_in_inductor
 from safecache.reporting import events
 from unit.fresh import forget_kernels
 
@@ -83,7 +83,7 @@ def test_cubin_whose_record_cannot_be_read_is_loaded_from_a_private_copy_and_sta
     path = os.path.join(directory, "k.cubin")
     result = SimpleNamespace(kernel=SimpleNamespace(name="k", cubin_raw=b"its own", cubin_path=path))
     with unreadable():
-        triton_heuristics.reload_cubin_path(lambda: None, result, (), {})
+        triton_in_inductor.reload_cubin_path(lambda: None, result, (), {})
     with open(result.kernel.cubin_path, "rb") as file:
         assert file.read() == b"its own" and result.kernel.cubin_path != path
     assert_said_once(caplog)
@@ -102,8 +102,8 @@ def test_kernel_whose_record_cannot_be_read_is_left_out_of_an_entry(directory, u
         return bundle([kernel]), "rest"
 
     with unreadable():
-        found, rest = triton_bundler.collect(collect, None, (), {})
+        found, rest = triton_in_inductor.collect(collect, None, (), {})
         assert found.kernel_artifacts == [] and rest == "rest"
     assert_said_once(caplog)
-    assert triton_bundler.collect(collect, None, (), {})[0].kernel_artifacts == [kernel]
+    assert triton_in_inductor.collect(collect, None, (), {})[0].kernel_artifacts == [kernel]
     assert not events.counters().get("quarantined")

@@ -9,14 +9,15 @@ import pytest
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
-from safecache.signing import binding, keyring, keys, seal, trust
+from safecache.signing import keyring, keys, seal, trust
+from safecache.signing import provenance as of_build
 from safecache.signing.keyring import Keyring
 
 KEY = "the key"
 
 
 def sealed(kind=Kind.FX_ENTRY, **provenance):
-    return seal.attach(b"payload", kind, KEY, keyring.current().signing, {**binding.statement(kind), **provenance})
+    return seal.attach(b"payload", kind, KEY, keyring.current().signing, {**of_build.statement(kind), **provenance})
 
 
 def test_sealed_entry_is_taken_and_counted():

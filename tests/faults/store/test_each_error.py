@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from faults.store.faulty import ERRORS, Plan, descriptors, plans
-from safecache.files import checks, filesystem, folders, opening, temporaries
-from safecache.files.checks import UnusableEntry
+from safecache.files import filesystem, folders, opening, temporaries
+from safecache.files.opening import UnusableEntry
 from safecache.places import layout
 from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
@@ -124,7 +124,7 @@ def read_all(entry):
 
 def copied(entry):
     copy = entry.parents[4] / "copy"
-    digest = opening.copy_regular(str(entry), checks.check_regular, str(copy), flags=os.O_NOFOLLOW)
+    digest = opening.copy_regular(str(entry), opening.check_regular, str(copy), flags=os.O_NOFOLLOW)
     assert copy.read_bytes() == OLD
     copy.unlink()
     return digest
@@ -133,9 +133,9 @@ def copied(entry):
 GETS = {
     "lookup": (lambda entry: read_all(entry), [OLD]),
     "read": (lambda entry: entry_files.read_entry(str(entry)), OLD),
-    "part": (lambda entry: opening.read_regular(str(entry), checks.check_regular, limit=7), OLD[:7]),
+    "part": (lambda entry: opening.read_regular(str(entry), opening.check_regular, limit=7), OLD[:7]),
     "digest": (
-        lambda entry: opening.digest_regular(str(entry), checks.check_regular),
+        lambda entry: opening.digest_regular(str(entry), opening.check_regular),
         hashlib.sha256(OLD).digest(),
     ),
     "copy": (copied, hashlib.sha256(OLD).digest()),

@@ -1,4 +1,4 @@
-"""torch.utils._filelock: whether torch waits for a lock of another process, and how long."""
+"""Locks of torch's that are files: none is waited for without an end."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from safecache.code import lock_guards
 from safecache.settings import config
 
-__all__ = ["enter", "exit"]
+__all__ = ["enter", "exit", "release", "try_acquire"]
 
 _LOCK = "_safecache_lock"
 
@@ -33,5 +33,25 @@ def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
 def exit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """FileLock.__exit__, also of one that was not taken."""
+    lock = vars(instance).pop(_LOCK, None)
+    return wrapped(*args, **kwargs) if lock is None or lock.held else None
+
+
+def try_acquire(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """FileBaton.try_acquire: True also for a lock that is not needed, which nobody else has to wait for then."""
+
+    def take() -> None:
+        while not wrapped(*args, **kwargs):
+            instance.wait()
+
+    lock = lock_guards.ask(instance.lock_file_path, take, instance.release)
+    if lock is None:
+        return wrapped(*args, **kwargs)
+    setattr(instance, _LOCK, lock)
+    return True
+
+
+def release(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """FileBaton.release."""
     lock = vars(instance).pop(_LOCK, None)
     return wrapped(*args, **kwargs) if lock is None or lock.held else None

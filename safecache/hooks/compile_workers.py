@@ -1,6 +1,11 @@
-"""Imported by name in Inductor's compile workers: importing it is what activates safecache there."""
+"""Inductor's compile workers: how they are started, and what comes back from them."""
 
 from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from importlib.machinery import PathFinder
+from typing import Any
 
 from torch._inductor.compile_worker.subproc_pool import SubprocPickler
 
@@ -9,7 +14,27 @@ from safecache.settings import config
 from safecache.signing import keyring
 from safecache.tiers import directory_faults, fallback
 
-__all__ = ["WorkerPickler"]
+__all__ = ["WorkerPickler", "init_pool"]
+
+
+def init_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """SubprocPool.__init__: names our pickler, unless the caller has one of its own or the side process lacks us."""
+
+    def initialise(nprocs: int, pickler: Any = None, *rest: Any, **named: Any) -> None:
+        if pickler is None and _importable_there():
+            pickler = WorkerPickler()
+        wrapped(nprocs, pickler, *rest, **named)
+
+    initialise(*args, **kwargs)
+
+
+def _importable_there() -> bool:
+    # A side process that fails to import its pickler dies, and torch <= 2.13 then waits for it for ever. Torch hands
+    # it our sys.path (python_subprocess_env), unless this variable replaces that.
+    return (
+        "TORCH_CUSTOM_PYTHONPATH" not in config.child_environment()
+        and getattr(PathFinder.find_spec("safecache", sys.path), "origin", None) is not None
+    )
 
 
 class WorkerPickler(SubprocPickler):  # type: ignore[misc]

@@ -1,0 +1,206 @@
+"""AOTInductor: packages that are made and loaded, graphs that name a library, and operators compiled for eager mode."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from safecache import loads
+from safecache.code import gate, generated, packages, sources
+from safecache.errors import SafecacheError
+from safecache.files import ownership
+from safecache.patching import targets
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind, Reason
+from safecache.signing import provenance
+
+__all__ = [
+    "aot_load",
+    "compile",
+    "compile_eager",
+    "eager_cache_dir",
+    "load",
+    "load_compiled",
+    "load_eager_cache",
+    "load_pt2",
+    "package",
+]
+
+
+def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """AotCodeCompiler.compile: attests the libraries that it has just made."""
+    made = wrapped(*args, **kwargs)
+    for path in _paths(made):
+        if path.endswith(".so"):
+            root = generated.root_of(path)
+            objection = ownership.why_not_private(os.path.dirname(path))
+            if objection is not None:
+                message = f"{path} was built where others can write: {objection}."
+                events.report(Reason.STOOD_DOWN, message, cause=root, remedy="Build where nobody else can.")
+            gate.keep(path, root)
+    return made
+
+
+def _paths(files: Any) -> Iterator[str]:
+    """Those in what AOTInductor returns, or takes to package it: a path, lists of them and of weights, by model."""
+    if isinstance(files, str):
+        yield files
+    elif isinstance(files, dict):
+        for each in files.values():
+            yield from _paths(each)
+    elif isinstance(files, list):
+        yield from (file for file in files if isinstance(file, str) and file)
+
+
+def package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """package_pt2: a package with libraries in it has the seal behind it."""
+
+    def write(f: Any, *, aoti_files: Any = None, **named: Any) -> Any:
+        if aoti_files is None:
+            return wrapped(f, **named)
+        sources = [(path, generated.root_of(path)) for path in _paths(aoti_files)]
+        return packages.made(f, sources, lambda place: wrapped(place, aoti_files=aoti_files, **named))
+
+    return write(*args, **kwargs)
+
+
+def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """load_package and _load_aoti: what is loaded is verified; and what to do where it is unpacked to a noexec mount.
+
+    Raises EntryRefusedError, in default mode too: there is no miss.
+    """
+    if not args and not kwargs:
+        return wrapped()  # which says what is missing
+    name, rest, named = _first(args, kwargs, "path", "file")
+    with packages.admitted(name) as place:
+        moves = provenance.torch_release() >= targets.PACKAGES_OBEY_TMPDIR_FROM
+        return loads.explain_load(wrapped, (place, *rest), named, "TMPDIR" if moves else None)
+
+
+def load_pt2(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """load_pt2: unpickles constants before it loads a library. What has none is a model that a person names."""
+    if not args and not kwargs:
+        return wrapped()
+    name, rest, named = _first(args, kwargs, "f")
+    if not packages.holds_code(name):
+        return wrapped(name, *rest, **named)
+    with packages.admitted(name) as place:
+        return wrapped(place, *rest, **named)
+
+
+def _first(args: Any, kwargs: Any, *names: str) -> tuple[Any, Any, Any]:
+    """The first argument, that can be given by one of these ``names`` too, and the others."""
+    if args:
+        return args[0], args[1:], kwargs
+    name = next(name for name in names if name in kwargs)
+    return kwargs[name], (), {other: value for other, value in kwargs.items() if other != name}
+
+
+# What is of safecache is imported in the functions: torch imports one of the targets when it is imported itself.
+
+
+def aot_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """aot_load: the library is verified; and what to do where the cache is mounted noexec."""
+
+    def load(so_path: str, device: str) -> Any:
+        return _explained(wrapped, (_admitted(so_path), device))
+
+    return load(*args, **kwargs)
+
+
+def load_compiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """CompiledAOTI.__post_init__: likewise, for the one that it names, if it is going to load one."""
+    files = instance.filename
+    if not getattr(sys.modules["torch._inductor.config"], "enable_autograd_for_aot", False):
+        return wrapped(*args, **kwargs)  # which loads nothing
+    named = [files] if isinstance(files, str) else files if isinstance(files, list) else []
+    verified = [_admitted(file) if isinstance(file, str) and file.endswith(".so") else file for file in named]
+    if verified == named:
+        return _explained(wrapped, args)
+    instance.filename = verified
+    try:
+        return _explained(wrapped, args)
+    finally:
+        instance.filename = files
+
+
+def _admitted(path: str) -> str:
+    from safecache.code import gate, generated
+
+    return gate.admit_code(path, generated.root_of(path))[0]
+
+
+def _explained(wrapped: Callable[..., Any], args: Any) -> Any:
+    from safecache import loads
+
+    return loads.explain_load(wrapped, args, {}, "TORCHINDUCTOR_CACHE_DIR")
+
+
+def eager_cache_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
+    """aoti_eager_cache_dir: where others can write, one of this process alone."""
+    return Path(sources.reachable(str(wrapped(*args, **kwargs))))
+
+
+def load_eager_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """load_aoti_eager_cache: C++ loads the libraries that it returns. One that is refused is compiled again."""
+
+    def load(ns: str, op_func_name_with_overload: str, device_type: str) -> Any:
+        if _has_backend(device_type):
+            return wrapped(ns, op_func_name_with_overload, device_type)
+        root, listing = _places(ns, op_func_name_with_overload, device_type)
+        if not sources.settle_side_file(listing, root, Kind.SOURCE):
+            return []
+        found = wrapped(ns, op_func_name_with_overload, device_type)
+        for item in found:
+            place = sources.admit_side_file(item["kernel_path"], root)
+            if place is None:
+                return []
+            item["kernel_path"] = place
+        return found
+
+    return _said(lambda: load(*args, **kwargs))
+
+
+def compile_eager(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """aoti_compile_with_persistent_cache: adds to the JSON file, if it is ours, and attests both."""
+
+    def build(ns: str, op_func_name_with_overload: str, device_type: str, *rest: Any, **named: Any) -> str:
+        if _has_backend(device_type):
+            return str(wrapped(ns, op_func_name_with_overload, device_type, *rest, **named))
+        root, listing = _places(ns, op_func_name_with_overload, device_type)
+        sources.settle_side_file(listing, root, Kind.SOURCE)
+        library: str = wrapped(ns, op_func_name_with_overload, device_type, *rest, **named)
+        if library:  # empty for what cannot be compiled
+            gate.keep(library, root)
+            gate.keep(listing, root, Kind.SOURCE)
+        return library
+
+    return _said(lambda: build(*args, **kwargs))
+
+
+def _said(call: Callable[[], Any]) -> Any:
+    """What ``call`` returns. An error of ours is logged too: C++ calls these, and drops what they raise."""
+    try:
+        return call()
+    except SafecacheError as error:
+        events.say(logging.ERROR, str(error))
+        raise
+
+
+def _places(namespace: str, operator: str, device: str) -> tuple[str, str]:
+    """The directory of the operators, and the JSON file of this one."""
+    root = str(_module().aoti_eager_cache_dir(namespace, device))
+    return root, os.path.join(root, f"{operator}.json")
+
+
+def _has_backend(device: str) -> bool:
+    """Whether the device has a cache of its own, of which nothing is known here (torch 2.12)."""
+    return device in getattr(_module(), "_aoti_compile_backends", {})
+
+
+def _module() -> Any:
+    return sys.modules["torch._inductor.aoti_eager"]

@@ -1,0 +1,291 @@
+"""torch._dynamo: AOT-compiled functions and models, precompiled artifacts, packages, and profiles."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from safecache.code import extension_builds
+from safecache.entries import artifacts, copies, loading, saving, searches
+from safecache.errors import EntryRefusedError
+from safecache.history import graph_names
+from safecache.hooks.pickle_module import SealingPickle
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind, Reason
+
+__all__ = [
+    "deserialize",
+    "deserialize_model",
+    "get_local_code_state",
+    "load_package",
+    "load_precompiled",
+    "lookup_remote_cache_entry",
+    "put_code_state",
+    "put_local_code_state",
+    "read_artifact",
+    "read_package",
+    "sealing_pickle",
+    "serialize",
+    "serialize_model",
+    "to_cache_bytes",
+    "write_artifact",
+    "write_package",
+]
+
+
+def serialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """AOTCompiledFunction.serialize: where the bytes are made, whoever writes them."""
+    result = wrapped(*args, **kwargs)
+    return dataclasses.replace(result, serialized_data=saving.sealed(result.serialized_data, Kind.AOT_FUNCTION))
+
+
+def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """AOTCompiledFunction.deserialize. Raises EntryRefusedError, in default mode too: vLLM compiles again then."""
+
+    def load(data: bytes, *rest: Any, **named: Any) -> Any:
+        return _loaded(Kind.AOT_FUNCTION, data, _name, lambda: wrapped(data, *rest, **named))
+
+    return load(*args, **kwargs)
+
+
+def _name() -> str:
+    return artifacts.told_origin() or graph_names.of_current()
+
+
+def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[], Any]) -> Any:
+    """What ``load`` makes of the bytes, once they are verified. A lookup, but for a function within a model."""
+    if searches.is_under_way(Kind.AOT_MODEL):
+        artifacts.require(kind, data)
+        return load()
+    with searches.under_way(Kind.AOT_MODEL, name) as search:
+        artifacts.require(kind, data)
+        try:
+            loaded = load()
+        except Exception as error:
+            search.unloadable(error)
+            raise
+        search.hit()
+        return loaded
+
+
+def serialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
+    """AOTCompiledModel.serialize."""
+    return saving.sealed(wrapped(*args, **kwargs), Kind.AOT_MODEL)
+
+
+def deserialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """AOTCompiledModel.deserialize. Raises EntryRefusedError, in default mode too."""
+
+    def load(model: Any, data: bytes, **named: Any) -> Any:
+        name = f"{type(model).__module__}.{type(model).__qualname__}"
+        return _loaded(Kind.AOT_MODEL, data, lambda: name, lambda: wrapped(model, data, **named))
+
+    return load(*args, **kwargs)
+
+
+class _GraphPickle(SealingPickle):
+    """The pickle module, but that every graph is sealed, and verified before it is unpickled."""
+
+    def dumps(self, obj: object, *args: Any, **kwargs: Any) -> bytes:
+        """As pickle.dumps, with a seal."""
+        content = super().dumps(obj, *args, **kwargs)
+        return saving.sealed(content, Kind.AOT_GRAPH) if self._self_enabled() else content
+
+    def loads(self, data: bytes, *args: Any, **kwargs: Any) -> Any:
+        """As pickle.loads. Raises EntryRefusedError, in default mode too, for a graph that is refused."""
+        if self._self_enabled():
+            artifacts.require(Kind.AOT_GRAPH, data)
+        return self.__wrapped__.loads(data, *args, **kwargs)
+
+
+def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
+    """A stand-in for the module ``pickle``, all of whose uses there are about whole graphs."""
+    return _GraphPickle(module, enabled)
+
+
+def to_cache_bytes(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
+    """PrecompiledModule.to_cache_bytes: where the bytes are made, whoever writes them (2.14)."""
+
+    def make(python_code: str | None = None) -> bytes:
+        source = instance.to_python_code() if python_code is None else python_code
+        return _sealed(source, wrapped(source))
+
+    return make(*args, **kwargs)
+
+
+def load_precompiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_PrecompileApi.load, of bytes (2.14). Raises EntryRefusedError, in default mode too: there is no miss."""
+
+    def execute(python_code: str, cache: bytes) -> Any:
+        _require(python_code, cache, "given to torch.compiler.precompile.load")
+        return wrapped(python_code, cache)
+
+    return execute(*args, **kwargs)
+
+
+def write_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """_write_artifact: both files, of which one has the seal of both."""
+
+    def write(artifact_path: Any, cache_path: Any, python_code: str, cache: bytes) -> None:
+        wrapped(artifact_path, cache_path, python_code, _sealed(python_code, cache))
+
+    write(*args, **kwargs)
+
+
+def read_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_read_artifact: what it returns is executed. Raises EntryRefusedError, in default mode too."""
+
+    def read(artifact_path: Any, cache_path: Any) -> tuple[str, bytes]:
+        python_code, cache = wrapped(artifact_path, cache_path)
+        _require(python_code, cache, f"{os.fspath(artifact_path)} with {os.fspath(cache_path)}")
+        return python_code, cache
+
+    return read(*args, **kwargs)
+
+
+def _sealed(source: str, cache: bytes) -> bytes:
+    from safecache.entries import saving  # not before: torch imports the target when it is imported itself
+    from safecache.reporting.kinds import Kind
+
+    return saving.sealed(cache, Kind.PRECOMPILED, _digest(source))
+
+
+def _require(source: str, cache: bytes, origin: str) -> None:
+    from safecache.entries import artifacts
+    from safecache.reporting.kinds import Kind
+
+    with artifacts.origin(origin):
+        artifacts.require(Kind.PRECOMPILED, cache, _digest(source))
+
+
+def _digest(source: str) -> str:
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+# What the seal calls the digest of the function that the entry is of.
+_FUNCTION = "function"
+
+
+def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """DiskDynamoStore.write: sealed for its path's last part, which is all that DiskDynamoCache looks up by."""
+
+    def save(cache_entry: Any, path: str) -> None:
+        if saving.can_seal(Kind.DYNAMO_PACKAGE):
+            main = cache_entry.dynamo.codes[0]
+            of = {_FUNCTION: extension_builds.digest(main.python_code, main.python_module)}
+            with saving.attempt(Kind.DYNAMO_PACKAGE, _package_key(path), cache_entry, of):
+                wrapped(cache_entry, path)
+                copies.send(_package_file(instance, path), Kind.DYNAMO_PACKAGE)
+
+    save(*args, **kwargs)
+
+
+def read_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """DiskDynamoStore.read. Raises EntryRefusedError, in default mode too, for an entry that is refused."""
+
+    def load(path: str) -> Any:
+        with events.reading():
+            if artifacts.only_was_set():
+                return wrapped(path)
+            content = artifacts.read(Kind.DYNAMO_PACKAGE, _package_key(path), _package_file(instance, path))
+            if content is None:
+                raise EntryRefusedError(f"safecache: {events.refusals()[-1]}")
+            with artifacts.only(Kind.DYNAMO_PACKAGE, content):
+                return wrapped(path)
+
+    return load_package(*args, **kwargs)
+
+
+def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """DiskDynamoCache.load: an entry that is refused is a miss, and so is one of another function."""
+
+    def find(fn: Callable[..., Any]) -> Any:
+        key = sys.modules["torch._dynamo.package"].CompilePackage.source_id_from_fn(fn)
+        with events.reading():
+            root = os.path.dirname(instance.path_prefix())
+            content = artifacts.read(Kind.DYNAMO_PACKAGE, _package_key(key), _package_file(instance, key), root)
+            if content is None or (content and not _is_of(fn, key, content, _package_file(instance, key))):
+                return None
+            with artifacts.only(Kind.DYNAMO_PACKAGE, content):
+                return wrapped(fn)
+
+    return find(*args, **kwargs)
+
+
+def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
+    """Whether the entry is of this very function: torch's key is its name and its first line, in whatever file."""
+    innermost = sys.modules["torch._dynamo.eval_frame"].innermost_fn(fn)
+    here = extension_builds.digest(innermost.__code__, innermost.__module__)
+    there = artifacts.stated(Kind.DYNAMO_PACKAGE, _package_key(key), content).get(_FUNCTION)
+    if there == here:
+        return True
+    evidence = "it is of another function of the same name, in the same line" if there else "it does not say of which"
+    loading.note(Reason.KEY_DIFFERS, Kind.DYNAMO_PACKAGE, path, evidence, "The function is compiled.")
+    return False
+
+
+def _package_key(path: str) -> str:
+    return os.path.basename(os.path.normpath(path))
+
+
+def _package_file(store: Any, path: str) -> str:
+    return os.path.join(store.path_prefix(), path, "entry")
+
+
+def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """get_local_code_state: a profile that is refused is a miss."""
+
+    def get(cache_key: str) -> Any:
+        path = _pgo().code_state_path(cache_key)
+        if path is None:
+            return wrapped(cache_key)
+        with events.reading():
+            root = os.path.dirname(os.path.dirname(path))
+            content = artifacts.read(Kind.PGO_STATE, cache_key, path, root)
+            if content is None:
+                return None
+            with artifacts.only(Kind.PGO_STATE, content):
+                return wrapped(cache_key)
+
+    return get(*args, **kwargs)
+
+
+def lookup_remote_cache_entry(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """lookup_remote_cache_entry: likewise."""
+
+    def lookup(remote_cache: Any, *rest: Any, **named: Any) -> Any:
+        with events.reading():
+            return wrapped(artifacts.VerifiedRemote(remote_cache, Kind.PGO_STATE), *rest, **named)
+
+    return lookup(*args, **kwargs)
+
+
+def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """put_local_code_state."""
+
+    def put(cache_key: str) -> None:
+        wrapped(cache_key)
+        path = _pgo().code_state_path(cache_key)
+        if path is not None:
+            copies.send(path, Kind.PGO_STATE)
+
+    put_code_state(put, instance, args, kwargs)
+
+
+def put_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """put_remote_code_state, and put_local_code_state."""
+
+    def put(cache_key: str, *rest: Any, **named: Any) -> None:
+        if saving.can_seal(Kind.PGO_STATE):
+            with saving.attempt(Kind.PGO_STATE, cache_key, _pgo()._CODE_STATE):
+                wrapped(cache_key, *rest, **named)
+
+    put(*args, **kwargs)
+
+
+def _pgo() -> Any:
+    return sys.modules["torch._dynamo.pgo"]

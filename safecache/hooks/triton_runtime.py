@@ -1,0 +1,73 @@
+"""Triton: kernels that are made of a group, its autotuner, its helpers in C, and the one error of its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from safecache import loads
+from safecache.code import exec_directory, triton_place
+from safecache.hooks import triton_isolation
+from safecache.settings import config as settings
+
+__all__ = ["bench", "build", "init_kernel", "load_module_from_path", "prune_configs", "raise_triton_cache_load_error"]
+
+
+def init_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """CompiledKernel.__init__, which reads the files of a group by name."""
+
+    def make(src: Any, metadata_group: Mapping[str, str], hash: str) -> None:
+        triton_place.read_by(lambda group: wrapped(src, group, hash), metadata_group)
+
+    make(*args, **kwargs)
+
+
+def prune_configs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Autotuner.prune_configs: what is left by it will be compiled, if no cache has the result of the tuning."""
+    configs = wrapped(*args, **kwargs)
+    if triton_isolation.is_isolated() and settings.current().prefetch:
+        from safecache.isolation import tuning
+
+        tuning.choose(instance, configs)
+    return configs
+
+
+def bench(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Autotuner._bench, which a launch comes to only while it tunes."""
+
+    if not triton_isolation.is_isolated():
+        return wrapped(*args, **kwargs)
+    from safecache.isolation import tuning
+
+    def benched(*arguments: Any, config: Any, **named: Any) -> Any:
+        with tuning.benching(instance, config, arguments, named):
+            return wrapped(*arguments, config=config, **named)
+
+    return benched(*args, **kwargs)
+
+
+def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_build: says what to install where there is no compiler, or no Python.h."""
+    language = "C++" if kwargs.get("language") == "c++" or args[7:] == ("c++",) else "C"
+    purpose = "Triton compiles its driver helper and the launchers of its kernels with it"
+    return loads.explain_build(wrapped, args, kwargs, purpose, language=language)
+
+
+def load_module_from_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_load_module_from_path: says what to do where the cache is mounted noexec."""
+
+    def load(name: str, path: str) -> Any:
+        return loads.explain_load(wrapped, (name, exec_directory.place(path)), {}, "TRITON_CACHE_DIR")
+
+    return load(*args, **kwargs)
+
+
+def raise_triton_cache_load_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """_raise_triton_cache_load_error: one explanation, not torch's guess on top of what is known."""
+
+    def explain(exc: BaseException) -> None:
+        if loads.is_explained(exc):
+            raise exc
+        wrapped(exc)
+
+    explain(*args, **kwargs)
