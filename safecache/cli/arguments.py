@@ -1,4 +1,4 @@
-"""What the arguments of several commands have in common."""
+"""Arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def add_json(parser: argparse.ArgumentParser) -> argparse.Action:
 
 
 def add_directories(parser: argparse.ArgumentParser) -> None:
-    """Add the directories that a command is about, by position."""
+    """Add the directories that a command works on, as positional arguments."""
     parser.add_argument("directories", nargs="*", metavar="DIR", help=DIRECTORY_HELP)
 
 
 def add_places(parser: argparse.ArgumentParser, *, again: bool = False) -> None:
-    """Add ``--in`` and ``--json``. ``again``: after an action what was said before it stands."""
+    """Add ``--in`` and ``--json``. ``again``: for an action's parser, which keeps values given before the action."""
     directories = parser.add_argument("--in", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
     as_json = add_json(parser)
     if again:
@@ -31,7 +31,7 @@ def add_places(parser: argparse.ArgumentParser, *, again: bool = False) -> None:
 
 
 def of(parse: Callable[[str], int], allowed: str) -> Callable[[str], int]:
-    """The type of an argument that ``parse`` reads; ``allowed``: what it takes, for who gave another."""
+    """An argparse type that calls ``parse``; ``allowed``: the valid values, for the error message."""
 
     def checked(text: str) -> int:
         try:

@@ -1,4 +1,4 @@
-"""``safecache bench``: what safecache costs against stock torch; ``bench isolate``: what compiling apart costs."""
+"""``safecache bench``: what safecache costs against stock torch; ``bench isolate``: what isolated compiles cost."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = ["add", "run", "show"]
 
 
 class Figure(NamedTuple):
-    """Medians in ``unit``, and the median of the ratios pair by pair; ``stock`` None: there is nothing to compare."""
+    """Medians in ``unit``, and the median of the ratios of each pair; ``stock`` is None without a counterpart."""
 
     what: str
     unit: str
@@ -144,7 +144,7 @@ def _warm_starts(base: Path, pairs: int, step: Callable[[str], None]) -> Iterato
         cache.run()
     answers: dict[Cache, list[dict[str, float]]] = {cache: [] for cache in caches}
     for pair in range(pairs):
-        # The order alternates: who comes second finds the machine as the first has left it.
+        # The order alternates, since the first affects the state of the machine for the second.
         for cache in caches if pair % 2 else reversed(caches):
             step(f"warm start {pair + 1} of {pairs}, {cache.base.name}")
             outcome = cache.run()
@@ -160,7 +160,7 @@ def _warm_starts(base: Path, pairs: int, step: Callable[[str], None]) -> Iterato
 
 
 def _everything(base: Path) -> dict[str, str]:
-    """The settings that cost: signatures where the library for them is installed, and copies of libraries."""
+    """The settings that cost time: copies of libraries, and signatures if the library for them is installed."""
     chosen = {"SAFECACHE_STRICT": "1", "SAFECACHE_NAMESPACE": "bench", "SAFECACHE_EXEC_DIR": str(base / "exec")}
     os.mkdir(chosen["SAFECACHE_EXEC_DIR"], 0o700)
     if keys.problem() is not None:
@@ -184,7 +184,7 @@ _STOCK = {"SAFECACHE": "0"}
 
 
 class Way(NamedTuple):
-    """A way of compiling: what compiles.py does, with which settings, and the way that it is compared with."""
+    """A way of compiling: the argument for compiles.py, the settings, and the way that it is compared with."""
 
     what: str
     title: str
@@ -216,7 +216,7 @@ def show(*, rounds: int, as_json: bool) -> int:
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=rounds * len(cases))
         for number in range(rounds):
-            # The order alternates: who comes second finds the machine as the first has left it.
+            # The order alternates, since each run affects the state of the machine for the next.
             for case in cases if number % 2 else reversed(cases):
                 progress.update(task, description=f"{case[0]}{', with crashes' if case[1] else ''}")
                 found[case].append(_run(*case))
@@ -230,7 +230,7 @@ def show(*, rounds: int, as_json: bool) -> int:
 
 
 def _run(way: str, crashing: bool) -> dict[str, float]:
-    """One run, with a cold cache. Raises OSError if it fails."""
+    """One run with a cold cache: wall and CPU seconds, and the number of jobs. Raises OSError if it fails."""
     script = Path(workload.__file__).with_name("compiles.py")
     with tempfile.TemporaryDirectory(prefix="safecache-bench-") as base:
         environment = workload.environment_with_safecache() | workload.places(Path(base) / "caches")

@@ -84,7 +84,7 @@ def _rows(root: str) -> Iterator[dict[str, Any]]:
 
 
 def _forget(roots: list[str], beginning: str | None) -> int:
-    """1 if there is none of that hash."""
+    """Forget the crashes whose hash has this beginning, or all; 1 if there is none with it."""
     found = [(root, hash) for root in roots for hash in crashes.hashes(root) if hash.startswith(beginning or "")]
     forgotten = sum(crashes.forget(root, hash) for root, hash in found)
     if beginning is not None and not forgotten:

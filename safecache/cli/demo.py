@@ -1,4 +1,4 @@
-"""``safecache demo``: a real model, cold and warm, and then the same faults for stock torch and for safecache."""
+"""``safecache demo``: a real model, cold and warm, and then the same faults in stock torch and with safecache."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ __all__ = ["add", "run"]
 
 
 class Row(NamedTuple):
-    """One line of the report; ``fine`` says whether safecache did what it promises."""
+    """One line of the report; ``fine``: whether safecache kept its promise."""
 
     scenario: str
     stock: str
@@ -34,7 +34,7 @@ class Row(NamedTuple):
 
 
 class _Planted:
-    """Unpickled, it creates a file: the harmless stand-in for planted code."""
+    """Creates a file when it is unpickled: a harmless substitute for planted code."""
 
     def __init__(self, marker: Path) -> None:
         self.marker = str(marker)
@@ -108,7 +108,7 @@ def _unpicklable_launcher(cache: Cache) -> tuple[str, bool]:
 
 def _full_disk(cache: Cache) -> tuple[str, bool]:
     _remove_entries(cache)
-    cache.run("--strict-autograd-cache")  # makes the kernels, which this fault is not about
+    cache.run("--strict-autograd-cache")  # compiles the kernels, as this fault is only about entries
     _remove_entries(cache)
     with _filled(cache.directory):
         outcome = cache.run("--strict-autograd-cache")
@@ -150,7 +150,7 @@ def _can_mount() -> bool:
     return True
 
 
-# The first two fill the caches that the others start from a copy of.
+# These two fill the caches; each of the others starts from a copy of them.
 _FIRST: tuple[tuple[str, Scene], ...] = (("cold compile", _cold), ("warm start in a fresh process", _warm))
 _FAULTS: tuple[tuple[str, Scene], ...] = (
     ("hostile pickle planted beside an entry", _planted_pickle),
@@ -167,7 +167,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run every scenario for both, print the table, and return 0 if safecache kept every promise."""
+    """Run every scenario with stock torch and with safecache and print the table; 0 if safecache kept every promise."""
     console = Console()
     faults = _FAULTS if _can_mount() else _FAULTS[:-1]
     with tempfile.TemporaryDirectory(prefix="safecache-demo-") as name:

@@ -1,4 +1,4 @@
-"""``safecache doctor``: what keeps caches from working on this machine, and why a shared object does not load."""
+"""``safecache doctor``: what prevents caches from working on this machine, and why a shared object does not load."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show(*, import_torch: bool, strict: bool, as_json: bool) -> int:
-    """Print what all checks find, the worst first; 1 if one of them is an error, or in ``strict`` mode a warning."""
+    """Print the findings of all checks, the worst first; 1 if one is an error, or with ``strict`` a warning."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
@@ -57,7 +57,7 @@ def _show(*, import_torch: bool, strict: bool, as_json: bool) -> int:
 
 
 def _show_load(path: str, *, strict: bool, as_json: bool) -> int:
-    """As _show(), of why the shared object at ``path`` does not load."""
+    """As _show(), for why the shared object at ``path`` does not load."""
     findings = load_check.check(path)
     if as_json:
         print(json.dumps({"file": path, "findings": [finding._asdict() for finding in findings]}))

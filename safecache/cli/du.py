@@ -1,4 +1,4 @@
-"""``safecache du``: what caches hold, by kind, and when it was used."""
+"""``safecache du``: what caches hold, by kind, and when it was last used."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     limits.keep()
     if arguments.command == "adopt":
         return _show_sealing(adopt(arguments.directory), as_json=arguments.json)
-    # All of them before the first is changed: a path that is mistyped must not leave half of the work done.
+    # All paths are checked before the first change, so that a mistyped one does not leave half of the work done.
     paths = arguments.paths or levels.existing_caches(config.child_environment())
     locations = [location for path in paths for location in _locate(path)]
     code = [file for path in paths if os.path.isdir(path) for file in layout.code(os.path.abspath(path))]
@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _locate(path: str) -> Iterator[Location]:
-    """The entries below a cache directory, or the one that this is."""
+    """The entries below ``path``, or the one there. Raises OSError, and EntryRefusedError for a file in no cache."""
     if os.path.isdir(path):
         os.scandir(path).close()
         yield from layout.walk(path)
@@ -79,7 +79,7 @@ def _show_sealing(result: Resealing, *, as_json: bool) -> int:
 
 @contextmanager
 def _progress(files: int) -> Iterator[Callable[[], None]]:
-    """What to call after each file: it moves a bar, where a person looks on."""
+    """Context of a function to call after each file; it advances a progress bar on a terminal."""
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("verifying", total=files)

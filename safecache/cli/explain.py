@@ -1,4 +1,4 @@
-"""``safecache explain``: why lookups missed, from the records of keys, the journal and vLLM's own factor files."""
+"""``safecache explain``: why lookups missed, from the key records, the journal and vLLM's own factor files."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the explanations, the last miss first; 1 if there is none. Raises OSError."""
+    """Print the explanations, the latest miss first; 1 if there is none. Raises OSError."""
     environ = config.child_environment()
     shared = levels.shared_cache(environ)
     roots = arguments.directories or levels.existing_caches(environ)
@@ -58,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def causes(roots: Iterable[str]) -> dict[str, str]:
-    """In what keys that missed differ from the nearest ones, by key; only of those for which that is known."""
+    """How keys that missed differ from the nearest ones, by key, as far as that is recorded."""
     levels.shared_cache(config.child_environment())
     rows = _of_caches(roots, "", None)
     return {row["key"]: row["cause"] for row in rows if row["reason"] == Reason.KEY_DIFFERS.value}
@@ -118,7 +118,7 @@ def _of_miss(line: Line, kind: Kind, reason: Reason, explanation: Explanation | 
 
 
 def _of_vllm(root: str) -> Iterator[dict[str, Any]]:
-    """Each of vLLM's keys against the nearest of those before it."""
+    """Each of vLLM's keys, compared with the nearest earlier one."""
     found = explanations.find_factors(root)
     for number, after in enumerate(found, 1):
         before = explanations.nearest(after, found[number:])

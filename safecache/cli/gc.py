@@ -1,4 +1,4 @@
-"""``safecache gc`` brings caches within their limits, as what is published does by itself; ``clean`` empties them."""
+"""``safecache gc`` brings caches within their limits, as publishing does automatically; ``clean`` empties them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Sweep each directory; 1 if one is still beyond a limit, or not clean. Raises SafecacheError or OSError."""
+    """Sweep each directory; 1 if one still exceeds a limit, or is not clean. Raises SafecacheError or OSError."""
     return _gc(arguments) if arguments.command == "gc" else _clean(arguments)
 
 
@@ -76,7 +76,7 @@ def _clean(arguments: argparse.Namespace) -> int:
 
 
 def _sweep_each(arguments: argparse.Namespace, sweep: Callable[[str], Sweep | None]) -> dict[str, Sweep | None]:
-    """What ``sweep`` returns for each directory that was named, or that torch and Triton use."""
+    """The result of ``sweep`` for each directory that was named, or else that torch and Triton use."""
     directories = arguments.directories or levels.existing_caches(config.child_environment())
     return {directory: sweep(directory) for directory in directories}
 

@@ -75,7 +75,7 @@ def _keygen(arguments: argparse.Namespace) -> int:
     key = key_changes.generate(ed25519=arguments.ed25519)._replace(
         name=arguments.name, expires=arguments.expires, namespaces=tuple(arguments.namespace or ANY_NAMESPACE)
     )
-    # The public part first: should it fail, no private part lies about without.
+    # The public part first: if it cannot be written, no private part is left without it.
     if arguments.public:
         key_files.save(os.path.abspath(arguments.public), key.public_part())
     path = os.path.abspath(arguments.out) if arguments.out else key_changes.trust(key)
@@ -159,7 +159,7 @@ def _print(rows: list[dict[str, Any]], nothing_sealed: str, problems: tuple[str,
         seals = "now" if row["sealing"] else "could" if row["can_seal"] else "no"
         days = ((row[name] or "")[: len("2000-01-01")] for name in _DATES)
         lines.append((row["id"], row["algorithm"], row["name"], seals, *days, " ".join(row["namespaces"])))
-    # Not a table of rich's, which folds ids on a narrow terminal and in a pipe.
+    # Not a table of rich's, which wraps ids on a narrow terminal and in a pipe.
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     for line in lines:
         cells = ((printable(cell) or "-").ljust(width) for cell, width in zip(line, widths, strict=True))

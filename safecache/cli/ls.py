@@ -48,7 +48,7 @@ _HEADINGS = (
 
 
 class Row(NamedTuple):
-    """A group, and what its files say."""
+    """A group of files, and its description as read from them."""
 
     item: Item
     description: Description
@@ -89,7 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def directories_of(arguments: argparse.Namespace) -> list[str]:
-    """Those that were named, or that torch and Triton would use."""
+    """The directories that were named, or else those that torch and Triton would use."""
     return arguments.directories or levels.existing_caches(config.child_environment())
 
 
@@ -116,9 +116,9 @@ def _place(item: Item) -> tuple[str, ...]:
 
 
 def describe(items: Sequence[Item], found: Catalogue) -> list[Row]:
-    """A row for each, but for what was removed since it was listed."""
+    """A row for each item, except those removed since they were listed."""
     known = found.known
-    keyring.current()  # by one thread: the first use makes a key
+    keyring.current()  # here, in one thread: the first use creates a key
 
     def described(item: Item) -> Description | None:
         return catalogue.describe(item, known)
@@ -128,7 +128,7 @@ def describe(items: Sequence[Item], found: Catalogue) -> list[Row]:
 
 
 def report(row: Row) -> dict[str, Any]:
-    """The row for programs."""
+    """The row as JSON data."""
     item, said = row
     return {
         "name": said.name,
@@ -149,13 +149,13 @@ def report(row: Row) -> dict[str, Any]:
 
 
 def signer_name(key_id: str) -> str:
-    """What the key of this id is called here; empty for one without a name, or that is not known."""
+    """The name of the trusted key with this id; "" if it has none or is not known."""
     key = keyring.current(tell=False).trusted.get(bytes.fromhex(key_id))
     return key.name if key is not None else ""
 
 
 def print_rows(rows: Sequence[Row], found: Catalogue) -> None:
-    """As a table, with as much of each key as no other item has. Nothing without a row."""
+    """Print the rows as a table, with unambiguous beginnings of keys; nothing if there are none."""
     if not rows:
         return
     short = _shortened({item.group.name for item in found.items})
@@ -181,14 +181,14 @@ def _cells(row: Row, key: str, now: float) -> list[str]:
 
 
 def state(said: Description) -> str:
-    """Whether its files are sealed, and by whom: in a word if it is the same for all of them."""
+    """Whether its files are sealed: one word if all are in the same state, otherwise the count for each state."""
     if len(said.states) == 1:
         return next(iter(said.states))
     return ", ".join(f"{count} {state}" for state, count in sorted(said.states.items())) or "-"
 
 
 def _shortened(names: set[str]) -> dict[str, str]:
-    """The beginnings of names by which no two of them are confused."""
+    """For each name, a beginning that no other name shares."""
     lengths = dict.fromkeys(names, _SHORTEST_KEY)
     for one, other in itertools.pairwise(sorted(names)):
         alike = itertools.takewhile(lambda letters: letters[0] == letters[1], zip(one, other, strict=False))

@@ -17,7 +17,7 @@ from safecache.settings.config import EXIT_CONFIG
 
 __all__ = ["main"]
 
-# By what one wants: the commands, the module of each, which is imported if it is asked for, and what it does.
+# The commands by purpose: for each its module, imported only when the command runs, and its help text.
 _GROUPS = {
     "use": {
         "run": ("run", "run a command with safecache active in it and in its children"),
@@ -83,14 +83,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     module.add(parser)
     arguments = parser.parse_args(words[1:])
     try:
-        if command != "doctor":  # which finds out what is wrong with them
+        if command != "doctor":  # doctor reports bad settings as findings
             config.current()
         with stamps.suspended():
             code: int = module.run(arguments)
         sys.stdout.flush()
         return code
     except BrokenPipeError:
-        # `| head` has seen enough. What is left in the buffer would fail again as the process ends.
+        # The reader, such as `| head`, is gone. Flushing the rest of the buffer at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except ConfigError as error:

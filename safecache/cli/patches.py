@@ -1,4 +1,4 @@
-"""``safecache patches``: what is applied to the sources of torch and Triton, what can be; apply it, take it back."""
+"""``safecache patches``: list, check, apply or revert the patches of torch's and Triton's sources."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run one of its actions; 1 if a patch does not fit. Raises SafecacheError or OSError, nothing having changed."""
+    """Run one of its actions; 1 if a checked patch does not fit. Raises SafecacheError or OSError, changing nothing."""
     found = sites.find(arguments.target)
     if arguments.action in ("list", "check"):
         states = sites.states(found, arguments.names)

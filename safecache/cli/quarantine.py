@@ -47,7 +47,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Run one of its actions; 1 if an item is not there, or what was asked could not be done. Raises OSError."""
+    """Run one of its actions; 1 if an item is missing or could not be removed. Raises SafecacheError or OSError."""
     found = quarantined.listed(ls.directories_of(arguments))
     action = arguments.action or "list"
     if action == "list":
@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _named(names: list[str], found: list[Quarantined]) -> list[Quarantined] | None:
-    """One for each, or what is wrong with a name is said, and nothing is done."""
+    """The item for each name; None, with a message, if a name is unknown or ambiguous."""
     items = []
     for name in names:
         matching = [item for item in found if item.name == name] or [

@@ -1,4 +1,4 @@
-"""``safecache report``: a page of HTML about a run, without script, font or picture from elsewhere."""
+"""``safecache report``: a self-contained HTML page about a run, without scripts or external resources."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _MOST_ENTRIES = 10
 
 
 class ReasonFacts(NamedTuple):
-    """How many lookups came to an outcome for one reason."""
+    """How many lookups had an outcome for one reason."""
 
     outcome: str
     reason: str
@@ -51,12 +51,12 @@ class CacheFacts(NamedTuple):
 
     @property
     def lookups(self) -> int:
-        """All of them."""
+        """The number of all lookups."""
         return self.hits + self.misses + self.bypasses
 
 
 class Miss(NamedTuple):
-    """What was no hit, ``times`` times in the same words. ``ranks``: of the processes, those that have one."""
+    """A miss or bypass that occurred ``times`` times with the same text. ``ranks``: of the processes that have one."""
 
     cache: str
     name: str
@@ -68,7 +68,7 @@ class Miss(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A group of files in a cache, in words; ``key`` whole."""
+    """A group of files in a cache, as text; ``key`` is not shortened."""
 
     name: str
     key: str
@@ -81,10 +81,9 @@ class Entry(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """``spent``, ``saved``: what went into compiles that were saved, and what hits have spared.
+    """What the page shows. ``spent``, ``saved``: the time spent on compiles that were saved, and spared by hits.
 
-    ``start`` and ``end``: of what the journal has of the run; ``all_misses``: how many, of which some are here.
-
+    ``start``, ``end``: of the run, as far as the journal has it. ``all_misses``: their number; ``misses`` is capped.
     ``total``: how many groups the caches have, and their size.
     """
 
@@ -106,7 +105,7 @@ class Facts(NamedTuple):
 
 
 def gather(directories: Sequence[str], run: str) -> Facts | None:
-    """All of it; None if there is no journal of such a run. Raises OSError for a directory that cannot be read."""
+    """Collect the facts; None if the run has no journal. Raises OSError for a directory that cannot be read."""
     lines = [line for directory in directories for line in run_summary.read(directory)]
     summary = run_summary.summarise(lines, run)
     if summary is None:
@@ -129,7 +128,7 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
         biggest=biggest,
         oldest=oldest,
         total=total,
-        # Last, since it takes settings that cannot be used for unset.
+        # Last, since it treats unusable settings as unset.
         findings=tuple(finding for finding in examine(import_torch=False) if finding.severity != "ok"),
     )
 
@@ -146,9 +145,9 @@ def _cache(kind: Kind, summary: Summary) -> CacheFacts:
 
 
 def _misses(lines: Iterable[Line], causes: Mapping[str, str]) -> tuple[Miss, ...]:
-    """Those in the same words are one, the most frequent first, else in the order of time.
+    """The misses, with equal ones merged, the most frequent first, and otherwise in order of time.
 
-    ``causes``: by key, in what it differs from the nearest one.
+    ``causes``: by cache key, how it differs from the nearest one.
     """
     alike: Counter[tuple[str, str, str, str]] = Counter()
     ranks: dict[tuple[str, str, str, str], set[str]] = {}
@@ -169,7 +168,7 @@ def _what(label: str) -> str:
 
 
 def _entries(directories: Sequence[str]) -> tuple[tuple[Entry, ...], tuple[Entry, ...], tuple[int, str]]:
-    """The biggest, those that were not used for the longest time, and how many there are of which size."""
+    """The biggest entries, the least recently used, and the number of all entries with their size."""
     found = catalogue.take(directories, {KINDS[word] for word in ls.USUAL})
     by_size = sorted(found.items, key=lambda item: (-item.size, item.group.name))[:_MOST_ENTRIES]
     by_use = sorted(found.items, key=lambda item: (item.used, item.group.name))[:_MOST_ENTRIES]
@@ -198,7 +197,7 @@ def _entry(row: ls.Row, now: float) -> Entry:
 
 
 def render(facts: Facts) -> str:
-    """The page. Names and texts in it may be of anybody: they are no markup there, and no control characters."""
+    """The page as HTML. Names and texts are untrusted: markup in them is escaped, control characters made visible."""
     environment = Environment(
         loader=PackageLoader("safecache.cli", ""),
         autoescape=True,
@@ -224,7 +223,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Write the page; 1 if there is no journal of such a run. Raises OSError."""
+    """Write the page and print its path; 1 if the run has no journal. Raises OSError."""
     directories = ls.directories_of(arguments)
     found = gather(directories, arguments.run)
     if found is None:

@@ -1,4 +1,4 @@
-"""``safecache run -- CMD``: CMD and every Python process that it starts, with safecache active."""
+"""``safecache run -- CMD``: run CMD and every Python process that it starts with safecache active."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def environment_for_children() -> dict[str, str]:
     config.name_run()
     environment = config.child_environment()
     before = environment.get("PYTHONPATH", "")
-    # An empty entry is the current directory; an empty variable is none.
+    # An empty entry means the current directory, but an empty variable means none.
     entries = [entry for entry in before.split(os.pathsep) if entry != _BOOTSTRAP] if before else []
     environment["PYTHONPATH"] = os.pathsep.join([_BOOTSTRAP, *entries])
     return environment
@@ -44,7 +44,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """As become(); 2 where no command is given."""
+    """As become(); 2 if no command is given."""
     command = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
     if not command:
         print("safecache run: no command given: safecache run -- CMD...", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""``safecache show``: all about one kernel, graph or library, and whether a load would take it now."""
+"""``safecache show``: everything about one kernel, graph or library, and whether a load would accept it now."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print it; 1 if there is no such, or several, or a load would refuse a file. Raises SafecacheError or OSError."""
+    """Print it; 1 if none or several match, or a load would refuse a file. Raises SafecacheError or OSError."""
     found = catalogue.take(ls.directories_of(arguments), _SHOWN)
     rows = _matching(arguments.name, found)
     if not rows:
@@ -67,7 +67,7 @@ def _tell_several(rows: list[Row], found: Catalogue, *, as_json: bool) -> int:
 
 
 def _matching(text: str, found: Catalogue) -> list[Row]:
-    """By path, by key or its beginning, or else by a name of it, for which all files have to be read."""
+    """The matches by path, by key or its beginning, or else by name, which requires reading all files."""
     by_path = _containing(os.path.abspath(text)) if os.sep in text else None
     items = [item for item in found.items if by_path is not None and by_path(item.group)]
     items = items or [item for item in found.items if item.group.name == text]
@@ -131,7 +131,7 @@ def _audit(group: Group) -> Audit:
 
 
 def _judged(group: Group) -> set[str]:
-    """The paths of what carries a seal, or has a record."""
+    """The paths of the files that have a seal or a record."""
     paths = {file.path for file in group.files if not os.path.basename(file.path).startswith(".")}
     if group.kind in (*ENTRIES, Kind.KERNEL):
         return paths
@@ -140,7 +140,7 @@ def _judged(group: Group) -> set[str]:
 
 
 def _digest(file: File) -> str | None:
-    """None for what is no file, or cannot be read."""
+    """The SHA-256 in hex; None for what is not a regular file or cannot be read."""
     try:
         return opening.digest_regular(file.path, opening.check_regular, flags=os.O_NOFOLLOW).hex()
     except (OSError, opening.UnusableEntry):
@@ -148,7 +148,7 @@ def _digest(file: File) -> str | None:
 
 
 def _history(item: Item) -> Iterator[dict[str, str]]:
-    """What was moved away from its place, of those that are still in quarantine."""
+    """What was quarantined from the item's place and is still in quarantine."""
     for each in quarantined.listed([item.directory]):
         folder, name = os.path.split(each.origin)
         if os.path.basename(folder) == item.group.name or name.startswith(f"{item.group.name}."):

@@ -1,4 +1,4 @@
-"""``safecache stats``: what the processes of a run looked up, by cache, outcome and reason; and what was missed."""
+"""``safecache stats``: the lookups of all processes of a run by cache, outcome and reason, and what missed."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def add_run(parser: argparse.ArgumentParser) -> None:
-    """Add which run it is to be, and where."""
+    """Add the arguments that choose the run and the directories."""
     add_directories(parser)
     choice = f"the run: its id, {LAST} (the default) for the latest, or {ALL}"
     parser.add_argument("--run", default=LAST, metavar="ID", help=choice)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the sums; 1 if there is no journal of such a run. Raises OSError for a directory that cannot be read."""
+    """Print the sums; 1 if the run has no journal. Raises OSError for a directory that cannot be read."""
     directories = ls.directories_of(arguments)
     lines = [line for directory in directories for line in run_summary.read(directory)]
     summary = run_summary.summarise(lines, arguments.run)
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def say_there_is_none(arguments: argparse.Namespace, directories: Sequence[str]) -> int:
-    """That there is no journal of such a run; the exit code of a command to which that happens."""
+    """Print that the run has no journal, and return the exit code for that."""
     where = ", ".join(directories) or "any cache directory"
     text = f"safecache {arguments.command}: no journal of run {arguments.run} in {where}"
     print(printable(text), file=sys.stderr)
@@ -111,5 +111,5 @@ def _missed(lines: list[Line]) -> Table:
 
 
 def _plain(text: str) -> Text:
-    # Of a str, rich would take what is in brackets for markup.
+    # In a str, rich would interpret text in brackets as markup.
     return Text(printable(text))

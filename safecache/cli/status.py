@@ -1,4 +1,4 @@
-"""``safecache status``: what every hook does on the installed torch; ``--sinks``: of each place that runs bytes."""
+"""``safecache status``: the state of every hook on the installed torch; ``--sinks``: of every place that runs bytes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print what was asked for; 1 where something should be on, or verified, and is not."""
+    """Print what was asked for; 1 if something that should be on, or verified, is not."""
     importing = not arguments.no_import
     if arguments.sinks:
         return _show_sinks(as_json=arguments.json, importing=importing)
@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _show_sinks(*, as_json: bool, importing: bool) -> int:
-    """Print the sinks; 1 if the table is not that of the installed release, or one is open or not verified."""
+    """Print the sinks; 1 if they differ from the release's table, or one is open or not verified."""
     if config.current().enabled:
         safecache.activate()
     failed = import_targets() if importing else {}
@@ -59,7 +59,7 @@ def _show_sinks(*, as_json: bool, importing: bool) -> int:
 
 
 def _states(failed: dict[str, str]) -> dict[str, str]:
-    """What to say of each hook that is not on, by its name in the table of targets."""
+    """Why each hook that is not on is off, by its name in the table of targets."""
     said: dict[str, str] = {}
     for target, hook in zip(targets.TARGETS, safecache.status(), strict=True):
         if hook.state not in (*_GOOD, "not for this torch"):
@@ -146,7 +146,7 @@ def _show(*, as_json: bool, importing: bool, everything: bool) -> int:
 
 
 def _parts(hooks: list[dict[str, str]]) -> dict[str, Counter[str]]:
-    """How many hooks are in which state, by the package of torch or Triton that they are on."""
+    """The number of hooks in each state, by the package of torch or Triton that they belong to."""
     parts: dict[str, Counter[str]] = {}
     for hook in hooks:
         parts.setdefault(".".join(hook["name"].split(".")[:2]), Counter())[hook["state"]] += 1
@@ -154,14 +154,14 @@ def _parts(hooks: list[dict[str, str]]) -> dict[str, Counter[str]]:
 
 
 def import_targets() -> dict[str, str]:
-    """Import every target module; why not, by hook name, for those that cannot be."""
+    """Import every target module; returns the reason, by hook name, for each that cannot be imported."""
     failed = {}
     columns = (SpinnerColumn(), TextColumn("{task.description}"))
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("importing torch")
         for target in targets.TARGETS:
             if "torch" in sys.modules and target.is_not_for(provenance.torch_release()):
-                continue  # which may not have the module either
+                continue  # such a torch may not have the module either
             progress.update(task, description=f"importing {target.module}")
             try:
                 importlib.import_module(target.module)

@@ -1,4 +1,4 @@
-"""Tables for people: whole keys and numbers at any width, and every row in one line where no terminal reads it."""
+"""Tables for people: keys and numbers are never cut, and without a terminal every row is one line."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEAST_FOLDED = 8
 
 
 class Heading(NamedTuple):
-    """Of a column. What ``folds`` goes on in the next line where the terminal is narrow; nothing is left out."""
+    """A column's heading. On a narrow terminal a column that ``folds`` is wrapped; nothing is cut off."""
 
     name: str
     folds: bool = False
@@ -26,7 +26,7 @@ class Heading(NamedTuple):
 
 
 def show(headings: Sequence[Heading], rows: Iterable[Sequence[str]]) -> None:
-    """Print the table. What is in the cells may be of anybody: no terminal obeys it, and it is no markup.
+    """Print the table. Cells are untrusted: neither terminal sequences nor markup in them take effect.
 
     Not a table of rich's, which takes a millisecond for each row.
     """
@@ -44,7 +44,7 @@ def show(headings: Sequence[Heading], rows: Iterable[Sequence[str]]) -> None:
 
 
 def _fitted(headings: Sequence[Heading], widths: Sequence[int], width: int) -> list[int]:
-    """Columns that fit into ``width``: the widest of those that fold gives way first, down to what can be read."""
+    """Column widths that fit into ``width``: the widest folding column shrinks first, down to a readable minimum."""
     fitted = list(widths)
     folding = [number for number, heading in enumerate(headings) if heading.folds]
     while sum(fitted) + len(fitted) - 1 > width:
@@ -66,7 +66,7 @@ def _lines(headings: Sequence[Heading], row: Sequence[str], widths: Sequence[int
 
 
 def _chopped(cell: str, width: int) -> Iterator[str]:
-    """Pieces of that width, cut between words if that can be; of one letter at least, which can be wider."""
+    """Pieces of at most that width, cut between words if possible; each has at least one letter, which may be wider."""
     while cell_len(cell) > width:
         end = next((end for end in range(width, 1, -1) if cell_len(cell[:end]) <= width), 1)
         space = cell.rfind(" ", 1, end + 1)

@@ -1,4 +1,4 @@
-"""``safecache help``: the reference, which lies in safecache/guide as one page of Markdown for each topic."""
+"""``safecache help``: the reference, one page of Markdown for each topic in safecache/guide."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the page, or what pages there are; the exit code. Where there is no terminal, the page is as written."""
+    """Print a page, or the list of pages, and return the exit code. Without a terminal, the page is its source."""
     console, topic = Console(), arguments.topic
     if topic is not None and topic not in _names():
         print(f"safecache help: there is no page {printable(topic)}, but {', '.join(_names())}", file=sys.stderr)

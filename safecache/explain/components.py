@@ -1,9 +1,9 @@
-"""The parts of a cache key as a person would name them: of AOTAutograd and FX graph keys, and of Triton's.
+"""The parts of AOTAutograd, FX graph and Triton cache keys, named as a person would name them.
 
-The former are read from what torch prints of a key for debugging: ``debug_lines`` of FxGraphCachePickler in
-torch/_inductor/codecache.py, a line ``[digest] attribute[part]: text`` for each attribute of FxGraphHashDetails. The
-same in torch 2.11 to 2.15. The latter follow ``get_cache_key`` in triton/runtime/cache.py, ``ASTSource.hash`` in
-triton/compiler/compiler.py, and ``cache_key`` in triton/runtime/jit.py. The same in Triton 3.6 to 3.9.
+The first two are parsed from torch's debug output for a key: ``debug_lines`` of FxGraphCachePickler in
+torch/_inductor/codecache.py prints a line ``[digest] attribute[part]: text`` for each attribute of FxGraphHashDetails
+(identical in torch 2.11 to 2.15). Triton's follow ``get_cache_key`` in triton/runtime/cache.py, ``ASTSource.hash`` in
+triton/compiler/compiler.py, and ``cache_key`` in triton/runtime/jit.py (identical in Triton 3.6 to 3.9).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ __all__ = [
 
 GRAPH, GRAPH_LINE, INPUT = "graph", "graph line", "example input"
 _LINE = re.compile(r"\[(?P<digest>[^]]*)\] (?P<attribute>\w+)(?:\[(?P<part>.*?)\])?: (?P<text>.*)", re.DOTALL)
-# By attribute: the rest of the name is the part, a key of a dictionary or the place in a list.
+# By attribute. The rest of the name is the part: a dictionary key or a list index.
 _NAMES = {
     "inductor_config": "inductor config",
     "inductor_config_comms": "inductor config comms.",
@@ -54,7 +54,7 @@ _NAMES = {
     "grad_enabled": "grad mode",
 }
 _PASS = re.compile(r"_?(\w+_custom_(?:pre_|post_)?pass|fuse_ddp_communication_passes)")
-# What of a tensor is said even where it is as usual.
+# Fields of a tensor that are shown even at their usual value.
 _ALWAYS = ("dtype", "shape", "stride", "device")
 _USUAL = ("None", "False", "0", "torch.strided")
 _MOST_LINES, _LONGEST_LINE = 1000, 160
@@ -63,10 +63,10 @@ _MOST_LINES, _LONGEST_LINE = 1000, 160
 def components(
     lines: Iterable[str], versions: Mapping[str, str], functorch: Mapping[str, object], environ: Mapping[str, str]
 ) -> tuple[Component, ...]:
-    """The parts of the key with these debug lines.
+    """The parts of the torch cache key that has these debug lines.
 
-    ``versions``: as provenance.describe() says; ``functorch``: its settings, which torch prints as one; ``environ``:
-    the environment, which is no part of the key, but tells where a setting came from.
+    ``versions``: as returned by provenance.describe(). ``functorch``: its settings, which torch prints as a single
+    part. ``environ``: the environment, which is not part of the key but shows where a setting came from.
     """
     found = [component for line in lines for component in _of_line(line, versions)]
     found += [plain(f"functorch config {name}", str(value)) for name, value in sorted(functorch.items())]
@@ -100,7 +100,7 @@ def _of_line(line: str, versions: Mapping[str, str]) -> Iterator[Component]:
 
 
 def _of_system(part: str, digest: str, text: str, versions: Mapping[str, str]) -> Iterator[Component]:
-    """The versions and the device; the hash over them says nothing of its own."""
+    """The versions and the device. The hash over them is skipped: it adds nothing."""
     try:
         stated = ast.literal_eval(text)
     except (ValueError, SyntaxError):
@@ -118,7 +118,7 @@ def _of_system(part: str, digest: str, text: str, versions: Mapping[str, str]) -
 
 
 def source_lines(name: str, text: str) -> Iterator[Component]:
-    """A component for each line with something in it, in their order, all of the same name."""
+    """A component for each non-blank line, in order, all with the same name."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in lines[:_MOST_LINES]:
         yield Component(name, key_records.digest(line), line[:_LONGEST_LINE])
@@ -129,7 +129,7 @@ def source_lines(name: str, text: str) -> Iterator[Component]:
 
 
 def _tensor(text: str) -> str:
-    """What is not as usual in ``TensorMetadata(…)``, as fields() reads it; "" for anything else."""
+    """The fields of ``TensorMetadata(…)`` with unusual values, as fields() parses them; "" for any other text."""
     match = re.search(r"TensorMetadata\((.*)\)", text, re.DOTALL)
     if match is None or "TensorMetadataAndValues" in text:
         return ""
@@ -150,13 +150,13 @@ def _short(value: str) -> str:
 
 
 def fields(text: str) -> dict[str, str]:
-    """The fields of a tensor by their names, of what a component of an input says; empty for anything else."""
+    """The fields of a tensor by name, parsed from the text of an input's component; empty for any other text."""
     found = [part.partition("=")[::2] for part in _split(text)]
     return dict(found) if {"dtype", "shape"} <= {name for name, _ in found} else {}
 
 
 def _split(text: str) -> list[str]:
-    """At the commas that are in no brackets."""
+    """Split at the commas outside of brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([{") - (letter in ")]}")
@@ -168,12 +168,12 @@ def _split(text: str) -> list[str]:
 
 
 KERNEL, OPTIONS, SOURCE_LINE = "kernel with what it calls", "options", "kernel source line"
-# What Inductor writes is called after a hash of itself.
+# Inductor names the modules that it generates after a hash of their content.
 _GENERATED = re.compile(r"c[a-z2-7]{51}")
 
 
 def name_of(source: Any) -> str:
-    """What the kernel is called, wherever it is compiled and whatever it is specialized to."""
+    """The kernel's name, which depends neither on where it is compiled nor on its specialization."""
     kernel = getattr(source, "fn", None)
     if kernel is None:
         return str(source.name)
@@ -186,7 +186,7 @@ def name_of(source: Any) -> str:
 def kernel_components(
     source: Any, backend: Any, options: Any, variables: Mapping[str, Any], triton_key: str, version: str
 ) -> tuple[Component, ...]:
-    """The parts of the key that ``triton.compile`` has computed of these."""
+    """The parts of the key that ``triton.compile`` has computed from these arguments."""
     found = [Component("triton", key_records.digest(triton_key), f"{version} (files {triton_key[:6]})")]
     target = backend.target
     found.append(plain("target", f"{target.backend} {target.arch}"))
@@ -218,7 +218,7 @@ def _of_kernel(source: Any) -> Iterator[Component]:
 
 
 def _called(kernel: Any) -> list[str]:
-    """Those of the kernel's globals that are functions of Triton's too."""
+    """The kernel's globals that are Triton functions themselves."""
     scope = kernel.__globals__
     names = getattr(getattr(kernel.fn, "__code__", None), "co_names", ())
     return sorted({name for name in names if isinstance(getattr(scope.get(name), "cache_key", None), str)})
@@ -230,7 +230,7 @@ def _argument(kernel: Any, path: tuple[int, ...]) -> str:
 
 
 def _text(value: Any) -> str:
-    """As Triton has it in the key."""
+    """The value as it enters Triton's key."""
     return str(getattr(value, "cache_key", value))
 
 

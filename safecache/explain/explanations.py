@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 _ABSENT = "none"
-# In this order; what begins with none of them is between the last two.
+# Differences are sorted in this order. What matches no prefix comes after all of these, just before _SUMMARIES.
 _VERSIONS = ("torch", "triton", "cuda", "hip")
 _TELLING = (
     ("target", "device"),
@@ -51,21 +51,21 @@ _SUMMARIES = {
     KERNEL: (SOURCE_LINE, "global ", "source of ", "first line of the kernel"),
 }
 _LINES = (GRAPH_LINE, SOURCE_LINE)
-# What each Triton, or torch, has values of its own for.
+# Parts whose values depend on the Triton or torch version.
 _OF_TORCH = ("inductor config ", "functorch config ", "argument of Inductor's", "arguments of AOTAutograd", "system ")
 _OF_TARGET = re.compile(
     r"option (arch|backend_name|warp_size|ptx_version|(allowed|default|deprecated|supported)_\w+|max_num_imprecise\w*"
     r"|matrix_instr_nonkdim|kpack|extern_libs)|options|ptxas|backend"
 )
 _OF_SETTINGS = ("inductor config ", "functorch config ", "source of custom pass", "torch", INPUT)
-# What else a tensor of another shape, stride or dtype has another of.
+# Fields that change as a consequence of another field of the tensor.
 _OF_SHAPE = {"shape": ("stride", "memory_format", "storage_bytes"), "stride": ("memory_format",)}
 _SHOWN_LINES = 3
 _FAR = 1000
 
 
 class Difference(NamedTuple):
-    """What differs, and both values in words."""
+    """What differs, and both values as text."""
 
     what: str
     before: str
@@ -77,9 +77,9 @@ class Difference(NamedTuple):
 
 
 def nearest_of(record: KeyRecord, others: Iterable[KeyRecord]) -> KeyRecord | None:
-    """Of the others the one with the fewest differences to the record; the latest of such, and not of its own process.
+    """The other record with the fewest differences; among equals the latest. Other processes' records are preferred.
 
-    A process that tunes a kernel makes several keys that differ in that alone.
+    A process that tunes a kernel makes several keys, which differ only in the configuration.
     """
     candidates = [other for other in others if other.key != record.key]
     before = [other for other in candidates if other.process != record.process]
@@ -108,7 +108,7 @@ _Pair = tuple[Component | None, Component | None]
 
 
 def _changed(before: KeyRecord, after: KeyRecord) -> dict[str, _Pair]:
-    """By name; of lines only whether there are some."""
+    """The parts that differ, by name; for source lines, only whether any differ."""
     was, now = ({c.name: c for c in record.components if c.name not in _LINES} for record in (before, after))
     pairs = {name: (was.get(name), now.get(name)) for name in {**was, **now}}
     changed = {name: (one, other) for name, (one, other) in pairs.items() if _digest(one) != _digest(other)}
@@ -145,7 +145,7 @@ def _follows(name: str, pair: _Pair, changed: Mapping[str, _Pair], kind: Kind) -
 
 
 def _has_other_inputs(changed: Mapping[str, _Pair]) -> bool:
-    """Whether some came or went: dynamic sizes are inputs of their own, before the tensors."""
+    """Whether inputs were added or removed: dynamic sizes are inputs of their own, before the tensors."""
     return any(name.startswith(INPUT) and None in pair for name, pair in changed.items())
 
 
@@ -163,7 +163,7 @@ def _is_of_key(name: str, kind: Kind) -> bool:
 
 
 def _decides(variable: str, changed: Iterable[str]) -> bool:
-    """Whether the variable is called as one of the settings that changed: it is no part of the key."""
+    """Whether the variable, which is not part of the key, is named after one of the settings that changed."""
     settings = [name.rpartition(" ")[2].rpartition(".")[2].upper() for name in changed if " config " in name]
     return any(variable.endswith(setting) for setting in settings)
 
@@ -208,9 +208,10 @@ def _rank(what: str) -> int:
 
 
 class Explanation(NamedTuple):
-    """``refused``: why entries of this key were; ``nearest``: the key it was compared with, if any.
+    """Why one lookup missed.
 
-    ``remains``: whether something lies in the place of the key that missed.
+    ``refused``: why entries of this key were refused. ``nearest``: the key that it was compared with, if any.
+    ``remains``: whether there is still something at the path of the key that missed.
     """
 
     record: KeyRecord
@@ -222,7 +223,7 @@ class Explanation(NamedTuple):
 
     @property
     def cause(self) -> str:
-        """In a sentence without an end."""
+        """The cause as a sentence without a full stop."""
         if self.refused:
             return f"its entry was refused: {'; '.join(self.refused)}"
         if self.absence is Absence.EVICTED:
@@ -251,7 +252,7 @@ class Explanation(NamedTuple):
 def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
     """Why the cache ``root`` had nothing under the record's key.
 
-    ``saved``: the miss was followed by a save, whose record this is; else the lookup has just missed.
+    ``saved``: whether a save followed the miss, and this is its record; otherwise the lookup has only just missed.
     """
     own = record if saved else key_records.recall(record.kind, record.key, record.name, root)
     before = saved and record.first < record.made
@@ -297,12 +298,12 @@ def _notes(key: str, directory: str) -> Iterator[tuple[str, str]]:
 _FILE = "cache_key_factors.json"
 _LARGEST = 8 << 20
 _DEEPEST = 6
-# The caches of torch and Triton that it keeps there too: large, and without such files.
+# Caches of torch and Triton that vLLM keeps there too: large, and without factor files.
 _OTHERS = ("inductor_cache", "triton_cache")
 
 
 class Factors(NamedTuple):
-    """Those of one directory, by their paths in the file, each as JSON; and when they were written."""
+    """vLLM's factors in one directory, by their paths in the file, each as JSON; and when they were written."""
 
     directory: str
     made: float
@@ -310,7 +311,7 @@ class Factors(NamedTuple):
 
     @property
     def prefix(self) -> str:
-        """Which part of a model they are of: vLLM compiles a draft model beside the model itself."""
+        """Which part of a model they belong to: vLLM compiles a draft model beside the model itself."""
         return os.path.basename(self.directory)
 
 
@@ -322,7 +323,7 @@ def factors_place(environ: Mapping[str, str]) -> str:
 
 
 def find_factors(root: str) -> list[Factors]:
-    """The factors that lie in ``root`` or below it, those written last first; of the ranks of one key only one's."""
+    """The factors in ``root`` and below it, the latest first, with one rank's for each key."""
     found = sorted(
         filter(None, map(_read, _paths(root, _DEEPEST))), key=lambda factors: (factors.made, factors.directory)
     )
@@ -331,13 +332,13 @@ def find_factors(root: str) -> list[Factors]:
 
 
 def nearest(after: Factors, others: list[Factors]) -> Factors | None:
-    """Of ``others`` the one with the fewest differences, the latest of such; None if none is of the same part."""
+    """The one of ``others`` with the fewest differences, the latest among equals; None if none is of the same part."""
     candidates = [other for other in others if other.prefix == after.prefix]
     return min(candidates, key=lambda other: (len(_changed_factors(other, after)), -other.made), default=None)
 
 
 def compare_factors(before: Factors, after: Factors) -> list[Difference]:
-    """In which factors they differ, with both values, those with the shortest names first."""
+    """The factors that differ, with both values, the least nested names first."""
     names = sorted(_changed_factors(before, after), key=lambda name: (name.count("."), name))
     return [Difference(_named(name), _shown(name, before), _shown(name, after)) for name in names]
 
@@ -353,7 +354,7 @@ def _named(name: str) -> str:
 
 def _shown(name: str, factors: Factors) -> str:
     stated = factors.values.get(name, "")
-    # Among vLLM's settings what is no text is no secret, whatever its name: numbers of tokens, switches.
+    # A setting of vLLM's that is not text, such as a number of tokens or a switch, is no secret, whatever its name.
     is_text = stated.startswith('"') and stated != '""'
     return key_records.setting(name, json.loads(stated)) if is_text else key_records.capped(stated)
 
@@ -369,11 +370,11 @@ def _paths(directory: str, depth: int) -> Iterator[str]:
 def _read(path: str) -> Factors | None:
     try:
         content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST)
-        # Both ways through JSON: what can just be read may be nested too deeply to be written.
+        # Written back as JSON here too: what can just be parsed may be nested too deeply to be written.
         values = dict(_flat("", json.loads(content), _DEEPEST))
         made = folders.status(path).st_mtime
     except (OSError, opening.UnusableEntry, ValueError, RecursionError):
-        return None  # gone, or none of vLLM's
+        return None  # gone, or not written by vLLM
     return Factors(os.path.dirname(path), made, values)
 
 

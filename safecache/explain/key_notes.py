@@ -1,4 +1,4 @@
-"""At a miss: what its key is made of is kept until the compile is saved, and compared at once if that is wanted."""
+"""At a miss, keeps the parts of its key until the compile is saved, and compares them at once if so configured."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def note(kind: Kind, key: str, name: str, root: str, components: Iterable[Compon
 
 
 def _remember(record: KeyRecord, root: str) -> None:
-    # The cache has the entry; that there is room for no more, the next one reports.
+    # The entry itself is in the cache. If there is no more room, the next save reports that.
     with suppress(OSError, CacheWriteError):
         key_records.remember(record, root)
 

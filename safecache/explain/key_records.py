@@ -47,7 +47,7 @@ __all__ = [
 _LONGEST = 300
 _DIGITS = 16
 _UNSHOWN = "(not shown)"
-# Those that torch, Triton and vLLM read; and what is in Triton's own list, of those that enter its keys, beside them.
+# Variables that torch, Triton and vLLM read; and others from Triton's own list of those that enter its keys.
 _THEIRS = re.compile(r"(PY)?TORCH|TRITON|(AOT_?)?INDUCTOR|VLLM_")
 _OF_TRITON = re.compile(r"LLVM_|MLIR_|AMDGCN_|DISABLE_|NVPTX_|ALLOW_|PTXAS_")
 _SECRET = re.compile(r"TOKEN|KEY|SECRET|PASS(WORD|WD|PHRASE)|CREDENTIAL|AUTH(?!OR|GRAD)|REDIS_URL", re.IGNORECASE)
@@ -60,42 +60,42 @@ def digest(content: str | bytes) -> str:
 
 
 def capped(text: str) -> str:
-    """As much of ``text`` as a person reads."""
+    """``text``, shortened to what a person reads."""
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 1]}…"
 
 
 def variable(name: str, value: str) -> str:
-    """The value of an environment variable, unless it is somebody else's or its name says that it is a secret."""
+    """The value of an environment variable, unless another program owns it or its name suggests a secret."""
     is_theirs = _THEIRS.match(name) or _OF_TRITON.match(name)
     return setting(name, value) if is_theirs else _UNSHOWN
 
 
 def setting(name: str, value: str) -> str:
-    """The value of what a program says is a setting of its own, unless its name says that it is a secret."""
+    """The value of a setting that a program lists as its own, unless its name suggests a secret."""
     return _UNSHOWN if _SECRET.search(name) else capped(value)
 
 
 def environment(variables: Mapping[str, str]) -> dict[str, str]:
-    """Those of ``variables`` that can decide a setting of torch's, Triton's or vLLM's, as they may be shown."""
+    """The ``variables`` that can determine a setting of torch, Triton or vLLM, with secrets masked."""
     return {name: variable(name, value) for name, value in sorted(variables.items()) if _THEIRS.match(name)}
 
 
-# Of one name; a kernel that is tuned has as many keys as configurations.
+# Records kept for one name: a kernel that is tuned has as many keys as configurations.
 _MOST_OF_A_NAME = 32
-# Bytes, of one that is unpacked; nearly all are settings, which pack to a fifth.
+# Bytes of an uncompressed record. Nearly all are settings, which compress to a fifth.
 _LARGEST = 512 << 10
 _GZIP = zlib.MAX_WBITS + 16
 _SUFFIX = ".json.gz"
-# The files that a search through all names reads.
+# How many files a search through all names reads at most.
 _MOST_READ = 2000
-# Not a nonce, such as torch makes up where it cannot compute a key.
+# Does not match the nonce that torch uses where it cannot compute a key.
 _KEY = re.compile(r"[a-z2-7]{52}|[A-Z2-7]{52}")
 _FORMAT = 1
 _KINDS = {kind.word: kind for kind in LOOKED_UP}
 
 
 class Component(NamedTuple):
-    """A part of a key: what a person would call it, its digest, and what it is in words."""
+    """A part of a key: its name as a person would put it, its digest, and its value as text."""
 
     name: str
     digest: str
@@ -103,14 +103,14 @@ class Component(NamedTuple):
 
 
 def plain(name: str, text: str) -> Component:
-    """The part that is this text, of which as much is kept as a person reads."""
+    """A part whose value is this text, stored shortened; the digest covers all of it."""
     return Component(name, digest(text), capped(text))
 
 
 class KeyRecord(NamedTuple):
-    """``name``: what stays the same when the key differs; ``first``, ``made``: when it was first and last saved.
+    """``name``: what stays the same when the key differs. ``first``, ``made``: when it was first and last saved.
 
-    ``process``: the same for all that one process, with those forked from it, has made.
+    Both are seconds since the epoch. ``process``: an id shared by the records of one process and its forks.
     """
 
     kind: Kind
@@ -131,10 +131,11 @@ class Absence(Enum):
 
 
 def remember(record: KeyRecord, root: str) -> None:
-    """Keep the record of a key that was just saved in the cache ``root``, and at ``made`` had missed.
+    """Write the record of a key that has just been saved in the cache ``root``, after a miss at ``made``.
 
-    In the shared level too, below a local one, as what was saved. If another process has saved it meanwhile, that one's
-    stays: its entry was not gone, it was not there yet. Raises OSError, and CacheWriteError in strict mode.
+    Below a local level it is written to the shared level too, as the entry was. A record that another process wrote
+    since the miss stays: that entry was not evicted, it did not exist yet. Raises OSError, in strict mode
+    CacheWriteError.
     """
     if not _KEY.fullmatch(record.key):
         return
@@ -153,7 +154,7 @@ def remember(record: KeyRecord, root: str) -> None:
 
 
 def _written(root: str) -> list[str]:
-    """The cache, and its place in the shared level below it, unless that one has just failed."""
+    """The cache, and its counterpart in the shared level below it, unless that level has just failed."""
     level = levels.find(root)
     if level is None or levels.is_left_alone(level.shared, reading=False):
         return [root]
@@ -206,12 +207,12 @@ def _latest_first(records: Iterable[KeyRecord]) -> list[KeyRecord]:
 
 
 def key_of(path: str) -> str:
-    """The key whose record would lie at ``path``."""
+    """The cache key whose record would lie at ``path``."""
     return os.path.basename(path).removesuffix(_SUFFIX)
 
 
 def read(path: str) -> KeyRecord | None:
-    """The record at ``path``, if it is one of the key that the file is called by."""
+    """The record at ``path``; None if it is unreadable, or not of the key in the file's name."""
     record = _read(path)
     return record if record is not None and record.key + _SUFFIX == os.path.basename(path) else None
 
@@ -241,11 +242,11 @@ def _names_in(place: str) -> list[str]:
     try:
         return layout.list_entries(place)
     except OSError:
-        return []  # what cannot be read explains nothing
+        return []  # an unreadable directory explains nothing
 
 
 def _encoded(record: KeyRecord) -> bytes | None:
-    """None for what would be too large even without the words for each line of its source."""
+    """The compressed record; None if it is too large even without the text of the source lines."""
     for components in (record.components, _without_lines(record.components)):
         stated = {"layer": record.kind.word, **record._replace(components=components)._asdict(), "format": _FORMAT}
         del stated["kind"]
@@ -269,11 +270,11 @@ def _read(path: str) -> KeyRecord | None:
         content = opening.read_regular(path, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LARGEST + 1)
         return _decoded(json.loads(zlib.decompressobj(_GZIP).decompress(content, _LARGEST)))
     except (OSError, opening.UnusableEntry, zlib.error, ValueError, TypeError, KeyError, RecursionError):
-        return None  # gone, not ours, or of another version: there is nothing to learn from it
+        return None  # gone, not ours, or of another version: nothing to learn from it
 
 
 def _decoded(stated: Any) -> KeyRecord | None:
-    """Raises ValueError, TypeError, KeyError for what is no record."""
+    """Raises ValueError, TypeError or KeyError for what is not a record; None for another format."""
     if stated["format"] != _FORMAT:
         return None
     components = tuple(Component(*map(str, each)) for each in stated["components"])
@@ -283,11 +284,11 @@ def _decoded(stated: Any) -> KeyRecord | None:
 
 
 def _remove_oldest(place: str, root: str) -> None:
-    """Down to what may lie there; what only has the name of a record is not ours to remove."""
+    """Reduce the records to _MOST_OF_A_NAME. A file that only has the name of a record is not ours to remove."""
     paths = [os.path.join(place, name) for name in _listed(place)]
     if len(paths) > _MOST_OF_A_NAME:
         for path in sorted(paths, key=folders.modified)[:-_MOST_OF_A_NAME]:
-            # Another process has, or it is another user's, or a link leads there.
+            # Suppressed: another process removed it, it is another user's, or the path goes through a link.
             with suppress(OSError), folders.above(root, path) as (folder, name):
                 if read(path) is not None:
                     folder.unlink(name)

@@ -1,4 +1,4 @@
-"""torch's cache keys: what they are made of, where a lookup has missed. A hit costs a note of what was asked."""
+"""The parts of torch's cache keys, collected where a lookup missed. A hit only costs noting what was requested."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["asked", "collect", "lookup", "missed", "missed_graph", "name", "name
 
 
 class _Asked(NamedTuple):
-    """A call of autograd_cache_key(), and what it has returned."""
+    """A call of autograd_cache_key(), and what it returned."""
 
     compute: Callable[..., Any]
     args: Any
@@ -25,13 +25,13 @@ class _Asked(NamedTuple):
 
 
 def _nothing() -> None:
-    """In place of a reference to a compile: there is none."""
+    """Takes the place of a reference to a compile while there is none."""
 
 
 class _Thread(threading.local):
-    """``config``: the AOTConfig of the lookup under way, if there is one, and ``asked`` its key.
+    """``config``: the AOTConfig of the current lookup, if there is one; ``asked``: the call that computed its key.
 
-    ``number``: how many lookups the ``compile`` under way had before; ``collects``: whether ``lines`` are wanted.
+    ``number``: how many lookups the current ``compile`` had before; ``collects``: whether ``lines`` are wanted.
     """
 
     compile: Callable[[], object] = staticmethod(_nothing)
@@ -47,10 +47,10 @@ _thread = _Thread()
 
 @contextmanager
 def lookup(aot_config: Any) -> Iterator[None]:
-    """For the time of a lookup in AOTAutograd's cache."""
+    """Context of one lookup in AOTAutograd's cache, which name() and asked() refer to."""
     guards = sys.modules.get("torch._guards")
     context = guards.CompileContext.try_get() if guards is not None else None
-    # By itself, not by its id: that begins anew with torch._dynamo.reset().
+    # Compared by identity, not by its id, which starts again at torch._dynamo.reset().
     if context is not None and context is _thread.compile():
         _thread.number += 1
     else:
@@ -64,26 +64,26 @@ def lookup(aot_config: Any) -> Iterator[None]:
 
 
 def name() -> str:
-    """The name of the graph that is looked up in AOTAutograd's cache."""
+    """The name of the graph being looked up in AOTAutograd's cache."""
     return graph_names.of_aot_graph(_thread.config, _thread.number)
 
 
 def name_of_graph(*, is_backward: bool) -> str:
-    """The name of a graph that is looked up in the FX graph cache, perhaps for an entry of AOTAutograd's."""
+    """The name of the graph being looked up in the FX graph cache, possibly for an AOTAutograd entry."""
     if _thread.config is not None:
         return f"{name()} {'backward' if is_backward else 'forward'}"
     return graph_names.of_fx_graph(is_backward=is_backward)
 
 
 def asked(compute: Callable[..., Any], args: Any, kwargs: Any, result: Any) -> None:
-    """autograd_cache_key() has returned this ``result``."""
+    """Note that autograd_cache_key() returned this ``result``."""
     _thread.asked = _Asked(compute, args, kwargs, result)
 
 
 def collect(pickler: Any, args: Any, kwargs: Any) -> None:
-    """Print the parts of a whole key, if a miss asks for them.
+    """Collect the debug lines of a whole key, if a miss asks for them.
 
-    At AOTAutogradCachePickler.get_hash, since torch has the graph's names as they are in the key only there.
+    Called at AOTAutogradCachePickler.get_hash, the only place where the graph's names are as they are in the key.
     """
     if _thread.collects:
         _thread.collects = False
@@ -91,7 +91,7 @@ def collect(pickler: Any, args: Any, kwargs: Any) -> None:
 
 
 def missed() -> None:
-    """The lookup in AOTAutograd's cache has found nothing to use."""
+    """Note the parts of the key after a miss in AOTAutograd's cache. Never raises."""
     request = _thread.asked
     if request is not None:
         _trying(Kind.AOT_ENTRY, lambda: _note_aot(request))
@@ -112,7 +112,7 @@ def _note_aot(request: _Asked) -> None:
 
 
 def _lines(request: _Asked) -> list[str]:
-    """Of a key that torch has not printed: it is computed once more."""
+    """The debug lines of a key that torch has not printed: computes it a second time."""
     _thread.collects, _thread.lines = True, None
     try:
         request.compute(*request.args, **request.kwargs)
@@ -122,7 +122,7 @@ def _lines(request: _Asked) -> list[str]:
 
 
 def missed_graph(key: str, lines: list[str], *, is_backward: bool) -> None:
-    """A lookup in the FX graph cache has found nothing to use; ``lines``: torch's debug lines of the key."""
+    """Note the parts of the key after a miss in the FX graph cache; ``lines``: torch's debug lines. Never raises."""
     graph = name_of_graph(is_backward=is_backward)
     _trying(Kind.FX_ENTRY, lambda: _note(Kind.FX_ENTRY, key, graph, lines, {}))
 

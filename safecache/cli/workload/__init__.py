@@ -33,14 +33,14 @@ def environment_with_safecache() -> dict[str, str]:
 def places(base: Path) -> dict[str, str]:
     """The variables that keep a process's caches and keys below ``base``, and its temporary files beside it.
 
-    There torch keeps precompiled headers, which would otherwise stay behind for each key that is made here.
+    Torch keeps precompiled headers among those, which would otherwise be left behind for each signing key made here.
     """
     folders = {"TORCHINDUCTOR_CACHE_DIR": "cache", "TRITON_CACHE_DIR": "triton", "XDG_CONFIG_HOME": "config"}
     return {name: str(base / folder) for name, folder in folders.items()} | {"TMPDIR": str(base.parent)}
 
 
 class Outcome(NamedTuple):
-    """What a process printed, and what it warned on stderr."""
+    """What a process printed, on stdout and on stderr."""
 
     answer: dict[str, Any]
     stderr: str

@@ -1,6 +1,6 @@
-"""What the hashes of torch and of Triton cost a process, by safecache and by stock: prints JSON, in seconds.
+"""Times torch_key() and triton_key() in a new process, with safecache and in stock torch. Prints JSON, in seconds.
 
-The first process that is run on a cache makes their record.
+The first run on a cache writes the record that later runs read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import safecache  # noqa: F401  before torch, as in a program
 
 
 def main() -> None:
-    """Call each as torch's first compile in a process does, and then what safecache has put it in the place of."""
+    """Time each as the first compile in a process calls it, and then the original that safecache replaced."""
     from torch._inductor.codecache import torch_key
 
     functions = [torch_key]

@@ -1,7 +1,7 @@
 """Compiles the kernels in one of several ways, as autotuners do or could: ``compiles.py WAY [crashing]``. Prints JSON.
 
-It is safecache that isolates, if the environment says so; else it does nothing at all. Wall and CPU seconds of all
-processes, from when Triton, and torch, are imported to when each kernel is in this process.
+safecache isolates compiles if the environment says so, and otherwise does nothing. The figures are wall and CPU seconds
+of all processes, from the end of the imports of Triton and torch until each kernel is in this process.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from safecache.cli.workload import kernels
 from safecache.cli.workload.kernels import Job
 
-# As many at once.
+# How many compile at once.
 _WIDTH = 2
 
 
@@ -35,7 +35,7 @@ def _threads(jobs: list[Job]) -> None:
 
 
 def _fork(jobs: list[Job]) -> None:
-    """A process for each, forked from this one, which has compiled before: as Helion does."""
+    """A process for each, forked from this one after it has compiled once, as Helion does."""
     running: dict[int, Job] = {}
     left = list(jobs)
     while left or running:
@@ -53,7 +53,7 @@ def _fork(jobs: list[Job]) -> None:
 
 
 def _spawn(jobs: list[Job], crashing: bool) -> None:
-    """An interpreter for each."""
+    """A new interpreter for each."""
 
     def compile(number: int) -> None:
         done = subprocess.run([sys.executable, __file__, str(number), *(["crashing"] if crashing else [])])
@@ -69,7 +69,7 @@ def _compile_number(number: int) -> None:
 
 
 def _pool(jobs: list[Job]) -> None:
-    """Interpreters that compile one after the other; the death of one would be the end of all."""
+    """A pool of interpreters that compile one kernel after another; a crash of one breaks the pool."""
     with ProcessPoolExecutor(_WIDTH, mp_context=multiprocessing.get_context("spawn")) as pool:
         for number, _ in enumerate(pool.map(_compile_number, range(len(jobs)))):
             kernels.compile(jobs[number])
@@ -88,7 +88,7 @@ def _service(jobs: list[Job]) -> None:
 
 
 def _end_service() -> None:
-    """If there is one: now, for its CPU time to be counted."""
+    """Close the compile service, if there is one, so that its CPU time is counted."""
     client = sys.modules.get("safecache.isolation.client")
     if client is not None:
         client.current().close()
@@ -113,7 +113,7 @@ def main() -> None:
     if importlib.util.find_spec("torch") is not None:
         importlib.import_module("torch")
     if way == "fork":
-        # LLVM is set up in this process then, and not in each child.
+        # Initialises LLVM in this process, rather than in each child.
         kernels.compile(jobs[-1]._replace(options={"num_warps": 2}))
     before, start = sum(os.times()[:4]), time.perf_counter()
     number = len(jobs)

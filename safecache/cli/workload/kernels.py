@@ -22,7 +22,7 @@ _TARGET = GPUTarget("cuda", 90, 32)
 
 @triton.jit
 def matmul(a, b, c, m, n, k, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
-    """A tile of M by N, K at a time."""
+    """One tile of M by N, with K products at a time."""
     rows = tl.program_id(0) * M + tl.arange(0, M)
     columns = tl.program_id(1) * N + tl.arange(0, N)
     inner = tl.arange(0, K)
@@ -36,7 +36,7 @@ def matmul(a, b, c, m, n, k, M: tl.constexpr, N: tl.constexpr, K: tl.constexpr):
 
 @triton.jit
 def layer_norm(x, y, weight, bias, n, N: tl.constexpr):
-    """A row, N at a time."""
+    """One row, N elements at a time."""
     x += tl.program_id(0) * n
     y += tl.program_id(0) * n
     total = tl.zeros([N], dtype=tl.float32)
@@ -77,7 +77,7 @@ def attention(q, k, v, o, n, M: tl.constexpr, N: tl.constexpr, D: tl.constexpr):
 
 @triton.jit
 def wrong_operand(x, y, N: tl.constexpr):
-    """LLVM ERROR: Invalid $ operand number: the process that compiles it is aborted."""
+    """Aborts the process that compiles it: ``LLVM ERROR: Invalid $ operand number``."""
     at = tl.arange(0, N)
     made = tl.inline_asm_elementwise("mov.b32 $0, $7;", "=r,r", [tl.load(x + at)], dtype=tl.int32, is_pure=True, pack=1)
     tl.store(y + at, made)
@@ -93,7 +93,7 @@ class Job(NamedTuple):
 
 
 def jobs(*, crashing: bool) -> list[Job]:
-    """All of them; with ``crashing`` a tenth more, in between, that abort the compiler."""
+    """All configurations; with ``crashing``, a tenth more in between, which abort the compiler."""
     found = list(_sound())
     if crashing:
         types = {"x": "*i32", "y": "*i32", "N": "constexpr"}
@@ -119,7 +119,7 @@ def _sound() -> Iterator[Job]:
 
 
 def tune() -> int:
-    """Have Triton tune the matrix product, as at a first launch; the number of configurations. Nothing is run."""
+    """Make Triton tune the matrix product as at a first launch, without running it; the number of configurations."""
     sizes = ((64, 64, 32), (128, 64, 32), (64, 128, 32), (128, 128, 32), (128, 128, 64), (64, 64, 64))
     configs = [
         triton.Config({"M": m, "N": n, "K": k}, num_warps=warps, num_stages=3) for m, n, k in sizes for warps in (4, 8)
@@ -132,7 +132,7 @@ def tune() -> int:
 
 @contextlib.contextmanager
 def _stand_ins() -> Iterator[None]:
-    """For the GPU: a benchmark there is takes the same time for each way of compiling."""
+    """A fake GPU, on which a benchmark takes the same time for each way of compiling."""
 
     def benchmark(call: Any, **_: Any) -> list[float]:
         call()
@@ -156,7 +156,7 @@ def _stand_ins() -> Iterator[None]:
 
 
 class _Tensor:
-    """What a launch asks of one."""
+    """The attributes of a tensor that a launch needs."""
 
     def __init__(self, dtype: str) -> None:
         self.dtype = dtype
@@ -166,7 +166,7 @@ class _Tensor:
 
 
 def compile(job: Job) -> Any:
-    """Raises what triton.compile() raises."""
+    """Compile one configuration. Raises what triton.compile() raises."""
     return triton.compile(
         ASTSource(job.kernel, job.signature, constexprs=job.constants), target=_TARGET, options=job.options
     )

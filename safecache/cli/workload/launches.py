@@ -1,7 +1,7 @@
-"""Times kernel launches on a GPU, with torch's launcher and with ours, in turn, in one process. Prints one JSON line.
+"""Times kernel launches on a GPU, with torch's launcher and ours in turn, in one process. Prints one JSON line.
 
-As a model calls them, through CachingAutotuner.run: in its steady state (torch >= 2.13 keeps what to call there), and
-on the way there, which older torch takes for every launch. ``{}`` without a GPU.
+They go through CachingAutotuner.run, as in a model: in its steady state, where torch >= 2.13 keeps the function to
+call, and on the way there, which older torch takes for every launch. Prints ``{}`` without a GPU.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SIZE = 4096
 
 
 def _live_autotuners() -> list[Any]:
-    """Those that launch, not the copies that are put aside for the cache."""
+    """The autotuners that launch, without the copies that are kept for the cache."""
     from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 
     return [found for found in gc.get_objects() if type(found) is CachingAutotuner and found.launchers]
@@ -50,7 +50,7 @@ def _state(autotuner: Any) -> dict[str, Any]:
 
 
 def _stock_state(autotuner: Any, arguments: tuple[Any, ...]) -> dict[str, Any]:
-    """What the same autotuner launches with where safecache is not active."""
+    """The state of the same autotuner while safecache is not active."""
     safecache.deactivate()
     vars(autotuner).update(launchers=[autotuner.compile_results[0].make_launcher()])
     if hasattr(autotuner, "_cached_launcher"):
@@ -93,7 +93,7 @@ def main() -> None:
         print("{}")
         return
     figures = {}
-    # Two functions, for the second must not find the kernel of the first.
+    # Two functions, because the second must not hit the kernel of the first.
     kinds = {
         "static": (True, lambda x, y: torch.sin(x) * y + 1),
         "ordinary": (False, lambda x, y: torch.cos(x) * y + 1),

@@ -1,6 +1,6 @@
 """Times, inside one process with torch, what safecache adds to torch's own work. Run as a script; prints one JSON line.
 
-Every pair is measured in turn, so that a drift of the machine's speed meets both sides.
+Every pair is measured in turn, so that a drift of the machine's speed affects both sides.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def _milliseconds(work: Callable[[], object]) -> float:
 
 
 def _costs(size: int, directory: str) -> dict[str, float]:
-    """Milliseconds of saving and of reading an entry of this size, of torch and of ours."""
+    """Milliseconds to save and to read an entry of this size, with torch and with safecache."""
     from torch._inductor.codecache import sha256_hash, write_atomic
 
     from safecache.places import layout

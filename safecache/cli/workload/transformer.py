@@ -25,7 +25,7 @@ def _arguments() -> argparse.Namespace:
 
 
 def _plant_launcher() -> None:
-    """A reference to a launcher made by exec in a throw-away namespace, as Inductor makes them."""
+    """Plant a reference to a launcher made by exec in a throw-away namespace, as Inductor makes them."""
     from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache
 
     namespace: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def _train_step(layers: int) -> tuple[float, float]:
     model.zero_grad()
     expected = model(x)
     expected.square().sum().backward()
-    # Relative to the largest gradient: those of the key biases are zero but for rounding.
+    # Relative to the largest gradient: those of the key biases are zero up to rounding.
     scale = max(p.grad.abs().max() for p in model.parameters())
     differences = [(g - p.grad).abs().max() / scale for g, p in zip(gradients, model.parameters(), strict=True)]
     return seconds, max(float(difference) for difference in [(y - expected).abs().max(), *differences])
@@ -68,9 +68,9 @@ def _cpu_seconds() -> float:
 
 
 def main() -> None:
-    """Do the work and print what came of it."""
+    """Do the work and print the result."""
     arguments = _arguments()
-    # torch's and our warnings are part of the report; the demo shows them.
+    # The warnings of torch and safecache are part of the report, which the demo shows.
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(name)s: %(message)s")
     if not arguments.stock:
         import safecache
