@@ -1,8 +1,8 @@
 """What this process counts, for Prometheus, and what all processes of a run have counted.
 
-Each process writes a file of its own, in the format of prometheus_client's multiprocess mode: where that mode is on,
-beside the server's, which adds up all that lies there; else in a directory of the run, which a collector of ours adds
-up. A process that counts nothing has no file, and to count takes no system call.
+Each process writes its own file, in the format of prometheus_client's multiprocess mode. If that mode is on, the file
+lies beside the server's, which sums up all of them; otherwise in a directory of the run, which a collector of ours sums
+up. A process that counts nothing has no file, and counting makes no system call.
 """
 
 from __future__ import annotations
@@ -34,25 +34,25 @@ _CACHES = frozenset(kind.word for kind in LOOKED_UP)
 _REASONS = frozenset(reason.value for reason in Reason)
 # Seconds: most kernels take tenths of one, large ones minutes.
 _BOUNDS = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 60.0, 120.0, 300.0, float("inf"))
-# Bytes for about three hundred counters.
+# Bytes: room for about three hundred counters.
 _SIZE = 1 << 16
 
 
 class Durations:
-    """A histogram: how many of what was added are at most each bound, and above the one before."""
+    """A histogram of seconds: for each bound, how many values are at most that and above the previous bound."""
 
     def __init__(self) -> None:
         self.total = 0.0
         self.buckets = dict.fromkeys(_BOUNDS, 0)
 
     def add(self, seconds: float) -> None:
-        """Count one more."""
+        """Count one more duration."""
         self.total += seconds
         self.buckets[_BOUNDS[bisect_left(_BOUNDS, seconds)]] += 1
 
 
 class MetricsFile:
-    """A file for the counters, and one for the histogram once there is something in it. Raises OSError, throughout."""
+    """A file for the counters, and one for the histogram, each created at its first value. Writing raises OSError."""
 
     def __init__(self, directory: str) -> None:
         self._directory = directory
@@ -71,7 +71,7 @@ class MetricsFile:
         self._write("counter", metric, f"{metric}_total", {label: name}, text, value)
 
     def write_durations(self, durations: Durations) -> None:
-        """State the durations that this process has measured."""
+        """Write the durations that this process has measured."""
         from prometheus_client.utils import floatToGoString
 
         metric, text = _SECONDS
@@ -80,7 +80,7 @@ class MetricsFile:
             self._write("histogram", metric, f"{metric}_bucket", {"le": floatToGoString(bound)}, text, number)
 
     def close(self) -> None:
-        """Let go of the files, which stay."""
+        """Close the files; they are kept."""
         for values in self._kinds.values():
             values.close()
 
@@ -95,12 +95,12 @@ class MetricsFile:
 def _open(directory: str, kind: str) -> Any:
     from prometheus_client.mmap_dict import MmapedDict
 
-    # It begins with the kind, as its readers expect, and no other process has the rest: a pid may come again.
+    # Starts with the kind, as readers expect. The random part makes it unique: pids are reused.
     path = os.path.join(directory, f"{kind}_safecache-{os.getpid()}-{secrets.token_hex(4)}.db")
     new = f"{path}.new"
     descriptor = os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        # A page that the disk has no room for would be a SIGBUS, later.
+        # Otherwise a full disk would cause a SIGBUS at a later write.
         os.posix_fallocate(descriptor, 0, _SIZE)
     except OSError:
         os.unlink(new)
@@ -108,7 +108,7 @@ def _open(directory: str, kind: str) -> Any:
     finally:
         os.close(descriptor)
     values = MmapedDict(new)
-    # Empty, it would fail who reads it.
+    # Renamed only now: an empty file makes its readers fail.
     os.rename(new, path)
     return values
 
@@ -118,19 +118,19 @@ _REMEDY = "pip install 'safecache[metrics]'"
 
 _lock = threading.Lock()
 _is_started = _is_on = False
-# The process that has made the directory of the run, if this one has not inherited it.
+# The pid of the process that made the directory of the run; 0 if the directory is inherited.
 _maker = 0
 _file: MetricsFile | None = None
 _durations = Durations()
-# What the process that forked this one had counted by then: that is in its own file.
+# What the parent had counted at the fork, which is in the parent's own file.
 _before: dict[str, int] = {}
 _registries: list[Any] = []
 
 
 def start() -> None:
-    """Count for Prometheus in this process, and in those that it starts, from now on; idempotent.
+    """Count for Prometheus in this process and its children from now on. Idempotent.
 
-    Without prometheus_client, or a place for temporary files, nothing is counted, and one warning says so.
+    Without prometheus_client or a directory for temporary files, nothing is counted, and one warning says so.
     """
     global _is_started, _is_on
     if _is_started:
@@ -139,7 +139,7 @@ def start() -> None:
     if importlib.util.find_spec(_PACKAGE) is None:
         events.say(logging.WARNING, f"safecache: SAFECACHE_METRICS=1 needs {_PACKAGE}: {_REMEDY}")
         return
-    # One that was inherited can be on another node: Ray hands variables on.
+    # An inherited directory may be on another node: Ray copies variables.
     if not os.path.isdir(config.metrics_directory()):
         try:
             _make_directory()
@@ -152,7 +152,7 @@ def start() -> None:
 
 
 def show() -> None:
-    """As register(), if this process counts; where that fails, one warning says so."""
+    """As register(), if this process counts, but reports a failure as a warning instead of raising."""
     try:
         if _is_on:
             register()
@@ -175,10 +175,10 @@ def _give_up(error: Exception) -> None:
 
 
 def register(registry: Any = None) -> None:
-    """Have ``registry``, or else prometheus_client's own, show what all processes of this run have counted.
+    """Make ``registry``, by default prometheus_client's own, show what all processes of this run have counted.
 
-    Where prometheus_client is in its multiprocess mode there is nothing to do: its MultiProcessCollector shows that.
-    Nor is there where start() has failed. Idempotent. Raises ImportError without prometheus_client.
+    Does nothing in prometheus_client's multiprocess mode, whose MultiProcessCollector shows the counters anyway, or if
+    start() failed. Idempotent. Raises ImportError without prometheus_client.
     """
     try:
         from prometheus_client import REGISTRY, multiprocess
@@ -196,7 +196,7 @@ def register(registry: Any = None) -> None:
 
 
 def _observe(name: str = "", seconds: float | None = None) -> None:
-    """Write how often this process has counted ``name``; the first time, all that it has counted."""
+    """Write the count of ``name``, and a duration in ``seconds`` if there is one; the first time, all counts."""
     global _file
     with _lock:
         if seconds is not None:
@@ -211,13 +211,13 @@ def _observe(name: str = "", seconds: float | None = None) -> None:
             if seconds is not None or (is_first and _durations.total):
                 _file.write_durations(_durations)
         except Exception as error:
-            # A disk that is full, or a prometheus_client that is other than those we know: no reason to fail a compile.
+            # A full disk or an unknown version of prometheus_client must not fail a compile.
             _give_up(error)
 
 
 def _is_too_early() -> bool:
-    # The first import of prometheus_client settles whether its multiprocess mode is on, and in its first process a
-    # server (SGLang) decides on that later than this. What is counted until then is written afterwards.
+    # The first import of prometheus_client fixes whether its multiprocess mode is on, and a server (SGLang) decides
+    # that later than this in its first process. What is counted until then is written afterwards.
     return _PACKAGE not in sys.modules and _maker == os.getpid() and not config.multiprocess_directory()
 
 
@@ -236,7 +236,7 @@ def _remove(directory: str, maker: int) -> None:
 
 
 def _renew() -> None:
-    # A forked child has a file of its own, and a thread of the parent may have held the lock.
+    # A forked child writes its own file. Another thread of the parent may have held the lock.
     global _lock, _file, _durations, _before
     if _file is not None:
         _file.close()

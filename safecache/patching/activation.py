@@ -29,10 +29,10 @@ _EXIT_SECONDS = 5.0
 
 
 class _Finder:
-    """Finds the target modules as the finders behind it do, and has them patched right after they are executed.
+    """Finds the target modules as the finders behind it do, with a loader that patches them after their execution.
 
-    Not wrapt's post-import hooks: those let an exception of a hook fail the import and leave a second import
-    unpatched, and their loader hands assignments on to the loader it stands for, which recurses when another finder
+    Not wrapt's post-import hooks: with those, an exception in a hook fails the import and leaves a second import
+    unpatched, and their loader forwards assignments to the loader that it wraps, which recurses when another finder
     assigns to ``exec_module``.
     """
 
@@ -48,7 +48,7 @@ class _Finder:
         _watch()
         if fullname not in MODULES or getattr(self._searching, "name", None) == fullname:
             return None
-        # A finder behind us may ask the whole of sys.meta_path again, us included.
+        # A finder behind us may go through sys.meta_path again, including us.
         self._searching.name = fullname
         try:
             spec = next(self._specs(fullname, path, target), None)
@@ -70,7 +70,7 @@ class _Finder:
 
 
 class _PatchingLoader:
-    """Loads a module as ``loader`` does, and patches it then. The module itself sees ``loader``."""
+    """Loads a module with ``loader`` and then patches it. The module itself sees ``loader``."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader
@@ -79,7 +79,7 @@ class _PatchingLoader:
         return getattr(self._loader, name)
 
     def exec_module(self, module: ModuleType) -> None:
-        """Execute ``module`` and patch it. What the execution raises is raised, and of the patching VerifierError."""
+        """Execute ``module`` and patch it. Raises what the execution raises; the patching only raises VerifierError."""
         module.__loader__ = self._loader
         if module.__spec__ is not None:
             module.__spec__.loader = self._loader
@@ -92,10 +92,10 @@ _finder: _Finder | None = None
 _patches: dict[str, list[Patch]] = {}
 # Target modules that we have not tried to patch since the last activation.
 _pending: set[str] = set()
-# Those that could not even be tried, and why.
+# Target modules that we could not even try to patch, and why.
 _broken: dict[str, str] = {}
 _watcher: threading.Thread | None = None
-# What activate() or deactivate() was called last, if one was: those hooks that are in the source obey it too.
+# True after activate(), False after deactivate(), None before either: hooks of source patches obey it too.
 _switched_on: bool | None = None
 
 
@@ -109,11 +109,11 @@ os.register_at_fork(after_in_child=_renew_lock)
 
 
 def activate() -> None:
-    """Turn the hooks on, reading the settings anew. Idempotent and thread-safe; imports nothing of torch.
+    """Turn the hooks on, after reading the settings again. Idempotent and thread-safe; does not import torch.
 
     A target that is already imported is patched now, any other right after its import. Raises ConfigError for a
-    setting with a bad value; in strict mode KeyringError where there is no key to verify with, and VerifierError for a
-    hook that verifies and cannot be put on. Then nothing is on.
+    setting with a bad value; in strict mode KeyringError if there is no key to verify with, and VerifierError if a
+    verifying hook cannot be put on. A call that raises turns no hook on.
     """
     global _finder, _switched_on
     config.name_run()
@@ -129,7 +129,7 @@ def activate() -> None:
         if _finder is None:
             _finder = _Finder()
         if _finder not in sys.meta_path:
-            # A new list, here and below: another thread may be going through the old one.
+            # A new list, here and below, because another thread may be iterating over the old one.
             sys.meta_path = [_finder, *sys.meta_path]
         _pending.update(MODULES)
     try:
@@ -141,7 +141,7 @@ def activate() -> None:
 
 
 def _check_strictly() -> None:
-    """Raise what can be known before torch is imported to keep strict mode from verifying anything."""
+    """Raise KeyringError or VerifierError if it is clear before the import of torch that nothing can be verified."""
     from safecache.patching import patching
     from safecache.signing import keyring, provenance
 
@@ -178,7 +178,7 @@ def is_active() -> bool:
 
 
 def are_source_hooks_on() -> bool:
-    """Whether hooks that a source patch has put on are: as was said last, or else the settings say."""
+    """Whether hooks of source patches are on: by the last activate() or deactivate(), otherwise by the settings."""
     return config.current().enabled if _switched_on is None else _switched_on
 
 
@@ -191,7 +191,7 @@ def status() -> list[HookStatus]:
     with _lock:
         for target in TARGETS:
             patch = next((p for p in _patches.get(target.module, ()) if p.target is target), None)
-            # Nor may it have the module, or the module what it needs.
+            # Such a torch may not have the module either, and below: a package that the module needs may be missing.
             if "torch" in sys.modules and target.is_not_for(provenance.torch_release()):
                 states.append(HookStatus(target.name, "not for this torch", ""))
             elif "torch" in sys.modules and target.module not in sys.modules and _lacks(target.needs):
@@ -213,7 +213,7 @@ def _lacks(package: str) -> bool:
 
 
 def _catch_up() -> None:
-    """Patch every target that was imported without our finder: before the activation, or through another finder."""
+    """Patch targets imported without our finder: before activation, or by another finder. Raises VerifierError."""
     found = {name: sys.modules.get(name) for name in _pending.copy() if not _is_initialising(name)}
     _pending.difference_update(name for name, module in found.items() if module is not None)
     for name, module in found.items():
@@ -233,7 +233,7 @@ def _patch_module(name: str, module: ModuleType) -> None:
     except VerifierError:
         raise
     except Exception as error:
-        # The host's import must not fail for our sake, whatever it was: a broken wrapt, say.
+        # No failure of ours, such as a broken wrapt, may fail the host's import.
         _say_broken(name, error)
         if config.current().strict and any(target.hook in VERIFYING for target in TARGETS if target.module == name):
             text = f"safecache: no hook can be put on {name}, and SAFECACHE_STRICT is set: {_broken[name]}"
@@ -241,9 +241,9 @@ def _patch_module(name: str, module: ModuleType) -> None:
 
 
 def _prepared(name: str) -> list[Patch]:
-    """The patches of a module, with all that they import imported.
+    """The patches of a module, with everything that they need imported.
 
-    Not under our lock: an import can wait for another thread's, and that thread for our lock.
+    Imports without our lock: an import can wait for another thread's, and that thread for our lock.
     """
     from safecache.patching.patching import Patch
 
@@ -268,32 +268,32 @@ def _say_broken(name: str, error: Exception) -> None:
 
 
 def _is_initialising(name: str) -> bool:
-    # As importlib itself asks before it waits for another thread's import.
+    # The check that importlib makes itself before it waits for another thread's import.
     return bool(getattr(getattr(sys.modules.get(name), "__spec__", None), "_initializing", False))
 
 
 def _is_any_pending() -> bool:
-    # Asked at every import of anything: a generator takes five times as long.
+    # Called at every import of any module, where a generator expression would take five times as long.
     return any(map(sys.modules.__contains__, _pending.copy()))
 
 
 def _watch() -> None:
-    """Have a thread patch the targets whose import is under way or was not ours, as soon as they are imported."""
+    """Start a thread that patches the targets whose import is in progress or bypassed us, once they are imported."""
     global _watcher
     if _is_any_pending() and (_watcher is None or not _watcher.is_alive()):
-        # Of two threads that activate each starts its own.
+        # Two threads that activate at once each start their own, which does no harm.
         watcher = threading.Thread(target=_await_imports, name="safecache-activation", daemon=True)
         watcher.start()
         _watcher = watcher
 
 
 def _await_imports() -> None:
-    # Looking now and then, for to wait as an import does could wait in a circle, or import anew what has failed.
+    # Polls: waiting as an import does could deadlock, or import again what has failed.
     while _is_any_pending():
         try:
             _catch_up()
         except VerifierError as error:
-            # There is nobody to raise it to, and the module is in use.
+            # No caller could catch it, and the module is already in use.
             print(error, file=sys.stderr, flush=True)
             os._exit(config.EXIT_CONFIG)
         time.sleep(_LOOK_AGAIN_SECONDS)
@@ -301,7 +301,7 @@ def _await_imports() -> None:
 
 @atexit.register
 def _end_watch() -> None:
-    # A daemon thread that is loading wrapt's extension module while the interpreter is taken down can crash it.
+    # A daemon thread that loads wrapt's extension module while the interpreter shuts down can crash it.
     _pending.clear()
     if _watcher is not None:
         _watcher.join(_EXIT_SECONDS)

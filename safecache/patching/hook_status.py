@@ -1,4 +1,4 @@
-"""What status() says of a hook; apart, so that activating, and asking, import as little as can be."""
+"""What status() returns for a hook; a module of its own, so that activation and status() import little."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ __all__ = ["HookStatus"]
 
 
 class HookStatus(NamedTuple):
-    """One hook: ``state`` as Patch.state() has it or "not for this torch", and for one standing down the ``reason``."""
+    """One hook: ``state``: as Patch.state(), or "not for this torch"; ``reason``: why it is in that state, or ""."""
 
     name: str
     state: str

@@ -1,4 +1,4 @@
-"""Puts one hook on one target, and takes it off again; stands down, by name, where the target is not what we know."""
+"""Puts a hook on its target and takes it off again; stands down, with a report, if the target is not as expected."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = ["Patch", "StandDown", "StandDownError", "check_version", "hook_functi
 
 
 _DEEPEST_CHAIN = 100
-# Where hooks have gone, of those that sources patched by 0.1.0 name, and what they are called now.
+# Hooks that sources patched by 0.1.0 name: the modules they have moved to, and their names now.
 _MOVED = {
     "aot_compile": "dynamo",
     "aot_compile_types": "dynamo",
@@ -89,7 +89,7 @@ class StandDown(Enum):
 
 
 class StandDownError(Exception):
-    """The target is not what the table says."""
+    """The target differs from what the table says."""
 
     def __init__(self, why: StandDown, detail: str) -> None:
         super().__init__(f"{why.value}: {detail}")
@@ -97,14 +97,14 @@ class StandDownError(Exception):
 
 
 class _Hook:
-    """A wrapper that was put on a target once. Off, it passes every call straight on."""
+    """A wrapper that was put on a target. While disabled it passes every call straight through."""
 
     def __init__(self) -> None:
         self.wrapper: Any = None
         self.enabled = True
 
     def is_below(self, outermost: Any) -> bool:
-        """Whether calling ``outermost`` comes to the wrapper, as far as ``__wrapped__`` tells."""
+        """Whether a call of ``outermost`` reaches the wrapper, as far as ``__wrapped__`` shows."""
         # A closure is usually made over the bound form of our wrapper.
         return any(self.wrapper is each or self.wrapper is parent for each, parent in _chain(outermost))
 
@@ -120,7 +120,7 @@ def _chain(outermost: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def wrapped(original: Any, function: Any, enabled: Callable[[], bool]) -> Any:
-    """``original``, a function or the module ``pickle``, with the hook ``function`` on it while ``enabled()``."""
+    """``original``, a function or the module ``pickle``, wrapped by the hook ``function``, on while ``enabled()``."""
     if isinstance(original, types.ModuleType):
         return function(original, enabled=enabled)
     return _Wrapper(original, function, enabled=enabled)
@@ -131,7 +131,7 @@ def _by_name(function: Any) -> tuple[Any, tuple[str]]:
 
 
 class _BoundWrapper(BoundFunctionWrapper[Any, Any]):
-    """Pickles and copies as the method does, of its instance or class: autotuners hold some of those that we wrap."""
+    """Pickles and copies like the method of its instance or class: autotuners hold some methods that we wrap."""
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         method = self.__wrapped__
@@ -150,12 +150,12 @@ class _BoundWrapper(BoundFunctionWrapper[Any, Any]):
 
 
 class _Wrapper(FunctionWrapper[Any, Any]):
-    """Pickles by name and copies as itself, as the function does: torch sends some to its compile workers."""
+    """Pickles by name and copies as itself, like the function: torch sends some to its compile workers."""
 
     __bound_function_wrapper__ = _BoundWrapper
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        # One that was made in a function has no name that leads to it: pickle refuses it, as in stock.
+        # A function defined in another cannot be found by its name: pickle refuses it, as in stock torch.
         has_name = "<locals>" not in self.__qualname__
         imported = getattr(sys.modules[self.__module__], self.__qualname__, None) is not self
         return _by_name(self) if imported and has_name else self.__qualname__
@@ -168,7 +168,7 @@ class _Wrapper(FunctionWrapper[Any, Any]):
 
 
 class Patch:
-    """One hook and its target, over its life: on, off, on again, or standing down."""
+    """One hook and its target during the life of the process: on, off, on again, or standing down."""
 
     def __init__(self, target: Target) -> None:
         self.target = target
@@ -176,11 +176,11 @@ class Patch:
         self._hook_function: Any = None
         self._import_error: Exception | None = None
         self._module: types.ModuleType | None = None
-        # All that were ever put on: a mock's end, or a closure somebody keeps, can bring back one that was taken off.
+        # All that were ever put on: the end of a mock, or a closure kept elsewhere, can restore one that was taken off.
         self._hooks: list[_Hook] = []
 
     def prepare(self) -> None:
-        """Import the hook, outside of any lock; a failure is for apply() to report."""
+        """Import the hook, outside of any lock. Does not raise: apply() reports a failure."""
         try:
             self._hook_function = hook_function(self.target.hook)
         except Exception as error:
@@ -188,9 +188,9 @@ class Patch:
             self._import_error = error
 
     def apply(self, module: types.ModuleType) -> None:
-        """Put the hook on; if that cannot be done, note and report why.
+        """Put the hook on; if that is impossible, note and report why.
 
-        Raises VerifierError in strict mode, of a hook that verifies; else no Exception.
+        Raises VerifierError in strict mode if the hook is a verifying one, and no other Exception.
         """
         try:
             self._apply(module)
@@ -235,7 +235,7 @@ class Patch:
         return next((hook for hook in self._hooks if hook.is_below(outermost)), None)
 
     def _is_in_source(self, module: types.ModuleType, original: Any) -> bool:
-        """Whether a source patch (patches/) does the hook's work already."""
+        """Whether a source patch (patches/) already does the hook's work."""
         marked = bool(self.target.marker) and getattr(module, self.target.marker, False) is True
         return marked or _source_hook(original) is not None
 
@@ -243,13 +243,13 @@ class Patch:
         return lambda original: wrapped(original, self._hook_function, lambda: hook.enabled)
 
     def revert(self) -> None:
-        """Take the hook off: the original object is back, or only what others wrapped around it remains."""
+        """Take the hook off: restores the original object, or leaves only what others have wrapped around it."""
         self.reason = ""
         for hook in self._hooks:
             hook.enabled = False
             self._replace_copies(hook.wrapper, hook.wrapper.__wrapped__)
             if self._module is not None:
-                with contextlib.suppress(WrapperNotOutermostError):  # under a plain closure: off is all it can be
+                with contextlib.suppress(WrapperNotOutermostError):  # under a plain closure it can only be disabled
                     unwrap_object(self._module, self.target.attribute, hook.wrapper, missing_ok=True)
 
     def _replace_copies(self, old: Any, new: Any) -> None:
@@ -278,7 +278,7 @@ class Patch:
 
 
 def hook_function(name: str) -> Any:
-    """The hook ``module:function`` below safecache.hooks, by its name or that of 0.1.0. Raises what its import does."""
+    """The hook ``module:function`` of safecache.hooks, by its name now or in 0.1.0. Raises what its import raises."""
     module, _, function = name.partition(":")
     module, function = _MOVED.get(module, module), _RENAMED.get(name, function)
     return getattr(importlib.import_module(f"safecache.hooks.{module}"), function)
@@ -294,7 +294,7 @@ def _failed(error: Exception | None) -> StandDownError:
 
 
 def check_version() -> None:
-    """Raise StandDownError for a release of torch that the table says nothing of."""
+    """Raise StandDownError for a release of torch that the table does not cover."""
     if not targets.TORCH_FROM <= provenance.torch_release() < targets.TORCH_UNTIL:
         known = "{}.{} to before {}.{}".format(*targets.TORCH_FROM, *targets.TORCH_UNTIL)
         raise StandDownError(StandDown.UNKNOWN_VERSION, f"{provenance.torch_version()}, known are {known}")
@@ -314,7 +314,7 @@ def _check_signature(original: Any, known: tuple[str, ...]) -> None:
 
 
 def signature_of(original: Any) -> str:
-    """The signature in the notation of the table; of a module, its name."""
+    """The signature in the notation of the table; for a module, its name."""
     if isinstance(original, types.ModuleType):
         return f"<module {original.__name__}>"
     function = getattr(original, "__func__", original)
@@ -329,7 +329,7 @@ def signature_of(original: Any) -> str:
 
 
 def _signature_of_plain(function: types.FunctionType) -> str:
-    """As inspect.signature tells it of a function that nothing is noted on, in a thirtieth of the time."""
+    """The same for a function without attributes, in a thirtieth of the time of inspect.signature."""
     code = function.__code__
     positional, keyword_only = code.co_argcount, code.co_kwonlyargcount
     names = list(code.co_varnames)

@@ -1,7 +1,7 @@
-"""Every place in the source of torch and Triton that runs bytes, or makes objects of them, and what comes of each.
+"""Every place in the source of torch and Triton that runs bytes or deserialises them (a sink), and its verdict.
 
-The places are found by a scan of their syntax trees. The table beside this module, sinks.txt, has for each the hook
-that verifies what is run there, or why it needs none.
+The places are found by a scan of the syntax trees. The table beside this module, sinks.txt, has for each the hook that
+verifies what is run there, or the reason why none is needed.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _PLACES = (
     "triton/compiler",
     "triton/runtime",
 )
-# And these files of Triton itself: _compile_warmup_pool.py, _utils.py and whatever comes.
+# And these files of Triton itself: _compile_warmup_pool.py, _utils.py and any that are added later.
 _TRITON_FILES = re.compile(r"_\w+\.py")
 
 _BUILTINS = frozenset({"exec", "eval", "compile", "__import__"})
@@ -73,24 +73,24 @@ _FUNCTIONS = frozenset(
         "torch.package.PackageImporter",
     }
 )
-# Wherever the object comes from that has them.
+# Methods, of whatever object.
 _METHODS = re.compile(
     r"(LoadLibrary|load_library|load_module|exec_module|_load_kernel|load_binary|load_cubin|"
     r"CDLL|PyDLL|AOTIModel(PackageLoader|ContainerRunner)\w*|_pickle_load_obj|loads|Unpickler|dlopen|"
     r"\w*[mM]odule_?[lL]oad(_?[dD]ata)?(Ex)?)"
 )
-# JSON is parsed; the others are what a kernel loads from memory.
+# json.loads only parses; the others are the memory loads of a kernel.
 _HARMLESS = re.compile(r"json\.loads|self\.loads|.*\b(value|source)\.loads")
-# Whoever asks for one of these may find something there that it runs later, or has C++ run.
+# Code that uses one of these may find files there that it, or C++, runs later.
 _CACHES = re.compile(r"[\w.]+\.(default_cache_dir|cache_dir|get_cache_manager)|[A-Z_]*(CACHE|EXTENSIONS)_DIR")
-# In generated code: C++ and Python.
+# Calls in generated code, C++ and Python.
 _TEXTS = re.compile(
     r"\b(\w*ModuleLoad\w*|zeModuleCreate|dlopen|load[A-Z]?\w*Kernel|pickle\.loads?|exec|eval|load_library|CDLL)\s*\("
 )
 
 
 class Sink(NamedTuple):
-    """``what`` is called or handed on, how many ``times``, in this ``function`` of this ``module`` (a path)."""
+    """``what`` is called or passed on so many ``times`` in this ``function`` of this ``module`` (a path)."""
 
     module: str
     function: str
@@ -136,7 +136,7 @@ def scan_source(source: str, path: str) -> list[Sink]:
 
 
 def _imported(tree: ast.AST) -> dict[str, str]:
-    """What each name stands for that the module imports anywhere."""
+    """The qualified name of each name that the module imports, anywhere in it."""
     names: dict[str, str] = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -148,13 +148,13 @@ def _imported(tree: ast.AST) -> dict[str, str]:
 
 
 def _bound(tree: ast.Module) -> frozenset[str]:
-    """The builtins that are something else in this module."""
+    """The builtins that this module redefines."""
     bound = {node.name for node in tree.body if isinstance(node, (ast.FunctionDef, ast.ClassDef))}
     return frozenset(bound & _BUILTINS)
 
 
 class _Visitor(ast.NodeVisitor):
-    """Collects what is looked up, called or not: ``partial(pickle.loads, …)`` and a base class are sinks too."""
+    """Collects every use of a sink, called or not: ``partial(pickle.loads, …)`` and a base class are sinks too."""
 
     def __init__(self, bound: frozenset[str], imported: Mapping[str, str]) -> None:
         self.found: Counter[tuple[str, str]] = Counter()
@@ -182,7 +182,7 @@ class _Visitor(ast.NodeVisitor):
             self.visit(node.value)
 
     def visit_arg(self, node: ast.arg) -> None:
-        """Passed over: a type that is annotated is not used."""
+        """Skipped: a type in an annotation is not used."""
 
     def visit_Name(self, node: ast.Name) -> None:
         self._look(node)
@@ -216,7 +216,7 @@ class _Visitor(ast.NodeVisitor):
         return is_cache or _METHODS.fullmatch(name.rpartition(".")[2]) is not None
 
     def _name(self, node: ast.expr) -> str | None:
-        """The dotted name, with what the module imports in place of what it calls that."""
+        """The dotted name, with the aliases of the module's imports resolved."""
         if isinstance(node, ast.Name):
             return self._imported.get(node.id, node.id)
         if isinstance(node, ast.Attribute):
@@ -235,9 +235,9 @@ _LAST = {"torch": targets.TORCH_UNTIL, "triton": targets.TRITON_UNTIL}
 
 
 class Verdict(NamedTuple):
-    """What comes of a sink: the ``hooks`` that verify what is read there, or the ``reason`` why none has to.
+    """How a sink is covered: by the ``hooks`` that verify what is read there, or the ``reason`` why none is needed.
 
-    ``open``: something has to, and nothing does yet; the reason says what.
+    ``open``: it needs verification and has none yet; ``reason`` says what is missing.
     """
 
     hooks: tuple[str, ...]
@@ -246,7 +246,7 @@ class Verdict(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """A row of the table: ``since`` the first release that has the sink, ``until`` the last."""
+    """A row of the table; ``since``, ``until``: the first and the last release that have the sink."""
 
     sink: Sink
     verdict: Verdict
@@ -256,7 +256,7 @@ class Listed(NamedTuple):
 
 @cache
 def table() -> tuple[Listed, ...]:
-    """All rows. Raises ValueError for a line that is none, and OSError."""
+    """All rows of sinks.txt. Raises ValueError for a malformed line, and OSError."""
     with open(_TABLE, encoding="utf-8") as file:
         return tuple(_parsed(line.rstrip("\n") for line in file))
 
@@ -294,13 +294,13 @@ def _row(found: re.Match[str], verdict: Verdict) -> Listed:
 
 
 def release_of(version: str) -> tuple[int, int]:
-    """The major and minor version; (0, 0), of which nothing is listed, for a text that has none."""
+    """The major and minor version; (0, 0), for which nothing is listed, if the text has none."""
     digits = re.match(r"(\d+)\.(\d+)", version)
     return (int(digits[1]), int(digits[2])) if digits else (0, 0)
 
 
 def listed(distribution: str, release: tuple[int, int]) -> dict[Sink, Verdict]:
-    """The sinks of this release of torch or triton, and what comes of them."""
+    """The sinks of this release of torch or triton, with their verdicts. Raises as table()."""
     return {
         row.sink: row.verdict
         for row in table()
@@ -309,7 +309,7 @@ def listed(distribution: str, release: tuple[int, int]) -> dict[Sink, Verdict]:
 
 
 def installed(distribution: str) -> list[Sink] | None:
-    """What the installed torch or triton has; None if there is none. Imports neither; raises OSError."""
+    """The sinks of the installed torch or triton; None if it is not installed. Imports neither. Raises as scan()."""
     spec = importlib.util.find_spec(distribution)
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -317,6 +317,6 @@ def installed(distribution: str) -> list[Sink] | None:
 
 
 def differences(found: Sequence[Sink], known: Iterable[Sink]) -> tuple[list[Sink], list[Sink]]:
-    """The sinks that are found and not known, and those that are known and not found."""
+    """The sinks that are found but not known, and those that are known but not found."""
     unknown, vanished = set(found).difference(known), set(known).difference(found)
     return sorted(unknown), sorted(vanished)

@@ -29,10 +29,9 @@ TRITON_UNTIL = (3, 10)
 class Target:
     """A symbol, the hook that wraps it (``module:function`` below safecache.hooks) and the signatures it may have.
 
-    ``since``: the first torch that has it; ``until``: the first that does not need the hook. ``copies``: modules
-    that import it by name, and so keep a function from a time before us. ``marker``: what its module has where a
-    source patch (patches/) does the whole of the hook's work. ``needs``: a package, not torch's, without
-    which its module cannot be imported.
+    ``since``: the first torch that has it; ``until``: the first that does not need the hook. ``copies``: modules that
+    import it by name, and so may hold the unhooked function. ``marker``: an attribute that its module has if a source
+    patch (patches/) does all of the hook's work. ``needs``: a third-party package that its module imports.
     """
 
     def __init__(
@@ -58,12 +57,12 @@ class Target:
         self.signatures = signatures
 
     def is_not_for(self, torch: tuple[int, int]) -> bool:
-        """Whether this release of torch, one that we know, does not have the symbol yet or does without the hook."""
+        """Whether this release of torch is supported but lacks the symbol, or does not need the hook any more."""
         return TORCH_FROM <= torch < self.since or self.until <= torch < TORCH_UNTIL
 
     @property
     def name(self) -> str:
-        """How status() and warnings name it."""
+        """Its name in status() and warnings."""
         return f"{self.module}.{self.attribute}"
 
     @property
@@ -125,11 +124,11 @@ _CACHE_DIR_COPIES = (
 )
 _COMPILE_DLL = ("cls, source_code, dst_file_ext, extra_args=",)
 _TRITON_BUILD = "triton.runtime.build"
-# What the modules have that the source patch picklable-launchers changes.
+# The marker in the modules that the source patch picklable-launchers changes.
 _PICKLABLE_LAUNCHERS = "_safecache_picklable_launchers"
-# A module global in place of which SealingPickle stands, rather than a function.
+# In place of a signature: the symbol is a module global, which SealingPickle replaces.
 PICKLE_MODULE = "<module pickle>"
-# Older ones unpack AOTInductor packages below /tmp, wherever TMPDIR points to.
+# Older releases unpack AOTInductor packages below /tmp, whatever TMPDIR says.
 PACKAGES_OBEY_TMPDIR_FROM = (2, 13)
 
 TARGETS: tuple[Target, ...] = (
@@ -161,7 +160,7 @@ TARGETS: tuple[Target, ...] = (
         ),
     ),
     Target(
-        "torch._functorch.aot_autograd",  # where AOTAutograd asks
+        "torch._functorch.aot_autograd",  # where AOTAutograd looks it up
         "should_use_remote_autograd_cache",
         "autograd_cache:should_use_remote_autograd_cache",
         ("",),
@@ -218,7 +217,7 @@ TARGETS: tuple[Target, ...] = (
         "AOTAutogradCachePickler.get_hash",  # from FxGraphCachePickler
         "autograd_cache:get_hash",
         ("self, obj",),
-        since=(2, 12),  # the first that does not print the parts of each key by itself
+        since=(2, 12),  # torch 2.11 prints the parts of each key by itself
     ),
     Target(
         _AUTOGRAD_CACHE,
@@ -258,7 +257,7 @@ TARGETS: tuple[Target, ...] = (
         "dynamo:to_cache_bytes",
         ("self, python_code=",),
         since=(2, 14),
-        until=(2, 15),  # from which on files are written, and read
+        until=(2, 15),  # from 2.15 on, files are written and read
     ),
     Target(
         _PRECOMPILE,
@@ -316,7 +315,7 @@ TARGETS: tuple[Target, ...] = (
         "compile_workers:init_pool",
         ("self, nprocs, pickler=, kind=, quiesce=",),
     ),
-    # Which also keeps the cubin: the source patch does not do all of its work.
+    # No marker: the hook also keeps the cubin, which the source patch does not.
     Target(_HEURISTICS, "StaticTritonCompileResult.make_launcher", "triton_in_inductor:make_launcher", ("self",)),
     Target(
         _HEURISTICS,
@@ -471,11 +470,11 @@ TARGETS: tuple[Target, ...] = (
         "default_cache_dir",
         "installation:default_cache_dir",
         ("",),
-        until=(2, 13),  # the first with a name for a user that has none
+        until=(2, 13),  # the first that works for a uid without a user name
         copies=(_CODECACHE, "torch._inductor.runtime.runtime_utils"),
     ),
     Target(
-        "torch._inductor.package",  # where aoti_load_package looks
+        "torch._inductor.package",  # where aoti_load_package looks it up
         "load_package",
         "aot_inductor:load",
         (
@@ -623,7 +622,7 @@ TARGETS: tuple[Target, ...] = (
         "triton_isolation:get_cache_key",
         ("src, backend, backend_options, env_vars",),
     ),
-    # Each of these modules may have it from the one before, from a time before us.
+    # Each of these modules may have imported it from the one before, before it was hooked.
     *(
         Target(module, "compile", "triton_isolation:compile", ("src, target=, options=, _env_vars=",))
         for module in ("triton.compiler.compiler", "triton.compiler", "triton")
@@ -657,8 +656,8 @@ UPSTREAM_HOOKS = {
 
 MODULES = frozenset(target.module for target in TARGETS)
 
-# The hooks that seal, verify, or see to it that what is refused is made anew: in the source with the patch
-# verified-loads. The others count lookups, explain failures, and look after directories, launchers and compiles.
+# The hooks that seal, verify, or make sure that what is refused is recompiled; the source patch verified-loads has them
+# too. The others count lookups, explain failures, and look after directories, launchers and compiles.
 VERIFYING = frozenset(
     f"{module}:{function}"
     for module, functions in {

@@ -36,14 +36,14 @@ __all__ = [
     "within_cache",
 ]
 
-# Not from typing: importing that would be half of what `import safecache` costs.
+# Not imported from typing, which would take half the time of `import safecache`.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
     from typing import Any
 
 
-EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: how a process ends whose settings cannot be met
+EXIT_CONFIG = 78  # EX_CONFIG of sysexits.h: exit status of a process whose settings cannot be met
 
 _CACHE_DIRECTORY = "TORCHINDUCTOR_CACHE_DIR"
 _TRITON_DIRECTORY = "TRITON_CACHE_DIR"
@@ -54,12 +54,12 @@ _OUR_FLYDSL_DIRECTORY = "_SAFECACHE_FLYDSL_DIRECTORY"
 _METRICS_DIRECTORY = "_SAFECACHE_METRICS_DIRECTORY"
 # What prometheus_client looks for, in this order.
 _MULTIPROCESS_DIRECTORIES = ("PROMETHEUS_MULTIPROC_DIR", "prometheus_multiproc_dir")
-# How torchrun, Open MPI and MPICH tell a process its place. Not Slurm: in a batch script, that is the script's.
+# How torchrun, Open MPI and MPICH pass the rank. Not Slurm's variable: in a batch script it is the script's own.
 _RANKS = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 
 class Config:
-    """One reading of the settings, by the names in SETTINGS."""
+    """The settings as read once, by their names in SETTINGS."""
 
     enabled: bool
     strict: bool
@@ -105,7 +105,7 @@ def load(environ: Mapping[str, str]) -> Config:
 
 
 def problems(environ: Mapping[str, str]) -> dict[str, str]:
-    """What load() would refuse of ``environ``, by variable."""
+    """The error message for each variable of ``environ`` that load() would refuse. Raises nothing."""
     found = {}
     for setting in SETTINGS:
         try:
@@ -142,7 +142,7 @@ def current() -> Config:
 
 
 def reload(without: Collection[str] = ()) -> Config:
-    """Read the environment again, as activate() does; these variables count as unset. Raises ConfigError."""
+    """Read the environment again, as activate() does, with the variables ``without`` unset. Raises ConfigError."""
     global _current
     _current = load({name: os.environ[name] for name in os.environ if name not in without} if without else os.environ)
     return _current
@@ -159,33 +159,33 @@ def child_environment() -> dict[str, str]:
 
 
 def name_run() -> None:
-    """Name the run, by its start, for this process and all that it starts, unless the one that started it has."""
+    """Name the run after its start time, for this process and its children, unless its parent has named it."""
     if not run_id():
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         os.environ[_RUN] = f"{moment}-{os.urandom(4).hex()}"
 
 
 def run_id() -> str:
-    """The name of the run; "" before an activation."""
+    """The name of the run; "" before the first activation."""
     return os.environ.get(_RUN, "")
 
 
 def isolate() -> None:
-    """Turn SAFECACHE_ISOLATE on, unless it is: for this process, and those that it starts."""
+    """Turn SAFECACHE_ISOLATE on for this process and its children, unless it is on already. Raises ConfigError."""
     if not current().isolate:
         os.environ[ISOLATE] = "1"
         reload()
 
 
 def cache_directory() -> str | None:
-    """Where torch keeps what Inductor compiles; None if it has not been told, nor chosen, yet."""
+    """Where torch keeps what Inductor compiles; None if it was neither set nor chosen yet."""
     return os.environ.get(_CACHE_DIRECTORY)
 
 
 def within_cache(path: str) -> tuple[str, str]:
-    """The cache directory that ``path`` lies in, or is, and the way there; itself and "" for any other.
+    """The cache directory that contains ``path``, or is it, and the relative path; ``path`` and "" if there is none.
 
-    Inductor's, Triton's, the one that it stands before, or one that has been named. Layers are none of them.
+    Known are Inductor's, the original of a redirected one, Triton's, and those of name_cache(), but no layers.
     """
     for top in (
         cache_directory(),
@@ -203,14 +203,14 @@ _named: dict[str, None] = {}
 
 
 def name_cache(directory: str) -> None:
-    """Have within_cache() know this one too: a command or a sweep is to work on it."""
+    """Make within_cache() know this directory too, because a command or a sweep works on it."""
     _named.setdefault(directory)
 
 
 def redirect_cache(directory: str, original: str | None) -> None:
-    """Have torch, and the processes that this one starts, use ``directory`` for now, in place of ``original``.
+    """Make torch, in this process and its children, use ``directory`` in place of ``original`` for now.
 
-    None: ``directory`` is the original again.
+    With None, ``directory`` is the original again.
     """
     os.environ[_CACHE_DIRECTORY] = directory
     if original is None:
@@ -220,46 +220,46 @@ def redirect_cache(directory: str, original: str | None) -> None:
 
 
 def redirected() -> tuple[str, str] | None:
-    """The directory, and the original, that this process or the one that started it has last redirected."""
+    """The current redirection, set by this process or inherited: the directory and the original; None without one."""
     directory, separator, original = os.environ.get(_REDIRECTED, "").partition("\n")
     return (directory, original) if separator else None
 
 
 def end_redirection() -> None:
-    """Have torch use the original, if what it uses now is a directory in place of it."""
+    """Make torch use the original cache directory again, if it is redirected now."""
     found = redirected()
     if found is not None and found[0] == cache_directory():
         redirect_cache(found[1], None)
 
 
 def flydsl_directory() -> tuple[str, bool]:
-    """Where FlyDSL keeps its kernels, "" if it was not told; and whether safecache has, in this process tree."""
+    """FlyDSL's cache directory, "" if it is not set, and whether it equals the one that safecache set."""
     directory = os.environ.get(_FLYDSL_DIRECTORY, "")
     return directory, directory == os.environ.get(_OUR_FLYDSL_DIRECTORY)
 
 
 def set_flydsl_directory(directory: str) -> None:
-    """Have FlyDSL keep them in ``directory``, in this process and those that it starts."""
+    """Make FlyDSL keep its kernels in ``directory``, in this process and its children."""
     os.environ[_FLYDSL_DIRECTORY] = os.environ[_OUR_FLYDSL_DIRECTORY] = directory
 
 
 def rank() -> str:
-    """The rank of this process in its job, as its launcher has set it; empty if none has."""
+    """The rank of this process in its job, as set by the job's launcher; "" without one."""
     return next((os.environ[name] for name in _RANKS if os.environ.get(name)), "")
 
 
 def multiprocess_directory() -> str:
-    """Where the processes of a server keep what they count for Prometheus; empty if it has no such directory."""
+    """The directory of prometheus_client's multiprocess mode; "" if it is not set."""
     return next((os.environ[name] for name in _MULTIPROCESS_DIRECTORIES if os.environ.get(name)), "")
 
 
 def metrics_directory() -> str:
-    """Where the processes of this run keep what safecache counts; empty if none has made such a directory."""
+    """The directory where the processes of this run keep safecache's counters; "" before one is made."""
     return os.environ.get(_METRICS_DIRECTORY, "")
 
 
 def set_metrics_directory(directory: str) -> None:
-    """Have this process, and those that it starts, use ``directory`` for that."""
+    """Make this process and its children keep safecache's counters in ``directory``."""
     os.environ[_METRICS_DIRECTORY] = directory
 
 
@@ -267,5 +267,8 @@ _MAIN = os.path.join("compile_worker", "__main__.py")
 
 
 def is_one() -> bool:
-    """By what was started: torch/_inductor/compile_worker/__main__.py. Not true where the pool is made."""
+    """Whether this process is one of Inductor's compile workers: it runs torch/_inductor/compile_worker/__main__.py.
+
+    False in the process that creates the pool.
+    """
     return str(getattr(sys.modules.get("__main__"), "__file__", "")).endswith(_MAIN)

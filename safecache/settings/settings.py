@@ -27,7 +27,7 @@ __all__ = [
     "switch",
 ]
 
-# Not from typing: importing that would be half of what `import safecache` costs.
+# Not imported from typing, which would take half the time of `import safecache`.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # A value of SAFECACHE_ISOLATE.
 WORKERS = "workers"
-# Bytes. With less, sound compiles of large kernels fail.
+# Bytes. With less, valid compiles of large kernels fail.
 LEAST_COMPILE_MEMORY = 10**9
 LONGEST_NAMESPACE = 128
 _NAMESPACE_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-")
@@ -46,7 +46,7 @@ _FALSE = ("0", "false", "no", "off")
 
 
 def switch(text: str) -> bool:
-    """On or off."""
+    """Parse a switch. This and the parsers below raise ValueError for a value that is not allowed."""
     word = text.strip().lower()
     if word in _TRUE:
         return True
@@ -56,7 +56,7 @@ def switch(text: str) -> bool:
 
 
 def one_of(words: tuple[str, ...]) -> Callable[[str], str]:
-    """Takes one of these words, in either case."""
+    """A parser for one of these words, in either case."""
 
     def parse(text: str) -> str:
         word = text.strip().lower()
@@ -68,19 +68,19 @@ def one_of(words: tuple[str, ...]) -> Callable[[str], str]:
 
 
 def path(text: str) -> str:
-    """An absolute path."""
+    """Parse an absolute path."""
     if not os.path.isabs(text):
         raise ValueError(text)
     return text
 
 
 def paths(text: str) -> tuple[str, ...]:
-    """Absolute paths, with colons between them."""
+    """Parse absolute paths separated by colons."""
     return tuple(path(each) for each in text.split(os.pathsep) if each)
 
 
 def seconds(text: str) -> float:
-    """From 0 on."""
+    """Parse seconds, from 0 to LONGEST_TIME."""
     seconds = float(text)
     if not 0 <= seconds <= LONGEST_TIME:
         raise ValueError(text)
@@ -88,7 +88,7 @@ def seconds(text: str) -> float:
 
 
 def compile_timeout(text: str) -> float:
-    """Seconds, from 1 on."""
+    """Parse seconds, from 1 to LONGEST_TIME."""
     seconds = float(text)
     if not 1 <= seconds <= LONGEST_TIME:
         raise ValueError(text)
@@ -96,7 +96,7 @@ def compile_timeout(text: str) -> float:
 
 
 def compile_memory(text: str) -> int:
-    """Bytes, with a unit or without."""
+    """Parse bytes, with a unit or without, from LEAST_COMPILE_MEMORY."""
     size = units.parse_size(text)
     if size < LEAST_COMPILE_MEMORY:
         raise ValueError(text)
@@ -104,18 +104,18 @@ def compile_memory(text: str) -> int:
 
 
 def isolate(text: str) -> bool | str:
-    """A switch, or WORKERS."""
+    """Parse a switch, or WORKERS."""
     return WORKERS if text.strip().lower() == WORKERS else switch(text)
 
 
 def namespace(text: str) -> str:
-    """Letters that a namespace may have."""
+    """Parse a namespace: its letters and length are limited."""
     if len(text) > LONGEST_NAMESPACE or not set(text) <= _NAMESPACE_LETTERS:
         raise ValueError(text)
     return text
 
 
-# Not from typing: importing that would be half of what `import safecache` costs.
+# Not imported from typing, which would take half the time of `import safecache`.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -1,20 +1,20 @@
-"""Sizes and ages as people write them: ``10G``, ``500MiB``, ``30d``. Loads no datetime, as each process would."""
+"""Sizes and ages as people write them: ``10G``, ``500MiB``, ``30d``. No datetime: each process loads this."""
 
 from __future__ import annotations
 
 __all__ = ["AGES", "SIZES", "parse_age", "parse_count", "parse_size", "write_age", "write_size"]
 
-# As ccache and Kubernetes read them: without the i a prefix is a power of 1000.
+# As in ccache and Kubernetes: without the i, a prefix is a power of 1000.
 SIZES = "a number of bytes, or one with k, M, G, T (powers of 1000) or Ki, Mi, Gi, Ti (of 1024) and perhaps B"
 AGES = "a number with s, min, h, d or w"
 _PREFIXES = "kmgt"
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-# Beyond it nothing is a limit, and an infinity or a NaN is none either.
+# A larger number limits nothing; infinity and NaN are refused too.
 _MOST = 1 << 62
 
 
 def parse_size(text: str) -> int:
-    """Bytes. Raises ValueError for what SIZES does not describe, and for 0: would that be no limit, or no cache?"""
+    """Parse bytes. Raises ValueError for what SIZES does not describe, and for 0: is that no limit, or no cache?"""
     number, unit = _split(text)
     unit = unit.lower().removesuffix("b")
     base = 1024 if unit.endswith("i") else 1000
@@ -25,7 +25,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_age(text: str) -> int:
-    """Seconds. Raises ValueError for what AGES does not describe, and for an age of nothing."""
+    """Parse an age into seconds. Raises ValueError for what AGES does not describe, and below one second."""
     number, unit = _split(text)
     if unit not in _SECONDS:
         raise ValueError(text)
@@ -33,7 +33,7 @@ def parse_age(text: str) -> int:
 
 
 def parse_count(text: str) -> int:
-    """A whole number from 1. Raises ValueError."""
+    """Parse a whole number from 1. Raises ValueError for anything else."""
     if not text.isascii() or not text.strip().isdecimal():
         raise ValueError(text)
     return _positive(int(text), text)
@@ -54,7 +54,7 @@ def _positive(number: float, text: str) -> int:
 
 
 def write_size(size: int) -> str:
-    """Such as ``4.2 MB``: with a power of 1000."""
+    """A size in bytes as text, such as ``4.2 MB``, in powers of 1000."""
     value, unit = float(size), "B"
     for larger in ("kB", "MB", "GB", "TB"):
         if value < 999.95:
@@ -64,6 +64,6 @@ def write_size(size: int) -> str:
 
 
 def write_age(seconds: float) -> str:
-    """In the largest unit that it has one of, rounded down: ``3 d``."""
+    """An age in seconds as text, such as ``3 d``: in the largest unit that it fills, rounded down."""
     unit = next((unit for unit in ("d", "h", "min") if seconds >= _SECONDS[unit]), "s")
     return f"{int(seconds // _SECONDS[unit])} {unit}"

@@ -1,8 +1,8 @@
-"""Replaces files, all of them or none; each as a whole, so that whoever is killed in between has one or the other.
+"""Replaces files, all or none, each atomically: a process killed midway leaves every file old or new, never torn.
 
-A file that replaces another is a new one: another name of the old one, such as a package installer's cache keeps,
-still has the old content. git apply, or patch, makes the new content, of one file at a time in a directory of its own:
-neither sees what lies around the target.
+A replaced file is a new inode: a hard link to the old one, such as in a package installer's cache, keeps the old
+content. git apply, or patch, makes the new content of one file at a time in a directory of its own, where it sees
+nothing that surrounds the target.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _DIFF = "change.diff"
 
 
 def blob_id(content: bytes) -> str:
-    """What git calls a file of this content."""
+    """Git's id of a file with this content."""
     return sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).hexdigest()
 
 
 def run(content: bytes, diff: bytes, path: str, *, reverse: bool = False) -> bytes | None:
-    """``content``, which is that of the file ``path`` in the diff, patched; None if the diff does not apply to it.
+    """``content``, that of the file ``path`` in the diff, with the diff applied; None if it does not apply.
 
-    Raises SourcePatchError if there is neither git nor patch.
+    Raises SourcePatchError if neither git nor patch is installed, and OSError.
     """
     with tempfile.TemporaryDirectory(prefix="safecache-patch-") as directory:
         place = os.path.join(directory, path)
@@ -68,7 +68,7 @@ def _command() -> list[str]:
 
 
 def _environment(directory: str) -> dict[str, str]:
-    """No repository around the directory, and no configuration of the user, has a say in it."""
+    """An environment in which neither a surrounding repository nor the user's configuration affects git or patch."""
     own = {
         "GIT_CEILING_DIRECTORIES": os.path.dirname(os.path.realpath(directory)),
         "GIT_CONFIG_GLOBAL": os.devnull,
@@ -84,7 +84,7 @@ _PREFIX = ".safecache-patch-"
 
 
 class Change(NamedTuple):
-    """A file that is to have other content than it has."""
+    """A file whose content is to be replaced."""
 
     path: str
     old: bytes
@@ -93,10 +93,10 @@ class Change(NamedTuple):
 
 @contextlib.contextmanager
 def locked(directory: str) -> Iterator[None]:
-    """Wait for others who patch what lies in this directory."""
+    """Hold the directory's lock, waiting for others who patch packages in it. Raises OSError."""
     descriptor = os.open(directory, os.O_RDONLY)
     try:
-        # Not every file system has locks; what two at a time leave behind is recognised, and can be finished.
+        # Not every file system has locks. What two concurrent runs leave behind is recognised, and can be completed.
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
@@ -105,7 +105,7 @@ def locked(directory: str) -> Iterator[None]:
 
 
 def publish(changes: Sequence[Change]) -> None:
-    """Make these changes. Raises OSError or SourcePatchError, all files being as they were, if one cannot be made."""
+    """Make these changes. If one cannot be made, raises OSError or SourcePatchError, with all files as they were."""
     staged: dict[str, str] = {}
     done: list[Change] = []
     try:
@@ -126,13 +126,13 @@ def publish(changes: Sequence[Change]) -> None:
 
 
 def remove_leftovers(directory: str) -> None:
-    """Remove what somebody who was killed has left there; nobody else is at it, where there are locks."""
+    """Remove the temporary files of a killed run. To be called under locked(). Raises OSError."""
     for left in glob.glob(os.path.join(glob.escape(directory), f"{_PREFIX}*")):
         os.unlink(left)
 
 
 def _stage(path: str, content: bytes) -> str:
-    """A file beside ``path`` with this content, and its mode and owner."""
+    """Write a file beside ``path`` with this content and the mode and owner of ``path``; return its path."""
     status = os.stat(path)
     descriptor, temporary = tempfile.mkstemp(prefix=_PREFIX, dir=os.path.dirname(path))
     try:
@@ -156,7 +156,7 @@ def _check(change: Change) -> None:
 
 
 def _replace(path: str, temporary: str, done: list[Change], change: Change) -> None:
-    # Gone first: Python takes some of them for the file's whatever the file is by then.
+    # Removed first: Python uses some .pyc files without comparing them with the source.
     compiled = cache_from_source(path)
     was_compiled = os.path.exists(compiled)
     stem = os.path.join(os.path.dirname(path), "__pycache__", os.path.basename(path).removesuffix(".py"))
@@ -165,6 +165,6 @@ def _replace(path: str, temporary: str, done: list[Change], change: Change) -> N
     done.append(change)
     os.replace(temporary, path)
     if was_compiled:
-        # By whoever may write there: for others each import would compile it anew.
+        # For users who cannot write there, and would otherwise recompile it at each import.
         with contextlib.suppress(OSError, py_compile.PyCompileError):
             py_compile.compile(path, doraise=True)

@@ -1,4 +1,4 @@
-"""Where torch and Triton are installed, what is applied to them, and what has to change for other patches."""
+"""Where torch and Triton are installed, which patches are applied, and how their files change with other patches."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ __all__ = [
 
 
 class Hunk(NamedTuple):
-    """Lines that replace ``removed`` lines from line ``start`` on; those are counted as in a unified diff's header."""
+    """Lines that replace ``removed`` lines from line ``start`` on, counted as in the header of a unified diff."""
 
     start: int
     removed: int
@@ -44,7 +44,7 @@ class Hunk(NamedTuple):
 
     @property
     def before(self) -> int:
-        """How many lines of the file lie before it."""
+        """How many lines of the file precede it."""
         return self.start if self.removed == 0 else self.start - 1
 
 
@@ -58,7 +58,7 @@ class Edit(NamedTuple):
 
 
 class SourcePatch(NamedTuple):
-    """``releases``: as its line ``Release:`` has them, without the package's name."""
+    """A parsed patch file; ``releases``: as in its ``Release:`` line, without the package's name."""
 
     name: str
     promise: str
@@ -67,7 +67,7 @@ class SourcePatch(NamedTuple):
     edits: dict[str, Edit]
 
     def is_for(self, release: str) -> bool:
-        """Whether it is for this release, such as 2.13.0, or for all of its line."""
+        """Whether it is for this release, such as 2.13.0, or for its whole release line."""
         return any(f"{release}.".startswith(f"{known}.") for known in self.releases)
 
 
@@ -92,7 +92,7 @@ def parse(content: bytes, origin: str) -> SourcePatch:
     release = _RELEASE.search(head.decode("utf-8"))
     found = list(_FILE.finditer(diff))
     whole = b"".join(each[0] for each in found)
-    # Git ends a patch that it mails with its version.
+    # A patch of git format-patch ends with git's version.
     if not (separator and title and release and found and diff.partition(b"\n-- \n")[0].strip() == whole.strip()):
         raise SourcePatchError(f"{origin} is no patch as safecache lays them out")
     edits = [_edit(each, origin) for each in found]
@@ -115,14 +115,14 @@ def _hunk(found: re.Match[bytes]) -> Hunk:
 
 
 def folder() -> str:
-    """Where the patches lie: within the installed package, or beside it in a checkout."""
+    """The directory of the patches: inside the installed package, or beside it in a checkout."""
     room = os.path.dirname(os.path.abspath(__file__))
     installed = os.path.join(room, "patches")
     return installed if os.path.isdir(installed) else os.path.join(os.path.dirname(os.path.dirname(room)), "patches")
 
 
 def for_release(package: str, release: str) -> list[SourcePatch]:
-    """The patches for this release of torch or triton, by name. Raises SourcePatchError for one that cannot be read."""
+    """The patches for this release of torch or triton, sorted by name. Raises SourcePatchError for a malformed one."""
     line = os.path.join(folder(), "{}-{}.{}".format(package, *(release.split(".") + [""])[:2]))
     found = {}
     for name in sorted(os.listdir(line)) if os.path.isdir(line) else ():
@@ -138,13 +138,13 @@ def for_release(package: str, release: str) -> list[SourcePatch]:
 
 
 def combined(patches: Iterable[SourcePatch], path: str) -> bytes:
-    """One diff of all that these patches do to the file, each having been made without regard to the others.
+    """One diff with all changes of these patches to the file, each of which was made against the pristine file.
 
-    It does not depend on their order. Raises SourcePatchError where two of them change the same lines.
+    It does not depend on their order. Raises SourcePatchError if two of them change the same lines.
     """
     ordered = sorted(patches, key=lambda patch: patch.name)
     hunks = [(hunk, patch.name) for patch in ordered for hunk in patch.edits[path].hunks]
-    # An insertion goes before what replaces the line behind it.
+    # An insertion goes before a replacement of the line that follows it.
     hunks.sort(key=lambda each: (each[0].before, each[0].removed > 0))
     _check_apart(hunks, path)
     return f"--- a/{path}\n+++ b/{path}\n".encode() + b"".join(_shifted([hunk for hunk, _ in hunks]))
@@ -172,7 +172,7 @@ _VERSION = re.compile(r"(?m)^__version__(?:: \w+)? = ['\"](\d+(?:\.\d+)*)")
 
 
 class Site(NamedTuple):
-    """A package in a directory of packages, with the patches that there are for its release."""
+    """A package in a site-packages directory, with the patches available for its release."""
 
     directory: str
     package: str
@@ -181,7 +181,7 @@ class Site(NamedTuple):
 
 
 class Content(NamedTuple):
-    """Of a file: as upstream made it, as it is, and which patches make the difference."""
+    """A file's upstream content, its current content, and the names of the patches that make the difference."""
 
     pristine: bytes
     current: bytes
@@ -189,7 +189,7 @@ class Content(NamedTuple):
 
 
 def find(target: str | None) -> list[Site]:
-    """torch and Triton in ``target``, or where this Python would import them from. Raises SourcePatchError if none."""
+    """torch and Triton in ``target``, or where this Python imports them from. Raises SourcePatchError if neither is."""
     sites = []
     for package, version_file in _VERSION_FILES.items():
         directory = _installed(package) if target is None else os.path.realpath(target)
@@ -219,7 +219,7 @@ def _release(path: str) -> str:
 
 
 def recognise(site: Site, path: str) -> Content:
-    """What the file ``path`` is made of. Raises SourcePatchError unless it is upstream's with some of our patches."""
+    """Which patches the file ``path`` has. Raises SourcePatchError unless it is upstream's with some of our patches."""
     place = _place(site, path)
     try:
         with open(place, "rb") as file:
@@ -238,7 +238,7 @@ def recognise(site: Site, path: str) -> Content:
 
 
 def explain(current: bytes, patches: Sequence[SourcePatch], path: str) -> Content | None:
-    """Which of these patches, all of the file ``path``, make up its content; None if no set of them does."""
+    """Which of these patches, all of the file ``path``, are in its content; None if no subset explains it."""
     identity = publishing.blob_id(current)
     if any(patch.edits[path].before == identity for patch in patches):
         return Content(current, current, frozenset())
@@ -257,7 +257,7 @@ def _reversed(current: bytes, identity: str, applied: Sequence[SourcePatch], pat
         return None
     try:
         diff = combined(applied, path)
-    except SourcePatchError:  # of which therefore no more than one can be applied
+    except SourcePatchError:  # they overlap, so that they cannot all be applied
         return None
     pristine = publishing.run(current, diff, path, reverse=True)
     return pristine if pristine is not None and publishing.blob_id(pristine) == edits[0].before else None
@@ -268,7 +268,7 @@ def _subsets(patches: Sequence[SourcePatch]) -> Iterable[tuple[SourcePatch, ...]
 
 
 def _place(site: Site, path: str) -> str:
-    """Where the file lies: in the directory, and nowhere that a link leads to."""
+    """The path of the file in the site. Raises SourcePatchError if any part of it is a symbolic link."""
     place = site.directory
     for part in path.split("/"):
         place = os.path.join(place, part)
@@ -280,7 +280,7 @@ def _place(site: Site, path: str) -> str:
 
 
 class State(NamedTuple):
-    """Of a patch: "applied", "not applied", "partly applied" (a process was killed) or "does not fit", and why."""
+    """A patch that is "applied", "not applied", "partly applied" (a run was killed) or "does not fit", and why not."""
 
     site: Site
     patch: SourcePatch
@@ -294,12 +294,12 @@ class State(NamedTuple):
 
 
 def states(found: Sequence[Site], names: Sequence[str]) -> list[State]:
-    """The state of each patch that is meant. Raises SourcePatchError for a name that none has."""
+    """The state of the patches of these names, or of all. Raises SourcePatchError for an unknown name."""
     return [_state(site, patch) for site, patch in _meant(found, names)]
 
 
 def _meant(found: Sequence[Site], names: Sequence[str]) -> list[tuple[Site, SourcePatch]]:
-    """The patches of these names, or all; torch and Triton may each have one of a name."""
+    """The patches of these names, or all; torch and Triton may each have one of the same name."""
     known = {patch.name for site in found for patch in site.patches}
     unknown = sorted(set(names) - known)
     if unknown:
@@ -322,15 +322,15 @@ def _state(site: Site, patch: SourcePatch) -> State:
 
 
 def apply(found: Sequence[Site], names: Sequence[str]) -> list[str]:
-    """Apply the patches of these names, or all, and return the files that changed: all of them, or none.
+    """Apply the patches of these names, or all, and return the paths of the files that changed.
 
-    Raises SourcePatchError or OSError, and then nothing has changed.
+    All files are changed, or none: then it raises SourcePatchError or OSError.
     """
     return _change(found, names, frozenset.union)
 
 
 def revert(found: Sequence[Site], names: Sequence[str]) -> list[str]:
-    """Take them back, likewise."""
+    """Revert the patches of these names, or all; returns and raises as apply()."""
     return _change(found, names, frozenset.difference)
 
 
@@ -364,7 +364,7 @@ def _changes(
 
 
 def _changed(site: Site, path: str, content: Content, wanted: frozenset[str]) -> bytes:
-    """The file with these patches, which is recognised as that. Raises SourcePatchError."""
+    """The file's content with exactly these patches, which recognise() confirms. Raises SourcePatchError."""
     if not wanted:
         return content.pristine
     patches = [patch for patch in site.patches if patch.name in wanted and path in patch.edits]

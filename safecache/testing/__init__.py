@@ -22,7 +22,7 @@ _DIRECTORIES = ("dir_fd", "src_dir_fd")
 
 
 def isolated(directory: str | os.PathLike[str]) -> dict[str, str]:
-    """The variables that keep a process's caches and keys below ``directory``, with safecache on as by default."""
+    """The environment that keeps a process's caches and keys below ``directory``, with safecache on."""
     base = os.fspath(directory)
     return {
         "XDG_CONFIG_HOME": os.path.join(base, "config"),
@@ -53,7 +53,7 @@ def _flipped(content: bytes) -> bytes:
     return content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :]
 
 
-# What a disk, a full one, a loss of power or somebody can make of a file.
+# What a failing or full disk, a loss of power, or an attacker can do to a file.
 DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "truncated": _truncated,
     "empty": lambda _: b"",
@@ -64,7 +64,7 @@ DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 
 def damage(path: str | os.PathLike[str], how: str) -> None:
-    """Damage a file as one of DAMAGES says, in place. Raises KeyError for another, and OSError."""
+    """Damage a file in place, in one of the ways in DAMAGES. Raises KeyError for any other, and OSError."""
     with open(path, "r+b") as file:
         content = DAMAGES[how](file.read())
         file.seek(0)
@@ -74,10 +74,10 @@ def damage(path: str | os.PathLike[str], how: str) -> None:
 
 @contextmanager
 def failing(call: str, error: str, below: str | os.PathLike[str], times: int | None = None) -> Iterator[None]:
-    """Have a function of os, such as "rename", fail with an error such as "ENOSPC" for what lies ``below``, in here.
+    """Context in which a function of os, such as "rename", fails with an error such as "ENOSPC" for paths ``below``.
 
-    For torch and Triton as for safecache. ``times``: the first calls alone. Of what has no path, such as fsync, what
-    its descriptor leads to counts.
+    Applies to torch and Triton as well as to safecache. ``times``: only this many calls fail, by default all. A call
+    that takes a descriptor, such as fsync, is judged by the path of its file.
     """
     top, real, left = os.fspath(below), getattr(os, call), [times]
 
