@@ -1,4 +1,4 @@
-"""Settings and other variables, the keys of entries, and the Redis that a remote cache is configured to use."""
+"""Checks of settings and other variables, of signing keys, and of the Redis server of a remote cache."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = ["check_keys", "check_remote_cache", "check_variables", "has_key"]
 
 _PREFIX = "SAFECACHE_"
 _VARIABLES = tuple(setting.variable for setting in SETTINGS)
-# Of 1: how alike names are of which one may be meant for the other.
+# Similarity, from 0 to 1, above which one name may be meant for another.
 _NEAR, _VERY_NEAR = 0.7, 0.9
 
-# What turns a cache off. Torch takes all but 0 and nothing for true, the words no and false as well
-# (``_read_env_variable`` in torch/utils/_config_module.py); Triton and vLLM take what people do.
+# What turns a cache off. To torch all values but 0 and the empty one are true, even "no" and "false"
+# (``_read_env_variable`` in torch/utils/_config_module.py); Triton and vLLM read them as people do.
 _OFF_IN_TORCH = ("TORCHINDUCTOR_FORCE_DISABLE_CACHES", "TORCH_COMPILE_FORCE_DISABLE_CACHES")
 _ON_IN_TORCH = ("TORCHINDUCTOR_FX_GRAPH_CACHE", "TORCHINDUCTOR_AUTOGRAD_CACHE")
 _OFF_ELSEWHERE = ("TRITON_ALWAYS_COMPILE", "VLLM_DISABLE_COMPILE_CACHE")
@@ -36,7 +36,7 @@ _DIRECTORIES = ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR", "TMPDIR")
 
 
 def check_variables(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """All that can be told by looking at the variables."""
+    """Findings from environment variables alone: invalid or unknown settings, disabled caches, relative directories."""
     for variable, problem in config.problems(environ).items():
         yield finding.error("bad-setting", f"{problem}.", f"unset {variable}")
     yield from _unknown(environ)
@@ -70,7 +70,7 @@ def _disabled(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _at_odds(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Settings of which one makes another useless."""
+    """Findings about settings that have no effect, or make another useless."""
     settings = config.current()
     given = [variable for variable in _VARIABLES if variable != "SAFECACHE" and environ.get(variable)]
     if not settings.enabled:
@@ -96,14 +96,14 @@ _SOON = 14 * 86400.0
 
 
 def has_key() -> bool:
-    """Whether this user has a key, or names one: asking for it would not make one."""
+    """Whether this user has a signing key, or names one: if so, asking for it does not generate one."""
     settings = config.current()
     own = settings.config_home and os.path.join(settings.config_home, "safecache", "sealing.key")
     return settings.key_file is not None or bool(own and os.path.lexists(own))
 
 
 def check_keys(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A key that is missing, refused or about to expire, and one that lies where it should not."""
+    """Findings about keys that are missing, refused, about to expire, or stored inside a cache."""
     if not has_key():
         yield from _none_yet()
         return
@@ -175,7 +175,7 @@ _SWITCHES = (
 
 
 class _Server(NamedTuple):
-    """``variable``: what names it."""
+    """A Redis server; ``variable``: the one that names it."""
 
     url: str
     variable: str
@@ -187,7 +187,7 @@ class _Server(NamedTuple):
 
 
 def check_remote_cache(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A Redis that does not answer, or refuses, where one is configured."""
+    """Findings about the configured Redis servers: no client, no answer, a refusal, or slow answers."""
     switches = [name for name in _SWITCHES if environ.get(name) == "1"]
     triton = "redis" in environ.get("TRITON_REMOTE_CACHE_BACKEND", "").lower()
     servers = list(_servers(environ, bool(switches), triton))
@@ -218,7 +218,7 @@ def _servers(environ: Mapping[str, str], for_torch: bool, for_triton: bool) -> I
 def _tried(server: _Server) -> Finding:
     from redis import exceptions
 
-    # In redis-py what asks for a password is a kind of ConnectionError, as a server that is still loading is.
+    # In redis-py a demand for a password is a kind of ConnectionError, as is a server that is still loading.
     of_access = (exceptions.AuthenticationError, exceptions.AuthorizationError)
     refused = (exceptions.ResponseError, exceptions.InvalidResponse, *of_access)
     try:
@@ -237,7 +237,7 @@ def _tried(server: _Server) -> Finding:
 
 
 def _ping(server: _Server) -> float:
-    """The seconds that it takes to answer, once it has let us in. Raises RedisError, OSError or ValueError."""
+    """How many seconds it takes to answer, once connected. Raises RedisError, OSError or ValueError."""
     import redis
     from redis.backoff import NoBackoff
     from redis.retry import Retry

@@ -1,4 +1,4 @@
-"""What lies in the caches and is of no use: damaged, unsealed, in quarantine; and caches that serve nobody."""
+"""Checks for useless files in the caches: damaged, unsealed or quarantined; and for caches without hits."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ from safecache.upkeep.audit import Audit, Refused
 
 __all__ = ["check_contents", "check_hits"]
 
-# Of each directory: what takes a second or so.
+# Per directory: what takes a second or so.
 _MOST_VERIFIED, _MOST_BYTES = 500, 256 << 20
-# Seconds after which whoever was writing a file is taken for dead, as where there are no locks.
+# Seconds after which the writer of a file is presumed dead, as without locks.
 _DEAD = 86400.0
 _SHOWN = 3
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def check_contents(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A finding for each kind of them in each cache directory that exists."""
+    """Findings about leftover, quarantined and refused files, in each cache directory that exists."""
     for root in [*levels.existing_caches(environ), *filter(os.path.isdir, config.current().lower)]:
         try:
             yield from _within(root)
@@ -62,7 +62,7 @@ def _within(root: str) -> Iterator[Finding]:
 
 
 def _left_behind(root: str, groups: list[Group]) -> Iterator[Finding]:
-    """Also what lies among the files of an entry."""
+    """Temporary files of dead writers, including those among the files of an entry."""
     files = [
         file
         for group in groups
@@ -110,7 +110,7 @@ def _verified(root: str) -> Iterator[Finding]:
 
 
 def _sample(found: list[T], most: int) -> list[T]:
-    """Some from all over, the same each time, and no more bytes than are read in a second or so."""
+    """An even sample, the same each time, of no more bytes than are read in a second or so."""
     step = max(1, -(-len(found) // most))
     left, taken = _MOST_BYTES // 2, []
     for item in found[::step]:
@@ -158,7 +158,7 @@ _LABELS = run_summary.labels()
 
 
 class _Run(NamedTuple):
-    """``counts``: lookups by what they came to, such as "fx miss: never seen"; ``began``: when its first line says."""
+    """``counts``: lookups by outcome, such as "fx miss: never seen"; ``began``: in seconds since the epoch."""
 
     name: str
     began: float
@@ -170,7 +170,7 @@ class _Run(NamedTuple):
 
 
 def check_hits(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """The last runs that looked something up in each cache directory, if they have found nothing of what was there."""
+    """A finding for each cache directory whose latest runs with lookups hit none of the entries that were there."""
     for root in levels.existing_caches(environ):
         unserved = []
         for run in sorted(_runs(root), key=lambda run: run.began, reverse=True):
@@ -195,7 +195,7 @@ def _never_hit(root: str, unserved: list[_Run], older: int) -> Finding:
 
 def _runs(root: str) -> list[_Run]:
     runs: dict[str, _Run] = {}
-    with suppress(OSError):  # who may not read it, another check says
+    with suppress(OSError):  # another check reports that it cannot be read
         for line in run_summary.read(root):
             run = runs.setdefault(line.run, _Run(line.run, line.time, Counter()))
             run.counts.update({label: number for label, number in line.counts.items() if label in _LABELS})

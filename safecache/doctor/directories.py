@@ -1,4 +1,4 @@
-"""The directories that a compile uses: who may use them, what room they have, whether they forbid execution."""
+"""Checks of the directories that a compile uses: access, free space, and whether code may be loaded from them."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ __all__ = [
 
 
 class Place(NamedTuple):
-    """``noun``: what to call it to a person; ``variable``: what moves it elsewhere."""
+    """``noun``: its name for a person; ``variable``: the one that moves it elsewhere."""
 
     noun: str
     path: str
@@ -51,19 +51,19 @@ class Place(NamedTuple):
 
 
 def of(environ: Mapping[str, str]) -> list[Place]:
-    """The caches, the directory of keys and the temporary one, as far as they can be told."""
+    """The caches, the directory of keys and the temporary directory, as far as they are known."""
     found = caches(environ)
     settings = config.current()
     if settings.key_file is None and settings.config_home is not None:
         keys = os.path.join(settings.config_home, "safecache")
         found.append(Place("the directory of keys", keys, "XDG_CONFIG_HOME", is_cache=False))
-    with suppress(FileNotFoundError):  # there is none that can be written: that is a finding of its own
+    with suppress(FileNotFoundError):  # none can be written: that is a finding of its own
         found.append(Place("the temporary directory", tempfile.gettempdir(), "TMPDIR", is_cache=False))
     return found
 
 
 def caches(environ: Mapping[str, str]) -> list[Place]:
-    """Those of Inductor and of Triton, and the level of this node before the first."""
+    """The caches of Inductor and of Triton, and the local level of this node in front of the first."""
     found = []
     with suppress(FileNotFoundError):
         inductors = layout.of_inductor(environ)
@@ -76,20 +76,20 @@ def caches(environ: Mapping[str, str]) -> list[Place]:
 
 
 def nearest(path: str) -> str:
-    """``path``, or else the directory above it that exists: what decides whether it can be made."""
+    """``path``, or else its nearest existing parent, which decides whether it can be created."""
     while not os.path.exists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
 
 
 def elsewhere(variable: str) -> str:
-    """A line with which ``variable`` names a directory that can be written to and code loaded from."""
+    """A shell line that sets ``variable`` to a directory that can be written and that code can be loaded from."""
     found = loads.substitute(variable)
     return found[1] if found else f"export {variable}=DIR  # one to write to and load code from; none was found"
 
 
 def by(key: Callable[[str], object], found: Iterable[Place]) -> Iterator[list[Place]]:
-    """These places, those together for whose directories ``key`` is the same. What cannot be asked is left out."""
+    """The places, grouped by ``key`` of their nearest directory; those for which it raises OSError are left out."""
     groups: dict[object, list[Place]] = {}
     for place in found:
         with suppress(OSError):
@@ -101,7 +101,7 @@ _NAMED_BY = ("LOGNAME", "USER", "LNAME", "USERNAME")  # as getpass.getuser() ask
 
 
 def check_user(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A uid without a passwd entry, as OpenShift and ``docker --user`` give."""
+    """A finding about a uid without a passwd entry, as with OpenShift and ``docker --user``."""
     user = os.getuid()
     try:
         yield finding.ok("user", f"uid {user} is {pwd.getpwuid(user).pw_name}.")
@@ -124,10 +124,10 @@ _ON_PURPOSE = "  # or, if it is shared on purpose: export SAFECACHE_SHARED=1"
 
 
 def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What this user cannot use, and what others could change."""
+    """Findings about directories that this user cannot use, or whose permissions let others change them."""
     yield from _temporary(environ)
     for place in of(environ):
-        if place.variable != "XDG_CONFIG_HOME":  # of the keys the check of keys tells
+        if place.variable != "XDG_CONFIG_HOME":  # check_keys() reports on that
             yield from _unusable(place)
         if place.is_cache and os.path.isdir(place.path):
             yield from _exposed(place)
@@ -202,7 +202,7 @@ def _linked(place: Place) -> Iterator[Finding]:
 
 
 def _shared(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Of a cache that several users share on purpose."""
+    """Findings about caches that several users share on purpose."""
     for place in caches(environ):
         if not os.path.isdir(place.path) or place.variable == "SAFECACHE_LOCAL":
             continue
@@ -232,7 +232,7 @@ _LEAST_INODES = 10_000
 
 
 def check_space(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What is short on each file system that one of the directories lies on."""
+    """Findings about too little space, or too few inodes, on each file system of one of the directories."""
     for those in by(lambda path: os.stat(path).st_dev, of(environ)):
         room = os.statvfs(nearest(those[0].path))
         yield from _short(those, room)
@@ -252,7 +252,7 @@ def _short(those: list[Place], room: os.statvfs_result) -> Iterator[Finding]:
     names = ", ".join(map(str, those))
     free = room.f_bavail * room.f_frsize
     if free < _LEAST_BYTES:
-        # To others than root, or to those below their quota, where the file system takes that into account.
+        # Reserved for root, or beyond a quota, if the file system takes that into account.
         withheld = (room.f_bfree - room.f_bavail) * room.f_frsize
         rest = f"; {write_size(withheld)} more are reserved, or beyond a quota" if withheld > 0 else ""
         total = write_size(room.f_blocks * room.f_frsize)
@@ -271,7 +271,7 @@ def _remedy(those: list[Place]) -> str:
 
 
 def check_execution(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Directories on a noexec mount, and an approved one that is not used."""
+    """Findings about directories on a noexec mount, and about a SAFECACHE_EXEC_DIR that is not used."""
     chosen = config.current().exec_dir
     if chosen is not None:
         against = exec_directory.objection(chosen)
@@ -287,7 +287,7 @@ def check_execution(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _packages() -> Iterator[Finding]:
-    """AOTInductor's are unpacked to the temporary directory, and loaded from there."""
+    """AOTInductor's packages are unpacked to the temporary directory, and loaded from there."""
     with suppress(FileNotFoundError):
         moves = provenance.torch_release() >= targets.PACKAGES_OBEY_TMPDIR_FROM
         directory = tempfile.gettempdir() if moves else "/tmp"

@@ -1,4 +1,4 @@
-"""All checks, in their order, none of which can keep the others from being made."""
+"""All checks, in their order; none can prevent the others from being made."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from safecache.settings import config
 
 __all__ = ["CHECKS", "examine"]
 
-# Seconds. A file server that is down answers never, and a process that asks it cannot even be killed.
+# Seconds. A file server that is down never answers, and a process that waits for it cannot even be killed.
 _DEADLINE = 60.0
 
 Check = Callable[[Mapping[str, str]], Iterator[Finding]]
@@ -40,12 +40,12 @@ CHECKS: dict[str, Check] = {
 
 
 def examine(*, import_torch: bool) -> list[Finding]:
-    """What all checks find, the worst first, else in the order of the checks. Changes nothing that lasts.
+    """The findings of all checks, worst first, otherwise in the order of the checks. Changes nothing that lasts.
 
-    Settings that cannot be used count as unset. Without ``import_torch`` the hooks are left out.
+    Invalid settings count as unset. Without ``import_torch`` the hooks are not checked.
     """
     environ = config.child_environment()
-    # In strict mode, what is looked at would raise: here it is a finding.
+    # In strict mode, problems would raise: here they are findings.
     config.reload(without={*config.problems(environ), "SAFECACHE_STRICT"})
     found = []
     with _silent():
@@ -56,7 +56,7 @@ def examine(*, import_torch: bool) -> list[Finding]:
 
 
 def _run(name: str, check: Check, environ: Mapping[str, str]) -> list[Finding]:
-    """What one check finds until it ends, fails or is out of time."""
+    """The findings of one check until it ends, fails or runs out of time."""
     found: list[Finding] = []
 
     def run() -> None:
@@ -79,7 +79,7 @@ def _run(name: str, check: Check, environ: Mapping[str, str]) -> list[Finding]:
 
 @contextmanager
 def _silent() -> Iterator[None]:
-    """What would be warned of while things are looked at, the findings say."""
+    """For this block, turn off safecache's log: the findings say what would be logged."""
     logger = logging.getLogger("safecache")
     before, logger.disabled = logger.disabled, True
     try:

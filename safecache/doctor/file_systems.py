@@ -1,4 +1,4 @@
-"""What the directories lie on: what is lost with a container, what is memory; and how that behaves, tried."""
+"""Checks of the directories' file systems: what kind each is, such as memory, and how it behaves when tried out."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from safecache.settings.units import write_size
 __all__ = ["check_behaviour", "check_file_systems"]
 
 _MEMORY = ("tmpfs", "ramfs")
-# Of NFS (nfs(5)): a lock is then granted on this host, whatever another one holds.
+# NFS options (nfs(5)) with which a lock is granted on this host, whatever another one holds.
 _LOCAL_LOCKS = frozenset({"nolock", "local_lock=all", "local_lock=flock"})
 
 
 def check_file_systems(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A finding for each mount that one of the directories lies on."""
+    """A finding for each mount of one of the directories, others about its options, and about the local level."""
     found = directories.of(environ)
     for those in directories.by(mounts.mount_of, found):
         mount = mounts.mount_of(directories.nearest(those[0].path))
@@ -91,13 +91,13 @@ def _of_local_level(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 _PREFIX = ".safecache-probe-"
-# Seconds between the clock of a file server and ours. What was used within an hour is in use.
+# Seconds between the clocks of a file server and this host. Files used within an hour count as in use.
 _MOST_SKEW = 300.0
 _CREATE = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
 
 
 def check_behaviour(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """What does not work on each file system that one of the directories lies on."""
+    """Findings about what does not work, tried out on each file system of one of the directories."""
     for those in directories.by(lambda path: os.stat(path).st_dev, directories.of(environ)):
         for place in those:
             directory = directories.nearest(place.path)

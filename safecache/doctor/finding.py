@@ -1,4 +1,4 @@
-"""What a check has found, for programs and for people."""
+"""The findings of a check, for programs and for people."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SEVERITIES = ("ok", "info", "warning", "error")
 class Finding(NamedTuple):
     """``code`` names what was found, for programs; ``severity`` is one of SEVERITIES; the rest is for a person.
 
-    ``remedy`` is a line to paste into a shell wherever there is one: capitals to fill in, what else to know a comment.
+    ``remedy`` is, where possible, a line to paste into a shell, with capitals to fill in and hints in a comment.
     """
 
     code: str
@@ -24,22 +24,22 @@ class Finding(NamedTuple):
 
 
 def ok(code: str, evidence: str, remedy: str = "") -> Finding:
-    """It was looked at, and is as it should be."""
+    """A check passed."""
     return Finding(code, "ok", evidence, remedy)
 
 
 def info(code: str, evidence: str, remedy: str = "") -> Finding:
-    """Good to know; nothing need be done."""
+    """Worth knowing; nothing needs to be done."""
     return Finding(code, "info", evidence, remedy)
 
 
 def warning(code: str, evidence: str, remedy: str) -> Finding:
-    """It works, but slower, or less safely, than it could."""
+    """Something works, but more slowly, or less safely, than it could."""
     return Finding(code, "warning", evidence, remedy)
 
 
 def error(code: str, evidence: str, remedy: str) -> Finding:
-    """Something does not work, or nothing is kept."""
+    """Something does not work, or nothing is cached."""
     return Finding(code, "error", evidence, remedy)
 
 

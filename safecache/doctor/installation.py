@@ -1,4 +1,4 @@
-"""What is installed: versions, what the hooks do on them, the programs that a compile starts, GPU and CPUs."""
+"""Checks of what is installed: versions, hooks, the programs that a compile starts, the GPU driver and CPUs."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _KNOWN = {"torch": (targets.TORCH_FROM, targets.TORCH_UNTIL), "triton": (targets
 
 
 def check_versions(_: Mapping[str, str]) -> Iterator[Finding]:
-    """A torch or Triton that is missing or that safecache does not know."""
+    """Findings about a missing torch, and versions of torch or Triton that safecache was not tested on."""
     installed = provenance.describe()
     if not installed["torch"]:
         yield finding.error("no-torch", "torch is not installed where this Python looks.", "pip install torch")
@@ -66,17 +66,17 @@ def _text(release: tuple[int, int]) -> str:
     return f"{release[0]}.{release[1]}"
 
 
-TIMEOUT = 180  # seconds; torch without compiled sources, over a network, takes its time
+TIMEOUT = 180  # seconds; importing torch without bytecode, over a network, takes long
 _SHOWN = 3
 _WELL = ("active", "in the source", "not for this torch")
 
 
 def check_hooks(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Hooks that stand down, and modules of torch that cannot be imported."""
+    """Findings about hooks that stand down, and a torch that cannot be imported."""
     if not provenance.torch_version():
         return  # the check of versions says so
     try:
-        # That process makes a key and caches where it is told to: they are not to be those of the user.
+        # That process generates a key and creates caches: not in the user's directories.
         place = tempfile.mkdtemp(prefix="safecache-doctor-")
     except OSError as error:
         evidence = f"torch was not imported, since no temporary directory can be made: {error.strerror}."
@@ -141,9 +141,9 @@ _PROGRAM_TIMEOUT = 30  # seconds
 def objection(
     command: list[str], *, source: str = "", environ: Mapping[str, str] | None = None, line: int = -1
 ) -> str | None:
-    """What keeps a program from ending well, with ``source`` as its input; None if nothing does.
+    """Why a program fails, with ``source`` as its input; None if it exits with 0. Takes 30 seconds at most.
 
-    ``line``: which of the lines that it says then is the telling one.
+    ``line``: the index of the line of its stderr to return.
     """
     try:
         done = subprocess.run(
@@ -159,7 +159,7 @@ def objection(
     return lines[line] if lines else f"it ends with {done.returncode}"
 
 
-# Where nothing is named: ``_find_compiler`` of triton/runtime/build.py, ``cpp.cxx`` of torch/_inductor/config.py.
+# Defaults of ``_find_compiler`` in triton/runtime/build.py and ``cpp.cxx`` in torch/_inductor/config.py.
 _LANGUAGES = {
     "C": ("CC", ("gcc", "clang"), "c", "#include <stdio.h>\n", "Triton compiles its launchers"),
     "C++": ("CXX", ("g++",), "c++", "#include <new>\n", "Inductor compiles for the CPU"),
@@ -167,7 +167,7 @@ _LANGUAGES = {
 
 
 def check_compilers(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A compiler of each language that is missing or does not work, and headers that it does not find."""
+    """Findings about a C or C++ compiler that is missing, does not work, or does not find Python's headers."""
     working = []
     for language, (variable, names, flag, source, purpose) in _LANGUAGES.items():
         command = _command(environ, variable, names)
@@ -195,7 +195,7 @@ def check_compilers(environ: Mapping[str, str]) -> Iterator[Finding]:
 def _command(environ: Mapping[str, str], variable: str, names: tuple[str, ...]) -> list[str] | None:
     named = environ.get(variable)
     if named:
-        # Triton takes it for the name of a program, torch 2.15 for a command.
+        # Triton reads it as the name of a program, torch 2.15 as a command.
         return [named] if variable == "CC" else shlex.split(named)
     return next(([name] for name in names if shutil.which(name, path=environ.get("PATH"))), None)
 
@@ -209,11 +209,11 @@ def _headers(command: list[str], flag: str, environ: Mapping[str, str]) -> Itera
 
 
 def _runtime(command: list[str], environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A library with a copy of the C++ runtime finds the locales of this process's with the numbers of its own."""
+    """A library with its own copy of the C++ runtime finds this process's locales by its own indices, and crashes."""
     try:
         library = _linked(command, environ)
     except OSError:
-        return  # what there is no temporary directory for, or no library of, is reported elsewhere
+        return  # no temporary directory, or no library: reported elsewhere
     if b"libstdc++.so" in library or b"libc++.so" in library:
         return
     evidence = (
@@ -225,7 +225,7 @@ def _runtime(command: list[str], environ: Mapping[str, str]) -> Iterator[Finding
 
 
 def _linked(command: list[str], environ: Mapping[str, str]) -> bytes:
-    """A library that has a use for the runtime. Raises OSError where there cannot be one."""
+    """The content of a library that uses the C++ runtime. Raises OSError if it cannot be built."""
     with tempfile.TemporaryDirectory(prefix="safecache-doctor-") as directory:
         path = os.path.join(directory, "library.so")
         link = [*command, "-shared", "-fPIC", "-x", "c++", "-", "-o", path]
@@ -239,16 +239,16 @@ def _install(what: str) -> str:
 
 
 def _against(command: list[str], source: str, environ: Mapping[str, str]) -> str | None:
-    """What the compiler says first against ``source``; nothing is written."""
+    """The compiler's first message against ``source``, None if there is none; nothing is written."""
     return objection([*command, "-fsyntax-only", "-"], source=source, environ=environ, line=0)
 
 
 _THREADS = "TORCHINDUCTOR_COMPILE_THREADS"
-_MOST = 32  # of ``decide_compile_threads`` in torch/_inductor/config.py
+_MOST = 32  # as in ``decide_compile_threads`` in torch/_inductor/config.py
 
 
 def check_cpus(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A quota of CPU time that torch does not ask for: it counts the CPUs that a process may run on."""
+    """Findings about more compile threads than a CPU quota allows: torch only counts the CPUs of its affinity."""
     usable = len(os.sched_getaffinity(0))
     named = environ.get(_THREADS)
     try:
@@ -279,7 +279,7 @@ _TOOLS = {"ptxas": "TRITON_PTXAS_PATH", "ptxas-blackwell": "TRITON_PTXAS_BLACKWE
 
 
 def check_nvidia(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """A driver's library that is missing or does not load, and a ptxas that does not run."""
+    """Findings about a driver library that is missing or does not load, and a ptxas that does not run."""
     folder = _triton()
     if folder is None:
         yield finding.info("no-triton", "Triton is not installed: nothing is compiled for GPUs.")
@@ -294,7 +294,7 @@ def check_nvidia(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _triton() -> str | None:
-    """Where it is installed, found without importing it."""
+    """The directory of Triton, found without importing it; None if it is not installed."""
     spec = PathFinder.find_spec("triton")
     return None if spec is None or not spec.submodule_search_locations else spec.submodule_search_locations[0]
 
@@ -339,7 +339,7 @@ _UNCHECKED = 0b01
 
 
 def check_bytecode(environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Modules that each process imports and whose bytecode is neither kept nor can be."""
+    """A finding about modules of torch without bytecode, if none can be written, so that each process compiles them."""
     spec = PathFinder.find_spec("torch")
     if spec is None or spec.origin is None:
         return
@@ -357,7 +357,7 @@ def check_bytecode(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _modules(packages: str) -> list[str]:
-    """Sources below ``packages`` that whoever compiles imports: those that we patch."""
+    """Sources below ``packages`` that every compile imports: those of the modules that we patch."""
     names = sorted(name for name in targets.MODULES if name.startswith("torch."))
     found = [os.path.join(packages, *name.split(".")) + ".py" for name in names]
     return [path for path in found if os.path.isfile(path)]
@@ -372,7 +372,7 @@ def _why_not_kept(environ: Mapping[str, str], directory: str) -> str | None:
 
 
 def _is_kept(source: str) -> bool:
-    """Whether an import takes the bytecode of that file, by what its header says of the source."""
+    """Whether an import would use the existing bytecode of ``source``, judged by the bytecode's header."""
     with suppress(OSError, struct.error), open(cache_from_source(source), "rb") as file:
         _, flags, modified, size = _HEADER.unpack(file.read(_HEADER.size))
         status = os.stat(source)

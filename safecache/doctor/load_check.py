@@ -1,6 +1,6 @@
-"""Why a shared object does not load: found from outside, without running anything that is in it.
+"""Why a shared object does not load: found from outside, without running any of its code.
 
-What an ELF file says of itself is read for it: 64 bits, as every platform of torch (elf(5)).
+For that its ELF headers are read: 64-bit ones, as on every platform of torch (elf(5)).
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ _SHT_DYNSYM = 11
 _STB_GLOBAL = 1
 _BYTE_ORDER = {1: "<", 2: ">"}
 
-# Of the platforms that there are wheels of torch for, and their neighbours; by the numbers of e_machine.
+# Platforms with wheels of torch, and related ones, by e_machine.
 MACHINES = {3: "i386", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
 
 
 class NotElfError(Exception):
-    """The file is no ELF file, or not one that a process of this platform could load; says why."""
+    """The file is not an ELF file, or not one that a process of this platform could load; says why."""
 
 
 class TruncatedElfError(NotElfError):
-    """It begins as an ELF file does, and ends before its headers do."""
+    """The file begins like an ELF file, but ends before its headers do."""
 
 
 class _Section(NamedTuple):
@@ -66,7 +66,7 @@ class _Section(NamedTuple):
 
 
 class Elf:
-    """One ELF file: ``machine`` as in MACHINES, and ``loaded_size``, how many bytes of the file loading it needs."""
+    """An ELF file: ``machine`` as in MACHINES, and ``loaded_size``, how many bytes of the file its segments need."""
 
     def __init__(self, content: bytes) -> None:
         """Read the headers. Raises NotElfError."""
@@ -91,7 +91,7 @@ class Elf:
 
     @property
     def is_library(self) -> bool:
-        """Whether it is one that can be loaded, and not an object file or a core dump."""
+        """Whether it is a loadable library, and not an object file or a core dump."""
         return self.type == _ET_DYN
 
     def _unpack(self, layout: struct.Struct, offset: int) -> tuple[int, ...]:
@@ -101,20 +101,20 @@ class Elf:
         return fields
 
     def undefined(self) -> list[str]:
-        """The symbols that others must define for it to be loaded: global ones, since weak ones may be missing.
+        """The symbols that other libraries must define for it to load: global ones, since weak ones may be missing.
 
-        Raises NotElfError, as ``defined`` does, if the list is damaged or cut off: the loader has another way to it.
+        Raises NotElfError, as defined() does, if the list is damaged or cut off; the loader finds it in another way.
         """
         return [name for name, binding, defined in self._symbols() if not defined and binding == _STB_GLOBAL]
 
     def defined(self) -> set[str]:
-        """The symbols that it defines for others."""
+        """The symbols that it defines for others. Raises NotElfError."""
         return {name for name, _, defined in self._symbols() if defined}
 
     def _symbols(self) -> Iterator[tuple[str, int, bool]]:
         offset, size, count = self._section_table
         sections = [_Section(*self._unpack(_SECTION, offset + number * size)) for number in range(count)]
-        # There is one at most (elf(5)); to believe in thousands would take as many times as long.
+        # There is at most one (elf(5)); reading a file that claims thousands would take that much longer.
         symbols = next((section for section in sections if section.type == _SHT_DYNSYM), None)
         if symbols is None:
             return
@@ -143,7 +143,7 @@ class Elf:
 _LOADER_TIMEOUT = 60  # seconds
 _SHOWN_SYMBOLS = 5
 
-# What the loader calls the file in question, whose directory it is started in, and how it words what it finds.
+# How the loader names the file in question, in whose directory it is started, and how it words what it finds.
 _ITSELF = ("./", "/proc/self/fd/")
 _FATAL = "error while loading shared libraries"
 _REFUSAL = re.compile(rf"object '(?:\./|/proc/self/fd/).*cannot be preloaded \((.*)\)|{_FATAL}: (.+)")
@@ -153,9 +153,9 @@ _LISTED = re.compile(r"^\s*(?:.+ => )?(/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
 
 
 def check(path: str) -> list[Finding]:
-    """What keeps the shared object at ``path`` from being loaded by this user; if nothing does, the finding ``loads``.
+    """What prevents this user from loading the shared object at ``path``; if nothing does, the finding ``loads``.
 
-    The first cause that stands in the way of looking further is the last finding.
+    The first cause that prevents further checks is the last finding.
     """
     path = os.path.abspath(path)
     try:
@@ -187,7 +187,7 @@ def _loads(what: str) -> Finding:
 
 
 def _variable_of(path: str) -> str:
-    """Which variable moves what lies there, by what the caches' directories are called."""
+    """The variable that moves this cache, recognised by the names of the caches' directories."""
     if "torch_extensions" in path:
         return "TORCH_EXTENSIONS_DIR"
     if "aotinductor_" in path:
@@ -228,8 +228,8 @@ def _unreadable(path: str, error: OSError) -> Finding:
 
 
 def _closed(path: str) -> str:
-    """The first name on the way to ``path`` that this user may not pass, with its owner and mode."""
-    path = os.path.realpath(path)  # a link says nothing of what lies behind it
+    """The first name on the way to ``path`` that this user may not access, with its owner and mode."""
+    path = os.path.realpath(path)  # a link says nothing about its target
     names = path.split(os.sep)
     for depth in range(1, len(names) + 1):
         step = os.sep.join(names[:depth]) or os.sep
@@ -294,7 +294,7 @@ def _denied(path: str, error: OSError) -> Finding:
 
 
 def _policy(path: str = "") -> str:
-    """What of this machine's security modules can be seen."""
+    """The visible state of this machine's security modules, as text for a person."""
     seen = []
     try:
         with open("/sys/fs/selinux/enforce", encoding="ascii") as file:
@@ -338,7 +338,7 @@ def _unresolved(elf: Elf, libraries: list[str]) -> Iterator[Finding]:
     try:
         undefined = sorted(set(elf.undefined()) - _defined([*libraries, _executable()]))
     except NotElfError as error:
-        # Not what the loader goes by: debuggers and linkers do.
+        # The loader does not use section headers: debuggers and linkers do.
         yield _loads(
             f"Its section headers are damaged ({error}), and its symbols not known. Its format and its libraries"
         )
@@ -352,12 +352,12 @@ def _unresolved(elf: Elf, libraries: list[str]) -> Iterator[Finding]:
 def _list_libraries(path: str) -> str:
     """What the dynamic loader says it would load (ld.so(8)): it maps the libraries of a program, but does not run them.
 
-    The program is Python and ``path`` comes along with it, for two reasons: the libraries are sought as they are for
-    Python, and if ``path`` was the program, the loader would run the auditing library that it can name.
+    The program is Python, with ``path`` preloaded, for two reasons: libraries are searched for as they are for Python,
+    and if ``path`` were the program, the loader would run the auditing library that it may name.
     """
     folder, name = os.path.split(path)
     with open(path, "rb") as file:
-        # These characters have a meaning in LD_PRELOAD. By its own name, what it seeks beside itself is found as well.
+        # These characters have a meaning in LD_PRELOAD. By its own name, libraries beside it are found as well.
         preloaded = f"/proc/self/fd/{file.fileno()}" if re.search("[ :]", name) else f"./{name}"
         environment = {key: value for key, value in config.child_environment().items() if not key.startswith("LD_")}
         others = config.child_environment().get("LD_PRELOAD", "")
@@ -405,11 +405,11 @@ def _mapped() -> list[str]:
 
 
 def _defined(libraries: list[str]) -> set[str]:
-    """The symbols of these libraries, the same as those of the process that would load them."""
+    """The symbols that these libraries define, as they would for the process that loads them."""
     symbols: set[str] = set()
     for path in libraries:
         try:
             symbols |= Elf(_read(path)).defined()
         except (NotElfError, OSError):
-            continue  # the loader has mapped it: it is in order, but not for us to read
+            continue  # the loader has mapped it: it is valid, but we cannot read it
     return symbols

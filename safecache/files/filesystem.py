@@ -1,6 +1,6 @@
-"""The file-system calls of the store, by name and in one place, and which of their errors may pass.
+"""The file-system calls of the store, all in one place, and which of their errors are transient.
 
-Tests replace a name here to have that call fail, stop short or be noted; nothing of the store calls os by itself.
+Tests replace a name here to make that call fail, stop short or be recorded; the store never calls os directly.
 """
 
 from __future__ import annotations
@@ -68,35 +68,35 @@ __all__ = [
     "write_all",
 ]
 
-# Another host has just replaced or removed it (NFS says ESTALE, or EBUSY), or a signal came (PEP 475 covers few calls).
+# Another host has just replaced or removed the file (NFS: ESTALE, EBUSY), or a signal came (PEP 475 covers few calls).
 PASSING = frozenset({errno.EINTR, errno.ESTALE, errno.EBUSY, errno.EAGAIN})
-# And what a process may meet that its neighbours do not. In a distributed job a rank that alone compiles hangs all of
-# them, so that a hit must not become a miss by chance.
+# Also errors that one process may meet and its neighbours do not. In a distributed job, a rank that alone compiles
+# hangs all others, so a hit must not become a miss by chance.
 READING = PASSING | {errno.EIO, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ETIMEDOUT}
-# Another process has cleared the cache in between; or another host has moved there what is not yet seen here.
+# Another process has cleared the cache meanwhile, or another host's rename is not visible here yet.
 GONE = PASSING | {errno.ENOENT}
-# Of what a directory or a list has just named.
+# For a file that a directory or a list has just named.
 LISTED = READING | GONE
 
-# Seconds. An error that itself took long, as over a network that is down, is not waited for again.
+# Seconds. After an error that itself took long, as over a network that is down, there is no retry.
 _WAITS = (0.01, 0.05, 0.2)
 _PATIENCE = 1.0
 
 T = TypeVar("T")
-# Where a path that is absolute begins, for who has no directory open.
+# AT_FDCWD: the directory to pass with an absolute path.
 NOWHERE = -100
 
-# Of openat2(2), from Linux 5.6 on: its number, the same wherever CPython runs on Linux; struct open_how; and to follow
-# no link, nor leave the directory.
+# For openat2(2), since Linux 5.6: its number, the same wherever CPython runs on Linux; struct open_how; RESOLVE_BENEATH
+# and RESOLVE_NO_SYMLINKS.
 _OPENAT2, _HOW, _BENEATH, _NO_LINKS = 437, struct.Struct("QQQ"), 0x08, 0x04
-# What systems say that do not have it, or (seccomp) do not let it be called.
+# The errors of systems that lack it, or (by seccomp) do not allow it.
 _NOT_THERE = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL})
 
 
 def retried(action: Callable[[], T], errors: frozenset[int], waits: Iterable[float] = _WAITS) -> T:
-    """What ``action`` returns, tried again after each wait if it raises OSError with one of these numbers.
+    """What ``action`` returns, retried after each of ``waits`` (seconds) if it raises OSError with one of these errnos.
 
-    Raises what the last try raised.
+    Raises what the last try raised; once a second has passed, there is no retry.
     """
     end = monotonic() + _PATIENCE
     for wait in waits:
@@ -113,12 +113,10 @@ _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def descend(directory: int, path: str, flags: int = _ENTER) -> int:
-    """A descriptor of what is at ``path`` below an open directory, itself a directory to look up names in by default.
+    """A descriptor of what is at ``path`` below the open ``directory``, or below the root if it is absolute.
 
-    Of an absolute path, from the root of the file system on.
-
-    One system call where the kernel has openat2(2); else one for each name, and one to close it. Raises OSError, and
-    NotADirectoryError for a link, wherever on the way it lies.
+    By default, of a directory and only for looking up names. One system call where the kernel has openat2(2), else two
+    for each name. Raises OSError; NotADirectoryError for a link anywhere on the way.
     """
     try:
         if _has_openat2():
@@ -134,7 +132,7 @@ def descend(directory: int, path: str, flags: int = _ENTER) -> int:
 def _descend_by_steps(directory: int, path: str, flags: int) -> int:
     first, _, rest = path.partition(os.sep)
     if first == os.pardir:
-        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)  # as of openat2(2), which would have it come back
+        raise OSError(errno.EXDEV, os.strerror(errno.EXDEV), path)  # as openat2(2) does if it leaves the directory
     if not rest:
         return open(first, flags | os.O_NOFOLLOW, dir_fd=directory)
     above = open(first or os.sep, _ENTER, dir_fd=directory)
@@ -146,7 +144,7 @@ def _descend_by_steps(directory: int, path: str, flags: int) -> int:
 
 def _openat2(directory: int, path: str, flags: int) -> int:
     if "\0" in path:
-        raise ValueError("embedded null character")  # as of os.open()
+        raise ValueError("embedded null character")  # as os.open() does
     how = _HOW.pack(flags | os.O_NOFOLLOW, 0, _NO_LINKS if os.path.isabs(path) else _NO_LINKS | _BENEATH)
     found: int = _system_call()(_OPENAT2, directory, os.fsencode(path), how, len(how))
     if found < 0:
@@ -177,15 +175,15 @@ def _has_openat2() -> bool:
 
 
 def identity(status: stat_result) -> list[int]:
-    """What no writer can leave as it was: the kernel sets the time of change, and only to the time that it is."""
+    """What no writer can leave as it was: the kernel sets the ctime, and always to the current time."""
     return [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
 
 
 def write_all(descriptor: int, content: bytes) -> None:
-    """Write ``content``, in as many calls as that takes. Raises OSError."""
+    """Write all of ``content``, in as many calls as that takes. Raises OSError."""
     left = memoryview(content)
     while left:
         written = write(descriptor, left)
-        if not written:  # as from a FUSE server at fault: without end
+        if not written:  # as with a faulty FUSE server: this would never end
             raise OSError(errno.EIO, "nothing was written")
         left = left[written:]

@@ -1,7 +1,7 @@
-"""Directories below a cache's root, each entered from the one above it and through no link, and what is done in them.
+"""Directories below a cache's root, each opened from its parent without following links, and operations in them.
 
-Whoever can write to a cache can put a link, or another directory, in the place of any name in it, at any time. What is
-reached by its name from there on is then wherever he wants it to be; what is reached from an open directory is not.
+Whoever can write to a cache can replace any name in it by a link, or another directory, at any time. A path through
+that name then leads wherever they want; what is reached from an open directory does not.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ __all__ = [
     "touch",
 ]
 
-# Not O_RDONLY: who shares a cache may be let in and not be shown what else lies there.
+# Not O_RDONLY: in a shared cache, a user may be allowed to enter a directory but not to list it.
 _ENTER = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
-# To remove in one go: no cache has more in one of its groups.
+# The most removed in one go: no group of a cache has more.
 _MOST_DIRECTORIES = 100_000
 _LIST = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Gone, another thing by now, another user's, or nested more deeply than a path can say.
+# Removed, replaced, another user's, or nested more deeply than a path can express.
 _NOT_LISTED = {errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG}
 
 
 class Item(NamedTuple):
-    """Something that lies at ``path``, and its status; of a link its own."""
+    """What is at ``path``, and its status (for a link, its own)."""
 
     path: str
     status: os.stat_result
 
     @property
     def name(self) -> str:
-        """In its directory."""
+        """Its name in its directory."""
         return os.path.basename(self.path)
 
     @property
     def is_directory(self) -> bool:
-        """And no link to one."""
+        """Whether it is a directory, and not a link to one."""
         return stat.S_ISDIR(self.status.st_mode)
 
     @property
     def is_file(self) -> bool:
-        """A regular one, and no link to one."""
+        """Whether it is a regular file, and not a link to one."""
         return stat.S_ISREG(self.status.st_mode)
 
 
 class Folder:
-    """An open directory. Names are of what lies in it: no method follows a link, and all raise OSError.
+    """An open directory. Its methods take names in it, never follow a link, and raise OSError.
 
-    ``place``: what it was reached by, for whoever reads of an error: that has the whole path.
+    ``place``: the path by which it was reached, for complete paths in error messages.
     """
 
     def __init__(self, descriptor: int, place: str = "") -> None:
@@ -78,7 +78,7 @@ class Folder:
 
     @contextmanager
     def _telling(self, name: str) -> Iterator[None]:
-        """Where what has this name lies, in an error of this block."""
+        """In this block, add the directory's path to an OSError about ``name``."""
         try:
             yield
         except OSError as error:
@@ -93,7 +93,7 @@ class Folder:
 
     @contextmanager
     def enter(self, path: str, *, make: bool = False) -> Iterator[Folder]:
-        """The directory of this name, or at this path below, made if it is to be and is not there."""
+        """Open the directory at ``path`` below this one, for this block; with ``make``, created if it is missing."""
         try:
             with self._telling(path):
                 descriptor = filesystem.descend(self.descriptor, path)
@@ -114,32 +114,32 @@ class Folder:
             return filesystem.descend(parent.descriptor, name)
 
     def names(self) -> list[str]:
-        """Of all that lies there, in no order."""
+        """The names of all entries, in no particular order."""
         with self._telling("."), _closing(filesystem.open(".", _LIST, dir_fd=self.descriptor), self.place) as folder:
             return filesystem.listdir(folder.descriptor)
 
     def status(self, name: str) -> os.stat_result:
-        """Of a link its own."""
+        """The status of ``name`` (for a link, its own)."""
         with self._telling(name):
             return filesystem.lstat(name, dir_fd=self.descriptor)
 
     def open(self, name: str, flags: int, mode: int = 0o666) -> int:
-        """Its descriptor; a FIFO is not waited for."""
+        """A descriptor of ``name``; does not wait for the other end of a FIFO."""
         flags |= os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
         with self._telling(name):
             return filesystem.open(name, flags, mode, dir_fd=self.descriptor)
 
     @property
     def path(self) -> str:
-        """Of this very directory, in this process, wherever it is moved."""
+        """A path to this very directory, valid in this process even if the directory is moved."""
         return f"/proc/self/fd/{self.descriptor}"
 
     def sync(self) -> None:
-        """Wait until the names in it are on the disk, where that can be waited for."""
+        """Sync the names in it to disk, if the file system and the directory's permissions allow that."""
         try:
             descriptor = filesystem.open(".", _LIST, dir_fd=self.descriptor)
         except PermissionError:
-            return  # one to write to and not to read
+            return  # it can be written, but not read
         try:
             filesystem.fsync(descriptor)
         except OSError as error:
@@ -150,7 +150,7 @@ class Folder:
             filesystem.close(descriptor)
 
     def write(self, name: str, content: bytes) -> None:
-        """A new file. Raises FileExistsError if there is one; what could not be written whole is removed."""
+        """Create a file. Raises FileExistsError if ``name`` exists; a partly written file is removed."""
         descriptor = self.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
             filesystem.write_all(descriptor, content)
@@ -161,36 +161,36 @@ class Folder:
             filesystem.close(descriptor)
 
     def unlink(self, name: str) -> None:
-        """Remove what is no directory."""
+        """Remove ``name``, which must not be a directory."""
         with self._telling(name):
             filesystem.unlink(name, dir_fd=self.descriptor)
 
     def touch(self, name: str, moment: float | None = None) -> None:
-        """Set its times, to now by default; of a link its own."""
+        """Set its times (a link's own) to ``moment``, in seconds since the epoch; None means now."""
         times = None if moment is None else (moment, moment)
         with self._telling(name):
             filesystem.utime(name, times, dir_fd=self.descriptor, follow_symlinks=False)
 
     def link(self, name: str, to: Folder, new: str) -> None:
-        """Give it another name there, where nothing has that yet."""
+        """Hard-link ``name`` to ``new`` in the folder ``to``. Raises FileExistsError if ``new`` exists."""
         with self._telling(name):
             filesystem.link(name, new, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor, follow_symlinks=False)
 
     def rename(self, name: str, to: Folder, new: str) -> None:
-        """Move it there; a file that has the name already is replaced."""
+        """Move ``name`` to ``new`` in the folder ``to``, replacing a file of that name."""
         with self._telling(name):
             filesystem.rename(name, new, src_dir_fd=self.descriptor, dst_dir_fd=to.descriptor)
 
     def rmdir(self, name: str) -> None:
-        """Remove a directory in which there is nothing."""
+        """Remove an empty directory."""
         with self._telling(name):
             filesystem.rmdir(name, dir_fd=self.descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove it, with all that is in it however deep that is, and on this device alone; or else as much as can be.
+        """Remove ``name`` with all its contents, at any depth but on this device only; else as much as possible.
 
-        Takes three descriptors, and no depth of the stack: what is nested is moved up, and so is nested no more. Ends,
-        whoever goes on adding directories.
+        Takes three descriptors and no recursion: nested directories are first moved up. Terminates even if others keep
+        adding directories.
         """
         if not stat.S_ISDIR(self.status(name).st_mode):
             self.unlink(name)
@@ -209,12 +209,12 @@ class Folder:
         self.rmdir(name)
 
     def _without_files(self, top: Folder, device: int) -> list[str]:
-        """The names in ``top`` of the directories that were in here, moved up, and the files removed."""
+        """Remove the files in here and move the directories up to ``top``; return their names there."""
         if filesystem.fstat(self.descriptor).st_dev != device:
             raise OSError(errno.EXDEV, os.strerror(errno.EXDEV))
         directories = []
         for name in self.names():
-            with suppress(OSError):  # another process has, or it is another user's
+            with suppress(OSError):  # another process removed it, or it is another user's
                 if not stat.S_ISDIR(self.status(name).st_mode):
                     self.unlink(name)
                 elif self is top:
@@ -237,10 +237,10 @@ def _closing(descriptor: int, place: str) -> Iterator[Folder]:
 
 @contextmanager
 def opened(root: str, folders: Iterable[str] = (), *, make: bool = False) -> Iterator[Folder]:
-    """The directory that these lead to from ``root``, which may be reached through links: who names it means them.
+    """The directory at ``folders`` below ``root``, for this block. Links to ``root`` are followed: its user chose them.
 
-    Unless it lies in a cache that has a name itself, as Triton's in Inductor's: then no link from there on is followed.
-    ``make``: those of the folders that are not there. Raises OSError.
+    But if ``root`` is inside another known cache, as Triton's may be in Inductor's, links in that are not followed.
+    ``make``: create missing folders. Raises OSError.
     """
     top, path = config.within_cache(root)
     path = os.path.join(path, *folders)
@@ -255,7 +255,7 @@ def opened(root: str, folders: Iterable[str] = (), *, make: bool = False) -> Ite
 
 
 def at(root: str, directory: str, *, make: bool = False) -> AbstractContextManager[Folder]:
-    """As opened(), of the directory at this path: the root, or one below it."""
+    """As opened(), for the directory at this path, which must be ``root`` or below it. Raises OSError."""
     if not directory:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
     names = os.path.relpath(directory, root or os.curdir).split(os.sep)
@@ -266,9 +266,9 @@ def at(root: str, directory: str, *, make: bool = False) -> AbstractContextManag
 
 @contextmanager
 def above(root: str, path: str, *, make: bool = False) -> Iterator[tuple[Folder, str]]:
-    """The directory below ``root``, or that itself, in which what is at ``path`` lies, and its name there.
+    """The directory that contains ``path``, ``root`` or one below it, for this block; and the name of ``path`` there.
 
-    Raises OSError, also for a path that does not lead below the root.
+    Raises OSError, also for a path that is not below the root.
     """
     directory, name = os.path.split(os.path.normpath(path))
     with at(root, directory, make=make) as folder:
@@ -276,7 +276,7 @@ def above(root: str, path: str, *, make: bool = False) -> Iterator[tuple[Folder,
 
 
 def open_within(path: str, flags: int) -> int:
-    """The descriptor of what is at ``path``, itself no link; and reached through none from the cache that it lies in.
+    """A descriptor of what is at ``path``, following no link there, nor inside the cache that it lies in.
 
     Raises OSError.
     """
@@ -290,12 +290,12 @@ def open_within(path: str, flags: int) -> int:
     except OSError as error:
         if error.errno != errno.EMFILE:
             raise
-    # With one descriptor less: a library is read while its lock is held, and stock needs one.
+    # With one descriptor less: a library is read while its lock is held, for which stock code needs one.
     return filesystem.descend(filesystem.NOWHERE, os.path.join(filesystem.realpath(top), within), flags)
 
 
 def names_in(directory: str) -> list[str]:
-    """Of all that lies in ``directory``, which is reached as by open_within(). Raises OSError."""
+    """The names of all entries of ``directory``, reached as by open_within(). Raises OSError."""
     if not config.within_cache(directory)[1]:
         return filesystem.listdir(directory)
     with _closing(open_within(directory, _LIST), directory) as folder:
@@ -303,7 +303,7 @@ def names_in(directory: str) -> list[str]:
 
 
 def status(path: str) -> os.stat_result:
-    """Of what is at ``path``, reached as by open_within(); of a link its own. Raises OSError."""
+    """The status of what is at ``path`` (for a link, its own), reached as by open_within(). Raises OSError."""
     top, within = config.within_cache(path)
     if not within:
         return filesystem.lstat(path)
@@ -312,7 +312,7 @@ def status(path: str) -> os.stat_result:
 
 
 def modified(path: str) -> float:
-    """When what is at ``path`` was changed, as status() says, in seconds since 1970; 0.0 if it is gone."""
+    """The mtime of what is at ``path``, as by status(), in seconds since the epoch; 0.0 if that fails."""
     try:
         return status(path).st_mtime
     except OSError:
@@ -320,7 +320,7 @@ def modified(path: str) -> float:
 
 
 def is_there(path: str) -> bool:
-    """Whether anything is at ``path``, as status() says; False where that cannot be told."""
+    """Whether anything is at ``path``, as by status(); False if that fails."""
     try:
         status(path)
     except OSError:
@@ -329,9 +329,9 @@ def is_there(path: str) -> bool:
 
 
 def listed(directory: str) -> list[Item]:
-    """What lies in ``directory``, sorted by name; that is reached as opened() says.
+    """The entries of ``directory``, reached as by opened(), sorted by name.
 
-    Nothing for one that another process has removed, or that another user has closed. Raises OSError.
+    Empty if another process has removed it, or its permissions forbid access. Raises OSError.
     """
     found = []
     try:
@@ -346,7 +346,7 @@ def listed(directory: str) -> list[Item]:
 
 
 def below(top: str | Item) -> Iterator[Item]:
-    """Whatever is no directory at this path, or below it; nothing if it is gone, or nobody may ask. Raises OSError."""
+    """All non-directories at or below this path; none if it is gone or access is denied. Raises OSError."""
     try:
         left = [Item(top, status(top)) if isinstance(top, str) else top]
     except OSError as error:
@@ -370,9 +370,9 @@ def touch(path: str) -> None:
 
 @contextmanager
 def scratch(directory: str, prefix: str) -> Iterator[Folder]:
-    """A directory of mode 0700 in ``directory``, whoever can write there, for this block; its name begins so.
+    """A new directory of mode 0700 in ``directory``, for this block; its name begins with ``prefix``.
 
-    Raises OSError, also where somebody has put another one in its place.
+    Safe even if others can write to ``directory``. Raises OSError, also if somebody has replaced the new one.
     """
     name = f"{prefix}{secrets.token_hex(8)}"
     with opened(directory) as folder:

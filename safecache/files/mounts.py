@@ -1,4 +1,4 @@
-"""Where a file lies and whether code may be loaded from there: asked of the kernel, not guessed from an error."""
+"""The mount that a file is on, and whether code may be loaded from it: asked of the kernel, not guessed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _network_devices: dict[int, bool] = {}
 
 
 class Mount(NamedTuple):
-    """A mounted file system, as proc_pid_mountinfo(5) tells it; ``options`` are the mount's and the file system's."""
+    """A mounted file system, as in proc_pid_mountinfo(5); ``options`` are the mount's and the file system's."""
 
     point: str
     file_system: str
@@ -36,14 +36,14 @@ class Mount(NamedTuple):
 
 
 def mount_of(path: str) -> Mount | None:
-    """The mount that ``path``, or the nearest directory above it that exists, lies on; None where that is not told."""
+    """The mount of ``path``, or of its nearest existing parent; None if unknown."""
     path = os.path.realpath(path)
     found = None
     try:
         with open(_MOUNTINFO, encoding="utf-8", errors="surrogateescape") as file:
             for line in file:
                 mount = _parse(line)
-                # The longest that matches; of several at one point the last, which hides the others.
+                # The longest match; of several at one point the last, which hides the others.
                 if mount and _is_below(path, mount.point) and (not found or len(mount.point) >= len(found.point)):
                     found = mount
     except OSError:
@@ -69,7 +69,7 @@ def _is_below(path: str, point: str) -> bool:
 
 
 def is_over_a_network(path: str) -> bool:
-    """Whether another host may have what is at ``path`` too; False where that is not told. Raises OSError."""
+    """Whether ``path`` is on a network file system, which other hosts may share; False if unknown. Raises OSError."""
     device = os.stat(path).st_dev
     if device not in _network_devices:
         mount = mount_of(path)
@@ -78,7 +78,7 @@ def is_over_a_network(path: str) -> bool:
 
 
 def forbids_execution(path: str) -> bool:
-    """Whether the file system of ``path``, or of the nearest directory above it that exists, is mounted noexec."""
+    """Whether ``path``, or its nearest existing parent, is on a file system mounted noexec; False if unknown."""
     while not os.path.exists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     try:
@@ -88,7 +88,7 @@ def forbids_execution(path: str) -> bool:
 
 
 def can_execute_from(directory: str) -> bool:
-    """Whether a file that is written to ``directory`` can be mapped as code there: tried, with an empty page."""
+    """Whether a file written to ``directory`` can be mapped as code: tried with an empty page."""
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".safecache-probe-") as file:
             file.truncate(mmap.PAGESIZE)
@@ -99,5 +99,5 @@ def can_execute_from(directory: str) -> bool:
 
 
 def find_executable_directory(candidates: Iterable[str]) -> str | None:
-    """The first of these directories that this process can write to and load code from."""
+    """The first of these directories that this process can write to and load code from; None if there is none."""
     return next((directory for directory in candidates if can_execute_from(directory)), None)

@@ -1,4 +1,4 @@
-"""Opening what may be anything: checked for its type, its owner and its size before it is read."""
+"""Reading files whose type, owner and size are untrusted, and so checked first."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ __all__ = [
 
 
 class UnusableEntry(Exception):
-    """Something lies in the entry's place that is not read: ``reason`` and ``detail`` say what, ``status`` which."""
+    """What is in an entry's place must not be read: ``reason`` and ``detail`` say why, ``status`` identifies it."""
 
     def __init__(self, reason: Reason, detail: str, status: os.stat_result) -> None:
         super().__init__(reason, detail, status)
@@ -51,10 +51,7 @@ def check_regular(status: os.stat_result) -> None:
 
 
 def check_private(path: str) -> Callable[[os.stat_result], None]:
-    """What raises as check_regular() does, and EntryRefusedError for a file opened at ``path`` that others could write.
-
-    Or could have put there.
-    """
+    """A check that raises as check_regular() does, and EntryRefusedError if others could have written ``path``."""
 
     def check(status: os.stat_result) -> None:
         check_regular(status)
@@ -66,14 +63,14 @@ def check_private(path: str) -> Callable[[os.stat_result], None]:
 
 
 def type_name(mode: int) -> str:
-    """What a file of this mode is, in a word."""
+    """The file type in this mode, in words."""
     names = {stat.S_IFIFO: "FIFO", stat.S_IFDIR: "directory", stat.S_IFLNK: "symbolic link", stat.S_IFSOCK: "socket"}
     names[stat.S_IFREG] = "file"
     return names.get(stat.S_IFMT(mode), "device")
 
 
 def check_up_to(most: int, check: Callable[[os.stat_result], None] = check_regular) -> Callable[[os.stat_result], None]:
-    """What raises as ``check`` does, and UnusableEntry for a file of more than so many bytes."""
+    """A check that raises as ``check`` does, and UnusableEntry for a file of more than ``most`` bytes."""
 
     def check_size(status: os.stat_result) -> None:
         check(status)
@@ -96,19 +93,19 @@ def read_regular(
     limit: int = sys.maxsize,
     passing: frozenset[int] = filesystem.READING,
 ) -> bytes:
-    """Up to ``limit`` bytes of ``path``, after ``check`` has let the opened file pass; it raises what it likes.
+    """Up to ``limit`` bytes of ``path``, once ``check`` accepts the opened file. Raises what that raises, and OSError.
 
-    A FIFO is not waited for, a terminal not taken over, and the check is of the very file that is read.
-    ``passing``: the numbers of the errors to try again after.
+    The check is of the very file that is read. Does not wait for a FIFO, nor take over a terminal.
+    ``passing``: the errnos to retry after.
     """
 
     def read() -> bytes:
         with _opened(path, check, flags) as (descriptor, size):
-            # In one call, and another that says that there is no more: a large file is not copied on its way.
+            # In one call, and another that finds the end: a large file is not copied.
             try:
                 return b"".join(_chunks(descriptor, size + 1, limit))
             except MemoryError as error:
-                # As the kernel says it: then who reads this has one thing to expect.
+                # As the kernel reports it, so that callers need to handle only that.
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), path) from error
 
     return filesystem.retried(read, passing)
@@ -122,7 +119,7 @@ def read_end(
     flags: int = 0,
     passing: frozenset[int] = filesystem.READING,
 ) -> tuple[bytes, int]:
-    """The last ``most`` bytes of a file, or all that it has, and its size. Opened as read_regular does."""
+    """The last ``most`` bytes of a file, or all of it, and its size in bytes. Opened as by read_regular()."""
 
     def read() -> tuple[bytes, int]:
         with _opened(path, check, flags) as (descriptor, size):
@@ -134,7 +131,7 @@ def read_end(
 
 
 def holds(path: str, content: bytes, check: Callable[[os.stat_result], None], *, flags: int = 0) -> bool:
-    """Whether that is all that is in the file, opened as read_regular does. One of another size is not read."""
+    """Whether the file holds exactly ``content``; opened as by read_regular(). One of another size is not read."""
 
     def compared() -> bool:
         with _opened(path, check, flags) as (descriptor, size):
@@ -153,7 +150,7 @@ def holds(path: str, content: bytes, check: Callable[[os.stat_result], None], *,
 def digest_regular(
     path: str, check: Callable[[os.stat_result], None], *, flags: int = 0, limit: int = sys.maxsize
 ) -> bytes:
-    """The SHA-256 of up to ``limit`` bytes of a file that need not fit into memory, opened as read_regular does."""
+    """The SHA-256 of up to ``limit`` bytes of a file that need not fit into memory, opened as by read_regular()."""
 
     def digested() -> bytes:
         digest = hashlib.sha256()
@@ -173,9 +170,9 @@ def copy_regular(
     flags: int = 0,
     limit: int = sys.maxsize,
 ) -> bytes:
-    """Copy up to ``limit`` bytes of a file that need not fit into memory to a new one; the SHA-256 of what was copied.
+    """Copy up to ``limit`` bytes of a file, opened as by read_regular(), to a new one; return their SHA-256.
 
-    Leaves all or nothing.
+    The file need not fit into memory. Raises FileExistsError if ``destination`` exists; a failure leaves nothing there.
     """
     return filesystem.retried(lambda: _copy(path, check, destination, flags, limit), filesystem.READING)
 
@@ -205,8 +202,8 @@ def _chunks(descriptor: int, most: int, limit: int = sys.maxsize) -> Iterator[by
 
 @contextmanager
 def _opened(path: str, check: Callable[[os.stat_result], None], flags: int) -> Iterator[tuple[int, int]]:
-    """The descriptor of the file, and the size that it has now."""
-    # Who follows no link at the end, for anybody may have put it there, follows none on the way from the cache either.
+    """A descriptor of the file, and its current size."""
+    # If no link at the end is followed, as anybody may have put it there, none on the way inside the cache is either.
     open_ = folders.open_within if flags & os.O_NOFOLLOW else filesystem.open
     descriptor = open_(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
     try:

@@ -1,7 +1,7 @@
-"""Who can write the files on a path: what ``SAFECACHE_TRUST=private`` and ``safecache adopt`` ask, and all that builds.
+"""Who can write to a path: checked for ``SAFECACHE_TRUST=private``, by ``safecache adopt``, and before all builds.
 
-A file with several names (hard links) is judged by its own owner and mode, and by the path of the name that is used:
-another name gives nobody a right to write to it, and a directory of somebody else's is an objection all the same.
+A file with several names (hard links) is judged by its own owner and mode, and by the path in use: another name gives
+nobody the right to write to it, and another user's directory on the path is an objection all the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 __all__ = ["foreign_owner", "name_of", "own_group", "own_uid", "why_not_private", "why_opened_not_private"]
 
 _MOST_LINKS = 40  # as the kernel
-_ALL_UIDS = (1 << 32) - 1  # the last number is none: chown(2)
+_ALL_UIDS = (1 << 32) - 1  # the last number is not a uid: chown(2)
 _USUAL_OVERFLOW_UID = 65534
 
 
@@ -25,22 +25,22 @@ def foreign_owner(status: os.stat_result) -> bool:
 
 
 def own_uid(uid: int) -> bool:
-    """Whether what shows this owner is known to belong to this user or root.
+    """Whether a file with this owner is known to belong to this user or root.
 
-    In a user namespace all users that it does not map show as one (user_namespaces(7)). This process may have that uid
-    too, for the same reason: then nobody knows whose a file is, and there are none of its own.
+    In a user namespace, all unmapped users appear as one uid (user_namespaces(7)). If this process is unmapped too, it
+    has that uid itself: then owners cannot be known, and no file counts as its own.
     """
     return uid in (os.geteuid(), 0) and uid != _overflow_uid()
 
 
 def name_of(uid: int) -> str:
-    """What to call the owner of a file to a person."""
+    """How to name the owner of a file to a person."""
     return f"uid {uid}, which may be anybody in this user namespace" if uid == _overflow_uid() else f"uid {uid}"
 
 
 @functools.cache
 def _overflow_uid() -> int | None:
-    """What users show who are not mapped here; None where all are, so that this is one among them."""
+    """The uid that unmapped users appear as; None if all users are mapped, so that it is an ordinary one."""
     try:
         with open("/proc/self/uid_map") as uid_map:
             mapped = sum(int(line.split()[-1]) for line in uid_map)
@@ -52,7 +52,7 @@ def _overflow_uid() -> int | None:
 
 @functools.cache
 def own_group() -> int | None:
-    """The group that has this user's name and, as far as it says, no other member; None if there is none, and for root.
+    """The group with this user's name and, as far as it says, no other member; None if there is none, and for root.
 
     Where every user has such a group (useradd(8)), pam_umask(8) sets a umask of 002, and a cache is group-writable.
     """
@@ -68,17 +68,17 @@ def own_group() -> int | None:
 
 
 def why_not_private(path: str, *, group: int | None = None, unknown: bool = False) -> str | None:
-    """Why somebody other than this user (and root) could have written ``path`` or replaced it; None if nobody could.
+    """Why somebody other than this user (and root) could have written or replaced ``path``; None if nobody could.
 
-    ``group``: one whose members' right to write is no objection. ``unknown``: nor is it that nobody can tell whose it
-    is, for want of a mapping; for what this process has just made itself, below directories of an unmapped root.
+    ``group``: one whose write permission is no objection. ``unknown``: an unmapped owner is no objection either; for
+    what this process has just created below directories of an unmapped root.
 
     Every directory and symbolic link on the way from the root counts. A sticky directory such as /tmp is no objection
     to what lies in it: there only an owner (or root) can rename or remove a name (see unlink(2)), and the owner of
     that name is checked next.
     """
     try:
-        # Not abspath(), for which link/.. is where the link lies: for the kernel it is above where the link leads.
+        # Not abspath(), which takes link/.. for the directory of the link: to the kernel it is the target's parent.
         *above, last = _steps(path if os.path.isabs(path) else os.path.join(os.getcwd(), path))
         for step, status in above:
             objection = _objection(step, status, last=False, group=group, unknown=unknown)
@@ -90,7 +90,7 @@ def why_not_private(path: str, *, group: int | None = None, unknown: bool = Fals
 
 
 def why_opened_not_private(path: str, status: os.stat_result) -> str | None:
-    """As why_not_private(), and of the file with this status too, which was opened at ``path``."""
+    """As why_not_private(), and also checks the ``status`` of the file that was opened at ``path``."""
     return _objection(path, status, last=True, group=None, unknown=False) or why_not_private(path)
 
 

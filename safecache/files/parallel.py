@@ -1,4 +1,4 @@
-"""Files read by several threads at once: opening waits for the disk or the network, and hashing holds no lock."""
+"""Reading files in several threads: opening waits for the disk or the network, and hashing releases the GIL."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ R = TypeVar("R")
 
 
 def each(function: Callable[[T], R], items: Sequence[T], readers: int = READERS) -> Iterator[R]:
-    """What ``function`` returns for each item, in their order. Raises what it raises, and leaves then what is left."""
+    """What ``function`` returns for each item, in order. Raises what it raises, and then skips the remaining items."""
     with ThreadPoolExecutor(readers) as pool:
         yield from pool.map(function, items)

@@ -1,4 +1,4 @@
-"""Directories that nobody but this user and root can enter or replace, which are in use, and copies beyond change."""
+"""Private directories, which only this user and root can enter or replace, locked while in use; immutable copies."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _PREFIX = "safecache-live-"
 _NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}")
 _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
-# A forked child has the same, and so keeps what its parent has locked.
+# Inherited by forked children, which so keep their parent's locks.
 _held: dict[str, int] = {}
 
 
 def occupy(directory: str) -> str:
-    """Lock the directory that this process has just made, for as long as it lives; returns the name that it has then.
+    """Lock a directory that this process has just created, for as long as it lives; return the directory's new path.
 
-    Where that cannot be done it keeps its name, by which nobody takes it for one that is left behind.
+    If that is impossible, it keeps its name, so that nobody takes it for one left behind.
     """
     parent = os.path.dirname(directory)
     name = os.path.join(parent, f"{_PREFIX}{secrets.token_hex(8)}")
     with suppress(OSError):
-        # There a lock may be for this host alone, and ends with the first of several processes.
+        # There a lock may apply to this host only, and end with the first of several processes.
         if mounts.is_over_a_network(parent):
             return directory
         descriptor = os.open(directory, _OPEN)
@@ -51,7 +51,7 @@ def occupy(directory: str) -> str:
 
 
 def join(directory: str) -> bool:
-    """Keep the directory of the process that started this one, should it be killed; False if there is none any more."""
+    """Keep the parent process's directory even if that process is killed; False if it no longer exists."""
     if _NAME.fullmatch(os.path.basename(directory)) is None or directory in _held:
         return os.path.isdir(directory)
     with suppress(OSError):
@@ -73,7 +73,7 @@ def leave(directory: str) -> None:
 
 
 def reap(parent: str) -> None:
-    """Remove those of this user that no living process has locked; what cannot be removed stays."""
+    """Remove this user's directories in ``parent`` that no living process has locked; what cannot be removed stays."""
     with suppress(OSError):
         for name in os.listdir(parent):
             if _NAME.fullmatch(name):
@@ -91,14 +91,14 @@ def _remove_if_left(path: str) -> None:
         os.close(descriptor)
 
 
-# An emptyDir of Kubernetes, mounted at /tmp, has mode 0777 and is not sticky: anybody can rename what lies in it.
-# Memory comes last, of which a container has 64 MB there.
+# A Kubernetes emptyDir mounted at /tmp has mode 0777 and is not sticky: anybody can rename what lies in it.
+# Memory comes last: a container has 64 MB of it there.
 _OTHER_PARENTS = ("/var/tmp", "/dev/shm")
 
 
 @contextmanager
 def made() -> Iterator[str]:
-    """A directory of mode 0700 for this block, removed after it. Raises PermissionError if none can be had."""
+    """A directory of mode 0700 for this block, removed after it. Raises PermissionError if none can be created."""
     directory = _make()
     try:
         yield directory
@@ -113,9 +113,9 @@ def of_process() -> str:
 
 
 def write(name: str, content: bytes) -> str:
-    """The path of a new file of this content and name, removed when the process ends; memory is used if a disk is full.
+    """Write a new private file and return its path; in memory if the disk is full. Removed when the process ends.
 
-    Raises OSError, with nothing left behind.
+    Raises OSError, leaving nothing behind.
     """
     try:
         return _write(of_process(), name, content)
@@ -141,9 +141,9 @@ def _of_process(pid: int, parents: tuple[str, ...] = ()) -> str:
 
 
 def lasting(is_fit: Callable[[str], bool]) -> str:
-    """Another one, that ``is_fit`` takes, removed when this process ends. Raises as made() does.
+    """A new private directory that ``is_fit`` accepts, removed when this process ends. Raises as made() does.
 
-    First those are removed that processes which were killed have left behind.
+    Directories left behind by killed processes are removed first.
     """
     for parent in _parents():
         reap(parent)
@@ -152,7 +152,7 @@ def lasting(is_fit: Callable[[str], bool]) -> str:
 
 def _removed_at_end(directory: str, pid: int) -> str:
     atexit.register(_remove, directory, pid)
-    # A process that multiprocessing has forked ends without what was registered above.
+    # A process forked by multiprocessing ends without running atexit handlers.
     multiprocessing = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None:
         multiprocessing.Finalize(None, _remove, (directory, pid), exitpriority=0)
@@ -174,7 +174,7 @@ def _make(is_fit: Callable[[str], bool] = os.path.isdir, parents: tuple[str, ...
     for parent in parents or _parents():
         with suppress(OSError):
             directory = tempfile.mkdtemp(prefix="safecache-", dir=parent)
-            # Where root is not mapped, its directories are anybody's, and so would be each that could be made in them.
+            # If root is not mapped, its directories count as anybody's, and so would any created below them.
             objection = ownership.why_not_private(directory, unknown=True)
             if objection is None and is_fit(directory):
                 return occupy(directory)
@@ -187,10 +187,10 @@ _SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_
 
 
 def make(name: str, content: bytes) -> str:
-    """The path of a file that holds ``content``, for as long as this process lives; it ends in ``name``.
+    """The path, ending in ``name``, of a file that holds ``content`` for as long as this process lives.
 
-    A library is in memory (memfd_create(2)), where no noexec mount matters: ask first. Anything else is a file in this
-    process's private directory, for a process has few descriptors, and a kernel eight files. Raises OSError.
+    A library is in memory (memfd_create(2)), which bypasses noexec: callers check that first. Anything else is a file
+    in this process's private directory: a process has few descriptors, and a kernel eight files. Raises OSError.
     """
     if not name.endswith(".so"):
         descriptor, path = tempfile.mkstemp(suffix=f"-{name[-200:]}", dir=of_process())
@@ -201,7 +201,7 @@ def make(name: str, content: bytes) -> str:
     with open(descriptor, "wb", closefd=False) as file:
         file.write(content)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
-    # Under a name of its own: Python tells an extension module by its suffix. By pid, for child processes.
+    # Under its own name: Python recognises an extension module by its suffix. By pid, for child processes.
     path = os.path.join(of_process(), f"{descriptor}-{name}")
     os.symlink(f"/proc/{os.getpid()}/fd/{descriptor}", path)
     return path

@@ -1,4 +1,4 @@
-"""Files that are being written, beside what they will replace: each locked while its writer lives, durable if asked."""
+"""Temporary files beside those that they will replace: locked while their writer lives, synced if asked."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ __all__ = ["Temporary", "beside", "is_temporary", "is_wanted", "reap", "reap_onc
 
 
 def is_wanted(folder: Folder) -> bool:
-    """Whether files in ``folder`` are to be synced before they get their name, and it after. Raises OSError.
+    """Whether files in ``folder`` are to be synced before they are renamed, and the folder after. Raises OSError.
 
-    ``auto``: over a network. There errors such as a full disk are reported when data is written back, and other hosts
-    may read before that.
+    ``auto``: over a network, where errors such as a full disk are reported only when data is written back, and other
+    hosts may read before that.
     """
     chosen = config.current().fsync
     return chosen == "always" or (chosen == "auto" and folder.is_over_a_network)
@@ -31,46 +31,46 @@ def is_wanted(folder: Folder) -> bool:
 _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL
 _OURS = re.compile(r"\.[0-9a-f]{16}\.tmp")
 _TORCHS = re.compile(r"\.\d+\.\d+\.tmp")
-# Seconds. Clocks differ; and without a lock only its age tells of a writer that it must be dead.
+# Seconds. Clocks differ; and without a lock, only a file's age shows that its writer must be dead.
 _PATIENCE, _PATIENCE_WITHOUT_LOCK = 3600.0, 86400.0
 
 _reaped: set[str] = set()
 
 
 class Temporary:
-    """A new file in ``folder``, with this mode less the umask. Raises OSError."""
+    """A new file in ``folder``, with ``mode`` less the umask, locked if possible. Raises OSError."""
 
     def __init__(self, folder: folders.Folder, mode: int) -> None:
         self.name = _new_name()
         self._descriptor = folder.open(self.name, _CREATE, mode)
-        with contextlib.suppress(OSError):  # of a file system without locks
+        with contextlib.suppress(OSError):  # a file system without locks
             if not folder.is_over_a_network:
                 filesystem.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
     def write(self, content: bytes, *, durably: bool) -> None:
-        """Write all of it, and wait for the disk if ``durably``. Raises OSError, also for what a close reports.
+        """Write ``content``, and sync it if ``durably``. Raises OSError, also for errors that a close reports.
 
-        After that the file is of no use: what could not be written once counts as written when it is synced again.
+        After an error the file is useless: data that could not be written back once counts as written in the next sync.
         """
         filesystem.write_all(self._descriptor, content)
         if durably:
             filesystem.fsync(self._descriptor)
-        # Some file systems say only at a close that the disk is full; and the file must stay locked.
+        # Some file systems report a full disk only on close. A duplicate is closed, as the file must stay locked.
         filesystem.close(filesystem.dup(self._descriptor))
 
     def close(self) -> None:
-        """Unlock it: call this when it has its name, or none."""
+        """Close and unlock it: call this once it is renamed or removed."""
         filesystem.close(self._descriptor)
 
 
 def _new_name() -> str:
-    # A random one: two containers on one volume can have the same pid and thread id, as torch's names are made of.
+    # Random: two containers on one volume can have the same pid and thread id, of which torch makes its names.
     return f".{secrets.token_hex(8)}.tmp"
 
 
 @contextlib.contextmanager
 def beside(path: str) -> Iterator[str]:
-    """Where another program is to write what will be at ``path``; what is left there in the end is removed."""
+    """A temporary path where another program writes the future ``path``; a file left there is removed afterwards."""
     temporary = os.path.join(os.path.dirname(path), _new_name())
     try:
         yield temporary
@@ -81,12 +81,12 @@ def beside(path: str) -> Iterator[str]:
 
 
 def is_temporary(name: str) -> bool:
-    """Whether a file of this name is being written, or was to be: by us or by torch."""
+    """Whether this is the name of a temporary file, ours or torch's."""
     return (_OURS.fullmatch(name) or _TORCHS.fullmatch(name)) is not None
 
 
 def reap_once(folder: folders.Folder, directory: str) -> None:
-    """reap(), if this process has not done it in ``directory`` yet, which this is; what cannot be removed stays."""
+    """Call reap() on ``folder``, which is at ``directory``, once per process. Never raises OSError."""
     if directory not in _reaped:
         _reaped.add(directory)
         with contextlib.suppress(OSError):
@@ -94,7 +94,7 @@ def reap_once(folder: folders.Folder, directory: str) -> None:
 
 
 def reap(folder: folders.Folder) -> int:
-    """Remove what dead writers have left there, torch's among them, and return its size in bytes.
+    """Remove temporary files of dead writers, torch's among them, and return their size in bytes.
 
     Raises OSError if the directory cannot be read.
     """
@@ -124,5 +124,5 @@ def _remove_if_dead(folder: folders.Folder, name: str, *, locked: bool) -> int:
 
 
 def reset() -> None:
-    """Look for leftovers once more."""
+    """Have reap_once() look for leftovers again."""
     _reaped.clear()

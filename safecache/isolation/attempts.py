@@ -1,4 +1,4 @@
-"""Compiles that the service was given: what became of each, kept until the process that asked has taken it."""
+"""Compiles sent to the service, and their outcomes, kept until the requesting process takes them."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["Attempt", "Request", "UnusableError", "run", "run_together"]
 
 
 class UnusableError(Exception):
-    """What a worker has left is not the kernel, or there is no place for it. The text says why."""
+    """A worker's result is not the kernel, or there is no directory for it. The text says why."""
 
 
 class Request(NamedTuple):
-    """What triton.compile() is about to look up: ``key`` is its cache key, ``metadata`` the file that it looks for.
+    """What triton.compile() is about to look up: ``key`` is its cache key, ``metadata`` the name of the file.
 
-    "" if that is not known.
+    ``metadata`` is "" if unknown.
     """
 
     source: Any
@@ -41,7 +41,7 @@ class Request(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """A job and its outcome; ``directory`` holds what it has left, until ``close`` is called."""
+    """A job and its outcome; ``directory`` holds the files that it wrote, until ``close`` is called."""
 
     job: dict[str, Any]
     outcome: Outcome
@@ -50,20 +50,20 @@ class Attempt(NamedTuple):
 
 
 def run(request: Request, limits: Limits) -> Attempt:
-    """Have this compiled. Raises CannotTravel, ServiceUnavailable and UnusableError."""
+    """Compile in a worker. Raises CannotTravel, ServiceUnavailable and UnusableError."""
     return _run(_job(request), limits)
 
 
 def run_together(request: Request, others: Iterable[Request], limits: Limits) -> tuple[Attempt, dict[str, Attempt]]:
-    """As run(), and ``others`` at the same time: their attempts by key, without those of which nothing came.
+    """As run(), with ``others`` in parallel: returns their attempts by key, without those that failed to run.
 
-    It returns when all are done: what is measured meanwhile would be measured on a busy machine.
+    It returns when all are done, since a measurement meanwhile would be made on a busy machine.
     """
     batch = _Batch(limits, client.current().size)
     try:
         batch.add(request)
         for other in others:
-            # Its own turn comes upon the reason, and says so.
+            # The reason is reported when it is this one's turn.
             with suppress(encoding.CannotTravel):
                 batch.add(other)
         batch.finish()
@@ -74,7 +74,7 @@ def run_together(request: Request, others: Iterable[Request], limits: Limits) ->
 
 
 class _Batch:
-    """Jobs that so many threads do, this one included, each the next one that is left."""
+    """Jobs in a queue, worked off by ``threads`` threads, the calling one included."""
 
     def __init__(self, limits: Limits, threads: int) -> None:
         self.done: dict[str, Attempt] = {}
@@ -87,31 +87,31 @@ class _Batch:
         self._is_cancelled = False
 
     def add(self, request: Request) -> None:
-        """Raises CannotTravel."""
+        """Queue a request. Raises CannotTravel."""
         self._queue.put((request.key, _job(request)))
-        # No more threads may be had: then there are fewer.
+        # If no more threads can be started, there are fewer.
         with suppress(RuntimeError):
             if len(self._helpers) < self._threads - 1:
-                # If this process is told to end while it waits, a compile that hangs must not keep it.
+                # A daemon: a compile that hangs must not prevent this process from exiting.
                 helper = threading.Thread(target=self._work, daemon=True)
                 helper.start()
                 self._helpers.append(helper)
 
     def finish(self) -> None:
-        """Do what is left, and wait for the others."""
+        """Work off the queue, and wait for the other threads."""
         self._end_queue()
         self._work()
         for helper in self._helpers:
             helper.join()
 
     def attempt_of(self, key: str) -> Attempt:
-        """It is the caller's. Raises what run() does."""
+        """The attempt for ``key``, which the caller must close. Raises as run() does."""
         if key in self._failed:
             raise self._failed[key]
         return self.done.pop(key)
 
     def cancel(self) -> None:
-        """Begin no more, and keep nothing."""
+        """Start no more jobs, and discard all attempts."""
         with self._lock:
             self._is_cancelled = True
         self._end_queue()
@@ -128,7 +128,7 @@ class _Batch:
                 return
             try:
                 attempt = _run(job, self._limits)
-            except Exception as error:  # of another one than the caller's, its own turn comes upon it
+            except Exception as error:  # attempt_of() raises the caller's; others fail again in turn
                 self._failed[key] = error
             else:
                 self._keep(key, attempt)

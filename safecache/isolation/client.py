@@ -1,4 +1,4 @@
-"""The compile service, for the process that has something to compile; with as many jobs at once as it may use CPUs."""
+"""The compile service, as used by a process that compiles; it runs as many jobs at once as the process has CPUs."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from safecache.settings import config
 
 __all__ = ["Ending", "Limits", "Outcome", "Service", "ServiceUnavailable", "current", "quota", "workers"]
 
-# How often a job is sent, where the worker, or the server, was gone.
+# How often a job is sent if its worker, or the server, is gone.
 _ATTEMPTS = 5
-# Seconds that a worker which has closed its channel may take to be gone by itself: only then it is known how it ended.
+# Seconds that a worker may take to exit after closing its channel: only then is it known how it ended.
 _GRACE = 2.0
 
 
 class Outcome(NamedTuple):
-    """What became of a job: either ``reply``, what it returned, or ``ending``, how its worker ended.
+    """The outcome of a job: either ``reply``, what it returned, or ``ending``, how its worker ended.
 
-    ``stderr``: what it wrote to stdout and stderr, of that the beginning and the end; ``peak``: the largest resident
-    size, in bytes, of a worker that has ended and of what it had started; 0 where the worker lives on.
+    ``stderr``: the beginning and the end of what it wrote to stdout and stderr; ``seconds``: how long it took;
+    ``peak``: the largest resident size, in bytes, of an ended worker and its children; 0 if the worker lives on.
     """
 
     reply: dict[str, Any] | None
@@ -40,10 +40,10 @@ class Outcome(NamedTuple):
 
 
 class Service:
-    """Runs jobs out of this process, each on a worker that may die of it, and so many at once as CPUs may be used.
+    """Runs jobs in worker processes, which they may crash, as many at once as there are usable CPUs.
 
-    ``jobs`` names the module whose ``run(job, directory)`` does so there; ``imports``, what it must have from the same
-    files as this process. A child that this process forks has a service without a server, until it needs one.
+    ``jobs``: the module whose ``run(job, directory)`` runs in a worker; ``imports``: modules that the worker must
+    import from the same files as this process. A forked child has a service without a server until it needs one.
     """
 
     def __init__(
@@ -61,39 +61,39 @@ class Service:
         _services.add(self)
 
     def start(self) -> None:
-        """Start the server if there is none, without waiting for it. Why it cannot be had, run() says."""
+        """Start the server if there is none, without waiting for it. Never raises: run() says why if that fails."""
         with suppress(ServiceUnavailable):
             self._pool.connect()
 
     def run(self, job: dict[str, Any], directory: str, *, timeout: float, memory: int) -> Outcome:
-        """Have a worker run ``job``, for at most ``timeout`` seconds, no process of it with more than ``memory`` bytes.
+        """Have a worker run ``job``, for at most ``timeout`` seconds and ``memory`` bytes in each process.
 
         It runs with the variables in ``job["environment"]``, or else with those of this process, with a TMPDIR below
-        ``directory``. A reply with a true "tainted" ends the worker; so does an "error" where something was written to
-        stderr. Raises ServiceUnavailable if there is no worker to be had, or the job is too large to be sent.
+        ``directory``. A reply with a true "tainted" ends the worker; so does an "error" if there was output on stderr.
+        Raises ServiceUnavailable if no worker is available, or the job is too large to be sent.
         """
         request = _request(job, directory, memory)
         with self._slots:
             for _ in range(_ATTEMPTS):
                 worker = self._pool.take()
-                with suppress(UnreadError, ServerGoneError):  # the next attempt says if it is for good
+                with suppress(UnreadError, ServerGoneError):  # the next attempt raises if that persists
                     return self._run(worker, request, timeout, memory)
         raise ServiceUnavailable("one worker after the other is gone before it has read the job")
 
     def close(self) -> None:
         """End the server and all that it has started.
 
-        What runs at that moment raises ServiceUnavailable; what is run later starts another server.
+        Jobs then running raise ServiceUnavailable; a later run() starts another server.
         """
         self._pool.close()
 
     def forget(self) -> None:
-        """In a forked child: have nothing of the parent's."""
+        """In a forked child: drop the parent's server and workers."""
         self._pool = self._pool.in_child()
         self._slots = threading.BoundedSemaphore(self.size)
 
     def _run(self, worker: Worker, request: bytes, timeout: float, memory: int) -> Outcome:
-        """Raises UnreadError or ServerGoneError if that is why the job was not done, and ServiceUnavailable."""
+        """Raises UnreadError or ServerGoneError if the job was not run for that reason, and ServiceUnavailable."""
         started = time.monotonic()
         try:
             answer = worker.ask(request, started + timeout)
@@ -124,7 +124,7 @@ class Service:
         return Outcome(None, ending, worker.output.take(), time.monotonic() - started, peak)
 
     def _kill(self, worker: Worker) -> int:
-        """End it; its peak, as far as that is known. The pool knows what to do if its server is gone."""
+        """End the worker and return its peak in bytes, 0 if unknown. The pool handles a server that is gone."""
         with suppress(ServerGoneError):
             return self._pool.end(worker).peak
         return 0
@@ -184,7 +184,7 @@ _GROUPS, _OWN_GROUPS = "/sys/fs/cgroup", "/proc/self/cgroup"
 
 
 def workers() -> int:
-    """One for each CPU that this process may use, of 8 at most, shared with the other ranks of a job on this host."""
+    """How many workers to have: the usable CPUs, 8 at most, divided by the job's ranks on this host; at least 1."""
     ranks = config.child_environment().get("LOCAL_WORLD_SIZE", "")
     share = int(ranks) if ranks.isascii() and ranks.isdigit() else 1
     return max(1, min(_usable(), _MOST) // max(1, share))
@@ -196,7 +196,7 @@ def _usable() -> int:
 
 
 def quota() -> float | None:
-    """How many CPUs' time the tightest of this process's cgroups allows; None without a limit."""
+    """The CPU quota of this process's cgroups, the lowest of them, as a number of CPUs; None without a limit."""
     quotas = []
     for hierarchy, group in _groups():
         while True:
@@ -208,9 +208,9 @@ def quota() -> float | None:
 
 
 def _groups() -> Iterator[tuple[str, str]]:
-    """Where the hierarchies are that limit CPU time, and this process's group there (cgroups(7)).
+    """The hierarchies that limit CPU time, and this process's group in each (cgroups(7)).
 
-    In a container, often mounted so that the group itself is the top.
+    In a container, the group itself is often mounted as the top.
     """
     with suppress(OSError), open(_OWN_GROUPS, encoding="utf-8", errors="surrogateescape") as file:
         for line in file:

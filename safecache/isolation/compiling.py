@@ -1,4 +1,4 @@
-"""Has the service compile what Triton's cache does not hold, and gives Triton what it would have made."""
+"""Has the service compile kernels that Triton's cache lacks, and gives Triton the files that it would have made."""
 
 from __future__ import annotations
 
@@ -32,29 +32,29 @@ _REMEDY = "It is compiled in this process, which a crash of the compiler would e
 
 
 class Manager(Protocol):
-    """Triton's cache manager, ours or one that stands before it."""
+    """Triton's cache manager, ours or one that wraps it."""
 
     def put(self, data: bytes, filename: str) -> str:
-        """Keep a file, and tell where to read it."""
+        """Store a file and return its path."""
 
     def put_group(self, filename: str, group: dict[str, str]) -> object:
-        """Keep the list of the files."""
+        """Store the list of the files."""
 
 
 class Made(NamedTuple):
-    """The kernel's files by name, and where to read them; ``times``: of the stages, as knobs.CompileTimes has them."""
+    """The paths of the kernel's files by name; ``times``: those of the stages in µs, as in knobs.CompileTimes."""
 
     group: dict[str, str]
     times: dict[str, Any]
 
 
 def in_process(what: str, why: str, error: BaseException | None = None) -> None:
-    """Report, once for each reason, that a compile stays in this process."""
+    """Report, once per reason, that ``what`` is compiled in this process."""
     events.report(Reason.NOT_ISOLATED, f"{what} is not isolated: {why}.", cause=why, remedy=_REMEDY, error=error)
 
 
 def stays(kernel: str) -> bool:
-    """Whether a setting asks for the compile itself, in this process; this is reported."""
+    """Whether a setting requires the compile to run in this process; if so, that is reported."""
     knobs = sys.modules["triton"].knobs.compilation
     variable = next((variable for name, variable in early_start.OF_THE_COMPILE.items() if getattr(knobs, name)), None)
     if variable is not None:
@@ -63,15 +63,15 @@ def stays(kernel: str) -> bool:
 
 
 def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> Made | None:
-    """What was compiled of it, which the cache has now; None if it is to be compiled in this process.
+    """The compiled kernel, now in the cache; None if it is to be compiled in this process.
 
-    That is so too where Triton finds fault with the kernel: the error is then raised as without us. ``root``: Triton's
-    cache directory. Raises TritonCompileCrash, and Triton's PTXASError, which costs no second compile.
+    None also if Triton rejects the kernel, so that Triton itself raises the error here. ``root``: Triton's cache
+    directory. Raises TritonCompileCrash, and Triton's PTXASError, which needs no second compile.
     """
     note = crashes.find(root, request.hash, timeout=limits.timeout, memory=limits.memory)
     if note is not None:
         raise crashes.skipped(request.hash, note)
-    # While it starts, the kernel is encoded.
+    # The kernel is encoded while the server starts.
     client.current().start()
     try:
         attempt = _attempt(request, root, limits)
@@ -87,7 +87,7 @@ def obtain(request: Request, root: str, limits: Limits, manager: Manager) -> Mad
 
 
 def _attempt(request: Request, root: str, limits: Limits) -> attempts.Attempt:
-    """Of this compile; where it is one of a tuning, with the others of that, which then have been made ahead."""
+    """The attempt at this compile. During a tuning, all its other configurations are compiled ahead with it."""
     under_way = tuning.current()
     if under_way is None:
         return attempts.run(request, limits)
@@ -100,7 +100,7 @@ def _attempt(request: Request, root: str, limits: Limits) -> attempts.Attempt:
 
 
 def _others(under_way: tuning.Tuning, request: Request, root: str, limits: Limits) -> Iterator[Request]:
-    """What else the tuning will have to compile."""
+    """The other compiles that the tuning will need."""
     known = {request.key}
     for asked in under_way.asked():
         other = Request(*asked, metadata=f"{asked[0].name[:150]}.json")
@@ -110,7 +110,7 @@ def _others(under_way: tuning.Tuning, request: Request, root: str, limits: Limit
 
 
 def _is_there(request: Request, root: str, limits: Limits) -> bool:
-    """Whether the cache has it, or a note that it crashes."""
+    """Whether the cache holds the kernel, or a note that its compile crashes."""
     manager = sys.modules["triton.compiler.compiler"].get_cache_manager(request.hash)
     with searches.only_looking():
         if manager.get_group(request.metadata) is not None:
@@ -138,13 +138,13 @@ def _taken(request: Request, root: str, limits: Limits, manager: Manager, attemp
 
 
 def _is_answer(reply: dict[str, Any] | None) -> bool:
-    """Whether an error in it is one as job.run() replies."""
+    """Whether the error in the reply, if any, has the form of job.run()."""
     error = (reply or {}).get("error", {"type": "", "message": ""})
     return isinstance(error, dict) and all(isinstance(error.get(name), str) for name in ("type", "message"))
 
 
 def _raise_of_ptxas(reply: dict[str, Any]) -> None:
-    """If that is the error, with what Triton prints of it: the PTX, among others."""
+    """Raise Triton's PTXASError if that is the error, after printing what Triton prints, such as the PTX."""
     error = reply["error"]
     errors = sys.modules["triton.runtime.errors"]
     if error["type"].rpartition(".")[2] == errors.PTXASError.__name__:
@@ -154,7 +154,7 @@ def _raise_of_ptxas(reply: dict[str, Any]) -> None:
 
 
 def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[str, bytes]:
-    """What the worker has written, the list of the kernel's files last. Raises UnusableError."""
+    """The files that the worker wrote, the kernel's metadata last. Raises UnusableError."""
     if reply.get("key") != request.hash:
         raise attempts.UnusableError("the process that compiled it came to another cache key")
     folder, metadata = reply.get("folder"), request.metadata or str(reply.get("metadata"))
@@ -169,7 +169,7 @@ def _contents(request: Request, reply: dict[str, Any], directory: str) -> dict[s
 
 
 def _read_all(folder: str) -> dict[str, bytes]:
-    """The files of a kernel by name, sorted. Raises OSError and UnusableEntry for what no kernel has."""
+    """A kernel's files by name, sorted. Raises OSError, and UnusableEntry for files that no kernel has."""
     with os.scandir(folder) as found:
         names = sorted(item.name for item in itertools.islice(found, _MOST_FILES + 1))
     if len(names) > _MOST_FILES:
@@ -177,7 +177,7 @@ def _read_all(folder: str) -> dict[str, bytes]:
     contents = {}
     left = entry_files.largest(Kind.KERNEL)  # for all of them
     for name in names:
-        # The list of the group is made anew, for where the files are now.
+        # The group's list is rewritten with the files' new paths.
         if not name.startswith(LIST):
             check = opening.check_up_to(left)
             contents[name] = opening.read_regular(os.path.join(folder, name), check, flags=os.O_NOFOLLOW, limit=left)
@@ -186,7 +186,7 @@ def _read_all(folder: str) -> dict[str, bytes]:
 
 
 def _times(reply: dict[str, Any]) -> dict[str, Any]:
-    """For listeners; zeros for what is no time."""
+    """The times for Triton's listeners, in µs; 0 for invalid values."""
     told = reply.get("times")
     times = told if isinstance(told, dict) else {}
     stages = times.get("lowering_stages")
@@ -213,7 +213,7 @@ _PARSED = ("ttir", "ttgir", "glir")
 
 
 class Ahead(NamedTuple):
-    """A compile that is to come before Triton reads the file. ``directory``: where its files are to lie."""
+    """A compile to be made before Triton reads the IR file. ``directory``: where the kernel's files belong."""
 
     request: attempts.Request
     variables: Any
@@ -227,7 +227,7 @@ class Ahead(NamedTuple):
         return f"@{found[1]}" if found is not None else str(self.request.source.name)
 
     def make(self, *, tuning: bool) -> Made | None:
-        """Have the kernel in Triton's cache; None if it cannot be compiled apart: then Triton reads the file here.
+        """Compile the kernel into Triton's cache; None if it cannot be isolated, so that Triton compiles it here.
 
         Raises TritonCompileCrash, and Triton's PTXASError.
         """
@@ -235,7 +235,7 @@ class Ahead(NamedTuple):
 
 
 def ahead(path: str, target: Any, options: dict[str, Any] | None, variables: Any) -> Ahead | None:
-    """What is to be compiled before; None for what the cache has, or what cannot be compiled apart."""
+    """The compile to make before Triton reads ``path``; None if it is cached, or cannot be isolated."""
     compiler = sys.modules["triton.compiler.compiler"]
     source = _unparsed(compiler, path)
     if source is None:
@@ -247,7 +247,7 @@ def ahead(path: str, target: Any, options: dict[str, Any] | None, variables: Any
     request = attempts.Request(source, backend, parsed, key, metadata="")
     manager = compiler.get_cache_manager(request.hash)
     directory = getattr(getattr(manager, "_file_cache_manager", manager), "cache_dir", "")
-    # Whoever has put it there has parsed it.
+    # Whoever stored the group has parsed the file.
     if not directory or _is_group_there(directory) or stays(source.name):
         return None
     return Ahead(request, variables, directory, manager)
@@ -262,11 +262,11 @@ def _names_in(place: str) -> list[str]:
     try:
         return layout.list_entries(place)
     except OSError:
-        return []  # whoever looks it up says so
+        return []  # reported by the lookup
 
 
 def _unparsed(compiler: Any, path: str) -> Any:
-    """An IRSource as far as it is without a parse; None for what is not parsed, or cannot be read."""
+    """An IRSource without the result of parsing; None for a file that is not parsed, or cannot be read."""
     source = object.__new__(compiler.IRSource)
     source.path, source.ext = path, Path(path).suffix[1:]
     if source.ext not in _PARSED:
@@ -274,7 +274,7 @@ def _unparsed(compiler: Any, path: str) -> Any:
     try:
         source.src = Path(path).read_text()
     except (OSError, ValueError):
-        return None  # which Triton says, too
+        return None  # Triton raises that itself
     languages = sys.modules["triton.backends.compiler"].Language
     source.language = languages.GLUON if source.ext == "glir" else languages.TRITON
     source.name, source.signature = Path(path).name, {}

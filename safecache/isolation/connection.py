@@ -1,4 +1,4 @@
-"""A process's side of its compile server: starts it, has it fork and end workers; no child holds its descriptors."""
+"""A process's connection to its compile server, which forks and ends workers; forked children hold none of it."""
 
 from __future__ import annotations
 
@@ -35,8 +35,7 @@ class Closable(Protocol):
 
 
 _open: set[Closable] = set()
-# Held during a fork, so that a child closes all of them and nothing else. Its holder can take it again: a signal's
-# handler may fork.
+# Held during a fork, so that a child closes exactly these. Reentrant, since a signal handler may fork.
 _descriptors_lock = threading.RLock()
 
 
@@ -49,7 +48,7 @@ def socketpair() -> tuple[socket.socket, socket.socket]:
 
 
 def pipe() -> tuple[FileIO, FileIO]:
-    """The end to read from, which does not block, and the one to write to. Raises OSError."""
+    """A pipe: the read end, which does not block, and the write end. Raises OSError."""
     with _descriptors_lock:
         read_end, write_end = os.pipe()
         pair = FileIO(read_end, "rb"), FileIO(write_end, "wb")
@@ -59,7 +58,7 @@ def pipe() -> tuple[FileIO, FileIO]:
 
 
 def notes() -> FileIO:
-    """A file in memory; nothing is kept where the kernel has none. Raises OSError."""
+    """A file in memory, or /dev/null if the kernel has none. Raises OSError."""
     with _descriptors_lock:
         try:
             file = FileIO(os.memfd_create("safecache"), "w+b")
@@ -100,7 +99,7 @@ _BOOT = "import sys; sys.path[:] = {!r}; from safecache.isolation import server;
 _PATIENCE = 30.0
 # Seconds that the server may take to end.
 _FAREWELL = 10.0
-# Seconds before it ends for lack of use that it is no longer used.
+# The server is no longer used so many seconds before it would end for lack of use.
 _MARGIN = 5.0
 _MOST_SAID = 2000
 
@@ -114,8 +113,8 @@ class ServerGoneError(Exception):
 
 
 class Limits(NamedTuple):
-    """A worker is replaced after so many jobs, or at this resident size; what is idle is kept for so many seconds, and
-    the server may take so many to start."""
+    """A worker is replaced after ``jobs`` jobs or at ``resident`` bytes; idle workers and servers end after so many
+    seconds, and the server may take ``start`` seconds to start."""
 
     jobs: int = 200
     resident: int = 1 << 30
@@ -125,14 +124,14 @@ class Limits(NamedTuple):
 
 
 class Ended(NamedTuple):
-    """How a worker ended, as Popen.returncode has it, None if it would not end; and its largest resident size."""
+    """How a worker ended: ``status`` as Popen.returncode, None if it would not end; ``peak`` resident size in bytes."""
 
     status: int | None
     peak: int
 
 
 class Connection:
-    """A server that has been started. The constructor does not wait for it, and raises ServiceUnavailable."""
+    """A server, started by the constructor, which does not wait for it. Raises ServiceUnavailable."""
 
     def __init__(self, jobs: str, imports: tuple[str, ...], limits: Limits) -> None:
         self._imports = imports
@@ -165,7 +164,7 @@ class Connection:
             "server_idle": self._limits.server_idle,
         }
         return subprocess.Popen(
-            # Without site: what .pth files import is not for a process that forks.
+            # Without site: modules that .pth files import may make forking unsafe.
             [sys.executable, "-S", "-c", _BOOT.format(_paths(self._imports), descriptor, setup)],
             stdin=subprocess.DEVNULL,
             stdout=self._notes,
@@ -173,17 +172,17 @@ class Connection:
             cwd="/",
             env=config.child_environment() | {"SAFECACHE": "0"},
             pass_fds=(descriptor,),
-            # What a terminal sends to this process and its group, such as Ctrl-C, is for this process.
+            # Signals from the terminal, such as Ctrl-C, are for this process's group only.
             start_new_session=True,
         )
 
     @property
     def pid(self) -> int:
-        """The server's."""
+        """The server's pid."""
         return self._process.pid
 
     def wait_until_ready(self) -> None:
-        """Raises ServiceUnavailable if the server cannot be used, ServerGoneError if it is gone."""
+        """Wait for the server. Raises ServiceUnavailable if it cannot be used, ServerGoneError if it is gone."""
         with self._starting:
             if self._is_ready:
                 return
@@ -235,7 +234,7 @@ class Connection:
         except (OSError, protocol.ProtocolError) as error:
             raise self._gone(f"{type(error).__name__}: {error}") from error
         except BaseException:
-            # Interrupted: nobody knows to what the next answer would be one.
+            # Interrupted: the next answer could be to any request.
             self.close()
             raise
         if answer is None:
@@ -254,7 +253,7 @@ class Connection:
         return ""
 
     def is_used(self) -> None:
-        """Put off its end for lack of use."""
+        """Note that the server is in use, which postpones its end."""
         self._used = time.monotonic()
 
     def is_stale(self) -> bool:
@@ -263,11 +262,11 @@ class Connection:
         return time.monotonic() - self._used > idle - min(_MARGIN, idle / 2)
 
     def close(self) -> int:
-        """Have the server end, with all that it has started, and wait for that; its exit status. Idempotent."""
+        """End the server with all that it has started, wait for that, and return its exit status. Idempotent."""
         with suppress(OSError):  # closed already
             self._control.shutdown(socket.SHUT_RDWR)
         if not self._is_ready:
-            self._process.kill()  # it would first see that it is to end when it has imported everything
+            self._process.kill()  # it would not notice before it has imported everything
         try:
             status = self._process.wait(_FAREWELL)
         except subprocess.TimeoutExpired:
@@ -278,20 +277,20 @@ class Connection:
         return status
 
     def forget(self) -> None:
-        """In a forked child: the server is another process's."""
+        """In a forked child: the server belongs to the parent."""
         self._process.returncode = 0  # or Popen warns that it still runs
 
 
 def _paths(imports: tuple[str, ...]) -> list[str]:
-    """This process's sys.path for one that has no site, and another working directory."""
+    """This process's sys.path, for a server without site and with another working directory."""
     standard = os.path.dirname(os.__file__)
     paths = [path for path in sys.path if isinstance(path, str)]
     with suppress(FileNotFoundError):  # a working directory that is gone holds no modules
         paths = [os.path.abspath(path) for path in paths]
-    # Its own modules first: a script's directory may hold a resource.py, which nobody but the server would import.
+    # The standard library first: a script's directory may hold a resource.py, which only the server would import.
     ahead = [standard, os.path.join(standard, "lib-dynload")]
     modules = (sys.modules.get(name) for name in ("safecache", *imports))
     files = [getattr(module, "__file__", None) for module in modules]
-    # An editable install may be found by a finder that no path tells of.
+    # An editable install may be found by a finder rather than by a path.
     packages = [os.path.dirname(os.path.dirname(file)) for file in files if file]
     return list(dict.fromkeys(ahead + paths + packages))

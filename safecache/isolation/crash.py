@@ -1,4 +1,4 @@
-"""How a compile ended in a worker: well, with an error that is Triton's, with a crash, or without a reply."""
+"""How a compile ended in a worker: well, with an error of Triton's, with a crash, or without a reply."""
 
 from __future__ import annotations
 
@@ -29,62 +29,62 @@ __all__ = [
     "of_timeout",
 ]
 
-# What C++, LLVM, glibc, Python and ptxas say when no memory is to be had.
+# What C++, LLVM, glibc, Python and ptxas print when they are out of memory.
 _OUT_OF_MEMORY = re.compile(
     r"out of memory|std::bad_alloc|MemoryError|cannot allocate memory|memory allocation fail|allocation failed",
     re.IGNORECASE,
 )
-# Code that does not look whether it was given memory ends otherwise, such as with SIGSEGV.
+# Share of the limit: code that does not check its allocations ends in other ways, such as with SIGSEGV.
 _FULL = 0.9
 _ERRORS = ("MemoryError", "builtins.MemoryError")
 
 
 class Ending(NamedTuple):
-    """``how`` and ``number``: "signal" and which; "exit", its status; "timeout" and "memory", the seconds and bytes."""
+    """``how`` and ``number``: "signal" and which, "exit" and status, "timeout" and seconds, "memory" and bytes."""
 
     how: str
     number: int
 
 
 def of_timeout(seconds: float) -> Ending:
-    """The job was killed because its time was up."""
+    """The ending of a job that was killed after ``seconds``."""
     return Ending("timeout", math.ceil(seconds))
 
 
 def of_memory(size: int) -> Ending:
-    """The job wanted more memory than its limit."""
+    """The ending of a job that exceeded its limit of ``size`` bytes."""
     return Ending("memory", size)
 
 
 def of_death(ended: Ended, output: str, memory: int) -> Ending:
-    """The worker was gone. For want of memory, if it said so, or else had as good as all that it was allowed."""
+    """The ending of a worker that died: of memory if its output says so, or it had nearly used ``memory`` bytes."""
     if _OUT_OF_MEMORY.search(output) or ended.peak >= _FULL * memory:
         return of_memory(memory)
     if ended.status is None:
-        return Ending("signal", signal.SIGKILL)  # which was sent, and has had no effect yet
+        return Ending("signal", signal.SIGKILL)  # it was sent, and has had no effect yet
     if ended.status < 0:
         return Ending("signal", -ended.status)
     return Ending("exit", ended.status)
 
 
 def of_garbage() -> Ending:
-    """What the worker replied was none."""
+    """The ending of a worker whose reply was invalid."""
     return Ending("exit", os.EX_PROTOCOL)
 
 
 def is_out_of_memory(reply: dict[str, Any], output: str) -> bool:
-    """Whether a job failed because of its limit, and not of the kernel: it need not end the worker."""
+    """Whether a job failed because of its memory limit, not of the kernel; the worker may live on."""
     error = reply.get("error")
     if not isinstance(error, dict):
         return False
     return error.get("type") in _ERRORS or bool(_OUT_OF_MEMORY.search(f"{error.get('message')} {output}"))
 
 
-# In the order in which they are made, by the suffixes of the files that Triton puts into its cache when each is done.
+# The stages in order, by the suffix of the file that Triton stores when each is done.
 STAGES = ("source", "glir", "ttir", "ttgir", "llir", "ptx", "amdgcn", "cubin", "hsaco")
-# In the job's directory: the one that is being made.
+# The file in the job's directory that names the current stage.
 STAGE_FILE = "stage"
-# MLIR catches a SIGABRT or SIGSEGV inside a pass, and says no more than that in the error itself.
+# MLIR catches a SIGABRT or SIGSEGV inside a pass; the error itself says only this.
 _PASS_FAILED = "PassManager::run failed"
 _SIGNAL_SHOWN = re.compile(
     r"Assertion `.*' failed|LLVM ERROR:|UNREACHABLE executed|A signal was caught|terminate called|Stack dump:",
@@ -94,7 +94,7 @@ _BY_OTHERS = (signal.SIGKILL, signal.SIGTERM)
 
 
 class Crash(NamedTuple):
-    """``number``: of the signal, or the exit status; the limit in seconds or bytes, for a timeout or memory."""
+    """``number``: the signal or exit status; for a timeout or memory, the limit in seconds or bytes."""
 
     how: str
     number: int
@@ -102,22 +102,22 @@ class Crash(NamedTuple):
 
     @property
     def is_of_limit(self) -> bool:
-        """Whether it says more of the limit, and of what else the machine did, than of the kernel."""
+        """Whether it depends on a limit and the machine's load, rather than on the kernel alone."""
         return self.how in ("timeout", "memory")
 
     @property
     def is_by_others(self) -> bool:
-        """Whether somebody else killed it, such as the kernel for want of memory: it says nothing of the kernel."""
+        """Whether another process or the OOM killer killed it: that says nothing about the Triton kernel."""
         return self.how == "signal" and self.number in _BY_OTHERS
 
     @property
     def is_of_kernel(self) -> bool:
-        """Whether nothing but the kernel can have brought it about."""
+        """Whether only the Triton kernel can have caused it."""
         return not self.is_of_limit and not self.is_by_others
 
     @property
     def words(self) -> str:
-        """For a person."""
+        """A description for a person."""
         if self.how == "timeout":
             return f"it took more than {self.number} s"
         if self.how == "memory":
@@ -138,9 +138,9 @@ def _name(number: int) -> str:
 
 
 def diagnose(ending: tuple[str, int] | None, error: Mapping[str, Any] | None, stderr: str, stage: str) -> Crash | None:
-    """The crash that a compile ended with; None if it ended well, or with an error that is the kernel's author's.
+    """The crash that a compile ended with; None if it ended well, or with an error of the kernel's author.
 
-    ``ending``: of the worker, if it has ended; ``error``: as the job's reply has it.
+    ``ending``: how the worker ended, None if it lives on; ``error``: the one in the job's reply, if any.
     """
     if ending is not None:
         return Crash(*ending, stage)
@@ -150,7 +150,7 @@ def diagnose(ending: tuple[str, int] | None, error: Mapping[str, Any] | None, st
 
 
 def make(message: str, attributes: Mapping[str, Any]) -> TritonCompileCrash:
-    """What to raise; where Triton is installed, an error that autotuners skip."""
+    """The error to raise; if Triton is installed, one that its autotuner skips."""
     return _raised()(message, **attributes)
 
 
@@ -166,7 +166,7 @@ def _raised() -> type[TritonCompileCrash]:
         names = ("how", "signal", "stage", "kernel", "config", "report")
         return make, (str(self), {name: getattr(self, name) for name in names})
 
-    # As those who catch its bases print them.
+    # What handlers of the base classes print.
     members = {"error_message": property(str), "required": 0, "limit": 0, "name": "Triton's compiler"}
     members |= {
         "__reduce__": reduce,

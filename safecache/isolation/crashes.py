@@ -1,4 +1,4 @@
-"""What becomes of a crash: it is confirmed, reported, raised, and remembered by Triton's hash of what was compiled."""
+"""Handling of crashes: they are confirmed, reported, raised, and remembered under Triton's hash of the kernel."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ __all__ = ["Note", "confirmed", "diagnosed", "find", "forget", "hashes", "listed
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _DAY = 86400.0
-# Seconds. Whoever repairs a driver or a container without a change of the hash gets another try.
+# Seconds. A compile is tried again after a repair, such as of the driver, that does not change the hash.
 _LASTS, _LIMIT_LASTS = 30 * _DAY, _DAY
 _REMEDY = "The kernel is compiled again."
 
-# What this process knows, by root and hash: a cache that cannot be written would have it wait for a timeout each time.
+# This process's notes by root and hash: with a cache that cannot be written, it would wait for each timeout again.
 _known: dict[tuple[str, str], Note] = {}
 
 
 class Note(NamedTuple):
-    """A crash, and what was said of it; ``moment``: when, in seconds since the epoch."""
+    """A crash; ``report``: its directory, None if not written; ``moment``: when, in seconds since the epoch."""
 
     crash: Crash
     kernel: str
@@ -48,16 +48,16 @@ class Note(NamedTuple):
     moment: float
 
     def holds(self, timeout: float, memory: int, now: float) -> bool:
-        """Whether it says that a compile within these limits would crash too."""
+        """Whether at ``now``, in seconds since the epoch, a compile with these limits would crash too."""
         if now - self.moment > (_LIMIT_LASTS if self.crash.is_of_limit else _LASTS):
             return False
         return {"timeout": timeout, "memory": memory}.get(self.crash.how, 0) <= self.crash.number
 
 
 def remember(root: str, hash: str, note: Note) -> None:
-    """Have this process, and all that trust its key, skip the compile of this hash. What cannot be written is reported.
+    """Have this process, and all that trust its signing key, skip this compile. A failed write is reported.
 
-    A crash that somebody else brought about is not remembered.
+    A crash caused by another process is not remembered.
     """
     if note.crash.is_by_others:
         return
@@ -77,7 +77,7 @@ def remember(root: str, hash: str, note: Note) -> None:
 
 
 def find(root: str, hash: str, *, timeout: float, memory: int) -> Note | None:
-    """The note of this hash, if there is one that holds for these limits. One that is refused is reported."""
+    """The note of this hash that holds for these limits (seconds, bytes), or None. A refused note is reported."""
     note = _known.get((root, hash)) or _read(root, hash)
     if note is None or not note.holds(timeout, memory, time.time()):
         return None
@@ -86,7 +86,7 @@ def find(root: str, hash: str, *, timeout: float, memory: int) -> Note | None:
 
 
 def forget(root: str, hash: str) -> bool:
-    """Have it compiled again; whether there was a note. Raises OSError."""
+    """Remove the note of this hash, so that it is compiled again; return whether there was one. Raises OSError."""
     known = _known.pop((root, hash), None) is not None
     try:
         with folders.above(root, _path(root, hash)) as (folder, name):
@@ -97,12 +97,12 @@ def forget(root: str, hash: str) -> bool:
 
 
 def hashes(root: str) -> list[str]:
-    """Those with a note in the cache, whatever it says. Raises OSError."""
+    """The hashes with a note in the cache, valid or not. Raises OSError."""
     return [name for name in layout.list_entries(os.path.dirname(_path(root, ""))) if _HASH.fullmatch(name)]
 
 
 def listed(root: str) -> Iterator[tuple[str, Note]]:
-    """The hashes and notes that hold, at the limits of then. Those that are refused are reported. Raises OSError."""
+    """The hashes and notes that hold at the limits of their crash. Refused notes are reported. Raises OSError."""
     for hash in hashes(root):
         note = _read(root, hash)
         if note is not None and note.holds(note.crash.number, note.crash.number, time.time()):
@@ -130,7 +130,7 @@ def _read(root: str, hash: str) -> Note | None:
 
 
 def _decoded(stated: Any) -> Note:
-    """Raises ValueError, TypeError and KeyError for what this version does not write, whoever has sealed it."""
+    """Raises ValueError, TypeError and KeyError for a note that this version would not write, whoever sealed it."""
     note = Note(**stated | {"crash": Crash(**stated["crash"])})
     texts = (note.crash.how, note.crash.stage, note.kernel, note.report or "")
     if not all(isinstance(text, str) for text in texts) or not isinstance(note.config, dict):
@@ -149,12 +149,12 @@ def _refusal(verdict: seal.Verdict) -> Refusal | None:
 
 
 def reset() -> None:
-    """Forget which notes were read."""
+    """Forget the notes that this process knows."""
     _known.clear()
 
 
 def diagnosed(outcome: Outcome, directory: str) -> Crash | None:
-    """The crash, if the compile ended with one. ``directory``: where the worker has compiled."""
+    """The crash that the compile ended with, or None. ``directory``: the job's."""
     error = (outcome.reply or {}).get("error")
     return diagnose(outcome.ending, error, outcome.stderr, reports.stage_in(directory))
 
@@ -172,7 +172,7 @@ def skipped(hash: str, note: Note) -> TritonCompileCrash:
 def confirmed(
     request: Request, root: str, job: dict[str, Any], limits: Limits, found: Crash, outcome: Outcome, directory: str
 ) -> TritonCompileCrash:
-    """The error for a crash that was just met, after a second run, with its report written and its note kept."""
+    """The error for a new crash, after a second run to confirm it, with its report and its note written."""
     again = _run_again(job, limits, directory) if found.is_of_kernel else None
     report, problem = _report(request, root, job, found, outcome, again, directory)
     varied = reports.config_of(request.source, request.options)
@@ -187,7 +187,7 @@ def confirmed(
 
 
 def _run_again(job: dict[str, Any], limits: Limits, directory: str) -> tuple[Crash | None, Outcome] | None:
-    """Whether it crashes again, where MLIR leaves a reproducer, and Triton all IR; None if it could not be run."""
+    """The crash, if any, and outcome of a second run that keeps MLIR's reproducer and all IR; None if it cannot run."""
     second = os.path.join(directory, "again")
     traced = {"TRITON_REPRODUCER_PATH": os.path.join(second, "kernel")}
     source = job["source"]
@@ -210,7 +210,7 @@ def _report(
     again: tuple[Crash | None, Outcome] | None,
     directory: str,
 ) -> tuple[str | None, str]:
-    """Where the report is, and why it is not."""
+    """The directory of the report, or None and the reason why it could not be written."""
     ended = found._asdict() | {"words": found.words, "seconds": round(outcome.seconds, 3)}
     ended["again"] = None if again is None or again[0] is None else again[0].words
     stderr = outcome.stderr + (f"\n-- and in the second run --\n{again[1].stderr}" if again else "")

@@ -1,4 +1,4 @@
-"""Has the compile server start at the first sign that something will be compiled."""
+"""Starts the compile server at the first sign that something will be compiled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from safecache.settings import config
 
 __all__ = ["OF_THE_COMPILE", "begin"]
 
-# Knobs for which a hit is not what is wanted, and their variables: what compiles then is this process.
+# Knobs, and their variables, with which the compile itself is wanted, not a hit: it then runs in this process.
 OF_THE_COMPILE = {
     "always_compile": "TRITON_ALWAYS_COMPILE",
     "override": "TRITON_KERNEL_OVERRIDE",
@@ -20,10 +20,10 @@ _has_looked = False
 
 
 def begin() -> None:
-    """Start the server if the cache is empty, once in a process; it is started no later than at the first miss.
+    """Start the server if the cache is empty, once per process; otherwise the first miss starts it.
 
-    To be called before the first key is computed: for that Triton's 500 MB are hashed, which takes as long. A process
-    that hits pays one look at one directory.
+    Call this before the first cache key is computed: that hashes Triton's 500 MB, which takes as long as the start. A
+    process that only hits pays for one look at one directory.
     """
     global _has_looked
     if _has_looked:
@@ -39,7 +39,7 @@ def begin() -> None:
 
 
 def _is_empty(directory: str) -> bool:
-    """But for what is ours. Not where that cannot be told: Triton will say so."""
+    """Whether the cache holds nothing but our own files; False if it cannot be read, which Triton will report."""
     try:
         with os.scandir(directory) as found:
             return all(entry.name.startswith(".") for entry in found)

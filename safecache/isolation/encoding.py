@@ -1,4 +1,4 @@
-"""What is to be compiled, in JSON, if Triton is as it was released and all of it can travel."""
+"""Encodes a compile as JSON for a worker, if Triton is as released and everything can be sent."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ _ROOTS = (
     os.path.join(sysconfig.get_path("stdlib"), ""),
     "<frozen ",
 )
-# Of the types of what lies in Triton's modules. An object of another one may be called like a function.
+# Packages of the types that Triton's modules hold. An object of another type may be callable.
 _TYPES_FROM = (sys.stdlib_module_names | {"triton", "nanobind", "pybind11_builtins"}) - {"unittest"}
 
 
 def replaced_in_front_end() -> str | None:
-    """The function or method between a kernel's source and its IR that is not as released; None if all are."""
+    """The name of a function between a kernel's source and its IR that is not as released; None if all are."""
     return _front_end().replaced()
 
 
 def replaced_in_backend(backend: Any) -> str | None:
-    """Likewise behind the front end; ``backend`` as ``make_backend`` gives it."""
-    # Of Triton's profiler, up to 3.8 in one place and later in another.
+    """As replaced_in_front_end(), for the stages after it; ``backend`` as ``make_backend`` returns it."""
+    # Triton's profiler sets it, in one place up to 3.8 and in another later.
     module = sys.modules.get("triton._instrumentation")
     if getattr(module, "_callbacks", None) or getattr(backend, "instrumentation", None) is not None:
         return "the instrumentation of kernels"
@@ -66,7 +66,7 @@ def replaced_in_backend(backend: Any) -> str | None:
 
 @functools.cache
 def _front_end() -> _Area:
-    # The rest of triton.compiler.compiler decides who compiles.
+    # The rest of triton.compiler.compiler decides where to compile.
     return _Area(_FRONT_END, ASTSource, IRSource)
 
 
@@ -76,7 +76,7 @@ def _backend(module: str) -> _Area:
 
 
 class _Area:
-    """Some of Triton's modules, with the classes in them. More of them can be imported at any time."""
+    """Some of Triton's modules and the classes in them; more of them may be imported at any time."""
 
     def __init__(self, roots: tuple[str, ...], *classes: type) -> None:
         self._roots = roots
@@ -90,7 +90,7 @@ class _Area:
         return next(filter(None, (namespace.replaced() for namespace in self._namespaces.values())), None)
 
     def _imported(self) -> dict[Any, _Namespace]:
-        """Those that are not known yet."""
+        """The modules and classes that are not known yet."""
         found: dict[Any, _Namespace] = {}
         for name, module in list(sys.modules.items()):
             if any(f"{name}.".startswith(f"{root}.") for root in self._roots):
@@ -102,7 +102,7 @@ class _Area:
 
 
 class _Namespace:
-    """A module or class as it was when it was last found to be as released."""
+    """A module or class, with its content when it was last found to be as released."""
 
     def __init__(self, name: str, content: Mapping[str, Any]) -> None:
         self._name = name
@@ -111,7 +111,7 @@ class _Namespace:
         self._sources: list[tuple[Any, str]] = []
 
     def replaced(self) -> str | None:
-        # To look again must cost next to nothing where nothing has changed.
+        # Checking again must cost next to nothing if nothing has changed.
         values = list(self._content.values())
         same = len(values) == len(self._seen) and all(map(operator.is_, values, self._seen))
         if not same or not all(kernel.src is source for kernel, source in self._sources):
@@ -132,7 +132,7 @@ def _has_source(value: Any) -> bool:
 
 
 def _functions(value: Any) -> Iterator[Any]:
-    """What is called if this is, and what that wraps in turn."""
+    """The functions that are called if ``value`` is, including those that they wrap."""
     if isinstance(value, property):
         yield from (part for part in (value.fget, value.fset) if part is not None)
     elif isinstance(value, (staticmethod, classmethod)):
@@ -150,28 +150,28 @@ def _functions(value: Any) -> Iterator[Any]:
 
 def _is_stock(value: Any) -> bool:
     if isinstance(value, JITCallable):
-        # Somebody may have given it another source.
+        # Its source may have been replaced.
         return bool(textwrap.dedent("".join(value.raw_src)).endswith(value.src))
     if type(value).__module__.partition(".")[0] not in _TYPES_FROM:
         return False
     code = getattr(value, "__code__", None)
     if code is None:
         return True
-    # What dataclasses make has no file; its module is that of the class.
+    # Methods that dataclasses generate have no file; their module is that of the class.
     generated = code.co_filename == "<string>" and value.__module__.partition(".")[0] == "triton"
     return bool(generated or code.co_filename.startswith(_ROOTS))
 
 
 def rebuild(backend: Any, fields: dict[str, Any]) -> Any:
-    """As ``backend.parse_options`` has made them, who would fill in what the environment of this process says."""
-    # With a value for what Triton 3.9 warns about if it is not given.
+    """The options with these fields; ``backend.parse_options`` would fill in the environment of this process."""
+    # Triton 3.9 warns if this option is not given.
     kind = type(backend.parse_options({"enable_fp_fusion": False}))
     options = object.__new__(kind)
     vars(options).update(fields)
     return options
 
 
-# Of use only in the process that launches, or that holds the cache.
+# Knobs of use only in the process that launches kernels, or that holds the cache.
 _OF_THE_PARENT = {
     "listener",
     "impl",
@@ -184,12 +184,12 @@ _PLAIN = (bool, int, str)
 
 
 def current() -> dict[str, dict[str, Any]]:
-    """The values by group and knob."""
+    """The values of Triton's knobs in this process, by group and name."""
     return {group: _plain(values) for group, values in _groups().items()}
 
 
 def hindrance_of_knobs() -> str | None:
-    """The knob that keeps every compile in this process, in words; None if there is none."""
+    """The knob that prevents every compile here from being isolated, in words; None if there is none."""
     if knobs.runtime.interpret:
         return "TRITON_INTERPRET has kernels interpreted"
     if knobs.compilation.use_ir_loc:
@@ -204,10 +204,10 @@ def hindrance_of_knobs() -> str | None:
 
 
 def apply(values: dict[str, dict[str, Any]]) -> None:
-    """Set these, and no others, in a worker."""
+    """In a worker: set exactly these knobs, given as current() returns them."""
     for group, target in _groups().items():
         vars(target).clear()
-        # Not by assignment, which sets variables of the environment.
+        # Not by assignment, which sets environment variables.
         vars(target).update(values.get(group, {}))
 
 
@@ -216,7 +216,7 @@ def _groups() -> dict[str, Any]:
 
 
 def _plain(group: Any) -> dict[str, Any]:
-    # Some are read from the environment once, when Triton is imported; a worker's Triton can be older than ours.
+    # Some are read from the environment when Triton is imported, which in a worker may be at another time.
     own = {**_read_at_import(type(group)), **vars(group)}
     return {name: value for name, value in own.items() if value is None or isinstance(value, _PLAIN)}
 
@@ -226,20 +226,19 @@ def _read_at_import(kind: type) -> dict[str, Any]:
 
 
 class CannotTravel(Exception):
-    """This compile has to stay in this process. The text is the reason, a clause: "… is set to a function"."""
+    """This compile must stay in this process. The text is the reason, a clause: "… is set to a function"."""
 
 
 class FrontEndError(CannotTravel):
-    """The front end, run here, has found fault with the kernel, and will do so again. The cause is what it raised."""
+    """The front end, run here, has rejected the kernel, and would do so again. The cause is what it raised."""
 
 
 def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """What ``job.run`` needs of a compile; JSON-able. ``options``: the fields of what the backend has parsed.
+    """The "source" of a job for ``job.run``, JSON-able. ``options``: the fields of the options that the backend parsed.
 
-    A kernel travels as its source. One that calls Python of the user's while it is compiled (constexpr functions,
-    builtins, aggregates), or functions of Triton's that somebody has replaced, has its front end run here, and travels
-    as what that makes; that part is not isolated. Raises CannotTravel, naming what cannot; where it is the kernel
-    that is wrong, FrontEndError.
+    A kernel is sent as its source. If compiling it calls Python code of the user's (constexpr functions, builtins,
+    aggregates) or replaced functions of Triton's, its front end runs here, not isolated, and its IR is sent. Raises
+    CannotTravel, naming what cannot be sent; FrontEndError if the kernel itself is at fault.
     """
     try:
         return _encoded(source, target, options)
@@ -248,7 +247,7 @@ def encode(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
     except UnshippableError as error:
         raise CannotTravel(str(error)) from None
     except Exception as error:
-        # Such as a repr= of the user's raises: the compile in this process comes upon it too, or has no need of it.
+        # Such as from a user's repr=: the compile in this process meets the same error, or does not need the call.
         raise CannotTravel(f"to encode it raises {type(error).__name__}: {error}") from error
 
 
@@ -292,7 +291,7 @@ def _kernel(source: Any) -> dict[str, Any]:
 
 
 def _symbol(source: Any) -> str | None:
-    """What the kernel's own ``repr=`` calls this specialization; None without one."""
+    """The name that the kernel's ``repr=`` gives this specialization; None without a ``repr=``."""
     kernel = source.fn
     if kernel._repr is None:
         return None
@@ -301,14 +300,14 @@ def _symbol(source: Any) -> str | None:
 
 
 class Specialization(NamedTuple):
-    """What Triton gives to a ``repr=``."""
+    """The argument that Triton passes to a ``repr=``."""
 
     constants: dict[str, Any]
     signature: dict[str, Any]
 
 
 def _lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """As ``triton.compile`` begins, by what the front end makes. Raises FrontEndError."""
+    """The IR from the front end, run as ``triton.compile`` begins. Raises FrontEndError."""
     try:
         backend = make_backend(target)
         parsed = rebuild(backend, options)
@@ -330,7 +329,7 @@ def _lowered(source: Any, target: Any, options: dict[str, Any]) -> dict[str, Any
 
 
 def _driver_target() -> list[Any] | None:
-    """The GPU of this process, for kernels that ask; None if to find out would initialise CUDA."""
+    """The GPU of this process, for kernels that query it; None if querying would initialise CUDA."""
     active = driver._active or driver._default
     cuda = sys.modules.get("torch.cuda")
     if active is None or (cuda is not None and not cuda.is_initialized()):

@@ -1,4 +1,4 @@
-"""How a kernel travels to a worker, its source with the globals that it uses, and how it is made again there."""
+"""How a kernel is sent to a worker, as its source with the globals that it uses, and rebuilt there."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _DEF = re.compile(r"^(?P<indent>[ \t]*)def\s+\w+\s*\(")
 
 
 class Kernels:
-    """A kernel with all that it uses. ``encoder`` encodes further values that may name kernels."""
+    """A kernel with all that it uses, to be encoded. ``encoder`` encodes further values that may refer to kernels."""
 
     def __init__(self, kernel: Any) -> None:
         self.encoder = Encoder(self._number, lenient=not knobs.compilation.allow_non_constexpr_globals)
@@ -61,7 +61,7 @@ class Kernels:
         for number, known in enumerate(self._kernels):
             if known is kernel:
                 return number
-        # Before what it uses, since that may use it.
+        # Registered before what it uses, since that may use it in turn.
         self._kernels.append(kernel)
         self._records.append({})
         number = len(self._records) - 1
@@ -81,7 +81,7 @@ class Kernels:
         return {
             "language": language,
             "source": kernel.src,
-            # Up to Triton 3.8 it depends on what else this process had hashed before. Not to be computed here for that.
+            # Up to Triton 3.8 it depends on what this process has hashed before, so the worker must not compute it.
             "hash": kernel.hash,
             "file": kernel.fn.__code__.co_filename,
             "line": kernel.starting_line_number,
@@ -123,14 +123,14 @@ class Kernels:
 
 
 def _where_defined(lines: list[str]) -> tuple[int, str]:
-    """What Triton reads from the source with its decorators: how many lines are before the def, and its indentation."""
+    """What Triton reads from the source with decorators: the number of lines before the def, and its indentation."""
     offset = next((number for number, line in enumerate(lines) if line.strip().startswith("def ")), 0)
     found = next((match for match in map(_DEF.match, lines) if match), None)
     return offset, found["indent"] if found else ""
 
 
 def _joined(one: Any, other: Any) -> Any:
-    """Of what two kernels use of the same global."""
+    """The encoded parts that two kernels use of the same global, joined."""
     if one == {"absent": None}:
         return other
     if other == {"absent": None} or not isinstance(one, dict) or "namespace" not in one:
@@ -143,7 +143,7 @@ def _joined(one: Any, other: Any) -> Any:
 
 
 class Rebuilt:
-    """The kernels of what ``Kernels`` has encoded, in another process."""
+    """The kernels that ``Kernels`` has encoded, rebuilt in another process."""
 
     def __init__(self, encoded: dict[str, Any]) -> None:
         self.decoder = Decoder(self.kernel)
@@ -169,13 +169,13 @@ class Rebuilt:
         settings = {name: self.decoder.decode(value) for name, value in record["settings"].items()}
         with _source_lines(lines, record["line"]):
             kernel = kernel_class(record["language"])(self._function(record), **settings)
-        # Unsafe, in Triton's words, where others have hashed it; they have not.
+        # Triton calls this unsafe once a kernel has been hashed; this one has not been.
         kernel._unsafe_update_src(record["source"])
         kernel.hash = record["hash"]
         return kernel
 
     def _function(self, record: dict[str, Any]) -> FunctionType:
-        """What Triton asks for names, never runs: its body is not the kernel's."""
+        """The function that Triton reads names from but never runs: its body is not the kernel's."""
         code = _code(tuple(record["free"]))
         code = code.replace(co_name=record["name"], co_filename=record["file"], co_firstlineno=record["line"])
         cells = tuple(CellType() for _ in code.co_freevars)
@@ -193,7 +193,7 @@ class Rebuilt:
 
 @cache
 def _code(free: tuple[str, ...]) -> CodeType:
-    """Of a function with these free variables."""
+    """The code of a function with these free variables."""
     names = ", ".join(free)
     outer = compile(f"def outer({names}):\n def inner(): return ({names})\n", "<kernel>", "exec").co_consts[0]
     return next(constant for constant in outer.co_consts if isinstance(constant, CodeType))
@@ -201,7 +201,7 @@ def _code(free: tuple[str, ...]) -> CodeType:
 
 @contextmanager
 def _source_lines(lines: list[str], first: int) -> Iterator[None]:
-    """Have Triton find these instead of what lies on disk by now. A worker has one thread."""
+    """Have Triton read these lines instead of the file, which may have changed. A worker has one thread."""
     stock = inspect.getsourcelines
     inspect.getsourcelines = lambda object: (lines, first)  # noqa: ARG005
     try:
@@ -211,7 +211,7 @@ def _source_lines(lines: list[str], first: int) -> Iterator[None]:
 
 
 def rebuild(encoded: dict[str, Any], directory: str) -> Any:
-    """What ``triton.compile`` takes; a file that this takes is put into ``directory``. Raises OSError, ValueError."""
+    """The source for triton.compile(); its file, if any, is put into ``directory``. Raises OSError or ValueError."""
     if encoded["kind"] == "kernel":
         return _kernel(encoded)
     return _ir(encoded) if encoded["kind"] == "ir" else _Lowered(encoded, directory)
@@ -231,7 +231,7 @@ def _kernel(encoded: dict[str, Any]) -> Any:
 
 
 class _Lowered(ASTSource):  # type: ignore[misc]
-    """What the parent's front end has made, so that Triton goes on from there."""
+    """The IR that the parent's front end has made, from which Triton continues."""
 
     def __init__(self, encoded: dict[str, Any], directory: str) -> None:
         self.name, self.ext, self._hash = encoded["name"], encoded["ext"], encoded["hash"]
@@ -252,7 +252,7 @@ class _Lowered(ASTSource):  # type: ignore[misc]
 
 
 def _ir(encoded: dict[str, Any]) -> str:
-    # By its own path, which is what the locations in it are told by.
+    # By its own path, which the locations in the IR refer to.
     path: str = encoded["path"]
     if Path(path).read_text() != encoded["text"]:
         raise ValueError(f"{path} has changed since it was read")

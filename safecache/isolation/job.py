@@ -1,4 +1,4 @@
-"""One compile, in a worker: what the parent has encoded is made again, and compiled with a cache of its own."""
+"""One compile, in a worker: rebuilds what the parent has encoded, and compiles it with a cache of its own."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-# Which Triton imports late: here before the fork of a worker, where each would do it anew.
+# Triton imports these late: here that happens before the fork, instead of in each worker again.
 import triton.compiler.code_generator
 import triton.language.extra.cuda.libdevice  # noqa: F401
 from triton import knobs
@@ -29,14 +29,13 @@ _make_backend = compiler.make_backend
 
 
 def run(job: dict[str, Any], directory: str) -> dict[str, Any]:
-    """Compile; the files of the kernel are then in one folder of ``directory``, as a group of Triton's cache.
+    """Compile; the kernel's files are then in one folder of ``directory``, as a group of Triton's cache.
 
     ``job``: {"source": encoding.encode(…), "target": [backend, arch, warp size], "key": what get_cache_key() gave,
     "triton_key": what triton_key() gave, "backend_key": what the backend's hash() gave}. Replies {"key": the hash that
     this process computes for the kernel, "folder", "metadata": the file names, "times": of the stages, in µs, and
-    protocol.heard()}, or {"error": {"type", "message", "stage": what was being made}}. The files say that they are of
-    the parent's key, also where ours is another one, which says that something has not travelled. Anything else that
-    happens ends the process.
+    protocol.heard()}, or {"error": {"type", "message", "stage": what was being made}}. The files state the parent's
+    cache key even if ours differs, which means that something was not sent. Anything else ends the process.
     """
     compile = _Compile(job, directory)
     with protocol.heard() as heard:
@@ -70,13 +69,13 @@ class _Compile:
         return {"key": key, "folder": os.path.basename(folder), "metadata": name, "times": self.times}
 
     def _prepare(self) -> None:
-        """For this job alone; the next one sets all of it again."""
+        """Set up Triton for this job only; the next one sets all of it again."""
         encoding.apply(self.encoded["knobs"])
         own = {"dir": self.directory, "manager_class": cache.FileCacheManager, "remote_manager_class": None}
         vars(knobs.cache).update(own)
         vars(knobs.compilation).update(listener=self._listen, always_compile=True)
         driver.set_active(_Driver(self.encoded["driver"]))
-        # To hash libtriton again would take as long as several compiles.
+        # Hashing libtriton again would take as long as several compiles.
         cache.triton_key = lambda: self.job["triton_key"]
         compiler.get_cache_key = self._key
         compiler.make_backend = self._backend
@@ -89,7 +88,7 @@ class _Compile:
         backend = _make_backend(target)
         options = rebuild(backend, Decoder(_no_kernel).decode(self.encoded["options"]))
         backend.parse_options = lambda _: options
-        # The version of ptxas, which a process asks for once, though torch may set TRITON_PTXAS_PATH after that (2.11).
+        # It holds the version of ptxas, which Triton caches, though torch 2.11 may set TRITON_PTXAS_PATH later.
         backend.hash = lambda: self.job["backend_key"]
         add_stages = backend.add_stages
 
@@ -113,11 +112,11 @@ class _Compile:
 
 
 class _UnknownDriverError(Exception):
-    """The kernel asks for what the parent could not tell."""
+    """The kernel queries something that the parent could not provide."""
 
 
 class _Driver:
-    """Answers what kernels ask while they are compiled; there is no GPU here."""
+    """Answers the queries of kernels while they are compiled; there is no GPU here."""
 
     def __init__(self, target: list[Any] | None) -> None:
         self._target = target

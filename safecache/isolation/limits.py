@@ -11,22 +11,22 @@ from safecache.settings import config, settings
 
 __all__ = ["Limits", "current"]
 
-# Seconds. A sound compile of a large kernel takes minutes at most. In an autotuning run, what takes longer than that is
-# not worth the wait: there are others to choose from.
+# Seconds. A sound compile of a large kernel takes minutes at most. While autotuning, a slow one is not worth the wait:
+# there are other configurations to choose from.
 _TIMEOUT, _TIMEOUT_WHILE_TUNING = 600.0, 120.0
 _MOST_MEMORY = 16 * 10**9
 _CGROUP_LIMIT = "/sys/fs/cgroup/memory.max"
 
 
 class Limits(NamedTuple):
-    """Seconds, and bytes."""
+    """The limits of a compile: ``timeout`` in seconds, ``memory`` in bytes."""
 
     timeout: float
     memory: int
 
 
 def current(*, tuning: bool) -> Limits:
-    """Those of the settings of now. ``tuning``: the compile is one of several configurations of a kernel."""
+    """The limits by the current settings. ``tuning``: the compile is one of several configurations of a kernel."""
     chosen = config.current()
     timeout = chosen.compile_timeout or (_TIMEOUT_WHILE_TUNING if tuning else _TIMEOUT)
     return Limits(timeout, chosen.compile_memory or max(settings.LEAST_COMPILE_MEMORY, _half_of_memory()))
@@ -35,7 +35,7 @@ def current(*, tuning: bool) -> Limits:
 @functools.cache
 def _half_of_memory() -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    # A container's limit, beyond which the kernel kills, and perhaps not the worker. Without one it says "max".
+    # Beyond a container's limit, the OOM killer may hit a process other than the worker. Without a limit: "max".
     with suppress(OSError, ValueError), open(_CGROUP_LIMIT, encoding="ascii") as file:
         memory = min(memory, int(file.read()))
     return min(_MOST_MEMORY, memory // 2)

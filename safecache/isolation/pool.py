@@ -1,4 +1,4 @@
-"""The workers of one process: forked on demand, kept while they are fit, replaced when not; what they print."""
+"""The workers of one process: forked on demand, reused while they are fit, else replaced; and their output."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ __all__ = ["MOST_BYTES", "Output", "Pool", "UnreadError", "Worker"]
 
 
 class UnreadError(Exception):
-    """The worker was gone before it had read the job, or cannot be reached."""
+    """The worker was gone before it had read the job, or cannot be reached: the job can be sent again."""
 
 
 class Worker:
-    """Forked by the constructor, which raises ServiceUnavailable or ServerGoneError. One thread at a time uses it."""
+    """A worker, forked by the constructor, which raises ServiceUnavailable or ServerGoneError. Not thread-safe."""
 
     def __init__(self, connection: Connection, number: int) -> None:
         self.connection = connection
@@ -52,9 +52,9 @@ class Worker:
         self.output = Output(self._pipe.fileno())
 
     def ask(self, request: bytes, deadline: float) -> dict[str, Any] | None:
-        """What it replies; None if it has ended instead.
+        """Send ``request`` and return the reply; None if the worker ended instead. ``deadline``: by time.monotonic().
 
-        Raises TimeoutError, UnreadError, and ProtocolError for what is no reply.
+        Raises TimeoutError, UnreadError, and ProtocolError for an invalid reply.
         """
         self.jobs += 1
         self.output.drain()
@@ -79,7 +79,7 @@ class Worker:
             left = deadline - time.monotonic()
             ready = [descriptor for descriptor, _ in waiting.poll(max(0.0, left * 1000))]
             if self._channel.fileno() in ready:
-                # With the time of one more look: this process may itself have been stopped for that long.
+                # One more second: this process itself may have been stopped until now.
                 return protocol.receive(self._channel, max(deadline, time.monotonic() + 1))
             if left <= 0:
                 raise TimeoutError
@@ -87,9 +87,9 @@ class Worker:
                 waiting.unregister(self._pipe)
 
     def end(self, grace: float) -> Ended:
-        """How it has ended, killed with all that it has started if it lives on after ``grace`` seconds.
+        """End the worker and return how it ended; it is killed with its children if alive after ``grace`` seconds.
 
-        Raises ServerGoneError, and has it killed all the same.
+        Raises ServerGoneError, after killing its process group all the same.
         """
         try:
             ended = self.connection.end(self._number, grace)
@@ -102,14 +102,14 @@ class Worker:
             self.let_go()
 
     def _kill_group(self) -> None:
-        """Kill what it has started and leaves behind, when it ends because its server has."""
-        # As long as one of the group lives, no other process gets its number.
+        """Kill the children that the worker leaves behind when it ends together with its server."""
+        # As long as a member of the group lives, its number is not reused.
         if _start_time(self._pid) in (None, self._since):
             with suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._pid, signal.SIGKILL)
 
     def let_go(self) -> None:
-        """Close what this process has of it; an idle one ends then."""
+        """Close our ends of its channel and pipe, on which an idle worker ends."""
         close(self._channel, self._pipe)
 
 
@@ -121,15 +121,15 @@ def _start_time(pid: int) -> str | None:
         return None
 
 
-# Seconds before a worker ends for lack of use that it is no longer used.
+# A worker is no longer used so many seconds before it would end for lack of use.
 _MARGIN = 5.0
-# Seconds for which nothing is tried, once a server could not be started or has ended twice in a row.
+# Seconds without another try, once a server could not be started or has ended twice in a row.
 _PAUSE = 600.0
 _MOST_DEATHS = 2
 
 
 class Pool:
-    """``jobs``, ``imports`` and ``limits`` are as Service has them. Safe for use by several threads."""
+    """The workers and their server; ``jobs``, ``imports`` and ``limits`` as for Service. Thread-safe."""
 
     def __init__(self, jobs: str, imports: tuple[str, ...], limits: Limits) -> None:
         self._jobs = jobs
@@ -145,7 +145,7 @@ class Pool:
         self._refuses_until = 0.0
 
     def connect(self) -> Connection:
-        """The server, started if there is none, and not waited for. Raises ServiceUnavailable."""
+        """The connection to the server, started if there is none, without waiting. Raises ServiceUnavailable."""
         with self._lock:
             if time.monotonic() < self._refuses_until:
                 raise ServiceUnavailable(self._refusal)
@@ -161,7 +161,7 @@ class Pool:
             return self._connection
 
     def take(self) -> Worker:
-        """A worker: the caller's, to be put back or ended. Raises ServiceUnavailable."""
+        """A worker, which the caller must put back or end. Raises ServiceUnavailable."""
         while True:
             connection = self.connect()
             try:
@@ -175,7 +175,7 @@ class Pool:
             return worker
 
     def put_back(self, worker: Worker) -> None:
-        """It has done a job, and can do another."""
+        """Return a worker that has done its job and can do another."""
         with self._lock:
             self._in_use -= 1
             self._deaths = 0
@@ -186,14 +186,14 @@ class Pool:
         worker.let_go()
 
     def end(self, worker: Worker, *, grace: float = 0.0) -> Ended:
-        """Have it end, killed if it has not ended by itself after so many seconds. Raises ServerGoneError, when that is
-        seen to; ServiceUnavailable if it was closed meanwhile."""
+        """End a worker, killed if it has not ended by itself after ``grace`` seconds; return how it ended. Raises
+        ServerGoneError, after that is dealt with; ServiceUnavailable if the pool was closed meanwhile."""
         with self._lock:
             self._in_use -= 1
         return self._end(worker, grace)
 
     def close(self) -> None:
-        """End the server and all that it has started, also what is in use. A later connect() starts anew."""
+        """End the server and all that it has started, workers in use included. A later connect() starts another."""
         with self._lock:
             connection = self._connection
             self._drop()
@@ -202,7 +202,7 @@ class Pool:
             connection.close()
 
     def in_child(self) -> Pool:
-        """One for a forked child, which starts without a server."""
+        """A pool for a forked child, which starts without a server."""
         if self._connection is not None:
             self._connection.forget()
         return Pool(self._jobs, self._imports, self._limits)
@@ -222,7 +222,7 @@ class Pool:
         self._deaths = 0
 
     def _lost(self, connection: Connection, error: ServerGoneError) -> None:
-        """Have it started again, unless it was of no use since. Raises ServiceUnavailable if it was closed."""
+        """Drop a lost server; connect() starts another, unless two were lost in a row. Raises ServiceUnavailable."""
         with self._lock:
             if connection.is_given_up:
                 raise ServiceUnavailable("the compile service was closed") from error
@@ -244,7 +244,7 @@ class Pool:
             return self._last_number
 
     def _idle_worker(self, connection: Connection) -> Worker | None:
-        """The one last used. Raises ServerGoneError."""
+        """The idle worker last used, or None; ends those that are stale. Raises ServerGoneError."""
         idle = self._limits.worker_idle
         oldest = time.monotonic() - (idle - min(_MARGIN, idle / 2))
         while True:
@@ -264,17 +264,17 @@ class Pool:
         return ended
 
 
-# Kept of the beginning, and as much of the end.
+# Kept from the beginning of the output, and as much from its end.
 MOST_BYTES = 64 << 10
 
 _PIPE = 64 << 10
-# Once a job has written this much, it is read at most as fast as _PIPE in each _PAUSE: a flood is its writer's problem.
+# Once a job has written this much, at most _PIPE bytes are read per _WRITE_PAUSE: a flood slows down its writer.
 _FLOOD = 1 << 20
 _WRITE_PAUSE = 0.01
 
 
 class Output:
-    """Of one worker at a time, from the pipe ``descriptor``, which does not block."""
+    """The output of one worker, read from the pipe ``descriptor``, which does not block."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -283,27 +283,27 @@ class Output:
         self._size = 0
 
     def read(self) -> bool:
-        """Take what is there, at most a pipe full; False if there is nothing and never will be."""
+        """Read what is in the pipe, at most its capacity; False at its end."""
         if self._size > _FLOOD:
             time.sleep(_WRITE_PAUSE)
         try:
             piece = os.read(self._descriptor, _PIPE)
         except BlockingIOError:
             return True
-        except OSError:  # somebody has closed it, along with all that he does not know
+        except OSError:  # other code has closed it, such as with all descriptors unknown to it
             return False
         self._keep(piece)
         return bool(piece)
 
     def drain(self) -> None:
-        """Take all that is there, with no more patience than for a flood."""
+        """Read all that is in the pipe, up to the limit of a flood."""
         before = -1
         while before < self._size <= _FLOOD:
             before = self._size
             self.read()
 
     def take(self) -> str:
-        """What was written since the last call, and forget it."""
+        """Return the output since the last call, without its middle if it is long, and forget it."""
         left_out = self._size - len(self._head) - len(self._tail)
         between = f"\n... {left_out} bytes left out ...\n".encode() if left_out else b""
         text = bytes(self._head + between + self._tail).decode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Messages between a process, its compile server and the workers; and what a compile says besides its result."""
+"""Messages between a process, its compile server and the workers; and the output and warnings of a compile."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _LENGTH = struct.Struct("!I")
 
 
 class ProtocolError(Exception):
-    """What was sent, or is to be sent, is no message: too long, cut off, or no JSON object."""
+    """Data sent, or to be sent, is not a message: it is too long, cut off, or not a JSON object."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
-    """The bytes of a message. Raises ProtocolError if it is too long, TypeError or ValueError if it is no JSON."""
+    """The bytes of a message. Raises ProtocolError if it is too long, TypeError or ValueError if not JSON-able."""
     body = json.dumps(message, separators=(",", ":")).encode("ascii")
     if len(body) > MOST_BYTES:
         raise ProtocolError(f"a message of {len(body)} bytes is longer than {MOST_BYTES}")
@@ -47,18 +47,18 @@ def send(channel: socket.socket, message: dict[str, Any], descriptors: Iterable[
 def receive(channel: socket.socket, deadline: float | None = None) -> dict[str, Any] | None:
     """The next message, or None if the other side has closed. Descriptors that came with it are not taken.
 
-    ``deadline``: by time.monotonic(). Raises ProtocolError; TimeoutError; ConnectionResetError if the other side has
-    closed without having read all that was sent to it; OSError.
+    ``deadline``: by time.monotonic(), None for none. Raises ProtocolError; TimeoutError; ConnectionResetError if
+    the other side closed without reading all that was sent to it; OSError.
     """
     return _message(channel, _read(channel, _LENGTH.size, deadline), deadline)
 
 
 def receive_with_descriptors(channel: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """As receive(), with the descriptors that came with the message, which are the caller's to close."""
+    """As receive(), with the descriptors that came with the message, which the caller must close."""
     start, descriptors, _, _ = socket.recv_fds(channel, _LENGTH.size, _MOST_DESCRIPTORS)
     try:
         for descriptor in descriptors:
-            # Not by a flag, which recv_fds() drops. A program that is started, such as ptxas, would hold it open.
+            # Not by a flag, which recv_fds() drops. Programs started later, such as ptxas, would hold it open.
             os.set_inheritable(descriptor, False)
         rest = _read(channel, _LENGTH.size - len(start), None)
         return _message(channel, start + rest, None), descriptors
@@ -89,7 +89,7 @@ def _message(channel: socket.socket, header: bytes, deadline: float | None) -> d
 
 
 def _read(channel: socket.socket, size: int, deadline: float | None) -> bytes:
-    """So many bytes; fewer if the other side has closed."""
+    """``size`` bytes; fewer if the other side has closed."""
     content = bytearray()
     while len(content) < size:
         if deadline is not None:
@@ -97,7 +97,7 @@ def _read(channel: socket.socket, size: int, deadline: float | None) -> bytes:
             if left <= 0:
                 raise TimeoutError("no message in time")
             channel.settimeout(left)
-        # In pieces: a length that is only claimed costs no memory.
+        # In pieces: a false length costs no memory.
         piece = channel.recv(min(size - len(content), _CHUNK))
         if not piece:
             break
@@ -107,13 +107,13 @@ def _read(channel: socket.socket, size: int, deadline: float | None) -> bytes:
 
 # In characters: more than the PTX that Triton prints where ptxas fails.
 _MOST = 1 << 20
-# As of a module that all kernels were in: a filter that lets a warning pass once does so here, too.
+# A registry as of one module with all kernels, so that a filter that shows a warning once does so here, too.
 _shown: dict[Any, Any] = {}
 
 
 @contextlib.contextmanager
 def heard() -> Iterator[dict[str, Any]]:
-    """Collect them, instead of showing them: {} where there is nothing. JSON-able at the end."""
+    """Collect output and warnings instead of showing them: JSON-able, complete after the block, empty if none."""
     remarks: dict[str, Any] = {}
     output = io.StringIO()
     with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(output):
@@ -126,7 +126,7 @@ def heard() -> Iterator[dict[str, Any]]:
 
 
 def repeat(remarks: dict[str, Any]) -> None:
-    """Show what ``heard`` has collected. Raises what a filter turns into an error, as without a worker."""
+    """Show what heard() has collected. Raises warnings that a filter turns into errors, as without a worker."""
     sys.stdout.write(remarks.get("output", ""))
     for category, message, file, line in remarks.get("warnings", ()):
         found = getattr(builtins, category, None)

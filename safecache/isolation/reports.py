@@ -1,4 +1,4 @@
-"""Crash reports: what is needed to understand a crash of Triton's compiler, and scripts that make it crash again."""
+"""Crash reports: the data needed to understand a crash of Triton's compiler, and scripts to reproduce it."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ triton.compile(source, target=GPUTarget({backend!r}, {arch!r}, {warp_size!r}), o
 
 
 class _UnwritableError(Exception):
-    """There is no expression that gives this value, or two things have one name."""
+    """No expression evaluates to this value, or two objects share a name."""
 
 
 def kernel_script(encoded: dict[str, Any], described: dict[str, Any], options: dict[str, Any]) -> str | None:
-    """The program; None if it cannot be written. ``encoded``: as encoding.encode() has it; the rest as in a report."""
+    """A program that reproduces the crash from the kernel's source; None if impossible. Arguments as in Facts."""
     if encoded.get("kind") != "kernel" or encoded["language"] != "triton":
         return None
     try:
@@ -110,7 +110,7 @@ def _kernel_program(encoded: dict[str, Any], described: dict[str, Any], options:
 
 
 def _globals(encoded: dict[str, Any]) -> dict[str, Any]:
-    """What the functions find by name, in one module. Raises _UnwritableError if that cannot be."""
+    """The globals of all functions, as of one module. Raises _UnwritableError if they conflict."""
     found: dict[str, Any] = {}
     for name, value in _found_by_name(encoded):
         if found.setdefault(name, value) != value:
@@ -138,7 +138,7 @@ def _decorated(record: dict[str, Any], names: list[str]) -> str:
 
 
 def _expression(encoded: Any, names: list[str]) -> str:
-    """Of what values.Encoder has encoded."""
+    """A Python expression for a value that values.Encoder has encoded. Raises _UnwritableError."""
     if not isinstance(encoded, dict):
         return repr(encoded)
     ((kind, content),) = encoded.items()
@@ -170,13 +170,13 @@ def _call(kind: str, content: Any, names: list[str]) -> str:
 
 
 def config_of(source: Any, options: Any) -> dict[str, Any]:
-    """What an autotuner varies: warps, stages, and the constants by name."""
+    """The options and constants that an autotuner varies, by name."""
     named = {name: getattr(options, name) for name in ("num_warps", "num_stages", "num_ctas") if hasattr(options, name)}
     return named | {name: _plain(value) for name, value in _constants(source).items()}
 
 
 def describe(source: Any, target: Any, options: Any) -> dict[str, Any]:
-    """All of it, JSON-able."""
+    """A JSON-able description of the compile: the kernel, its signature, the target, options and versions."""
     function = getattr(source, "fn", None)
     code = getattr(getattr(function, "fn", None), "__code__", None)
     return {
@@ -198,7 +198,7 @@ def describe(source: Any, target: Any, options: Any) -> dict[str, Any]:
 
 
 def options_of(options: Any) -> dict[str, Any]:
-    """Those whose repr() is an expression that gives them again."""
+    """The options whose repr() evaluates to the same value."""
     return {name: value for name, value in vars(options).items() if _is_literal(value)}
 
 
@@ -271,7 +271,7 @@ from triton.backends.compiler import GPUTarget
 
 
 def script(described: dict[str, Any], options: dict[str, Any], language: str, input: str, stage: str) -> str:
-    """What to run beside ``input``: the kernel as the front end has read it, or the IR that was compiled."""
+    """A program that reproduces the crash from the file ``input`` beside it: the front end's ".source", or later IR."""
     is_source = input.endswith(".source")
     head = _HEAD.format(
         triton=described["versions"]["triton"],
@@ -286,18 +286,17 @@ def script(described: dict[str, Any], options: dict[str, Any], language: str, in
 
 
 _SUMMARY = "report.json"
-# The latest tell what is wrong, and a kernel's IR can have megabytes.
+# Older reports are removed: the latest matter, and a kernel's IR can have megabytes.
 _MOST_REPORTS, _MOST_BYTES, _LARGEST_FILE = 100, 64 << 20, 8 << 20
 _TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 _NAME = re.compile(r"[0-9a-f]{16}(-\d+)?")
 
 
 class Facts(NamedTuple):
-    """``described``: as describe() has it; ``ended``: how, and of what limit; ``source``: the kernel's text.
+    """``described``: from describe(); ``ended``: how, and by what limit; ``source``: the kernel's text.
 
-    ``ir``: the suffix that says in what IR, or "" if it is Python; ``language``: the name of Triton's Language;
-    ``options``: for a reproducer, as is ``encoded``, the kernel as it has travelled; ``directory``: with what Triton
-    has written.
+    ``ir``: the suffix of its IR, or "" for Python; ``language``: the name of Triton's Language; ``options``, from
+    options_of(), and ``encoded``, from encoding.encode(): for a reproducer; ``directory``: with Triton's files.
     """
 
     hash: str
@@ -352,10 +351,10 @@ def _contents(facts: Facts) -> Iterator[tuple[str, bytes]]:
     found = _files_in(facts.directory)
     stages = {os.path.splitext(path)[1][1:]: path for path in found}
     reached = [stage for stage in STAGES if stage in stages or stage == facts.ir]
-    # What the compile started from, and what the stage that crashed was given.
+    # What the compile started from, and the input of the stage that crashed.
     for stage in {*reached[:1], *reached[-1:]} - {facts.ir}:
         yield f"kernel.{stage}", _read(stages[stage])
-    # What the front end has made is of both runs, and the same.
+    # Both runs have the same output of the front end: one copy is enough.
     for name, path in {os.path.basename(path): path for path in found if path.endswith(".mlir")}.items():
         yield name, _read(path)
     program = _program(facts, f"kernel.{reached[0]}" if reached else None)
@@ -370,13 +369,13 @@ def _program(facts: Facts, input: str | None) -> str | None:
 
 
 def _files_in(folder: str) -> list[str]:
-    """The paths of what a compile has put into its directory; not what ptxas keeps there while it runs."""
+    """The paths of the files that a compile wrote to its directory, without ptxas's temporary ones."""
     walked = [each for each in os.walk(folder) if TEMPORARY not in each[0][len(folder) :].split(os.sep)]
     return sorted(os.path.join(directory, name) for directory, _, names in walked for name in names)
 
 
 def stage_in(directory: str) -> str:
-    """What a worker was making there when it ended: "source" if not even the kernel's own was read."""
+    """The stage that a worker had reached in ``directory`` when it ended; "source" if it had begun none."""
     stage = _read(os.path.join(directory, STAGE_FILE)).decode("ascii", "replace")
     return stage if stage in STAGES else "source"
 
@@ -406,7 +405,7 @@ def _summary(directory: str) -> dict[str, Any]:
 
 
 def _remove_oldest(reports: Folder, parent: str, newest: str) -> None:
-    """Down to what may lie there; reports of other users stay, and what has the name of one and is none."""
+    """Remove the oldest reports beyond the limits; other users' reports stay, and whatever is only named like one."""
     found = [os.path.join(parent, name) for name in reports.names() if _NAME.fullmatch(name) and name != newest]
     size = _size(os.path.join(parent, newest))
     for number, path in enumerate(sorted(found, key=folders.modified, reverse=True), start=2):

@@ -1,7 +1,7 @@
-"""The compile server: a clean process that forks workers, ends them and says how they ended. It never compiles itself.
+"""The compile server: a clean process that forks workers, ends them and reports how they ended. It never compiles.
 
-It is clean so that forking it is safe, whatever its parent is: no CUDA, no torch, one thread, and nothing of LLVM has
-run. It ends when its parent does, however that ends, and takes all that it has started with it.
+It is clean so that forking it is safe, whatever its parent is: no CUDA, no torch, one thread, and no LLVM code has
+run. It ends when its parent does, however that ends, with all that it has started.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from safecache.isolation import protocol, worker
 
 __all__ = ["main"]
 
-# Seconds between two looks at whether the parent lives: a process that it has forked from C may hold its channel open.
+# Seconds between checks that the parent lives: a process that it forked in C code may hold its channel open.
 _TICK = 2.0
-# Seconds that a process may take to be gone after SIGKILL. One that hangs in the kernel (NFS) is left to a later look.
+# Seconds that a process may take to end after SIGKILL. One that hangs in the kernel (NFS) is left to a later check.
 _DEATH = 5.0
 _SIGNALS = (signal.SIGCHLD, signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGALRM)
 
 
 def main(descriptor: int, setup: dict[str, Any]) -> NoReturn:
-    """Serve on this channel until the parent closes it, and exit. ``setup``: what to import, and for whom."""
+    """Serve on this channel until the parent closes it, then exit. ``setup``: see Connection._start()."""
     control = socket.socket(fileno=descriptor)
     _default_signals()
-    # What is imported stays: to look for garbage in it takes a tenth of the time.
+    # Imported objects stay: collecting garbage among them would take a tenth of the time.
     gc.disable()
     try:
         places = {name: getattr(importlib.import_module(name), "__file__", None) for name in setup["imports"]}
@@ -42,7 +42,7 @@ def main(descriptor: int, setup: dict[str, Any]) -> NoReturn:
         os._exit(os.EX_SOFTWARE)
     _silence()
     gc.collect()
-    # What the collector writes to, a fork copies.
+    # Pages that the collector writes to would be copied in each fork.
     gc.freeze()
     gc.enable()
     protocol.send(control, {"ready": places})
@@ -55,14 +55,14 @@ def main(descriptor: int, setup: dict[str, Any]) -> NoReturn:
 
 
 def _default_signals() -> None:
-    """What the parent ignores or blocks is inherited, SIGCHLD for one, without which no child can be waited for."""
+    """Undo what is inherited from the parent: with SIGCHLD ignored, for one, no child could be waited for."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_DFL)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 def _silence() -> None:
-    # Up to here this is where the parent finds why there is no server; a worker has its own.
+    # Up to here the parent reads from it why there is no server; each worker has output of its own.
     nothing = os.open(os.devnull, os.O_RDWR)
     for descriptor in (1, 2):
         os.dup2(nothing, descriptor)
@@ -70,7 +70,7 @@ def _silence() -> None:
 
 
 class _Server:
-    """The workers, by the numbers that the parent has given them: unlike pids, none is used twice."""
+    """The workers, by the numbers that the parent gives them: unlike pids, they are never reused."""
 
     def __init__(self, control: socket.socket, jobs: ModuleType, setup: dict[str, Any]) -> None:
         self._control = control
@@ -82,7 +82,7 @@ class _Server:
         self._ended: dict[int, dict[str, Any]] = {}
 
     def serve(self) -> None:
-        """Until the parent is gone, or has wanted nothing for a while and no worker lives."""
+        """Serve until the parent is gone, or there is no worker and no request for a while."""
         waiting = select.poll()
         waiting.register(self._control, select.POLLIN)
         used = time.monotonic()
@@ -99,7 +99,7 @@ class _Server:
                 used = time.monotonic()
 
     def end_all(self) -> None:
-        """Kill whatever runs, and what that has started."""
+        """Kill all workers with all that they have started."""
         for number in list(self._pids):
             self._kill(number)
         for number in list(self._pids):
@@ -112,7 +112,7 @@ class _Server:
             else:
                 answer = self._end(message["worker"], message["grace"])
         except (OSError, TypeError) as error:
-            # No process can be had, or no descriptors came.
+            # No process can be started, or no descriptors came.
             answer = {"failed": f"{type(error).__name__}: {error}"}
         finally:
             for descriptor in descriptors:
@@ -129,14 +129,14 @@ class _Server:
         return {"pid": pid}
 
     def _end(self, number: int, grace: float) -> dict[str, Any]:
-        """How a worker has ended; one that lives on after ``grace`` seconds is killed."""
+        """How a worker has ended; it is killed if it lives on after ``grace`` seconds."""
         if not self._wait(number, grace):
             self._kill(number)
             self._wait(number, _DEATH)
         return self._ended.pop(number, {"status": None, "peak": 0})
 
     def _wait(self, number: int, seconds: float) -> bool:
-        """Whether it is gone by then."""
+        """Whether the worker ends within so many seconds."""
         until = time.monotonic() + seconds
         pause = 0.0002
         while not self._reap(number):
@@ -147,7 +147,7 @@ class _Server:
         return True
 
     def _reap(self, number: int) -> bool:
-        """Note how it has ended, if it has, with what it has started and left behind gone too."""
+        """Whether the worker has ended; if so, record how, and kill the children that it left behind."""
         pid = self._pids.get(number)
         # Its group is killed before its pid is free: after that, the number may be another group's.
         if pid is not None and os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
@@ -159,6 +159,6 @@ class _Server:
 
     def _kill(self, number: int) -> None:
         pid = self._pids[number]
-        with suppress(ProcessLookupError):  # that has no group of its own yet
+        with suppress(ProcessLookupError):  # it has no group of its own yet
             os.killpg(pid, signal.SIGKILL)
         os.kill(pid, signal.SIGKILL)

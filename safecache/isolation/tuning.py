@@ -1,6 +1,6 @@
-"""Tunings of Triton's that are under way: what they are still to compile is asked of Triton itself, and goes along.
+"""Triton autotuning in progress: the configurations still to come are compiled along with the current one.
 
-Triton compiles the configurations of a kernel one after the other, each when it is its turn to be measured.
+Triton itself compiles a kernel's configurations one by one, each when it is its turn to be measured.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ __all__ = ["Asked", "Tuning", "benching", "choose", "current", "is_asking"]
 
 
 class Asked(BaseException):
-    """Ends a compile that was begun only to see what it asks its cache for: the arguments of attempts.Request.
+    """Ends a compile begun only to see what it looks up in its cache. Its arguments are those of attempts.Request.
 
-    No Exception, which somebody on the way might report or take for a failure.
+    Not an Exception, which code on the way might report or take for a failure.
     """
 
 
 class Tuning:
-    """One autotuner's configurations of one call, of which ``left`` have not had their turn."""
+    """The configurations of one autotuner call; those in ``left`` have not had their turn."""
 
     def __init__(self, configs: Iterable[Any]) -> None:
         self.left = list(configs)
@@ -37,23 +37,23 @@ class Tuning:
         self._call: tuple[tuple[Any, ...], dict[str, Any]] = (), {}
 
     def begin(self, function: Any, config: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """It is the turn of ``config``."""
+        """Note that it is the turn of ``config``, with this call."""
         self._function, self._call = function, (arguments, named)
         self.left = self.left[self.left.index(config) + 1 :] if config in self.left else []
 
     def end(self) -> None:
-        """Nothing more of it is compiled: what was, ahead, is not wanted."""
+        """Discard what was compiled ahead: nothing more is compiled."""
         self.left = []
         while self.attempts:
             self.attempts.popitem()[1].close()
 
     def asked(self) -> Iterator[tuple[Any, Any, Any, str]]:
-        """What Triton is about to look up for the configurations that are left; once, then nothing."""
+        """The arguments of attempts.Request for each configuration that is left; nothing after the first call."""
         if self._is_asked or not _is_plain(self._function):
             return
         self._is_asked = True
         arguments, named = self._call
-        # A hook of a configuration writes the shape of its blocks into descriptors, when it is its turn.
+        # On its turn, a configuration's hook writes its block shapes into descriptors.
         has_descriptor = any(hasattr(value, "block_shape") for value in (*arguments, *named.values()))
         for config in self.left:
             if config.pre_hook is None or not has_descriptor:
@@ -67,7 +67,7 @@ class Tuning:
         except Asked as asked:
             yield asked.args
         except Exception:
-            # Its own turn comes upon that too, and raises it.
+            # Its own turn will meet the same error and raise it.
             return
         finally:
             _thread.is_asking = False
@@ -75,7 +75,7 @@ class Tuning:
 
 class _Thread(threading.local):
     def __init__(self) -> None:
-        # By autotuner: while one tunes, what it measures may have another one tune.
+        # By autotuner: while one tunes, the code that it measures may start another.
         self.chosen: weakref.WeakKeyDictionary[Any, Tuning] = weakref.WeakKeyDictionary()
         self.current: Tuning | None = None
         self.is_asking = False
@@ -85,7 +85,7 @@ _thread = _Thread()
 
 
 def choose(tuner: Any, configs: Iterable[Any]) -> None:
-    """Note what it may be about to tune, in this thread."""
+    """Note the configurations that ``tuner`` may be about to measure in this thread."""
     previous = _thread.chosen.pop(tuner, None)
     if previous is not None:
         previous.end()
@@ -94,7 +94,7 @@ def choose(tuner: Any, configs: Iterable[Any]) -> None:
 
 @contextmanager
 def benching(tuner: Any, config: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
-    """It is the turn of this configuration, for this block."""
+    """For this block, it is the turn of ``config``."""
     tuning = _thread.chosen.get(tuner)
     outer, _thread.current = _thread.current, tuning
     if tuning is not None:
@@ -113,17 +113,17 @@ def benching(tuner: Any, config: Any, arguments: tuple[Any, ...], named: dict[st
 
 
 def current() -> Tuning | None:
-    """The one within which this thread compiles something."""
+    """The tuning that this thread is compiling for; None if there is none."""
     return _thread.current
 
 
 def is_asking() -> bool:
-    """Whether what this thread compiles is to end with Asked."""
+    """Whether the compile in this thread is to end with Asked."""
     return _thread.is_asking
 
 
 def _is_plain(function: Any) -> bool:
-    """Whether to ask does nothing but ask: no hooks of the user's, nor an autotuner in an autotuner."""
+    """Whether a compile begun to ask has no side effects: no hooks of the user's, no nested autotuner."""
     heuristics = sys.modules["triton.runtime.autotuner"].Heuristics
     while type(function) is heuristics:
         function = function.fn

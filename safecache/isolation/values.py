@@ -1,4 +1,4 @@
-"""How a value that a kernel uses travels to a worker: as what it is made from, and what names it."""
+"""How the values that a kernel uses are sent to a worker: as the parts that they are made from, or by name."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ _SOURCES = {
 
 
 def language_of(value: Any) -> str | None:
-    """Of a kernel, or the source of one; None for those of a class that is not Triton's."""
+    """The language of a kernel or its source: "triton" or "gluon"; None if its class is not Triton's."""
     for places in (_KERNELS, _SOURCES):
         for language, (module, name) in places.items():
-            # Not by importing it: that of Gluon takes 20 ms, in a process that need not have it.
+            # Without an import: Gluon's takes 20 ms, in a process that may not need it.
             if type(value) is getattr(sys.modules.get(module), name, None):
                 return language
     return None
@@ -61,21 +61,21 @@ def source_class(language: str) -> Any:
 
 @dataclass(slots=True)
 class Use:
-    """How a name is used: which attributes of it, and whether it is also used itself."""
+    """How a name is used: which of its attributes, and whether also by itself."""
 
     attributes: dict[str, Use] = field(default_factory=dict)
     itself: bool = False
-    # False where its value has no say in what is compiled: the annotation of an argument, a name that is also local.
+    # False if its value does not affect what is compiled: an argument's annotation, or a name that is also local.
     needed: bool = False
 
 
-# A kernel is compiled for many configurations; parsing it takes longer than all else that sending it needs.
+# A kernel is compiled for many configurations; parsing it takes longer than all other steps of sending it.
 @functools.lru_cache(maxsize=1024)
 def used(source: str) -> dict[str, Use]:
-    """By name, for the one function of ``source``. Those of builtins and locals are among them.
+    """The uses of names, builtins and locals included, in the one function of ``source``. Raises SyntaxError.
 
-    Triton looks a name up among the locals that it has come by so far, and then among the globals: a name that is a
-    local one in Python can be a global one here. Raises SyntaxError.
+    Triton looks a name up among the locals that it has met so far, and then among the globals: a name that is local
+    in Python can be global here.
     """
     (function,) = ast.parse(source).body
     finder = _Finder()
@@ -135,7 +135,7 @@ class _Finder(ast.NodeVisitor):
 # Triton lets kernels use these of the standard library.
 _STANDARD = ("math", "copy")
 _ALL = Use(itself=True, needed=True)
-# What only some releases of Python put into each class.
+# Attributes that only some releases of Python add to each class.
 _NO_MEMBERS = {
     "__annotations__",
     "__annotate_func__",
@@ -147,22 +147,22 @@ _NO_MEMBERS |= {"__firstlineno__", "__annotate__"}
 
 
 class UnshippableError(Exception):
-    """This value cannot be made again in another process. The text says which it is, and why."""
+    """This value cannot be rebuilt in another process. The text says which, and why."""
 
 
 class UnshippableKernelError(UnshippableError):
-    """Nor can what uses this kernel: others may use it too, who would find half of it."""
+    """A kernel cannot be sent, and so nothing that uses it: other users would find half of it."""
 
 
 class Encoder:
-    """``function`` gives the number under which a kernel travels; without ``lenient``, nothing may be left out."""
+    """``function`` returns the number under which a kernel is sent; without ``lenient``, nothing may be left out."""
 
     def __init__(self, function: Callable[[Any], int], lenient: bool = True) -> None:
         self._function = function
         self._lenient = lenient
 
     def encode(self, value: Any, use: Use = _ALL) -> Any:
-        """Raises UnshippableError."""
+        """The value, JSON-able. Raises UnshippableError."""
         kind = type(value)
         if value is None or kind in (bool, int, str):
             return value
@@ -178,7 +178,7 @@ class Encoder:
         return self._other(value)
 
     def encode_used(self, value: Any, use: Use, name: str) -> Any:
-        """As ``encode``; but if the kernel does not need it, what cannot travel is left out: {"absent": None}."""
+        """As encode(), but a value that cannot be sent and is not needed is left out: {"absent": None}."""
         try:
             return self.encode(value, use)
         except UnshippableError as error:
@@ -240,7 +240,7 @@ _ENCODERS: dict[type, Callable[[Encoder, Any], Any]] = {
 
 
 def _is_of_triton(value: Any) -> bool:
-    """Whether this function or class is Triton's own, to be found there by its name."""
+    """Whether this function or class is Triton's own and can be found there by its name."""
     module, name = getattr(value, "__module__", None), getattr(value, "__qualname__", None)
     if not isinstance(module, str) or not isinstance(name, str) or module.partition(".")[0] != "triton":
         return False
@@ -248,7 +248,7 @@ def _is_of_triton(value: Any) -> bool:
 
 
 def _fields(kind: Any) -> list[Any]:
-    """Of a class of named tuples."""
+    """The name and fields of a class of named tuples. Raises UnshippableError if it has more."""
     plain = collections.namedtuple(kind.__name__, kind._fields)  # type: ignore[misc]
     if vars(kind).keys() - vars(plain).keys() - _NO_MEMBERS or kind.__bases__ != (tuple,) or kind._field_defaults:
         raise UnshippableError(f"the named tuple {kind.__qualname__} has more than fields")
@@ -256,18 +256,18 @@ def _fields(kind: Any) -> list[Any]:
 
 
 class _Absent:
-    """Stands for what did not travel since nothing comes of it."""
+    """Placeholder for a value that was not sent because it is not needed."""
 
 
 class Decoder:
-    """``function`` gives the kernel with a number."""
+    """``function`` returns the kernel with a given number."""
 
     def __init__(self, function: Callable[[int], Any]) -> None:
         self._numbered = function
         self._records: dict[str, Any] = {}
 
     def decode(self, encoded: Any) -> Any:
-        """The value. Imports of Triton what it names, and nothing else."""
+        """The value. Imports only modules of Triton and _STANDARD. Raises ValueError for others."""
         if not isinstance(encoded, dict):
             return encoded
         ((kind, content),) = encoded.items()
@@ -318,7 +318,7 @@ class Decoder:
         return self._record_type(kind)(*map(self.decode, values))
 
     def _record_type(self, content: list[Any]) -> Any:
-        # Two values of one type have one type here, too.
+        # Values of the same type have the same type here, too.
         if str(content) not in self._records:
             self._records[str(content)] = collections.namedtuple(*content)
         return self._records[str(content)]

@@ -1,6 +1,6 @@
-"""A worker: forked by the server, runs one job after the other, and may die of any of them.
+"""A worker: forked by the server, runs one job after the other, any of which may crash it.
 
-Nothing of it reaches the process that sends the jobs, except what it writes to its channel and to its output.
+It affects the process that sends the jobs only by what it writes to its channel and its output.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from safecache.isolation import protocol
 
 __all__ = ["TEMPORARY", "main"]
 
-# Below the job's directory: what compilers keep there while they run goes when that goes, also if they are killed.
+# Below the job's directory: compilers' temporary files are removed with that, even if they are killed.
 TEMPORARY = ".tmp"
 
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = b"500"
 _PAGE = resource.getpagesize()
-# Loaded by the server: what is looked up after a fork costs each worker anew.
+# Loaded in the server: a lookup after the fork would be repeated in each worker.
 _libc = ctypes.CDLL(None)
 
 Run = Callable[[dict[str, Any], str], dict[str, Any]]
 
 
 def main(channel: int, output: int, server: int, run: Run, idle: float) -> NoReturn:
-    """Serve until the other side closes, or for ``idle`` seconds nothing comes; ``server`` is the parent's pid."""
+    """Serve until the other side closes or sends nothing for ``idle`` seconds; ``server`` is the parent's pid."""
     status = os.EX_SOFTWARE
     try:
         _settle(output, server)
@@ -48,7 +48,7 @@ def main(channel: int, output: int, server: int, run: Run, idle: float) -> NoRet
         traceback.print_exc()
         sys.stderr.flush()
     finally:
-        # Never back into the server's code, nor through destructors of C++ that may hang.
+        # Never return into the server's code, nor run C++ destructors, which may hang.
         os._exit(status & 0xFF)
 
 
@@ -61,10 +61,10 @@ def _settle(output: int, server: int) -> None:
         os.dup2(output, descriptor)
     os.close(output)
     _, most = resource.getrlimit(resource.RLIMIT_CORE)
-    # With 0 the kernel would still start a handler of core dumps that takes them from a pipe; with 1 it does not.
+    # With 0 the kernel would still start a core dump handler that reads from a pipe; with 1 it does not.
     limit = most if most == 0 else 1
     resource.setrlimit(resource.RLIMIT_CORE, (limit, limit))
-    # Rather this process than the one that waits for it. Some containers have /proc read-only.
+    # The OOM killer should choose this process, not the one that waits for it. Some containers have /proc read-only.
     with suppress(OSError), open("/proc/self/oom_score_adj", "wb", buffering=0) as file:
         file.write(_OOM_SCORE)
     faulthandler.enable()
@@ -111,14 +111,14 @@ def _send(channel: socket.socket, reply: dict[str, Any]) -> None:
 
 
 def _apply(variables: dict[str, str], directory: str, cwd: str) -> None:
-    """Have the environment and the working directory that the job's sender has at this moment."""
+    """Set the environment and the working directory to those of the job's sender."""
     for name in os.environ.keys() - variables.keys():
         del os.environ[name]
     os.environ.update(variables)
     os.environ["TMPDIR"] = os.path.join(directory, TEMPORARY)
     os.makedirs(os.environ["TMPDIR"], mode=0o700, exist_ok=True)
     tempfile.tempdir = None
-    # It may be gone. It is left after the job, or it could keep a file system from being unmounted.
+    # It may be gone. The worker leaves it after the job, or it could prevent a file system from being unmounted.
     with suppress(OSError):
         os.chdir(cwd)
 

@@ -1,4 +1,4 @@
-"""What changes the keyring directory: keys that are made, trusted and revoked."""
+"""Changes to the keyring directory: keys are generated, trusted and revoked."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from safecache.signing.keys import MAC_SIZE, Key
 
 __all__ = ["find", "generate", "place", "read_candidate", "revoke", "trust"]
 
-_FORBIDDEN_TO_OTHERS = 0o037  # of a file with a secret, as in the keyring directory
+_FORBIDDEN_TO_OTHERS = 0o037  # mode bits of a file with a secret, as in the keyring directory
 
 
 def generate(*, ed25519: bool) -> Key:
-    """A new key. Raises KeyringError where Ed25519 is not to be had."""
+    """A new Ed25519 key, or else a MAC key. Raises KeyringError if Ed25519 is unavailable."""
     if not ed25519:
         return Key.mac(secrets.token_bytes(MAC_SIZE))._replace(created=time.time())
     missing = keys.problem()
@@ -34,9 +34,9 @@ def place() -> str:
 
 
 def read_candidate(path: str | None, content: bytes = b"") -> Key:
-    """The key to trust in the file at ``path``, or in ``content``. Of a private key, the public part alone.
+    """The key in the file at ``path``, or in ``content`` if that is None; of a private key, only the public part.
 
-    Raises KeyringError for what is no key, and for a secret that others can read; OSError.
+    Raises KeyringError if it is not a key, or is a secret in a file that others can read; OSError.
     """
     if path is not None:
         key = key_files.read(path, forbidden=_FORBIDDEN_TO_OTHERS)
@@ -45,7 +45,7 @@ def read_candidate(path: str | None, content: bytes = b"") -> Key:
             key = key_files.recognise(content, any_secret=False)
         except KeyringError as error:
             raise KeyringError(f"what came in {error}") from None
-    # What verifies must not be able to forge.
+    # A host that only verifies must not be able to forge.
     return key.public_part() if key.public else key
 
 
@@ -57,7 +57,7 @@ def trust(key: Key) -> str:
 
 
 def find(prefix: str) -> Key:
-    """The one key that we know whose id begins with ``prefix``. Raises KeyringError."""
+    """The known key whose id begins with ``prefix``. Raises KeyringError for none, several, or a refused one."""
     ring = keyring.current(tell=False)
     wanted = prefix.lower()
     found = [key_id for key_id in {*ring.trusted, *ring.refused} if key_id.hex().startswith(wanted)]
@@ -72,8 +72,8 @@ def find(prefix: str) -> Key:
 
 
 def revoke(key: Key, why: str) -> str:
-    """Have no entry of ``key`` taken any more; return the path of its file. The first revocation stands.
+    """Revoke ``key`` and with it all its entries; return the path of its file. An earlier revocation stands.
 
-    The secret of a sealing key that lies elsewhere is not copied: its file here holds the id alone.
+    The secret of a signing key stored elsewhere is not copied: its file here holds only the id. Raises as trust().
     """
     return trust(key._replace(secret=b"", revoked=time.time(), why_revoked=why))

@@ -1,4 +1,4 @@
-"""The keyring directory: a file ``<id>.json`` for every key that is trusted, or was until it was revoked."""
+"""The keyring directory: a file ``<id>.json`` for every key that is trusted or revoked."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from safecache.signing.keys import ID_SIZE, Key
 __all__ = ["Shelf", "add", "default", "path_of", "read", "stamp"]
 
 _SUFFIX = ".json"
-_FORBIDDEN = 0o037  # of a file with a secret: a group may read it, as a secret is mounted for a container's user
+_FORBIDDEN = 0o037  # mode bits of a file with a secret; its group may read it, as with secrets mounted in containers
 
 
 class Shelf(NamedTuple):
-    """What lies in the directory. ``refused`` says why, by id, and ``problems`` names every file that is no key.
+    """The content of the directory. ``refused``: why key files are, by id; ``problems``: a text for each bad file.
 
-    ``broken`` says why the directory as a whole cannot be believed. Then it may have held a revocation of any key.
+    ``broken``: why the directory as a whole cannot be trusted. It may then have held a revocation of any key.
     """
 
     keys: Mapping[bytes, Key] = MappingProxyType({})
@@ -31,12 +31,12 @@ class Shelf(NamedTuple):
 
 
 def default(config_home: str | None) -> str | None:
-    """The directory that is used where the settings name none."""
+    """The directory used if the settings name none; None for a user without a home."""
     return None if config_home is None else os.path.join(config_home, "safecache", "keys")
 
 
 def stamp(directory: str | None) -> tuple[int, int] | None:
-    """What changes whenever a file appears, disappears or is replaced there, or the mode changes; None if unknown."""
+    """mtime and ctime in ns, which change if a file is added, removed or replaced, or its mode; None if unknown."""
     try:
         status = os.stat(directory) if directory is not None else None
     except OSError:
@@ -45,12 +45,12 @@ def stamp(directory: str | None) -> tuple[int, int] | None:
 
 
 def path_of(directory: str, key_id: bytes) -> str:
-    """Where the file of that key is."""
+    """The path of that key's file."""
     return os.path.join(directory, key_id.hex() + _SUFFIX)
 
 
 def read(directory: str, *, must_exist: bool) -> Shelf:
-    """The keys of ``directory``. Never raises: see Shelf."""
+    """The keys in ``directory``; none if it is missing, unless it ``must_exist``. Never raises: see Shelf.broken."""
     try:
         if not must_exist and not os.path.lexists(directory):
             _check_absence(directory)
@@ -77,7 +77,7 @@ def read(directory: str, *, must_exist: bool) -> Shelf:
 
 
 def _check_directory(directory: str, *, must_exist: bool) -> None:
-    # Of our own place, whoever can rename the directory that it lies in could exchange it.
+    # Whoever can write to the parent of the default directory could replace that directory.
     for path in (directory,) if must_exist else (os.path.dirname(directory), directory):
         status = os.stat(path)
         if not stat.S_ISDIR(status.st_mode):
@@ -87,7 +87,7 @@ def _check_directory(directory: str, *, must_exist: bool) -> None:
 
 
 def _check_absence(directory: str) -> None:
-    """Where others can write they may have moved away what was there, and with it the revocation of our own key."""
+    """Where others can write, they may have moved the directory away, and with it the revocation of our own key."""
     place = os.path.dirname(directory)
     if os.path.lexists(place):
         key_files.check_path(place)
@@ -109,19 +109,19 @@ def _read_key(path: str, named: bytes) -> Key:
 
 
 def add(directory: str, key: Key) -> str:
-    """Put ``key`` there, or what is new about it into the file that is there already; return the path of the file.
+    """Add ``key`` to ``directory``, or merge it into its file there; return the path of the file.
 
-    What is revoked stays revoked, and a secret or private part stays. Raises KeyringError or OSError.
+    A revoked key stays revoked, and a secret or private part is kept. Raises KeyringError or OSError.
     """
     os.makedirs(os.path.dirname(directory), mode=0o700, exist_ok=True)
     if not os.path.isdir(directory):
         os.mkdir(directory, 0o700)
     _check_directory(directory, must_exist=True)
     path = path_of(directory, key.id)
-    # Here, since importing it costs as much as all of the rest of an activation.
+    # Imported here, since that takes as long as all the rest of an activation.
     import filelock
 
-    # Trusting a key while another process revokes it must not write what was read before.
+    # Trusting a key must not overwrite a revocation that another process writes meanwhile.
     with filelock.FileLock(os.path.join(directory, ".lock"), timeout=10):
         key_files.replace(path, _merge(key, _read_key(path, key.id)) if os.path.lexists(path) else key)
     return path

@@ -1,4 +1,4 @@
-"""Key files: their content, bytes to Key and back; read where only their owner could have written; written whole."""
+"""Key files: encoded and decoded, read only if nobody else could have written them, written atomically."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ _FIELDS = frozenset(("format", "id", "algorithm", "name", "revoked_reason", "nam
 _PARTS = {Algorithm.HMAC_SHA256: ("secret",), Algorithm.ED25519: ("public", "private")}
 _MINIMUM_RAW = 32
 _HEX_SECRET = re.compile(rb"[0-9a-fA-F]{64}\s*")
-# Public keys in other wrappings: OpenSSH's, and the DER that is inside a PEM file.
+# Public keys in other formats: OpenSSH's, and the DER inside a PEM file.
 _PUBLIC_STARTS = ("ssh-", "ecdsa-", "sk-", "---- BEGIN SSH2")
 _PUBLIC_DER = bytes.fromhex("302a300506032b6570")
 _PEM = "-----BEGIN"
 
 
 def encode(key: Key) -> bytes:
-    """The key file of ``key``: with its secret or private part if it holds that, else with its public one."""
+    """The content of a key file for ``key``: with its secret or private part if it has one, else its public part."""
     material: dict[str, str] = {}
     if key.can_seal:
         name = "private" if key.algorithm is Algorithm.ED25519 else "secret"
@@ -73,33 +73,33 @@ def encode(key: Key) -> bytes:
 def recognise(content: bytes, *, any_secret: bool) -> Key:
     """The key in ``content``: a key file, PEM, or a raw secret.
 
-    A raw secret is whatever holds 32 bytes or more; without ``any_secret`` it is 64 hex digits, so that a page of text
-    is not taken for a key. Raises KeyringError.
+    With ``any_secret``, a raw secret is any content of 32 bytes or more, else only 64 hex digits, so that a text file
+    is not mistaken for a key. Raises KeyringError.
     """
     text = _text(content)
-    # There may be more in front of it, such as what `openssl pkey -text` writes.
+    # Text may precede the PEM block, as in the output of `openssl pkey -text`.
     if _PEM in text or _PEM.encode() in content:
         return Key.ed25519(*keys.read_pem(content))
     if text.startswith("{"):
         return decode(content)
-    # What is public must never become a MAC secret.
+    # A public key must never become a MAC secret.
     if text.startswith(_PUBLIC_STARTS) or content.startswith(_PUBLIC_DER):
         raise KeyringError("is a public key, and not in a form that safecache reads: use PEM")
     if any_secret and len(content) < _MINIMUM_RAW:
         raise KeyringError(f"holds {len(content)} bytes; it needs at least {_MINIMUM_RAW}")
     if not any_secret and not _HEX_SECRET.fullmatch(content):
         raise KeyringError("is no key file, no PEM file of an Ed25519 key and no secret of 64 hex digits")
-    # A line in a text file and the same with an editor's newline are one key.
+    # A trailing newline, as editors add it, does not make another key.
     return Key.derive(content.rstrip(b"\r\n"))
 
 
 def _text(content: bytes) -> str:
-    """``content`` as text, without what an editor or a shell put around it; empty if it is none.
+    """``content`` as text, without a byte order mark and surrounding whitespace; empty if it is not text.
 
-    A raw secret may begin with a brace as with any other byte, but 32 random bytes are never text.
+    A raw secret may begin with a brace like any other byte, but 32 random bytes are never text.
     """
     coding = json.detect_encoding(content)
-    # Two or four bytes a character are told by the first ones, and a file is no less one of text for an error in it.
+    # UTF-16 and UTF-32 are recognised by the first bytes; an error further on does not make the file binary.
     errors = "strict" if coding.startswith("utf-8") else "replace"
     try:
         return content.decode(coding, errors).strip()
@@ -108,9 +108,9 @@ def _text(content: bytes) -> str:
 
 
 def decode(content: bytes) -> Key:
-    """The key in a key file. Raises KeyringError, also where its id is not that of its content.
+    """The key in a key file. Raises KeyringError, also if the stated id is not that of the key.
 
-    A field that is not known is refused: it could be a restriction with its name misspelt.
+    Unknown fields are refused: one could be a restriction with its name misspelt.
     """
     try:
         fields = json.loads(content, object_pairs_hook=_fields)
@@ -119,7 +119,7 @@ def decode(content: bytes) -> Key:
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
         raise KeyringError(f"is no key file of format {FORMAT}")
     if not fields.keys() <= _FIELDS:
-        # As ascii(): whoever wrote the file chose them, and they end in a log or on a terminal.
+        # As ascii(): whoever wrote the file chose the names, and they end up in a log or on a terminal.
         raise KeyringError(f"has fields that are not known: {', '.join(map(ascii, sorted(fields.keys() - _FIELDS)))}")
     stated = _read_id(fields)
     revoked = _read_time(fields, "revoked")
@@ -137,7 +137,7 @@ def decode(content: bytes) -> Key:
 
 
 def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Raises KeyringError for a name that comes twice: which of them counts, readers of JSON do not agree."""
+    """Raises KeyringError for a repeated name: JSON parsers do not agree on which value counts."""
     twice = [name for name, number in Counter(name for name, _ in pairs).items() if number > 1]
     if twice:
         raise KeyringError(f"has fields that it states more than once: {', '.join(map(ascii, sorted(twice)))}")
@@ -159,7 +159,7 @@ def _read_material(fields: Mapping[str, Any], stated: bytes, revoked: bool) -> K
     material = _read_bytes(fields, present[0])
     if algorithm is Algorithm.HMAC_SHA256:
         return Key.mac(material)
-    # A public key needs the library by the time that it verifies something, and importing it is not cheap.
+    # A public key needs the library only once it verifies something, and importing it is not cheap.
     missing = None if present[0] == "public" and keys.installed() else keys.problem()
     if missing is not None and revoked:
         return Key(stated, b"", algorithm)
@@ -174,7 +174,7 @@ def _read_bytes(fields: Mapping[str, Any], name: str) -> bytes:
         material = base64.b64decode(text, validate=True) if isinstance(text, str) else b""
     except (ValueError, binascii.Error):
         material = b""
-    if len(material) != MAC_SIZE:  # and signatures.SIZE is the same
+    if len(material) != MAC_SIZE:  # keys.SIZE is the same
         raise KeyringError(f"has a {name} part that is not the base64 of {MAC_SIZE} bytes")
     return material
 
@@ -208,7 +208,7 @@ def _read_time(fields: Mapping[str, Any], name: str) -> float | None:
         if not isinstance(text, str):
             raise ValueError(text)
         seconds = timestamps.parse(text)
-        timestamps.write(seconds)  # the last day of the last year is in no calendar somewhere else
+        timestamps.write(seconds)  # the end of 9999 in another time zone is out of range in UTC
         return seconds
     except (ValueError, OverflowError):
         raise KeyringError(f"has a time {name} that is not one of RFC 3339, such as 2030-01-31T00:00:00Z") from None
@@ -225,11 +225,11 @@ _CREATE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def read(path: str, *, forbidden: int, any_secret: bool = False) -> Key:
-    """The key in the file at ``path``, or where a link there leads: mounted secrets are links.
+    """The key in the file at ``path``, following links, as mounted secrets are links.
 
-    ``forbidden`` are the mode bits that a file with a secret must not have; one without must only not be writable by
-    others. ``any_secret``: see recognise(). Raises KeyringError that names the file, also for one that
-    others could exchange, or OSError.
+    ``forbidden``: the mode bits that a file with a secret must not have; other files must only not be writable by
+    others. ``any_secret``: see recognise(). Raises KeyringError, naming the file, also if others could replace it;
+    OSError if it cannot be read.
     """
     found: list[os.stat_result] = []
 
@@ -251,7 +251,7 @@ def read(path: str, *, forbidden: int, any_secret: bool = False) -> Key:
 
 
 def check_owner(status: os.stat_result, path: str, *, forbidden: int) -> None:
-    """Raises KeyringError for a file of another user than this one and root, or with a mode bit of ``forbidden``."""
+    """Raises KeyringError if the file belongs to neither this user nor root, or has a mode bit of ``forbidden``."""
     if not ownership.own_uid(status.st_uid):
         owner = ownership.name_of(status.st_uid)
         raise KeyringError(f"{path} belongs to {owner}, not to this user (uid {os.geteuid()}) or root")
@@ -264,26 +264,26 @@ def check_owner(status: os.stat_result, path: str, *, forbidden: int) -> None:
 
 
 def check_path(path: str) -> None:
-    """Raises KeyringError if others could put something else there: by a directory or a link on the way, or the mode.
+    """Raises KeyringError if others could replace the file: by a directory or link on the way, or by its own mode.
 
-    An older file of the same owner is enough for that: one in which a key is not revoked, or one that was given away.
+    For an attack, an older file of the same owner is enough: one from before a revocation, or one given away.
     """
     if ownership.why_not_private(path) is None:
         return
-    # Only now, as it may ask a directory server: where every user has a group, what they make is writable by that.
+    # Only now, as it may query a directory server. Where every user has a group, their files are writable by it.
     objection = ownership.why_not_private(path, group=ownership.own_group())
     if objection is not None:
         raise KeyringError(f"others could exchange {path}: {objection}")
 
 
 def save(path: str, key: Key) -> None:
-    """Write a new key file, with a mode that suits what it holds. Raises KeyringError where something is already."""
+    """Write a new key file, readable by others only if public. Raises KeyringError if ``path`` exists; OSError."""
     if not write_new(path, encode(key), _mode_for(key)):
         raise KeyringError(f"{path} exists already, and is left as it is")
 
 
 def replace(path: str, key: Key) -> None:
-    """Write a key file in place of what is there. Raises OSError, with the old one left."""
+    """Replace the key file at ``path``. Raises OSError, leaving the old file in place."""
     with _temporary(path, encode(key), _mode_for(key)) as temporary:
         os.rename(temporary, path)
 
@@ -293,14 +293,14 @@ def _mode_for(key: Key) -> int:
 
 
 def write_new(path: str, content: bytes, mode: int) -> bool:
-    """Publish ``content`` at ``path`` unless another process was first; say whether it is ours. Raises OSError."""
+    """Publish ``content`` at ``path`` unless another process was first; return whether it is ours. Raises OSError."""
     with _temporary(path, content, mode) as temporary:
         return _publish_new(temporary, path)
 
 
 @contextlib.contextmanager
 def _temporary(path: str, content: bytes, mode: int) -> Iterator[str]:
-    """A file with ``content`` beside ``path``, on disk for good; gone afterwards unless it was renamed."""
+    """A synced file with ``content`` beside ``path``; removed afterwards unless it was renamed."""
     temporary = os.path.join(os.path.dirname(path), f".{secrets.token_hex(8)}.tmp")
     descriptor = os.open(temporary, _CREATE, mode)
     try:
@@ -315,7 +315,7 @@ def _temporary(path: str, content: bytes, mode: int) -> Iterator[str]:
 
 
 def _publish_new(temporary: str, path: str) -> bool:
-    # link() fails where rename() would overwrite: of a hundred processes exactly one publishes, whole.
+    # link() fails where rename() would overwrite: of a hundred processes exactly one publishes, and a whole file.
     try:
         os.link(temporary, path)
     except FileExistsError:
@@ -323,7 +323,7 @@ def _publish_new(temporary: str, path: str) -> bool:
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
-        # Here, since importing it costs as much as all of the rest of an activation.
+        # Imported here, since that takes as long as all the rest of an activation.
         import filelock
 
         with filelock.FileLock(path + ".lock", timeout=10):

@@ -1,4 +1,4 @@
-"""A key: what seals an entry or verifies it, until when, and for which namespaces; and its signatures."""
+"""Keys, which seal and verify entries until they expire and for some namespaces; and their signatures."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Algorithm(Enum):
 
     @property
     def number(self) -> int:
-        """What a seal calls it."""
+        """Its number in the footer of a seal."""
         return 1 if self is Algorithm.HMAC_SHA256 else 2
 
     @property
     def tag_size(self) -> int:
-        """Bytes of a tag."""
+        """The size of a tag in bytes."""
         return 32 if self is Algorithm.HMAC_SHA256 else 64
 
 
@@ -55,9 +55,9 @@ ALGORITHMS = {algorithm.number: algorithm for algorithm in Algorithm}
 
 
 class Key(NamedTuple):
-    """``secret`` is the MAC key or the private part, empty where we do not hold it; ``public`` is Ed25519's.
+    """``secret``: the MAC secret or private part, empty if we do not hold it; ``public``: of an Ed25519 key.
 
-    Times are seconds since the epoch. A key that is revoked may come without its material: nothing is done with it.
+    Times are seconds since the epoch. A revoked key may lack its material, since it is not used.
     """
 
     id: bytes
@@ -73,33 +73,33 @@ class Key(NamedTuple):
 
     @classmethod
     def derive(cls, material: bytes) -> Key:
-        """The MAC key of the content of a file that holds a raw secret."""
+        """The MAC key derived from the content of a file with a raw secret."""
         return cls.mac(hashlib.sha256(b"safecache key 1\0" + material).digest())
 
     @classmethod
     def mac(cls, secret: bytes) -> Key:
-        """The MAC key of this secret."""
+        """The MAC key with this secret."""
         return cls(hashlib.sha256(b"safecache key id 1\0" + secret).digest()[:ID_SIZE], secret)
 
     @classmethod
     def ed25519(cls, public: bytes, private: bytes = b"") -> Key:
-        """The signature key of these parts."""
+        """The Ed25519 key with these parts."""
         key_id = hashlib.sha256(b"safecache ed25519 key id 1\0" + public).digest()[:ID_SIZE]
         return cls(key_id, private, Algorithm.ED25519, public)
 
     @property
     def can_seal(self) -> bool:
-        """Whether we hold what it takes to seal."""
+        """Whether we hold the part that seals."""
         return bool(self.secret)
 
     def public_part(self) -> Key:
-        """The same key, able to verify alone. Raises KeyringError for a MAC key, which has no such part."""
+        """The same key, only able to verify. Raises KeyringError for a MAC key, which has no public part."""
         if self.algorithm is not Algorithm.ED25519:
             raise KeyringError(f"key {self.id.hex()} is a MAC key: it has no public part")
         return self._replace(secret=b"")
 
     def objection(self, now: float) -> Reason | None:
-        """Why nothing that this key has sealed is taken at the time ``now``; None if it is."""
+        """Why entries sealed by this key are refused at ``now``, in seconds since the epoch; None if they are not."""
         if self.revoked is not None:
             return Reason.REVOKED_KEY
         if self.expires is not None and now >= self.expires:
@@ -122,24 +122,24 @@ class Key(NamedTuple):
         """Whether ``tag`` was made for ``message`` with this key."""
         if self.algorithm is Algorithm.ED25519:
             return verify(self.public, tag, message)
-        # Without its secret, a MAC key would be one that everybody has.
+        # With an empty secret, everybody could compute the MAC.
         return bool(self.secret) and hmac.compare_digest(tag, self.tag(message))
 
     def __repr__(self) -> str:
         return f"Key({self.id.hex()})"
 
 
-SIZE = 32  # bytes, of a public key and of a private one
+SIZE = 32  # bytes, of a public or a private key
 _REMEDY = "pip install 'safecache[sign]'"
 
 
 def installed() -> bool:
-    """Whether the library is there, found without importing it."""
+    """Whether the cryptography library is installed, without importing it."""
     return importlib.util.find_spec("cryptography") is not None
 
 
 def problem() -> str | None:
-    """Why nothing can be signed or verified here, with the remedy; None if it can. Imports the library."""
+    """Why Ed25519 cannot be used here, with the remedy; None if it can. Imports the library."""
     try:
         # A build of the library may come without Ed25519, as in FIPS mode.
         public_of(bytes(SIZE))
@@ -149,28 +149,28 @@ def problem() -> str | None:
 
 
 def generate() -> bytes:
-    """A new private key."""
+    """A new Ed25519 private key of SIZE bytes."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.generate().private_bytes_raw()
 
 
 def public_of(private: bytes) -> bytes:
-    """The public part of a private key. Raises ValueError for bytes that are none."""
+    """The public part of a private key. Raises ValueError if ``private`` is not a private key."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.from_private_bytes(private).public_key().public_bytes_raw()
 
 
 def sign(private: bytes, message: bytes) -> bytes:
-    """The signature: 64 bytes, the same each time (RFC 8032)."""
+    """The signature: 64 bytes, deterministic (RFC 8032)."""
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
     return Ed25519PrivateKey.from_private_bytes(private).sign(message)
 
 
 def verify(public: bytes, signature: bytes, message: bytes) -> bool:
-    """Whether the holder of the private part signed ``message``. False, too, for bytes that are no public key."""
+    """Whether the holder of the private part signed ``message``. False also if ``public`` is not a public key."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
@@ -182,9 +182,9 @@ def verify(public: bytes, signature: bytes, message: bytes) -> bool:
 
 
 def read_pem(content: bytes) -> tuple[bytes, bytes]:
-    """The public and the private part of a PEM file; the latter empty in one of a public key.
+    """The public and the private part of the key in a PEM file; the latter is empty for a public key.
 
-    Raises KeyringError for any other kind of key, an encrypted one, and where the library is missing.
+    Raises KeyringError for any other kind of key, for an encrypted one, and if the library is missing.
     """
     missing = problem()
     if missing is not None:
@@ -201,7 +201,7 @@ def read_pem(content: bytes) -> tuple[bytes, bytes]:
             public = serialization.load_pem_public_key(content)
             if isinstance(public, ed25519.Ed25519PublicKey):
                 return public.public_bytes_raw(), b""
-    # Their texts tell of ASN.1, and are left out.
+    # The library's messages are about ASN.1, and are left out.
     except Exception as error:
         raise KeyringError(f"is no PEM file of an Ed25519 key without a password ({type(error).__name__})") from None
     raise KeyringError("is a PEM file of another kind of key: safecache takes Ed25519 alone")

@@ -1,4 +1,4 @@
-"""What built an entry, as its seal says, without host or user; and whether what was built there may run here."""
+"""Provenance: what built an entry, as its seal states it, without host or user; and whether that may run here."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _USER_INSTRUCTIONS = re.compile(
 
 @functools.lru_cache(maxsize=1)
 def instructions() -> str:
-    """The instruction sets that this CPU has and a compiler may use, with the machine's name, as Linux lists them."""
+    """This CPU's instruction sets that a compiler may use, as Linux lists them, and the machine's name."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
             lines = re.findall(r"(?m)^(flags|Features)\s*: (.*)$", file.read())
@@ -35,13 +35,13 @@ def instructions() -> str:
     return " ".join(sorted({platform.machine(), *names}))
 
 
-# What must be the same. Triton names a kernel by the GPU that it is for, and takes it whatever the torch. Inductor
-# names a library by its source and flags alone, and not by torch's headers. The last two are not executed.
+# What must match. Triton names a kernel after its GPU, and uses it with any torch. Inductor names a library after its
+# source and flags only, not after torch's headers. The last two kinds are not executed.
 _MATTERS = {
     Kind.KERNEL: ("machine", "triton"),
     Kind.KNOWN_BAD: ("machine", "triton"),
     Kind.NATIVE_CODE: ("machine", "torch", "cpu"),
-    # Their interface to torch is stable, and torch itself warns of another GPU.
+    # Their interface to torch is stable, and torch itself warns about another GPU.
     Kind.PACKAGE: ("machine", "cpu"),
     Kind.PGO_STATE: (),
     Kind.MEMO: (),
@@ -50,15 +50,15 @@ _ALL = ("machine", "torch", "triton", "gpu")
 
 
 def statement(kind: Kind) -> dict[str, str]:
-    """The provenance to seal into something of this kind now."""
+    """The provenance to seal into an entry of this kind now."""
     here = describe()
     return {**here, "cpu": instructions()} if "cpu" in _MATTERS.get(kind, _ALL) else here
 
 
 def mismatch(kind: Kind, stated: Mapping[str, str]) -> tuple[Reason, str] | None:
-    """Why what was built where ``stated`` says may not run here, as a clause for a person; None if it may.
+    """Why an entry with the provenance ``stated`` may not run here, with a clause for a person; None if it may.
 
-    What is not known, there or here, is no objection: such as the architecture of the GPU before CUDA is initialised.
+    A value unknown on either side is no objection, such as the GPU's architecture before CUDA is initialised.
     """
     here = statement(kind)
     for name in _MATTERS.get(kind, _ALL):
@@ -78,23 +78,23 @@ def _objection(kind: Kind, name: str, there: str, here: str) -> tuple[Reason, st
     if name == "gpu":
         text = f"it was compiled for {there}, and this process has {here}"
         return (Reason.OTHER_GPU, text) if set(there.split(",")).isdisjoint(here.split(",")) else None
-    # A library lies under its name from one release of torch to the next: that is no fault.
+    # A library keeps its name from one torch release to the next: an old one is nobody's fault.
     reason = Reason.OUTDATED if kind is Kind.NATIVE_CODE and name == "torch" else Reason.OTHER_BUILD
     return reason, f"it was built with {name} {there}, and this process has {here}"
 
 
 def describe() -> dict[str, str]:
-    """The provenance to seal into an entry now. ``gpu`` is empty where this process has not initialised CUDA."""
+    """The provenance to seal into an entry now. ``gpu`` is empty until this process has initialised CUDA."""
     return {**_versions(), "gpu": _gpu_architectures()}
 
 
 def torch_version() -> str:
-    """The version of torch that is imported, or else installed, its local part included; empty if none is."""
+    """The version of the imported torch, or else the installed one, with its local part; empty if there is none."""
     return str(getattr(sys.modules.get("torch"), "__version__", "")) or _version_in_file() or _installed("torch")
 
 
 def _version_in_file() -> str:
-    """What torch will say of itself once it is imported; the metadata of its wheels leaves out the local part."""
+    """The version that torch will report once imported; the metadata of its wheels lacks the local part."""
     spec = PathFinder.find_spec("torch")
     if spec is None or spec.origin is None:
         return ""
@@ -107,7 +107,7 @@ def _version_in_file() -> str:
 
 
 def torch_release() -> tuple[int, int]:
-    """The major and minor version of torch; (0, 0) if it has none that can be read."""
+    """The major and minor version of torch; (0, 0) if it is missing or cannot be parsed."""
     digits = re.match(r"(\d+)\.(\d+)", torch_version())
     return (int(digits[1]), int(digits[2])) if digits else (0, 0)
 
@@ -139,7 +139,7 @@ def _gpu_architectures() -> str:
 
 @functools.lru_cache(maxsize=1)
 def _devices() -> str:
-    """Those that CUDA was initialised with: they stay the same."""
+    """Cached: the devices that CUDA was initialised with stay the same."""
     torch = sys.modules["torch"]
     cuda = torch.cuda
     if torch.version.hip:

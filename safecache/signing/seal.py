@@ -1,17 +1,17 @@
-"""The seal: a trailer that says what the bytes before it are, under a key.
+"""The seal: a trailer, authenticated with a key, that states what the bytes before it are.
 
     entry   = payload | body | tag | footer
     footer  = payload digest (32) | key id (8) | payload size (8) | body size (4) | algorithm | format | magic (8)
     body    = JSON: the entry's kind, its cache key, its namespace and the provenance of the build that wrote it
     tag     = HMAC-SHA256 (algorithm 1, 32 bytes) or Ed25519 (2, 64 bytes) over the domain, the footer and the body
 
-A trailer, because stock torch unpickles the entry as it is and a pickle ends at its STOP opcode. The tag covers the
-payload through its digest, so that verifying reads the payload once. Nothing but the fixed-size footer is interpreted
-before the tag is verified. The algorithm in the footer only says how long the tag is: the tag is checked as one of the
-key's own algorithm, and a footer that names another is refused. The same payload, kind, cache key, namespace and key
-always give the same bytes.
+It is a trailer because stock torch unpickles the entry as it is and a pickle ends at its STOP opcode. The tag covers
+the payload through its digest, so that verifying reads the payload once. Nothing but the fixed-size footer is
+interpreted before the tag is verified. The algorithm in the footer only says how long the tag is: the tag is verified
+with the key's own algorithm, and a footer that names another is refused. The same payload, statement and key always
+give the same bytes.
 
-This module deals in bytes only: it never unpickles and never touches a file.
+This module handles only bytes: it never unpickles and never touches a file.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _FOOTER = struct.Struct("<32s8sQIBB8s")
 
 
 class Footer(NamedTuple):
-    """The fixed-size end of a sealed entry: what can be said of it before its key is known."""
+    """The fixed-size end of a sealed entry, which can be read before its key is known; sizes in bytes."""
 
     digest: bytes
     key_id: bytes
@@ -60,7 +60,7 @@ class Footer(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """``reason`` is None for an entry whose seal holds; ``key_id`` and ``provenance`` are None where not known."""
+    """``reason``: why the seal is refused, None if it is valid; ``key_id`` and ``provenance``: None if unknown."""
 
     reason: Reason | None
     key_id: bytes | None = None
@@ -89,7 +89,7 @@ def trailer(
     provenance: Mapping[str, str],
     namespace: str = DEFAULT_NAMESPACE,
 ) -> bytes:
-    """The seal alone of a payload of this SHA-256 and ``size`` in bytes. Raises as attach() does."""
+    """The seal alone, for a payload with this SHA-256 ``digest`` and ``size`` in bytes. Raises as attach() does."""
     statement = {"kind": kind.value, "key": cache_key, "namespace": namespace, "provenance": dict(provenance)}
     body = json.dumps(statement, sort_keys=True, separators=(",", ":")).encode()
     footer = _FOOTER.pack(digest, key.id, size, len(body), key.algorithm.number, FORMAT, _MAGIC)
@@ -97,14 +97,14 @@ def trailer(
 
 
 def split(content: bytes) -> Footer | None:
-    """The footer of ``content``; None if it carries no seal. Says nothing about whether the seal holds."""
+    """The footer of ``content``; None if it carries no seal. The seal is not verified."""
     if len(content) < _FOOTER.size or not content.endswith(_MAGIC):
         return None
     return Footer._make(_FOOTER.unpack_from(content, len(content) - _FOOTER.size))
 
 
 def payload_of(content: bytes) -> bytes:
-    """``content`` without its seal, if it carries one whose sizes fit; it is not verified here."""
+    """``content`` without its seal, if it carries one whose sizes fit. The seal is not verified."""
     footer = split(content)
     return content if footer is None or not _fits(footer, len(content)) else content[: footer.payload_size]
 
@@ -117,7 +117,7 @@ def _fits(footer: Footer, size: int) -> bool:
 
 
 def _body_and_tag(footer: Footer, end: bytes, size: int) -> tuple[bytes, bytes] | None:
-    """None if not all of them are in the ``end`` of the content of this ``size``: no seal that we make is so long."""
+    """None if ``end``, of content of ``size`` bytes, does not hold both: no seal of ours is that long."""
     start = footer.payload_size - (size - len(end))
     body_end = start + footer.body_size
     return None if start < 0 else (end[start:body_end], end[body_end : -_FOOTER.size])
@@ -132,9 +132,9 @@ def verify(
 ) -> Verdict:
     """Check that ``content`` was sealed as this ``kind`` under this ``cache_key``, for this ``namespace``.
 
-    By a key that ``find_key`` has, that is allowed to and is, by the clock of this moment, neither revoked nor
-    expired; when the entry was sealed does not count, since whoever holds the key can state any time. Never raises
-    for any content.
+    The key must be one that ``find_key`` returns, be allowed for that namespace, and be neither revoked nor expired
+    now; the time of sealing does not count, since whoever holds the key can state any time. Never raises for any
+    content.
     """
     opened = _open(content, len(content), find_key)
     if isinstance(opened, Verdict):
@@ -153,9 +153,9 @@ def claims(
     cache_key: str,
     namespace: str = DEFAULT_NAMESPACE,
 ) -> Verdict:
-    """As verify(), from the ``end`` of content of this ``size``, whoever has sealed it, for a key that is not known.
+    """As verify(), from the ``end`` of content of ``size`` bytes, but without a key: the tag is not verified.
 
-    Enough to object to content, never to use it. ``digest_of``: the SHA-256 of so many bytes from its beginning.
+    Enough to refuse content, never to use it. ``digest_of(n)``: the SHA-256 of the first n bytes of the content.
     """
     footer = split(end)
     if footer is None:
@@ -176,9 +176,9 @@ def inspect(
     find_key: Callable[[bytes], Key | None],
     namespace: str = DEFAULT_NAMESPACE,
 ) -> Verdict:
-    """As verify(), from the ``end`` of the content of this ``size``: who sealed it, as what, and where it was built.
+    """As verify(), from the ``end`` of content of ``size`` bytes: who sealed it, as what, and what built it.
 
-    Whether the payload is the one that was sealed is not looked at, so that nothing may be used by this alone.
+    The payload is not compared with its digest, so that this alone is not enough to use anything.
     """
     opened = _open(end, size, find_key)
     if isinstance(opened, Verdict):
@@ -188,13 +188,13 @@ def inspect(
 
 
 def inspect_size(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict:
-    """Whether a key has sealed content of this ``size`` with this ``end``, as whatever: so much is worth reading."""
+    """Whether a known key sealed content of ``size`` bytes with this ``end``, as any kind: if not, read no more."""
     opened = _open(end, size, find_key)
     return opened if isinstance(opened, Verdict) else Verdict(None, opened[2].id)
 
 
 def _open(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Verdict | tuple[Footer, bytes, Key]:
-    """What is under a good tag at the end of content of this size, or what can be said against it."""
+    """The footer, the body and the key of a seal with a valid tag, or else the verdict against it."""
     footer = split(end)
     if footer is None:
         return Verdict(Reason.UNSEALED)
@@ -219,14 +219,14 @@ def _open(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Ver
 
 
 def _allowed(verdict: Verdict, namespace: str, key: Key) -> Verdict:
-    """The verdict, or that the statement is not the key's to make."""
+    """The verdict, or KEY_NOT_ALLOWED if the key may not seal for ``namespace``."""
     if verdict.reason is None and not key.allows(namespace):
         return verdict._replace(reason=Reason.KEY_NOT_ALLOWED)
     return verdict
 
 
 def _compare(body: bytes, kind: Kind, cache_key: str, namespace: str, key_id: bytes) -> Verdict:
-    """Whether the statement is about this kind, cache key and namespace."""
+    """Whether the statement matches this kind, cache key and namespace."""
     try:
         statement = json.loads(body)
         stated = statement["kind"], statement["key"], statement["namespace"]

@@ -26,14 +26,14 @@ __all__ = [
     "unattested",
 ]
 
-# What can be said against an entry that nobody we know has sealed, as opposed to one that is broken.
+# Why an entry is refused that no known key has sealed, as opposed to one that is broken.
 UNATTESTED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
 
 
 class Refusal(NamedTuple):
     """Why an entry is not used: evidence and remedy are clauses for a person.
 
-    ``found``: what was judged, where something else may lie by the time that it is moved away; see quarantine().
+    ``found``: what was judged, since the path may hold something else when it is quarantined; see quarantine().
     """
 
     reason: Reason
@@ -43,10 +43,10 @@ class Refusal(NamedTuple):
 
 
 def judge(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Refusal | None:
-    """None if ``content`` may be unpickled as this kind of entry under this cache key.
+    """None if ``content`` may be unpickled as this kind of entry under this cache key; if so, that is counted.
 
-    ``path`` is the file it was read from; None for bytes from a remote cache or an artifact, which have no owner and
-    so can be trusted by their seal alone.
+    ``path``: the file that it was read from; None for bytes from a remote cache or an artifact, which have no owner,
+    so that only their seal can be trusted.
     """
     found = examine(content, kind, cache_key, path)
     if isinstance(found, Refusal):
@@ -56,14 +56,14 @@ def judge(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Refus
 
 
 def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Count | Refusal:
-    """As judge(), counting nothing: Count.VERIFIED or Count.ACCEPTED_PRIVATE for what may be used."""
+    """As judge(), but without counting: Count.VERIFIED or Count.ACCEPTED_PRIVATE if it may be used."""
     keys = keyring.current()
     verdict = seal.verify(content, kind, cache_key, keys.find, config.current().namespace)
     if verdict.reason is None:
         return foreign(verdict, kind) or Count.VERIFIED
     if verdict.reason not in UNATTESTED:
         return Refusal(verdict.reason, evidence(verdict), _REMEDIES.get(verdict.reason, ""))
-    # Torch names every entry by the hash of its content, so a truncated or altered one shows even without a seal.
+    # Torch names every entry after the hash of its content, so truncation or alteration shows even without a seal.
     if path is not None and os.path.basename(path) != layout.entry_name(content):
         return Refusal(Reason.DAMAGED, "its name is not the hash of its content")
     if path is not None and config.current().trust == "private":
@@ -75,7 +75,7 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
 
 
 def contradiction(content: bytes, kind: Kind, cache_key: str) -> Refusal | None:
-    """What a seal, if there is one, says against its content, whoever made it: being private is no answer to that."""
+    """Why a seal in ``content``, by whatever key, contradicts it: that counts in a private cache too. None if not."""
     return contradiction_by_end(
         content, len(content), lambda size: hashlib.sha256(content[:size]).digest(), kind, cache_key
     )
@@ -84,7 +84,7 @@ def contradiction(content: bytes, kind: Kind, cache_key: str) -> Refusal | None:
 def contradiction_by_end(
     end: bytes, size: int, digest_of: Callable[[int], bytes], kind: Kind, cache_key: str
 ) -> Refusal | None:
-    """As contradiction(), of what is not in memory: see seal.claims()."""
+    """As contradiction(), for content that is not in memory: see seal.claims()."""
     verdict = seal.claims(end, size, digest_of, kind, cache_key, config.current().namespace)
     if verdict.reason is Reason.UNSEALED:
         return None
@@ -92,7 +92,7 @@ def contradiction_by_end(
 
 
 def foreign(verdict: seal.Verdict, kind: Kind) -> Refusal | None:
-    """What can be said against using here what was built there, by a verdict whose seal holds."""
+    """Why an entry with a valid seal may not run here, by the provenance in ``verdict``; None if it may."""
     found = provenance.mismatch(kind, verdict.provenance or {})
     return None if found is None else Refusal(*found)
 
@@ -118,13 +118,13 @@ _ABOUT_KEYS = (Reason.REVOKED_KEY, Reason.EXPIRED_KEY, Reason.KEY_NOT_ALLOWED)
 
 
 def evidence(verdict: seal.Verdict) -> str:
-    """What a verdict that is none of UNATTESTED means, as a clause for a person. Names the key if it is about one."""
+    """What a reason other than those of UNATTESTED means, as a clause for a person; names the key if about one."""
     text = _EVIDENCE[verdict.reason] if verdict.reason is not None else ""
     return f"{text}: {verdict.key_id.hex()}" if verdict.key_id and verdict.reason in _ABOUT_KEYS else text
 
 
 def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Refusal:
-    """What can be said against content by a verdict that is one of UNATTESTED."""
+    """The refusal for a verdict whose reason is one of UNATTESTED."""
     if verdict.key_id is None:
         evidence = "it carries no seal, as when stock torch wrote it, or its end is missing"
         return Refusal(Reason.UNSEALED, evidence, remedy)
