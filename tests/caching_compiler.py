@@ -31,7 +31,7 @@ def main(store: str, compiler: str, arguments: list[str]) -> int:
         os.execv(compiler, [compiler, *arguments])
     kept = os.path.join(store, key)
     with suppress(OSError):
-        _copy(kept, output)
+        _copy(kept, output, 0o777 if "-shared" in arguments else 0o666)
         if arguments[:2] == _HEADER:
             _note_header(store, key, output)
         return 0
@@ -57,7 +57,7 @@ def _identity(path: str) -> str:
     return f"{status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
 
-def _copy(kept: str, output: str) -> None:
+def _copy(kept: str, output: str, mode: int) -> None:
     """As the compiler would make it: with room for temporary files, as a new file, and with the modes of the umask."""
     with open(kept, "rb") as file, tempfile.TemporaryFile(dir=os.environ.get("TMPDIR")) as temporary:
         shutil.copyfileobj(file, temporary)
@@ -65,7 +65,7 @@ def _copy(kept: str, output: str) -> None:
         os.unlink(output)
     shutil.copyfile(kept, output)
     mask = os.umask(0o077)
-    os.chmod(output, (0o777 if os.stat(kept).st_mode & 0o100 else 0o666) & ~mask)
+    os.chmod(output, mode & ~mask)
 
 
 def _request(store: str, compiler: str, arguments: list[str]) -> tuple[str, str]:

@@ -30,10 +30,10 @@ def compile(tmp_path, monkeypatch):
     (tmp_path / "compiler").write_text(COMPILER)
     (tmp_path / "compiler").chmod(0o755)
 
-    def run(*arguments, status=0, output="a.so"):
+    def run(*arguments, status=0, output="a.so", what=("a.cpp", "-shared")):
         before = (tmp_path / "runs").stat().st_size
         tool = [sys.executable, "-S", str(TESTS / "caching_compiler.py"), "store", str(tmp_path / "compiler")]
-        done = subprocess.run([*tool, "a.cpp", "-shared", "-o", output, *arguments], check=False)
+        done = subprocess.run([*tool, *what, "-o", output, *arguments], check=False)
         assert done.returncode == status
         return (tmp_path / "runs").stat().st_size > before
 
@@ -93,3 +93,26 @@ def test_copy_is_a_new_file_with_the_modes_of_the_umask(compile, tmp_path):
         os.umask(before)
     made = (tmp_path / "a.so").stat()
     assert made.st_ino != (tmp_path / "old").stat().st_ino and stat.S_IMODE(made.st_mode) == 0o700
+
+
+def test_objects_are_compiled_once_too(compile, tmp_path):
+    assert compile(what=("a.cpp", "-c"), output="a.o") and not compile(what=("a.cpp", "-c"), output="b.o")
+    assert stat.S_IMODE((tmp_path / "b.o").stat().st_mode) & 0o111 == 0
+
+
+def test_precompiled_header_that_was_copied_is_as_good_as_the_first(compile, tmp_path):
+    header = ("-x", "c++-header", "header.h")
+    assert compile(what=header, output="draft") and not compile(what=header, output="other")
+    (tmp_path / "draft").rename(tmp_path / "header.h.gch")
+    assert compile()
+    (tmp_path / "other").rename(tmp_path / "header.h.gch")
+    assert not compile()
+
+
+@pytest.mark.parametrize("linked", [True, False])
+def test_headers_of_a_copy_of_torch_are_those_that_its_links_lead_to(compile, tmp_path, linked):
+    (tmp_path / "site" / "torch").mkdir(parents=True)
+    held = tmp_path / "site" / "torch" / "torch.h"
+    held.symlink_to("/usr/include/torch/torch.h") if linked else held.touch()
+    option = f"-I{tmp_path / 'site'}"
+    assert compile(option) and compile(option) is not linked
