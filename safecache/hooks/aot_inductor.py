@@ -1,4 +1,4 @@
-"""AOTInductor: packages that are made and loaded, graphs that name a library, and operators compiled for eager mode."""
+"""AOTInductor: packages it makes and loads, graphs that name a library, and operators compiled for eager mode."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """AotCodeCompiler.compile: attests the libraries that it has just made."""
+    """AotCodeCompiler.compile: attests the libraries it has just built, and reports it if others could have written."""
     made = wrapped(*args, **kwargs)
     for path in _paths(made):
         if path.endswith(".so"):
@@ -46,7 +46,7 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
 
 def _paths(files: Any) -> Iterator[str]:
-    """Those in what AOTInductor returns, or takes to package it: a path, lists of them and of weights, by model."""
+    """The paths in what AOTInductor returns or packages: a path, a list of paths and weights, or lists by model."""
     if isinstance(files, str):
         yield files
     elif isinstance(files, dict):
@@ -57,7 +57,7 @@ def _paths(files: Any) -> Iterator[str]:
 
 
 def package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """package_pt2: a package with libraries in it has the seal behind it."""
+    """package_pt2: a package that contains libraries gets a seal appended."""
 
     def write(f: Any, *, aoti_files: Any = None, **named: Any) -> Any:
         if aoti_files is None:
@@ -69,12 +69,12 @@ def package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
 
 def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """load_package and _load_aoti: what is loaded is verified; and what to do where it is unpacked to a noexec mount.
+    """load_package and _load_aoti: verifies the package, and explains a failure to load from a noexec mount.
 
-    Raises EntryRefusedError, in default mode too: there is no miss.
+    Raises EntryRefusedError, in default mode too, since there is nothing to recompile.
     """
     if not args and not kwargs:
-        return wrapped()  # which says what is missing
+        return wrapped()  # raises the error for the missing argument
     name, rest, named = _first(args, kwargs, "path", "file")
     with packages.admitted(name) as place:
         moves = provenance.torch_release() >= targets.PACKAGES_OBEY_TMPDIR_FROM
@@ -82,7 +82,10 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
 
 def load_pt2(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """load_pt2: unpickles constants before it loads a library. What has none is a model that a person names."""
+    """load_pt2, which unpickles constants before it loads a library: verifies the package, unless it holds no code.
+
+    Raises EntryRefusedError, in default mode too. A package without libraries is a model that the user names.
+    """
     if not args and not kwargs:
         return wrapped()
     name, rest, named = _first(args, kwargs, "f")
@@ -93,18 +96,21 @@ def load_pt2(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
 
 def _first(args: Any, kwargs: Any, *names: str) -> tuple[Any, Any, Any]:
-    """The first argument, that can be given by one of these ``names`` too, and the others."""
+    """The first argument, given by position or as one of these ``names``, and the remaining ones."""
     if args:
         return args[0], args[1:], kwargs
     name = next(name for name in names if name in kwargs)
     return kwargs[name], (), {other: value for other, value in kwargs.items() if other != name}
 
 
-# What is of safecache is imported in the functions: torch imports one of the targets when it is imported itself.
+# The functions below import safecache themselves: torch imports one of their targets while it is imported itself.
 
 
 def aot_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """aot_load: the library is verified; and what to do where the cache is mounted noexec."""
+    """aot_load: verifies the library, and explains a failure to load it from a noexec mount.
+
+    Raises EntryRefusedError, in default mode too.
+    """
 
     def load(so_path: str, device: str) -> Any:
         return _explained(wrapped, (_admitted(so_path), device))
@@ -113,10 +119,10 @@ def aot_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
 
 def load_compiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CompiledAOTI.__post_init__: likewise, for the one that it names, if it is going to load one."""
+    """CompiledAOTI.__post_init__: as aot_load(), for the libraries it names, if it is about to load them."""
     files = instance.filename
     if not getattr(sys.modules["torch._inductor.config"], "enable_autograd_for_aot", False):
-        return wrapped(*args, **kwargs)  # which loads nothing
+        return wrapped(*args, **kwargs)  # loads nothing
     named = [files] if isinstance(files, str) else files if isinstance(files, list) else []
     verified = [_admitted(file) if isinstance(file, str) and file.endswith(".so") else file for file in named]
     if verified == named:
@@ -141,12 +147,12 @@ def _explained(wrapped: Callable[..., Any], args: Any) -> Any:
 
 
 def eager_cache_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
-    """aoti_eager_cache_dir: where others can write, one of this process alone."""
+    """aoti_eager_cache_dir, or a directory of this process alone if others can write there."""
     return Path(sources.reachable(str(wrapped(*args, **kwargs))))
 
 
 def load_eager_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """load_aoti_eager_cache: C++ loads the libraries that it returns. One that is refused is compiled again."""
+    """load_aoti_eager_cache, whose results C++ loads: a refused library is compiled again."""
 
     def load(ns: str, op_func_name_with_overload: str, device_type: str) -> Any:
         if _has_backend(device_type):
@@ -166,7 +172,7 @@ def load_eager_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 
 def compile_eager(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """aoti_compile_with_persistent_cache: adds to the JSON file, if it is ours, and attests both."""
+    """aoti_compile_with_persistent_cache: adds to the JSON file if that is attested; attests it and the library."""
 
     def build(ns: str, op_func_name_with_overload: str, device_type: str, *rest: Any, **named: Any) -> str:
         if _has_backend(device_type):
@@ -174,7 +180,7 @@ def compile_eager(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         root, listing = _places(ns, op_func_name_with_overload, device_type)
         sources.settle_side_file(listing, root, Kind.SOURCE)
         library: str = wrapped(ns, op_func_name_with_overload, device_type, *rest, **named)
-        if library:  # empty for what cannot be compiled
+        if library:  # empty if the operator cannot be compiled
             gate.keep(library, root)
             gate.keep(listing, root, Kind.SOURCE)
         return library
@@ -183,7 +189,7 @@ def compile_eager(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def _said(call: Callable[[], Any]) -> Any:
-    """What ``call`` returns. An error of ours is logged too: C++ calls these, and drops what they raise."""
+    """What ``call`` returns. An error of ours is also logged: C++ calls these functions and drops what they raise."""
     try:
         return call()
     except SafecacheError as error:
@@ -192,13 +198,13 @@ def _said(call: Callable[[], Any]) -> Any:
 
 
 def _places(namespace: str, operator: str, device: str) -> tuple[str, str]:
-    """The directory of the operators, and the JSON file of this one."""
+    """The operators' directory, and this operator's JSON file."""
     root = str(_module().aoti_eager_cache_dir(namespace, device))
     return root, os.path.join(root, f"{operator}.json")
 
 
 def _has_backend(device: str) -> bool:
-    """Whether the device has a cache of its own, of which nothing is known here (torch 2.12)."""
+    """Whether the device has a cache of its own, whose layout is not known here (torch 2.12)."""
     return device in getattr(_module(), "_aoti_compile_backends", {})
 
 

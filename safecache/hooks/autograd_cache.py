@@ -1,4 +1,4 @@
-"""torch._functorch._aot_autograd: entries of AOTAutograd, looked up and saved, and what keeps it from being cached."""
+"""torch._functorch._aot_autograd: looking up and saving AOTAutograd entries, and why a graph is not cached."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """AOTAutogradCache.save: whatever goes wrong in it, also where torch is strict, the compile goes on."""
+    """AOTAutogradCache.save: the compile goes on whatever fails in it, even where torch is strict."""
 
     def save_entry(key: str, entry: Any, *rest: Any, **named: Any) -> None:
         with saving.attempt(Kind.AOT_ENTRY, key, entry):
@@ -38,9 +38,9 @@ def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
 
 def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """AOTAutogradCache._handle_save_error: our one warning in place of torch's, and of its strict error.
+    """AOTAutogradCache._handle_save_error: one warning of ours replaces torch's, and its error in strict mode.
 
-    A graph that torch itself does not want to cache stays what it is by default, a line at level INFO.
+    A graph that torch itself declines to cache still gets torch's log line at level INFO by default.
     """
 
     def handle(e: Exception, remote: bool, is_bypass: bool) -> None:
@@ -54,7 +54,7 @@ def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 
 
 def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, also where torch is strict."""
+    """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, even where torch is strict."""
     given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
     with events.reading(), torch_keys.lookup(given), searches.under_way(Kind.AOT_ENTRY, torch_keys.name) as search:
         installation.settle()
@@ -74,9 +74,9 @@ def _load(wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
 
 
 def _end(search: Search, result: Any, given: Any) -> None:
-    """Tell what torch has made of the lookup: it gives what it loaded, from 2.13 on together with its configuration.
+    """Record how the lookup ended. ``result``: what torch loaded, from 2.13 on together with its configuration.
 
-    In that is the key of what it will save, but for a bypass.
+    The configuration holds the cache key that torch will save under, unless it bypasses the cache.
     """
     loaded, configuration = result if isinstance(result, tuple) else (result, given)
     if loaded is not None:
@@ -92,7 +92,7 @@ def _end(search: Search, result: Any, given: Any) -> None:
 
 
 def autograd_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """autograd_cache_key: what it raises is why torch does not look the graph up."""
+    """autograd_cache_key: an exception from it is the reason why torch does not look the graph up."""
     try:
         result = wrapped(*args, **kwargs)
     except Exception as error:
@@ -103,7 +103,7 @@ def autograd_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kw
 
 
 def get_hash(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """AOTAutogradCachePickler.get_hash: of the whole key, at a miss, its parts are printed."""
+    """AOTAutogradCachePickler.get_hash: collects the parts of the cache key, which explain a miss."""
     torch_keys.collect(instance, args, kwargs)
     key: str = wrapped(*args, **kwargs)
     return key
@@ -125,7 +125,7 @@ def _autograd_cache() -> Any:
 
 
 def _graph_keys(entry: Any) -> list[str]:
-    """The FX cache keys that the entry refers to; none for a bundled entry, which holds its graphs."""
+    """The FX cache keys that the entry refers to; none for a bundled entry, which contains its graphs."""
     infos = [
         getattr(getattr(entry, part, None), "fx_graph_cache_info", None) for part in ("compiled_fw", "compiled_bw")
     ]
@@ -133,7 +133,7 @@ def _graph_keys(entry: Any) -> list[str]:
 
 
 def should_use_remote_autograd_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
-    """should_use_remote_autograd_cache, asked last before a lookup, of which there is none if neither cache is on."""
+    """should_use_remote_autograd_cache, torch's last question before a lookup, which it skips if no cache is on."""
     remote: bool = wrapped(*args, **kwargs)
     if not remote and not sys.modules["torch._functorch.aot_autograd"].should_use_local_autograd_cache():
         searches.bypass(Kind.AOT_ENTRY, graph_names.of_current, Reason.DISABLED, _what_disables_remote())

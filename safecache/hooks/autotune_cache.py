@@ -20,12 +20,12 @@ from safecache.tiers.directory_faults import Unreadable
 __all__ = ["get_local_cache", "load_cache", "read_best", "save", "update_local_cache"]
 
 _REMEDY = "The kernel is tuned again."
-# What torch raises for a result that is no result, wherever it comes from.
+# What torch raises for a malformed result, wherever it comes from.
 _MALFORMED = (AssertionError, AttributeError, KeyError, TypeError, ValueError)
 
 
 class _Results:
-    """The local cache of results for one call: what is put there is attested, what comes from there is judged."""
+    """The local cache of results for one call: attests what is put into it, and checks what is read from it."""
 
     def __init__(self, cache: Any) -> None:
         self._cache = cache
@@ -46,7 +46,7 @@ class _Results:
         return self._read(key, root)
 
     def _read(self, key: str, root: str) -> Any:
-        # What is no file would be waited for.
+        # Torch would wait for anything but a regular file.
         if os.path.lexists(key) and loading.read(Kind.AUTOTUNING, key) is None:
             return None
         self.found = True
@@ -87,15 +87,15 @@ def _judged(instance: Any) -> Iterator[_Results]:
 
 
 def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """AutotuneCache.save: what was tuned here is attested."""
+    """AutotuneCache.save: attests the result of this process's tuning."""
     with _judged(instance):
         return wrapped(*args, **kwargs)
 
 
 def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """AutotuneCache.read_best: a result that nothing attests can only choose among Inductor's own candidates.
+    """AutotuneCache.read_best: an unattested result can only choose among Inductor's own candidates.
 
-    Torch would make any configuration that it names; and a block that is too small computes something else.
+    Torch would accept any configuration that it names, and a block that is too small computes something else.
     """
 
     def read(inductor_meta: Any, configs: list[Any]) -> Any:
@@ -124,7 +124,7 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 def _is_candidate(best: Any, configs: list[Any]) -> bool:
     options = getattr(best, "extra_options", None)
     if options:
-        best.extra_options = None  # a candidate stays as it was
+        best.extra_options = None  # leaves the candidate as it was
     return not options and any(best is config for config in configs)
 
 
@@ -138,7 +138,7 @@ def _root() -> str:
 
 
 class _SafeNames:
-    """The remote cache of bundles, without what torch would write outside of its cache directory."""
+    """The remote cache of bundles, without results that torch would write outside its cache directory."""
 
     def __init__(self, remote: Any) -> None:
         self._remote = remote
@@ -156,7 +156,7 @@ def _accept(name: str) -> bool:
 
 
 def load_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_AutotuneCacheBundlerImpl._load_cache: names of results become paths there, absolute ones included."""
+    """_AutotuneCacheBundlerImpl._load_cache, which makes paths of results' names: unsafe names are dropped."""
     remote = instance._cache
     instance._cache = _SafeNames(remote)
     try:
@@ -171,9 +171,9 @@ _WRITE_REMEDY = "Make room there, or let TORCHINDUCTOR_CACHE_DIR name a director
 
 
 def get_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CacheBase.get_local_cache: one that cannot be read, or holds something else, is empty."""
+    """CacheBase.get_local_cache: empty if the file cannot be read, or holds anything but measurements."""
     path = str(instance.get_local_cache_path())
-    # What is no file would be waited for, or be passed over without a word.
+    # Torch would wait for anything but a regular file, or ignore it silently.
     if os.path.lexists(path) and loading.read(Kind.AUTOTUNING, path) is None:
         return {}
     try:
@@ -189,14 +189,14 @@ def get_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
 
 def _is_measured(value: Any) -> bool:
-    """By name of an operation and so on, or by a key."""
+    """Whether it is a measurement, or measurements nested by operation and so on, or by cache key."""
     if isinstance(value, dict):
         return all(map(_is_measured, value.values()))
     return value is None or isinstance(value, (int, float))
 
 
 def update_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """CacheBase.update_local_cache: what cannot be written is measured again."""
+    """CacheBase.update_local_cache: a failure to write is reported, and the results are measured again next time."""
     try:
         wrapped(*args, **kwargs)
     except OSError as error:

@@ -1,4 +1,4 @@
-"""torch._inductor.codecache and compile_fx: entries of FX graphs, and libraries that are loaded by name."""
+"""torch._inductor.codecache and compile_fx: entries of FX graphs, and libraries loaded by name."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def iterate_over_candidates(
 
 
 def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """FxGraphCache.load_with_key: where torch counts a hit or a miss, in a compile or for an AOTAutograd entry."""
+    """FxGraphCache.load_with_key, where torch counts a hit or a miss, in a compile or for an AOTAutograd entry."""
 
     def load(
         key: str,
@@ -72,7 +72,7 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             if graph is not None:
                 search.hit()
                 return result
-            # With guards of its own it is part of an AOTAutograd entry, which is then compiled as a whole.
+            # A graph with guards of its own is part of an AOTAutograd entry, which is then compiled as a whole.
             if evaluate_guards is None:
                 torch_keys.missed_graph(key, debug_lines, is_backward=is_backward)
             if search.is_taken and info.get("cache_status_detailed") == "guard_miss":
@@ -85,7 +85,7 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def prepare_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """FxGraphCache.prepare_key: no key is a bypass, with torch's reason."""
+    """FxGraphCache.prepare_key: records a bypass, with torch's reason, if the graph has no cache key."""
 
     def prepare(gm: Any, example_inputs: Any, fx_kwargs: Any, *rest: Any, **named: Any) -> Any:
         result = wrapped(*args, **kwargs)
@@ -99,7 +99,7 @@ def prepare_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def save_graph(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """FxGraphCache._save_graph: whatever goes wrong in it, the compile goes on."""
+    """FxGraphCache._save_graph: the compile goes on whatever fails in it."""
 
     def save(key: str, compiled_graph: Any, *rest: Any, **named: Any) -> None:
         with saving.attempt(Kind.FX_ENTRY, key, compiled_graph):
@@ -119,7 +119,10 @@ def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, 
 
 
 def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CppCodeCache._load_library: loads what was verified; says what to do where the cache is mounted noexec."""
+    """CppCodeCache._load_library: verifies the library, and explains a failure to load it from a noexec mount.
+
+    Raises EntryRefusedError, in default mode too.
+    """
 
     def load(path: str, key: str) -> Any:
         return loads.explain_load(wrapped, (_admit(path), key), {}, "TORCHINDUCTOR_CACHE_DIR")
@@ -128,7 +131,7 @@ def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
 
 def load_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """DLLWrapper.__init__, of the kernels of CUTLASS and Composable Kernel: likewise."""
+    """DLLWrapper.__init__, for CUTLASS and Composable Kernel: as load_library(), for a library in the cache."""
 
     def load(lib_path: str) -> None:
         of_cache = lib_path.startswith(os.path.join(_root(), ""))
@@ -145,7 +148,7 @@ def _admit(path: str) -> str:
 
 
 def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CUTLASSCodeCache.compile and ROCmCodeCache.compile: build unless there is a file; one nothing attests goes."""
+    """CUTLASSCodeCache.compile and ROCmCodeCache.compile: an unattested file is quarantined and built again."""
 
     def build(source_code: str, dst_file_ext: str, *rest: Any, **named: Any) -> Any:
         _, source = instance.write(source_code, dst_file_ext)
@@ -177,7 +180,7 @@ def _root() -> str:
 
 
 def _kind_of(cache: type) -> Kind | None:
-    # By name: AOTAutogradCache lives in a module that need not be imported yet.
+    # By name: AOTAutogradCache is in a module that may not be imported yet.
     names = {base.__name__ for base in cache.__mro__}
     if "FxGraphCache" in names:
         return Kind.FX_ENTRY
@@ -200,7 +203,7 @@ _ENTRY_TYPES: dict[Kind, Callable[[Any], bool]] = {Kind.FX_ENTRY: _is_fx_entry, 
 
 
 def fx_codegen_and_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """fx_codegen_and_compile, which every graph comes to that was not found."""
+    """fx_codegen_and_compile, which every graph that was not found comes to: records what disables the cache, if so."""
     setting = _what_disables()
     if setting:
         name = partial(torch_keys.name_of_graph, is_backward=bool(kwargs.get("is_backward")))
@@ -209,7 +212,7 @@ def fx_codegen_and_compile(wrapped: Callable[..., Any], instance: Any, args: Any
 
 
 def _what_disables() -> str:
-    """The setting; "" for a graph that was looked up, or is kept in an AOTAutograd entry or AOTInductor's package."""
+    """The setting; "" for a graph that was looked up, or is kept in an AOTAutograd entry or an AOTInductor package."""
     config = sys.modules["torch._inductor.config"]
     bundled = sys.modules["torch._functorch.config"].bundled_autograd_cache
     if sys.modules["torch._inductor.virtualized"].V.aot_compilation:

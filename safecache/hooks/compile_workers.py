@@ -1,4 +1,4 @@
-"""Inductor's compile workers: how they are started, and what comes back from them."""
+"""Inductor's compile workers: how they are started, and what they receive and return."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["WorkerPickler", "init_pool"]
 
 
 def init_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """SubprocPool.__init__: names our pickler, unless the caller has one of its own or the side process lacks us."""
+    """SubprocPool.__init__: uses our pickler, unless the caller passes one or the side process cannot import us."""
 
     def initialise(nprocs: int, pickler: Any = None, *rest: Any, **named: Any) -> None:
         if pickler is None and _importable_there():
@@ -29,7 +29,7 @@ def init_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 
 def _importable_there() -> bool:
-    # A side process that fails to import its pickler dies, and torch <= 2.13 then waits for it for ever. Torch hands
+    # A side process that fails to import its pickler dies, and torch <= 2.13 then waits for it forever. Torch passes
     # it our sys.path (python_subprocess_env), unless this variable replaces that.
     return (
         "TORCH_CUSTOM_PYTHONPATH" not in config.child_environment()
@@ -38,17 +38,17 @@ def _importable_there() -> bool:
 
 
 class WorkerPickler(SubprocPickler):  # type: ignore[misc]
-    """Pickles jobs as torch's own does, with what the worker attests its builds by where no key can be had."""
+    """Pickles jobs as torch's does, with a secret by which a worker attests its builds if there is no signing key."""
 
     def dumps(self, obj: object) -> bytes:
-        """A job, or in a worker its result."""
+        """The bytes of a job or, in a worker, of its result."""
         is_job = not config.is_one() and keyring.current().signing is None
         pickled: bytes = super().dumps(_Job(obj, keyring.hand_down()) if is_job else obj)
         return pickled
 
 
 class _Job:
-    """A job and the secret; unpickled, the job alone."""
+    """A job and the secret; it unpickles to the job alone."""
 
     def __init__(self, job: object, secret: bytes) -> None:
         self._parts = secret, job
@@ -62,7 +62,7 @@ def _received(secret: bytes, job: object) -> object:
     return job
 
 
-# Not where the pool is made: that process imports this too.
+# Not in the process that makes the pool, which imports this module too.
 if config.is_one():
     # Where torch's source is patched, a hook there may have loaded the package before, which activates nothing.
     if config.current().enabled:

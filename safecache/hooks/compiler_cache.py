@@ -1,4 +1,4 @@
-"""torch.compiler: mega-caches, compiled functions that are loaded, and the files of the bisector."""
+"""torch.compiler: mega-caches, loading of compiled functions, and the bisector's files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["deserialize", "load_compiled_function", "populate_caches", "read_bis
 
 
 def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CacheArtifactManager.deserialize: one that claims to hold what it does not is None, as one that is damaged."""
+    """CacheArtifactManager.deserialize: None for a mega-cache whose content is not what it claims, or is damaged."""
     from safecache.entries import mega_caches
 
     def parse(serialized_artifacts: bytes) -> Any:
@@ -26,7 +26,7 @@ def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def populate_caches(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CacheArtifactManager.populate_caches: what fails verification is left out, and is not in the result."""
+    """CacheArtifactManager.populate_caches: artifacts that fail verification are left out, of the result too."""
     from safecache.entries import mega_caches
 
     def populate(artifacts: dict[str, list[Any]]) -> Any:
@@ -37,7 +37,7 @@ def populate_caches(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
 
 def load_compiled_function(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """load_compiled_function: AOTCompiledFunction.deserialize does the verifying."""
+    """load_compiled_function: notes the file's name for AOTCompiledFunction.deserialize, which verifies it."""
 
     from safecache.entries import artifacts
 
@@ -49,10 +49,10 @@ def load_compiled_function(wrapped: Callable[..., Any], instance: Any, args: Any
 
 
 def read_bisection(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CompilerBisector.read_lines_from_file: what no bisection that we know of has written is no state of one."""
+    """CompilerBisector.read_lines_from_file: an unattested file is quarantined, and read as empty."""
 
     def read(file_path: str) -> Any:
-        if not os.path.lexists(file_path):  # as good as always
+        if not os.path.lexists(file_path):  # nearly always
             return []
         place = sources.admit_side_file(file_path, instance.get_dir(), Kind.SOURCE)
         return [] if place is None else wrapped(place)
@@ -61,7 +61,7 @@ def read_bisection(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
 
 
 def write_bisection(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """CompilerBisector.write_lines_to_file: attested before it is there, for other processes of the bisection."""
+    """CompilerBisector.write_lines_to_file: attests the file before it exists, for the bisection's other processes."""
 
     def write(file_path: str, lines: list[str], **how: Any) -> None:
         before = instance.read_lines_from_file(file_path) if how.get("append") else []

@@ -1,4 +1,4 @@
-"""C++: the compiler that is looked for and run, precompiled headers, libraries, and the probe of the CPU."""
+"""C++: finding and running the compiler, precompiled headers, libraries, and the probe of the CPU."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ __all__ = [
     "run_compile_cmd",
 ]
 
-# Seconds for which headers are not precompiled after that has failed: it may mean to wait for a lock.
+# Seconds for which no header is precompiled after a failure, since another attempt may wait for a lock.
 _PATIENCE = 600.0
 _REMEDY = "Kernels are built without precompiled headers for now, which takes some seconds more for each."
 _without_until = 0.0
 
 
 def load_async(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
-    """CppCodeCache.load_async: what it writes, builds and loads, once more where another directory is needed."""
+    """CppCodeCache.load_async: writes, builds and loads again in the fallback directory if the cache is unusable."""
 
     def start() -> Callable[[], Any]:
         with lock_guards.guarding(_spare):
@@ -64,13 +64,13 @@ def load_async(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 def _spare(lock: lock_guards.Lock) -> None:
-    """Torch looks under the lock whether a library is there, and has it built under the same one if not."""
+    """Torch looks for a library under this lock and, if there is none, has it built under the same lock."""
     if lock_guards.source_of(lock) is None:
         lock.take()
 
 
 def _as_fault(error: Exception) -> Exception:
-    """In default mode, a library that was exchanged since it was verified is a fault of the directory it lies in."""
+    """In default mode, a library that was replaced since it was verified is a fault of its directory."""
     if not isinstance(error, EntryRefusedError) or config.current().strict:
         return error
     return directory_faults.Immovable(errno.EPERM, str(error), config.cache_directory())
@@ -79,14 +79,17 @@ def _as_fault(error: Exception) -> Exception:
 def _forget(cache: Any, load: Callable[[], Any]) -> None:
     for key in [key for key, known in cache.cache.items() if known is load]:
         del cache.cache[key]
-        # A module that could not be executed, which torch would take for one that was.
+        # A module that failed to execute, but that torch would take for a loaded one.
         sys.modules.pop(f"{key}.{getattr(cache, 'entry_function', '')}", None)
 
 
 def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
-    """_precompile_header: None, and kernels are built without, where there is no place for some 150 MB or no lock."""
+    """_precompile_header: None if there is no room for some 150 MB, no lock, or no signing key.
+
+    Kernels are then built without a precompiled header: after a failure, for _PATIENCE seconds.
+    """
     global _without_until
-    # Without a key nobody could tell the next process that it is the one that was made.
+    # Without a signing key the next process could not verify the header.
     if time.monotonic() < _without_until or keyring.current().signing is None:
         return None
     try:
@@ -121,14 +124,14 @@ _installed: set[str] = set()
 
 
 def cpp_compiler_search(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """cpp_compiler_search: every error it has of its own is that there is no compiler."""
+    """cpp_compiler_search: all errors of its own mean that there is no compiler, and are explained so."""
     return loads.explain_build(wrapped, args, kwargs, _PURPOSE, language="C++")
 
 
 def install_gcc_via_conda(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """install_gcc_via_conda: a compiler that lies in the cache is not run, unless it was just installed there.
+    """install_gcc_via_conda: a compiler in the cache is only run if this process has just installed it there.
 
-    It is thousands of files, which nobody can attest. Raises FileNotFoundError: torch takes the next compiler then.
+    It is thousands of files, which nothing attests. Raises FileNotFoundError; torch then tries the next compiler.
     """
     prefix = os.path.join(sys.modules["torch._inductor.cpp_builder"].cache_dir(), "gcc")
     objection = _objection(prefix)
@@ -152,7 +155,7 @@ def _objection(prefix: str) -> str | None:
 
 
 def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """run_compile_cmd: says what to install where Python's headers are missing; goes on where TMPDIR is full."""
+    """run_compile_cmd: says what to install if Python's headers are missing; tries another TMPDIR if it is unusable."""
 
     def run(cmd_line: str, *rest: Any, **named: Any) -> Any:
         try:
@@ -167,14 +170,14 @@ def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
 
 def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
-    """VecISA.check_build: verifies its library; says so when the cache's mount makes it answer no, and kernels slow."""
+    """VecISA.check_build: verifies its library; reports a noexec mount that makes it answer no, and so kernels slow."""
 
     def check() -> bool:
         with library_builds.guarding(), lock_guards.guarding(_take_unless_attested):
             usable: bool = wrapped(*args, **kwargs)
         return usable
 
-    # Torch catches whatever is raised in there, and takes it that the CPU has no such instructions.
+    # Torch catches whatever is raised in there, and concludes that the CPU has no such instructions.
     with events.reading():
         installation.settle()
         library_builds.failure()
@@ -201,14 +204,17 @@ def _take_unless_attested(lock: lock_guards.Lock) -> None:
 
 
 def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """VecISA._probe_load: loads what was verified, in a process of its own, from where code is allowed to be."""
+    """VecISA._probe_load: loads the verified library, in a process of its own, from where code may be loaded.
+
+    Raises EntryRefusedError, in default mode too.
+    """
 
     def probe(output_path: str) -> Any:
         root = sys.modules["torch._inductor.codecache"].cache_dir()
         verified, content = gate.admit_code(output_path, root)
         loaded = wrapped(exec_directory.place(output_path, content) if config.current().exec_dir else verified)
         if loaded:
-            # Torch puts an empty file there, from 2.14 on, and loads nothing where it finds one.
+            # From 2.14 on torch puts an empty file there, and does not load the library again if it finds one.
             marker = output_path + library_builds.LOADED
             gate.keep(marker, root, content=b"")
             record = gate.record_of(marker, b"", Kind.NATIVE_CODE, {}, root)

@@ -1,4 +1,4 @@
-"""torch.utils.cpp_extension: extensions that are compiled when they are used."""
+"""torch.utils.cpp_extension: extensions compiled on use."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from safecache.tiers.directory_faults import Immovable
 
 __all__ = ["build_library", "import_module_from_library", "jit_compile", "run_ninja_build"]
 
-# Where this process has built, or found out that nothing was to be built; and in which directory instead.
+# By build directory, where this process has built the extension, or found it attested.
 _verified: dict[str, str] = {}
 
 
 class _Thread(threading.local):
-    # Of the build directory, once torch has asked for it.
+    # The build directory's lock, once torch has asked for it.
     lock: Lock | None = None
-    # Whether a build.ninja is wanted, and nothing is to be built.
+    # Whether only a build.ninja is wanted, and no build.
     plans = False
 
 
@@ -40,12 +40,12 @@ _thread = _Thread()
 
 
 def jit_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_jit_compile: what is attested needs no lock, which anybody can hold who can write there."""
+    """_jit_compile: takes no lock for an attested build, since anyone who can write there could hold it."""
 
     def guard(lock: Lock) -> None:
         if _thread.lock is None and os.path.basename(lock.path) == "lock":
             _thread.lock = lock
-            # On ROCm sources are translated there first.
+            # On ROCm, sources are translated there first.
             if sys.modules["torch"].version.hip is None:
                 return
         lock.take()
@@ -59,9 +59,10 @@ def jit_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_write_ninja_file_and_build_library: ninja builds what is missing, and so what nothing attests.
+    """_write_ninja_file_and_build_library: unattested files are quarantined, so that ninja builds them again.
 
-    Not for a setup.py, whose files are no cache. What is all attested is not built, whatever its times are.
+    Nothing is built if all is attested, whatever the file times are. Not for a setup.py, whose files are no cache.
+    Raises EntryRefusedError for a refused file in strict mode, and for a standalone one that cannot be quarantined.
     """
 
     def build(*, name: str, build_directory: str, is_standalone: bool = False, **named: Any) -> None:
@@ -79,7 +80,7 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         try:
             planned.settle()
         except Immovable as error:
-            if is_standalone:  # torch tells where it lies
+            if is_standalone:  # torch reports its path
                 raise EntryRefusedError(f"safecache: {error.filename}: {error.evidence}.") from error
             _verified[build_directory] = _build_privately(name, build_directory, text, run, error)
             return
@@ -90,11 +91,11 @@ def build_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def _plan(run: Callable[..., None], named: dict[str, Any]) -> str:
-    """The build.ninja that torch would write now: nothing in it depends on the directory."""
+    """The build.ninja that torch would write now; it does not depend on the directory."""
     directory = tempfile.mkdtemp(dir=private_directory.of_process())
     try:
         with _planning():
-            # Torch appends to the list that it is given.
+            # A copy, since torch appends to it.
             run(directory, extra_ldflags=list(named.get("extra_ldflags") or ()), verbose=False)
         with open(os.path.join(directory, "build.ninja"), errors="surrogateescape") as file:
             return file.read()
@@ -112,7 +113,7 @@ def _planning() -> Iterator[None]:
 
 
 def _build_privately(name: str, directory: str, text: str, run: Callable[..., None], error: Immovable) -> str:
-    """Build where nothing is in the way, until this process ends; returns that directory."""
+    """Build in a private directory that lasts as long as this process; returns it."""
     private = os.path.join(tempfile.mkdtemp(dir=private_directory.of_process()), name)
     planned = Build(name, private, text)
     planned.settle()
@@ -126,7 +127,10 @@ def _build_privately(name: str, directory: str, text: str, run: Callable[..., No
 
 
 def import_module_from_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_import_module_from_library: loads what was verified; says what to do where its directory is mounted noexec."""
+    """_import_module_from_library: verifies the library, and explains a failure to load it from a noexec mount.
+
+    Raises EntryRefusedError, in default mode too.
+    """
 
     def load(module_name: str, path: str, *rest: Any, **named: Any) -> Any:
         extension = sys.modules["torch.utils.cpp_extension"].LIB_EXT
@@ -146,7 +150,7 @@ def _admit(directory: str, name: str) -> str:
 
 
 def run_ninja_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_run_ninja_build: says what to install where there is no compiler, or no Python.h."""
+    """_run_ninja_build: says what to install if there is no compiler, or no Python.h."""
     if _thread.plans:
         return None
     return loads.explain_build(wrapped, args, kwargs, "the extension is compiled with it", language="C++")

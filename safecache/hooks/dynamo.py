@@ -1,4 +1,4 @@
-"""torch._dynamo: AOT-compiled functions and models, precompiled artifacts, packages, and profiles."""
+"""torch._dynamo: AOT-compiled functions and models, precompiled artifacts, packages and profiles."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ __all__ = [
 
 
 def serialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """AOTCompiledFunction.serialize: where the bytes are made, whoever writes them."""
+    """AOTCompiledFunction.serialize: seals the bytes, whoever writes them to a file."""
     result = wrapped(*args, **kwargs)
     return dataclasses.replace(result, serialized_data=saving.sealed(result.serialized_data, Kind.AOT_FUNCTION))
 
 
 def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """AOTCompiledFunction.deserialize. Raises EntryRefusedError, in default mode too: vLLM compiles again then."""
+    """AOTCompiledFunction.deserialize. Raises EntryRefusedError, in default mode too; vLLM then compiles again."""
 
     def load(data: bytes, *rest: Any, **named: Any) -> Any:
         return _loaded(Kind.AOT_FUNCTION, data, _name, lambda: wrapped(data, *rest, **named))
@@ -73,7 +73,7 @@ def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[],
 
 
 def serialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
-    """AOTCompiledModel.serialize."""
+    """AOTCompiledModel.serialize: seals the bytes."""
     return saving.sealed(wrapped(*args, **kwargs), Kind.AOT_MODEL)
 
 
@@ -88,27 +88,27 @@ def deserialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 
 
 class _GraphPickle(SealingPickle):
-    """The pickle module, but that every graph is sealed, and verified before it is unpickled."""
+    """The pickle module, except that every graph is sealed, and verified before it is unpickled."""
 
     def dumps(self, obj: object, *args: Any, **kwargs: Any) -> bytes:
-        """As pickle.dumps, with a seal."""
+        """As pickle.dumps, with a seal appended while enabled."""
         content = super().dumps(obj, *args, **kwargs)
         return saving.sealed(content, Kind.AOT_GRAPH) if self._self_enabled() else content
 
     def loads(self, data: bytes, *args: Any, **kwargs: Any) -> Any:
-        """As pickle.loads. Raises EntryRefusedError, in default mode too, for a graph that is refused."""
+        """As pickle.loads. Raises EntryRefusedError, in default mode too, for a refused graph."""
         if self._self_enabled():
             artifacts.require(Kind.AOT_GRAPH, data)
         return self.__wrapped__.loads(data, *args, **kwargs)
 
 
 def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
-    """A stand-in for the module ``pickle``, all of whose uses there are about whole graphs."""
+    """A proxy of the module ``pickle`` for code that pickles whole graphs only."""
     return _GraphPickle(module, enabled)
 
 
 def to_cache_bytes(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
-    """PrecompiledModule.to_cache_bytes: where the bytes are made, whoever writes them (2.14)."""
+    """PrecompiledModule.to_cache_bytes (2.14): seals the bytes, whoever writes them to a file."""
 
     def make(python_code: str | None = None) -> bytes:
         source = instance.to_python_code() if python_code is None else python_code
@@ -118,7 +118,7 @@ def to_cache_bytes(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
 
 
 def load_precompiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_PrecompileApi.load, of bytes (2.14). Raises EntryRefusedError, in default mode too: there is no miss."""
+    """_PrecompileApi.load, of bytes (2.14). Raises EntryRefusedError, in default mode too: nothing can be compiled."""
 
     def execute(python_code: str, cache: bytes) -> Any:
         _require(python_code, cache, "given to torch.compiler.precompile.load")
@@ -128,7 +128,7 @@ def load_precompiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 
 def write_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """_write_artifact: both files, of which one has the seal of both."""
+    """_write_artifact: writes both files; a seal in the second covers both."""
 
     def write(artifact_path: Any, cache_path: Any, python_code: str, cache: bytes) -> None:
         wrapped(artifact_path, cache_path, python_code, _sealed(python_code, cache))
@@ -137,7 +137,7 @@ def write_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
 
 
 def read_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_read_artifact: what it returns is executed. Raises EntryRefusedError, in default mode too."""
+    """_read_artifact: verifies both files, since torch executes them. Raises EntryRefusedError, in default mode too."""
 
     def read(artifact_path: Any, cache_path: Any) -> tuple[str, bytes]:
         python_code, cache = wrapped(artifact_path, cache_path)
@@ -148,7 +148,7 @@ def read_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def _sealed(source: str, cache: bytes) -> bytes:
-    from safecache.entries import saving  # not before: torch imports the target when it is imported itself
+    from safecache.entries import saving  # not at the top: torch imports the target while it is imported itself
     from safecache.reporting.kinds import Kind
 
     return saving.sealed(cache, Kind.PRECOMPILED, _digest(source))
@@ -166,12 +166,12 @@ def _digest(source: str) -> str:
     return hashlib.sha256(source.encode()).hexdigest()
 
 
-# What the seal calls the digest of the function that the entry is of.
+# The seal's field for the digest of the entry's function.
 _FUNCTION = "function"
 
 
 def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """DiskDynamoStore.write: sealed for its path's last part, which is all that DiskDynamoCache looks up by."""
+    """DiskDynamoStore.write: sealed under the last part of its path, which is all that DiskDynamoCache looks up by."""
 
     def save(cache_entry: Any, path: str) -> None:
         if saving.can_seal(Kind.DYNAMO_PACKAGE):
@@ -185,7 +185,7 @@ def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def read_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """DiskDynamoStore.read. Raises EntryRefusedError, in default mode too, for an entry that is refused."""
+    """DiskDynamoStore.read. Raises EntryRefusedError, in default mode too, for a refused entry."""
 
     def load(path: str) -> Any:
         with events.reading():
@@ -201,7 +201,7 @@ def read_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
 
 def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """DiskDynamoCache.load: an entry that is refused is a miss, and so is one of another function."""
+    """DiskDynamoCache.load: a refused entry is a miss, and so is one of another function."""
 
     def find(fn: Callable[..., Any]) -> Any:
         key = sys.modules["torch._dynamo.package"].CompilePackage.source_id_from_fn(fn)
@@ -217,7 +217,7 @@ def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
 
 def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
-    """Whether the entry is of this very function: torch's key is its name and its first line, in whatever file."""
+    """Whether the entry is of this very function: torch's key is only its name and first line, whatever the file."""
     innermost = sys.modules["torch._dynamo.eval_frame"].innermost_fn(fn)
     here = extension_builds.digest(innermost.__code__, innermost.__module__)
     there = artifacts.stated(Kind.DYNAMO_PACKAGE, _package_key(key), content).get(_FUNCTION)
@@ -237,7 +237,7 @@ def _package_file(store: Any, path: str) -> str:
 
 
 def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """get_local_code_state: a profile that is refused is a miss."""
+    """get_local_code_state: a refused profile is a miss."""
 
     def get(cache_key: str) -> Any:
         path = _pgo().code_state_path(cache_key)
@@ -255,7 +255,7 @@ def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
 
 
 def lookup_remote_cache_entry(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """lookup_remote_cache_entry: likewise."""
+    """lookup_remote_cache_entry: a refused profile is a miss."""
 
     def lookup(remote_cache: Any, *rest: Any, **named: Any) -> Any:
         with events.reading():
@@ -265,7 +265,7 @@ def lookup_remote_cache_entry(wrapped: Callable[..., Any], instance: Any, args: 
 
 
 def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """put_local_code_state."""
+    """put_local_code_state: sealed, and copied to the shared level if there is one."""
 
     def put(cache_key: str) -> None:
         wrapped(cache_key)
@@ -277,7 +277,7 @@ def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
 
 
 def put_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """put_remote_code_state, and put_local_code_state."""
+    """put_remote_code_state and put_local_code_state: sealed; not written if there is no key to seal it."""
 
     def put(cache_key: str, *rest: Any, **named: Any) -> None:
         if saving.can_seal(Kind.PGO_STATE):

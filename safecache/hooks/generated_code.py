@@ -1,4 +1,4 @@
-"""What Inductor generates: sources, written and read again to be executed, and the libraries built of them."""
+"""What Inductor generates: sources, written and read back to be executed, and the libraries built from them."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ __all__ = [
 
 
 def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """codecache.write: a file that is there already holds what would have been written, or is replaced."""
+    """codecache.write: an existing file is replaced unless it holds what would have been written."""
 
     def write_source(content: str | bytes, *rest: Any, **named: Any) -> Any:
         if "specified_dir" in named:
             named["specified_dir"] = generated.header_directory(named["specified_dir"])
         return generated.put(lambda: wrapped(content, *rest, **named), content)
 
-    if kwargs.get("specified_dir"):  # that of the precompiled headers: precompile_header looks after it
+    if kwargs.get("specified_dir"):  # of the precompiled headers: precompile_header handles its failures
         return write_source(*args, **kwargs)
     return fallback.attempt(lambda: write_source(*args, **kwargs))
 
@@ -43,18 +43,18 @@ def write_atomic(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
             path = os.fspath(path_)
             generated.write_file(path, content, encode_utf_8=encode_utf_8, make_directories=make_dirs)
         else:
-            wrapped(path_, content, make_dirs, encode_utf_8)  # which says that it cannot be written
+            wrapped(path_, content, make_dirs, encode_utf_8)  # raises torch's error for such content
 
     write_file(*args, **kwargs)
 
 
 def write_to_disk(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """CompiledFxGraph.write_to_disk: as write(), with the source in the entry."""
+    """CompiledFxGraph.write_to_disk: as write(), of the source in the entry."""
     return fallback.attempt(lambda: generated.put_again(lambda: wrapped(*args, **kwargs), instance.source_code))
 
 
 def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """CompiledFxGraph.__init__: its entry will hold the source that was generated."""
+    """CompiledFxGraph.__init__: its entry gets the source that was generated, whatever the file holds by now."""
 
     def initialise(current_callable: Any, graph: Any, *rest: Any, **named: Any) -> None:
         generated.initialise(graph, instance, lambda: wrapped(current_callable, graph, *rest, **named))
@@ -63,7 +63,7 @@ def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
 
 def reload_python_module(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_reload_python_module: executes what was verified."""
+    """_reload_python_module: executes the verified source. Raises EntryRefusedError if nothing attests it."""
 
     def reload(key: str, path: str, *rest: Any, **named: Any) -> Any:
         module = wrapped(key, generated.read(path, key), *rest, **named)
@@ -74,7 +74,7 @@ def reload_python_module(wrapped: Callable[..., Any], instance: Any, args: Any, 
 
 
 def worker_compile_cpp(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_worker_compile_cpp: builds, under its lock, unless all targets are there and attested."""
+    """_worker_compile_cpp: builds, under its lock, unless all targets exist and are attested."""
 
     def compile(lock_path: str, cpp_builders: Sequence[Any]) -> Any:
         if library_builds.are_attested(builder.get_target_file_path() for builder in cpp_builders):
@@ -86,7 +86,7 @@ def worker_compile_cpp(wrapped: Callable[..., Any], instance: Any, args: Any, kw
 
 
 def init_builder(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """CppBuilder.__init__: it tells the compile worker that it may be sent to what its sources are."""
+    """CppBuilder.__init__: records the digests of its sources for the compile worker that it may be sent to."""
 
     def initialise(name: str, sources: str | list[str], BuildOption: Any, *rest: Any, **named: Any) -> None:
         wrapped(name, sources, BuildOption, *rest, **named)
@@ -96,12 +96,12 @@ def init_builder(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
 
 def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """CppBuilder.get_target_file_path: asked, in there, whether there is a file; one that nothing attests goes."""
+    """CppBuilder.get_target_file_path: quarantines an unattested file before torch asks whether there is one."""
     path: str = wrapped(*args, **kwargs)
     library_builds.settle(path)
     return path
 
 
 def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CppBuilder.build: what it built is attested; it was built where nobody else could interfere."""
+    """CppBuilder.build: builds where nobody else can interfere, and attests the result."""
     return library_builds.build(lambda: wrapped(*args, **kwargs), instance)

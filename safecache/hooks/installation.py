@@ -1,4 +1,4 @@
-"""What torch and Triton are: their hashes, which enter every key, and the directories that they cache in."""
+"""The installation: the hashes of torch and Triton, which enter every cache key, and their cache directories."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["cache_dir", "default_cache_dir", "settle", "torch_key", "triton_key"
 
 
 def torch_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
-    """codecache.torch_key: the SHA-256 of torch's version and sources."""
+    """codecache.torch_key: the SHA-256 (32 bytes) of torch's version and sources."""
     torch = sys.modules["torch"]
     top = os.path.dirname(str(torch.__file__))
     if not _is_stocks(wrapped, top):
@@ -27,7 +27,7 @@ def torch_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 
 def triton_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """triton.runtime.cache.triton_key: Triton's version, and the SHA-256 of its compiler and of each of its sources."""
+    """triton.runtime.cache.triton_key: Triton's version, and the SHA-256 of its compiler and each of its sources."""
     top = os.path.dirname(str(sys.modules["triton"].__file__))
     if not _is_stocks(wrapped, top):
         computed: str = wrapped(*args, **kwargs)
@@ -36,7 +36,7 @@ def triton_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 def _is_stocks(function: Any, top: str) -> bool:
-    """Whether nobody has put another function there, that may hash something else each time."""
+    """Whether this is torch's or Triton's own function; a replacement might hash something else each time."""
     code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
     return code is not None and str(code.co_filename).startswith(os.path.join(top, ""))
 
@@ -48,13 +48,16 @@ def _root() -> str:
 
 
 def cache_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """cache_dir: one that can be used, also where torch asks while it is imported; strict mode raises in a compile."""
+    """cache_dir: a usable one, even where torch asks during its import; strict mode raises only in a compile."""
     _settle(strictly=False)
     return fallback.attempt(lambda: str(wrapped(*args, **kwargs)))
 
 
 def settle() -> None:
-    """At the start of a compile: torch keeps copies of cache_dir that were made before it was patched."""
+    """Settle the cache directory as a compile starts: torch keeps copies of cache_dir from before it was patched.
+
+    Raises CacheWriteError in strict mode if the directory cannot be used.
+    """
     _settle(strictly=True)
 
 
@@ -68,9 +71,9 @@ def _default() -> str:
 
 
 def default_cache_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """default_cache_dir: for a uid without a passwd entry the directory that torch 2.13 takes, ``uid_<n>``.
+    """default_cache_dir: for a uid without a passwd entry, the directory that torch 2.13 uses, ``uid_<n>``.
 
-    OpenShift and ``docker --user`` give such uids; getpass.getuser raises for them what is caught here.
+    OpenShift and ``docker --user`` assign such uids; the errors caught here are those of getpass.getuser.
     """
     try:
         name: str = wrapped(*args, **kwargs)

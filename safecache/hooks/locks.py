@@ -1,4 +1,4 @@
-"""Locks of torch's that are files: none is waited for without an end."""
+"""Torch's file locks, with an upper limit on the wait."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LOCK = "_safecache_lock"
 
 
 def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """FileLock.__enter__: no longer than ``SAFECACHE_LOCK_TIMEOUT``.
+    """FileLock.__enter__: waits at most ``SAFECACHE_LOCK_TIMEOUT`` seconds.
 
     Where torch waits without end it does so still: extensions can take hours to build.
     """
@@ -32,13 +32,13 @@ def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
 
 def exit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """FileLock.__exit__, also of one that was not taken."""
+    """FileLock.__exit__, even of a lock that was not taken."""
     lock = vars(instance).pop(_LOCK, None)
     return wrapped(*args, **kwargs) if lock is None or lock.held else None
 
 
 def try_acquire(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """FileBaton.try_acquire: True also for a lock that is not needed, which nobody else has to wait for then."""
+    """FileBaton.try_acquire: also True for a lock that is not needed and so not taken, which delays nobody else."""
 
     def take() -> None:
         while not wrapped(*args, **kwargs):
@@ -52,6 +52,6 @@ def try_acquire(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def release(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """FileBaton.release."""
+    """FileBaton.release, even of a lock that was not taken."""
     lock = vars(instance).pop(_LOCK, None)
     return wrapped(*args, **kwargs) if lock is None or lock.held else None

@@ -41,7 +41,7 @@ _KERNEL = ("halide_kernel.a", "halide_kernel.h")
 
 
 def generate_halide(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """generate_halide_async: a library for each source, linked into the module that calls it."""
+    """generate_halide_async, which makes a library for each source: an unattested one is quarantined and made again."""
 
     def start(meta: Any, source_code: str, *rest: Any, **named: Any) -> Any:
         codecache = sys.modules["torch._inductor.codecache"]
@@ -55,7 +55,10 @@ def generate_halide(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
 
 def build_halide_runtime(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """build_standalone_runtime: what all are linked with: in the cache, or in the default one if that is gone."""
+    """build_standalone_runtime, which all kernels are linked with: quarantines an unattested one.
+
+    It lies in the cache, or in the default cache directory if the former is gone.
+    """
     codecache = sys.modules["torch._inductor.codecache"]
     base = codecache.default_cache_dir() if instance._standalone_runtime_path else codecache.cache_dir()
     for directory in glob.glob(os.path.join(glob.escape(base), "halide-runtime-*")):
@@ -64,7 +67,7 @@ def build_halide_runtime(wrapped: Callable[..., Any], instance: Any, args: Any, 
 
 
 def halide_work(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """_worker_task_halide: what the first of the jobs, another process, has made is attested before it is linked."""
+    """_worker_task_halide: attests what the first job, another process, has made before it is linked."""
 
     def do(lockfile: str, jobs: Sequence[Any]) -> None:
         wrapped(lockfile, [*jobs[:1], functools.partial(_keep, os.path.dirname(lockfile), _KERNEL), *jobs[1:]])
@@ -73,7 +76,7 @@ def halide_work(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def touch_halide(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """touch: whoever has built the runtime says so by this."""
+    """touch, by which torch marks the runtime as built: attests the runtime first."""
 
     def make(filename: str) -> None:
         _keep(os.path.dirname(filename), (_RUNTIME,))
@@ -89,7 +92,7 @@ def _keep(directory: str, names: Sequence[str]) -> None:
 
 
 def _settle(directory: str, names: Sequence[str]) -> None:
-    """Have the files of these names made anew, unless each of them is there and attested."""
+    """Have the files of these names built again, unless each of them exists and is attested."""
     done, root = os.path.join(directory, _DONE), _root(directory)
     if os.path.lexists(done) and not all(
         sources.settle_side_file(os.path.join(directory, name), root) for name in names
@@ -98,13 +101,13 @@ def _settle(directory: str, names: Sequence[str]) -> None:
 
 
 def _root(directory: str) -> str:
-    # The runtime can lie in the cache that is one by default, while another is in use.
+    # The runtime can lie in the default cache directory while another is in use.
     base = os.path.dirname(directory)
     return base if os.path.basename(directory).startswith("halide-runtime-") else generated.root_of(directory)
 
 
 def _keep_to_ourselves(root: str) -> None:
-    """Raise Immovable where others could exchange what compilers and loaders read by name: nothing is built there."""
+    """Raise Immovable if others could replace what compilers and loaders read by name: nothing is built there then."""
     objection = ownership.why_not_private(root)
     if objection is not None:
         text = f"Halide's libraries cannot be kept where others can write: {objection}"
@@ -112,12 +115,12 @@ def _keep_to_ourselves(root: str) -> None:
 
 
 def cutedsl_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
-    """cutedsl_cache._cache_dir."""
+    """cutedsl_cache._cache_dir, or a directory of this process alone if others can write there."""
     return _reachable(wrapped(*args, **kwargs))
 
 
 def cutedsl_get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """disk_cache_get: of this process's memory, or an object that is loaded."""
+    """disk_cache_get: an object that is not in this process's memory is only loaded if it is attested."""
 
     def get(
         mem_cache: Any,
@@ -136,7 +139,7 @@ def cutedsl_get(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def cutedsl_set(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """disk_cache_set: attests the object, if one was written: not every kernel can be."""
+    """disk_cache_set: attests the object, if one was written, which not every kernel allows."""
 
     def put(
         mem_cache: Any,
@@ -161,9 +164,9 @@ def _cutedsl_path(*key: Any) -> str:
 
 
 def flydsl_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """configure_flydsl_cache_dir: FlyDSL itself reads there, in a format of its own, so that it is a place to trust.
+    """configure_flydsl_cache_dir: FlyDSL reads a format of its own there, so the directory itself has to be trusted.
 
-    Its compile workers inherit the environment, and with it the place of the process that has started them.
+    Unless the user does, it is one of this process. Compile workers inherit it from their parent's environment.
     """
     wanted, ours = config.flydsl_directory()
     if sources.is_private(wanted or str(sys.modules["torch._inductor.runtime.flydsl_cache"]._cache_dir())):
@@ -175,14 +178,14 @@ def flydsl_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 def quack_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:
-    """quack.cache.jit.get_cache_path, which makes it."""
+    """quack.cache.jit.get_cache_path, which makes it; a directory of this process if others can write there."""
     directory = _reachable(wrapped(*args, **kwargs))
     directory.mkdir(parents=True, exist_ok=True)
     return directory
 
 
 def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """FileLock.__enter__ of quack.cache.jit: under the lock of an object it is looked for, or compiled."""
+    """FileLock.__enter__ of quack.cache.jit, which precedes the search for an object: quarantines an unattested one."""
     entered = wrapped(*args, **kwargs)
     path = _object_of(instance)
     sources.settle_side_file(path, os.path.dirname(path))
@@ -191,7 +194,7 @@ def quack_lock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 def quack_unlock(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """FileLock.__exit__ of quack.cache.jit."""
+    """FileLock.__exit__ of quack.cache.jit: attests the object if it was compiled under the lock."""
     try:
         if instance.exclusive:
             _keep_if_new(_object_of(instance), instance._safecache_before)
@@ -218,19 +221,19 @@ def _keep_if_new(path: str, before: list[int] | None) -> None:
 
 
 def fetch_ops(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """maybe_fetch_ops: operations from a JSON file of the cache, of which the text of CUDA sources is made.
+    """maybe_fetch_ops, which reads operations, later made into CUDA source text, from a JSON file in the cache.
 
-    No torch that is released writes one, so nothing could attest it: the operations are generated, as without one.
+    No released torch writes that file, so nothing could attest it: it is ignored, and the operations are generated.
     """
     module = sys.modules["torch._inductor.codegen.cutlass.cache"]
-    with mock.patch.object(module, "cache_dir", lambda: os.devnull):  # where no file can be
+    with mock.patch.object(module, "cache_dir", lambda: os.devnull):  # no file can be there
         return wrapped(*args, **kwargs)
 
 
 def try_import_cutlass(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """try_import_cutlass: puts a directory of the cache on sys.path, for good, for some links that it makes there.
+    """try_import_cutlass, which puts a cache directory on sys.path for good, for some links that it makes there.
 
-    It makes them in this process's private directory instead: whoever can write to the cache could else add modules.
+    They go into this process's private directory instead: else whoever can write to the cache could add modules.
     """
     module = sys.modules["torch._inductor.codegen.cutlass.utils"]
     with mock.patch.object(module, "cache_dir", private_directory.of_process):

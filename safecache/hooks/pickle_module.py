@@ -1,4 +1,4 @@
-"""The global ``pickle`` of modules that save and load: of the caches, and of what is compiled ahead of time."""
+"""The global ``pickle`` of torch's modules that save and load: for caches, and for ahead-of-time compilation."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ __all__ = ["SealingPickle", "sealing_pickle"]
 
 
 class SealingPickle(wrapt.ObjectProxy[Any]):
-    """The pickle module, but for entries in the middle of their save, and files in the middle of their load."""
+    """The pickle module, except for entries while they are saved, and files while they are loaded."""
 
     def __init__(self, module: Any, enabled: Callable[[], bool]) -> None:
         super().__init__(module)
         self._self_enabled = enabled
 
     def dumps(self, obj: object, *args: Any, **kwargs: Any) -> bytes:
-        """As pickle.dumps; the bytes of an entry come back sealed."""
+        """As pickle.dumps, but the bytes of an entry are sealed."""
 
         def pickled() -> bytes:
             content: bytes = self.__wrapped__.dumps(obj, *args, **kwargs)
@@ -29,10 +29,10 @@ class SealingPickle(wrapt.ObjectProxy[Any]):
         return saving.dump(obj, pickled) if self._self_enabled() else pickled()
 
     def loads(self, data: Any, *args: Any, **kwargs: Any) -> Any:
-        """As pickle.loads; in the middle of a load, for the bytes alone that were verified."""
+        """As pickle.loads, but during a load for the verified bytes only."""
         return artifacts.unpickle(data, lambda: self.__wrapped__.loads(data, *args, **kwargs))
 
 
 def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
-    """A stand-in for the module ``pickle`` that seals entries while ``enabled()``."""
+    """A proxy of the module ``pickle`` that seals entries while ``enabled()``."""
     return SealingPickle(module, enabled)

@@ -23,9 +23,9 @@ _VLLM_TABLE = "vllm_compile_cache.py"
 
 
 def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CompiledArtifact.load and CacheCompiledArtifact.load: there is no graph to recompile, so a refusal raises.
+    """CompiledArtifact.load and CacheCompiledArtifact.load.
 
-    Raises EntryRefusedError, in default mode too, where the artifact holds an entry that was refused.
+    Raises EntryRefusedError, in default mode too, if the artifact holds a refused entry: no graph can be recompiled.
     """
     with events.reading():
         path = kwargs.get("path", "")
@@ -45,17 +45,17 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
 
 def _refuse_what_is_waited_for(path: str) -> None:
-    """Raises EntryRefusedError for what is neither a file nor a directory: a FIFO would be waited for without end."""
-    with suppress(OSError):  # what is not there fails as in stock
+    """Raise EntryRefusedError for anything but a file or a directory: opening a FIFO would block forever."""
+    with suppress(OSError):  # a missing file fails as in stock torch
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise EntryRefusedError(f"safecache: the artifact {path} cannot be loaded: it is no file.")
 
 
 def _have_vllm_compile(path: str, error: Exception, *, told: bool) -> None:
-    """Set aside the table in which vLLM finds the artifact at ``path``, if it is one of vLLM's: it compiles again then.
+    """Quarantine the table in which vLLM finds the artifact at ``path``, if it is vLLM's, so that vLLM compiles again.
 
-    Else it would ask for the artifact again at once, not catch the error, and end: at this start and each to come
+    Otherwise vLLM would ask for the artifact again at once, not catch the error, and exit, at this and every start
     (CompilerManager.load in vllm/compilation/backends.py). Raises in strict mode, and leaves the table.
     """
     directory = os.path.dirname(path)
@@ -71,14 +71,14 @@ def _have_vllm_compile(path: str, error: Exception, *, told: bool) -> None:
 
 
 class _VerifyingPickle(wrapt.ObjectProxy[Any]):
-    """The pickle module, but that ``load`` reads FX graph entries and no other file."""
+    """The pickle module, except that ``load`` only reads verified FX graph entries."""
 
     def __init__(self, module: Any, enabled: Callable[[], bool]) -> None:
         super().__init__(module)
         self._self_enabled = enabled
 
     def load(self, file: Any) -> Any:
-        """As pickle.load. Raises EntryRefusedError, in default mode too, for an entry that is refused."""
+        """As pickle.load. Raises EntryRefusedError, in default mode too, for a refused entry."""
         if not self._self_enabled():
             return self.__wrapped__.load(file)
         path = file.name
@@ -95,7 +95,7 @@ class _VerifyingPickle(wrapt.ObjectProxy[Any]):
 def verifying_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
     """What takes the place of the module ``pickle``, only to read the entries of an artifact that is unpacked.
 
-    What lay in the directory before, and could not be removed, is among them.
+    These include whatever lay in the directory before and could not be removed.
     """
     return _VerifyingPickle(module, enabled)
 
@@ -106,14 +106,14 @@ def _is_miss(error: Exception) -> bool:
 
 
 def get_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_OnDiskCacheImpl.get: a value that is refused is a miss."""
+    """_OnDiskCacheImpl.get: a refused value is a miss."""
 
     def find(key: str) -> Any:
         path, root = str(instance._fpath_from_key(key)), str(instance._base_dir)
         hit = wrapped(key) if loading.may_be_read(Kind.MEMO, path) else None
         if hit is None:
             return None
-        # Torch's own header is before it in the file.
+        # In the file torch's own header comes before it.
         admitted = loading.admit(Kind.MEMO, _cache_key(instance, key), hit.value, origin=path, root=root, whole=False)
         return hit if admitted else None
 
@@ -121,7 +121,7 @@ def get_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 def insert_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
-    """_OnDiskCacheImpl.insert: makes room for itself, where what is there is none of ours."""
+    """_OnDiskCacheImpl.insert: replaces an existing value that is refused; False if there is a good one, or no key."""
 
     def put(key: str, value: bytes) -> bool:
         if not saving.can_seal(Kind.MEMO):
@@ -140,6 +140,6 @@ def insert_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def _cache_key(cache: Any, key: str) -> str:
-    # With its folder: the same arguments have the same key for every function that is memoized.
+    # With its folder, since the same arguments have the same key for every memoized function.
     path: str = os.path.relpath(cache._fpath_from_key(key), cache._base_dir)
     return path

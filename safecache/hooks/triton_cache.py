@@ -1,4 +1,4 @@
-"""triton.runtime.cache: Triton's file manager with our files, and its remote one."""
+"""triton.runtime.cache: Triton's local cache manager with our files, and its remote one."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
 
-# What a manager was made for, as an attribute of it: the directories to dump to and to override from are people's.
+# The manager's attribute for its purpose: directories for dumps and overrides are for people.
 _ROLE = "_safecache_role"
 
 
 class _Thread(threading.local):
-    """Whether this thread sends to a remote cache what it keeps, rather than keep what came from there."""
+    """Whether this thread is sending files to a remote cache, rather than keeping files received from it."""
 
     sends = False
 
@@ -33,7 +33,7 @@ _thread = _Thread()
 
 
 def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """FileCacheManager.__init__: a directory that cannot be made is one with nothing in it; put() says why."""
+    """FileCacheManager.__init__: a directory that cannot be made counts as empty; put() reports why."""
 
     def make(key: str, override: bool = False, dump: bool = False) -> None:
         setattr(instance, _ROLE, "dump" if dump else "override" if override else "cache")
@@ -48,7 +48,7 @@ def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
 
 def put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """FileCacheManager.put: whoever put a file there reads it again, from where nobody else can replace it."""
+    """FileCacheManager.put: returns a path where the caller can read the file, and nobody else can replace it."""
 
     def put_file(data: str | bytes, filename: str, *rest: Any, **named: Any) -> str:
         role = _role(instance)
@@ -62,12 +62,12 @@ def put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> s
 
 
 def _encoded(data: Any) -> bytes:
-    # Triton reads text as the locale has it; what that has no letter for is in the comments of an IR.
+    # Triton reads text in the locale's encoding; characters outside it occur only in comments of an IR.
     return data if isinstance(data, bytes) else str(data).encode(locale.getpreferredencoding(False), "backslashreplace")
 
 
 def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """FileCacheManager.put_group: for other processes the files are in the cache."""
+    """FileCacheManager.put_group: the list names the files in the cache, for other processes, not private copies."""
 
     def put(filename: str, group: dict[str, str]) -> str:
         if _is_cache(instance):
@@ -82,7 +82,7 @@ def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 
 def get_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
-    """FileCacheManager.get_file: a file that nothing attests is not there."""
+    """FileCacheManager.get_file: None for an unattested file."""
 
     def get(filename: str) -> str | None:
         _attend(instance)
@@ -94,9 +94,9 @@ def get_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
 
 def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> dict[str, str] | None:
-    """FileCacheManager.get_group: nor is a group of which one file is not attested, its list included, or missing.
+    """FileCacheManager.get_group: None if any file of the group, or its list, is unattested or missing.
 
-    Triton up to 3.7 takes a group without its missing files, and dies of a missing cubin at the launch.
+    Triton up to 3.7 accepts a group with missing files, and dies of a missing cubin at the launch.
     """
 
     def get(filename: str) -> dict[str, str] | None:
@@ -113,7 +113,7 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 
 def remote_put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """RemoteCacheManager.put."""
+    """RemoteCacheManager.put: lets materialize() know that the file is sent, not received."""
     _thread.sends = True
     try:
         return wrapped(*args, **kwargs)
@@ -122,7 +122,7 @@ def remote_put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 def materialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
-    """RemoteCacheManager._materialize: what a remote cache delivers is there only if something here attests it."""
+    """RemoteCacheManager._materialize: None for a file from the remote cache that nothing here attests."""
 
     def keep(filename: str, data: bytes) -> str | None:
         manager = instance._file_cache_manager
@@ -134,7 +134,7 @@ def materialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> dict[str, str] | None:
-    """RemoteCacheManager.get_group: nor is a group of which one file is not."""
+    """RemoteCacheManager.get_group: None if any file of the group is unattested or missing."""
 
     def get(filename: str) -> dict[str, str] | None:
         directory = instance._file_cache_manager.cache_dir
@@ -153,7 +153,7 @@ def _search(directory: str, filename: str) -> AbstractContextManager[Search]:
 
 
 def _end(search: Search, directory: str, filename: str, found: dict[str, str] | None) -> None:
-    """Triton compiles unless the file that it asks for is in the group, and with this setting in any case."""
+    """Triton compiles unless the group holds the file it asks for, and always with TRITON_ALWAYS_COMPILE."""
     if triton_isolation.is_told():
         return search.let_go()
     if found is None:

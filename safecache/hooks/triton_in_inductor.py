@@ -1,4 +1,4 @@
-"""Inductor's Triton kernels: their launchers, and the bundles that they travel in."""
+"""Inductor's Triton kernels: their launchers, and the bundles they are shipped in."""
 
 from __future__ import annotations
 
@@ -30,11 +30,14 @@ __all__ = [
 
 
 def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """StaticTritonCompileResult.make_launcher and TritonCompileResult.make_launcher."""
+    """StaticTritonCompileResult.make_launcher and TritonCompileResult.make_launcher: the launcher can be pickled.
+
+    If that fails it is reported, and torch's launcher returned.
+    """
     kernel_recipe.keep_cubin(instance)
     function = wrapped(*args, **kwargs)
     if not isinstance(function, types.FunctionType):
-        return function  # the source patch picklable-launchers has made one that pickles
+        return function  # picklable already, by the source patch picklable-launchers
     try:
         return launchers.make(function, instance)
     except Exception as error:
@@ -50,9 +53,10 @@ def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def reload_cubin_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """StaticTritonCompileResult.reload_cubin_path: a cubin that nothing attests is not there.
+    """StaticTritonCompileResult.reload_cubin_path: an unattested cubin is quarantined, and written again.
 
-    Where one cannot be written, or its record not be read, the kernel's own is loaded from a private copy.
+    If it cannot be written, or its record cannot be read, the kernel's own cubin is loaded from a private copy.
+    Raises OSError if the kernel has none, or there is no place for the copy.
     """
     try:
         wrapped(*args, **kwargs)
@@ -60,7 +64,7 @@ def reload_cubin_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         gate.admit_build(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
     except OSError as error:
         if instance.kernel.cubin_raw is None:
-            instance.kernel.cubin_path = None  # nobody loads what could not be verified
+            instance.kernel.cubin_path = None  # an unverified cubin is never loaded
             raise
         instance.kernel.cubin_path = triton_files.put_aside(instance.kernel.name, instance.kernel.cubin_raw, error)
         return
@@ -71,9 +75,9 @@ def reload_cubin_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 
 
 def build_fast_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CachingAutotuner._build_fast_launcher: what the autotuner calls from the second launch on, a plain function.
+    """CachingAutotuner._build_fast_launcher: the plain function that the autotuner calls from the second launch on.
 
-    Torch's fast one if it can be had, else the launcher's own, which saves the 60 ns of a functools.partial.
+    Torch's fast one if there is one, else the launcher's own, which saves the 60 ns of a functools.partial.
     """
 
     def build(launcher: Any) -> Any:
@@ -89,15 +93,15 @@ def build_fast_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, k
 
 
 def getstate(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CachingAutotuner.__getstate__, of a copy that is prepared: torch's own asserts that there are no launchers."""
+    """CachingAutotuner.__getstate__, of a prepared copy, since torch's asserts that there are no launchers."""
     return wrapped.__func__(kernel_recipe.autotuner(instance))  # type: ignore[attr-defined]
 
 
 def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """TritonBundler.read_and_emit: the entry was verified, and attests the files in it, published one by one.
+    """TritonBundler.read_and_emit: the verified entry attests its files, which are published one by one.
 
-    Torch makes a directory of them, which it leaves behind where it has no room for it, and fails; and it writes none
-    where there is a directory already. Here it loads the autotuners only, after that.
+    Torch would write them as one directory, leave that behind half-written if there is no room, and fail; and write
+    nothing if the directory exists. Here it only loads the autotuners, afterwards.
     """
 
     def emit(bundle: Any) -> Any:
@@ -123,9 +127,9 @@ def _files_of_kernel(kernel: Any, directory: str) -> Iterator[tuple[str, bytes]]
 
 
 def collect(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """TritonBundler.collect: what it reads from Triton's cache and puts into an entry is verified first.
+    """TritonBundler.collect: files from Triton's cache are verified before it puts them into an entry.
 
-    And the bytes that it has read, once more: a kernel that is not what it was is left out.
+    So are the bytes that it has read: a kernel that has changed meanwhile is left out.
     """
     directories = {}
     unread = set()
@@ -140,7 +144,7 @@ def collect(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
 
 def _admit(directory: str) -> bool:
-    """See to it that each file there is attested; False, and reported, if that cannot be told of one."""
+    """Quarantine each unattested file in there; False, and reported, if a file cannot be settled."""
     for name in os.listdir(directory) if os.path.isdir(directory) else ():
         path = os.path.join(directory, name)
         try:
@@ -163,7 +167,7 @@ def _is_sound(kernel: Any, directory: str) -> bool:
 
 
 def put_static_autotuner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """TritonBundler.put_static_autotuner: strips an autotuner, copies it and restores it, also if the copy fails."""
+    """TritonBundler.put_static_autotuner strips, copies and restores an autotuner: here also if the copy fails."""
 
     def put(key: str, kernel: Any) -> None:
         before, function_before = vars(kernel).copy(), vars(kernel.fn).copy()

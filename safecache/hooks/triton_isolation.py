@@ -1,4 +1,4 @@
-"""triton.compiler.compiler: what is about to be compiled, for the service to do it if the cache has it not."""
+"""triton.compiler.compiler: what is about to be compiled, so that the service compiles what the cache lacks."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from safecache.settings import config, settings
 
 __all__ = ["compile", "get_cache_key", "group_of", "is_isolated", "is_told", "name_of", "note_miss"]
 
-# Within a call of these a compile is one of several: of a function, or of whatever is in a module.
+# A compile inside a call of these is one of several: a function, or anything in a module.
 _BENCHMARK = ("triton.runtime.autotuner", "_bench")
 _PRECOMPILE = ("torch._inductor.runtime.triton_heuristics", "_precompile_worker")
 _OF_MAX_AUTOTUNE = ("torch._inductor.select_algorithm", "torch._inductor.autotune_process")
 
 
 class _Thread(threading.local):
-    """What this thread's triton.compile() has computed the key of, and not looked up yet."""
+    """``asked``: what this thread's triton.compile() has computed the cache key of, but not looked up yet."""
 
     asked: tuple[Any, Any, Any, str, Any] | None = None
-    # Whether it is in a triton.compile(): that can lead through several hooks, one for each module.
+    # Whether it is in a triton.compile(), which can pass through several hooks, one per module.
     compiles = False
-    # What was compiled for it before it has begun, and whether its lookup has been reported.
+    # What was compiled for it before it began, and whether its lookup has been reported.
     made: Any = None
     is_told = False
 
@@ -37,16 +37,16 @@ _thread = _Thread()
 
 
 class _Compiled(BaseException):
-    """Ends a triton.compile() that a listener hears of: for one that hits, it would tell of no compile.
+    """Ends a triton.compile() that has a listener: to that, the hit on what we compiled would be no compile.
 
-    No Exception, which somebody on the way might report or take for a failure.
+    Not an Exception, which a caller in between might report or take for a failure.
     """
 
     def __init__(self, source: Any, key: str, group: dict[str, str], times: dict[str, Any]) -> None:
         self.source, self.key, self.group, self.times = source, key, group, times
 
     def told(self) -> Any:
-        """What triton.compile() returns, when the listener knows of it."""
+        """What triton.compile() returns, once the listener has been called."""
         knobs, compiler = sys.modules["triton"].knobs, sys.modules["triton.compiler.compiler"]
         kernel = compiler.CompiledKernel(self.source, self.group, hashlib.sha256(self.key.encode()).hexdigest())
         if knobs.compilation.listener is not None:
@@ -61,7 +61,7 @@ class _Compiled(BaseException):
 
 
 def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """triton.compile: a file of IR, which it parses first of all, is compiled before, if the cache has it not."""
+    """triton.compile: compiles a file of IR, which it would parse first of all, beforehand if the cache lacks it."""
 
     def made(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> Any:
         if not isinstance(src, str) or not is_isolated():
@@ -87,7 +87,7 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
 
 def _tell_of_miss(ahead: Any) -> None:
-    """Before the compile, as of any other miss: Triton's own lookup will find what was compiled."""
+    """Report the miss before the compile, as any other; Triton's own lookup will find the result."""
     root, key = os.path.split(ahead.directory)
     with searches.under_way(Kind.KERNEL, lambda: str(ahead.name), key, root) as search:
         from safecache.explain import key_notes
@@ -99,17 +99,18 @@ def _tell_of_miss(ahead: Any) -> None:
 
 
 def is_told() -> bool:
-    """Whether this lookup has been reported as a miss, since it was to be compiled before."""
+    """Whether this lookup has been reported as a miss already, by the compile before it."""
     return _thread.is_told
 
 
 def is_isolated() -> bool:
+    """Whether Triton's compiles are isolated in this process."""
     isolate = config.current().isolate
     return bool(isolate) and (isolate == settings.WORKERS or not config.is_one())
 
 
 def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """get_cache_key, as triton.compile() calls it."""
+    """get_cache_key, as triton.compile() calls it: notes what it asks for. Raises tuning.Asked in a tuning query."""
 
     def computed(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
         if is_isolated():
@@ -117,7 +118,7 @@ def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
             early_start.begin()
         key: str = wrapped(src, backend, backend_options, env_vars)
-        # What nobody has imported asks nothing; nor does, in this thread, what another thread is just importing.
+        # An unimported module asks nothing, nor does, in this thread, one that another thread is still importing.
         tuning: Any = sys.modules.get("safecache.isolation.tuning")
         if hasattr(tuning, "is_asking") and tuning.is_asking():
             raise tuning.Asked(src, backend, backend_options, key)
@@ -128,7 +129,7 @@ def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def group_of(manager: Any, directory: str, filename: str, found: dict[str, str] | None) -> dict[str, str] | None:
-    """What get_group() found, or what the service has compiled instead. Raises as compiling.obtain() does."""
+    """What get_group() found, else what the service has compiled. None if neither. Raises as compiling.obtain()."""
     asked, _thread.asked = _asked_for(filename), None
     if asked is None:
         return found
@@ -137,7 +138,7 @@ def group_of(manager: Any, directory: str, filename: str, found: dict[str, str] 
         return _listened(asked, found, _thread.made)
     if not is_isolated():
         return found
-    # Not before: a process that hits needs none of it.
+    # Not at the top, since a process that only hits needs none of it.
     from safecache.isolation import attempts, compiling, limits
 
     request = attempts.Request(*asked[:4], metadata=filename)
@@ -148,21 +149,21 @@ def group_of(manager: Any, directory: str, filename: str, found: dict[str, str] 
 
 
 def _listened(asked: tuple[Any, Any, Any, str, Any], group: dict[str, str], made: Any) -> dict[str, str]:
-    """The group, if nobody is to hear that it was ``made`` for this compile."""
+    """The group; raises _Compiled if a listener has to hear that it was ``made`` for this compile."""
     if made is not None and _thread.compiles and sys.modules["triton"].knobs.compilation.listener is not None:
         raise _Compiled(asked[0], asked[3], group, made.times)
     return group
 
 
 def _asked_for(filename: str) -> tuple[Any, Any, Any, str, Any] | None:
-    """What this thread is about to compile, if that is the name of its metadata."""
+    """What this thread is about to compile, if ``filename`` is the name of its metadata."""
     asked = _thread.asked
     return asked if asked is not None and filename == f"{asked[0].name[:150]}.json" else None
 
 
 def name_of(filename: str) -> str:
-    """What the kernel is called that has this metadata: with its module, where triton.compile() asks."""
-    # Here and below: not before, since a process that hits needs none of it.
+    """The name of the kernel with this metadata file; with its module if triton.compile() asks."""
+    # Here and below: not at the top, since a process that only hits needs none of it.
     from safecache.explain import components
 
     asked = _asked_for(filename)
@@ -170,7 +171,7 @@ def name_of(filename: str) -> str:
 
 
 def note_miss(filename: str, directory: str) -> None:
-    """What triton.compile() is about to compile is not in this directory."""
+    """Note that what triton.compile() is about to compile is not in this directory."""
     from safecache.explain import key_notes
 
     asked = _asked_for(filename)
@@ -189,7 +190,7 @@ def _note_miss(asked: tuple[Any, Any, Any, str, Any], directory: str, name: str)
 
 
 def _is_tuning() -> bool:
-    """Asked at a miss only, which takes a thousand times as long."""
+    """Whether the compile is one of several for tuning. Only asked at a miss, which takes a thousand times as long."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         where = frame.f_globals.get("__name__"), frame.f_code.co_name

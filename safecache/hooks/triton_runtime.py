@@ -1,4 +1,4 @@
-"""Triton: kernels that are made of a group, its autotuner, its helpers in C, and the one error of its cache."""
+"""Triton: kernels made from a group of files, its autotuner, its helpers in C, and the error of its cache."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["bench", "build", "init_kernel", "load_module_from_path", "prune_conf
 
 
 def init_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """CompiledKernel.__init__, which reads the files of a group by name."""
+    """CompiledKernel.__init__, which reads the files of a group by name: from memory if they cannot be read again."""
 
     def make(src: Any, metadata_group: Mapping[str, str], hash: str) -> None:
         triton_place.read_by(lambda group: wrapped(src, group, hash), metadata_group)
@@ -23,7 +23,7 @@ def init_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def prune_configs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Autotuner.prune_configs: what is left by it will be compiled, if no cache has the result of the tuning."""
+    """Autotuner.prune_configs: the remaining ones will be compiled, unless a cache has the result of the tuning."""
     configs = wrapped(*args, **kwargs)
     if triton_isolation.is_isolated() and settings.current().prefetch:
         from safecache.isolation import tuning
@@ -33,7 +33,7 @@ def prune_configs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def bench(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Autotuner._bench, which a launch comes to only while it tunes."""
+    """Autotuner._bench, which a launch only calls while it tunes."""
 
     if not triton_isolation.is_isolated():
         return wrapped(*args, **kwargs)
@@ -47,14 +47,14 @@ def bench(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
 
 def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_build: says what to install where there is no compiler, or no Python.h."""
+    """_build: says what to install if there is no compiler, or no Python.h."""
     language = "C++" if kwargs.get("language") == "c++" or args[7:] == ("c++",) else "C"
     purpose = "Triton compiles its driver helper and the launchers of its kernels with it"
     return loads.explain_build(wrapped, args, kwargs, purpose, language=language)
 
 
 def load_module_from_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_load_module_from_path: says what to do where the cache is mounted noexec."""
+    """_load_module_from_path: explains a failure to load from a noexec mount."""
 
     def load(name: str, path: str) -> Any:
         return loads.explain_load(wrapped, (name, exec_directory.place(path)), {}, "TRITON_CACHE_DIR")
@@ -63,7 +63,7 @@ def load_module_from_path(wrapped: Callable[..., Any], instance: Any, args: Any,
 
 
 def raise_triton_cache_load_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """_raise_triton_cache_load_error: one explanation, not torch's guess on top of what is known."""
+    """_raise_triton_cache_load_error: an error that is explained already is raised without torch's guess on top."""
 
     def explain(exc: BaseException) -> None:
         if loads.is_explained(exc):
