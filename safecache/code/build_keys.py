@@ -1,7 +1,7 @@
-"""The hashes of torch and Triton that enter every cache key, computed once for an installation, not in each process.
+"""The hashes of torch and Triton that enter every cache key, computed once per installation, not in each process.
 
 Torch hashes its sources for that, 0.13 s, and Triton a library of 500 MB, 0.4 s. A sealed record in the cache keeps the
-outcome and what the kernel says of each of those files: an upgrade, an edit or a replacement of one changes that.
+result, and the stat of each of those files, which any upgrade, edit or replacement changes.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from safecache.store import entry_files, manifests
 
 __all__ = ["Installation", "key"]
 
-# Seconds. A file that changed later than this ago could change once more within the same tick of its clock; and the
-# clock of a file server need not be ours.
+# Seconds. A file that changed more recently than this could change again within the same tick of its clock; and a file
+# server's clock may differ from ours.
 _SETTLED = 60.0
 
 _keys: dict[str, str] = {}
 
 
 class Installation(NamedTuple):
-    """What a key is a hash of: the files below the directory ``top``, and ``also`` what it says of itself.
+    """What a build key is a hash of: the files below the directory ``top``, and ``also``, such as a version.
 
-    ``packages``: below ``top`` itself only directories that are packages are read. (Torch has 9,000 headers in others.)
+    ``packages``: directly below ``top``, skip directories that are not packages (torch has 9,000 headers in those).
     """
 
     top: str
@@ -42,9 +42,9 @@ class Installation(NamedTuple):
 
 
 def key(name: str, installation: Installation, root: Callable[[], str], compute: Callable[[], str]) -> str:
-    """What ``compute`` returns, or has returned in another process with the same files.
+    """What ``compute`` returns, or returned in another process with the same files.
 
-    ``root``: the cache to keep it in. Raises what ``compute`` raises.
+    ``root``: returns the cache to keep it in. Raises what ``compute`` raises.
     """
     if name not in _keys:
         _keys[name] = _key(name, installation, root, compute)
@@ -54,24 +54,24 @@ def key(name: str, installation: Installation, root: Callable[[], str], compute:
 def _key(name: str, installation: Installation, root: Callable[[], str], compute: Callable[[], str]) -> str:
     try:
         stamp, changed = _stamp(installation)
-    except OSError:  # such as of files in an archive
+    except OSError:  # as for files in an archive
         return compute()
     cache = root()
-    # Each installation has its own: else two that share a cache would replace each other's.
+    # One per installation, or two that share a cache would replace each other's.
     own = f"{name} {hashlib.sha256(installation.top.encode()).hexdigest()}"
     found = _recorded(cache, own, stamp)
     if found is not None:
         return found
     value = compute()
-    # What changes meanwhile has another time of change from then on, and no stamp will be this one again.
+    # A file that changes meanwhile gets another change time, so its stamp will never be this one again.
     if abs(time.time() - changed) > _SETTLED:
-        with contextlib.suppress(OSError):  # the next process computes it too, as each does in stock
+        with contextlib.suppress(OSError):  # the next process computes it too, as every process does in stock torch
             _record(cache, own, stamp, value)
     return value
 
 
 def _stamp(installation: Installation) -> tuple[str, float]:
-    """A digest of what the kernel says of each file, and when the last of them changed. Raises OSError."""
+    """A digest of each file's stat, and when the last of them changed, in seconds since the epoch. Raises OSError."""
     found = sorted(_files(installation))
     changed = max((status[-1] for _, *status in found), default=0)
     stated = [installation.also, sys.implementation.cache_tag, found]
@@ -79,12 +79,12 @@ def _stamp(installation: Installation) -> tuple[str, float]:
 
 
 def _files(installation: Installation) -> Iterator[tuple[str, int, int, int, int, int]]:
-    """Those below links too: an installation to develop in is made of them."""
+    """Each file and its stat, also below symbolic links, which make up a development installation."""
     left, seen = [installation.top], set()
     while left:
         directory = left.pop()
         status = os.stat(directory)
-        if (status.st_dev, status.st_ino) in seen:  # links in a circle
+        if (status.st_dev, status.st_ino) in seen:  # a cycle of links
             continue
         seen.add((status.st_dev, status.st_ino))
         packages = installation.packages and directory == installation.top
@@ -103,14 +103,14 @@ def _is_package(directory: str) -> bool:
 
 
 def _recorded(root: str, own: str, stamp: str) -> str | None:
-    """What is recorded for files with this stamp, if it is one of ours."""
+    """The key recorded for files with this stamp; None without a record that a trusted signing key has sealed."""
     try:
         record = entry_files.read_entry(manifests.path_of(own, root, Kind.MEMO), entry_files.RECORD)
     except (OSError, opening.UnusableEntry):
         return None
     if seal.verify(record, Kind.MEMO, own, keyring.current().find, config.current().namespace).reason is not None:
-        return None  # what takes its place is sealed with the key of this process
-    with contextlib.suppress(ValueError, RecursionError):  # what another version of safecache has sealed
+        return None  # its replacement is sealed with this process's signing key
+    with contextlib.suppress(ValueError, RecursionError):  # a record of another version of safecache
         stated = json.loads(seal.payload_of(record))
         if isinstance(stated, dict) and stated.get("stamp") == stamp and isinstance(stated.get("key"), str):
             return str(stated["key"])

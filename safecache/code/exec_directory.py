@@ -1,4 +1,4 @@
-"""``SAFECACHE_EXEC_DIR``: one approved place that code is loaded from, wherever the caches lie."""
+"""``SAFECACHE_EXEC_DIR``: the one approved directory that code is loaded from, wherever the caches lie."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["objection", "place"]
 
 
 class _Refused(Exception):
-    """The directory, or the object, is not used: with the reason and what to do about it."""
+    """The directory or the object is not used; carries the reason and a remedy."""
 
     def __init__(self, reason: Reason, detail: str, remedy: str) -> None:
         super().__init__(detail)
@@ -29,9 +29,9 @@ class _Refused(Exception):
 def place(path: str, content: bytes | None = None) -> str:
     """Where to load the shared object at ``path`` from: its copy in ``SAFECACHE_EXEC_DIR``; ``path`` itself if unset.
 
-    ``content``: its bytes, if they were verified; else it must be one that nobody but this user could have written.
-    The copy lies in a directory of mode 0700 of this user, under the digest of its content. Where that cannot be, a
-    warning says why and ``path`` is returned, or in strict mode an error is raised.
+    ``content``: its bytes, if they were verified; otherwise only this user or root may have been able to write it. The
+    copy lies in a directory of this user with mode 0700, under the digest of its content. If it cannot be made, a
+    warning says why and ``path`` is returned; strict mode raises the reason's error.
     """
     chosen = config.current().exec_dir
     if chosen is None:
@@ -47,7 +47,7 @@ def place(path: str, content: bytes | None = None) -> str:
 
 
 def objection(directory: str) -> str | None:
-    """Why code is not to be loaded from this directory; None if it is."""
+    """Why code must not be loaded from this directory; None if it may."""
     if not os.path.isdir(directory):
         return "it is not a directory"
     others = ownership.why_not_private(directory)
@@ -75,9 +75,9 @@ def _copy(path: str, chosen: str, content: bytes | None) -> str:
 
 
 def _verified(path: str) -> bytes:
-    """The bytes of an object that nobody but this user or root could have written."""
+    """The bytes of an object, if only this user or root could have written it. Raises _Refused if others could."""
     others = ownership.why_not_private(path)
-    if others is not None and not others.startswith(f"{path}: "):  # what cannot be read at all fails as in stock
+    if others is not None and not others.startswith(f"{path}: "):  # an unreadable file fails as in stock torch
         detail = f"{path} is not copied to SAFECACHE_EXEC_DIR: others could have written it: {others}."
         raise _Refused(Reason.NOT_PRIVATE, detail, "Keep the cache where only you can write.")
     return opening.read_regular(path, _check_code)

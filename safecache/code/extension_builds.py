@@ -1,9 +1,9 @@
-"""Extensions that ninja builds: each object and library is bound to all that it was built of.
+"""Extensions that ninja builds: each object and library is bound to everything it was built from.
 
-That is its command, the content of its sources, and of the headers that the compiler said it has read (those that it
-takes for the system's own it does not tell; torch's are bound by torch's version). Ninja goes by times alone, which are
-those that somebody has set who restores an old build, or unpacks a source. Functions are told apart by a digest of
-their bytecode, without the path of their file: a checkout elsewhere has the same.
+That is its command, and the content of its sources and of the headers that the compiler reported reading (it does not
+report system headers; torch's are bound by torch's version). Ninja goes by file times alone, which restoring an old
+build or unpacking a source can set to anything. Functions are told apart by a digest of their bytecode, without the
+path of their file, so that a checkout elsewhere has the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from safecache.tiers.directory_faults import Immovable, Unreadable
 
 __all__ = ["Build", "digest"]
 
-# What a call does, in names that are the same on all Pythons, and on torch's serializable stand-in for a code object.
+# What determines a call, by names that all Pythons, and torch's serializable form of a code object, have in common.
 _FIELDS = (
     *("co_name", "co_firstlineno", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_code"),
     *("co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_exceptiontable"),
@@ -39,12 +39,12 @@ _FIELDS = (
 
 
 def digest(code: Any, module: str) -> str:
-    """Of a code object, in hex, and the name of the module whose globals it uses."""
+    """The SHA-256, in hex, of a code object and the name of the module whose globals it uses."""
     return hashlib.sha256(json.dumps([module, _stated(code)]).encode()).hexdigest()
 
 
 def _stated(value: Any) -> Any:
-    """In JSON, the same in every process. Types are told apart, as 1, 1.0 and True are three constants."""
+    """A JSON form that is the same in every process. It keeps types apart: 1, 1.0 and True are three constants."""
     if hasattr(value, "co_code"):
         return [[name, _stated(getattr(value, name, None))] for name in _FIELDS]
     if isinstance(value, tuple):
@@ -54,20 +54,20 @@ def _stated(value: Any) -> Any:
     return [type(value).__name__, repr(value)]
 
 
-# What torch adds to the name of an extension that a process loads again, after its sources have changed.
+# The suffix torch adds to the name of an extension that a process loads again after its sources have changed.
 _VERSION = re.compile(r"_v\d+$")
-# A blank in a path is written "$ ".
+# A space in a path is written "$ ".
 _WORD = re.compile(r"(?:\$.|[^ $])+")
 _OUTDATED = Refusal(Reason.OUTDATED, "its sources, or the command that builds it, have changed since it was built")
-# Threads cost more than they spare for the few headers of a user's own; nvcc tells of those of CUDA and torch too.
+# For a user's own few headers, threads cost more than they save; nvcc also reports those of CUDA and torch.
 _MANY = 64
 
-# What was stated of what this process has built, by path: it may have no key to seal that with.
+# The statements about what this process has built, by path: it may have no signing key to seal them with.
 _built: dict[str, Mapping[str, Any]] = {}
 
 
 class _Step(NamedTuple):
-    """``how``: all that build.ninja says of the file ``output``, and of no other."""
+    """One build step. ``how``: all that build.ninja says about the file ``output`` and no other."""
 
     output: str
     inputs: tuple[str, ...]
@@ -76,21 +76,21 @@ class _Step(NamedTuple):
 
 
 class Build:
-    """What is in ``directory`` of the extension ``name``, against what its build.ninja, ``text``, would make now."""
+    """The build of the extension ``name`` in ``directory``, against what its build.ninja, ``text``, asks for now."""
 
     def __init__(self, name: str, directory: str, text: str) -> None:
         self._directory = directory
-        # Its objects are those of the same extension whichever of these names the library has.
+        # The objects are the same extension's, whichever version suffix the library has.
         self._extension = _VERSION.sub("", name)
         self._steps = _steps(text)
         self._outputs = {step.output for step in self._steps}
         self._sources: dict[str, bytes] = {}
         self._began = 0
-        # What nothing attests but its place, and what was in it.
+        # Digests of the outputs that are trusted only as private.
         self._private: dict[str, bytes] = {}
 
     def is_attested(self) -> bool:
-        """Whether all is there, was built here or sealed by a trusted key, and of what is there now."""
+        """Whether every output exists, was built here or sealed by a trusted signing key, and is up to date."""
         self._private.clear()
         self._sources = self._digests({path for step in self._steps for path in step.inputs} - self._outputs)
         try:
@@ -99,15 +99,18 @@ class Build:
             return False
 
     def settle(self) -> None:
-        """Move away all that ninja is not to find. Raises EntryRefusedError in strict mode, Unsettled if it cannot."""
+        """Quarantine every output that ninja must not reuse.
+
+        Raises EntryRefusedError in strict mode, and Unsettled if one cannot be quarantined.
+        """
         for step in self._steps:
             self._settle(step, self._path(step.output))
-        # What is changed while it is read was not in what is built of it.
+        # Sources may have changed while the outputs were judged: the build reads them as they are now.
         self._sources = self._digests({path for step in self._steps for path in step.inputs} - self._outputs)
         self._began = time.time_ns()
 
     def keep(self) -> None:
-        """Attest all that ninja has made since settle()."""
+        """Attest all outputs that ninja has made since settle()."""
         headers = self._headers()
         for step in self._steps:
             path = self._path(step.output)
@@ -132,7 +135,7 @@ class Build:
             raise Immovable(errno.EBUSY, "it is refused, and replaced as often as it is moved away", path)
 
     def _judge(self, step: _Step) -> Refusal | None:
-        """None for what may stay: attested, or else noted as private. Raises OSError, if it is not there."""
+        """None if the output may stay: attested, or else noted as private. Raises OSError if there is none."""
         path = self._path(step.output)
         status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
         try:
@@ -141,7 +144,7 @@ class Build:
             refusal = self._judge_content(step, path, digest)
         except opening.UnusableEntry as unusable:
             return gate.of_unusable(unusable)
-        except Unreadable as error:  # there is no other place to build in, and ninja builds only what is not there
+        except Unreadable as error:  # there is no other directory to build in, and ninja only builds what is missing
             refusal = Refusal(Reason.UNREADABLE, error.evidence)
         return None if refusal is None else refusal._replace(found=status)
 
@@ -181,7 +184,7 @@ class Build:
         return headers is not None and inputs.get("sha256") == self._inputs(step, headers)
 
     def _inputs(self, step: _Step, headers: Iterable[str]) -> str:
-        """What a file is built of, in short."""
+        """The SHA-256, in hex, of all that a file is built from."""
         paths = sorted({*step.inputs, *headers})
         known = {path: self._sources[path] for path in paths if path in self._sources}
         known |= self._digests(set(paths) - set(known))
@@ -191,7 +194,7 @@ class Build:
         return digest.hexdigest()
 
     def _digests(self, paths: set[str]) -> dict[str, bytes]:
-        """Empty for what is not there, or no file."""
+        """Digests by path; empty for a path that is missing or not a regular file."""
         ordered = sorted(paths)
         read = parallel.each(self._digest, ordered) if len(ordered) > _MANY else map(self._digest, ordered)
         return dict(zip(ordered, read, strict=True))
@@ -203,7 +206,7 @@ class Build:
             return b""
 
     def _is_as_it_was(self, step: _Step) -> bool:
-        """Whether ninja has left it, since it was attested; or since it was found to be private, and is not sealed."""
+        """Whether ninja left the output alone since it was attested, or found to be private and unsealed."""
         private = self._private.pop(step.output, None)
         if private is not None and private == self._digest(step.output):
             return True
@@ -215,7 +218,7 @@ class Build:
     def _keep(self, step: _Step, path: str, headers: list[str] | None) -> None:
         told = headers or []
         is_known = headers is not None or not step.tells_headers
-        # What was built of something that cannot be told, or that was changed meanwhile, is built anew next time.
+        # An output whose inputs are unknown, or changed meanwhile, is built again next time.
         inputs = self._inputs(step, told)
         if not is_known or self._has_changed({*step.inputs, *told}):
             inputs = ""
@@ -225,7 +228,7 @@ class Build:
         _built[path] = {"sha256": digest.hex(), **also}
 
     def _has_changed(self, paths: set[str]) -> bool:
-        """Whether one of them is none, or another, since ninja was started."""
+        """Whether one of them is missing, or has changed since ninja was started."""
         return any(self._is_changed(path) for path in paths - self._outputs)
 
     def _is_changed(self, path: str) -> bool:
@@ -237,7 +240,7 @@ class Build:
             return True
 
     def _headers(self) -> dict[str, list[str]]:
-        """What the compiler has read for each of the files that it tells that of, as ninja has noted it."""
+        """The headers that the compiler reported reading, by output, as ninja has recorded them."""
         command = ["ninja", "-t", "deps", *(step.output for step in self._steps if step.tells_headers)]
         done = subprocess.run(command, cwd=self._directory, capture_output=True, check=False)
         found: dict[str, list[str]] = {}
@@ -251,7 +254,7 @@ class Build:
 
 
 def _steps(text: str) -> list[_Step]:
-    """The files that a build.ninja of torch's makes, each after those that it is made of."""
+    """The files that torch's build.ninja makes, each after those it is made from."""
     rules = {block.split(None, 2)[1]: block for block in text.split("\n\n") if block.startswith("rule ")}
     lines = text.splitlines()
     common = [line for line in lines if not line.startswith(("build ", "default "))]
@@ -266,13 +269,13 @@ def _steps(text: str) -> list[_Step]:
 
 
 def _check_file(status: os.stat_result) -> None:
-    """Sources and headers are of any owner, and may be links."""
+    """Sources and headers may have any owner, and may be links."""
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "not a file")
 
 
 def _packed(headers: list[str]) -> str:
-    """Those of CUDA are some thousand."""
+    """The paths, compressed: CUDA has some thousand headers."""
     return base64.b64encode(zlib.compress(os.fsencode("\n".join(headers)))).decode()
 
 

@@ -1,7 +1,7 @@
-"""What lets code through: a file that carries no seal runs only if this process made it, or its sealed record says so.
+"""What lets code through: a file that carries no seal runs only if this process made it or a sealed record attests it.
 
-A record is the digest of the file, sealed under its name. What is refused is moved away, to be made anew, but not what
-another writer has put in its place meanwhile.
+A record is the digest of the file, sealed under its name. A refused file is quarantined, and so recompiled, unless
+another writer has replaced it meanwhile.
 """
 
 from __future__ import annotations
@@ -61,19 +61,19 @@ __all__ = [
     "states_record",
 ]
 
-# How often a file is judged that is another one each time.
+# How often to judge a file that is replaced each time.
 _MOST_REPLACED = 3
 
 
 def of_unusable(unusable: opening.UnusableEntry) -> Refusal:
-    """What can be said against what is not even read."""
+    """The refusal of a file that is not even read."""
     return Refusal(unusable.reason, f"it is {unusable.detail}", found=unusable.status)
 
 
 def settled(judged: Callable[[], Refusal | None], discarded: Callable[[Refusal], bool]) -> bool:
     """Whether ``judged`` has nothing against what lies there; else that was ``discarded``, or is replaced for ever.
 
-    Both are called again where the latter says that something else lies there by now, as a good one of another writer.
+    Both are called again if ``set_aside`` returns False: another file, perhaps a good one, lies there by now.
     """
     for _ in range(_MOST_REPLACED):
         refusal = judged()
@@ -83,9 +83,9 @@ def settled(judged: Callable[[], Refusal | None], discarded: Callable[[Refusal],
 
 
 def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> bool:
-    """Move away what is refused, and report it; False, and nothing is done, if something else lies there by now.
+    """Quarantine a refused file and report it; False, with nothing done, if another file lies there by now.
 
-    Raises EntryRefusedError in strict mode; else Immovable if it cannot be moved: the cache cannot be used then.
+    Raises EntryRefusedError in strict mode. Otherwise raises Immovable if it cannot be moved: the cache is unusable.
     """
     moved = entry_files.quarantine(path, root, refusal.reason, refusal.found)
     if moved is None and os.path.lexists(path):
@@ -108,27 +108,27 @@ def _immovable(refusal: Refusal, kind: Kind, path: str, root: str) -> Exception:
     return Immovable(errno.EPERM, text, path)
 
 
-# Seconds for which a verdict on a file holds that looks the same to the kernel: from the question whether it has to be
-# built until it is loaded. Later it is read again, for what a disk returns may have changed without the kernel's doing.
+# Seconds for which a verdict on a file holds while its stat is unchanged: from asking whether to build it until loading
+# it. Later the file is read again, since what a disk returns may change without the kernel's doing.
 FRESH = 10.0
 _UNATTESTED = {
     Reason.UNSEALED: "there is no sealed record of it, as when stock torch built it",
     Reason.UNKNOWN_KEY: "its record is sealed by a key that this process does not trust",
 }
 
-# What this process has generated, built or verified: digests by path.
+# Digests, by path, of what this process has generated, built or verified.
 _known: dict[str, set[bytes]] = {}
-# And what the kernel said of the files that were verified, and when: see FRESH.
+# The stat of each verified file, and when it was verified, on the monotonic clock: see FRESH.
 _judged: dict[str, tuple[list[int], float]] = {}
 
 
 def expect(path: str, content: bytes) -> None:
-    """Attest this content at ``path``, in this process."""
+    """Attest this content at ``path``, within this process only."""
     _known.setdefault(path, set()).add(hashlib.sha256(content).digest())
 
 
 def expect_digest(path: str, digest: bytes) -> None:
-    """As expect(), of content with this SHA-256."""
+    """As expect(), for content with this SHA-256."""
     _known.setdefault(path, set()).add(digest)
 
 
@@ -138,7 +138,7 @@ def is_known(path: str, content: bytes) -> bool:
 
 
 def is_known_digest(path: str, digest: bytes) -> bool:
-    """As is_known(), of content with this SHA-256."""
+    """As is_known(), for content with this SHA-256."""
     return digest in _known.get(path, ())
 
 
@@ -148,23 +148,23 @@ def is_expected(path: str) -> bool:
 
 
 def digests(paths: Iterable[str]) -> dict[str, frozenset[bytes]]:
-    """What this process has attested at these paths, for another that it sends them to; see learn()."""
+    """The SHA-256 digests that this process has attested at these paths, to be sent to another process; see learn()."""
     return {path: frozenset(_known[path]) for path in paths if path in _known}
 
 
 def learn(digests: Mapping[str, frozenset[bytes]]) -> None:
-    """Attest in this process what the one that has started it has attested, and sent through its own pipe."""
+    """Attest here what the parent process has attested and sent through its own pipe."""
     for path, known in digests.items():
         _known.setdefault(path, set()).update(known)
 
 
 def is_private(path: str) -> bool:
-    """Whether the user has said that it is enough that nobody else could have written the file, and nobody could."""
+    """Whether ``SAFECACHE_TRUST=private`` lets the file pass, since nobody else could have written it."""
     return config.current().trust == "private" and ownership.why_not_private(path) is None
 
 
 def out_of_reach(path: str, content: bytes) -> str:
-    """``path`` if nobody else can replace what lies there between a check and its use; else the name of a copy."""
+    """``path``, or a private copy's if others could replace the file between its check and its use. Raises OSError."""
     if ownership.why_not_private(path) is None:
         return path
     copy = private_directory.make(os.path.basename(path), content)
@@ -173,13 +173,13 @@ def out_of_reach(path: str, content: bytes) -> str:
 
 
 def private_copy(name: str, content: bytes, kind: Kind) -> str:
-    """The path of a file of this name with what this process has made, or verified, and cannot keep in its cache.
+    """Write content that this process has made or verified, but cannot keep in its cache, to a private file.
 
-    Raises OSError.
+    Returns its path, which ends in this name. Raises OSError.
     """
     path = private_directory.write(name, content)
     expect(path, content)
-    if config.is_one():  # what it makes is for the process that has started it
+    if config.is_one():  # a worker's results are for its parent
         keep(path, os.path.dirname(os.path.dirname(path)), kind, content)
     return path
 
@@ -194,12 +194,11 @@ def keep(
     name: str = "",
     made_at: str = "",
 ) -> bool:
-    """Attest the file that this process has just made at ``path``, and in the cache ``root`` from now on.
+    """Attest the file that this process has just made at ``path``, here and by a record in the cache ``root``.
 
-    ``content``: what it is about to write there, or ``made_at``: where that lies so far. Other processes find the
-    record then before they find the file.
-    ``also``: what else to state of it. ``name``: what it is called there, if not as manifests.name_of() has it.
-    False, and reported, if its record cannot be written.
+    ``content``: what is about to be written there, or ``made_at``: where it lies so far. Other processes then find the
+    record before the file. ``also``: what else to state. ``name``: overrides manifests.name_of() in the record. False,
+    and reported, if the record cannot be written. Raises OSError if the file cannot be read.
     """
     digest = _digest(made_at or path) if content is None else hashlib.sha256(content).digest()
     return _keep(path, root, kind, digest, also, name)
@@ -212,7 +211,7 @@ def _keep(
     expect_digest(path, digest)
     ring = keyring.current()
     if ring.signing is None and not also and _is_stated(path, root, kind, digest):
-        return True  # by somebody whose word lasts longer than this process
+        return True  # by a record that outlives this process
     stated = {"sha256": digest.hex(), **also}
     return manifests.write(path, root, kind, stated, ring.attesting, provenance.statement(kind), name=name)
 
@@ -224,7 +223,7 @@ def _is_stated(path: str, root: str, kind: Kind, digest: bytes) -> bool:
 
 
 def record_of(path: str, content: bytes, kind: Kind, also: Mapping[str, Any], root: str = "") -> bytes | None:
-    """The record that keep() would write of ``content``, for another cache; None without a key to seal it."""
+    """The record that keep() would write of ``content``, for another cache; None without a signing key."""
     key = keyring.current().signing
     if key is None:
         return None
@@ -233,30 +232,30 @@ def record_of(path: str, content: bytes, kind: Kind, also: Mapping[str, Any], ro
 
 
 def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
-    """Whether this process or a sealed record says that this is the content of ``path``; see judge_by_record().
+    """Whether this process or a sealed record attests this content at ``path``; see judge_by_record().
 
-    Raises Unreadable if its record cannot be read.
+    Raises Unreadable if the record cannot be read.
     """
     return states_digest(path, root, kind, hashlib.sha256(content).digest())
 
 
 def states_digest(path: str, root: str, kind: Kind, digest: bytes) -> bool:
-    """As states(), of content with this SHA-256."""
+    """As states(), for content with this SHA-256."""
     if is_known_digest(path, digest):
         return True
     return judge_by_record(manifests.stored(path, root, kind), path, kind, digest, root) is None
 
 
 def states_record(record: bytes | None, path: str, kind: Kind, content: bytes, root: str = "") -> bool:
-    """As states(), of this record of the file."""
+    """As states(), but by this record alone; None: there is none."""
     return judge_by_record(record, path, kind, hashlib.sha256(content).digest(), root) is None
 
 
 def judge_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, root: str = "") -> Refusal | None:
-    """None if the file with this digest may be used: the one gate for code that this process has not made.
+    """None if the file with this SHA-256 may be used: the one gate for code that this process has not made.
 
-    A record of a trusted key decides, for what it is bound to. Only where no such record says anything, and no other
-    contradicts, does it count that the user trusts what is private.
+    A record by a trusted signing key decides, within what it is bound to. The user's trust in private files counts
+    only if there is no such record, and no other record contradicts.
     """
     objection = _objection_by_record(record, path, kind, digest, root)
     if objection is None or objection.reason not in trust.UNATTESTED or not is_private(path):
@@ -265,7 +264,7 @@ def judge_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, 
 
 
 def contradiction(record: bytes | None, kind: Kind, name: str, digest: bytes) -> Refusal | None:
-    """What the record, whoever sealed it, says against the file of this name with this digest."""
+    """What the record, whoever sealed it, says against the file of this name and SHA-256; None if nothing."""
     stated = manifests.unverified(record)
     if stated and stated["sha256"] != digest.hex():
         return Refusal(Reason.DAMAGED, "its digest is not the one in its record")
@@ -282,9 +281,9 @@ def _objection_by_record(record: bytes | None, path: str, kind: Kind, digest: by
 
 
 def adopt(path: str, root: str, kind: Kind) -> bool:
-    """Attest, on the user's word, compiled code that nobody else could have written; False if it is done already.
+    """Attest, on the user's word, compiled code that nobody else could have written; False if it is attested already.
 
-    Raises EntryRefusedError, OSError and UnusableEntry.
+    Raises EntryRefusedError if others could have written it or a record contradicts, UnusableEntry, and OSError.
     """
     refusal = judge(path, root, kind)
     if refusal is None:
@@ -299,36 +298,34 @@ def adopt(path: str, root: str, kind: Kind) -> bool:
 
 
 def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
-    """See to it that what lies at ``path``, if anything, is attested: moved away otherwise, to be made anew.
+    """Quarantine an unattested file at ``path``, so that it is built again; returns whether any file is left there.
 
-    Returns whether anything lies there then.
-
-    Raises EntryRefusedError in strict mode. Raises Unsettled where it cannot be moved away, or its record cannot be
-    read, and then it stays.
+    Raises EntryRefusedError for it in strict mode. Raises Unsettled, and leaves the file, if it cannot be quarantined
+    or its record cannot be read.
     """
     try:
         settled(lambda: objection(path, root, kind), lambda refusal: discard(refusal, kind, path, root))
-        return os.path.lexists(path)  # also what is replaced each time it is judged
+        return os.path.lexists(path)  # also a file that is replaced each time it is judged
     except OSError as error:
         if isinstance(error, Unsettled):
             raise
-        return not isinstance(error, FileNotFoundError)  # whoever must read it fails as in stock
+        return not isinstance(error, FileNotFoundError)  # its reader fails as in stock torch
 
 
 def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str, bytes | None]:
-    """Where to load the code at ``path`` from, and its bytes if that is a copy, out of the reach of others.
+    """Where to load the code at ``path`` from, and its bytes if that is a copy out of others' reach, else None.
 
-    Raises EntryRefusedError if nothing attests it; OSError if it or its record cannot be read.
+    Raises EntryRefusedError, in every mode, if nothing attests it; OSError if it or its record cannot be read.
     """
     try:
         refusal = objection(path, root, kind)
     except FileNotFoundError:
         if ownership.why_not_private(os.path.dirname(path)) is not None:
             raise
-        return path, None  # nothing lies there, and nobody else can change that: fails as in stock
+        return path, None  # nothing is there, and nobody else can change that: fails as in stock torch
     if refusal is not None:
         raise not_loaded(refusal, kind, path)
-    # A copy in memory would get round a noexec mount.
+    # A copy in memory would circumvent a noexec mount.
     if ownership.why_not_private(path) is None or mounts.forbids_execution(path):
         return path, None
     content = entry_files.read(path, entry_files.largest(kind))
@@ -338,7 +335,7 @@ def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str
 
 
 def not_loaded(refusal: Refusal, kind: Kind, path: str) -> EntryRefusedError:
-    """Counted, but not reported: the error says it, in every mode."""
+    """The error for a refusal, which is counted, but not reported: the error says it, in every mode."""
     events.count(refusal.reason)
     return EntryRefusedError(
         f"safecache: {kind.noun} {path} is not loaded: {refusal.evidence}. {refusal.remedy}".rstrip()
@@ -346,7 +343,7 @@ def not_loaded(refusal: Refusal, kind: Kind, path: str) -> EntryRefusedError:
 
 
 def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
-    """None if what lies at ``path`` is a file, and something attests it. Raises OSError."""
+    """None if a regular file lies at ``path`` and something attests it. Raises OSError."""
     try:
         return judge(path, root, kind)
     except opening.UnusableEntry as unusable:
@@ -354,7 +351,7 @@ def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | 
 
 
 def is_attested(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
-    """Whether a file lies at ``path``, and something attests it. Nothing is reported or done if not."""
+    """Whether a regular file lies at ``path`` and something attests it. Reports nothing, and leaves the file."""
     try:
         return objection(path, root, kind) is None
     except OSError:
@@ -362,7 +359,7 @@ def is_attested(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
 
 
 def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
-    """None if something attests the file. Raises OSError and UnusableEntry."""
+    """None if something attests the file. Raises OSError, and UnusableEntry for one that is not even read."""
     status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
     directory_faults.check(root)
     opening.check_up_to(entry_files.largest(kind))(status)
@@ -372,7 +369,7 @@ def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None
         return None
     digest = _digest(path)
     if digest not in _known.get(path, ()):
-        # What this process knows needs no record.
+        # Content that this process knows needs no record.
         refusal = judge_by_record(manifests.stored(path, root, kind), path, kind, digest, root)
         if refusal is not None:
             return refusal._replace(found=status)
@@ -383,7 +380,7 @@ def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None
 
 
 def refused(verdict: seal.Verdict, reason: Reason) -> Refusal:
-    """What is to be said against a file whose record does not hold, by this verdict."""
+    """The refusal of a file whose record fails with this verdict."""
     return Refusal(reason, _UNATTESTED.get(reason) or trust.evidence(verdict))
 
 
@@ -392,6 +389,6 @@ def _digest(path: str) -> bytes:
 
 
 def reset() -> None:
-    """Forget what this process has attested and judged, as another process knows nothing of it."""
+    """Forget what this process has attested and judged, so that it knows as little as a new one."""
     _known.clear()
     _judged.clear()

@@ -1,4 +1,4 @@
-"""What Inductor generates: sources that are executed, and the kernels that generated C++ loads by their paths."""
+"""What Inductor generates: sources to be executed, and the kernels that generated C++ loads by their paths."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ __all__ = [
 ]
 
 ENDINGS = (".cubin", ".hsaco", ".spv")
-# As torch writes a path into C++: in double quotes, with backslashes before those and before backslashes.
+# As torch writes a path into C++: in double quotes, with those and backslashes escaped by backslashes.
 _NAMED = re.compile(r'"(/(?:[^"\\\n]|\\.)*\.(?:cubin|hsaco|spv))"')
 
 
 def admit_kernels(*codes: str) -> None:
-    """See to it that each kernel that these texts name is there, and attested; what is not was moved away.
+    """Ensure that each kernel that these texts name exists and is attested; unattested ones are quarantined.
 
-    Raises FileNotFoundError if one is missing then, or could be exchanged before it is loaded: torch takes that for a
-    graph that is not in the cache. Raises EntryRefusedError in strict mode.
+    Raises FileNotFoundError if one is missing then, or others could replace it before it is loaded: torch treats the
+    graph as a miss. Raises EntryRefusedError in strict mode.
     """
     for path in dict.fromkeys(named for code in codes for named in _NAMED.findall(code)):
         _admit(re.sub(r"\\(.)", r"\1", path))
@@ -53,7 +53,7 @@ def admit_kernels(*codes: str) -> None:
 def _admit(path: str) -> None:
     root = config.cache_directory() or ""
     if not root or not path.startswith(os.path.join(root, "")):
-        root = os.path.dirname(path)  # of a cache that was moved since: no record of it is here
+        root = os.path.dirname(path)  # of a cache that was moved since, with no record here
     if not gate.admit_build(path, root):
         raise FileNotFoundError(errno.ENOENT, "a kernel of this graph is not there, or nothing attested it", path)
     objection = ownership.why_not_private(path)
@@ -62,9 +62,10 @@ def _admit(path: str) -> None:
 
 
 def place_kernel(path: str, root: str, content: bytes) -> str:
-    """Attest a kernel that this process has written to ``path``; where it is to be loaded from.
+    """Attest a kernel that this process has written to ``path``; returns the path to load it from.
 
-    That is a copy for this process where others could exchange it, and who finds the graph there has to compile it.
+    That is a private copy if others could replace the file: other processes that find the graph have to compile it
+    then. Raises OSError if there is no place for the copy.
     """
     if ownership.why_not_private(path) is not None:
         return gate.private_copy(os.path.basename(path), content, Kind.NATIVE_CODE)
@@ -73,20 +74,21 @@ def place_kernel(path: str, root: str, content: bytes) -> str:
 
 
 class _Thread(threading.local):
-    # What write_file() has written last.
+    # The path that write_file() wrote last.
     written = ""
 
 
 _thread = _Thread()
-# The Python that was generated last, by path: until torch reads it, it may be gone, or be exchanged.
+# The Python sources generated last, by path: one may be removed or replaced before torch reads it.
 _MOST_REMEMBERED = 16
 _generated: dict[str, bytes] = {}
 
 
 def put(write: Callable[[], tuple[str, str]], content: str | bytes) -> tuple[str, str]:
-    """The name and path that ``write`` returns: what lies there is ``content``, or is written again.
+    """The name and path that ``write`` returns; it is called again if the file does not hold ``content``.
 
-    The path of a kernel that C++ loads by it is of a copy out of reach. Raises what ``write`` does, and OSError.
+    For a kernel that C++ loads by path, the path may be that of a private copy. Raises what ``write`` does, OSError,
+    and in strict mode EntryRefusedError for a wrong file.
     """
     _thread.written = ""
     name, path = write()
@@ -99,7 +101,7 @@ def put(write: Callable[[], tuple[str, str]], content: str | bytes) -> tuple[str
 
 
 def put_again(write: Callable[[], str], content: str) -> str:
-    """The path that ``write`` returns, likewise, of a source that an entry holds, which is verified."""
+    """As put(), for a source from a verified entry; returns the path alone."""
     _thread.written = ""
     path = write()
     _settle(path, content, write)
@@ -112,12 +114,12 @@ def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
     if not sources.settle(path, source, root_of(path)):
         again()
         sources.attest(path, source)
-    if _thread.written == path:  # just now: in a shared level too
+    if _thread.written == path:  # just written: copy it to the shared level
         copies.send(path, Kind.SOURCE, anew=False)
 
 
 def write_file(path: str, content: str | bytes, *, encode_utf_8: bool, make_directories: bool) -> None:
-    """As torch's write_atomic, but for its temporary files: their names two containers can share.
+    """As torch's write_atomic, but with temporary files whose names cannot collide between two containers.
 
     Raises OSError.
     """
@@ -127,9 +129,9 @@ def write_file(path: str, content: str | bytes, *, encode_utf_8: bool, make_dire
 
 
 def header_directory(directory: str) -> str:
-    """For precompiled headers, a directory of each key: they lie outside of the cache, where all of a user's meet.
+    """The directory for precompiled headers, one per signing key, since all of a user's processes share them.
 
-    The next process with another key, or stock torch, would otherwise make them anew each time, of some 150 MB.
+    Otherwise processes with different signing keys, or stock torch, would recompile each other's, of some 150 MB.
     """
     key = keyring.current().signing
     if key is None or directory != headers_folder():
@@ -138,15 +140,15 @@ def header_directory(directory: str) -> str:
 
 
 def headers_folder() -> str | None:
-    """Where torch keeps precompiled headers."""
+    """Where torch keeps precompiled headers; None if this torch has no such directory."""
     found: str | None = getattr(_codecache(), "_HEADER_DIR", None)
     return found
 
 
 def initialise(graph: Any, compiled: Any, work: Callable[[], None]) -> None:
-    """Do ``work``, which reads the source of ``graph`` for ``compiled``: that gets what was generated.
+    """Do ``work``, which reads the source of ``graph`` for ``compiled``, but give that the source as generated.
 
-    Not what lies there by now; and it does not matter if nothing does. Raises what ``work`` does.
+    What the file holds by now does not matter, nor whether it still exists. Raises what ``work`` does.
     """
     path = graph.cache_path
     generated = _generated.get(path)
@@ -165,13 +167,16 @@ def initialise(graph: Any, compiled: Any, work: Callable[[], None]) -> None:
 
 
 def read(path: str, key: str) -> str:
-    """The path to execute the source of this key from: its own, or a copy of what was verified. Raises OSError."""
+    """The path to execute the source of this key from: its own, or that of a verified private copy.
+
+    Raises OSError, and EntryRefusedError if nothing attests it.
+    """
     generated = _generated.get(path)
     try:
         return sources.admit(path, key, _codecache().code_hash)
     except OSError:
         if generated is not None:
-            with suppress(OSError):  # as where no more files can be opened: then what torch itself would meet
+            with suppress(OSError):  # such as too many open files: then raise what stock torch would
                 return private_directory.make(os.path.basename(path), generated)
         raise
 
@@ -183,7 +188,7 @@ def _remember(path: str, content: str | bytes) -> None:
 
 
 def _encoded(content: str | bytes) -> bytes:
-    # As torch's write_atomic has the locale encode it.
+    # In the locale's encoding, as in torch's write_atomic.
     return content.encode(locale.getpreferredencoding(False)) if isinstance(content, str) else content
 
 
@@ -192,7 +197,7 @@ def _codecache() -> Any:
 
 
 def root_of(path: str) -> str:
-    """The directory that ``path`` is kept below: the cache, or that of the precompiled headers."""
+    """The root that ``path`` is kept below: the cache, or else its own directory, as for precompiled headers."""
     cache: str = _codecache().cache_dir()
     return cache if path.startswith(os.path.join(cache, "")) else os.path.dirname(path)
 

@@ -1,4 +1,4 @@
-"""Libraries that Inductor builds of what it generated: found verified, here or below, or built out of reach."""
+"""Libraries that Inductor builds from what it generated: found verified, in this tier or a lower one, or built."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from safecache.tiers import directory_faults, fallback, layers
 
 __all__ = ["LOADED", "are_attested", "build", "failure", "guarding", "settle", "take", "tell_inputs"]
 
-# What torch puts beside a probe of vector instructions that could be loaded.
+# The suffix of torch's marker beside a probe of vector instructions that could be loaded.
 LOADED = ".load_ok"
 _SCRATCH = "CxxBuild"
 
@@ -31,7 +31,7 @@ _SCRATCH = "CxxBuild"
 class _Thread(threading.local):
     guarded = False
     failure: Exception | None = None
-    # What no layer had in this lookup, as far as it has come: torch asks for the same path more than once.
+    # Paths that no tier has, in this lookup so far: torch asks for the same path more than once.
     absent: set[str]
 
     def __init__(self) -> None:
@@ -42,14 +42,14 @@ _thread = _Thread()
 
 
 def failure() -> Exception | None:
-    """What the last build that this thread was guarding has raised, if that; None since it was asked for."""
+    """The error of this thread's last guarded build or check, once: None if there was none since the last call."""
     failed, _thread.failure = _thread.failure, None
     return failed
 
 
 @contextmanager
 def guarding(guarded: bool = True) -> Iterator[None]:
-    """Around code that builds a library unless there is one: what it finds is verified, what it builds attested."""
+    """Wrap code that builds a library unless there is one: what it finds is verified, what it builds is attested."""
     outer, _thread.guarded = _thread.guarded, guarded
     if not outer:
         _thread.absent.clear()
@@ -60,28 +60,28 @@ def guarding(guarded: bool = True) -> Iterator[None]:
 
 
 def are_attested(paths: Iterable[str]) -> bool:
-    """Whether all of these are there, and a trusted record states each."""
+    """Whether all of these files exist and are attested. Precompiled headers only have to exist."""
     return all(map(_is_attested, paths))
 
 
 def _is_attested(path: str) -> bool:
-    # A precompiled header of 150 MB is looked at when something is built with it.
+    # A precompiled header of 150 MB is verified when something is built with it.
     return os.path.isfile(path) if private_build.is_dispensable(path) else gate.is_attested(path, root_of(path))
 
 
 def tell_inputs(builder: Any, sources: str | list[str], options: Any) -> None:
-    """Have the builder say, to the compile worker that it may be sent to, what its sources are."""
+    """Attach the digests of its sources to the builder, for the compile worker that it may be sent to."""
     header = getattr(options, "precompiled_header", None)
     paths = [sources] if isinstance(sources, str) else sources
     builder._safecache_sources = gate.digests([*paths, *([header] if header else [])])
 
 
 def settle(path: str) -> None:
-    """In guarding(), where torch asks whether there is a file at ``path``: one that nothing attests goes.
+    """In guarding(), as torch asks for a file at ``path``: quarantine an unattested one, or copy one from a lower tier.
 
-    Or comes, from a layer. Raises directory_faults.Unsettled.
+    Raises directory_faults.Unsettled if it cannot be quarantined or verified; EntryRefusedError in strict mode.
     """
-    # A precompiled header of 150 MB is looked at when something is built with it.
+    # A precompiled header of 150 MB is verified when something is built with it.
     if not _thread.guarded or private_build.is_dispensable(path):
         return
     root = root_of(path)
@@ -96,7 +96,7 @@ def settle(path: str) -> None:
 
 
 def _settle_marker(path: str, root: str, is_there: bool) -> None:
-    """A note that a probe could be loaded goes with its probe, and if nothing attests it."""
+    """Quarantine the marker that a probe could be loaded if its probe is gone, or nothing attests the marker."""
     if is_there and os.path.lexists(path):
         gate.admit_build(path, root)
     elif os.path.lexists(path):
@@ -107,16 +107,17 @@ def _take_from_layer(path: str, root: str) -> None:
     place = take(path, root)
     if place is None:
         _thread.absent.add(path)
-    # Beside a probe of vector instructions lies a note that it could be loaded; its record says on which CPU.
+    # A probe of vector instructions can have a marker that it could be loaded; that one's record says on which CPU.
     marker = path + LOADED
     if place is not None and not os.path.lexists(marker):
         take(marker, root)
 
 
 def build(make: Callable[[], Any], builder: Any) -> Any:
-    """What ``make`` returns, which has the builder build its library; in guarding() out of the reach of others.
+    """What ``make`` returns, which has the builder build its library; None if it was built privately instead.
 
-    Then a record attests the library. Raises what the build does.
+    In guarding() the build is out of others' reach, and a record attests the library. Raises what the build does, and
+    EntryRefusedError if an input was replaced.
     """
     if not _thread.guarded:
         return make()
@@ -141,7 +142,7 @@ def build(make: Callable[[], Any], builder: Any) -> Any:
 
 
 def _build_unseen(builder: Any, command: list[str], path: str, root: str) -> None:
-    """A precompiled header is looked for without a lock: it appears whole, and after its record."""
+    """Build a precompiled header, which torch looks for without a lock: it appears whole, and after its record."""
     unseen = copy.copy(builder)
     with temporaries.beside(path) as temporary:
         unseen.get_command_line = lambda: shlex.join([temporary if word == path else word for word in command])
@@ -156,14 +157,14 @@ def _build(make: Callable[[], Any], builder: Any) -> Any:
         return make()
     except Exception as error:
         _thread.failure = error
-        # The directory that the compiler ran in.
+        # Remove the directory that the compiler ran in.
         with suppress(OSError), folders.opened(builder._output_dir) as folder:
             folder.rmdir(f"{builder._name}_{_SCRATCH}")
         raise
 
 
 def _build_privately(builder: Any, path: str, root: str) -> bool:
-    """Build ``path`` in a private directory and publish it; False, and a warning, if this builder is unlike we know."""
+    """Build ``path`` in a private directory and publish it; False, and reported, if the builder is of unknown form."""
     with private_directory.made() as directory:
         command = private_build.command(shlex.split(builder.get_command_line()), path, root, directory)
         if command is not None:
@@ -191,12 +192,12 @@ def _count(reason: Reason, *_: object) -> None:
 
 
 def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
-    """Put the nearest copy of ``path`` in a lower layer there, if it is attested; returns where that lies.
+    """Copy the nearest attested file for ``path`` from a lower tier to ``path``; returns where it came from.
 
-    None if there is none. Raises EntryRefusedError in strict mode for one that is refused.
+    None if there is none, or it cannot be written. Raises EntryRefusedError in strict mode for a refused one.
     """
     for place, layer in layers.below(path, root):
-        # That a cache for which a private one stands in cannot be used has been reported.
+        # An unusable cache that has a fallback directory has been reported already.
         note = _count if layer == fallback.original(root) else loading.note
         found = _read(place, layer, kind, note)
         if found is not None and _put(path, root, kind, found):
@@ -208,7 +209,7 @@ _Note = Callable[..., None]
 
 
 class _Found(NamedTuple):
-    """A file that is attested, and by what; without a record it is trusted as private."""
+    """An attested file, with its mode and its record; without a record it is trusted as private."""
 
     content: bytes
     mode: int
@@ -216,11 +217,11 @@ class _Found(NamedTuple):
 
 
 def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
-    """What lies at ``place``, if it is attested; ``note``: whom to tell, as loading.note(), if not."""
+    """The file at ``place``, if it is attested; ``note``: how to report it if not, as loading.note() does."""
     try:
         found_there = os.lstat(place)
     except OSError:
-        return None  # a layer that cannot be entered is as good as an empty one
+        return None  # a tier that cannot be entered counts as empty
     modes = []
 
     def check(status: os.stat_result) -> None:
@@ -241,7 +242,7 @@ def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
             return _Found(found, modes[-1], record)
         refusal = gate.judge(place, layer, kind)
     except directory_faults.Unreadable as error:
-        # Of the cache for which a private one stands in, this was reported under the same cause.
+        # For a cache that has a fallback directory, this was reported under the same cause.
         text = f"{kind.noun} {place} was not used: {error.evidence}."
         events.report(Reason.UNREADABLE, text, cause=layer, remedy=_REMEDY, error=error)
         return None
@@ -264,7 +265,7 @@ def _readable(place: str, kind: Kind, content: Callable[[], bytes], note: _Note)
 
 
 def _put(path: str, root: str, kind: Kind, found: _Found) -> bool:
-    # Its record first: other processes find that before they find the file. And as it is: its signer can be revoked.
+    # Its record first, so that other processes find it before the file; unchanged, so that its signer can be revoked.
     gate.expect(path, found.content)
     where, what = manifests.path_of(path, root, kind), f"the record of {kind.noun} {path}"
     if found.record is not None and not manifests.publish(where, found.record, root, what, kind):

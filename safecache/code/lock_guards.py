@@ -1,6 +1,6 @@
-"""Locks that torch takes around what may be done already: a warm start does not wait for whoever holds one.
+"""Locks that torch takes around work that may be done already: a warm start does not wait for whoever holds one.
 
-Correctness hangs on no lock here: what is used without one was verified, and what is built is built under it.
+Correctness depends on no lock here: a file used without one was verified, and every build happens under its lock.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from contextlib import contextmanager
 
 __all__ = ["Lock", "ask", "guarding", "source_of"]
 
-# Inductor's lock of a source has the name of that.
+# Inductor names a source's lock after the source.
 _OF_SOURCE = re.compile(r"(c[a-z2-7]{51})\.lock")
 
 
 class Lock:
-    """One that torch is about to take: at ``path``, and ``held`` once it is taken."""
+    """A lock that torch is about to take, at ``path``; ``held`` once it is taken."""
 
     def __init__(self, path: str, take: Callable[[], object]) -> None:
         self.path = path
@@ -26,7 +26,7 @@ class Lock:
         self._take = take
 
     def take(self) -> None:
-        """Wait for it, as torch does, unless it is held."""
+        """Wait for the lock, as torch does, unless it is held already. Raises what torch's lock does."""
         if not self.held:
             self._take()
             self.held = True
@@ -44,7 +44,7 @@ _thread = _Thread()
 
 @contextmanager
 def guarding(guard: Guard | None) -> Iterator[None]:
-    """In this block ``guard`` decides whether a lock that this thread asks for is taken; None: each is."""
+    """In this block ``guard`` decides whether to take a lock that this thread asks for; None: take every lock."""
     outer, _thread.guard = _thread.guard, guard
     try:
         yield
@@ -53,15 +53,15 @@ def guarding(guard: Guard | None) -> Iterator[None]:
 
 
 def source_of(lock: Lock) -> str | None:
-    """The key of the source that is built under the lock; None for another one."""
+    """The cache key of the source that is built under the lock; None for any other lock."""
     found = _OF_SOURCE.fullmatch(os.path.basename(lock.path))
     return found[1] if found else None
 
 
 def ask(path: str, take: Callable[[], object], release: Callable[[], object]) -> Lock | None:
-    """What has become of a lock, once the guard was asked; None if there is no guard.
+    """Ask the guard about the lock at ``path``; returns the lock, ``held`` or not, and None if there is no guard.
 
-    Raises what that raises, with the lock released.
+    Raises what the guard does, with the lock released.
     """
     guard = _thread.guard
     if guard is None:

@@ -1,7 +1,7 @@
 """Packages of AOTInductor (``.pt2``): archives that C++ unpacks to load the libraries in them.
 
-The seal follows the archive: whoever reads a zip file looks for where it ends, and passes over what comes then. It is
-of all bytes before it, and under no name: a package is made to be renamed and carried elsewhere.
+The seal follows the archive: readers of zip files look for the end of the archive, and ignore what follows. It covers
+all bytes before it, and no name, since packages are made to be renamed and moved.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from safecache.signing.trust import Refusal
 
 __all__ = ["admitted", "adopt", "holds_code", "made"]
 
-# What a process loads of a package, or the library in it.
+# Endings of what a process, or the library in a package, loads from it.
 CODE = (".so", ".o", *generated.ENDINGS)
 _FOLDER = "/data/aotinductor/"
 _COPY = "package.pt2"
 _CHUNK = 1 << 20
-# Bytes; ours have some hundreds.
+# Bytes; ours take some hundreds.
 _LONGEST_SEAL = 16 << 10
 
 
@@ -45,10 +45,10 @@ _thread = _Thread()
 
 
 def made(target: Any, sources: Iterable[tuple[str, str]], make: Callable[[Any], Any]) -> Any:
-    """What ``make`` returns of a path or file object, with the package sealed that it has written there.
+    """What ``make`` returns, called with a path or file object; the package that it writes there is sealed.
 
-    ``sources``: the files that it packs, each with the cache that it lies in. A package with code in it that nothing
-    attests gets no seal, and a warning. Raises KeyringError in strict mode where there is no key to seal with.
+    ``sources``: the files that it packs, each with the cache that it lies in. A package with unattested code in it gets
+    no seal, but a warning. Raises KeyringError in strict mode if there is no signing key.
     """
     if not isinstance(target, (str, os.PathLike)):
         result = make(target)
@@ -92,14 +92,14 @@ def _seal(file: IO[bytes], name: str, sources: Iterable[tuple[str, str]]) -> Non
 
 
 def _append_seal(file: IO[bytes], key: Key, origin: dict[str, str]) -> None:
-    """Seal what ``file`` holds from where it stands to its end, without having all of it in memory."""
+    """Seal ``file`` from its current position to its end, without reading all of it into memory."""
     digest, size = _digested(file)
     namespace = config.current().namespace
     file.write(seal.trailer(digest, size, Kind.PACKAGE, "", key, origin, namespace))
 
 
 def _digested(file: IO[bytes]) -> tuple[bytes, int]:
-    """The SHA-256 of all bytes to come, and how many those are."""
+    """The SHA-256 of all bytes from the current position on, and their number."""
     digest, size = hashlib.sha256(), 0
     while chunk := file.read(_CHUNK):
         digest.update(chunk)
@@ -108,9 +108,9 @@ def _digested(file: IO[bytes]) -> tuple[bytes, int]:
 
 
 def _unknown(file: IO[bytes], sources: Iterable[tuple[str, str]]) -> str | None:
-    """One of the packed files that others could have exchanged, or code that nothing attests; None if all are good.
+    """The name of a packed file that others could have replaced, or of unattested code; None if all are good.
 
-    It is what is in the archive that is looked at.
+    Judges the bytes in the archive.
     """
     by_name: dict[str, list[tuple[str, str]]] = {}
     for path, root in sources:
@@ -120,7 +120,7 @@ def _unknown(file: IO[bytes], sources: Iterable[tuple[str, str]]) -> str | None:
         for member in archive.infolist():
             candidates = by_name.get(os.path.basename(member.filename), [])
             if not candidates and not member.filename.endswith(CODE):
-                continue  # of this process's memory
+                continue  # written from this process's memory
             with archive.open(member) as content:
                 digest, _ = _digested(content)
             if not any(_is_good(path, root, digest) for path, root in candidates):
@@ -135,7 +135,7 @@ def _is_good(path: str, root: str, digest: bytes) -> bool:
 
 
 def holds_code(target: Any) -> bool:
-    """Whether this is a package with libraries in it, and not a program that torch.export alone has written."""
+    """Whether this is a package with libraries in it, unlike a program saved by torch.export alone."""
     with suppress(OSError, ValueError, zipfile.BadZipFile):
         with zipfile.ZipFile(target) as archive:
             found = any(_FOLDER in f"/{name}" for name in archive.namelist())
@@ -147,10 +147,10 @@ def holds_code(target: Any) -> bool:
 
 @contextmanager
 def admitted(target: Any) -> Iterator[Any]:
-    """Where to load the package from in this block: it is verified, and nobody can exchange it any more.
+    """Where to load the package from in this block: it is verified, and nobody else can replace it any more.
 
-    ``target``: a path, the directory that one was unpacked to, or a file object. Raises EntryRefusedError in default
-    mode too, since there is nothing to compile instead; OSError if it cannot be read.
+    ``target``: a path, the directory of an unpacked package, or a file object. Raises EntryRefusedError, in default
+    mode too, since there is nothing to recompile; OSError if it cannot be read.
     """
     if target == _thread.admitted or _is_missing(target):
         yield target
@@ -168,7 +168,7 @@ def admitted(target: Any) -> Iterator[Any]:
 
 
 def _is_missing(target: Any) -> bool:
-    """Whether there is nothing to load, and nobody else can change that: loading it fails as in stock."""
+    """Whether there is nothing to load, and nobody else can change that: loading it fails as in stock torch."""
     if not isinstance(target, (str, os.PathLike)) or os.path.lexists(target):
         return False
     return ownership.why_not_private(_directory(os.fspath(target))) is None
@@ -179,7 +179,7 @@ def _directory(path: str) -> str:
 
 
 def _placed(target: Any, directory: Callable[[], str]) -> str:
-    """Where the package is verified to lie: in place, or as a copy in a ``directory`` that is made."""
+    """The path of the verified package: in place, or a copy in the private ``directory``."""
     if not isinstance(target, (str, os.PathLike)):
         copy = os.path.join(directory(), _COPY)
         target.seek(0)
@@ -187,13 +187,13 @@ def _placed(target: Any, directory: Callable[[], str]) -> str:
             shutil.copyfileobj(target, file)
         _require(copy, getattr(target, "name", "") or "given as a file object", by_seal=True)
         return copy
-    path = os.path.realpath(target)  # what a hub has downloaded is a link to it
+    path = os.path.realpath(target)  # a hub's download is a link
     if os.path.isdir(path):
         return _unpacked(path)
     if ownership.why_not_private(path) is None:
         _require(path, path, by_seal=False)
         return path
-    refusal = _refusal_by_end(path)  # a file of a terabyte can be made of nothing: copied is what has a seal
+    refusal = _refusal_by_end(path)  # copy only sealed files: a sparse one can claim a terabyte
     if refusal is not None:
         raise gate.not_loaded(refusal, Kind.PACKAGE, path)
     copy = os.path.join(directory(), _COPY)
@@ -203,19 +203,19 @@ def _placed(target: Any, directory: Callable[[], str]) -> str:
 
 
 def _unpacked(path: str) -> str:
-    """A directory, which has no seal: to be trusted only where the user has said that being private is enough."""
+    """The path of an unpacked package, which has no seal: trusted only as private, if the user allows that."""
     found = [path]
     if config.current().trust == "private":
         found += (item.path for item in folders.below(path))
         found += (os.path.dirname(place) for place in found[1:])
-    # A link could lead to another directory by the time that it is loaded.
+    # A link could point to another directory by the time it is loaded.
     if len(found) == 1 or any(os.path.islink(place) or not gate.is_private(place) for place in found):
         raise gate.not_loaded(Refusal(Reason.UNSEALED, "a directory has no seal"), Kind.PACKAGE, path)
     return path
 
 
 def _require(place: str, name: object, *, by_seal: bool) -> None:
-    """``by_seal``: the user's trust in what is private does not count."""
+    """Raise EntryRefusedError unless the package is good. ``by_seal``: only by its seal, not as private."""
     refusal = _refusal(place)
     if refusal is None:
         events.count(Count.VERIFIED)
@@ -233,7 +233,7 @@ def _refusal(path: str) -> Refusal | None:
 
 
 def _contradiction(path: str) -> Refusal | None:
-    """What its seal says against it, if it has one, by whomever."""
+    """What its seal, if it has one, says against it, whoever sealed it; None if nothing."""
 
     def digest(size: int) -> bytes:
         return opening.digest_regular(path, opening.check_regular, limit=size)
@@ -243,7 +243,7 @@ def _contradiction(path: str) -> Refusal | None:
 
 
 def _refusal_by_end(path: str) -> Refusal | None:
-    """What can be said against a package that was not read yet."""
+    """What its seal alone says against a package, whose content is not read yet; None if nothing."""
     keys = keyring.current()
     end, size = opening.read_end(path, opening.check_regular, _LONGEST_SEAL)
     verdict = seal.inspect(end, size, Kind.PACKAGE, "", keys.find, config.current().namespace)
@@ -255,10 +255,10 @@ def _refusal_by_end(path: str) -> Refusal | None:
 
 
 def adopt(path: str) -> bool:
-    """Seal a package with our key, on the user's word that it is good; False if it is sealed already.
+    """Seal a package with our signing key, on the user's word that it is good; False if it is sealed already.
 
-    Raises EntryRefusedError for one that others could have written, or that is sealed and damaged; KeyringError
-    without a key; OSError.
+    Raises EntryRefusedError if others could have written it, or it is sealed and damaged; KeyringError without a
+    signing key; UnusableEntry if it is not a regular file, and OSError.
     """
     key, path = keyring.sealing_key(), os.path.realpath(path)
     if _refusal(path) is None:

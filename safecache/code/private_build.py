@@ -1,7 +1,6 @@
-"""A build out of the reach of others, for a target that lies where they can write: there, what a compiler reads can be
-exchanged while it runs.
+"""Builds out of others' reach, for a target where they can write, and replace what a compiler reads while it runs.
 
-Each input is written, with the bytes that this process knows, into a private directory, and the output published from
+Each input is written to a private directory, with the bytes that this process knows, and the output is published from
 there, its record first.
 """
 
@@ -23,10 +22,10 @@ from safecache.store import entry_files
 
 __all__ = ["check_inputs", "command", "is_dispensable", "is_needed", "publish", "reset"]
 
-# GCC does not mind where its precompiled headers lie. Clang's are of use beside their sources alone.
+# GCC's precompiled headers can lie anywhere, Clang's only beside their sources.
 _PRECOMPILED, _IMMOVABLE = ".gch", ".pch"
 
-# All that is in a header that torch precompiles: it includes one of torch's own.
+# The whole content of a header that torch precompiles: it includes one of torch's own.
 _INCLUDES = re.compile(rb"#include <torch/[a-zA-Z0-9_]+(/[a-zA-Z0-9_]+)*\.h>\s*")
 
 _headers: dict[str, str] = {}
@@ -34,23 +33,23 @@ _lock = threading.Lock()
 
 
 def is_needed(target: str) -> bool:
-    """Whether others could exchange what lies beside ``target`` while it is built."""
+    """Whether others could replace files beside ``target`` while it is built."""
     return ownership.why_not_private(os.path.dirname(target)) is not None
 
 
 def is_dispensable(target: str) -> bool:
-    """Whether what needs ``target`` is built without it too: a precompiled header, of some hundred megabytes."""
+    """Whether ``target`` can be done without: a precompiled header, of some hundred megabytes."""
     return target.endswith((_PRECOMPILED, _IMMOVABLE))
 
 
 def check_inputs(stock: list[str], target: str, root: str, headers: str) -> None:
-    """See to it that all that the ``stock`` command line reads below the cache ``root`` is what this process knows.
+    """Ensure that the ``stock`` command line only reads attested files below the cache ``root`` and ``headers``.
 
-    And below ``headers``, where torch keeps those that it precompiles. A precompiled one that nothing attests is
-    moved away: the compiler reads the header itself then. Raises EntryRefusedError for anything else, and OSError for
-    what cannot be read.
+    ``headers``: where torch keeps those that it precompiles. An unattested precompiled header is quarantined, so that
+    the compiler reads the header itself. Raises EntryRefusedError for any other unattested file, and OSError for one
+    that cannot be read.
     """
-    # Not the compiler, the first word: it can be one that was installed in the cache just now.
+    # Not the compiler, the first word, which may have just been installed in the cache.
     for option, word in itertools.pairwise(stock):
         if option == "-include" and word.startswith(os.path.join(headers, "")):
             _check_header(word)
@@ -61,14 +60,14 @@ def check_inputs(stock: list[str], target: str, root: str, headers: str) -> None
 def _check_header(path: str) -> None:
     directory = os.path.dirname(path)
     if not gate.is_expected(path):
-        # Made before the hooks were on, or in a process that did not say so: torch makes it once in a process.
+        # Made before the hooks were on, or in a process that did not report it: torch makes it once per process.
         with suppress(opening.UnusableEntry):
             content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
             if _INCLUDES.fullmatch(content):
                 gate.expect(path, content)
     _check(path, directory)
     for compiled in (path + _PRECOMPILED, path + _IMMOVABLE):
-        # What cannot be read now, the compiler may be able to read in a moment.
+        # The compiler may be able to read a moment later what cannot be read now.
         if os.path.lexists(compiled) and gate.admit_build(compiled, directory):
             _check(compiled, directory)
 
@@ -79,9 +78,10 @@ def _check(path: str, root: str) -> None:
 
 
 def command(stock: list[str], target: str, root: str, directory: str) -> list[str] | None:
-    """The ``stock`` command line, with all it reads and writes below the cache ``root`` in ``directory`` instead.
+    """The ``stock`` command line, with what it reads and writes below the cache ``root`` moved to ``directory``.
 
-    None if there is something in it that we do not know. Raises EntryRefusedError for an input that was exchanged.
+    None if it has an unknown form. Raises EntryRefusedError for an input that was replaced, and OSError for one that is
+    gone or cannot be copied.
     """
     if stock.count(target) != 1 or target.endswith(_IMMOVABLE):
         return None
@@ -99,13 +99,13 @@ def command(stock: list[str], target: str, root: str, directory: str) -> list[st
         if ours is None:
             return None
         words.append(ours)
-    # A compiler's own intermediate files, where the temporary directory is none that can be trusted.
+    # For a compiler's own intermediate files, if the temporary directory cannot be trusted.
     elsewhere = os.path.dirname(directory) != tempfile.gettempdir()
     return ["env", f"TMPDIR={directory}", *words] if elsewhere else words
 
 
 def publish(directory: str, target: str, root: str) -> bool:
-    """Attest the output of a build in ``directory`` and put it at ``target``; False if there is none.
+    """Attest the output of a build in ``directory`` and put it at ``target``; False if there is no output.
 
     Raises OSError.
     """
@@ -131,7 +131,7 @@ def _input(path: str, directory: str) -> str | None:
         try:
             content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
         except FileNotFoundError:
-            raise  # the cache was cleared: no exchange, and elsewhere it can be built
+            raise  # the cache was cleared, nothing was replaced: it can be built elsewhere
         except (OSError, opening.UnusableEntry):
             content = None
         if content is None or not gate.is_known(path, content):
@@ -143,7 +143,10 @@ def _input(path: str, directory: str) -> str | None:
 
 
 def _header(path: str) -> str | None:
-    """A copy of a header for all builds of this process, with its precompiled form if that is in order."""
+    """A copy of a header for all builds of this process, with its precompiled form if that is attested.
+
+    None if this process does not keep the header's text.
+    """
     text = sources.known_text(path)
     if text is None:
         return None

@@ -1,4 +1,4 @@
-"""Generated sources, attested by whoever has their text or by a name that is its hash; and files found by name."""
+"""Generated sources, attested by the text in memory or by a name that is its hash; and files found by name."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ __all__ = [
 ]
 
 _COMMENTS = re.compile(rb"(\n+//[ -~]*)+")
-# What this process has generated where others can write, and compilers are to read: text by path.
+# Texts, by path, of sources for compilers that this process has generated where others can write.
 _texts: dict[str, bytes] = {}
 
 
 def attest(path: str, text: bytes) -> None:
-    """Attest this source at ``path``, in this process; it is remembered if others could replace it there."""
+    """Attest this source at ``path``, within this process; its text is kept if others could replace it there."""
     gate.expect(path, text)
     if not path.endswith(".py") and ownership.why_not_private(path) is not None:
         _texts[path] = text
 
 
 def known_text(path: str) -> bytes | None:
-    """The source that this process has attested at ``path``, whatever lies there now; None if it is not kept."""
+    """The source that this process has attested at ``path``, whatever the file holds now; None if it is not kept."""
     return _texts.get(path)
 
 
 def settle(path: str, source: bytes, root: str) -> bool:
-    """Whether the file at ``path`` holds the generated ``source``; if not, it was moved away, for it to be written.
+    """Whether the file at ``path`` holds the generated ``source``; if not, it was quarantined, and is to be written.
 
-    Raises EntryRefusedError in strict mode, and Unsettled where the file cannot be moved away.
+    Raises EntryRefusedError in strict mode, and Unsettled if the file cannot be quarantined.
     """
     directory_faults.check(root)
     try:
@@ -58,11 +58,11 @@ def settle(path: str, source: bytes, root: str) -> bool:
     except OSError as error:
         if isinstance(error, Unsettled):
             raise
-        return True  # whoever must read it fails as in stock; nothing attests what is in it
+        return True  # its reader fails as in stock torch; nothing attests its content
 
 
 def _objection(path: str, source: bytes) -> Refusal | None:
-    """None, and it is attested, if the file holds the source. Raises OSError."""
+    """None, with the file attested, if it holds the source. Raises OSError."""
     try:
         found = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
     except opening.UnusableEntry as unusable:
@@ -83,9 +83,10 @@ def _is_same(found: bytes, source: bytes, path: str) -> bool:
 
 
 def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
-    """Where to read the Python source from that is about to be executed: ``path``, or the bytes that were verified.
+    """The path to read the Python source from that is about to be executed: ``path``, or a copy of the verified bytes.
 
-    ``name_of`` is how torch names a source. Raises EntryRefusedError if nothing attests it, OSError as in stock.
+    ``name_of``: how torch names a source. Raises EntryRefusedError, in every mode, if nothing attests it; OSError as
+    stock torch does.
     """
     try:
         content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
@@ -98,9 +99,9 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
 
 
 def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
-    """Whether a file lies at ``path`` that is attested in the cache ``root``; any other was moved away.
+    """Whether a file attested in the cache ``root`` lies at ``path``; any other file was quarantined.
 
-    Raises EntryRefusedError in strict mode, and in every mode where it cannot be moved away.
+    Raises EntryRefusedError in strict mode, and Immovable if the file cannot be quarantined.
     """
     if not os.path.lexists(path):
         return False
@@ -112,17 +113,17 @@ def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> boo
 
 
 def admit_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
-    """Where to read what lies at ``path`` from, where nobody can replace it any more; None if there is nothing to read.
+    """A path to read the file at ``path`` from, where nobody else can replace it; None if there is nothing to read.
 
-    Raises as settle() does, and EntryRefusedError for a file that was replaced since.
+    Raises as settle_side_file() does, and EntryRefusedError for a file that was replaced since.
     """
     return gate.admit_code(path, root, kind)[0] if settle_side_file(path, root, kind) else None
 
 
 def reachable(directory: str) -> str:
-    """``directory``, or where others can write to it, one of this process alone, which is empty at first.
+    """``directory``, or if others can write to it one of this process alone, which is empty at first.
 
-    For objects that their loader opens by itself, at the path that it has told us.
+    For objects that their loader opens by itself, at the path that it has given us.
     """
     if ownership.why_not_private(_existing(directory)) is None:
         return directory
@@ -130,7 +131,7 @@ def reachable(directory: str) -> str:
 
 
 def is_private(directory: str) -> bool:
-    """Whether the user trusts what lies in ``directory``, or will, for nobody else being able to write there."""
+    """Whether the user trusts files in ``directory``, which may not exist yet, because nobody else can write there."""
     return gate.is_private(_existing(directory))
 
 
@@ -141,5 +142,5 @@ def _existing(path: str) -> str:
 
 
 def reset() -> None:
-    """Forget the texts that are kept."""
+    """Forget the kept texts."""
     _texts.clear()

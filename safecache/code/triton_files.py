@@ -1,6 +1,6 @@
-"""Triton's cache: each file is published whole, the list of a kernel's files after them, and no compile fails of one.
+"""Triton's cache: files are published whole, a kernel's list of files after them, and none makes a compile fail.
 
-A file that cannot be kept is read from a private copy, and one that cannot be read is compiled anew.
+A file that cannot be kept is read from a private copy, and one that cannot be read is recompiled.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["accept", "attest", "dump", "get_file", "get_group", "listed", "put",
 
 
 def put(directory: str, name: str, content: bytes) -> str:
-    """Keep a file that this process has made, and tell where to read it.
+    """Keep a file that this process has made; returns the path to read it from.
 
-    That is a private copy if it could not be kept, which is reported, or if others could exchange it. A list is not
-    kept without its files. Raises OSError if there is no place for the copy either; CacheWriteError in strict mode.
+    That is a private copy if the file could not be kept, which is reported, or if others could replace it. A list is
+    not kept without its files. Raises OSError if there is no place for the copy either; CacheWriteError in strict mode.
     """
     readable, stated = _keep(Place(directory), name, content)
     if stated is not None:
@@ -37,7 +37,7 @@ def put(directory: str, name: str, content: bytes) -> str:
 
 
 def _keep(place: Place, name: str, content: bytes) -> tuple[str, dict[str, object] | None]:
-    """Where to read it; and what was stated in its record, None if it was not kept."""
+    """The path to read it from, and what its record states, None if it was not kept."""
     path = place.path(name)
     stated = _stated(place, content) if name.startswith(LIST) else {}
     if stated is None:
@@ -68,7 +68,7 @@ def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) 
 
 
 def _send(place: Place, name: str, content: bytes, stated: Mapping[str, object]) -> None:
-    """Have a library, or with its list a whole group, in the shared level too, if there is one below this cache."""
+    """Copy a library, or with its list a whole group, to the shared level, if there is one below this cache."""
     directory = levels.counterpart(place.directory)
     if directory is None:
         return
@@ -78,7 +78,7 @@ def _send(place: Place, name: str, content: bytes, stated: Mapping[str, object])
         return
     names = triton_place.names_in(content) or ()
     if all(copies.send(place.path(file), Kind.KERNEL, place.root) for file in names):
-        # As stock Triton needs it, with the paths that they have there.
+        # With the files' paths there, as stock Triton needs them.
         listing = _listing({file: os.path.join(directory, file) for file in names})
         record = gate.record_of(place.path(name), listing, Kind.KERNEL, stated)
         copies.send_content(place.path(name), listing, Kind.KERNEL, place.root, record=record)
@@ -89,7 +89,7 @@ def _listing(paths: Mapping[str, str]) -> bytes:
 
 
 def _stated(place: Place, content: bytes) -> dict[str, object] | None:
-    """What the record of a list states besides its digest; None if there is one among its files that was not kept."""
+    """What the record of a list states besides its digest; None if one of its files was not kept."""
     digests = {name: _digest(place, name) for name in triton_place.names_in(content) or ()}
     return {"files": digests} if all(digests.values()) else None
 
@@ -120,7 +120,7 @@ def _report_unwritable(what: str, variable: str, root: str, error: OSError) -> N
 
 
 def put_aside(name: str, content: bytes, error: OSError) -> str:
-    """Report that a file, or what attests it, cannot be kept there; where a copy of it lies. Raises OSError."""
+    """Report that a file or its record cannot be kept or read; returns a private copy's path. Raises OSError."""
     if isinstance(error, directory_faults.Unsettled):
         loading.note(Reason.UNREADABLE, Kind.KERNEL, name, error.evidence, triton_place.REMEDY, error)
     else:
@@ -129,7 +129,7 @@ def put_aside(name: str, content: bytes, error: OSError) -> str:
 
 
 def dump(directory: str, name: str, content: bytes) -> str:
-    """Write a file for people to read; a failure is reported. Raises CacheWriteError in strict mode."""
+    """Write a file for people to read; returns its path. Reports a failure; raises CacheWriteError in strict mode."""
     path = os.path.join(directory, name)
 
     def write() -> None:
@@ -144,15 +144,15 @@ def dump(directory: str, name: str, content: bytes) -> str:
 
 
 def listed(directory: str, names: Iterable[str]) -> list[str]:
-    """Those of a new group that lie in ``directory``: with TRITON_ALWAYS_COMPILE it can hold some of a layer, too."""
+    """Those names of a new group that lie in ``directory``; with TRITON_ALWAYS_COMPILE some may be in a lower tier."""
     place = Place(directory)
     return [name for name in names if triton_place.digest(directory, name)[0] or place.take(name) is not None]
 
 
 def restore(directory: str, contents: Mapping[str, bytes]) -> None:
-    """Have files of these names in ``directory``: those that lie there, if they are attested, or else these.
+    """Ensure that files of these names are in ``directory``: keep attested ones, and write ``contents`` otherwise.
 
-    What cannot be written is reported, as put() does.
+    A file that cannot be written is reported, and errors raised, as in put().
     """
     place = Place(directory)
     for name in sorted(contents, key=lambda name: name.startswith(LIST)):
@@ -165,7 +165,10 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
 
 
 def accept(directory: str, name: str, content: bytes) -> str | None:
-    """Where to read what a remote cache has delivered, if something here attests it; if not, that is reported."""
+    """The path to read a file from the remote cache at; None, and reported, if nothing here attests it.
+
+    Raises OSError if there is no place for a copy; in strict mode the reason's error.
+    """
     path, root = os.path.join(directory, name), os.path.dirname(directory)
     where, remedy = f"{name} of Triton's remote cache", "It is compiled anew."
     try:
@@ -176,14 +179,14 @@ def accept(directory: str, name: str, content: bytes) -> str | None:
     if not is_stated:
         loading.note(Reason.UNSEALED, Kind.KERNEL, where, "there is no sealed record of it here", remedy)
         return None
-    # A list comes before its files: what they hold was stated when it was made.
+    # A list arrives before its files; its record states their digests.
     recorded = manifests.exists(path, root, Kind.KERNEL) or gate.keep(path, root, Kind.KERNEL, content)
     kept = recorded and _publish(path, content, root)
     return triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
 
 
 def get_file(directory: str, name: str) -> str | None:
-    """Where to read the file, if there is one that is attested, in the cache or else in a layer below it."""
+    """The path to read the file at, if one is attested in the cache or else in a lower tier; None if not."""
     for place in _places(directory):
         found = place.take(name)
         is_shared = place.directory == levels.counterpart(directory)
@@ -195,9 +198,9 @@ def get_file(directory: str, name: str) -> str | None:
 
 
 def get_group(directory: str, name: str) -> dict[str, str] | None:
-    """Where to read the files of the group; None unless all are there, attested, and of one writer.
+    """The paths to read the group's files at, by name; None unless all exist, are attested, and of one writer.
 
-    A group of a layer is copied into the cache: torch looks there for the binary, and for what it bundles.
+    A lower tier's group is copied into the cache: torch looks there for the binary, and for what it bundles.
     """
     for place in _places(directory):
         found = place.group(name)
@@ -209,7 +212,7 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 
 
 def _places(directory: str) -> Iterator[Place]:
-    """Where the files of a key may be. A layer may be a cache directory of Triton's or of Inductor's."""
+    """Where the files of a cache key may be. A lower tier may be a cache directory of Triton's or of Inductor's."""
     yield Place(directory)
     for place, layer in layers.below(directory, os.path.dirname(directory)):
         if place == levels.counterpart(directory):
@@ -231,7 +234,7 @@ def _copied(directory: str, name: str, layer: Place, found: Mapping[str, Found])
 
 def _copy(directory: str, files: Mapping[str, Found | None], layer: Place) -> bool:
     here = Place(directory)
-    # Where nothing can be written, the layer serves as well, and there is nothing to warn of.
+    # In a read-only cache the lower tier serves as well, without a warning.
     if not os.access(directory, os.W_OK):
         return False
     for name, found in files.items():
@@ -245,7 +248,7 @@ def _copy(directory: str, files: Mapping[str, Found | None], layer: Place) -> bo
 
 
 def _relist(place: Place, name: str, files: Iterable[str]) -> None:
-    """Have a copied list name its files where they lie now, as stock Triton needs it, if it is ours to seal."""
+    """Make a copied list name its files where they lie now, as stock Triton needs, if our signing key sealed it."""
     signing = keyring.current().signing
     try:
         verdict, _ = manifests.read(place.path(name), place.root, Kind.KERNEL)

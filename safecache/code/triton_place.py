@@ -1,10 +1,10 @@
-"""One key's directory of Triton's cache, or of a layer below it: what lies there is verified before it is read.
+"""One cache key's directory in Triton's cache, or in a lower tier: files are verified before they are read.
 
-The files of a kernel are a group, and the record of its list states what is in each. So a reader has all of one
-writer's files or none, and the paths in the list, which are of the place where it was written, do not matter.
+The files of a kernel form a group, and the record of its list states the digest of each. So a reader gets all of one
+writer's files or none, and the paths in the list, which hold only where it was written, do not matter.
 
-Triton reads by name what it has just written. A network file system can fail there, though the file is published, and
-anybody may have cleared the cache: then the bytes are taken from memory.
+Triton reads back by name what it has just written. A network file system can fail at that, though the file is
+published, or somebody may have cleared the cache: the bytes then come from memory.
 """
 
 from __future__ import annotations
@@ -56,31 +56,31 @@ _written = _Written()
 
 
 def note(directory: str, name: str, content: bytes, readable: str, *, kept: bool) -> None:
-    """Remember that ``content`` was written to ``name``, and can be read at ``readable``."""
+    """Remember that ``content`` was written to ``name``, and can be read at ``readable``; ``kept``: in the cache."""
     if directory != _written.directory:
         forget_written()
         _written.directory = directory
     _written.digests[name] = hashlib.sha256(content).hexdigest() if kept else None
-    if not name.endswith(".so"):  # nothing is made of that here
+    if not name.endswith(".so"):  # Triton does not read that back with its group
         _written.contents[readable] = content
 
 
 def digest(directory: str, name: str) -> tuple[bool, str | None]:
-    """Whether this thread has written the file, and its SHA-256; None if it was not kept."""
+    """Whether this thread has written the file, and its SHA-256 in hex, None if it was not kept."""
     written = _written.digests if directory == _written.directory else {}
     return name in written, written.get(name)
 
 
 def forget_written() -> None:
-    """Let go of what was remembered."""
+    """Forget the files that this thread has written."""
     _written.directory = ""
     _written.digests, _written.contents = {}, {}
 
 
 def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[str, str]) -> _Result:
-    """``construct(group)``, which reads the files of the group; from copies if one cannot be read that we have written.
+    """``construct(group)``, which reads the group's files; from private copies if one we wrote cannot be read again.
 
-    Raises what ``construct`` does, for a file that somebody else has written.
+    Raises what ``construct`` does, such as OSError for a file of another writer.
     """
     contents = _written.contents
     forget_written()
@@ -103,25 +103,25 @@ def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[st
 LIST = "__grp__"
 REMEDY = "It is compiled anew; make it readable or remove it."
 
-# Digests by path, each with what the kernel said of the file when it was read, and when that was.
+# SHA-256 digests by path, each with the file's stat when it was read, and when that was, on the monotonic clock.
 _digests: dict[str, tuple[list[int], str, float]] = {}
 
 
 class Found(NamedTuple):
-    """A file that is attested: where to read it; its bytes, if it had to be read."""
+    """An attested file: the path to read it at; its bytes, if it had to be read."""
 
     path: str
     content: bytes | None
 
 
 def reset() -> None:
-    """Verify each file anew, and forget what was written."""
+    """Verify each file again, and forget what was written."""
     _digests.clear()
     forget_written()
 
 
 def names_in(content: bytes) -> list[str] | None:
-    """The names in a list; None unless they are all plain."""
+    """The names in a list; None if it is malformed, or a name is not plain."""
     try:
         listing = json.loads(content)
     except (ValueError, RecursionError):
@@ -135,30 +135,30 @@ def _is_plain(name: str) -> bool:
 
 
 def reachable(path: str, content: bytes) -> str:
-    """``path``, or a copy of it that nobody else can exchange. Raises OSError."""
-    # A library's copy would be in memory, and so get round a noexec mount.
+    """``path``, or the path of a copy that nobody else can replace. Raises OSError."""
+    # A library's copy would be in memory, and so circumvent a noexec mount.
     if path.endswith(".so") and mounts.forbids_execution(path):
         return path
     return gate.out_of_reach(path, content)
 
 
 class Place(NamedTuple):
-    """The directory; in a layer nothing is moved away."""
+    """The directory of a cache key; in a lower tier (``is_layer``) nothing is quarantined."""
 
     directory: str
     is_layer: bool = False
 
     @property
     def root(self) -> str:
-        """The cache that it is part of, with its records."""
+        """The cache that it is part of, which holds its records."""
         return os.path.dirname(self.directory)
 
     def path(self, name: str) -> str:
-        """Where the file of this name is."""
+        """The path of the file of this name."""
         return os.path.join(self.directory, name)
 
     def take(self, name: str) -> Found | None:
-        """The file, if it is there and something attests it."""
+        """The file; None if it does not exist or nothing attests it. Raises OSError if there is no place for a copy."""
         path = self.path(name)
         if not os.path.lexists(path) or not self.is_attested(path):
             return None
@@ -168,16 +168,16 @@ class Place(NamedTuple):
         if content is None:
             return None
         if not gate.is_known(path, content):
-            self.is_attested(path)  # what has replaced it may be another writer's; if not, that is reported
+            self.is_attested(path)  # reports its replacement, unless that is another writer's good one
             return None
         return Found(reachable(path, content), content)
 
     def group(self, name: str) -> dict[str, Found] | None:
-        """The files of a group, if all are there and as its list's record states, or each attested by its own."""
+        """The files of a group by name; None unless all match its list's record, or each its own record."""
         if not os.path.lexists(self.path(LIST + name)):
             return None
         stated = self._stated(self.path(LIST + name))
-        # Once for all of them: each such question takes a dozen system calls.
+        # Asked once for all of them: it takes a dozen system calls.
         is_private = bool(stated) and ownership.why_not_private(self.directory) is None
         found = {}
         for file, digest in (stated or {}).items():
@@ -188,7 +188,7 @@ class Place(NamedTuple):
         return found or None
 
     def _stated(self, path: str) -> dict[str, str | None] | None:
-        """The files that the list names, if it is attested, and their digests, where its record states them."""
+        """The files that the list names, with the digests that its record states, or None; None if it is unattested."""
         content = self.read(path)
         if content is None:
             return None
@@ -198,13 +198,13 @@ class Place(NamedTuple):
             directory_faults.check(self.root)
             events.count(Count.CODE_VERIFIED)
             return {file: str(digest) for file, digest in stated["files"].items()}
-        # Of an older safecache, adopted, or trusted as private; or else refused, and then that is reported.
+        # A list of an older safecache, adopted, or trusted as private; anything else is refused and reported.
         if not self.is_attested(path) or not gate.is_known(path, content):
             return None
         return dict.fromkeys(names_in(content) or ())
 
     def _sealed(self, path: str) -> dict[str, Any]:
-        """What the record of the list states; nothing unless that can be read, verifies, and was made for here."""
+        """What the list's record states; empty unless it can be read, verifies, and was made for this environment."""
         try:
             verdict, stated = manifests.read(path, self.root, Kind.KERNEL)
         except Unreadable:
@@ -215,7 +215,7 @@ class Place(NamedTuple):
         try:
             status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.LISTED)
         except OSError:
-            return None  # gone, whoever removed it: no fault of what is left
+            return None  # removed, by whomever: the other files are not to blame
         is_private = is_private and ownership.own_uid(status.st_uid) and not status.st_mode & 0o022
         stamp, now = filesystem.identity(status), time.monotonic()
         known = _digests.get(path)
@@ -225,14 +225,14 @@ class Place(NamedTuple):
         if content is None:
             return None
         if hashlib.sha256(content).hexdigest() != digest:
-            # Damaged, and then moved away; or of another writer, who is not done, or was killed.
+            # Damaged, and then quarantined; or of another writer, which is not done or was killed.
             self.is_attested(path)
             return None
         _digests[path] = stamp, digest, now
         return Found(path if is_private else reachable(path, content), content)
 
     def is_attested(self, path: str) -> bool:
-        """If not, what lies there is moved away, unless that cannot be or this is a layer, and reported."""
+        """Whether something attests the file; otherwise it is reported, and quarantined unless in a lower tier."""
         try:
             return gate.settled(
                 lambda: gate.objection(path, self.root, Kind.KERNEL), lambda refusal: self._discard(refusal, path)
@@ -248,7 +248,7 @@ class Place(NamedTuple):
             try:
                 return gate.discard(refusal, Kind.KERNEL, path, self.root)
             except Immovable as error:
-                if quarantine.obstacle(self.root) is not None:  # as is reported when the kernel cannot be kept
+                if quarantine.obstacle(self.root) is not None:  # reported as when a kernel cannot be kept
                     manifests.report_obstacle(self.root, f"{path}: {error.evidence}", error)
                     return True
                 remedy = "It could not be moved away; remove it."
@@ -256,7 +256,7 @@ class Place(NamedTuple):
         return True
 
     def read(self, path: str) -> bytes | None:
-        """The bytes of the file, not verified; None if it is gone, or not to be read, which is reported."""
+        """The unverified bytes of the file; None if it is gone, or, as reported, cannot or must not be read."""
         try:
             return entry_files.read_entry(path, entry_files.largest(Kind.KERNEL), listed=True)
         except opening.UnusableEntry:
@@ -267,7 +267,7 @@ class Place(NamedTuple):
 
 
 def _note_unreadable(path: str, error: OSError) -> None:
-    # In a directory that cannot be entered nothing can be written either: that is reported then.
+    # A directory that cannot be entered cannot be written either, which is reported then.
     if os.path.lexists(path):
         evidence = error.evidence if isinstance(error, Unreadable) else f"{error.strerror}"
         loading.note(Reason.UNREADABLE, Kind.KERNEL, path, evidence, REMEDY, error)
