@@ -1,6 +1,6 @@
-"""Artifacts: whole files and blobs that torch unpickles by itself, verified before they come to it.
+"""Artifacts: whole files and blobs that torch unpickles by itself, verified before they reach it.
 
-Unlike entries of the two caches they have no name that tells their content, so they are trusted by their seal alone.
+Unlike entries of the two caches they have no name derived from their content, so only their seal makes them trusted.
 """
 
 from __future__ import annotations
@@ -61,20 +61,20 @@ def _with_state(**values: Any) -> Iterator[None]:
 
 @contextmanager
 def origin(where: str) -> Iterator[None]:
-    """What require() calls the bytes that this thread hands it in this block."""
+    """In this block, what require() calls the bytes that this thread passes to it, in reports."""
     with _with_state(origin=where):
         yield
 
 
 def told_origin() -> str:
-    """Where this thread's bytes come from, "" if that is not told."""
+    """Where this thread's bytes come from, as given to origin(); "" if it was not."""
     return _state.origin
 
 
 def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
-    """Return if ``content`` may be unpickled; report it, and raise EntryRefusedError in default mode too, if not.
+    """Return if ``content`` may be unpickled; otherwise report it, and raise EntryRefusedError in default mode too.
 
-    For what has no miss: there is no graph to compile instead.
+    For artifacts that cannot miss: there is no graph to compile instead.
     """
     with events.reading():
         if not loading.admit(kind, cache_key, content, origin=told_origin() or "given as bytes"):
@@ -82,10 +82,10 @@ def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
 
 
 def read(kind: Kind, cache_key: str, path: str, root: str = "") -> bytes | None:
-    """The bytes of the file at ``path`` if they may be unpickled, empty if there is none; None if not, and reported.
+    """The bytes of the file at ``path`` if they may be unpickled, empty if there is none; None, and reported, if not.
 
-    One that is bad for everybody is moved away if it lies in a cache, its ``root``, and not where the user named it.
-    One that only a lower layer has is copied there. Raises in strict mode for what may not be unpickled.
+    A file that is bad for everybody is quarantined if it lies in a cache, ``root``; a user's own file is left alone.
+    One that only a lower tier has is copied to ``path``. Strict mode raises the reason's error instead of None.
     """
     if not os.path.lexists(path):
         return _from_layer(kind, cache_key, path)
@@ -96,7 +96,7 @@ def read(kind: Kind, cache_key: str, path: str, root: str = "") -> bytes | None:
 
 
 def stated(kind: Kind, cache_key: str, content: bytes) -> Mapping[str, str]:
-    """What the seal of these bytes, which read() has verified, says besides of what they are."""
+    """The provenance in the seal of these bytes, which read() has verified; empty without a valid seal."""
     namespace = config.current().namespace
     verdict = seal.inspect(content, len(content), kind, cache_key, keyring.current().find, namespace)
     return verdict.provenance or {}
@@ -108,31 +108,31 @@ def _from_layer(kind: Kind, cache_key: str, path: str) -> bytes | None:
         if os.path.lexists(place):
             content = loading.read(kind, place)
             if content is not None and loading.admit(kind, cache_key, content, origin=place):
-                # Torch reads the file once more by itself.
+                # Torch reads the file again by itself.
                 return content if copies.put(path, content, root, kind) else b""
     return b""
 
 
 @contextmanager
 def only(kind: Kind, content: bytes) -> Iterator[None]:
-    """Have unpickle() take nothing but ``content`` first in this thread: torch reads the file once more by itself."""
+    """In this block, this thread's first unpickle() accepts only ``content``: torch reads the file again by itself."""
     with _with_state(only=content, kind=kind):
         yield
 
 
 def only_was_set() -> bool:
-    """Whether this thread is inside only(), and nothing was unpickled yet."""
+    """Whether this thread is inside only() and has not unpickled anything yet."""
     return _state.only is not None
 
 
 def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
-    """What ``loads`` returns. Raises EntryRefusedError inside only() for other bytes than those, and reports them.
+    """What ``loads`` returns. Inside only(), reports any other bytes and raises EntryRefusedError.
 
-    Only the first is checked: what unpickling it unpickles in turn came with it.
+    Only the first call is checked: anything that it unpickles in turn came with it.
     """
     verified, _state.only = _state.only, None
     if verified is not None and content != verified:
-        # Torch catches what is raised here, and goes on as without a file.
+        # Torch catches the error, and goes on as if there were no file.
         with events.reading():
             loading.note(
                 Reason.DAMAGED, _state.kind, "on disk", "it was replaced while it was read", "Find out by whom."
@@ -142,14 +142,14 @@ def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
 
 
 class VerifiedRemote:
-    """A remote cache that answers with the values that may be unpickled, and has no others."""
+    """A remote cache that only returns values that may be unpickled."""
 
     def __init__(self, remote: RemoteCache, kind: Kind) -> None:
         self._remote = remote
         self._kind = kind
 
     def get(self, key: str) -> dict[str, str] | None:
-        """The value under ``key``, made anew of the bytes that were verified; None for what is refused."""
+        """The value under the cache key, rebuilt from the verified bytes; None if there is none or it is refused."""
         content = loading.fetch(self._kind, key, self._remote)
         if content is None or not loading.admit(self._kind, key, content, origin="the remote cache"):
             return None
@@ -157,7 +157,7 @@ class VerifiedRemote:
 
 
 def accept_name(kind: Kind, name: str, where: str, *, safe: bool) -> bool:
-    """``safe``; a name that is not is reported. Raises EntryRefusedError for it in strict mode."""
+    """Returns ``safe``, and reports a name that is not. Raises EntryRefusedError for it in strict mode."""
     if not safe:
         evidence = f"its name {name[:64]!r} would leave the place of its kind in the cache directory"
         loading.note(Reason.UNSAFE_NAME, kind, where, evidence, "Find out where it came from.")
@@ -165,10 +165,10 @@ def accept_name(kind: Kind, name: str, where: str, *, safe: bool) -> bool:
 
 
 def is_plain(name: str) -> bool:
-    """Whether ``name``, joined to a directory, names something directly in it, and nothing hidden."""
+    """Whether ``name``, joined to a directory, names a file directly in it, and not a hidden one."""
     return bool(name) and os.path.basename(name) == name and not name.startswith(".") and "\0" not in name
 
 
 def is_autotuning_name(name: str) -> bool:
-    """Whether ``name`` is one that torch gives an autotuning result: nothing else is ever written under it."""
+    """Whether torch gives such a name to autotuning results; nothing else is ever written under it."""
     return _AUTOTUNING_NAME.fullmatch(name) is not None

@@ -1,4 +1,4 @@
-"""Copies: in a cache of what one below it has, and in the shared level of what is made here."""
+"""Copies: of a lower tier's files into a cache, and of files made here into the shared level."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ __all__ = ["put", "send", "send_content"]
 
 
 def put(path: str, content: bytes, root: str, kind: Kind, mode: int = 0o666) -> bool:
-    """Have ``content`` at ``path`` of the cache ``root``; False, and reported, if it cannot be written."""
+    """Write ``content`` to ``path`` in the cache ``root``; False, and reported, if that fails.
+
+    Raises CacheWriteError for it in strict mode.
+    """
     try:
         entry_files.publish(path, content, root, mode)
     except OSError as error:
@@ -26,10 +29,10 @@ def put(path: str, content: bytes, root: str, kind: Kind, mode: int = 0o666) -> 
 
 
 def send(path: str, kind: Kind, root: str = "", *, anew: bool = True) -> bool:
-    """Have the file at ``path``, and its record, in the shared level too, if it lies in a local one.
+    """Copy the file at ``path``, which lies in a local level, and its record to the shared level.
 
-    False if it is not there then; what cannot be written is reported. ``root``: where its records are kept, unless at
-    the top of the level. Not ``anew``: a file of that size is left as it is. Raises CacheWriteError in strict mode.
+    False if it is not there afterwards; a failed write is reported. ``root``: where its records are kept, if not at the
+    top of the level. Not ``anew``: leaves a file of the same size alone. Raises CacheWriteError in strict mode.
     """
     level = levels.find(path)
     if level is None:
@@ -44,7 +47,7 @@ def send(path: str, kind: Kind, root: str = "", *, anew: bool = True) -> bool:
         content = entry_files.read(path, entry_files.largest(kind), check=check)
         record = manifests.stored(path, root or level.place, kind)
     except (OSError, opening.UnusableEntry):
-        return False  # it is gone, or exchanged: who reads it here finds that out, and says it
+        return False  # it is gone or was replaced, which its next reader here will report
     return send_content(path, content, kind, root, record=record, mode=modes[-1], anew=anew)
 
 
@@ -58,7 +61,7 @@ def send_content(
     mode: int = 0o666,
     anew: bool = True,
 ) -> bool:
-    """As send(), of ``content`` and this ``record``."""
+    """As send(), with this ``content`` and ``record``; None: it has no record."""
     level = levels.find(path)
     if level is None or levels.is_left_alone(level.shared, reading=False):
         return False

@@ -1,4 +1,4 @@
-"""Verified before unpickled: the candidates for a cache key, from the local cache and the remote one."""
+"""The candidates for a cache key, from the local and the remote cache, verified before they are unpickled."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class RemoteCache(Protocol):
     """The half of torch's RemoteCache that a lookup uses; any method may raise anything."""
 
     def get(self, key: str) -> object:
-        """The JSON object stored under ``key``, None if there is none."""
+        """The JSON object stored under the cache key ``key``; None if there is none."""
 
 
 class Source:
-    """Where the candidates for one cache key come from, and what they must be.
+    """Where the candidates for one cache key come from, and which type they must have.
 
-    ``lower``: directories as layers.below() gives them, where they are looked for too.
+    ``lower``: further directories to search, as layers.below() yields them.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ _blind = _Blind()
 
 @contextmanager
 def without_candidates(kind: Kind) -> Iterator[None]:
-    """Make this thread's lookups of ``kind`` miss: how a hit that leads nowhere becomes a recompile."""
+    """In this block, make this thread's lookups of ``kind`` miss, so that a hit that leads nowhere is recompiled."""
     _blind.kind = kind
     try:
         yield
@@ -83,7 +83,7 @@ def without_candidates(kind: Kind) -> Iterator[None]:
 def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterator[tuple[Any, bytes, bool]]:
     """Yield (entry, its sealed bytes, whether it is local) for every candidate that may be used.
 
-    In strict mode raises for the first that may not.
+    In strict mode raises the reason's error for the first that may not.
     """
     searches.ask(source.kind, source.cache_key, source.root)
     if _blind.kind is source.kind:
@@ -101,16 +101,15 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
     yield from _candidates(source, source.directory, source.root, tried)
     for directory, layer in source.lower:
         root = layer if layer == levels.counterpart(source.root) else ""
-        # That the cache which a private one stands in for cannot be listed has been reported.
+        # That a cache with a fallback directory cannot be listed has been reported already.
         if layer != fallback.original(source.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             yield from _candidates(source, directory, root, tried)
 
 
 def _candidates(source: Source, directory: str, root: str, tried: set[str]) -> Iterator[tuple[Any, bytes, bool]]:
-    """Those of one cache that are not among the names ``tried``, to which they come.
+    """One cache's candidates whose names are not yet in ``tried``; adds them to it.
 
-    What is refused is moved away there, to ``root``, and what the shared level has is copied; in another layer, with
-    none, it stays.
+    ``root``: where refused ones are quarantined; "" in a layer, where they stay. Those of the shared level are copied.
     """
     try:
         names = layout.list_entries(directory)
@@ -135,14 +134,14 @@ _READ_REMEDY = "The graph is compiled instead; make it readable or remove it."
 
 
 def read(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
-    """The bytes of the file at ``path``, not verified; None if there is none, or one that is not to be read.
+    """The unverified bytes of the file at ``path``; None if there is none or, as reported, it cannot be used.
 
-    ``listed``: see entry_files.read_entry().
+    ``listed``: see entry_files.read_entry(). Raises the reason's error in strict mode.
     """
     try:
         return entry_files.read_entry(path, entry_files.largest(kind), listed=listed)
     except FileNotFoundError:
-        return None  # cleared by another process since the listing: as good as never written
+        return None  # cleared by another process since the listing: same as never written
     except opening.UnusableEntry as unusable:
         _note_unusable(unusable, kind, path)
     except OSError as error:
@@ -151,14 +150,17 @@ def read(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
 
 
 def may_be_read(kind: Kind, path: str) -> bool:
-    """Whether torch, which reads the file by itself, may: not what is none, or too large; that is reported."""
+    """Whether torch may read the file by itself: not if it is irregular or too large, which is reported.
+
+    Raises the reason's error in strict mode.
+    """
     try:
         opening.check_up_to(entry_files.largest(kind))(os.lstat(path))
     except opening.UnusableEntry as unusable:
         _note_unusable(unusable, kind, path)
         return False
     except OSError:
-        return True  # it is gone, or fails as in stock
+        return True  # it is gone, or fails as in stock torch
     return True
 
 
@@ -168,7 +170,10 @@ def _note_unusable(unusable: opening.UnusableEntry, kind: Kind, path: str) -> No
 
 
 def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
-    """What a remote cache holds for this key, not verified; None if there is nothing, or nothing that can be read."""
+    """The unverified bytes in a remote cache for this cache key; None if there are none or, as reported, none readable.
+
+    Raises the reason's error in strict mode.
+    """
     try:
         value = remote.get(cache_key)
         if value is None:
@@ -194,10 +199,11 @@ def admit(
     origin: str = "",
     whole: bool = True,
 ) -> bool:
-    """Whether ``content`` may be used; a refusal is reported, and a file that is bad for everybody moved away.
+    """Whether ``content`` may be used; a refusal is reported, and a file that is bad for everybody quarantined.
 
-    Give the ``path`` of an entry in the cache ``root``, "" for a lower layer; or for other bytes their ``origin`` in
-    words: with a ``root`` the path of a file there whose name tells nothing. ``whole``: nothing else is in that file.
+    Pass the ``path`` of an entry in the cache ``root``, "" for a lower tier; or for other bytes their ``origin`` in
+    words, which with a ``root`` is the path of a file whose name says nothing about its content. ``whole``: the file
+    holds nothing else. Raises the reason's error in strict mode.
     """
     refusal = trust.judge(content, kind, cache_key, path)
     if refusal is None:
@@ -219,7 +225,7 @@ def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: s
 
 
 def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> Iterator[tuple[Any, bytes, bool]]:
-    """``root`` as for admit(); None for what is no file."""
+    """``root``: as for admit(); None if the bytes are not from a file."""
     try:
         entry = pickle.loads(content)  # noqa: S301  admitted above
     except Exception as error:
@@ -238,7 +244,7 @@ def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> I
 def note(
     reason: Reason, kind: Kind, where: str, evidence: str, remedy: str, error: BaseException | None = None
 ) -> None:
-    """Report that the entry at ``where`` was not used. Raises the policy's error in strict mode."""
+    """Report that the entry at ``where`` was not used. Raises the reason's error in strict mode."""
     message = f"{kind.noun} {where} was not used: {evidence}."
     searches.refuse(kind, reason, f"{where}: {evidence}")
     events.add_refusal(message)

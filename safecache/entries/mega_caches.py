@@ -1,8 +1,8 @@
-"""What arrives in a mega-cache artifact is verified before torch writes it into the caches.
+"""Mega-caches: their artifacts are verified before torch writes them into the caches.
 
 The container is that of torch/utils/_appending_byte_serializer.py and torch/compiler/_cache.py, the same in torch 2.11
-to 2.15: a CRC-32, the version, and for each type its name, the number of its artifacts, and their keys and contents.
-All numbers have eight bytes, and are the length of what follows them, or a number of artifacts.
+to 2.15: a CRC-32, the version, and for each type its name, the number of its artifacts, and their cache keys and
+contents. All numbers have eight bytes, and are the length of what follows or a number of artifacts.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["accept", "admitted"]
 
-# What torch unpickles later.
+# Artifacts that torch unpickles later.
 _SEALED = {
     "aot_autograd": Kind.AOT_ENTRY,
     "inductor": Kind.FX_ENTRY,
     "precompile": Kind.DYNAMO_PACKAGE,
     "pgo": Kind.PGO_STATE,
 }
-# What it reads by itself, where only the names can hurt.
+# Artifacts that it reads by itself, of which only the names can do harm.
 _AUTOTUNING = "autotune"
 _ORIGIN = "in the artifact"
 _REMEDY = "What it is for is compiled anew."
 _CHECKSUM_SIZE, _VERSION = 4, 1
 _NUMBER = struct.Struct(">Q")
-# Of all types, and the types themselves. One for each graph and kernel: some thousands in the largest.
+# The types and the artifacts of all of them, one per graph and kernel: some thousands in the largest mega-caches.
 _MOST_ARTIFACTS = 1 << 18
 
 
 class _NotWholeError(Exception):
-    """The container ends before what it says that it holds, or holds more than any does. The text says which."""
+    """The container ends before what it claims to hold, or holds more than any real one. The text says which."""
 
 
 class _Walk:
-    """Goes through a container by its numbers alone. What is beyond its end raises _NotWholeError."""
+    """Walks a container by its numbers alone. Raises _NotWholeError past its end."""
 
     def __init__(self, content: bytes) -> None:
         self._content, self._at = content, _CHECKSUM_SIZE
@@ -70,9 +70,10 @@ class _Walk:
 
 
 def accept(container: bytes) -> bool:
-    """Whether torch may parse it: it would make as many artifacts as are claimed, from nothing. If not, it is reported.
+    """Whether torch may parse the mega-cache; False, and reported, if it claims more artifacts than it can hold.
 
-    What else is wrong with it torch finds by itself, and says; so it does of a version that we do not know.
+    Torch would create every claimed one. It detects other faults, and versions unknown to us, by itself. Raises the
+    reason's error in strict mode.
     """
     walk = _Walk(container)
     try:
@@ -85,7 +86,7 @@ def accept(container: bytes) -> bool:
 
 
 def admitted(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Of the artifacts of each type those that may be written; the others are reported."""
+    """The artifacts of each type that may be written; the others are reported, or raise their error in strict mode."""
     return {name: [artifact for artifact in each if _admit(name, artifact)] for name, each in found.items()}
 
 
@@ -98,7 +99,7 @@ def _admit(name: str, artifact: Any) -> bool:
         evidence = f"it is of the type {name[:64]!r}, which this version of safecache cannot verify"
         loading.note(Reason.UNKNOWN_FORMAT, Kind.OTHER, f"{key[:64]!r} {_ORIGIN}", evidence, _REMEDY)
         return False
-    # The key of a profile is a job's name, of which torch makes a plain file name by itself.
+    # A profile's cache key is a job's name, from which torch makes a plain file name by itself.
     safe = artifacts.is_plain(key) or (kind is Kind.PGO_STATE and "\0" not in key)
     if not artifacts.accept_name(kind, key, _ORIGIN, safe=safe):
         return False

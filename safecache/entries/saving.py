@@ -1,4 +1,4 @@
-"""A save that cannot hurt the compile: sealed where it is pickled, or given up, naming the path to the object."""
+"""Saves that cannot harm the compile: sealed where pickled, or given up with the path to the object to blame."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ __all__ = [
 
 
 class SaveAborted(BaseException):
-    """Ends a save from inside torch's code. Not an Exception: torch's handlers would warn in their own words first.
+    """Ends a save from inside torch's code. Not an Exception: torch's handlers would log their own warning first.
 
     Raised only inside an attempt, which always catches it.
     """
@@ -61,7 +61,7 @@ class SaveAborted(BaseException):
         self.error = error
 
     def report(self, what: str) -> None:
-        """Say that ``what`` was not saved. Raises the policy's error in strict mode."""
+        """Report that ``what`` was not saved. Raises the reason's error in strict mode."""
         message = f"{what} was not saved: {self}."
         events.report(self.reason, message, cause=self.cause, remedy=self.remedy, error=self.error)
 
@@ -77,9 +77,9 @@ class _Attempt:
         self.pickled = False
 
     def failed(self, error: Exception) -> SaveAborted:
-        """What an exception means that torch's code raised."""
+        """What an exception from torch's code means."""
         if self.pickled:
-            # Local writes of entries report for themselves: this is another file, the remote cache, or anything else.
+            # Local writes of entries report their own failures: this is another file, the remote cache, or the like.
             message, reason = "it could not be stored everywhere", Reason.UNWRITABLE
             remedy = _SPACE_REMEDY if _names_a_file(error) else _REMOTE_REMEDY
         else:
@@ -101,7 +101,7 @@ class _Current(threading.local):
 
 
 _current = _Current()
-# FX entries this process failed to save: an AOT entry that refers to one would miss for ever.
+# FX entries that this process failed to save: an AOT entry that refers to one would always miss.
 _unsaved: set[str] = set()
 
 _PICKLE_REMEDY = (
@@ -114,9 +114,9 @@ _SPACE_REMEDY = "Make room there, or let TORCHINDUCTOR_CACHE_DIR name a director
 
 @contextmanager
 def attempt(kind: Kind, cache_key: str, root: object, also: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
-    """Run torch's save of ``root``: an exception is reported, and does not leave this block in default mode.
+    """Run torch's save of ``root``; an exception is reported, and in strict mode raised as the reason's error.
 
-    BaseExceptions that are not ours pass through untouched. ``also``: what its seal is to state besides the build.
+    Foreign BaseExceptions pass through. ``also``: what the seal states besides the build's provenance.
     """
     outer, this = _current.attempt, _Attempt(kind, cache_key, root, also)
     _current.attempt = this
@@ -145,12 +145,15 @@ def in_attempt() -> bool:
 
 
 def saved_in_vain(cache_keys: list[str]) -> bool:
-    """Whether an entry that refers to these could never be used, since one of them was not saved."""
+    """Whether an entry that refers to these cache keys could never be used, since one of them was not saved."""
     return not _unsaved.isdisjoint(cache_keys)
 
 
 def give_up(reason: Reason, error: BaseException | None = None) -> NoReturn:
-    """End this thread's attempt for ``reason``."""
+    """End this thread's attempt for ``reason``, with ``error`` as its cause; None: an entry it refers to was not saved.
+
+    Raises SaveAborted.
+    """
     text = _error_text(error) if error is not None else "a graph that it refers to was not"
     raise SaveAborted(reason, text, cause=text, remedy=_PICKLE_REMEDY, error=error)
 
@@ -160,9 +163,12 @@ def _error_text(error: BaseException) -> str:
 
 
 def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
-    """What ``pickled`` returns; for the object that this thread's attempt is about, sealed, or the attempt ended."""
+    """What ``pickled`` returns, sealed if ``obj`` is what this thread's attempt saves.
+
+    Raises what ``pickled`` does, and in the latter case SaveAborted, which ends the attempt.
+    """
     this = _current.attempt
-    # FxGraphCache pickles a copy of the graph it was given, hence the type.
+    # By type, since FxGraphCache pickles a copy of the graph it was given.
     if this is None or type(obj) is not type(this.root):
         return _pickle(obj, pickled)
     try:
@@ -174,7 +180,7 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
 
 
 def sealed(payload: bytes, kind: Kind, cache_key: str = "") -> bytes:
-    """``payload`` with its seal; as it is if it has one, or if no key can be had, which is reported.
+    """``payload`` with a seal; unchanged if it has one, or if there is no signing key, which is reported.
 
     Raises KeyringError for the latter in strict mode.
     """
@@ -184,7 +190,7 @@ def sealed(payload: bytes, kind: Kind, cache_key: str = "") -> bytes:
 
 
 def can_seal(kind: Kind) -> bool:
-    """Whether there is a key to seal with; if not, that is reported. Raises KeyringError in strict mode."""
+    """Whether there is a signing key; if not, that is reported. Raises KeyringError in strict mode."""
     keys = keyring.current()
     if keys.signing is not None:
         return True
@@ -197,7 +203,7 @@ def _pickle(obj: object, pickled: Callable[[], bytes]) -> bytes:
     try:
         return pickled()
     except Exception:
-        # Once more, if there are launchers: torch keeps the functions below them for its fast path.
+        # Again, if there are launchers: torch keeps their underlying functions for its fast path.
         launchers = sys.modules.get("safecache.launchers")
         if launchers is not None:
             with suppress(Exception):
@@ -207,7 +213,10 @@ def _pickle(obj: object, pickled: Callable[[], bytes]) -> bytes:
 
 
 def report_unpicklable(obj: object, what: str, error: Exception) -> None:
-    """Say that ``what`` was left out of an entry since ``obj`` cannot be pickled. Raises in strict mode."""
+    """Report that ``what`` was left out of an entry since ``obj`` cannot be pickled; strict mode raises.
+
+    The error is UnpicklableEntryError.
+    """
     _unpicklable(obj, error).report(what)
 
 
@@ -233,9 +242,10 @@ def _seal(payload: bytes, kind: Kind, cache_key: str, also: Mapping[str, str] = 
 
 
 def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes) -> None:
-    """Publish an entry in ``directory`` of the cache ``root``. A write that fails is reported, and is not an error.
+    """Publish an entry in ``directory`` of the cache ``root``. A failed write is reported; strict mode raises.
 
-    An entry without a seal is not written: no process would take it, and each would add another.
+    The error is SaveAborted in an attempt, else the reason's. An unsealed entry is not written: every process would
+    refuse it, and add another.
     """
     if seal.split(content) is None:
         problem = keyring.current().problem or "it was not sealed"
@@ -245,7 +255,7 @@ def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes)
         entry_files.publish(path, content, root)
     except OSError as error:
         if directory_faults.is_of_file_system(error) and fallback.replaced(error):
-            # The rest of this compile, and what follows it, is kept where this process may read it again.
+            # The rest of this compile, and later ones, go where this process may read them again.
             return write(fallback.moved(directory, root), fallback.moved(root, root), kind, cache_key, content)
         text = f"{path}: {error.strerror or error}"
         failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_SPACE_REMEDY, error=error)
@@ -269,7 +279,7 @@ def _not_written(failure: SaveAborted, kind: Kind, cache_key: str) -> None:
 
 
 def reset() -> None:
-    """Report anew what cannot be saved."""
+    """Forget which entries could not be saved."""
     _unsaved.clear()
 
 
@@ -278,7 +288,7 @@ _LONGEST_LABEL = 40
 
 
 class Culprit(NamedTuple):
-    """``path`` reads like the expression that reaches the object, with "…" where it is very long."""
+    """The object to blame. ``path``: an expression that reaches it, with "…" where it is very long."""
 
     path: str
     type_name: str
@@ -291,7 +301,7 @@ class Culprit(NamedTuple):
 
 
 class _TracingPickler(pickle._Pickler):
-    """Pickles as the C pickler does, and remembers the objects it was inside of when it failed."""
+    """Pickles as the C pickler does, and remembers the objects it was inside when it failed."""
 
     def __init__(self) -> None:
         super().__init__(io.BytesIO(), protocol=pickle.DEFAULT_PROTOCOL)
@@ -311,9 +321,9 @@ class _TracingPickler(pickle._Pickler):
 
 
 def find_culprit(root: Any, name: str) -> Culprit | None:
-    """The object that makes ``pickle.dumps(root)`` raise; None if it does not. ``name`` stands for the root.
+    """The object that makes ``pickle.dumps(root)`` raise; None if it does not. ``name``: the root's name in the path.
 
-    Pickles once more, slowly: for use after a failure only. Exceptions that are not Exceptions pass through.
+    Pickles again, slowly: for use after a failure only. BaseExceptions that are not Exceptions pass through.
     """
     pickler = _TracingPickler()
     try:
@@ -327,7 +337,7 @@ def find_culprit(root: Any, name: str) -> Culprit | None:
 def _describe_path(trail: list[Any], name: str) -> str:
     labels = [name]
     parent = trail[0]
-    between: list[Any] = []  # what pickle made on the way: a state, an argument tuple
+    between: list[Any] = []  # made by pickle on the way: a state, an argument tuple
     for child in trail[1:]:
         label = _edge(parent, child)
         if label is None:
@@ -368,7 +378,7 @@ def _children(parent: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _attributes(parent: Any) -> Iterator[tuple[str, Any]]:
-    # Through object's own lookup: a __getattr__ of the entry must not run, let alone raise, while we look.
+    # By object's own lookup: a __getattr__ of the entry must not run, let alone raise.
     try:
         attributes = object.__getattribute__(parent, "__dict__")
     except AttributeError:
@@ -394,7 +404,7 @@ def _short(value: Any) -> str:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether its repr runs nobody's code and cannot fail, as that of an int of 5000 digits does."""
+    """Whether its repr runs no foreign code and cannot fail, as that of an int of 5000 digits does."""
     if type(value) is tuple:
         return all(_is_plain(item) for item in value)
     return type(value) in (str, bytes, bool, float, type(None)) or (type(value) is int and value.bit_length() < 64)

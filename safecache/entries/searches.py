@@ -1,4 +1,4 @@
-"""Lookups under way: what each of a thread's meets on its way, and what it comes to in the end."""
+"""Lookups under way: what each of a thread's lookups meets, and how it ends."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ _refused: dict[tuple[Kind, str], tuple[Reason, str]] = {}
 
 
 class Search:
-    """One lookup under way. ``name`` is asked for what is no hit alone.
+    """One lookup under way. ``name`` is only called if it does not hit.
 
-    ``must_ask``: it is none unless it asks for a key.
+    ``must_ask``: it only counts as a lookup if it asks for a cache key.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class Search:
     ) -> None:
         self.kind, self.key, self.root, self._must_ask = kind, key, root, must_ask
         self.ended = False
-        # The candidate that torch has been given, and has not passed over.
+        # The candidate that torch has been given and has not passed over.
         self.taken: object = None
         self.declined = ""
         self._outer: Search | None = None
@@ -52,7 +52,7 @@ class Search:
         self._error: MissError | None = None
 
     def refuse(self, reason: Reason, detail: str) -> None:
-        """Something on its way cannot be used: if it misses, the first such thing is why."""
+        """Note that a candidate cannot be used: the first such reason explains a miss."""
         self._refusal = self._refusal or (reason, detail)
         if reason is not Reason.ENTRY_MISSING:
             _refused.setdefault((self.kind, self.key), (reason, detail))
@@ -63,7 +63,7 @@ class Search:
         return self.taken is not None
 
     def pass_over(self) -> None:
-        """The guards of the candidate that was offered last do not hold."""
+        """Note that the guards of the last candidate do not hold."""
         self.taken, self._was_passed_over = None, True
 
     def hit(self) -> None:
@@ -75,28 +75,28 @@ class Search:
         _raise(self._end(Outcome.HIT, None, ""))
 
     def missed(self, found: tuple[Reason, str] | None = None) -> None:
-        """Nothing can be used. Why: the first refusal, else what the hook ``found``, else a failed guard, else the key.
+        """End as a miss. Why: the first refusal, else what the hook ``found``, else a failed guard, else the cache key.
 
         Raises MissError with SAFECACHE_MUST_HIT.
         """
         _raise(self._end(Outcome.MISS, *(self._refusal or found or self._reason())))
 
     def bypassed(self, reason: Reason, detail: str) -> None:
-        """It was not looked for. Raises MissError as lookups.what_must_hit_raises() says."""
+        """End as a bypass: there was no lookup. Raises MissError as lookups.what_must_hit_raises() says."""
         if self._error is not None:
-            self.missed()  # what torch takes for a reason of its own is our error, of a miss inside of it
+            self.missed()  # torch's reason is our own error, of a miss inside this lookup
         _raise(self._end(Outcome.BYPASS, reason, detail))
 
     def unloadable(self, error: BaseException) -> None:
-        """Torch could not use what it has found; the exception goes on its way."""
+        """End as a miss, since torch could not use what it found; the caller raises the exception."""
         self._end(Outcome.MISS, Reason.UNLOADABLE, _in_words(error))
 
     def let_go(self) -> None:
-        """It is part of a lookup that has been reported."""
+        """End unrecorded, as part of a lookup that has been reported."""
         self.ended = True
 
     def failed(self, error: BaseException) -> None:
-        """It ended in an exception, which goes on its way."""
+        """End because of an exception, which the caller raises."""
         if self._refusal is not None:
             self._end(Outcome.MISS, *self._refusal)
         elif self.declined:
@@ -129,13 +129,13 @@ class Search:
         return self._tell_outer(lookup)
 
     def _tell_outer(self, lookup: Lookup) -> MissError | None:
-        """What is to be raised, if anything is: at the end of the outer lookup too."""
+        """The error to raise, if any; the outer lookup raises it at its end too."""
         error = self._error or lookups.what_must_hit_raises(lookup)
         if self._outer is not None:
             if lookup.outcome is Outcome.MISS and lookup.reason is not None:
                 what = f"the {self.kind.word} entry {self.key[:16]}… that it needs: {lookup.reason.value}"
                 self._outer.refuse(Reason.ENTRY_MISSING, what)
-            # Torch takes what is raised inside a lookup for a bypass, and compiles.
+            # Torch treats an exception inside a lookup as a bypass, and compiles.
             self._outer._error = self._outer._error or error
         return error
 
@@ -176,7 +176,7 @@ def under_way(
 
 @contextmanager
 def only_looking() -> Iterator[None]:
-    """What is looked up in this block counts for nothing: it will be, again, by who wants it."""
+    """Record no lookups in this block: they are only looks ahead, and are repeated later."""
     _thread.only_looks = True
     try:
         yield
