@@ -26,14 +26,14 @@ _PROCESS_LOCAL = frozenset({_RECIPE, "fn", "bin", "_static_kernel_owner"})
 
 
 class Launcher(functools.partial[Any]):
-    """A launcher that pickles, plainly, with copy and with cloudpickle, together with what it is rebuilt from.
+    """A launcher that works with pickle, copy and cloudpickle, which take along what it is rebuilt from.
 
-    A functools.partial without arguments, for those are called without a Python frame in between: a ``__call__`` of
-    our own makes a launch 8 to 14 % slower (H200). It shares the function's ``__dict__``, so that what torch sets on
-    either is on both.
+    A functools.partial without arguments, since that is called without a Python frame in between: a ``__call__`` of
+    our own makes a launch 8 to 14 % slower (H200). It shares the function's ``__dict__``, so that attributes torch sets
+    on either are on both.
 
-    Unpickled, it loads its kernel when it is called first, or when ``fn`` or ``bin`` are read, and raises LauncherError
-    if that cannot be done. Its other attributes are there before.
+    After unpickling it loads its kernel at the first call, or when ``fn`` or ``bin`` is read, and raises LauncherError
+    if that fails for a known reason. Its other attributes are available before.
     """
 
     def __new__(cls, function: Callable[..., Any], attributes: dict[str, Any]) -> Launcher:
@@ -61,7 +61,7 @@ class Launcher(functools.partial[Any]):
 
     @property
     def __globals__(self) -> dict[str, Any]:
-        # torch reads them to close or to rewrap the kernel that was loaded.
+        # Torch reads them to close or rewrap the loaded kernel.
         return getattr(self.func, "__globals__", {})
 
     @property
@@ -70,7 +70,7 @@ class Launcher(functools.partial[Any]):
         return code
 
     def load(self) -> Callable[..., Any]:
-        """The function, loaded if it was not yet."""
+        """The function, loaded if necessary. Raises as kernel_recipe.rebuild() does."""
         with _loading:
             if isinstance(self.func, _Unloaded):
                 function = kernel_recipe.rebuild(self.func.recipe)
@@ -80,7 +80,7 @@ class Launcher(functools.partial[Any]):
 
 
 class _Unloaded:
-    """In place of the function of a launcher that was unpickled, until its first call."""
+    """Takes the place of an unpickled launcher's function until its first call."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -91,7 +91,7 @@ class _Unloaded:
         return self.launcher.load()(*args, **kwargs)
 
 
-# One for all: a lock of its own would make a launcher unpicklable for everybody else's pickler.
+# One for all launchers: a lock of its own would make a launcher unpicklable for other picklers.
 _loading = threading.RLock()
 
 
@@ -115,20 +115,20 @@ def make(function: types.FunctionType, result: Any) -> Launcher:
 
 
 def revive(recipe: Recipe, attributes: dict[str, Any]) -> Launcher:
-    """What a pickled launcher is rebuilt with. Loads nothing yet."""
+    """The Launcher that a pickle is rebuilt as; it loads nothing yet."""
     function = _Unloaded(recipe)
     function.launcher = Launcher(function, {**attributes, _RECIPE: lambda: recipe})
     return function.launcher
 
 
 def share_recipe(launcher: Launcher, function: types.FunctionType) -> None:
-    """Let ``dumps`` treat a function that launches the same kernel as it does the launcher."""
+    """Let ``dumps`` treat a function that launches the same kernel like the launcher."""
     for name in (_RECIPE, "__module__", "__name__", "__qualname__"):
         vars(function)[name] = vars(launcher)[name]
 
 
 def dumps(obj: object) -> bytes:
-    """As pickle.dumps; also saves the functions below launchers, which torch keeps for its fast path."""
+    """As pickle.dumps, but also saves the functions underlying launchers, which torch keeps for its fast path."""
     buffer = io.BytesIO()
     _FunctionPickler(buffer).dump(obj)
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""What a launcher of a Triton kernel is rebuilt from in another process, and copies that hold no more."""
+"""What a Triton kernel's launcher is rebuilt from in another process, and copies that hold nothing more."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from safecache.store import entry_files
 
 __all__ = ["Recipe", "autotuner", "compile_result", "freeze", "identify", "keep_cubin", "rebuild"]
 
-# Of a CompiledKernel: made anew by its _init_handles().
+# Attributes of a CompiledKernel that its _init_handles() makes again.
 _HANDLES = ("module", "function", "_run", "_module_pid")
 
 
@@ -31,12 +31,12 @@ def autotuner(original: Any) -> Any:
     copy = _shallow(original, fn=function, compile_results=results)
     copy.prepare_for_pickle()
     if "_reload_kernel" in vars(copy):
-        copy._reload_kernel = None  # A closure over this process's worker pool; whoever loads the copy sets its own.
+        copy._reload_kernel = None  # A closure over this process's worker pool; the loading process sets its own.
     return copy
 
 
 def compile_result(original: Any, memo: dict[int, Any] | None = None) -> Any:
-    """A CompileResult with a kernel that is not loaded."""
+    """A copy of a CompileResult whose kernel is not loaded. ``memo``: copies of functions by id, to share them."""
     return _shallow(original, kernel=_kernel(original, {} if memo is None else memo))
 
 
@@ -44,7 +44,7 @@ def _kernel(result: Any, memo: dict[int, Any]) -> Any:
     kernel = result.kernel
     source = getattr(kernel, "src", None)
     if source is None:
-        # That of a static launcher, whose own state is without handles. A copy with handles would unload them.
+        # A static launcher's kernel, whose own state has no handles. A copy with handles would unload them.
         copy = object.__new__(type(kernel))
         vars(copy).update(kernel.__getstate__())
         return copy
@@ -52,7 +52,7 @@ def _kernel(result: Any, memo: dict[int, Any]) -> Any:
     if hasattr(source, "fn"):
         changes["src"] = _shallow(source, fn=_function(source.fn, memo))
     if not result.inductor_meta.get("store_cubin"):
-        # The texts of the stages, hundreds of kB, are for the eyes only.
+        # The texts of the stages, hundreds of kB, are only for people to read.
         binaries = {stage: code for stage, code in kernel.asm.items() if isinstance(code, bytes)}
         changes["asm"] = type(kernel.asm)(binaries)
     return _shallow(kernel, **changes)
@@ -74,8 +74,8 @@ def _never_launched(function: Any) -> Any:
     copy = _shallow(function)
     caches = getattr(function, "device_caches", None)
     if caches is not None:
-        # By device: the kernels that Triton itself compiled for its launches, and what binds their arguments, which
-        # a method of the function makes.
+        # By device: the kernels that Triton itself compiled for its launches, and their argument binder, which a
+        # method of the function makes.
         copy.device_caches = type(caches)(getattr(copy, caches.default_factory.__name__))
     return copy
 
@@ -89,12 +89,12 @@ def _shallow(original: Any, **changes: Any) -> Any:
 _REMEDY = "Compile again: remove the entry or artifact that it came from."
 _HASH_CHARACTERS = 16
 
-# By a static launcher's kernel, which forgets its cubin when it is loaded.
+# Cubins by the kernel of a static launcher, which forgets its cubin when loaded.
 _cubins: weakref.WeakKeyDictionary[Any, bytes] = weakref.WeakKeyDictionary()
 
 
 class Recipe(NamedTuple):
-    """``content`` is the pickled CompileResult, binary included, made by these versions."""
+    """``content``: the pickled CompileResult, binary included, made by these versions of torch and Triton."""
 
     kernel: str
     content: bytes
@@ -103,7 +103,7 @@ class Recipe(NamedTuple):
 
 
 def identify(result: Any, cache_hash: str) -> str:
-    """``kernel[config]@hash``: the same in every process, and another one for every config of a kernel."""
+    """``kernel[config]@hash``: the same in every process, and different for every config of a kernel."""
     settings = sorted(result.config.all_kwargs().items())
     # A meta-parameter of a user's kernel may be a function, whose str() is an address.
     config = ",".join(f"{name}={getattr(value, '__name__', value)}" for name, value in settings)
@@ -113,8 +113,8 @@ def identify(result: Any, cache_hash: str) -> str:
 def keep_cubin(result: Any) -> None:
     """Keep the cubin that a static CompileResult is about to load, for as long as its kernel lives.
 
-    It is loaded from a private copy if what lies there cannot be verified. Without one in memory this raises what was
-    in the way, and what torch raises where there is none.
+    It is loaded from a private copy if its file cannot be verified. If there is none in memory either, raises OSError,
+    EntryRefusedError or UnusableEntry for the file, or what torch raises where there is no file.
     """
     if not _is_static(result) or result.kernel in _cubins:
         return
@@ -122,10 +122,10 @@ def keep_cubin(result: Any) -> None:
     if not kernel.cubin_path:
         result.reload_cubin_path()
     path, raw = kernel.cubin_path, kernel.cubin_raw
-    if raw is not None:  # in memory already, of an entry that was verified
+    if raw is not None:  # in memory already, from a verified entry
         gate.expect(path, raw)
     try:
-        kernel.cubin_path = None  # nothing that was not verified is loaded, whatever happens
+        kernel.cubin_path = None  # no unverified file is loaded, whatever happens
         kernel.cubin_path, _ = gate.admit_code(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
     except (OSError, EntryRefusedError, opening.UnusableEntry) as error:
         if raw is None:
@@ -134,7 +134,7 @@ def keep_cubin(result: Any) -> None:
             kernel.cubin_path = triton_files.put_aside(kernel.name, raw, error)
         else:
             kernel.cubin_path = gate.private_copy(kernel.name, raw, Kind.KERNEL)
-    with suppress(FileNotFoundError):  # nobody else can put one there: the load that follows fails in its own words
+    with suppress(FileNotFoundError):  # nobody else can put one there: the load that follows raises its own error
         check = opening.check_up_to(entry_files.largest(Kind.KERNEL))
         _cubins[kernel] = opening.read_regular(kernel.cubin_path, check)
 
@@ -151,8 +151,8 @@ def freeze(result: Any) -> Recipe:
 def rebuild(recipe: Recipe) -> Callable[..., None]:
     """The launcher, its kernel loaded on this process's device.
 
-    Raises LauncherError if the kernel cannot be loaded here for a reason that is known; what else goes wrong in torch's
-    own code (out of memory, say) is raised as it is.
+    Raises LauncherError if the kernel cannot be loaded here for a known reason; any other error of torch's own code
+    (out of memory, say) is raised unchanged.
     """
     result = _unpickle(recipe)
     with _cubin_in_memory(result):
@@ -177,7 +177,7 @@ def _unpickle(recipe: Recipe) -> Any:
 
 @contextmanager
 def _cubin_in_memory(result: Any) -> Iterator[None]:
-    """Have a static CompileResult load the cubin that it came with, from a file that nobody else can name or change."""
+    """Let a static CompileResult load the cubin it came with, from a file that nobody else can name or change."""
     if not _is_static(result):
         yield
         return
@@ -187,7 +187,7 @@ def _cubin_in_memory(result: Any) -> Iterator[None]:
         file.write(kernel.cubin_raw)
     kernel.cubin_path = f"/proc/self/fd/{descriptor}"
     _cubins[kernel] = kernel.cubin_raw
-    # A kernel for any device (compile-on-one-rank) loads its cubin once more on each further device.
+    # A kernel for any device (compile-on-one-rank) loads its cubin again on each further device.
     any_device = result.compile_meta.get("device") is None
     close = weakref.finalize(kernel, os.close, descriptor)
     try:

@@ -32,19 +32,19 @@ __all__ = [
     "substitute",
 ]
 
-# As the dynamic loader words it, behind the path; with EPERM, but that is not told.
+# As the dynamic loader words it, after the path; the errno is EPERM, but it does not say so.
 REFUSED = "failed to map segment from shared object"
 _LOAD_LEAD = "safecache: the file lies"
-# In our words, and in those of a source that has the patch noexec-guidance.
+# The wording of ours, and of a source with the patch noexec-guidance.
 _NOEXEC = "is mounted noexec: no code can be loaded from there."
 # AOTInductor's loader puts "Error in dlopen: " before the path.
 _PATH = re.compile(rf"(/[^\n:]+): {REFUSED}")
 
 
 def explain_load(wrapped: Callable[..., Any], args: Any, kwargs: Any, variable: str | None) -> Any:
-    """Call ``wrapped``; a load that a noexec mount refused raises its error with an explanation, any other its own.
+    """Call ``wrapped``; if a noexec mount refused a load, raise its error with an explanation, any other unchanged.
 
-    ``variable`` is what moves this cache; None if nothing does.
+    ``variable``: the environment variable that moves this cache; None if none does.
     """
     try:
         return wrapped(*args, **kwargs)
@@ -67,12 +67,12 @@ def explained(error: BaseException, variable: str | None) -> BaseException | Non
 
 
 def is_explained(error: BaseException) -> bool:
-    """Whether the error is one that ``explained`` has made, or a patched source."""
+    """Whether ``explained``, or a patched source, has made this error."""
     return _NOEXEC in str(error)
 
 
 def advice(path: str, variable: str | None) -> str:
-    """On which mount ``path`` lies, and what moves it to a directory of this machine that code can be loaded from."""
+    """On which mount ``path`` lies, and how to move it to a directory of this machine where code can be loaded."""
     mount = mounts.mount_of(path)
     where = f" on {mount}" if mount else ""
     said = f"{where}, and that {_NOEXEC}"
@@ -86,14 +86,14 @@ def advice(path: str, variable: str | None) -> str:
 
 
 def substitute(variable: str) -> tuple[str, str] | None:
-    """A directory of this machine that can be written to and code loaded from, tried; and a line to paste.
+    """A directory of this machine that was found writable and fit to load code from, and a shell line to paste.
 
-    With that ``variable`` names a place there.
+    The line sets ``variable`` to a place there. None if no such directory was found.
     """
     directory = mounts.find_executable_directory(_candidates())
     if directory is None:
         return None
-    # Below a directory that others may write to as well, a name of our own; what TMPDIR names must be there already.
+    # A name of our own, since others may be able to write to the directory too; TMPDIR's must exist already.
     place = directory if variable == "TMPDIR" else os.path.join(directory, f"{variable.lower()}-{os.getuid()}")
     return directory, f"export {variable}={shlex.quote(place)}"
 
@@ -109,11 +109,11 @@ def _temporary() -> str:
     try:
         return tempfile.gettempdir()
     except FileNotFoundError:
-        return ""  # none can be written to
+        return ""  # none is writable
 
 
 def _like(error: BaseException, text: str) -> BaseException | None:
-    """An error of the same type, for whoever catches that; None if it cannot be made from a text."""
+    """An error of the same type, for callers that catch it; None if the type does not take just a text."""
     try:
         new = type(error)(text)
     except Exception:
@@ -146,7 +146,7 @@ _FAMILIES = {"rhel": "fedora", "centos": "fedora", "ubuntu": "debian", "opensuse
 
 
 class ExplainedProcessError(subprocess.CalledProcessError):
-    """A CalledProcessError, as Triton lets it out, whose text says more than the exit status."""
+    """A CalledProcessError, which Triton lets through, whose text says more than the exit status."""
 
     explanation = ""
 
@@ -155,9 +155,10 @@ class ExplainedProcessError(subprocess.CalledProcessError):
 
 
 def explain_build(wrapped: Callable[..., Any], args: Any, kwargs: Any, purpose: str, *, language: str) -> Any:
-    """Call ``wrapped``, which runs a compiler; what it raises for want of one, or of Python.h, is raised explained.
+    """Call ``wrapped``, which runs a compiler; an error for lack of a compiler, or of Python.h, is raised explained.
 
-    The type is the same, the original its cause. Any other error is raised as it is. ``purpose``: what for.
+    It has the same type, and the original as its cause. Any other error is raised unchanged. ``purpose``: a clause on
+    what needs the compiler; ``language``: "C" or "C++".
     """
     try:
         return wrapped(*args, **kwargs)
@@ -188,11 +189,11 @@ def _explanation(error: Exception, purpose: str, language: str) -> str | None:
 def _missing_compiler(error: Exception, language: str) -> str | None:
     variable = _variable(language)
     if isinstance(error, FileNotFoundError):
-        # What subprocess could not start; a source or a directory that is gone is there by another name.
+        # The program that subprocess could not start; a missing source or directory would have another name.
         named = error.filename
         is_compiler = isinstance(named, str) and named == config.child_environment().get(variable)
         return f"{variable} names {named}, which is not there" if is_compiler and shutil.which(named) is None else None
-    # Triton's own words; torch's, of its exception InvalidCxxCompiler; and the shell's that ninja starts.
+    # Messages of Triton; of torch's exception InvalidCxxCompiler; and of the shell that ninja starts.
     text = str(error)
     if "Failed to find C" in text or "No working C++ compiler found" in text:
         return f"there is no {language} compiler"
@@ -210,7 +211,7 @@ def _variable(language: str) -> str:
 
 
 def _command_without_header(error: Exception) -> list[str] | None:
-    """The compiler's command that failed for want of Python.h: tried again, since Triton does not keep the output."""
+    """The compiler command that failed for lack of Python.h: tried again, since Triton does not keep the output."""
     command = getattr(error, "cmd", None)
     output = getattr(error, "output", None)
     if "ninja: build stopped" in str(error):
@@ -223,7 +224,7 @@ def _command_without_header(error: Exception) -> list[str] | None:
 
 def _command_of_ninja(text: str) -> list[str]:
     failed = re.search(r"(?m)^FAILED: .*\n(.+)$", text)
-    # Only its -I flags are wanted: quoting that a shell would undo does not matter to them.
+    # Only its -I flags are needed, for which shell quoting does not matter.
     return failed[1].split() if failed else []
 
 
@@ -269,16 +270,16 @@ def _packages() -> _Packages | None:
 
 
 def _with(error: Exception, said: str) -> Exception:
-    """An error of the same type, and with the same attributes, whose text goes on with what is ``said``."""
+    """An error of the same type and with the same attributes, with ``said`` appended to its text."""
     if isinstance(error, subprocess.CalledProcessError):
         explained = ExplainedProcessError(error.returncode, error.cmd, error.output, error.stderr)
         explained.explanation = said
         return explained
     if isinstance(error, OSError):
         return type(error)(error.errno, f"{error.strerror} ({said})", error.filename)
-    if isinstance(getattr(error, "output", None), str):  # torch's CppCompileError is made, and pickled, of these two
+    if isinstance(getattr(error, "output", None), str):  # torch's CppCompileError is made, and pickled, from these two
         return type(error)(error.cmd, f"{error.output}\n{said}")  # type: ignore[attr-defined]
-    # Not through __init__: that of torch's InvalidCxxCompiler takes the name of a compiler.
+    # Not by __init__, which in torch's InvalidCxxCompiler takes the name of a compiler.
     new = type(error).__new__(type(error))
     new.args = (f"{error} {said}",)
     vars(new).update(vars(error))

@@ -1,6 +1,6 @@
-"""What is wrong with a directory that files are to be kept in, and whether it was that which an error came of.
+"""What is wrong with a directory for files, and whether that caused an error.
 
-Others may be able to write to it; compilers need another one where TMPDIR has no room.
+Also reports its permissions if others can write to it, and replaces a TMPDIR without room for compilers.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ __all__ = [
 
 _USE = os.R_OK | os.W_OK | os.X_OK
 _PROBE_SIZE = 1 << 16
-# Of a file system, whatever file it was: an error of a write(2) or close(2) names none.
+# Errors of a file system, whichever the file: those of write(2) and close(2) name none.
 _OF_FILE_SYSTEMS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 _OF_PATHS = (errno.EACCES, errno.EPERM, errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.ELOOP)
-# No other directory would do.
+# Errors that no other directory would prevent.
 _OF_PROCESS = (errno.EMFILE, errno.ENFILE)
 _LOADERS = ("cannot open shared object file", "failed to map segment from shared object")
 
 
 class Fault(NamedTuple):
-    """What is wrong, as a clause for a person."""
+    """What is wrong; ``text`` is a clause for people."""
 
     reason: Reason
     text: str
 
 
 class Unsettled(OSError):
-    """A file is not used, and stays where it is: the directory that it lies in cannot be used as it is."""
+    """A file is not used, and stays where it is: its directory cannot be used as it is."""
 
     @property
     def evidence(self) -> str:
@@ -63,7 +63,7 @@ class Unsettled(OSError):
 
 
 class Unreadable(Unsettled):
-    """What attests a file is there and cannot be read."""
+    """The record that attests a file exists and cannot be read."""
 
     @property
     def evidence(self) -> str:
@@ -72,7 +72,7 @@ class Unreadable(Unsettled):
 
 
 class Immovable(Unsettled):
-    """A file is refused and cannot be moved away; ``strerror`` says why it is refused, and what is in the way."""
+    """A file is refused and cannot be quarantined; ``strerror`` says why it is refused, and what prevents that."""
 
 
 def _make(directory: str) -> None:
@@ -80,11 +80,11 @@ def _make(directory: str) -> None:
 
 
 def objection(directory: str, make: Callable[[str], None] = _make) -> str | None:
-    """Why this process cannot keep files in ``directory``, as far as can be told by looking.
+    """Why this process cannot keep files in ``directory``, judged without writing; None if it seems to be able to.
 
-    It is made, by ``make``, if it is not there. One system call if there is no objection.
+    ``make`` creates a missing directory. Takes one system call if there is no objection.
     """
-    # The separator: a file that may be read, written and executed is no directory.
+    # With a separator, since a file may be readable, writable and executable too.
     if not os.access(os.path.join(directory, ""), _USE, effective_ids=True):
         try:
             make(directory)
@@ -96,9 +96,9 @@ def objection(directory: str, make: Callable[[str], None] = _make) -> str | None
 
 
 def objection_to_code(directory: str, variable: str) -> str | None:
-    """Why no code can be loaded from ``directory``, in a clause that says which ``variable`` moves it; None if it can.
+    """Why no code can be loaded from ``directory``, in a clause that says which ``variable`` moves it.
 
-    Or if that does not matter here.
+    None if it can, or if ``SAFECACHE_EXEC_DIR`` makes that irrelevant.
     """
     if config.current().exec_dir is not None or not mounts.forbids_execution(directory):
         return None
@@ -112,7 +112,7 @@ def _is_read_only(directory: str) -> bool:
 
 
 def probe(directory: str) -> str | None:
-    """As objection(), but tried: a directory and a file are made in there, and removed."""
+    """As objection(), but by trying: makes a directory and a file of 64 KiB in there, and removes them."""
     against = objection(directory)
     if against is not None:
         return against
@@ -125,9 +125,9 @@ def probe(directory: str) -> str | None:
 
 
 def find(error: BaseException, *directories: str) -> Fault | None:
-    """What ``error`` says is wrong with one of these directories or with what lies there; None if it is about others.
+    """What ``error`` says is wrong with one of these directories or the files in it; None if it is about others.
 
-    A compiler's or a loader's words count as well as an OSError.
+    A compiler's or a loader's message counts as well as an OSError.
     """
     for link in _chain(error):
         lock = getattr(link, "lock_file", None)
@@ -135,7 +135,7 @@ def find(error: BaseException, *directories: str) -> Fault | None:
             return Fault(
                 Reason.LOCK_HELD, f"the lock {lock} was not granted within {config.current().lock_timeout:g} s"
             )
-        if isinstance(link, OSError) and link.errno is not None:  # that of the loader has none
+        if isinstance(link, OSError) and link.errno is not None:  # the loader's has none
             said = _said_by_system(link, directories)
         else:
             said = _said_in_words(str(link), directories)
@@ -145,7 +145,7 @@ def find(error: BaseException, *directories: str) -> Fault | None:
 
 
 def is_of_file_system(error: OSError) -> bool:
-    """Whether whatever else is written there will fail too."""
+    """Whether any other write there will fail too."""
     return error.errno in _OF_FILE_SYSTEMS
 
 
@@ -169,7 +169,7 @@ def _is_within(name: str, directory: str) -> bool:
 
 
 def _said_in_words(text: str, directories: tuple[str, ...]) -> str | None:
-    """The words of a compiler that could not write or read there. A header that it does not find is none of ours."""
+    """The message of a compiler that could not write or read there. Not for a header that it does not find."""
     for number in _OF_FILE_SYSTEMS:
         if os.strerror(number) in text:
             return f"{directories[0]}: {os.strerror(number)}"
@@ -185,11 +185,11 @@ _places: dict[int, str] = {}
 
 
 def instead() -> str | None:
-    """A private directory in place of the temporary one, if that cannot be used, which is reported; else None.
+    """A private directory to replace the temporary one, if that cannot be used, which is reported; None if it can.
 
-    Raises CacheWriteError in strict mode.
+    Also None if there is no usable private one. Raises CacheWriteError in strict mode.
     """
-    # Unlike Python, a compiler does not try whether there is room.
+    # Unlike Python, a compiler does not check for room.
     named = config.child_environment().get("TMPDIR", "")
     directory = named if os.path.isdir(named) else tempfile.gettempdir()
     against = probe(directory)
@@ -198,7 +198,7 @@ def instead() -> str | None:
     message = f"the temporary directory cannot be used: {against}."
     remedy = "Compilers use another one for now; make room there, or let TMPDIR name one that has it."
     events.report(Reason.UNUSABLE_DIRECTORY, message, cause=directory, remedy=remedy)
-    with suppress(OSError):  # what the compiler said is raised then
+    with suppress(OSError):  # the compiler's own error is raised then
         if os.getpid() not in _places:
             _places[os.getpid()] = private_directory.lasting(lambda path: probe(path) is None)
     return _places.get(os.getpid())
@@ -209,21 +209,21 @@ _REMEDY = (
     "right to write (chmod go-w), name another directory, or set SAFECACHE_SHARED=1 if it is shared on purpose."
 )
 
-# The directories that need no further look in this process.
+# The directories that this process need not check again.
 _settled: set[str] = set()
 _parent_tells = False
 
 
 def check(root: str) -> None:
-    """Say once if others than this user and root can write to the cache directory ``root``, or replace it.
+    """Report once if anyone but this user and root can write to the cache directory ``root``, or replace it.
 
-    Raises EntryRefusedError for it in strict mode, each time. A directory that is not there yet is looked at later.
+    Raises EntryRefusedError for it in strict mode, each time. A directory that does not exist yet is checked later.
     """
     if root in _settled or config.current().shared or not os.path.lexists(root):
         return
     objection = ownership.why_not_private(root)
     if objection is not None:
-        # Only now: it may have to be asked of a server.
+        # Only now, since it may have to ask a server.
         objection = ownership.why_not_private(root, group=ownership.own_group())
     if objection is not None and not (_parent_tells and not config.current().strict):
         message = f"others can write to the cache directory {root}, or replace it: {objection}."
@@ -232,16 +232,16 @@ def check(root: str) -> None:
 
 
 def note_private(root: str) -> None:
-    """Nobody else can write to ``root``: that was found just now, and need not be looked at again."""
+    """Note that nobody else can write to ``root``, as was just found, so that it is not checked again."""
     _settled.add(root)
 
 
 def leave_to_parent() -> None:
-    """Warn of nothing in this process: it is a worker, one of many, and what it makes its parent reads."""
+    """Suppress this module's warnings in this process, one of many workers, whose results its parent reads."""
     global _parent_tells
     _parent_tells = True
 
 
 def reset() -> None:
-    """Look at each directory anew."""
+    """Check each directory again."""
     _settled.clear()

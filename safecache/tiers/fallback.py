@@ -1,4 +1,4 @@
-"""The compile goes on where its cache directory cannot be used: in a private one, until the first is well."""
+"""The compile goes on if its cache directory cannot be used: in a fallback directory, until the first one works."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _lock = threading.Lock()
 
 
 def original(directory: str) -> str | None:
-    """The cache directory that ``directory`` stands in for; None if it is none of ours."""
+    """The cache directory that ``directory`` is the fallback directory of; None if it is not one of ours."""
     return _originals.get(directory)
 
 
 def begin(directory: str) -> str:
-    """Have torch use a private directory in place of ``directory``, the same each time. Raises OSError if it cannot."""
+    """Have torch use a fallback directory for ``directory``, the same each time; returns it. Raises OSError."""
     with _lock:
         place = _standins.get(directory)
         if place is None or not os.path.isdir(place):
@@ -52,12 +52,12 @@ def end(directory: str) -> None:
 
 
 def _inherit() -> None:
-    """Go on with what the process that started this one has begun, unless it has ended, and its directory with it."""
+    """Use the fallback directory that the parent process has begun, unless it has ended, and the directory is gone."""
     found = config.redirected()
     if found is None or found[0] != config.cache_directory() or levels.is_place(*found):
         return
     place, directory = found
-    # Its name could be taken by anybody once it is removed.
+    # Anybody could take its name once it is removed.
     if private_directory.join(place) and ownership.why_not_private(place) is None:
         _standins[directory] = place
         _originals[place] = directory
@@ -72,7 +72,7 @@ def _renew_lock() -> None:
 
 
 def _forget_standins() -> None:
-    """Forget which directories stand in for others; torch uses what it uses."""
+    """Forget the fallback directories; torch goes on with the one it uses."""
     _standins.clear()
     _originals.clear()
 
@@ -84,7 +84,7 @@ _inherit()
 _T = TypeVar("_T")
 # Seconds for which a verdict on a directory is remembered.
 _PATIENCE = 60.0
-# One that does not grant its locks is tried again, which can take as long as the timeout, a sixth of the time at most.
+# Retrying a directory whose locks are not granted can take as long as the timeout: at most a sixth of the time.
 _LOCK_PATIENCE = 5
 _REMEDY = "Make it usable, or let TORCHINDUCTOR_CACHE_DIR name another directory; SAFECACHE_LOWER reads one on purpose."
 _LOCAL_REMEDY = "Make it usable, for this user alone, or let SAFECACHE_LOCAL name another directory."
@@ -99,9 +99,9 @@ _parent_tells = False
 
 
 def settle(default: Callable[[], str], *, strictly: bool = True) -> None:
-    """See to it that the cache directory, ``default`` if none is set, can be used, or that another is used for now.
+    """Ensure that the cache directory, ``default`` if none is set, can be used, or use a fallback directory for now.
 
-    Looks at most once a minute. In strict mode raises CacheWriteError each time if it cannot, unless not ``strictly``.
+    Checks at most once a minute. Raises CacheWriteError in strict mode, each time, if ``strictly`` and it is unusable.
     """
     directory = config.cache_directory() or default()
     if _good_until.get(directory, 0.0) > time.monotonic():
@@ -116,11 +116,11 @@ def settle(default: Callable[[], str], *, strictly: bool = True) -> None:
             config.redirect_cache(shared, None)
         _look(shared, strictly=strictly)
         if config.current().strict and levels.place_of(shared) is not None:
-            _good_until.pop(shared, None)  # that there is no local level is raised each time
+            _good_until.pop(shared, None)  # the missing local level is raised each time
 
 
 def _use_local_level(shared: str, *, strictly: bool) -> bool:
-    """Whether torch uses a local level before ``shared`` from now on: if there is to be one, and it can be used."""
+    """Whether torch uses a local level of ``shared`` from now on: if one is wanted and usable."""
     place = levels.place_of(shared)
     if place is None:
         return False
@@ -143,7 +143,7 @@ def _leave_local_level(
 ) -> bool:
     _remember(place, fault)
     config.redirect_cache(shared, None)
-    if strictly or not config.current().strict:  # else torch may be being imported
+    if strictly or not config.current().strict:  # otherwise torch may be in the middle of its import
         text = f"the local level {place} cannot be used for now: {fault.text}. {shared} is used without one."
         _report(place, fault, text, error)
     return True
@@ -167,10 +167,8 @@ def _fault(directory: str, objection: Callable[[str], str | None]) -> Fault | No
 
 
 def _look_again(directory: str, place: str, *, strictly: bool) -> None:
-    """Return to ``directory`` if it can be used by now, or stay at ``place``."""
-    if not os.path.isdir(
-        place
-    ):  # what cleans temporary directories has taken it, or the process that made it has ended
+    """Return to ``directory`` if it can be used by now, or stay with the fallback directory ``place``."""
+    if not os.path.isdir(place):  # removed by a cleaner of temporary files, or with the process that made it
         end(directory)
         return _look(directory, strictly=strictly)
     fault = _faults.get(directory)
@@ -185,9 +183,9 @@ def _look_again(directory: str, place: str, *, strictly: bool) -> None:
 
 
 def attempt(work: Callable[[], _T]) -> _T:
-    """What ``work`` returns; it is called once more, in another directory, if the cache directory made it fail.
+    """What ``work`` returns; it is called again, with another directory, if the cache directory made it fail.
 
-    Any other error is raised as it is, and in strict mode CacheWriteError for those.
+    Raises any other error unchanged, and CacheWriteError in strict mode if the cache directory was to blame.
     """
     try:
         return work()
@@ -198,16 +196,16 @@ def attempt(work: Callable[[], _T]) -> _T:
 
 
 def replaced(error: BaseException | None) -> bool:
-    """Whether the cache directory made an operation fail, with ``error`` if it raised, and another is used from now on.
+    """Whether the cache directory made an operation fail and another is used from now on.
 
-    Raises CacheWriteError in strict mode if it did.
+    ``error``: what the operation raised; None if it failed without. Raises CacheWriteError in strict mode.
     """
     directory = config.cache_directory()
     if directory is None or isinstance(error, SafecacheError):
         return False
     before = original(directory)
     if before is not None:
-        # Another thread may have replaced it meanwhile; for a stand-in there is no better one.
+        # Another thread may have replaced it meanwhile; a fallback directory has no fallback.
         return error is not None and directory_faults.find(error, before) is not None
     fault = directory_faults.find(error, directory) if error is not None else None
     fault = fault or _fault(directory, directory_faults.probe)
@@ -220,7 +218,7 @@ def replaced(error: BaseException | None) -> bool:
 
 
 def moved(path: str, root: str) -> str:
-    """Where that which would be at ``path`` in the cache ``root`` is kept by now."""
+    """The path in the current cache directory that corresponds to ``path`` in the cache ``root``."""
     return os.path.normpath(os.path.join(config.cache_directory() or root, os.path.relpath(path, root)))
 
 
@@ -232,7 +230,7 @@ def _replace(directory: str, fault: Fault, error: BaseException | None, *, stric
     try:
         place = begin(directory)
     except OSError as failure:
-        if strictly or not strict:  # else torch may be being imported
+        if strictly or not strict:  # otherwise torch may be in the middle of its import
             text = f"there is no other directory for what would be in {directory} ({fault.text}): {failure}."
             _report(directory, fault, text, error)
         return False
@@ -262,13 +260,13 @@ def _report(directory: str, fault: Fault, text: str, error: BaseException | None
 
 
 def leave_to_parent() -> None:
-    """Warn of nothing in this process: it is a worker, one of many, whose parent uses the same directory."""
+    """Suppress this module's warnings in this process, one of many workers, whose parent uses the same directory."""
     global _parent_tells
     _parent_tells = True
 
 
 def reset() -> None:
-    """Look at each directory anew."""
+    """Check each directory again."""
     _forget_standins()
     for memory in (_good_until, _bad_until, _faults):
         memory.clear()

@@ -1,7 +1,7 @@
-"""The layers below a cache: directories like it that are read where it has nothing.
+"""The tiers below a cache: similar directories, which are read where it lacks a file.
 
-They are the shared level below a local one, or the cache directory that a private one stands in for; and then those
-that the user has named, which are never written.
+First the shared level below a local one, or the cache directory that a fallback directory replaces; then the layers
+that the user has named in ``SAFECACHE_LOWER``, which are never written.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _REMEDY = "Look after it; it is tried again after a minute."
 
 
 def exist(root: str) -> bool:
-    """Whether the cache ``root`` has any."""
+    """Whether the cache ``root`` has any lower tier."""
     return levels.find(root) is not None or fallback.original(root) is not None or bool(config.current().lower)
 
 
 def below(path: str, root: str) -> Iterator[tuple[str, str]]:
-    """Where that which would be at ``path`` in the cache ``root`` may lie instead, nearest first, and in which cache.
+    """The paths, in the tiers below the cache ``root``, that correspond to ``path``, nearest first, each with its tier.
 
-    Nothing is known of what lies there, if anything does. Raises CacheWriteError in strict mode if the shared level
-    cannot be used.
+    Such a file need not exist, and is not verified. Raises CacheWriteError in strict mode if the shared level cannot be
+    used, EntryRefusedError if others can write to it.
     """
     if not exist(root):
         return
@@ -42,12 +42,12 @@ def below(path: str, root: str) -> Iterator[tuple[str, str]]:
 
 
 def _is_there(shared: str) -> bool:
-    """Whether the shared level can be looked into: asked each time, for it can come and go, and be made only later."""
+    """Whether the shared level can be read: asked each time, as it can come and go, or be made only later."""
     if levels.is_left_alone(shared, reading=True):
         return False
     if not os.access(os.path.join(shared, os.curdir), os.R_OK | os.X_OK, effective_ids=True):
         try:
-            os.listdir(shared)  # which says why
+            os.listdir(shared)  # raises the reason
         except FileNotFoundError:
             return False
         except OSError as error:
@@ -58,7 +58,7 @@ def _is_there(shared: str) -> bool:
 
 
 def fail(shared: str, error: OSError, *, reading: bool) -> None:
-    """Say, once, that the shared level has failed, and leave it alone for a while. Raises in strict mode."""
+    """Report once that the shared level has failed, and leave it alone for 60 s. Strict mode raises CacheWriteError."""
     levels.leave_alone(shared, reading=reading)
     done = "looked into" if reading else "written"
     text = f"the shared cache {shared} cannot be {done} for now: {error.strerror or error}. The local one serves on."

@@ -1,6 +1,6 @@
-"""Two levels of a cache: one of this node, that torch uses, before a slow one that nodes share (``SAFECACHE_LOCAL``).
+"""Two levels of a cache: one on this node, which torch uses, in front of a slow shared one (``SAFECACHE_LOCAL``).
 
-The shared one is the nearest layer below the local one, and unlike other layers it is written too.
+The shared level is the nearest tier below the local one and, unlike the layers, is written too.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ __all__ = [
 
 _LONGEST_NAME = 80
 _DIGITS = 16
-# Seconds for which a shared level that has failed is not asked, or not written.
+# Seconds for which a shared level is not read, or not written, after a failure.
 _PATIENCE = 60.0
 
 
 class Level(NamedTuple):
-    """The directory of this node, and the one that it is a level before."""
+    """A local level on this node: its directory ``place``, and the ``shared`` cache behind it."""
 
     place: str
     shared: str
 
     def counterpart(self, path: str) -> str:
-        """Where that which is at ``path`` in here is in the shared one."""
+        """The path in the shared level that corresponds to ``path`` in this one."""
         return self.shared + path[len(self.place) :]
 
 
@@ -59,7 +59,7 @@ _left_until: dict[tuple[str, bool], float] = {}
 
 
 def place_of(shared: str) -> str | None:
-    """Where the local level of the cache ``shared`` lies; None if there is to be none, or it is one itself."""
+    """The local level's directory for the cache ``shared``; None if none is wanted, or ``shared`` is one itself."""
     local = config.current().local
     if local is None or is_local(shared):
         return None
@@ -76,12 +76,12 @@ def _name(shared: str) -> str:
 
 
 def is_local(directory: str) -> bool:
-    """Whether ``directory`` is called as a local level is."""
+    """Whether ``directory`` has the name of a local level."""
     return os.path.basename(os.path.dirname(directory)) == _folder()
 
 
 def shared_of(directory: str) -> str:
-    """The cache that ``directory`` is the local level of, begun by this process or its parent; else itself."""
+    """The cache whose local level ``directory`` is, begun by this process or its parent; otherwise ``directory``."""
     found = config.redirected()
     if directory in _levels:
         return _levels[directory].shared
@@ -89,12 +89,12 @@ def shared_of(directory: str) -> str:
 
 
 def is_place(directory: str, shared: str) -> bool:
-    """Whether ``directory`` is called as a local level of ``shared`` is, under these settings or others."""
+    """Whether ``directory`` has the name of a local level of ``shared``, under these settings or others."""
     return directory.endswith(os.path.join(os.sep, _folder(), _name(shared)))
 
 
 def objection(place: str) -> str | None:
-    """Why this process cannot keep a local level at ``place``. It is made, for this user alone, if it is not there."""
+    """Why this process cannot keep a local level at ``place``, None if it can; creates it, for this user alone."""
     against = directory_faults.objection(place, _make)
     return ownership.why_not_private(place) if against is None else against
 
@@ -107,33 +107,33 @@ def _make(place: str) -> None:
 
 
 def know(place: str, shared: str) -> None:
-    """What lies in ``place`` has ``shared`` below it. Nothing is done for it: all that a command needs."""
+    """Register ``place`` as the local level of ``shared`` without redirecting torch, which is all a command needs."""
     _levels[place] = Level(place, shared)
 
 
 def begin(place: str, shared: str) -> None:
-    """Have torch use ``place``, with ``shared`` below it."""
+    """Have torch use ``place`` as the local level of ``shared``."""
     know(place, shared)
     if config.cache_directory() != place:
         config.redirect_cache(place, shared)
 
 
 def find(path: str) -> Level | None:
-    """The level that ``path`` is, or lies in, if it is in a local one."""
+    """The local level that ``path`` is or lies in; None if there is none."""
     inherited = config.redirected()
     if inherited is not None and inherited[0] not in _levels and place_of(inherited[1]) == inherited[0]:
-        _levels[inherited[0]] = Level(*inherited)  # a compile worker may use Triton's part of it alone
+        _levels[inherited[0]] = Level(*inherited)  # a compile worker may only use Triton's part of it
     return next((level for level in list(_levels.values()) if f"{path}/".startswith(f"{level.place}/")), None)
 
 
 def counterpart(path: str) -> str | None:
-    """Where that which is at ``path`` in a local level is in the shared one; None elsewhere."""
+    """The path in the shared level that corresponds to ``path`` in a local one; None if it is in no local level."""
     level = find(path)
     return None if level is None else level.counterpart(path)
 
 
 def is_shared(directory: str) -> bool:
-    """Whether ``directory`` is, or lies in, a cache that a local level is, or was to be, before."""
+    """Whether ``directory`` is, or lies in, a cache that has, or was meant to have, a local level."""
     used = config.cache_directory()
     caches = [level.shared for level in list(_levels.values())]
     if used is not None and place_of(used) is not None:
@@ -142,21 +142,21 @@ def is_shared(directory: str) -> bool:
 
 
 def leave_alone(shared: str, *, reading: bool) -> None:
-    """Neither write to a shared level that has failed for a while, nor, if ``reading``, look there."""
+    """For the next 60 s do not write to a shared level that has failed nor, if ``reading``, read it."""
     _left_until[shared, False] = time.monotonic() + _PATIENCE
     if reading:
         _left_until[shared, True] = time.monotonic() + _PATIENCE
 
 
 def is_left_alone(shared: str, *, reading: bool) -> bool:
-    """Whether it is one that is not to be looked into, or not to be written, for now."""
+    """Whether the shared level is not to be read, or unless ``reading`` not to be written, for now."""
     return time.monotonic() < _left_until.get((shared, reading), 0.0)
 
 
 def existing_caches(environ: Mapping[str, str]) -> list[str]:
-    """The cache directories that exist: of Inductor, of its precompiled headers, of Triton; none that lies in another.
+    """The existing cache directories of Inductor, of its precompiled headers, and of Triton; none inside another.
 
-    Of Inductor the local level, where there is to be one, for the shared one is not this node's alone.
+    For Inductor the local level, if one is wanted, since the shared one is not this node's alone.
     """
     candidates = []
     for find in (_of_this_node, layout.of_headers, layout.of_triton):
@@ -176,7 +176,7 @@ def _of_this_node(environ: Mapping[str, str]) -> str:
 
 
 def shared_cache(environ: Mapping[str, str]) -> str | None:
-    """The cache that this node has a local level before, which is known as that from now on; None if it has none."""
+    """The cache that this node has a local level of, which gets registered, see know(); None if it has none."""
     inductors = shared_of(layout.of_inductor(environ))
     place = place_of(inductors)
     if place is None:
