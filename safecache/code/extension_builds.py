@@ -14,22 +14,31 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import stat
 import subprocess
+import tempfile
+import threading
 import time
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from safecache.code import gate
-from safecache.files import filesystem, opening, parallel
+from safecache.code import exec_directory, gate, lock_guards
+from safecache.code.lock_guards import Lock
+from safecache.errors import EntryRefusedError
+from safecache.files import filesystem, opening, parallel, private_directory
+from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.settings import config
 from safecache.signing import trust
 from safecache.signing.trust import Refusal
 from safecache.store import manifests
+from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable
 
-__all__ = ["Build", "digest"]
+__all__ = ["Build", "admit", "build", "digest", "is_planning", "locked_late"]
 
 # What determines a call, by names that all Pythons, and torch's serializable form of a code object, have in common.
 _FIELDS = (
@@ -62,6 +71,8 @@ _OUTDATED = Refusal(Reason.OUTDATED, "its sources, or the command that builds it
 # For a user's own few headers, threads cost more than they save; nvcc also reports those of CUDA and torch.
 _MANY = 64
 
+# Where this process has built, or found out that nothing was to be built; and in which directory instead.
+_verified: dict[str, str] = {}
 # The statements about what this process has built, by path: it may have no signing key to seal them with.
 _built: dict[str, Mapping[str, Any]] = {}
 
@@ -284,3 +295,102 @@ def _unpacked(packed: object) -> list[str] | None:
         return os.fsdecode(zlib.decompress(base64.b64decode(str(packed), validate=True))).splitlines()
     except (ValueError, zlib.error):
         return None
+
+
+class _Thread(threading.local):
+    # Of the build directory, once torch has asked for it.
+    lock: Lock | None = None
+    # Whether a build.ninja is wanted, and nothing is to be built.
+    plans = False
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def locked_late(*, translates: bool) -> Iterator[None]:
+    """In this block the lock of a build directory is taken by build(), and only if something is to be built.
+
+    Anyone who can write there could hold it. Not if torch ``translates`` sources there first, as it does on ROCm.
+    """
+
+    def guard(lock: Lock) -> None:
+        if _thread.lock is None and os.path.basename(lock.path) == "lock":
+            _thread.lock = lock
+            if not translates:
+                return
+        lock.take()
+
+    outer, _thread.lock = _thread.lock, None
+    try:
+        with lock_guards.guarding(guard):
+            yield
+    finally:
+        _thread.lock = outer
+
+
+def is_planning() -> bool:
+    """Whether this thread's torch is to write a build.ninja, and to build nothing."""
+    return _thread.plans
+
+
+def build(name: str, directory: str, run: Callable[..., None], flags: Iterable[str], *, standalone: bool) -> None:
+    """Have ``run`` build the extension, unless all of it is attested: in that directory, or in a private one.
+
+    ``run`` is torch's build with the directory, and ``extra_ldflags``, of which ``flags`` are the caller's, and
+    ``verbose`` as it wants them. Raises what that raises; EntryRefusedError for a refused file in strict mode, and for
+    a ``standalone`` program, whose path torch reports, if something that cannot be quarantined is in the way.
+    """
+    text = _plan(run, flags)
+    directory_faults.check(directory)
+    planned = Build(name, directory, text)
+    _verified[directory] = directory
+    if planned.is_attested():
+        return
+    if _thread.lock is not None:
+        _thread.lock.take()
+    try:
+        planned.settle()
+    except Immovable as error:
+        if standalone:
+            raise EntryRefusedError(f"safecache: {error.filename}: {error.evidence}.") from error
+        _verified[directory] = _build_privately(name, directory, text, run, error)
+        return
+    run(directory)
+    planned.keep()
+
+
+def _plan(run: Callable[..., None], flags: Iterable[str]) -> str:
+    """The build.ninja that torch would write now; it does not depend on the directory."""
+    directory = tempfile.mkdtemp(dir=private_directory.of_process())
+    _thread.plans = True
+    try:
+        # A copy, since torch appends to it.
+        run(directory, extra_ldflags=list(flags), verbose=False)
+        with open(os.path.join(directory, "build.ninja"), errors="surrogateescape") as file:
+            return file.read()
+    finally:
+        _thread.plans = False
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+def _build_privately(name: str, directory: str, text: str, run: Callable[..., None], error: Immovable) -> str:
+    """Build in a private directory that lasts as long as this process; returns it."""
+    private = os.path.join(tempfile.mkdtemp(dir=private_directory.of_process()), name)
+    planned = Build(name, private, text)
+    planned.settle()
+    run(private)
+    planned.keep()
+    why = f"{error.filename}: {error.evidence}"
+    message = f"the build directory {directory} cannot be used: {why}. {name} was built in {private}."
+    remedy = "Remove what is in the way, or let TORCH_EXTENSIONS_DIR name another directory."
+    events.report(Reason.UNUSABLE_DIRECTORY, message, cause=directory, remedy=remedy, error=error)
+    return private
+
+
+def admit(directory: str, name: str) -> str:
+    """Where to load the library ``name`` from. Raises EntryRefusedError in default mode too, and OSError."""
+    place = _verified.get(directory)
+    path = os.path.join(place or directory, name)
+    verified, content = (path, None) if place is None else gate.admit_code(path, place)
+    return exec_directory.place(path, content) if config.current().exec_dir else verified

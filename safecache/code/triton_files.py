@@ -8,7 +8,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 
 from safecache.code import gate, triton_place
 from safecache.code.triton_place import LIST, Found, Place
@@ -21,7 +23,28 @@ from safecache.signing import keyring
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, layers, levels
 
-__all__ = ["accept", "attest", "dump", "get_file", "get_group", "listed", "put", "put_aside", "restore"]
+__all__ = [
+    "accept",
+    "attest",
+    "dump",
+    "get_file",
+    "get_group",
+    "is_sending",
+    "listed",
+    "put",
+    "put_aside",
+    "restore",
+    "sending",
+]
+
+
+class _Thread(threading.local):
+    """Whether this thread sends to a remote cache what it keeps, rather than keep what came from there."""
+
+    sends = False
+
+
+_thread = _Thread()
 
 
 def put(directory: str, name: str, content: bytes) -> str:
@@ -162,6 +185,21 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
         if not is_there or not manifests.exists(path, place.root, Kind.KERNEL):
             _keep(place, name, contents[name])
     triton_place.forget_written()
+
+
+@contextmanager
+def sending() -> Iterator[None]:
+    """In this block what this thread's Triton hands to its remote cache has been made here."""
+    _thread.sends = True
+    try:
+        yield
+    finally:
+        _thread.sends = False
+
+
+def is_sending() -> bool:
+    """Whether that comes from here; else it was delivered."""
+    return _thread.sends
 
 
 def accept(directory: str, name: str, content: bytes) -> str | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import locale
 import os
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -14,22 +13,13 @@ from safecache.code import triton_files
 from safecache.entries import searches
 from safecache.entries.searches import Search
 from safecache.history import misses
-from safecache.hooks import triton_isolation
+from safecache.isolation import asked
 from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
 
 # The manager's attribute for its purpose: directories for dumps and overrides are for people.
 _ROLE = "_safecache_role"
-
-
-class _Thread(threading.local):
-    """Whether this thread is sending files to a remote cache, rather than keeping files received from it."""
-
-    sends = False
-
-
-_thread = _Thread()
 
 
 def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
@@ -105,7 +95,7 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
             with _search(instance.cache_dir, filename) as search:
                 found = triton_files.get_group(instance.cache_dir, filename)
                 _end(search, instance.cache_dir, filename, found)
-            return triton_isolation.group_of(instance, instance.cache_dir, filename, found)
+            return asked.group_of(instance, instance.cache_dir, filename, found)
         group: dict[str, str] | None = wrapped(filename)
         return group
 
@@ -114,11 +104,8 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 def remote_put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """RemoteCacheManager.put: lets materialize() know that the file is sent, not received."""
-    _thread.sends = True
-    try:
+    with triton_files.sending():
         return wrapped(*args, **kwargs)
-    finally:
-        _thread.sends = False
 
 
 def materialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
@@ -127,7 +114,8 @@ def materialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     def keep(filename: str, data: bytes) -> str | None:
         manager = instance._file_cache_manager
         path: str | None
-        path = wrapped(filename, data) if _thread.sends else triton_files.accept(manager.cache_dir, filename, data)
+        sends = triton_files.is_sending()
+        path = wrapped(filename, data) if sends else triton_files.accept(manager.cache_dir, filename, data)
         return path
 
     return keep(*args, **kwargs)
@@ -142,22 +130,22 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
             group: dict[str, str] | None = wrapped(filename)
             found = group if group and all(group.values()) else None
             _end(search, directory, filename, found)
-        return triton_isolation.group_of(instance, directory, filename, found)
+        return asked.group_of(instance, directory, filename, found)
 
     return get(*args, **kwargs)
 
 
 def _search(directory: str, filename: str) -> AbstractContextManager[Search]:
     root, key = os.path.split(directory)
-    return searches.under_way(Kind.KERNEL, lambda: triton_isolation.name_of(filename), key, root)
+    return searches.under_way(Kind.KERNEL, lambda: asked.name_of(filename), key, root)
 
 
 def _end(search: Search, directory: str, filename: str, found: dict[str, str] | None) -> None:
     """Triton compiles unless the group holds the file it asks for, and always with TRITON_ALWAYS_COMPILE."""
-    if triton_isolation.is_told():
+    if asked.is_told():
         return search.let_go()
     if found is None:
-        triton_isolation.note_miss(filename, directory)
+        asked.note_miss(filename, directory)
     if sys.modules["triton"].knobs.compilation.always_compile:
         search.bypassed(Reason.DISABLED, "TRITON_ALWAYS_COMPILE")
     elif found is not None and filename in found:

@@ -7,7 +7,7 @@ from typing import Any
 
 from safecache import loads
 from safecache.code import exec_directory, triton_place
-from safecache.hooks import triton_isolation
+from safecache.isolation import asked
 from safecache.settings import config as settings
 
 __all__ = ["bench", "build", "init_kernel", "load_module_from_path", "prune_configs", "raise_triton_cache_load_error"]
@@ -25,7 +25,7 @@ def init_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 def prune_configs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Autotuner.prune_configs: the remaining ones will be compiled, unless a cache has the result of the tuning."""
     configs = wrapped(*args, **kwargs)
-    if triton_isolation.is_isolated() and settings.current().prefetch:
+    if asked.is_isolated() and settings.current().prefetch:
         from safecache.isolation import tuning
 
         tuning.choose(instance, configs)
@@ -35,7 +35,7 @@ def prune_configs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 def bench(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Autotuner._bench, which a launch only calls while it tunes."""
 
-    if not triton_isolation.is_isolated():
+    if not asked.is_isolated():
         return wrapped(*args, **kwargs)
     from safecache.isolation import tuning
 

@@ -9,7 +9,7 @@ import types
 import pytest
 
 from safecache.hooks import triton_isolation
-from safecache.isolation import limits
+from safecache.isolation import asked, limits
 
 GB = 10**9
 
@@ -61,7 +61,7 @@ def test_what_is_set_counts_everywhere(settings):
 def call_from(module, function, **local):
     """Whether it counts as tuning when this function of this module compiles."""
     code = f"def {function}(self): return ask()"
-    names = {"__name__": module, "ask": lambda: triton_isolation._is_tuning()}
+    names = {"__name__": module, "ask": lambda: asked._is_tuning()}
     exec(code, names)
     return names[function](types.SimpleNamespace(**local))
 
