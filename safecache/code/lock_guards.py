@@ -5,13 +5,21 @@ Correctness depends on no lock here: a file used without one was verified, and e
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from typing import TypeVar
 
-__all__ = ["Lock", "ask", "guarding", "source_of"]
+from safecache.reporting import events
+
+__all__ = ["NOTICE", "Lock", "ask", "guarding", "source_of", "wait"]
+
+# Seconds after which a wait is reported: a server that is probed has not many more.
+NOTICE = 5.0
+_LOCKS = "/proc/locks"
 
 # Inductor names a source's lock after the source.
 _OF_SOURCE = re.compile(r"(c[a-z2-7]{51})\.lock")
@@ -74,3 +82,38 @@ def ask(path: str, take: Callable[[], object], release: Callable[[], object]) ->
             release()
         raise
     return lock
+
+
+T = TypeVar("T")
+
+
+def wait(path: str, most: float, attempt: Callable[[float], T]) -> T:
+    """What ``attempt`` returns, which waits for the lock so many seconds, without end if negative; ``most`` in all.
+
+    After five seconds a line says who holds it. Raises what ``attempt`` does: filelock.Timeout at the end.
+    """
+    if 0 <= most <= NOTICE:
+        return attempt(most)
+    from filelock import Timeout
+
+    try:
+        return attempt(NOTICE)
+    except Timeout:
+        limit = f"for at most {most:g} s (SAFECACHE_LOCK_TIMEOUT)" if most >= 0 else "without a limit, as torch does"
+        events.say(logging.WARNING, f"safecache: waiting for the lock {path} {limit}: {_holder(path)} holds it.")
+    return attempt(most - NOTICE if most >= 0 else most)
+
+
+def _holder(path: str) -> str:
+    """The process that the kernel names in /proc/locks, proc(5); without the arguments, in which a secret can be."""
+    with suppress(OSError, ValueError, IndexError):
+        status = os.stat(path)
+        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+        with open(_LOCKS) as file:
+            held = [fields for fields in map(str.split, file) if fields[5] == place and fields[1] == "FLOCK"]
+        pid = int(held[0][4])
+        if pid <= 0:
+            return "a process of another container"
+        with open(f"/proc/{pid}/comm", errors="replace") as file:
+            return f"process {pid} ({file.read().strip()})"
+    return "a process that the kernel does not name, perhaps on another host,"

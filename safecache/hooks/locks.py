@@ -14,19 +14,30 @@ _LOCK = "_safecache_lock"
 
 
 def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """FileLock.__enter__: waits at most ``SAFECACHE_LOCK_TIMEOUT`` seconds.
+    """FileLock.__enter__: no longer than ``SAFECACHE_LOCK_TIMEOUT``, and not in silence.
 
     Where torch waits without end it does so still: extensions can take hours to build.
     """
-    if instance.timeout >= 0:
-        instance.timeout = min(instance.timeout, config.current().lock_timeout)
+    most = instance.timeout
+    if most >= 0:
+        most = instance.timeout = min(most, config.current().lock_timeout)
+
+    def attempt(seconds: float) -> Any:
+        instance.timeout = seconds
+        return wrapped(*args, **kwargs)
+
+    def take() -> Any:
+        try:
+            return lock_guards.wait(instance.lock_file, most, attempt)
+        finally:
+            instance.timeout = most
 
     def release() -> None:
         instance.__exit__(None, None, None)
 
-    lock = lock_guards.ask(instance.lock_file, lambda: wrapped(*args, **kwargs), release)
+    lock = lock_guards.ask(instance.lock_file, take, release)
     if lock is None:
-        return wrapped(*args, **kwargs)
+        return take()
     setattr(instance, _LOCK, lock)
     return instance
 

@@ -307,9 +307,9 @@ SETTINGS: tuple[Setting, ...] = (
         allowed=f"seconds, 0 to {LONGEST_TIME:.0f}",
         help=(
             "How long a compile waits for a lock of Inductor's that another process holds, before it goes on in a "
-            "private directory, with a warning. Building most kernels takes about 10 s, large ones minutes; what it "
-            "guards against is a holder that is frozen, or a file system that never grants a lock. (Torch alone gives "
-            "up the compile after 600 s.)"
+            "private directory, with a warning; after 5 s a line says which process holds it. Building most kernels "
+            "takes about 10 s, large ones minutes; what it guards against is a holder that is frozen, or a file system "
+            "that never grants a lock. (Torch alone gives up the compile after 600 s.)"
         ),
     ),
     Setting(

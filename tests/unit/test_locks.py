@@ -1,0 +1,96 @@
+"""A wait for one of torch's locks is bounded, and after a while a line says who holds it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+from filelock import FileLock, Timeout
+
+from safecache.code import lock_guards
+from safecache.hooks import locks
+
+HOLD = """
+import fcntl, sys, time
+file = open(sys.argv[1], "w")
+fcntl.flock(file, fcntl.LOCK_EX)
+print("held", flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def path(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock_guards, "NOTICE", 0.2)
+    return str(tmp_path / "one.lock")
+
+
+@pytest.fixture
+def hold(path):
+    """Has another process hold the lock for so many seconds; its pid."""
+    holders = []
+
+    def start(seconds):
+        holder = subprocess.Popen([sys.executable, "-c", HOLD, path, str(seconds)], stdout=subprocess.PIPE)
+        holders.append(holder)
+        holder.stdout.readline()
+        return holder.pid
+
+    yield start
+    for holder in holders:
+        holder.kill()
+        holder.communicate()
+
+
+def enter(lock):
+    return locks.enter(lock.__enter__, lock, (), {})
+
+
+def test_wait_that_ends_in_time_is_reported_with_the_holder(path, hold, caplog):
+    pid, lock = hold(1), FileLock(path, timeout=100)
+    with enter(lock):
+        assert lock.is_locked and lock.timeout == 100
+    [line] = caplog.messages
+    assert f"waiting for the lock {path} for at most 100 s (SAFECACHE_LOCK_TIMEOUT): process {pid} (py" in line
+
+
+def test_wait_without_end_goes_on_after_the_report(path, hold, caplog):
+    hold(1)
+    lock = FileLock(path)
+    with enter(lock):
+        assert lock.timeout == -1
+    assert len(caplog.messages) == 1 and "without a limit" in caplog.messages[0]
+
+
+def test_wait_ends_when_its_time_is_over(path, hold, monkeypatch):
+    monkeypatch.setenv("SAFECACHE_LOCK_TIMEOUT", "1")
+    hold(100)
+    lock = FileLock(path, timeout=600)
+    with pytest.raises(Timeout):
+        enter(lock)
+    assert lock.timeout == 1 and not lock.is_locked
+
+
+def test_lock_that_is_free_is_taken_in_silence(path, caplog):
+    with enter(FileLock(path, timeout=100)):
+        pass
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("listed", "holder"),
+    [
+        ("1: FLOCK ADVISORY WRITE 0 {place} 0 EOF\n", "a process of another container"),
+        ("1: -> FLOCK ADVISORY WRITE 12 {place} 0 EOF\n", "a process that the kernel does not name"),
+        ("", "a process that the kernel does not name"),
+    ],
+    ids=["container", "waiter", "nobody"],
+)
+def test_holder_that_has_no_name_here(path, tmp_path, monkeypatch, listed, holder):
+    with open(path, "w") as file:
+        status = lock_guards.os.fstat(file.fileno())
+    place = f"{lock_guards.os.major(status.st_dev):02x}:{lock_guards.os.minor(status.st_dev):02x}:{status.st_ino}"
+    (tmp_path / "locks").write_text(listed.format(place=place))
+    monkeypatch.setattr(lock_guards, "_LOCKS", str(tmp_path / "locks"))
+    assert lock_guards._holder(path).startswith(holder)
