@@ -70,7 +70,7 @@ class Sink:
 
     def plant(self, content: bytes, sealing) -> None:
         """Put ``content`` there; ``sealing`` makes its seal. It may depend on the bytes, and so may the path."""
-        self.put(audit(content))
+        self.put(sealing(content))
 
     def put(self, sealed: bytes) -> None:
         """Put these bytes there, seal included."""
@@ -234,7 +234,7 @@ class Attested(Sink):
         self.clear()
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_bytes(content)
-        self.put_record(audit(json.dumps(statement).encode()))
+        self.put_record(sealing(json.dumps(statement).encode()))
 
     @property
     def record(self) -> Path:
@@ -405,7 +405,7 @@ class Extension(Attested):
         built_of = {"sha256": self.build._inputs(step, []), "headers": extension_builds._packed([])}
         statement = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None, "inputs": built_of}
         self.path.write_bytes(content)
-        self.put_record(audit(json.dumps(statement).encode()))
+        self.put_record(sealing(json.dumps(statement).encode()))
 
     def use(self):
         self.build.settle()
