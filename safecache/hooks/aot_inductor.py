@@ -1,4 +1,4 @@
-"""AOTInductor: packages it makes and loads, graphs that name a library, and operators compiled for eager mode."""
+"""AOTInductor: packages that are made and loaded, and operators compiled for eager mode."""
 
 from __future__ import annotations
 
@@ -19,12 +19,10 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import provenance
 
 __all__ = [
-    "aot_load",
     "compile",
     "compile_eager",
     "eager_cache_dir",
     "load",
-    "load_compiled",
     "load_eager_cache",
     "load_pt2",
     "package",
@@ -101,49 +99,6 @@ def _first(args: Any, kwargs: Any, *names: str) -> tuple[Any, Any, Any]:
         return args[0], args[1:], kwargs
     name = next(name for name in names if name in kwargs)
     return kwargs[name], (), {other: value for other, value in kwargs.items() if other != name}
-
-
-# The functions below import safecache themselves: torch imports one of their targets while it is imported itself.
-
-
-def aot_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """aot_load: verifies the library, and explains a failure to load it from a noexec mount.
-
-    Raises EntryRefusedError, in default mode too.
-    """
-
-    def load(so_path: str, device: str) -> Any:
-        return _explained(wrapped, (_admitted(so_path), device))
-
-    return load(*args, **kwargs)
-
-
-def load_compiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CompiledAOTI.__post_init__: as aot_load(), for the libraries it names, if it is about to load them."""
-    files = instance.filename
-    if not getattr(sys.modules["torch._inductor.config"], "enable_autograd_for_aot", False):
-        return wrapped(*args, **kwargs)  # loads nothing
-    named = [files] if isinstance(files, str) else files if isinstance(files, list) else []
-    verified = [_admitted(file) if isinstance(file, str) and file.endswith(".so") else file for file in named]
-    if verified == named:
-        return _explained(wrapped, args)
-    instance.filename = verified
-    try:
-        return _explained(wrapped, args)
-    finally:
-        instance.filename = files
-
-
-def _admitted(path: str) -> str:
-    from safecache.code import gate, generated
-
-    return gate.admit_code(path, generated.root_of(path))[0]
-
-
-def _explained(wrapped: Callable[..., Any], args: Any) -> Any:
-    from safecache import loads
-
-    return loads.explain_load(wrapped, args, {}, "TORCHINDUCTOR_CACHE_DIR")
 
 
 def eager_cache_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Path:

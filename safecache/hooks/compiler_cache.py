@@ -1,17 +1,13 @@
-"""torch.compiler: mega-caches, loading of compiled functions, and the bisector's files."""
+"""torch.compiler: mega-caches, and the name of the file that a compiled function is loaded from."""
 
 from __future__ import annotations
 
-import locale
-import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache.code import gate, sources
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
 
-__all__ = ["deserialize", "load_compiled_function", "populate_caches", "read_bisection", "write_bisection"]
+__all__ = ["deserialize", "load_compiled_function", "populate_caches"]
 
 
 def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -46,27 +42,3 @@ def load_compiled_function(wrapped: Callable[..., Any], instance: Any, args: Any
             return wrapped(file, **named)
 
     return load(*args, **kwargs)
-
-
-def read_bisection(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CompilerBisector.read_lines_from_file: an unattested file is quarantined, and read as empty."""
-
-    def read(file_path: str) -> Any:
-        if not os.path.lexists(file_path):  # nearly always
-            return []
-        place = sources.admit_side_file(file_path, instance.get_dir(), Kind.SOURCE)
-        return [] if place is None else wrapped(place)
-
-    return read(*args, **kwargs)
-
-
-def write_bisection(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """CompilerBisector.write_lines_to_file: attests the file before it exists, for the bisection's other processes."""
-
-    def write(file_path: str, lines: list[str], **how: Any) -> None:
-        before = instance.read_lines_from_file(file_path) if how.get("append") else []
-        content = "".join([*before, *lines]).encode(locale.getpreferredencoding(False))
-        gate.keep(file_path, instance.get_dir(), Kind.SOURCE, content)
-        wrapped(file_path, lines, **how)
-
-    write(*args, **kwargs)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 import sys
 from collections.abc import Callable
@@ -22,17 +21,13 @@ __all__ = [
     "deserialize_model",
     "get_local_code_state",
     "load_package",
-    "load_precompiled",
     "lookup_remote_cache_entry",
     "put_code_state",
     "put_local_code_state",
-    "read_artifact",
     "read_package",
     "sealing_pickle",
     "serialize",
     "serialize_model",
-    "to_cache_bytes",
-    "write_artifact",
     "write_package",
 ]
 
@@ -107,65 +102,6 @@ def sealing_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
     return _GraphPickle(module, enabled)
 
 
-def to_cache_bytes(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
-    """PrecompiledModule.to_cache_bytes (2.14): seals the bytes, whoever writes them to a file."""
-
-    def make(python_code: str | None = None) -> bytes:
-        source = instance.to_python_code() if python_code is None else python_code
-        return _sealed(source, wrapped(source))
-
-    return make(*args, **kwargs)
-
-
-def load_precompiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_PrecompileApi.load, of bytes (2.14). Raises EntryRefusedError, in default mode too: nothing can be compiled."""
-
-    def execute(python_code: str, cache: bytes) -> Any:
-        _require(python_code, cache, "given to torch.compiler.precompile.load")
-        return wrapped(python_code, cache)
-
-    return execute(*args, **kwargs)
-
-
-def write_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """_write_artifact: writes both files; a seal in the second covers both."""
-
-    def write(artifact_path: Any, cache_path: Any, python_code: str, cache: bytes) -> None:
-        wrapped(artifact_path, cache_path, python_code, _sealed(python_code, cache))
-
-    write(*args, **kwargs)
-
-
-def read_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_read_artifact: verifies both files, since torch executes them. Raises EntryRefusedError, in default mode too."""
-
-    def read(artifact_path: Any, cache_path: Any) -> tuple[str, bytes]:
-        python_code, cache = wrapped(artifact_path, cache_path)
-        _require(python_code, cache, f"{os.fspath(artifact_path)} with {os.fspath(cache_path)}")
-        return python_code, cache
-
-    return read(*args, **kwargs)
-
-
-def _sealed(source: str, cache: bytes) -> bytes:
-    from safecache.entries import saving  # not at the top: torch imports the target while it is imported itself
-    from safecache.reporting.kinds import Kind
-
-    return saving.sealed(cache, Kind.PRECOMPILED, _digest(source))
-
-
-def _require(source: str, cache: bytes, origin: str) -> None:
-    from safecache.entries import artifacts
-    from safecache.reporting.kinds import Kind
-
-    with artifacts.origin(origin):
-        artifacts.require(Kind.PRECOMPILED, cache, _digest(source))
-
-
-def _digest(source: str) -> str:
-    return hashlib.sha256(source.encode()).hexdigest()
-
-
 # The seal's field for the digest of the entry's function.
 _FUNCTION = "function"
 
@@ -197,7 +133,7 @@ def read_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
             with artifacts.only(Kind.DYNAMO_PACKAGE, content):
                 return wrapped(path)
 
-    return load_package(*args, **kwargs)
+    return load(*args, **kwargs)
 
 
 def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -254,7 +254,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _PRECOMPILE,
         "PrecompiledModule.to_cache_bytes",
-        "dynamo:to_cache_bytes",
+        "precompile:to_cache_bytes",
         ("self, python_code=",),
         since=(2, 14),
         until=(2, 15),  # from 2.15 on, files are written and read
@@ -262,7 +262,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _PRECOMPILE,
         "_PrecompileApi.load",
-        "dynamo:load_precompiled",
+        "precompile:load",
         ("self, python_code, cache",),
         since=(2, 14),
         until=(2, 15),
@@ -270,11 +270,11 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _PRECOMPILE,
         "_write_artifact",
-        "dynamo:write_artifact",
+        "precompile:write_artifact",
         ("artifact_path, cache_path, python_code, cache",),
         since=(2, 15),
     ),
-    Target(_PRECOMPILE, "_read_artifact", "dynamo:read_artifact", ("artifact_path, cache_path",), since=(2, 15)),
+    Target(_PRECOMPILE, "_read_artifact", "precompile:read_artifact", ("artifact_path, cache_path",), since=(2, 15)),
     Target(_PACKAGE, "DiskDynamoStore.write", "dynamo:write_package", ("self, cache_entry, path",)),
     Target(_PACKAGE, "DiskDynamoStore.read", "dynamo:read_package", ("self, path",)),
     Target(_PACKAGE, "DiskDynamoCache.load", "dynamo:load_package", ("self, fn",)),
@@ -528,18 +528,18 @@ TARGETS: tuple[Target, ...] = (
     Target(_CODECACHE, "HalideCodeCache.build_standalone_runtime", "other_backends:build_halide_runtime", ("cls",)),
     Target(_CODECACHE, "_worker_task_halide", "other_backends:halide_work", ("lockfile, jobs",)),
     Target(_CODECACHE, "touch", "other_backends:touch_halide", ("filename",)),
-    Target("torch._export", "aot_load", "aot_inductor:aot_load", ("so_path, device",)),
-    Target(_OUTPUT_CODE, "CompiledAOTI.__post_init__", "aot_inductor:load_compiled", ("self",)),
+    Target("torch._export", "aot_load", "output_code:aot_load", ("so_path, device",)),
+    Target(_OUTPUT_CODE, "CompiledAOTI.__post_init__", "output_code:load_compiled", ("self",)),
     Target(
         _BISECTOR,
         "CompilerBisector.read_lines_from_file",
-        "compiler_cache:read_bisection",
+        "compiler_bisector:read_lines_from_file",
         ("cls, file_path",),
     ),
     Target(
         _BISECTOR,
         "CompilerBisector.write_lines_to_file",
-        "compiler_cache:write_bisection",
+        "compiler_bisector:write_lines_to_file",
         ("cls, file_path, lines", "cls, file_path, lines, *append="),  # to 2.12, 2.13
     ),
     Target(
@@ -661,19 +661,18 @@ MODULES = frozenset(target.module for target in TARGETS)
 VERIFYING = frozenset(
     f"{module}:{function}"
     for module, functions in {
-        "aot_inductor": (
-            "aot_load compile compile_eager eager_cache_dir load load_compiled load_eager_cache load_pt2 package"
-        ),
+        "aot_inductor": "compile compile_eager eager_cache_dir load load_eager_cache load_pt2 package",
         "autograd_cache": "handle_save_error save try_load write_to_local_cache",
         "autotune_cache": "load_cache read_best save",
         "codecache": "compile_dll iterate_over_candidates load_dll load_library save_graph write_to_local_cache",
-        "compiler_cache": "deserialize populate_caches read_bisection write_bisection",
+        "compiler_bisector": "read_lines_from_file write_lines_to_file",
+        "compiler_cache": "deserialize populate_caches",
         "cpp_codecache": "check_build install_gcc_via_conda load_async precompile_header probe_load",
         "cpp_extension": "build_library import_module_from_library jit_compile run_ninja_build",
         "dynamo": (
-            "deserialize deserialize_model get_local_code_state load_package load_precompiled "
-            "lookup_remote_cache_entry put_code_state put_local_code_state read_artifact read_package "
-            "sealing_pickle serialize serialize_model to_cache_bytes write_artifact write_package"
+            "deserialize deserialize_model get_local_code_state load_package lookup_remote_cache_entry "
+            "put_code_state put_local_code_state read_package sealing_pickle serialize serialize_model "
+            "write_package"
         ),
         "generated_code": (
             "build get_target_file_path init init_builder reload_python_module worker_compile_cpp write write_to_disk"
@@ -683,7 +682,9 @@ VERIFYING = frozenset(
             "build_halide_runtime cutedsl_dir cutedsl_get cutedsl_set fetch_ops flydsl_dir generate_halide "
             "halide_work quack_dir quack_lock quack_unlock touch_halide try_import_cutlass"
         ),
+        "output_code": "aot_load load_compiled",
         "pickle_module": "sealing_pickle",
+        "precompile": "load read_artifact to_cache_bytes write_artifact",
         "standalone_compile": "get_cached insert_cached load verifying_pickle",
         "triton_cache": "get_file get_group init materialize put put_group remote_get_group remote_put",
         "triton_in_inductor": "collect read_and_emit reload_cubin_path",

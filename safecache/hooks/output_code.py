@@ -1,0 +1,52 @@
+"""torch._inductor.output_code: graphs whose C++ wrapper is a library that they name.
+
+Torch imports this target while it is imported itself: what the hooks need is imported when they are called.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["aot_load", "load_compiled"]
+
+
+def aot_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """aot_load: verifies the library, and explains a failure to load it from a noexec mount.
+
+    Raises EntryRefusedError, in default mode too.
+    """
+
+    def load(so_path: str, device: str) -> Any:
+        return _explained(wrapped, (_admitted(so_path), device))
+
+    return load(*args, **kwargs)
+
+
+def load_compiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """CompiledAOTI.__post_init__: as aot_load(), for the libraries it names, if it is about to load them."""
+    files = instance.filename
+    if not getattr(sys.modules["torch._inductor.config"], "enable_autograd_for_aot", False):
+        return wrapped(*args, **kwargs)  # loads nothing
+    named = [files] if isinstance(files, str) else files if isinstance(files, list) else []
+    verified = [_admitted(file) if isinstance(file, str) and file.endswith(".so") else file for file in named]
+    if verified == named:
+        return _explained(wrapped, args)
+    instance.filename = verified
+    try:
+        return _explained(wrapped, args)
+    finally:
+        instance.filename = files
+
+
+def _admitted(path: str) -> str:
+    from safecache.code import gate, generated
+
+    return gate.admit_code(path, generated.root_of(path))[0]
+
+
+def _explained(wrapped: Callable[..., Any], args: Any) -> Any:
+    from safecache import loads
+
+    return loads.explain_load(wrapped, args, {}, "TORCHINDUCTOR_CACHE_DIR")
