@@ -70,6 +70,7 @@ def test_what_a_worker_has_started_ends_with_a_killed_server(run):
 
 def test_a_server_killed_while_it_starts_is_replaced(run):
     run.service.start()
+    assert eventually(lambda: processes(run.mark)), "it has been executed"
     (server,) = processes(run.mark)
     os.kill(server, signal.SIGKILL)
     assert run.reply("echo", value=1)["value"] == {"value": 1}

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 from isolation.conftest import eventually, processes
-from safecache.isolation import connection
+from safecache.isolation import connection, pool
 from safecache.isolation.client import Limits, ServiceUnavailable
 
 
@@ -142,7 +142,7 @@ def test_where_no_worker_can_be_forked_there_is_none_until_one_can(service, monk
     run("abort")
     before = len(os.listdir("/proc/self/fd"))
     with monkeypatch.context() as patch:
-        patch.setattr(connection, "pipe", lambda: os.open("/no/such", 0))
+        patch.setattr(pool, "pipe", lambda: os.open("/no/such", 0))
         with pytest.raises(ServiceUnavailable, match="no worker can be started"):
             run("echo")
     assert len(os.listdir("/proc/self/fd")) == before
