@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import loads
-from safecache.code import exec_directory, gate, generated, library_builds, lock_guards
+from safecache.code import exec_directory, gate, generated, killed_compilers, library_builds, lock_guards
 from safecache.entries import copies, loading
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import mounts, ownership
@@ -155,11 +155,14 @@ def _objection(prefix: str) -> str | None:
 
 
 def run_compile_cmd(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """run_compile_cmd: says what to install if Python's headers are missing; tries another TMPDIR if it is unusable."""
+    """run_compile_cmd: says what to install if Python's headers are missing; tries another TMPDIR if it is unusable.
+
+    A compiler that a signal ended is run once more, alone.
+    """
 
     def run(cmd_line: str, *rest: Any, **named: Any) -> Any:
         try:
-            return wrapped(cmd_line, *rest, **named)
+            return killed_compilers.run(lambda: wrapped(cmd_line, *rest, **named))
         except Exception:
             place = directory_faults.instead()
             if place is None:

@@ -131,3 +131,19 @@ def test_user_without_a_passwd_entry(home, zygote, who):
         assert done.returncode == 1 and "KeyError: 'getpwuid(): uid not found: 43210'" in done.stderr, done
     else:
         assert done.stdout.splitlines()[-1:] == [f"{home.base}/torchinductor_uid_43210"], done
+
+
+@pytest.mark.parametrize("stock", [True, False], ids=["stock", "safecache"])
+def test_compiler_that_is_killed_is_started_once_more(home, stock):
+    tools, compiler = home.base / "killed", shutil.which("g++")
+    tools.mkdir()
+    once = f"case $* in *-shared*) [ -e {tools}/once ] || {{ touch {tools}/once; kill -9 $$; }};; esac"
+    (tools / "g++").write_text(f'#!/bin/sh\n{once}\nexec {compiler} "$@"\n')
+    (tools / "g++").chmod(0o755)
+    answer = home.run(stock=stock, env=with_path(tools, "/usr/bin", "/bin"))
+    assert (tools / "once").exists()
+    if stock:
+        assert "CppCompileError" in answer.errors, answer
+    else:
+        [line] = answer.warnings
+        assert answer.ok and "ended by a signal (SIGKILL)" in line and "once more" in line, answer
