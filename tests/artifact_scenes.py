@@ -206,6 +206,16 @@ def load_memo(path):
             return False
 
 
+def value_of_memo(path, value):
+    """What torch's own cache for that keeps, and gives back."""
+    from torch._inductor.runtime.caching import implementations
+
+    with mock.patch.object(tempfile, "tempdir", path):
+        cache = implementations._OnDiskCacheImpl("sub")
+        kept = cache.insert("key", value.encode()), cache.insert("key", b"another")
+        return *kept, cache.get("key").value.decode()
+
+
 def save_unpacked_over(path):
     """Save an unpacked artifact where one lies whose files cannot be removed."""
     artifact = _standalone()

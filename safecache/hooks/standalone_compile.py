@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import stat
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from safecache.errors import EntryRefusedError
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.signing import seal
 from safecache.store import quarantine
 
 __all__ = ["get_cached", "insert_cached", "load", "verifying_pickle"]
@@ -106,7 +108,7 @@ def _is_miss(error: Exception) -> bool:
 
 
 def get_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_OnDiskCacheImpl.get: a refused value is a miss."""
+    """_OnDiskCacheImpl.get: a refused value is a miss, and a hit has the value alone, without its seal."""
 
     def find(key: str) -> Any:
         path, root = str(instance._fpath_from_key(key)), str(instance._base_dir)
@@ -115,7 +117,7 @@ def get_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
             return None
         # In the file torch's own header comes before it.
         admitted = loading.admit(Kind.MEMO, _cache_key(instance, key), hit.value, origin=path, root=root, whole=False)
-        return hit if admitted else None
+        return dataclasses.replace(hit, value=seal.payload_of(hit.value)) if admitted else None
 
     return find(*args, **kwargs)
 

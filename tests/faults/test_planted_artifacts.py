@@ -130,3 +130,9 @@ def test_precompile_entry_is_refused_for_another_function(home):
     path.parent.rename(moved)
     answer = home.run("read_precompile", path=str(moved / "entry"))
     assert answer.errors[0] == "EntryRefusedError" and answer.stats == {"other cache key": 1}, answer
+
+
+def test_value_that_torch_has_kept_comes_back_without_its_seal(home):
+    answer = home.run("value_of_memo", path=str(home.base), value="value")
+    assert answer.ok and answer.result == [True, False, "value"], answer
+    assert answer.stats == {"sealed": 2, "verified": 2}, answer
