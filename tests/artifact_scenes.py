@@ -216,6 +216,16 @@ def value_of_memo(path, value):
         return *kept, cache.get("key").value.decode()
 
 
+def save_standalone(path):
+    _standalone().save(path=path, format="binary")
+
+
+def load_standalone(path):
+    from torch._inductor import CompiledArtifact
+
+    return _check_standalone(CompiledArtifact.load(path=path, format="binary"))
+
+
 def save_unpacked_over(path):
     """Save an unpacked artifact where one lies whose files cannot be removed."""
     artifact = _standalone()

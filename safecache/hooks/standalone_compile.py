@@ -11,6 +11,7 @@ from typing import Any
 
 import wrapt
 
+from safecache import loads
 from safecache.entries import loading, saving, searches
 from safecache.errors import EntryRefusedError
 from safecache.places import layout
@@ -22,12 +23,16 @@ from safecache.store import quarantine
 __all__ = ["get_cached", "insert_cached", "load", "verifying_pickle"]
 
 _VLLM_TABLE = "vllm_compile_cache.py"
+_ARTIFACT_REMEDY = "Copy it from where it was made, or compile again."
+# Where torch reads an artifact.
+_READERS = ("_appending_byte_serializer.py", "standalone_compile.py")
 
 
 def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CompiledArtifact.load and CacheCompiledArtifact.load.
 
     Raises EntryRefusedError, in default mode too, if the artifact holds a refused entry: no graph can be recompiled.
+    If torch itself cannot read it, its error names the file too.
     """
     with events.reading():
         path = kwargs.get("path", "")
@@ -41,6 +46,9 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         except Exception as error:
             refused = events.refusals()
             _have_vllm_compile(path, error, told=bool(refused))
+            if not refused and os.path.exists(path) and _is_of_reader(error):
+                said = f"(safecache: {path} is damaged, of another torch, or not of this format. {_ARTIFACT_REMEDY})"
+                raise loads.appended(error, said) from error
             if not refused or not _is_miss(error):
                 raise
             raise EntryRefusedError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error
@@ -100,6 +108,15 @@ def verifying_pickle(module: Any, *, enabled: Callable[[], bool]) -> Any:
     These include whatever lay in the directory before and could not be removed.
     """
     return _VerifyingPickle(module, enabled)
+
+
+def _is_of_reader(error: Exception) -> bool:
+    """Whether torch found that the bytes are not what it has written, by their checksum, header or sizes."""
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    file = os.path.basename(where.tb_frame.f_code.co_filename) if where is not None else ""
+    return type(error) in (RuntimeError, AssertionError) and file in _READERS
 
 
 def _is_miss(error: Exception) -> bool:

@@ -24,6 +24,7 @@ __all__ = [
     "REFUSED",
     "ExplainedProcessError",
     "advice",
+    "appended",
     "explain_build",
     "explain_load",
     "explained",
@@ -166,7 +167,7 @@ def explain_build(wrapped: Callable[..., Any], args: Any, kwargs: Any, purpose: 
         said = None if _BUILD_LEAD in str(error) else _explanation(error, purpose, language)
         if said is None:
             raise
-        raise _with(error, said) from error
+        raise appended(error, said) from error
 
 
 def _explanation(error: Exception, purpose: str, language: str) -> str | None:
@@ -269,7 +270,7 @@ def _packages() -> _Packages | None:
     return None
 
 
-def _with(error: Exception, said: str) -> Exception:
+def appended(error: Exception, said: str) -> Exception:
     """An error of the same type and with the same attributes, with ``said`` appended to its text."""
     if isinstance(error, subprocess.CalledProcessError):
         explained = ExplainedProcessError(error.returncode, error.cmd, error.output, error.stderr)

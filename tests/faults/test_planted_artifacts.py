@@ -7,6 +7,7 @@ in them runs is in test_hostile_bytes.py.
 from __future__ import annotations
 
 import shutil
+import zlib
 
 import pytest
 
@@ -136,3 +137,28 @@ def test_value_that_torch_has_kept_comes_back_without_its_seal(home):
     answer = home.run("value_of_memo", path=str(home.base), value="value")
     assert answer.ok and answer.result == [True, False, "value"], answer
     assert answer.stats == {"sealed": 2, "verified": 2}, answer
+
+
+def flip_version(path):
+    """As of another torch, with a checksum that fits."""
+    content = path.read_bytes()[4:]
+    at = content.index((32).to_bytes(8, "big")) + 8  # the hash of torch
+    content = content[:at] + bytes([content[at] ^ 1]) + content[at + 1 :]
+    path.write_bytes(zlib.crc32(content).to_bytes(4, "big") + content)
+
+
+@pytest.mark.parametrize(
+    ("harm", "error"),
+    [(damage.flip_in_payload, "RuntimeError"), (damage.empty, "AssertionError"), (flip_version, "AssertionError")],
+    ids=["flipped", "empty", "version"],
+)
+def test_error_of_torch_for_a_standalone_artifact_names_it_and_a_remedy(home, harm, error):
+    path = home.base / "artifact"
+    assert home.run("save_standalone", path=str(path)).ok
+    assert home.run("load_standalone", path=str(path)).result is True
+    harm(path)
+    stock = home.run("load_standalone", path=str(path), stock=True)
+    answer = home.run("load_standalone", path=str(path))
+    assert answer.errors[0] == stock.errors[0] == error and str(path) not in stock.messages[0]
+    assert answer.messages[0].startswith(stock.messages[0]), answer
+    assert f"{path} is damaged, of another torch, or not of this format. Copy it" in answer.messages[0]
