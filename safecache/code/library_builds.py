@@ -15,16 +15,16 @@ from safecache.code import gate, generated, private_build
 from safecache.code.generated import root_of
 from safecache.entries import copies, loading
 from safecache.files import folders, opening, private_directory, temporaries
+from safecache.places.layout import LOADED
+from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, fallback, layers
 
-__all__ = ["LOADED", "are_attested", "build", "failure", "guarding", "settle", "take", "tell_inputs"]
+__all__ = ["are_attested", "build", "failure", "guarding", "mark_loaded", "settle", "take", "tell_inputs"]
 
-# The suffix of torch's marker beside a probe of vector instructions that could be loaded.
-LOADED = ".load_ok"
 _SCRATCH = "CxxBuild"
 
 
@@ -91,8 +91,9 @@ def settle(path: str) -> None:
     except directory_faults.Unsettled as error:
         _thread.failure = error
         raise
-    if not is_there and path not in _thread.absent and layers.exist(root):
-        _take_from_layer(path, root)
+    tier.asked_file(Kind.NATIVE_CODE, path, root)
+    if not is_there and path not in _thread.absent and (layers.exist(root) or tier.is_on()):
+        _take_from_below(path, root)
 
 
 def _settle_marker(path: str, root: str, is_there: bool) -> None:
@@ -103,14 +104,25 @@ def _settle_marker(path: str, root: str, is_there: bool) -> None:
         entry_files.quarantine(path, root, Reason.UNSEALED)
 
 
-def _take_from_layer(path: str, root: str) -> None:
-    place = take(path, root)
-    if place is None:
-        _thread.absent.add(path)
+def mark_loaded(path: str, root: str) -> None:
+    """Attest the empty file that torch, from 2.14 on, puts beside a probe that it could load, not to load it again."""
+    marker = path + LOADED
+    gate.keep(marker, root, content=b"")
+    copies.send_content(marker, b"", Kind.NATIVE_CODE, record=gate.record_of(marker, b"", Kind.NATIVE_CODE, {}, root))
+    if tier.is_sending():
+        with suppress(OSError):  # torch writes it next, and fails as in stock
+            entry_files.publish(marker, b"", root)
+        tier.made_file(Kind.NATIVE_CODE, path, root, again=True)
+
+
+def _take_from_below(path: str, root: str) -> None:
     # A probe of vector instructions can have a marker that it could be loaded; that one's record says on which CPU.
     marker = path + LOADED
-    if place is not None and not os.path.lexists(marker):
-        take(marker, root)
+    if take(path, root) is not None:
+        if not os.path.lexists(marker):
+            take(marker, root)
+    elif not (tier.fill_file(Kind.NATIVE_CODE, path, root) and gate.admit_build(path, root)):
+        _thread.absent.add(path)
 
 
 def build(make: Callable[[], Any], builder: Any) -> Any:

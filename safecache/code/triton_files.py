@@ -17,6 +17,7 @@ from safecache.code.triton_place import LIST, Found, Place
 from safecache.entries import copies, loading
 from safecache.files import filesystem
 from safecache.places import layout
+from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring
@@ -91,7 +92,9 @@ def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) 
 
 
 def _send(place: Place, name: str, content: bytes, stated: Mapping[str, object]) -> None:
-    """Copy a library, or with its list a whole group, to the shared level, if there is one below this cache."""
+    """Send a library, or with its list a whole group, to the remote, and to the shared level below this cache."""
+    if name.startswith(LIST) or name.endswith(".so"):
+        tier.made(Kind.KERNEL, os.path.basename(place.directory), place.directory, place.root)
     directory = levels.counterpart(place.directory)
     if directory is None:
         return
@@ -244,6 +247,8 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
         found = place.group(name)
         if found is not None and place.is_layer:
             found = _copied(directory, name, place, found) or found
+        elif found is not None and place.is_fetched:
+            _relist(place, LIST + name, found)
         if found is not None:
             return {file: taken.path for file, taken in found.items()}
     return None
@@ -251,8 +256,10 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 
 def _places(directory: str) -> Iterator[Place]:
     """Where the files of a cache key may be. A lower tier may be a cache directory of Triton's or of Inductor's."""
+    key, root = os.path.basename(directory), os.path.dirname(directory)
+    tier.asked(Kind.KERNEL, key, directory, root)
     yield Place(directory)
-    for place, layer in layers.below(directory, os.path.dirname(directory)):
+    for place, layer in layers.below(directory, root):
         if place == levels.counterpart(directory):
             yield Place(place, is_layer=True)
             continue
@@ -261,6 +268,8 @@ def _places(directory: str) -> Iterator[Place]:
                 yield Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
         except OSError as error:
             loading.note(Reason.UNREADABLE, Kind.KERNEL, layer, f"{error.strerror}", triton_place.REMEDY, error)
+    if tier.fill(Kind.KERNEL, key, directory, root):
+        yield Place(directory, is_fetched=True)
 
 
 def _copied(directory: str, name: str, layer: Place, found: Mapping[str, Found]) -> dict[str, Found] | None:

@@ -143,10 +143,14 @@ def reachable(path: str, content: bytes) -> str:
 
 
 class Place(NamedTuple):
-    """The directory of a cache key; in a lower tier (``is_layer``) nothing is quarantined."""
+    """The directory of a cache key; in a lower tier (``is_layer``) nothing is quarantined.
+
+    ``is_fetched``: its files have just come from the remote.
+    """
 
     directory: str
     is_layer: bool = False
+    is_fetched: bool = False
 
     @property
     def root(self) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 from safecache.entries import copies, loading
 from safecache.entries.loading import RemoteCache
 from safecache.errors import EntryRefusedError
+from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
@@ -110,7 +111,8 @@ def _from_layer(kind: Kind, cache_key: str, path: str) -> bytes | None:
             if content is not None and loading.admit(kind, cache_key, content, origin=place):
                 # Torch reads the file again by itself.
                 return content if copies.put(path, content, root, kind) else b""
-    return b""
+    fetched = loading.read(kind, path) if tier.fill_file(kind, path, root, cache_key) else None
+    return fetched if fetched is not None and loading.admit(kind, cache_key, fetched, origin=path, root=root) else b""
 
 
 @contextmanager

@@ -6,8 +6,10 @@ import os
 import stat
 
 from safecache.files import opening
+from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.settings import config
 from safecache.store import entry_files, manifests
 from safecache.tiers import layers, levels
 
@@ -28,12 +30,20 @@ def put(path: str, content: bytes, root: str, kind: Kind, mode: int = 0o666) -> 
     return True
 
 
-def send(path: str, kind: Kind, root: str = "", *, anew: bool = True) -> bool:
-    """Copy the file at ``path``, which lies in a local level, and its record to the shared level.
+# Files that the remote keeps one by one. Those of a kernel go there together; sources are written by who has the entry.
+_REMOTE = (Kind.NATIVE_CODE, Kind.AUTOTUNING, Kind.PGO_STATE, Kind.DYNAMO_PACKAGE)
+
+
+def send(path: str, kind: Kind, root: str = "", *, anew: bool = True, key: str = "") -> bool:
+    """Have the file at ``path`` sent to the remote, and if it lies in a local level copy it to the shared one.
+
+    ``key``: what the seal of the file states, if it has one of its own.
 
     False if it is not there afterwards; a failed write is reported. ``root``: where its records are kept, if not at the
     top of the level. Not ``anew``: leaves a file of the same size alone. Raises CacheWriteError in strict mode.
     """
+    if kind in _REMOTE:
+        tier.made_file(kind, path, root or config.cache_directory() or "", key)
     level = levels.find(path)
     if level is None:
         return False

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from safecache.entries import copies, searches
 from safecache.files import opening
 from safecache.places import layout
+from safecache.remote import tier
 from safecache.reporting import events, policy
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.signing import trust
@@ -86,6 +87,7 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
     In strict mode raises the reason's error for the first that may not.
     """
     searches.ask(source.kind, source.cache_key, source.root)
+    tier.asked(source.kind, source.cache_key, source.directory, source.root)
     if _blind.kind is source.kind:
         return
     if local:
@@ -104,6 +106,8 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
         # That a cache with a fallback directory cannot be listed has been reported already.
         if layer != fallback.original(source.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             yield from _candidates(source, directory, root, tried)
+    if tier.fill(source.kind, source.cache_key, source.directory, source.root):
+        yield from _candidates(source, source.directory, source.root, tried)
 
 
 def _candidates(source: Source, directory: str, root: str, tried: set[str]) -> Iterator[tuple[Any, bytes, bool]]:

@@ -21,6 +21,7 @@ from safecache.errors import CacheWriteError
 from safecache.history import lookups, misses
 from safecache.history.lookups import Time
 from safecache.places import layout
+from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.settings import config
@@ -263,6 +264,7 @@ def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes)
     events.count(Count.SAVED)
     if kind in ENTRIES:
         misses.saved(kind, cache_key, root)
+        tier.made(kind, cache_key, directory, root)
     try:
         copies.send_content(path, content, kind)
     except CacheWriteError as error:

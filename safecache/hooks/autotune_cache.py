@@ -11,6 +11,7 @@ from typing import Any
 
 from safecache.code import gate
 from safecache.entries import artifacts, copies, loading
+from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.store import manifests
@@ -43,6 +44,7 @@ class _Results:
                 if self.attested and layer == levels.counterpart(root):
                     _copy(key, root, place, layer)
                 return result
+        tier.fill_file(Kind.AUTOTUNING, key, root)
         return self._read(key, root)
 
     def _read(self, key: str, root: str) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from safecache import loads
 from safecache.code import exec_directory, gate, generated, killed_compilers, library_builds, lock_guards
-from safecache.entries import copies, loading
+from safecache.entries import loading
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import mounts, ownership
 from safecache.hooks import installation
@@ -217,11 +217,7 @@ def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
         verified, content = gate.admit_code(output_path, root)
         loaded = wrapped(exec_directory.place(output_path, content) if config.current().exec_dir else verified)
         if loaded:
-            # From 2.14 on torch puts an empty file there, and does not load the library again if it finds one.
-            marker = output_path + library_builds.LOADED
-            gate.keep(marker, root, content=b"")
-            record = gate.record_of(marker, b"", Kind.NATIVE_CODE, {}, root)
-            copies.send_content(marker, b"", Kind.NATIVE_CODE, record=record)
+            library_builds.mark_loaded(output_path, root)
         return loaded
 
     return probe(*args, **kwargs)

@@ -115,7 +115,7 @@ def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             of = {_FUNCTION: extension_builds.digest(main.python_code, main.python_module)}
             with saving.attempt(Kind.DYNAMO_PACKAGE, _package_key(path), cache_entry, of):
                 wrapped(cache_entry, path)
-                copies.send(_package_file(instance, path), Kind.DYNAMO_PACKAGE)
+                copies.send(_package_file(instance, path), Kind.DYNAMO_PACKAGE, key=_package_key(path))
 
     save(*args, **kwargs)
 
@@ -207,7 +207,7 @@ def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
         wrapped(cache_key)
         path = _pgo().code_state_path(cache_key)
         if path is not None:
-            copies.send(path, Kind.PGO_STATE)
+            copies.send(path, Kind.PGO_STATE, key=cache_key)
 
     put_code_state(put, instance, args, kwargs)
 

@@ -28,6 +28,7 @@ __all__ = [
     "CODE_FOLDER",
     "FX_FOLDER",
     "HEADERS_FOLDER",
+    "LOADED",
     "TRITON_FOLDER",
     "TRITON_KEY",
     "Code",
@@ -50,6 +51,8 @@ __all__ = [
 ]
 
 HEADERS_FOLDER = "precompiled_headers"
+# The suffix of torch's marker beside a probe of vector instructions that could be loaded.
+LOADED = ".load_ok"
 
 
 def of_inductor(environ: Mapping[str, str]) -> str:

@@ -37,6 +37,7 @@ class Reason(Enum):
     UNREADABLE = "unreadable"
     UNLOADABLE = "unloadable"
     REMOTE_FAILED = "remote failed"
+    REMOTE_UNAVAILABLE = "remote unavailable"
     ENTRY_MISSING = "entry missing"
     # not found, though nothing was refused; or not looked for
     NEVER_SEEN = "never seen"
@@ -83,6 +84,10 @@ class Count(Enum):
     CODE_VERIFIED = "code verified"
     QUARANTINED = "quarantined"
     ISOLATED = "compiled in isolation"
+    REMOTE_HIT = "remote hit"
+    REMOTE_MISS = "remote miss"
+    REMOTE_SENT = "sent to the remote"
+    REMOTE_UNSENT = "not sent to the remote"
 
 
 class Kind(Enum):
@@ -133,6 +138,7 @@ class Kind(Enum):
     KEY_RECORD = "key_record", "record of a key", "keys", "records of keys"
     RECORD = "record", "orphaned record", "record", "orphaned records"
     LOCK = "lock", "orphaned lock", "lock", "orphaned locks"
+    PARCEL = "parcel", "group of files in the remote cache", "remote"
 
 
 # What torch keeps with its own seal, one file for each key and its guards.

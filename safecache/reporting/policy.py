@@ -57,7 +57,8 @@ _SILENT = frozenset(
         Reason.LOOKUP_FAILED,
     }
 )
-# A crash is raised as what it is, and what is compiled in this process works as in stock.
+# A crash is raised as what it is, and what is compiled in this process works as in stock. Without its remote a cache
+# is whole: what is missing is compiled.
 _NEVER_RAISED = _SILENT | {
     Reason.STOOD_DOWN,
     Reason.KEY_REFUSED,
@@ -66,6 +67,7 @@ _NEVER_RAISED = _SILENT | {
     Reason.CRASHED,
     Reason.CRASHED_BEFORE,
     Reason.NOT_EXPLAINED,
+    Reason.REMOTE_UNAVAILABLE,
 }
 
 _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {

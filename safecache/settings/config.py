@@ -7,7 +7,7 @@ import sys
 import time
 
 from safecache.errors import ConfigError
-from safecache.settings.settings import ISOLATE, SETTINGS
+from safecache.settings.settings import ISOLATE, SETTINGS, without_password
 
 __all__ = [
     "EXIT_CONFIG",
@@ -71,6 +71,14 @@ class Config:
     fsync: str
     lower: tuple[str, ...]
     local: str | None
+    remote: str | None
+    remote_password_file: str | None
+    remote_read_only: bool
+    remote_connect: float
+    remote_timeout: float
+    remote_flush: float
+    remote_max_bytes: int
+    remote_ttl: int | None
     max_bytes: int | None
     max_files: int | None
     max_age: int | None
@@ -100,7 +108,8 @@ def load(environ: Mapping[str, str]) -> Config:
         try:
             values[setting.name] = setting.parse(text) if text else setting.default
         except ValueError:
-            raise ConfigError(f"{setting.variable}={text!r} is not allowed: use {setting.allowed}") from None
+            shown = without_password(text) if setting.name == "remote" else text
+            raise ConfigError(f"{setting.variable}={shown!r} is not allowed: use {setting.allowed}") from None
     return Config(**values, config_home=_config_home(environ))
 
 

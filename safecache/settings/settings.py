@@ -12,6 +12,8 @@ __all__ = [
     "LEAST_COMPILE_MEMORY",
     "LONGEST_NAMESPACE",
     "LONGEST_TIME",
+    "REDIS",
+    "REMOTES",
     "SETTINGS",
     "WORKERS",
     "Setting",
@@ -25,6 +27,8 @@ __all__ = [
     "seconds",
     "settings_table",
     "switch",
+    "url",
+    "without_password",
 ]
 
 # Not imported from typing, which would take half the time of `import safecache`.
@@ -108,6 +112,21 @@ def isolate(text: str) -> bool | str:
     return WORKERS if text.strip().lower() == WORKERS else switch(text)
 
 
+def url(text: str) -> str:
+    """Parse the URL of a remote cache; a scheme of REMOTES has to be followed by ://, and that by something."""
+    scheme, separator, rest = text.partition("://")
+    if scheme.lower() not in REMOTES or not separator or not rest:
+        raise ValueError(text)
+    return text
+
+
+def without_password(text: str) -> str:
+    """A URL as it may be shown: without user and password, and without parameters."""
+    scheme, separator, rest = text.partition("://")
+    place, slash, path = rest.partition("?")[0].partition("/")
+    return f"{scheme}{separator}{place.rpartition('@')[2]}{slash}{path}"
+
+
 def namespace(text: str) -> str:
     """Parse a namespace: its letters and length are limited."""
     if len(text) > LONGEST_NAMESPACE or not set(text) <= _NAMESPACE_LETTERS:
@@ -125,6 +144,8 @@ if TYPE_CHECKING:
 TRUST_MODES = ("signed", "private")
 FSYNC_MODES = ("auto", "always", "never")
 DEFAULT_NAMESPACE = "default"
+REDIS = ("redis", "rediss", "valkey", "valkeys")
+REMOTES = (*REDIS, "s3", "gs", "az", "http", "https", "file")
 # What config.isolate() sets.
 ISOLATE = "SAFECACHE_ISOLATE"
 
@@ -260,6 +281,76 @@ SETTINGS: tuple[Setting, ...] = (
             "is looked up is looked for here first, what only the shared one has is copied here, and what is compiled "
             "is written to both."
         ),
+    ),
+    Setting(
+        name="remote",
+        variable="SAFECACHE_REMOTE",
+        default=None,
+        parse=url,
+        allowed=f"a URL: {', '.join(REMOTES)}",
+        help=(
+            "A cache that hosts share, below all local ones: what those lack is fetched from it, verified, and what is "
+            "compiled is sent to it ([how](remote.md))."
+        ),
+    ),
+    Setting(
+        name="remote_password_file",
+        variable="SAFECACHE_REMOTE_PASSWORD_FILE",
+        default=None,
+        parse=path,
+        allowed="an absolute path",
+        help="A file with the password of Redis or Valkey, where that is not to stand in the URL.",
+    ),
+    Setting(
+        name="remote_read_only",
+        variable="SAFECACHE_REMOTE_READ_ONLY",
+        default=False,
+        parse=switch,
+        allowed=_SWITCH,
+        help="`1` sends nothing, as for servers that a farm compiles for.",
+    ),
+    Setting(
+        name="remote_connect",
+        variable="SAFECACHE_REMOTE_CONNECT",
+        default=0.2,
+        parse=seconds,
+        allowed=f"seconds, 0 to {LONGEST_TIME:.0f}",
+        help="How long to wait for a connection to the remote.",
+    ),
+    Setting(
+        name="remote_timeout",
+        variable="SAFECACHE_REMOTE_TIMEOUT",
+        default=1,
+        parse=seconds,
+        allowed=f"seconds, 0 to {LONGEST_TIME:.0f}",
+        help=(
+            "How long to wait for one answer, and in all for what is not there. After that the remote is left alone "
+            "for 30 s."
+        ),
+    ),
+    Setting(
+        name="remote_flush",
+        variable="SAFECACHE_REMOTE_FLUSH",
+        default=5,
+        parse=seconds,
+        allowed=f"seconds, 0 to {LONGEST_TIME:.0f}",
+        help="How long a process that ends waits for what it has not sent yet.",
+    ),
+    Setting(
+        name="remote_max_bytes",
+        variable="SAFECACHE_REMOTE_MAX_BYTES",
+        default=256_000_000,
+        parse=units.parse_size,
+        allowed=units.SIZES,
+        help="The largest group of files that is sent or fetched, compressed or not.",
+    ),
+    Setting(
+        name="remote_ttl",
+        variable="SAFECACHE_REMOTE_TTL",
+        default=None,
+        parse=units.parse_age,
+        allowed=units.AGES,
+        help="How long Redis or Valkey keeps what is sent. An object store has rules of its own for that.",
     ),
     Setting(
         name="max_bytes",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 import re
@@ -14,7 +15,7 @@ from importlib.machinery import PathFinder
 from safecache._version import __version__
 from safecache.reporting.kinds import Kind, Reason
 
-__all__ = ["describe", "instructions", "mismatch", "statement", "torch_release", "torch_version"]
+__all__ = ["build_of", "describe", "instructions", "mismatch", "statement", "torch_release", "torch_version"]
 
 _USER_INSTRUCTIONS = re.compile(
     r"(s?sse|avx|amx|fma|f16c|bmi|abm|adx|v?aes|v?pclmul|sha|gfni|movbe|movdir|popcnt|rd(rand|seed)|xsave|cl(fl|wb)|sm[34])"
@@ -45,7 +46,10 @@ _MATTERS = {
     Kind.PACKAGE: ("machine", "cpu"),
     Kind.PGO_STATE: (),
     Kind.MEMO: (),
+    # What is in it is judged by itself.
+    Kind.PARCEL: (),
 }
+_DIGITS = 12
 _ALL = ("machine", "torch", "triton", "gpu")
 
 
@@ -53,6 +57,13 @@ def statement(kind: Kind) -> dict[str, str]:
     """The provenance to seal into an entry of this kind now."""
     here = describe()
     return {**here, "cpu": instructions()} if "cpu" in _MATTERS.get(kind, _ALL) else here
+
+
+def build_of(kind: Kind) -> str:
+    """A digest of what has to match for an entry of this kind, but for the GPU, which may not be known yet."""
+    here = statement(kind)
+    text = "\n".join(here[name] for name in _MATTERS.get(kind, _ALL) if name != "gpu")
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
 def mismatch(kind: Kind, stated: Mapping[str, str]) -> tuple[Reason, str] | None:

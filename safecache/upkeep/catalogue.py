@@ -10,10 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from safecache.code.library_builds import LOADED
 from safecache.code.triton_place import LIST
 from safecache.explain import key_records
 from safecache.files import folders, opening
+from safecache.places.layout import LOADED
 from safecache.reporting.kinds import ENTRIES, Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, seal

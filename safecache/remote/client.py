@@ -1,0 +1,197 @@
+"""The client: a store that never holds a compile up for long, and is left alone for a while after it has failed.
+
+Each request has a thread of its own and a deadline, since no library bounds all that can take long, such as asking for
+the host's address. A failure, or too much time spent on what was not there, opens the breaker for 30 s.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any, TypeVar
+
+from safecache.errors import printable
+from safecache.remote import stores
+from safecache.remote.stores import MissingExtra, Oversized, Store, Terms
+from safecache.reporting import events
+from safecache.reporting.kinds import Reason
+from safecache.settings import config, settings
+
+__all__ = ["Breaker", "Client", "Unavailable", "current", "for_sending", "reset"]
+
+_Result = TypeVar("_Result")
+
+# Seconds for which a remote is left alone after a failure.
+PATIENCE = 30.0
+# How much longer a request in the background may take than one that a compile waits for.
+_LEISURE = 10.0
+_REMEDY = "What it has is compiled instead; it is asked again after 30 s. Look after it: safecache doctor."
+
+
+class Unavailable(Exception):
+    """The remote cannot be used now; that has been reported."""
+
+
+class Breaker:
+    """Whether a remote is to be asked, as all its clients in this process have found it."""
+
+    def __init__(self) -> None:
+        self._closed_until = 0.0
+
+    def open(self, seconds: float) -> None:
+        """Have nobody ask it for so long."""
+        self._closed_until = time.monotonic() + seconds
+
+    def allows(self) -> bool:
+        """Whether it may be asked now."""
+        return time.monotonic() >= self._closed_until
+
+
+class Client:
+    """A store at ``url``, which is connected when it is first used; safe to be used by several threads.
+
+    ``waits``: its requests are made by the calling thread itself, in the background, for which no deadline is kept.
+    """
+
+    def __init__(self, url: str, terms: Terms, breaker: Breaker, *, waits: bool = False) -> None:
+        self.shown = settings.without_password(url)
+        self._url, self._terms, self._breaker, self._waits = url, terms, breaker, waits
+        self._store: Store | None = None
+        self._lock = threading.Lock()
+        self._wasted = 0.0
+
+    def is_open(self) -> bool:
+        """Whether a request would be made now."""
+        return self._breaker.allows()
+
+    def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
+        """The contents under these names, as Store.read(). Raises Unavailable."""
+        asked = list(names)
+        begun = time.monotonic()
+        found = self._ask(lambda store: store.read(asked))
+        if not found:
+            self._waste(time.monotonic() - begun)
+        return found
+
+    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+        """As Store.sizes(). Raises Unavailable."""
+        asked = list(names)
+        return self._ask(lambda store: store.sizes(asked))
+
+    def write(self, name: str, content: bytes) -> None:
+        """As Store.write(). Raises Unavailable."""
+        self._ask(lambda store: store.write(name, content))
+
+    def remove(self, name: str) -> None:
+        """As Store.remove(). Raises Unavailable."""
+        self._ask(lambda store: store.remove(name))
+
+    def names(self, below: str) -> Iterator[tuple[str, int | None]]:
+        """As Store.names(), for a command that has the time. Raises what the engine raises."""
+        return self._connected().names(below)
+
+    def _ask(self, request: Callable[[Store], _Result]) -> _Result:
+        if not self.is_open():
+            raise Unavailable
+        answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+
+        def work() -> None:
+            try:
+                answers.put((True, request(self._connected())))
+            except BaseException as error:
+                answers.put((False, error))
+
+        if self._waits:
+            work()
+        else:
+            threading.Thread(target=work, name="safecache-remote", daemon=True).start()
+        try:
+            is_answer, answer = answers.get(timeout=self._terms.timeout)
+        except queue.Empty:
+            self._fail(f"did not answer within {self._terms.timeout:g} s", None)
+        if not is_answer:
+            self._fail(f"failed: {type(answer).__name__}: {self._without_url(answer)}", answer)
+        result: _Result = answer
+        return result
+
+    def _connected(self) -> Store:
+        with self._lock:
+            if self._store is None:
+                self._store = stores.connected(self._url, self._terms)
+            return self._store
+
+    def _without_url(self, error: BaseException) -> str:
+        return printable(str(error)).replace(self._url, self.shown)
+
+    def _waste(self, seconds: float) -> None:
+        """Count time that was spent for nothing. A slow remote is not to cost more than it may save."""
+        self._wasted += seconds
+        if self._wasted > self._terms.timeout:
+            with suppress(Unavailable):
+                self._fail(f"took {self._wasted:.1f} s to tell that it lacks what was asked for", None)
+
+    def _fail(self, how: str, error: BaseException | None) -> Any:
+        patience, remedy, self._wasted = PATIENCE, _REMEDY, 0.0
+        store, self._store, self._lock = self._store, None, threading.Lock()
+        if store is not None and not self._waits:
+            # Ends the request that was given up, which may hold a lock of the library's.
+            threading.Thread(target=store.close, name="safecache-remote", daemon=True).start()
+        if isinstance(error, MissingExtra):
+            patience, how, remedy = math.inf, f"cannot be used: {error}", ""
+        self._breaker.open(patience)
+        text = f"the remote cache {self.shown} {how}."
+        events.report(Reason.REMOTE_UNAVAILABLE, text, cause=self.shown, remedy=remedy, error=error)
+        raise Unavailable from error
+
+    def in_child(self) -> None:
+        """Go on in a process that was forked: with no connection of its parent's, or without the remote."""
+        if self._store is not None and not self._store.survives_fork:
+            self._breaker.open(math.inf)
+        self._store, self._lock = None, threading.Lock()
+
+
+_breakers: dict[str, Breaker] = {}
+_clients: dict[tuple[str, Terms, bool], Client] = {}
+
+
+def current() -> Client | None:
+    """The client of SAFECACHE_REMOTE for a compile that waits for it; None without one."""
+    return _client(waits=False)
+
+
+def for_sending() -> Client | None:
+    """As current(), for a thread in the background or a command: with more time."""
+    return _client(waits=True)
+
+
+def _client(*, waits: bool) -> Client | None:
+    now = config.current()
+    if now.remote is None:
+        return None
+    leisure = _LEISURE if waits else 1
+    terms = Terms(now.remote_connect * leisure, now.remote_timeout * leisure, now.remote_max_bytes)
+    found = _clients.get((now.remote, terms, waits))
+    if found is None:
+        breaker = _breakers.setdefault(now.remote, Breaker())
+        # Two threads that come at once keep the same.
+        found = _clients.setdefault((now.remote, terms, waits), Client(now.remote, terms, breaker, waits=waits))
+    return found
+
+
+def reset() -> None:
+    """Forget the clients, and so what has failed."""
+    _clients.clear()
+    _breakers.clear()
+
+
+def _in_child() -> None:
+    for client in _clients.values():
+        client.in_child()
+
+
+os.register_at_fork(after_in_child=_in_child)

@@ -1,0 +1,85 @@
+"""Object stores (S3, Google's, Azure's), web servers and directories as a store, by obstore.
+
+Rather than fsspec, since it is one library without dependencies for all of them, and its time limits are for a whole
+request. It cannot be used in a process that was forked after its first use.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+
+import obstore
+from obstore.store import from_url
+
+from safecache.remote.stores import Oversized, Terms
+
+__all__ = ["ObjectStore", "connected"]
+
+
+def connected(url: str, terms: Terms) -> ObjectStore:
+    """Raises obstore's errors for a URL that it does not take."""
+    return ObjectStore(url, terms)
+
+
+class ObjectStore:
+    """See stores.Store."""
+
+    survives_fork = False
+
+    def __init__(self, url: str, terms: Terms) -> None:
+        self._most = terms.most
+        options: dict[str, Any] = {}
+        if not url.startswith("file:"):
+            options["client_options"] = {
+                "connect_timeout": timedelta(seconds=terms.connect),
+                "timeout": timedelta(seconds=terms.timeout),
+                "allow_http": url.startswith("http:"),
+            }
+            options["retry_config"] = {"max_retries": 0}
+        self._store: Any = from_url(url, **options)
+
+    def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
+        async def one(name: str) -> tuple[str, bytes | Oversized | None]:
+            try:
+                found = await obstore.get_async(self._store, name)
+            except FileNotFoundError:
+                return name, None
+            size = found.meta["size"]
+            if size > self._most:
+                return name, Oversized(size)
+            return name, bytes(await found.bytes_async())
+
+        return self._at_once(one, names)
+
+    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+        async def one(name: str) -> tuple[str, int | None]:
+            try:
+                return name, (await obstore.head_async(self._store, name))["size"]
+            except FileNotFoundError:
+                return name, None
+
+        return self._at_once(one, names)
+
+    @staticmethod
+    def _at_once(one: Any, names: Iterable[str]) -> dict[str, Any]:
+        async def everything() -> Any:
+            return await asyncio.gather(*map(one, names))
+
+        return {name: found for name, found in asyncio.run(everything()) if found is not None}
+
+    def write(self, name: str, content: bytes) -> None:
+        obstore.put(self._store, name, content)
+
+    def names(self, below: str) -> Iterator[tuple[str, int | None]]:
+        for chunk in obstore.list(self._store, below.rstrip("/") or None):
+            for found in chunk:
+                yield found["path"], found["size"]
+
+    def remove(self, name: str) -> None:
+        obstore.delete(self._store, name)
+
+    def close(self) -> None:
+        """Nothing: requests end by their own time limits."""

@@ -1,0 +1,235 @@
+"""Parcels: what the remote keeps under one name, the files of one bundle with their records, compressed and sealed.
+
+    parcel  = payload | seal: of kind PARCEL, for its name
+    payload = size of the header (4 bytes, little-endian) | header (JSON) | body (one Zstandard frame)
+    header  = {"files": [[name, size, size of its record], …], "needs": [[kind, key], …], "size": of the body's content}
+    body    = of each file in turn its content, and its record if it has one
+
+The seal covers the compressed bytes and what the header says of their size: nothing is decompressed that no trusted key
+has sealed, and no more than it says. Each file is verified once more by itself, as if it lay in a cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import NamedTuple
+
+from safecache.files import folders, opening
+from safecache.places import layout
+from safecache.reporting.kinds import ENTRIES, Kind, Reason
+from safecache.settings import config, units
+from safecache.signing import keyring, provenance, seal, trust
+from safecache.signing.trust import Refusal
+from safecache.store import entry_files, manifests
+
+__all__ = ["Bundle", "File", "Parcel", "collected", "name_of", "opened", "packed", "parse"]
+
+_SIZE = struct.Struct("<I")
+_LARGEST_HEADER = 1 << 20
+_PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
+_LONGEST_NAME = 200
+_DIGITS = 16
+# Kinds whose files carry no seal of their own, but have a record each.
+_RECORDED = (Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING)
+# A bundle's list of its files, in Triton's cache: written last, since readers begin with it.
+_LIST = "__grp__"
+_LEVEL = 3
+
+
+class File(NamedTuple):
+    """``name``: below the directory of its bundle. ``record``: None if it has none."""
+
+    name: str
+    content: bytes
+    record: bytes | None
+
+
+class Parcel(NamedTuple):
+    """``needs``: the bundles that a program which uses this one asks for next, each by kind and cache key."""
+
+    files: tuple[File, ...]
+    needs: tuple[tuple[Kind, str], ...] = ()
+
+
+class Bundle(NamedTuple):
+    """What is sent and received as one: the files in ``directory``, or ``only`` that one, with its marker.
+
+    ``root``: the cache that keeps their records.
+    """
+
+    kind: Kind
+    key: str
+    directory: str
+    root: str
+    only: str = ""
+
+    def path(self, name: str) -> str:
+        """The path of the bundle's file of this name."""
+        return os.path.join(self.directory, name)
+
+    def owns(self, name: str) -> bool:
+        """Whether a file of this name may belong to it."""
+        if self.only:
+            return name in (self.only, self.only + layout.LOADED)
+        is_plain = os.path.basename(name) == name and not name.startswith(".") and "\0" not in name
+        return bool(name) and is_plain and not layout.is_temporary(name)
+
+    def names(self) -> list[str]:
+        """The names of its files, a list of them last. Raises OSError."""
+        files = [self.only, self.only + layout.LOADED] if self.only else folders.names_in(self.directory)
+        return sorted(filter(self.owns, files), key=lambda name: (name.startswith(_LIST), name))
+
+
+def name_of(kind: Kind, key: str) -> str:
+    """What the remote calls the bundle of this key, as it is built here: with another torch, it is another one."""
+    readable = _PLAIN.fullmatch(key) is not None and len(key) <= _LONGEST_NAME
+    return f"{kind.value}/{key if readable else hashlib.sha256(key.encode()).hexdigest()}@{provenance.build_of(kind)}"
+
+
+def parse(name: str) -> tuple[Kind, str] | None:
+    """The kind and the key in such a name; None for any other, and for one built elsewhere or whose key is hashed."""
+    kind, _, rest = name.partition("/")
+    key = rest.rpartition("@")[0]
+    known = {each.value: each for each in Kind}.get(kind)
+    return (known, key) if known is not None and name_of(known, key) == name else None
+
+
+def collected(bundle: Bundle) -> tuple[File, ...]:
+    """The bundle's files as they lie in the cache, with their records: those alone that verify. Raises OSError."""
+    files = []
+    for name in bundle.names():
+        path = bundle.path(name)
+        try:
+            content = entry_files.read(path, entry_files.largest(bundle.kind))
+            record = manifests.stored(path, bundle.root, bundle.kind) if bundle.kind in _RECORDED else None
+        except (FileNotFoundError, opening.UnusableEntry):
+            continue
+        files.append(File(name, content, record))
+    return tuple(file for file, refusal in _judged(files, bundle) if refusal is None)
+
+
+def packed(parcel: Parcel, name: str) -> bytes | None:
+    """The parcel's bytes, sealed for this name; None without a key to seal it. The same parcel has the same bytes."""
+    import zstandard
+
+    key = keyring.current().signing
+    if key is None:
+        return None
+    content = b"".join(part for file in parcel.files for part in (file.content, file.record or b""))
+    header = json.dumps(
+        {
+            "files": [[file.name, len(file.content), len(file.record or b"")] for file in parcel.files],
+            "needs": [[kind.value, cache_key] for kind, cache_key in parcel.needs],
+            "size": len(content),
+        },
+        sort_keys=True,
+    ).encode()
+    body = zstandard.ZstdCompressor(level=_LEVEL).compress(content)
+    payload = b"".join((_SIZE.pack(len(header)), header, body))
+    return seal.attach(payload, Kind.PARCEL, name, key, provenance.statement(Kind.PARCEL), config.current().namespace)
+
+
+def opened(content: bytes, name: str, bundle: Bundle, most: int) -> Parcel | Refusal:
+    """What a parcel holds that came under this name for the bundle, verified; or why none of it is used.
+
+    ``most``: bytes that it may hold once decompressed. Never raises for any content.
+    """
+    found = trust.examine(content, Kind.PARCEL, name, None)
+    if isinstance(found, Refusal):
+        return found
+    try:
+        parcel = _unpacked(seal.payload_of(content), most)
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return Refusal(Reason.UNKNOWN_FORMAT, f"it cannot be unpacked: {type(error).__name__}: {error}")
+    for file, refusal in _judged(parcel.files, bundle):
+        if refusal is not None:
+            return refusal._replace(evidence=f"of {file.name[:64]!r} in it: {refusal.evidence}")
+    return parcel
+
+
+def _unpacked(payload: bytes, most: int) -> Parcel:
+    """Raises ValueError, TypeError or KeyError for what packed() does not make."""
+    import zstandard
+
+    (size,) = _SIZE.unpack_from(payload) if len(payload) >= _SIZE.size else (_LARGEST_HEADER + 1,)
+    if size > _LARGEST_HEADER:
+        raise ValueError("its header is too large")
+    header = json.loads(payload[_SIZE.size : _SIZE.size + size])
+    body, stated = payload[_SIZE.size + size :], header["size"]
+    if not 0 <= stated <= most:
+        raise ValueError(f"it holds {units.write_size(stated)} once decompressed")
+    try:
+        if zstandard.get_frame_parameters(body).content_size != stated:
+            raise ValueError("its header and its body state different sizes")
+        content = zstandard.ZstdDecompressor().decompress(body, max_output_size=stated) if stated else b""
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+    kinds = {kind.value: kind for kind in Kind}
+    needs = tuple((kinds[kind], str(key)) for kind, key in header["needs"])
+    return Parcel(tuple(_cut(header["files"], content)), needs)
+
+
+def _cut(listed: Iterable[tuple[str, int, int]], content: bytes) -> Iterator[File]:
+    view, start = memoryview(content), 0
+    for name, size, record in listed:
+        if min(size, record) < 0 or start + size + record > len(view):
+            raise ValueError("its files do not fit into it")
+        end = start + size
+        yield File(str(name), bytes(view[start:end]), bytes(view[end : end + record]) or None)
+        start = end + record
+
+
+def _judged(files: Iterable[File], bundle: Bundle) -> Iterator[tuple[File, Refusal | None]]:
+    """Each file with what is against using it as the bundle's."""
+    files = list(files)
+    stated = _stated(files, bundle)
+    for file in files:
+        if not bundle.owns(file.name) or (file.record is not None and bundle.kind not in _RECORDED):
+            yield file, Refusal(Reason.UNSAFE_NAME, "it is no file of this bundle, or has a record that it should not")
+        elif bundle.kind in _RECORDED:
+            yield file, _objection(file, bundle, stated)
+        else:
+            found = trust.examine(file.content, bundle.kind, bundle.key, None)
+            is_named = bundle.kind not in ENTRIES or file.name == layout.entry_name(file.content)
+            objection = None if is_named else Refusal(Reason.DAMAGED, "its name is not the hash of its content")
+            yield file, found if isinstance(found, Refusal) else objection
+
+
+def _stated(files: Iterable[File], bundle: Bundle) -> Mapping[str, object]:
+    """The digests, by name, that the verified records of lists state of a bundle's other files."""
+    found: dict[str, object] = {}
+    for file in files:
+        if bundle.kind is Kind.KERNEL and file.name.startswith(_LIST) and _objection(file, bundle, {}) is None:
+            _, stated = manifests.verify(file.record, bundle.path(file.name), bundle.kind, bundle.root)
+            listed = stated.get("files")
+            found |= listed if isinstance(listed, dict) else {}
+    return found
+
+
+def _objection(file: File, bundle: Bundle, listed: Mapping[str, object]) -> Refusal | None:
+    digest = hashlib.sha256(_attested(file.content, bundle.kind)).hexdigest()
+    if file.record is None and listed.get(file.name) == digest:
+        return None
+    verdict, stated = manifests.verify(file.record, bundle.path(file.name), bundle.kind, bundle.root)
+    if verdict.reason in trust.UNATTESTED:
+        return trust.unattested(verdict, keyring.current(), "")
+    if verdict.reason is not None:
+        return Refusal(verdict.reason, trust.evidence(verdict))
+    if stated["sha256"] != digest:
+        return Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
+    return trust.foreign(verdict, bundle.kind)
+
+
+def _attested(content: bytes, kind: Kind) -> bytes:
+    """What the record of such a file is of: autotuning results in one spelling, whoever wrote them."""
+    if kind is not Kind.AUTOTUNING:
+        return content
+    try:
+        return json.dumps(json.loads(content), sort_keys=True).encode()
+    except (ValueError, RecursionError):
+        return content

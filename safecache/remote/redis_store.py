@@ -1,0 +1,139 @@
+"""Redis and Valkey as a store, by redis-py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Any
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import Connection, SSLConnection
+from redis.retry import Retry
+
+from safecache.remote.stores import Oversized, Terms
+from safecache.settings import config
+
+__all__ = ["RedisStore", "connected"]
+
+# Bytes of protocol around the contents of one answer.
+_AROUND = 1 << 20
+_BATCH = 1000
+
+
+def connected(url: str, terms: Terms) -> RedisStore:
+    """Raises ValueError for a URL that redis-py does not take, and OSError for a password file."""
+    return RedisStore(url, terms)
+
+
+class _Bounded:
+    """A socket from which no more is received, since the last time anything was sent, than an answer may have."""
+
+    def __init__(self, socket: Any, most: int) -> None:
+        self._socket, self._most, self._left = socket, most, most
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._socket, name)
+
+    def sendall(self, data: Any, *args: Any) -> Any:
+        self._left = self._most
+        return self._socket.sendall(data, *args)
+
+    def recv(self, size: int, *args: Any) -> bytes:
+        content: bytes = self._socket.recv(size, *args)
+        self._count(len(content))
+        return content
+
+    def recv_into(self, *args: Any) -> int:
+        size: int = self._socket.recv_into(*args)
+        self._count(size)
+        return size
+
+    def _count(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            self._socket.close()
+            raise redis.ConnectionError(f"it answers with more than the {self._most} bytes that were asked for")
+
+
+def _bounded(base: Any, most: int) -> Any:
+    class Bounded(base):  # type: ignore[misc]
+        def _connect(self) -> Any:
+            return _Bounded(super()._connect(), most)
+
+    return Bounded
+
+
+class RedisStore:
+    """See stores.Store."""
+
+    survives_fork = True
+
+    def __init__(self, url: str, terms: Terms) -> None:
+        scheme, _, rest = url.partition("://")
+        is_tls = scheme.lower().endswith("ss") or scheme.lower() == "valkeys"
+        self._most, self._ttl = terms.most, config.current().remote_ttl
+        pool = redis.ConnectionPool.from_url(
+            f"{'rediss' if is_tls else 'redis'}://{rest}",
+            socket_connect_timeout=terms.connect,
+            socket_timeout=terms.timeout,
+            retry=Retry(NoBackoff(), 0),
+            retry_on_timeout=False,
+            health_check_interval=0,
+            decode_responses=False,
+            **self._password(),
+        )
+        pool.connection_class = _bounded(SSLConnection if is_tls else Connection, self._most + _AROUND)
+        self._client: Any = redis.Redis(connection_pool=pool)
+
+    @staticmethod
+    def _password() -> dict[str, str]:
+        path = config.current().remote_password_file
+        if path is None:
+            return {}
+        with open(path, encoding="utf-8") as file:
+            return {"password": file.read().strip()}
+
+    def _each(self, command: str, names: Iterable[str], *rest: object) -> Iterator[tuple[str, Any]]:
+        asked, pipe = list(names), self._client.pipeline(transaction=False)
+        for name in asked:
+            pipe.execute_command(command, name, *rest)
+        return zip(asked, pipe.execute(), strict=True)
+
+    def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
+        found: dict[str, bytes | Oversized] = {}
+        # One byte more than is wanted tells that there is more.
+        for name, content in self._each("GETRANGE", names, 0, self._most):
+            if not isinstance(content, bytes):
+                raise TypeError(f"it answered with {type(content).__name__}")
+            if content:
+                found[name] = content if len(content) <= self._most else Oversized(len(content))
+        return found
+
+    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+        return {name: int(size) for name, size in self._each("STRLEN", names) if size}
+
+    def write(self, name: str, content: bytes) -> None:
+        self._client.set(name, content, ex=self._ttl)
+
+    def names(self, below: str) -> Iterator[tuple[str, int | None]]:
+        found: list[str] = []
+        for name in self._client.scan_iter(match=f"{_escaped(below)}*", count=_BATCH):
+            found.append(name.decode(errors="replace"))
+            if len(found) == _BATCH:
+                yield from self.sizes(found).items()
+                found = []
+        if found:
+            yield from self.sizes(found).items()
+
+    def remove(self, name: str) -> None:
+        self._client.unlink(name)
+
+    def close(self) -> None:
+        with suppress(redis.RedisError, OSError):
+            self._client.connection_pool.disconnect(inuse_connections=True)
+
+
+def _escaped(text: str) -> str:
+    """``text`` in a pattern of SCAN, where it stands for itself."""
+    return "".join(f"\\{letter}" if letter in "*?[]\\^-" else letter for letter in text)

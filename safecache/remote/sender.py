@@ -1,0 +1,171 @@
+"""The sender: what was compiled goes to the remote in the background, from a bounded queue: no compile waits for it."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import queue
+import sys
+import threading
+import time
+from typing import NamedTuple
+
+from safecache.remote import client, parcels, stores
+from safecache.remote.client import Client, Unavailable
+from safecache.remote.parcels import Bundle, File, Parcel
+from safecache.reporting import events
+from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
+from safecache.settings import config
+
+__all__ = ["Sent", "flush", "offer", "reset", "send"]
+
+_MOST_WAITING = 4096
+
+
+class Sent(NamedTuple):
+    """What became of a bundle: ``size`` in bytes if it was sent; "" or why not."""
+
+    size: int
+    why_not: str = ""
+
+
+class _Job(NamedTuple):
+    bundle: Bundle
+    needs: tuple[tuple[Kind, str], ...]
+    # Whether what lies there under its name is bad, and is to be replaced.
+    again: bool
+
+
+class _Sender:
+    """A queue and the thread that empties it; both are begun when something is first offered."""
+
+    def __init__(self) -> None:
+        self.jobs: queue.Queue[_Job] = queue.Queue(_MOST_WAITING)
+        self.waiting = 0
+        self.unsent = 0
+        self.done = threading.Condition()
+        self.thread: threading.Thread | None = None
+
+    def offer(self, job: _Job) -> None:
+        with self.done:
+            try:
+                self.jobs.put_nowait(job)
+            except queue.Full:
+                self._give_up()
+                return
+            self.waiting += 1
+            if self.thread is None:
+                self.thread = threading.Thread(target=self._work, name="safecache-sender", daemon=True)
+                self.thread.start()
+                _flush_at_exit()
+
+    def _give_up(self) -> None:
+        self.unsent += 1
+        events.count(Count.REMOTE_UNSENT)
+
+    def _work(self) -> None:
+        while True:
+            job = self.jobs.get()
+            sent = _attempt(job)
+            with self.done:
+                if sent.why_not:
+                    self._give_up()
+                self.waiting -= 1
+                self.done.notify_all()
+
+    def flush(self, seconds: float) -> int:
+        with self.done:
+            self.done.wait_for(lambda: not self.waiting, seconds)
+            return self.waiting + self.unsent
+
+
+_sender = _Sender()
+
+
+def offer(bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (), *, again: bool = False) -> None:
+    """Have the bundle sent, unless the remote has it; ``again``: in place of what it has."""
+    _sender.offer(_Job(bundle, needs, again))
+
+
+def _attempt(job: _Job) -> Sent:
+    remote = client.for_sending()
+    if remote is None:
+        return Sent(0)
+    try:
+        return send(remote, job.bundle, job.needs, again=job.again)
+    except Unavailable:
+        return Sent(0, "the remote cannot be used now")
+    except Exception as error:
+        text = f"{job.bundle.kind.noun} {job.bundle.key[:64]} was not sent: {type(error).__name__}: {error}."
+        events.report(Reason.REMOTE_UNAVAILABLE, text, cause="send", remedy="safecache push sends it.", error=error)
+        return Sent(0, str(error))
+
+
+def send(remote: Client, bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (), *, again: bool = False) -> Sent:
+    """Send the bundle as it lies in the cache; a key's entries are joined with those that the remote has.
+
+    Nothing that does not verify is sent. Raises Unavailable and OSError.
+    """
+    name = parcels.name_of(bundle.kind, bundle.key)
+    full = stores.prefix() + name
+    found: tuple[File, ...] = ()
+    if not again and bundle.kind in ENTRIES:
+        found = _theirs(remote, full, name, bundle)
+    elif not again and remote.sizes([full]):
+        return Sent(0)
+    files = parcels.collected(bundle)
+    ours = {file.name for file in files}
+    if not files or (found and ours <= {file.name for file in found}):
+        return Sent(0)
+    joined = (*files, *(file for file in found if file.name not in ours))
+    content = parcels.packed(Parcel(joined, needs), name)
+    if content is None:
+        return Sent(0, "there is no key to seal it")
+    most = config.current().remote_max_bytes
+    if len(content) > most:
+        return Sent(0, f"it is larger than SAFECACHE_REMOTE_MAX_BYTES, {most}")
+    remote.write(full, content)
+    events.count(Count.REMOTE_SENT)
+    return Sent(len(content))
+
+
+def _theirs(remote: Client, full: str, name: str, bundle: Bundle) -> tuple[File, ...]:
+    """What the remote has of the bundle, if that verifies."""
+    content = remote.read([full]).get(full)
+    if not isinstance(content, bytes):
+        return ()
+    parcel = parcels.opened(content, name, bundle, config.current().remote_max_bytes)
+    return parcel.files if isinstance(parcel, Parcel) else ()
+
+
+def flush(seconds: float | None = None) -> int:
+    """Wait until what was offered is sent, at most so long, else SAFECACHE_REMOTE_FLUSH; how much was not."""
+    return _sender.flush(config.current().remote_flush if seconds is None else seconds)
+
+
+def _at_exit() -> None:
+    begun = time.monotonic()
+    left = flush()
+    if left:
+        text = f"{left} bundles of files were not sent to the remote cache within {time.monotonic() - begun:.0f} s."
+        events.report(Reason.REMOTE_UNAVAILABLE, text, cause="flush", remedy="safecache push sends them.")
+
+
+def _flush_at_exit() -> None:
+    # A child of multiprocessing ends without what is registered with atexit.
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, _at_exit, exitpriority=10)
+    else:
+        atexit.register(_at_exit)
+
+
+def reset() -> None:
+    """Forget what waits to be sent: in a child, that is its parent's."""
+    global _sender
+    _sender = _Sender()
+
+
+os.register_at_fork(after_in_child=reset)
