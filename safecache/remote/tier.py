@@ -137,7 +137,7 @@ def _fill(bundle: Bundle) -> bool:
     content = _ahead.pop(name, None)
     # The entries of a key are all there after the first time; other files may have been removed since.
     is_here = bundle.kind in ENTRIES and name in _there
-    if content is None and not is_here and name not in _absent and remote is not None and remote.is_open():
+    if content is None and not is_here and name not in _absent and remote is not None and remote.may_read():
         content = _fetched(remote, name)
     if content is None:
         return False

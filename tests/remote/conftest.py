@@ -1,0 +1,77 @@
+"""Real servers for the remote's tests."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import socket
+import subprocess
+import time
+
+import pytest
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
+
+
+def await_port(port: int, process: subprocess.Popen) -> None:
+    """Return once somebody listens there."""
+    for _ in range(200):
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
+            return
+        assert process.poll() is None, "the server has ended"
+        time.sleep(0.05)
+    raise AssertionError(f"nobody listens at {port}")
+
+
+class RedisServer:
+    """A redis-server of this test run, which keeps nothing on disk."""
+
+    def __init__(self, directory, *options: str) -> None:
+        self.port = free_port()
+        self.url = f"redis://127.0.0.1:{self.port}/0"
+        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        self.process = subprocess.Popen([*command, *options], cwd=directory, stdout=subprocess.DEVNULL)
+        await_port(self.port, self.process)
+
+    def client(self, **options):
+        import redis
+
+        return redis.Redis(port=self.port, **options)
+
+    def flush(self) -> None:
+        self.client().flushall()
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait(20)
+
+
+@pytest.fixture(scope="session")
+def new_redis(tmp_path_factory):
+    """Starts redis-servers with options; they end with the session."""
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed")
+    servers = []
+
+    def start(*options: str) -> RedisServer:
+        servers.append(RedisServer(tmp_path_factory.mktemp("redis"), *options))
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture(scope="session")
+def one_redis(new_redis):
+    return new_redis()
+
+
+@pytest.fixture
+def redis_server(one_redis):
+    """One redis-server for all tests of the run, empty."""
+    one_redis.flush()
+    return one_redis

@@ -1,0 +1,152 @@
+"""Remotes that fail in every way: no compile fails, and after the first failure nobody waits again."""
+
+from __future__ import annotations
+
+import http.server
+import threading
+
+import pytest
+from conftest import WARM
+
+from .liars import ANSWERS, Deaf, Liar
+from .test_two_hosts import same_keys
+
+pytest.importorskip("zstandard")
+
+
+class _Busy(http.server.BaseHTTPRequestHandler):
+    """A web server that answers with an error."""
+
+    def do_GET(self):
+        self.server.asked += 1
+        self.send_error(503)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def failing(request):
+    """A remote that fails as the test's parameter says, with its URL and how often it was asked."""
+    if request.param == "refused":
+        server = Liar("silent")
+        server.close()
+    elif request.param == "deaf":
+        server = Deaf()
+    elif request.param == "busy":
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Busy)
+        server.asked, server.url = 0, f"http://127.0.0.1:{server.server_port}"
+        server.close = server.server_close
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+    elif request.param == "nowhere":
+        server = Liar("silent")
+        server.url = "redis://no-such-host.invalid:6379/0"
+    else:
+        server = Liar(request.param)
+    yield server
+    if request.param == "busy":
+        server.shutdown()
+    server.close()
+
+
+HOW = [*ANSWERS, "drip", "refused", "deaf", "nowhere", "busy"]
+# Seconds, so that the run is short; what is waited for is counted in requests.
+QUICK = {"SAFECACHE_REMOTE_TIMEOUT": "0.3", "SAFECACHE_REMOTE_FLUSH": "1"}
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
+@pytest.mark.parametrize("failing", HOW, indirect=True)
+def test_compile_goes_on(home, failing, strict):
+    answer = home.run(env={"SAFECACHE_REMOTE": failing.url} | QUICK, strict=strict)
+    assert answer.ok and answer.hits == (0, 0), answer
+    ours = [line for line in answer.warnings if "remote cache" in line]
+    assert 1 <= len(ours) <= 2, answer.warnings  # reading and writing fail for themselves
+    assert all("safecache doctor" in line for line in ours), ours
+    # One request of the compile, one of the sender in the background, and what each takes to connect.
+    assert failing.asked <= 4, failing.asked
+
+
+@pytest.mark.parametrize("failing", HOW, indirect=True)
+def test_warm_start_needs_no_remote(warm, failing):
+    answer = warm.run(env={"SAFECACHE_REMOTE": failing.url} | QUICK)
+    assert answer.ok and answer.hits == WARM, answer
+    assert not failing.asked and not answer.warnings, answer
+
+
+def test_remote_that_fails_once_is_left_alone_and_asked_again_after_a_while(monkeypatch):
+    from safecache.remote import client, stores
+
+    moments, requests = [0.0], []
+
+    class Store:
+        survives_fork = True
+
+        def read(self, names):
+            requests.append(list(names))
+            if len(requests) == 1:
+                raise ConnectionResetError("by peer")
+            return dict.fromkeys(names, b"content")
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(client.time, "monotonic", lambda: moments[0])
+    monkeypatch.setattr(stores, "connected", lambda url, terms: Store())
+    remote = client.Client("redis://x/0", stores.Terms(1, 5, 100), client.Breaker())
+    with pytest.raises(client.Unavailable):
+        remote.read(["a"])
+    with pytest.raises(client.Unavailable):
+        remote.read(["a"])
+    assert len(requests) == 1
+    moments[0] = client.PATIENCE + 1
+    assert remote.read(["a"]) == {"a": b"content"}
+
+
+def test_slow_remote_that_has_nothing_is_left_alone(monkeypatch):
+    """Each answer comes in time, and yet they would cost more than a second in all."""
+    from safecache.remote import client, stores
+
+    moments, requests = [0.0], []
+
+    class Store:
+        survives_fork = True
+
+        def read(self, names):
+            requests.append(list(names))
+            moments[0] += 0.4
+            return {}
+
+        def close(self):
+            pass
+
+    monkeypatch.setattr(client.time, "monotonic", lambda: moments[0])
+    monkeypatch.setattr(stores, "connected", lambda url, terms: Store())
+    remote = client.Client("redis://x/0", stores.Terms(1, 1, 100), client.Breaker())
+    for _ in range(3):
+        assert not remote.read(["a"])
+    with pytest.raises(client.Unavailable):
+        remote.read(["a"])
+    assert len(requests) == 3
+
+
+def test_missing_library_is_named_with_the_line_that_installs_it(home):
+    answer = home.run("compile_without", modules=["redis"], env={"SAFECACHE_REMOTE": "redis://127.0.0.1:1/0"})
+    assert answer.ok, answer
+    assert len(answer.warnings) == 1 and "pip install 'safecache[redis]'" in answer.warnings[0], answer.warnings
+
+
+def test_full_and_read_only_servers_are_read(home, new_home, new_redis):
+    server = new_redis()
+    env = {"SAFECACHE_REMOTE": server.url}
+    assert home.run(env=env).ok
+    server.client().config_set("maxmemory", "1mb")
+    full = same_keys(home, new_home).run(env=env)
+    assert full.ok and full.hits == WARM and not full.warnings, full
+    server.client().config_set("maxmemory", "0")
+    replica = new_redis("--replicaof", f"127.0.0.1 {server.port}")
+    while not replica.client().dbsize():
+        pass
+    read = same_keys(home, new_home).run(env={"SAFECACHE_REMOTE": replica.url})
+    assert read.ok and read.hits == WARM and not read.warnings, read
+    cold = new_home().run(env={"SAFECACHE_REMOTE": replica.url, "SAFECACHE_NAMESPACE": "another"})
+    assert cold.ok and len(cold.warnings) == 1 and "could not be written" in cold.warnings[0], cold
