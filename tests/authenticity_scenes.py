@@ -21,7 +21,7 @@ import artifact_scenes
 from faults.damage import Marker
 from faults.doors import MAGIC
 from fuzz import grammar
-from unit import key_cases
+from helpers import key_cases
 
 from safecache.code import extension_builds, gate, packages
 from safecache.errors import EntryRefusedError

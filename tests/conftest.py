@@ -23,7 +23,7 @@ NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reas
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Have every process of the run compile by way of caching_compiler.py; workers of xdist inherit the PATH."""
+    """Have every process of the run compile by way of harness/caching_compiler.py; workers of xdist inherit the PATH."""
     compiler = shutil.which("g++")
     if compiler is None or hasattr(config, "workerinput"):
         return
@@ -31,7 +31,7 @@ def pytest_configure(config: pytest.Config) -> None:
     # For the users, too, that some tests become.
     os.chmod(store.name, 0o777)
     path = Path(store.name, "g++")
-    command = [sys.executable, "-I", "-S", str(TESTS / "caching_compiler.py"), store.name, compiler]
+    command = [sys.executable, "-I", "-S", str(TESTS / "harness" / "caching_compiler.py"), store.name, compiler]
     path.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
     path.chmod(0o755)
     os.environ["PATH"] = os.pathsep.join([store.name, os.environ["PATH"]])
@@ -78,12 +78,12 @@ class Answer:
 WARM = (1, 2)  # one AOT hit, and an FX hit for the forward and one for the backward graph
 
 
-# As root whom file modes bind, as (user, group), with a umask, as stock torch, as another build, watched (planted.py).
+# As root whom file modes bind, as (user, group), with a umask, as stock torch, as another build, watched (harness/planted.py).
 HOW = {"unprivileged": False, "user": None, "umask": None, "stock": False, "build": {}, "audit": False}
 
 
 class Zygote:
-    """Starts tests/zygote.py once and has it run scenes, each in a fork.
+    """Starts tests/harness/zygote.py once and has it run scenes, each in a fork.
 
     With ``packages`` it imports torch and Triton from there, and no safecache; or one that is not activated, if that is
     to be ``dormant``.
@@ -99,7 +99,7 @@ class Zygote:
         environment["PYTHONPATH"] = os.pathsep.join(str(path) for path in found if path is not None)
         self.stderr = (base / "zygote.log").open("w")
         self.process = subprocess.Popen(
-            [sys.executable, str(TESTS / "zygote.py"), *(["alone"] if alone else [])],
+            [sys.executable, str(TESTS / "harness" / "zygote.py"), *(["alone"] if alone else [])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.stderr,

@@ -22,14 +22,18 @@ from queue import SimpleQueue
 from typing import NamedTuple
 
 SOURCE = Path(__file__).resolve().parents[1]
-_STORE = ["tests/unit/test_store_publishing.py", "tests/unit/test_durability.py", "tests/unit/test_store_reading.py"]
-_STORE += ["tests/unit/test_store_quarantine.py", "tests/unit/test_temporaries.py", "tests/unit/test_torch_writes.py"]
+_STORE = ["tests/store/test_store_publishing.py", "tests/store/test_durability.py", "tests/store/test_store_reading.py"]
+_STORE += [
+    "tests/store/test_store_quarantine.py",
+    "tests/files/test_temporaries.py",
+    "tests/built_code/test_torch_writes.py",
+]
 _STORE += ["tests/faults/store/test_each_error.py", "tests/faults/store/test_power_loss.py"]
-_SEAL = ["tests/unit/test_seal.py", "tests/unit/test_seal_damage.py", "tests/unit/test_seal_forgery.py"]
-_SEAL += ["tests/unit/test_seal_inspection.py"]
-_TRUST = ["tests/unit/test_trust.py", "tests/unit/test_signatures.py", "tests/unit/test_sign_and_verify.py"]
-_GATE = ["tests/unit/test_gate.py", "tests/unit/test_gate_records.py", "tests/unit/test_sign_code.py"]
-_GATE += ["tests/unit/test_private_build.py"]
+_SEAL = ["tests/signing/test_seal.py", "tests/signing/test_seal_damage.py", "tests/signing/test_seal_forgery.py"]
+_SEAL += ["tests/signing/test_seal_inspection.py"]
+_TRUST = ["tests/signing/test_trust.py", "tests/signing/test_signatures.py", "tests/upkeep/test_sign_and_verify.py"]
+_GATE = ["tests/built_code/test_gate.py", "tests/built_code/test_gate_records.py", "tests/upkeep/test_sign_code.py"]
+_GATE += ["tests/built_code/test_private_build.py"]
 _KILLS = ["tests/isolation/test_service_kills.py", "tests/isolation/test_service_deaths.py"]
 _SERVICE = ["tests/isolation/test_service.py", *_KILLS]
 _COMPILING = ["tests/crashes/test_worker_results.py", "tests/crashes/test_compiling_ahead.py"]
@@ -38,22 +42,22 @@ _COMPILING += ["tests/crashes/test_confirmation.py"]
 TESTS = {
     "store/entry_files": _STORE,
     "files/temporaries": [
-        *("tests/unit/test_temporaries.py", "tests/unit/test_durability.py", "tests/unit/test_triton_files.py"),
+        *("tests/files/test_temporaries.py", "tests/store/test_durability.py", "tests/built_code/test_triton_files.py"),
         *("tests/faults/store/test_power_loss.py", *_STORE),
     ],
-    "files/opening": ["tests/unit/test_files.py", *_STORE, "tests/unit/test_key_file.py"],
+    "files/opening": ["tests/files/test_files.py", *_STORE, "tests/signing/test_key_file.py"],
     "files/filesystem": ["tests/faults/store/test_each_error.py", *_STORE],
-    "store/quarantine": ["tests/unit/test_quarantine_limits.py", "tests/unit/test_quarantine_command.py", *_STORE],
+    "store/quarantine": ["tests/store/test_quarantine_limits.py", "tests/cli/test_quarantine_command.py", *_STORE],
     "signing/seal": [*_SEAL, *_TRUST],
     "signing/trust": [
         *_TRUST,
-        "tests/unit/test_adopt.py",
-        "tests/unit/test_binding.py",
-        "tests/unit/test_seal_audit.py",
+        "tests/upkeep/test_adopt.py",
+        "tests/signing/test_binding.py",
+        "tests/signing/test_seal_audit.py",
     ],
-    "store/manifests": ["tests/unit/test_records.py", *_GATE],
-    "code/gate": ["tests/unit/test_disposal.py", *_GATE],
-    "code/build_keys": ["tests/unit/test_build_keys.py"],
+    "store/manifests": ["tests/store/test_records.py", *_GATE],
+    "code/gate": ["tests/built_code/test_disposal.py", *_GATE],
+    "code/build_keys": ["tests/built_code/test_build_keys.py"],
     "isolation/crashes": ["tests/crashes/test_known_bad.py"],
     "isolation/limits": ["tests/crashes/test_limits.py"],
     "isolation/compiling": _COMPILING,

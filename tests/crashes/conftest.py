@@ -10,7 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from unit.conftest import isolated, run, settings
+from helpers.in_process import isolated, run, settings
 
 __all__ = ["isolated", "run", "settings"]
 

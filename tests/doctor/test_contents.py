@@ -8,8 +8,8 @@ import shutil
 import time
 
 import pytest
-from caches import DAY, HOUR, Cache
 from conftest import needs_root
+from helpers.caches import DAY, HOUR, Cache
 
 from safecache.doctor import contents
 from safecache.places import layout

@@ -6,7 +6,7 @@ import os
 import time
 
 import pytest
-from unit.key_cases import PUBLIC
+from helpers.key_cases import PUBLIC
 
 from safecache.signing import key_files
 from safecache.signing.keys import Key

@@ -6,8 +6,11 @@ import json
 import shutil
 
 import pytest
+from helpers.in_process import isolated, local, run, settings, shared
 
 from safecache.cli.main import main
+
+__all__ = ["explained", "isolated", "local", "product", "product_template", "run", "settings", "shared"]
 
 EXPLAIN = {"SAFECACHE_EXPLAIN": "1"}
 

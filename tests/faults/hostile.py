@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from conftest import Home
-from planted import MARKER
+from harness.planted import MARKER
 
 from faults import damage
 from faults.doors import DOORS, PRECOMPILE, PROFILE, Door

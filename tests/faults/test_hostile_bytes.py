@@ -1,12 +1,12 @@
 """Nothing that was planted is unpickled, executed, loaded or even looked up; stock torch runs every case.
 
-What Python does meanwhile is watched with an audit hook (see planted.py), in the process that compiles or loads.
+What Python does meanwhile is watched with an audit hook (see harness/planted.py), in the process that compiles or loads.
 """
 
 from __future__ import annotations
 
 import pytest
-from planted import MARKER
+from harness.planted import MARKER
 
 from faults import hostile
 from faults.hostile import CASES

@@ -9,8 +9,8 @@ import os
 import shutil
 
 import pytest
-from planted import MARKER
-from unit.key_cases import PRIVATE, PUBLIC, expired, revoked
+from harness.planted import MARKER
+from helpers.key_cases import PRIVATE, PUBLIC, expired, revoked
 
 from faults import hostile
 from faults.trojan import Attack, files

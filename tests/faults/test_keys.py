@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import WARM
-from unit.key_cases import PRIVATE, PUBLIC, revoked
+from helpers.key_cases import PRIVATE, PUBLIC, revoked
 
 from safecache.signing import key_directory, key_files
 

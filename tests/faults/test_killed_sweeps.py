@@ -8,8 +8,8 @@ import subprocess
 import sys
 
 import pytest
-from caches import DAY, NOW, Cache, key
 from conftest import SOURCE
+from helpers.caches import DAY, NOW, Cache, key
 
 from safecache.reporting.kinds import Kind
 from safecache.upkeep import eviction, inventory

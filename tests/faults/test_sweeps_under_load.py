@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from caches import Cache
 from conftest import SOURCE
+from helpers.caches import Cache
 
 from safecache.upkeep import eviction, inventory
 from safecache.upkeep.eviction import Limits
@@ -18,7 +18,7 @@ TESTS = Path(__file__).parents[1]
 PREAMBLE = f"""
 import os, random, sys, time
 sys.path[:0] = [{str(SOURCE)!r}, {str(TESTS)!r}]
-from caches import HOUR, key
+from helpers.caches import HOUR, key
 from safecache.files import stamps; from safecache.places import layout
 from safecache.store import entry_files; from safecache.upkeep import eviction
 root, seconds = sys.argv[1], 6.0

@@ -6,8 +6,8 @@ import os
 import time
 
 import pytest
-from caches import DAY, HOUR, Cache
 from conftest import WARM
+from helpers.caches import DAY, HOUR, Cache
 
 from safecache.reporting.kinds import Kind
 from safecache.upkeep import eviction, inventory

@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 from conftest import needs_root
-from unit.key_cases import PRIVATE, PUBLIC, revoked
+from helpers.key_cases import PRIVATE, PUBLIC, revoked
 
 from faults.hostile import triton_files as files
 from safecache.signing import key_directory, key_files

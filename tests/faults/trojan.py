@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from planted import MARKER
+from harness.planted import MARKER
 
 INCLUDES = "#include <cstdio>\n#include <cstdlib>\n"
 CONSTRUCTOR = f"""

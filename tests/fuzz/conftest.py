@@ -1,7 +1,7 @@
-"""The keys, settings and hypothesis profile of the unit tests."""
+"""The keys, settings and hypothesis profile of tests that run in one process."""
 
 from __future__ import annotations
 
-from unit.conftest import isolated
+from helpers.in_process import isolated
 
 __all__ = ["isolated"]

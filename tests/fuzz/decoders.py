@@ -14,7 +14,7 @@ from random import Random
 from typing import NamedTuple
 from unittest import mock
 
-from unit.key_cases import MAC
+from helpers.key_cases import MAC
 
 from fuzz import mutators, reference, world
 from safecache.code import gate

@@ -7,7 +7,7 @@ import json
 import struct
 from typing import NamedTuple
 
-from unit.signed import DOMAIN
+from helpers.signed import DOMAIN
 
 from safecache.signing.keys import ALGORITHMS, Key
 

@@ -6,8 +6,8 @@ import pickle
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from unit.key_cases import MAC, PRIVATE
-from unit.sealed import FOOTER, KINDS
+from helpers.key_cases import MAC, PRIVATE
+from helpers.sealed import FOOTER, KINDS
 
 from safecache.reporting.kinds import Kind
 from safecache.signing import seal

@@ -10,7 +10,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from unit.sealed import flipped
+from helpers.sealed import flipped
 
 from fuzz import sealings
 from fuzz.sealings import Sealing

@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 
 import pytest
-from unit.key_cases import BOTH, MAC
+from helpers.key_cases import BOTH, MAC
 
 from fuzz import sealings
 from safecache.reporting.kinds import Kind, Reason

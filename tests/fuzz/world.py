@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from unit.key_cases import MAC, PRIVATE, PUBLIC
+from helpers.key_cases import MAC, PRIVATE, PUBLIC
 
 from safecache.reporting.kinds import Kind
 from safecache.signing import keys, seal

@@ -14,7 +14,7 @@ from conftest import WARM
 from faults import damage, hostile
 from faults.conftest import trojan  # noqa: F401
 from faults.hostile import CASES
-from planted import MARKER
+from harness.planted import MARKER
 
 from patches import generate
 from patches.conftest import installed

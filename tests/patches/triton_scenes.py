@@ -21,7 +21,7 @@ from unittest import mock
 sys.path.append(str(Path(__file__).parent.parent))
 
 import triton
-from capabilities import drop_file_capabilities
+from harness.capabilities import drop_file_capabilities
 from kernel_scenes import build_module, compile_kernel, dump_kernel
 from triton.runtime import build, cache
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from unit.conftest import isolated, settings
+from helpers.in_process import isolated, settings
 
 from faults.store.faulty import Calls
 from safecache.files import filesystem

@@ -1,0 +1,103 @@
+"""``safecache report``: one page about a run, out of files that anybody may have written."""
+
+from __future__ import annotations
+
+import json
+import re
+from html.parser import HTMLParser
+
+import pytest
+from helpers.caches import HOUR, Cache, key
+
+HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e&amp;"
+
+
+@pytest.fixture
+def cache(tmp_path):
+    made = Cache(tmp_path / "cache", 1_800_000_000.0)
+    made.file(made.root / "aotautograd" / key("a", "one") / "entry", 2 * HOUR, b"x" * 5000)
+    made.kernel("kernel", HOUR)
+    return made
+
+
+def journal_of(cache, *lines):
+    who = {"time": 1.5, "run": "the-run", "pid": 1, "host": "node-7", "rank": "3", "counts": {}}
+    folder = cache.root / ".safecache/journal"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "20260101T000000-1-a.jsonl").write_text("\n".join(json.dumps(who | line) for line in lines))
+
+
+def miss(name="model", detail="", layer="fx", reason="never seen", **rest):
+    told = {"layer": layer, "outcome": "miss", "reason": reason, "key": "k", "name": name, "detail": detail}
+    return told | {"frame": "0/1"} | rest
+
+
+class Page(HTMLParser):
+    """The text of a page, and its elements with their attributes."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.text, self.elements = "", []
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.text = " ".join(f"{self.text} {data}".split())
+
+
+@pytest.fixture
+def page(run, cache, tmp_path):
+    def make(*options):
+        done = run("report", cache.root, "-o", tmp_path / "page.html", *options)
+        assert done.code == 0, done.err
+        assert done.out.strip() == str(tmp_path / "page.html")
+        return Page((tmp_path / "page.html").read_text())
+
+    return make
+
+
+def test_page_tells_the_lookups_of_all_processes_and_why_they_missed(cache, page):
+    journal_of(cache, miss(counts={"fx hit": 5}), miss(rank="4", pid=2), miss(layer="aot", reason="damaged"))
+    found = page()
+    assert "Compile caches of run the-run" in found.text and "2 processes on node-7" in found.text
+    assert "FX graph hits: 5, misses: 2, bypasses: 0" in found.text and "2 miss: never seen" in found.text
+    assert "AOTAutograd hits: 0, misses: 1" in found.text and "1 miss: damaged" in found.text
+    assert "62.5 % of 8 lookups hit" in found.text
+    assert "model FX graph miss: never seen 0/1 3, 4 2" in found.text, "alike, of two ranks"
+
+
+def test_page_tells_the_entries_and_what_is_wrong_with_this_machine(cache, page, monkeypatch):
+    monkeypatch.setenv("SAFECACHE_MAX_BITES", "1")
+    journal_of(cache, miss())
+    found = page()
+    assert "in 2 entries" in found.text and f"{key('a', 'one')[:20]}… aot 5.0 kB" in found.text
+    assert "SAFECACHE_MAX_BITES" in found.text
+
+
+def test_names_of_anybody_are_neither_markup_nor_obeyed(cache, page):
+    journal_of(cache, miss(name=HOSTILE, detail=HOSTILE))
+    found = page()
+    assert "<script>alert(1)</script>\\x1b[31m\\u202e&amp;" in found.text
+    assert "script" not in {tag for tag, _ in found.elements}
+
+
+def test_page_needs_nothing_from_elsewhere(cache, page, tmp_path):
+    journal_of(cache, miss())
+    elements = page().elements
+    assert not {"script", "link", "img", "iframe"} & {tag for tag, _ in elements}
+    assert not [attributes for _, attributes in elements if {"src", "href"} & set(attributes)]
+    assert not re.search(r"url\(|@import|//", (tmp_path / "page.html").read_text())
+    assert ("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}) in elements
+
+
+def test_run_without_a_miss_has_a_page_too(cache, page):
+    journal_of(cache, {"counts": {"triton hit": 1}})
+    assert "every lookup was a hit" in page("--run", "the-run").text
+
+
+def test_run_without_a_journal_is_said_and_leaves_no_page(cache, run, tmp_path):
+    done = run("report", cache.root, "-o", tmp_path / "page.html")
+    assert done.code == 1 and "no journal of run last" in done.err
+    assert not (tmp_path / "page.html").exists()

@@ -1,0 +1,234 @@
+"""The core knows neither torch nor the hooks, modules say what is public, one knows our paths, errors can be pickled."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import json
+import pickle
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from conftest import python
+from helpers.key_cases import PUBLIC
+
+from safecache import errors
+from safecache.places import ours
+from safecache.signing import key_files
+
+PACKAGE = Path(__file__).parents[2] / "safecache"
+# Rooms in which torch and Triton may be imported: by then they are.
+OTHERS = {"bootstrap", "cli", "doctor", "hooks", "isolation", "source_patches"}
+CORE = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in OTHERS)
+MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bootstrap" not in path.parts)
+# Beside the package: servers and patched sources import it.
+ENTRY = PACKAGE.parent / "safecache_entry.py"
+MODULES.append(ENTRY)
+# Here importing late is the point: activating must not import what is only needed once torch is, nor a hit what only a
+# miss needs, nor a process what only a compile worker does.
+IMPORT_LATE = {"__init__", "_plugins", "activation", "patching", "searches", "torch_keys"}
+
+
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+
+
+BY_MODULE = pytest.mark.parametrize("path", MODULES, ids=name_of)
+BY_CORE_MODULE = pytest.mark.parametrize("path", CORE, ids=name_of)
+
+
+class Import(NamedTuple):
+    """An import statement, by the full name of what it imports."""
+
+    name: str
+    late: bool
+
+    def is_below(self, *packages: str) -> bool:
+        return any(f"{self.name}.".startswith(f"{package}.") for package in packages)
+
+
+def imports(node: ast.AST, late: bool = False) -> list[Import]:
+    if isinstance(node, ast.Import):
+        return [Import(alias.name, late) for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert node.level == 0, "a relative import"
+        return [Import(f"{node.module}.{alias.name}", late) for alias in node.names]
+    late = late or isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    return [found for child in ast.iter_child_nodes(node) for found in imports(child, late)]
+
+
+def tree_of(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+@BY_CORE_MODULE
+def test_core_imports_neither_torch_nor_hooks(path):
+    """Not even in a function, nor for the type checker; patching takes the hooks by name, from the table."""
+    forbidden = [i.name for i in imports(tree_of(path)) if i.is_below("torch", "triton", "safecache.hooks")]
+    assert forbidden == []
+
+
+@pytest.mark.parametrize("path", [path for path in CORE if path.stem != "__main__"], ids=name_of)
+def test_core_does_not_import_the_command_line(path):
+    assert [i.name for i in imports(tree_of(path)) if i.is_below("safecache.cli")] == []
+
+
+@pytest.mark.parametrize("path", [path for path in CORE if path.stem not in IMPORT_LATE], ids=name_of)
+def test_core_imports_our_modules_at_the_top(path):
+    assert [i.name for i in imports(tree_of(path)) if i.late and i.is_below("safecache")] == []
+
+
+def test_entry_imports_nothing_of_ours_and_the_package_nothing_of_it():
+    """A server imports it that nobody has asked for safecache in; and a program may find the package where it is not."""
+    assert [i.name for i in imports(tree_of(ENTRY)) if i.is_below("safecache", "wrapt") and not i.late] == []
+    importers = {
+        name_of(path) for path in MODULES if any(i.is_below("safecache_entry") for i in imports(tree_of(path)))
+    }
+    assert importers == {"safecache.patched"}
+
+
+def test_importing_the_core_loads_neither_torch_nor_hooks():
+    names = [name_of(path) for path in CORE if path.stem not in ("__main__", "__init__")]
+    done = python(
+        "import importlib, json, sys\n"
+        f"for name in {names!r}: importlib.import_module(name)\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = json.loads(done.stdout)
+    assert set(names) <= set(loaded)
+    assert [name for name in loaded if Import(name, False).is_below("torch", "triton", "safecache.hooks")] == []
+
+
+def test_importing_the_package_loads_no_cryptography():
+    """An import must cost next to nothing in the processes that compile nothing."""
+    done = python("import json, sys, safecache; print(json.dumps(sorted(sys.modules)))")
+    heavy = {
+        *("typing", "datetime"),
+        "hashlib",
+        "pickle",
+        "filelock",
+        "wrapt",
+        "rich",
+        "inspect",
+        "safecache.signing.seal",
+        "safecache.patching.patching",
+    }
+    heavy |= {"cryptography", "safecache.signing.keyring", "safecache.signing.keys"}
+    assert done.returncode == 0, done.stderr
+    assert heavy & set(json.loads(done.stdout)) == set()
+
+
+def test_sealing_and_verifying_with_mac_keys_loads_no_cryptography(tmp_path):
+    """Nor does a public key that lies in the keyring and has sealed nothing that is read."""
+    ring = tmp_path / "safecache" / "keys"
+    ring.mkdir(parents=True, mode=0o700)
+    (ring / f"{PUBLIC.id.hex()}.json").write_bytes(key_files.encode(PUBLIC))
+    code = (
+        "import sys, safecache\n"
+        "from safecache.signing import keyring, seal\n"
+        "from safecache.reporting.kinds import Kind\n"
+        "ring = keyring.current()\n"
+        "content = seal.attach(b'', Kind.FX_ENTRY, 'k', ring.signing, {})\n"
+        "assert seal.verify(content, Kind.FX_ENTRY, 'k', ring.find).reason is None\n"
+        "print(len(ring.trusted), ring.problems, 'cryptography' in sys.modules)\n"
+    )
+    done = python(code, env={"XDG_CONFIG_HOME": str(tmp_path), "SAFECACHE": "0"})
+    assert done.stdout == "2 () False\n", done.stderr
+
+
+def bound_names(tree: ast.Module) -> set[str]:
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def public_names(tree: ast.Module) -> list[str] | None:
+    for node in tree.body:
+        if isinstance(node, ast.Assign) and [getattr(t, "id", "") for t in node.targets] == ["__all__"]:
+            return ast.literal_eval(node.value)
+    return None
+
+
+def as_ruff_sorts(name: str) -> tuple[int, str]:
+    """Constants, classes, then the rest."""
+    return (0 if name.isupper() else 1 if name[0].isupper() else 2, name)
+
+
+def is_script(path: Path) -> bool:
+    return path.stem == "__main__" or 'if __name__ == "__main__":' in path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if not is_script(path)], ids=name_of)
+def test_every_module_names_what_is_public_sorted(path):
+    tree = tree_of(path)
+    public = public_names(tree)
+    if path.stem == "__init__" and not tree.body[1:]:
+        return  # says what lives in a room, and no more
+    assert public is not None, "no __all__"
+    assert public == sorted(set(public), key=as_ruff_sorts)
+    assert set(public) - bound_names(ast.Module(tree.body, [])) == set()
+
+
+@BY_MODULE
+def test_every_module_says_what_it_is_for(path):
+    assert ast.get_docstring(tree_of(path))
+
+
+# What is a name below <cache>/.safecache, and in some rooms a word of commands or checks as well.
+WORDS = {ours.CRASHES, ours.JOURNAL, ours.KEYS, ours.QUARANTINE}
+NAMES = {ours.FOLDER, ours.KNOWN_BAD, ours.RECORDS, ours.STAMP, ours.TRASH}
+SPEAKING = {"cli", "doctor", "reporting"}
+
+
+def texts(tree: ast.Module) -> set[str]:
+    """Of the module, but for what it says is public."""
+    nodes = [node for node in tree.body if not (isinstance(node, ast.Assign) and "__all__" in ast.dump(node))]
+    constants = (each.value for node in nodes for each in ast.walk(node) if isinstance(each, ast.Constant))
+    return {text for text in constants if isinstance(text, str)}
+
+
+@pytest.mark.parametrize("path", [path for path in MODULES if path.stem != "ours"], ids=name_of)
+def test_one_module_knows_what_lies_below_our_folder_in_a_cache(path):
+    forbidden = NAMES if SPEAKING.intersection(path.relative_to(PACKAGE.parent).parts) else NAMES | WORDS
+    if path.stem == "key_directory":
+        forbidden = NAMES  # the keyring has a directory "keys" too, in the user's configuration
+    found = texts(tree_of(path))
+    assert found & forbidden == set()
+    assert [text for text in found if f"{ours.FOLDER}/" in text] == []
+
+
+def test_what_lies_below_our_folder_in_a_cache_is_where_it_was():
+    """Entries and records of earlier versions are found there."""
+    assert ours.record("/c", "ab12") == "/c/.safecache/records/ab/ab12"
+    assert [ours.path("/c", name) for name in sorted(NAMES - {ours.FOLDER} | WORDS)] == [
+        *("/c/.safecache/crashes", "/c/.safecache/gc.stamp", "/c/.safecache/journal", "/c/.safecache/keys"),
+        *("/c/.safecache/known_bad", "/c/.safecache/quarantine", "/c/.safecache/records", "/c/.safecache/trash"),
+    ]
+
+
+ERRORS = [error for _, error in inspect.getmembers(errors, inspect.isclass)]
+
+
+def test_every_error_is_public_and_one_of_ours():
+    assert {error.__name__ for error in ERRORS} == set(errors.__all__) - {"printable"}
+    assert all(issubclass(error, errors.SafecacheError) for error in ERRORS)
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+@pytest.mark.parametrize("protocol", [0, pickle.HIGHEST_PROTOCOL], ids="protocol-{}".format)
+def test_error_survives_pickling_with_its_message(error, protocol):
+    returned = pickle.loads(pickle.dumps(error("the message"), protocol))
+    assert type(returned) is error and str(returned) == "the message"
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.__name__)
+def test_error_is_none_that_torch_swallows(error):
+    assert not issubclass(error, (OSError, pickle.PickleError, TypeError, AttributeError, AssertionError))

@@ -1,0 +1,199 @@
+"""`sign` seals again what verifies already, and `verify` says what a load would take; neither unpickles anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+from conftest import SOURCE
+from helpers import key_cases
+from helpers.key_cases import BOTH, MAC, PRIVATE, PUBLIC, put
+
+from safecache.places import layout
+from safecache.reporting.kinds import Kind
+from safecache.signing import key_files, keyring, seal
+from safecache.signing.keys import Key
+
+OTHER = Key.derive(b"o" * 32)
+PAYLOAD = pickle.dumps({"graph": [1, 2, 3]})
+
+
+@pytest.fixture
+def cache(tmp_path):
+    root = tmp_path / "cache"
+
+    def put(content, kind=Kind.AOT_ENTRY, folder="aotautograd/akey"):
+        path = root / folder / layout.entry_name(content)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        return path
+
+    root.mkdir()
+    put.root = root
+    return put
+
+
+def sealed(key, kind=Kind.AOT_ENTRY, cache_key="akey", namespace="default"):
+    return seal.attach(PAYLOAD, kind, cache_key, key, {"python": "3.11"}, namespace)
+
+
+@BOTH
+def test_entries_of_a_trusted_key_are_signed_with_ours_and_the_others_left(run, cache, key):
+    put(key)
+    old = cache(sealed(key))
+    fx = cache(sealed(key, Kind.FX_ENTRY, "fkey"), folder="fxgraph/fk/fkey")
+    unsealed, stranger = cache(PAYLOAD), cache(sealed(OTHER))
+    moved = cache(sealed(key, cache_key="bkey"))
+    said = run("sign", cache.root, "--json")
+    report = json.loads(said.out)
+    assert said.code == 1 and (report["sealed"], report["already_sealed"]) == (2, 0)
+    reasons = {path: reason.split(":")[0] for path, reason in report["skipped"]}
+    assert reasons == {str(unsealed): "unsealed", str(stranger): "unknown key", str(moved): "other cache key"}
+    assert not old.exists() and not fx.exists()
+    own = keyring.current().signing
+    signed = [path for path in cache.root.rglob("*") if path.is_file() and str(path) not in reasons]
+    for path in signed:
+        place = layout.locate(str(path))
+        verdict = seal.verify(path.read_bytes(), place.kind, place.cache_key, {own.id: own}.get)
+        assert verdict == (None, own.id, {"python": "3.11", "countersigned": key.id.hex()})
+    assert len(signed) == 2
+    assert json.loads(run("sign", *signed, "--json").out) == {"sealed": 0, "already_sealed": 2, "skipped": []}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [(key_cases.revoked, "revoked key"), (key_cases.expired, "expired key")],
+    ids=["revoked", "expired"],
+)
+@pytest.mark.parametrize("command", ["sign", "adopt"])
+def test_entry_of_a_key_that_is_revoked_or_expired_is_not_sealed_again(run, cache, command, change, reason):
+    put(change(MAC))
+    path = cache(sealed(MAC))
+    said = run(command, cache.root)
+    assert said.code == 1 and reason in said.out and MAC.id.hex() in said.out and path.exists()
+
+
+@pytest.mark.parametrize("command", ["sign", "adopt"])
+def test_entry_of_another_namespace_is_not_sealed_again(run, cache, command):
+    path = cache(sealed(keyring.current().signing, namespace="prod"))
+    assert "other namespace" in run(command, cache.root).out and path.exists()
+
+
+def test_adopted_entries_are_of_the_namespace_of_the_settings(run, cache, settings):
+    settings(SAFECACHE_NAMESPACE="prod")
+    cache(PAYLOAD)
+    assert run("adopt", cache.root).code == 0 and run("verify", cache.root).code == 0
+    assert run("adopt", cache.root).lines == ["0 files sealed, 1 were sealed already."]
+    settings(SAFECACHE_NAMESPACE="test")
+    assert run("verify", cache.root).code == 1
+
+
+def test_nothing_is_signed_without_a_key_that_can(run, cache, settings, tmp_path):
+    key_files.save(str(tmp_path / "public"), PUBLIC)
+    settings(SAFECACHE_KEY_FILE=tmp_path / "public")
+    path = cache(sealed(PRIVATE))
+    assert run("verify", cache.root).code == 0
+    said = run("sign", path)
+    assert said.code == 1 and "only the public part" in said.err and path.exists()
+
+
+def test_verify_counts_outcomes_and_lists_what_is_refused(run, cache):
+    put(PUBLIC)
+    cache(sealed(PRIVATE))
+    cache(sealed(keyring.current().signing))
+    refused = cache(sealed(OTHER))
+    damaged = cache(b"x")
+    damaged.write_bytes(b"y")
+    before = {path: path.read_bytes() for path in cache.root.rglob("*") if path.is_file()}
+    said = run("verify", cache.root, "--json")
+    report = json.loads(said.out)
+    assert said.code == 1 and report["entries"] == 4
+    assert report["outcomes"] == {"verified": 2, "unknown key": 1, "damaged": 1}
+    assert {each["path"]: each["reason"] for each in report["refused"]} == {
+        str(refused): "unknown key",
+        str(damaged): "damaged",
+    }
+    plain = run("verify", cache.root)
+    assert (
+        plain.lines[0] == "4 entries, 0 files of code, 1 damaged, 1 unknown key, 2 verified" and len(plain.lines) == 3
+    )
+    assert {path: path.read_bytes() for path in cache.root.rglob("*") if path.is_file()} == before
+
+
+def test_verify_of_single_entries_judges_those_alone(run, cache):
+    good, bad = cache(sealed(keyring.current().signing)), cache(PAYLOAD)
+    assert run("verify", good).code == 0 and run("verify", bad).code == 1
+    assert run("verify", good, bad).lines[0] == "2 entries, 0 files of code, 1 unsealed, 1 verified"
+
+
+def test_verify_unpickles_nothing(run, cache, tmp_path):
+    class Hostile:
+        def __reduce__(self):
+            return open, (str(tmp_path / "ran"), "w")
+
+    hostile = pickle.dumps(Hostile())
+    cache(hostile)
+    cache(seal.attach(hostile, Kind.AOT_ENTRY, "akey", keyring.current().signing, {}))
+    assert run("verify", cache.root).lines[0] == "2 entries, 0 files of code, 1 unsealed, 1 verified"
+    assert not (tmp_path / "ran").exists()
+
+
+def test_verify_says_what_private_trust_accepts(run, cache, settings):
+    cache(PAYLOAD)
+    settings(SAFECACHE_TRUST="private")
+    said = run("verify", cache.root)
+    assert said.code == 0 and said.lines == ["1 entries, 0 files of code, 1 accepted as private"]
+
+
+@pytest.mark.timeout(20, method="signal")  # would hang for ever
+def test_verify_waits_for_no_fifo_and_follows_no_link(run, cache):
+    path = cache(sealed(keyring.current().signing))
+    os.mkfifo(path.parent / "fifo")
+    (path.parent / "link").symlink_to(path)
+    said = run("verify", cache.root)
+    assert said.code == 1 and said.lines[0] == "3 entries, 0 files of code, 2 not a file, 1 verified"
+
+
+@pytest.mark.parametrize("command", ["sign", "verify"])
+def test_path_that_is_not_there_or_in_no_cache_is_an_error_and_nothing_is_done(run, cache, tmp_path, command):
+    put(MAC)
+    path = cache(sealed(MAC))
+    assert "No such file" in run(command, path, tmp_path / "absent").err
+    (tmp_path / "elsewhere").write_bytes(path.read_bytes())
+    said = run(command, path, tmp_path / "elsewhere")
+    assert said.code == 1 and "lies in no cache directory" in said.err and path.exists()
+
+
+# --- as processes
+
+
+def command(*arguments, given=b"", **variables):
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("SAFECACHE")}
+    environment |= {"PYTHONPATH": str(SOURCE)} | variables
+    return subprocess.run(
+        [sys.executable, "-m", "safecache", *map(str, arguments)], input=given, env=environment, capture_output=True
+    )
+
+
+def test_farm_seals_and_a_server_with_the_public_part_verifies_until_it_is_revoked(cache, tmp_path):
+    farm, server = ({"XDG_CONFIG_HOME": str(tmp_path / name)} for name in ("farm", "server"))
+    private, public = tmp_path / "farm.json", tmp_path / "farm.pub.json"
+    made = command("keygen", "--ed25519", "--out", private, "--public", public, **farm)
+    key_id = made.stdout.split()[0].decode()
+    cache(PAYLOAD)
+    assert command("adopt", cache.root, SAFECACHE_KEY_FILE=str(private), **farm).returncode == 0
+    assert command("verify", cache.root, **server).returncode == 1
+    assert command("trust", "-", given=public.read_bytes(), **server).returncode == 0
+    assert command("verify", cache.root, **server).stdout == b"1 entries, 0 files of code, 1 verified\n"
+    assert command("revoke", key_id[:8], **server).returncode == 0
+    refused = command("verify", cache.root, **server)
+    assert refused.returncode == 1 and b"[revoked key]" in refused.stdout
+
+
+def test_bad_namespace_exits_78_in_one_line():
+    done = command("keys", SAFECACHE_NAMESPACE="a b")
+    assert done.returncode == 78 and done.stderr.count(b"\n") == 1 and b"SAFECACHE_NAMESPACE='a b'" in done.stderr
