@@ -1,4 +1,4 @@
-"""Names that tests parametrize over without importing torch, as scenes.py does."""
+"""Names that tests parametrize over without importing torch, as model_scenes.py does."""
 
 UNPICKLABLE = ["lambda", "launcher", "lock", "getstate", "recursion"]
 PLACES = ["aot", "fx"]

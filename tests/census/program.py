@@ -8,11 +8,8 @@ import sys
 from functools import partial
 
 import safecache  # noqa: F401 # isort: skip - before torch, as in a server
-import artifact_scenes
-import load_scenes
-import scenes
-import sink_scenes
 import torch
+from scenes import artifact_scenes, load_scenes, model_scenes, sink_scenes
 from torch._dynamo.utils import counters
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
@@ -23,13 +20,13 @@ def steps(base: str, warm: bool):
     """(name, what to do), in the order in which to do it."""
     place = partial(os.path.join, base, "artifacts")
     os.makedirs(place(), exist_ok=True)
-    yield "entries", scenes.compile_model
+    yield "entries", model_scenes.compile_model
     for door in DOORS:
         does = getattr(artifact_scenes, f"{'load' if warm else 'save'}_{door}")
         yield door, partial(does, place(door))
-    yield "mega-cache", partial(scenes.load_mega_cache if warm else scenes.save_mega_cache, place("mega"))
+    yield "mega-cache", partial(model_scenes.load_mega_cache if warm else model_scenes.save_mega_cache, place("mega"))
     for form in "binary", "unpacked":
-        does = partial(scenes.load_standalone, fmt=form) if warm else partial(_save_standalone, fmt=form)
+        does = partial(model_scenes.load_standalone, fmt=form) if warm else partial(_save_standalone, fmt=form)
         yield f"standalone, {form}", partial(does, place(f"standalone-{form}"))
     if hasattr(torch.compiler, "precompile"):
         does = sink_scenes.load_precompiled if warm else sink_scenes.precompile
@@ -46,7 +43,7 @@ def steps(base: str, warm: bool):
     yield "extension", partial(load_scenes.load_operators, SOURCE, "operators", "operators")
     yield "extension of Python", partial(load_scenes.build, "extension")
     if _has_triton():
-        import kernel_scenes
+        from scenes import kernel_scenes
 
         yield "Triton's kernel", kernel_scenes.compile_kernel
         yield "Triton's module", kernel_scenes.build_module
@@ -56,7 +53,7 @@ def steps(base: str, warm: bool):
 
 
 def _save_standalone(path, fmt):
-    scenes.standalone(save=path, fmt=fmt)
+    model_scenes.standalone(save=path, fmt=fmt)
 
 
 def _library(note: str, warm: bool):

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from ir import SEVEN
+from scenes.ir import SEVEN
 
 OUTCOMES = ("hit", "miss", "bypass")
 
@@ -159,7 +159,7 @@ def test_file_that_was_compiled_ahead_of_time_is_a_lookup_each_time_that_it_is_l
         json.loads(line) for path in home.cache.glob(".safecache/journal/*") for line in path.read_text().splitlines()
     ]
     names = {line["reason"]: line["name"] for line in lines if line.get("layer") == "model"}
-    assert names["damaged"] == (damaged if what == "function" else "artifact_scenes.Module"), names
+    assert names["damaged"] == (damaged if what == "function" else "scenes.artifact_scenes.Module"), names
 
 
 @pytest.mark.parametrize("isolate", ["0", "1"])

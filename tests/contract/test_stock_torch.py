@@ -92,8 +92,8 @@ def test_cold_and_warm_in_fresh_interpreters(home):
     """The main job with nothing shared: no zygote, no fork."""
     code = (
         f"import sys; sys.path.insert(0, {str(SOURCE / 'tests')!r})\n"
-        "import json, safecache, scenes\n"
-        "print(json.dumps([scenes.compile_model(), safecache.stats()]))"
+        "import json, safecache\nfrom scenes import model_scenes\n"
+        "print(json.dumps([model_scenes.compile_model(), safecache.stats()]))"
     )
     import json
 

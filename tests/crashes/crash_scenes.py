@@ -98,7 +98,7 @@ def compile_with_another_ptxas_from_now_on(names):
 
 def compile_with_a_remote_cache(names):
     """And what that holds then."""
-    from kernel_scenes import RemoteBackend
+    from scenes.kernel_scenes import RemoteBackend
     from triton.runtime import cache
 
     with triton.knobs.cache.scope():
@@ -165,7 +165,7 @@ def tune(kinds):
 
 def tune_with_inductor(choices, kinds):
     """What each of Inductor's loops makes of real crashes: that of max-autotune, and that of CachingAutotuner."""
-    import autotuners
+    from scenes import autotuners
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
     def benchmark(choice, arguments):

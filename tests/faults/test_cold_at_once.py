@@ -18,7 +18,8 @@ PROCESSES = 3
 CODE = f"""
 import sys
 sys.path.insert(0, {str(SOURCE / "tests")!r})
-import json, logging, safecache, scenes, kernel_scenes
+import json, logging, safecache
+from scenes import kernel_scenes, model_scenes
 warnings = []
 handler = logging.Handler()
 handler.emit = lambda record: warnings.append(record.getMessage())
@@ -28,7 +29,7 @@ input()
 for _ in range(3):
     kernel_scenes.compile_kernel()
 kernel_scenes.build_module()
-scenes.compile_model()
+model_scenes.compile_model()
 print(json.dumps(dict(warnings=warnings, stats=safecache.stats())))
 """
 

@@ -57,8 +57,9 @@ if sys.argv[1:] == ["late"]:
     good, bad = os.environ["TORCHINDUCTOR_CACHE_DIR"], os.environ.pop("BAD")
     import torch._inductor.compile_fx, torch._dynamo
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = bad
-import safecache, scenes
-result = scenes.compile_model()
+import safecache
+from scenes import model_scenes
+result = model_scenes.compile_model()
 child = [sys.executable, "-c", "import safecache.tiers.layers, os; print(*safecache.tiers.layers.below(os.environ['TORCHINDUCTOR_CACHE_DIR'] + '/x', os.environ['TORCHINDUCTOR_CACHE_DIR']))"]
 import subprocess
 said = subprocess.run(child, capture_output=True, text=True, check=True).stdout

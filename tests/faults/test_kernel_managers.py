@@ -14,7 +14,7 @@ from safecache.patching.targets import TARGETS, UPSTREAM_HOOKS
 pytest.importorskip("triton")
 
 MANAGERS = pytest.mark.parametrize("manager", ["OwnDirectory", "OwnWriter", "OwnBoth", "Telling"])
-SCENE = "manager_scenes.compile_with_manager"
+SCENE = "scenes.manager_scenes.compile_with_manager"
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def test_kernel_of_a_user_s_manager_that_is_exchanged_at_once_is_not_taken(home,
     (home.base / "triton").mkdir()
     (home.base / "triton").chmod(0o777)
     evil = b"evil".hex()
-    scene = "manager_scenes.compile_with_manager_under_attack"
+    scene = "scenes.manager_scenes.compile_with_manager_under_attack"
     answer = home.run(scene, manager=manager, evil={".cubin": evil}, stock=who == "stock")
     assert answer.ok and (answer.result["cubin"] == evil) is (who == "stock"), answer
 
@@ -72,7 +72,9 @@ def test_manager_of_a_user_leaves_the_directories_of_people_alone(home, manager)
     (text,) = dump.glob("*/*.ptx")
     text.write_text("// overridden\n" + text.read_text())
     env = {"TRITON_KERNEL_OVERRIDE": "1", "TRITON_OVERRIDE_DIR": str(dump), "TRITON_ALWAYS_COMPILE": "1"}
-    answer = home.run("text_of", extension="ptx", env=env | {"TRITON_CACHE_MANAGER": f"manager_scenes:{manager}"})
+    answer = home.run(
+        "text_of", extension="ptx", env=env | {"TRITON_CACHE_MANAGER": f"scenes.manager_scenes:{manager}"}
+    )
     assert answer.ok and answer.result.startswith("// overridden") and not answer.warnings, answer
 
 
@@ -82,15 +84,15 @@ HOLES = ["made directly", "a user's", "none", "reset", "end of a scope"]
 @pytest.mark.parametrize("who", ["stock", "safecache"])
 @pytest.mark.parametrize("how", ["as it is", *HOLES])
 def test_planted_file_is_found_in_spite_of_triton_s_hook_but_not_of_ours(home, how, who):
-    answer = home.run("manager_scenes.found_where_the_hook_is_set", how=how, stock=who == "stock")
+    answer = home.run("scenes.manager_scenes.found_where_the_hook_is_set", how=how, stock=who == "stock")
     assert answer.ok and answer.result["found"] is (who == "stock" and how in HOLES), answer
 
 
 def test_triton_s_hook_once_assigned_takes_the_place_of_a_user_s_manager(home):
-    assert home.run("manager_scenes.manager_that_the_environment_names").result == "Refusing"
+    assert home.run("scenes.manager_scenes.manager_that_the_environment_names").result == "Refusing"
 
 
 def test_hooks_that_the_table_says_upstream_has_are_there(home):
-    assert home.run("manager_scenes.upstream_hooks").result == dict.fromkeys(UPSTREAM_HOOKS)
+    assert home.run("scenes.manager_scenes.upstream_hooks").result == dict.fromkeys(UPSTREAM_HOOKS)
     told = {name for target in TARGETS for name in (target.hook, target.hook.partition(":")[0])}
     assert told.issuperset(UPSTREAM_HOOKS)

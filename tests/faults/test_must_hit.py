@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from ir import SEVEN
+from scenes.ir import SEVEN
 
 pytestmark = pytest.mark.default_release
 MUST_HIT = {"SAFECACHE_MUST_HIT": "1"}
@@ -23,7 +23,12 @@ def missed(answer):
 
 def test_cold_start_is_an_error_that_names_cache_function_reason_and_key(home):
     text = missed(home.run(env=MUST_HIT))
-    assert "AOTAutograd cache" in text and "for scenes.model, " in text and "[never seen]" in text and "(key a" in text
+    assert (
+        "AOTAutograd cache" in text
+        and "for scenes.model_scenes.model, " in text
+        and "[never seen]" in text
+        and "(key a" in text
+    )
     assert files(home) == []
 
 
@@ -70,7 +75,7 @@ def test_kernel_that_misses_is_an_error_before_it_is_compiled(home):
     pytest.importorskip("triton")
     answer = home.run("compile_kernel", env=MUST_HIT)
     assert answer.errors == ["MissError"], answer
-    assert "Triton cache" in answer.messages[0] and "for triton_kernels.triton_poi_scale, " in answer.messages[0]
+    assert "Triton cache" in answer.messages[0] and "for scenes.triton_kernels.triton_poi_scale, " in answer.messages[0]
     path = home.base / "seven.ttir"
     path.write_text(SEVEN)
     for isolate in "01":

@@ -8,8 +8,8 @@ from __future__ import annotations
 import shutil
 import subprocess
 
-import halide_archive
 import pytest
+from scenes import halide_archive
 
 from faults.trojan import CONSTRUCTOR
 

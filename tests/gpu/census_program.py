@@ -8,7 +8,7 @@ import sys
 
 import safecache  # noqa: F401 # isort: skip - before torch, as in a server
 import torch
-import triton_kernels
+from scenes import triton_kernels
 from torch._dynamo.utils import counters
 
 

@@ -14,12 +14,12 @@ import traceback
 from unittest import mock
 
 import torch
+from scenes.triton_kernels import autotuned_scale, triton_poi_scale
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config, output_code
 from torch._inductor.runtime import triton_heuristics
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-from triton_kernels import autotuned_scale, triton_poi_scale
 
 if "alone" not in sys.argv:
     import safecache  # noqa: F401  SAFECACHE=0 makes this stock torch

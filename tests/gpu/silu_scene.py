@@ -19,7 +19,7 @@ if os.environ["SAFECACHE"] == "1":
 import torch
 import triton
 import triton.language as tl
-from load_scenes import MS_NOEXEC, hide
+from scenes.load_scenes import MS_NOEXEC, hide
 from torch._dynamo.utils import counters
 from torch.library import triton_op, wrap_triton
 

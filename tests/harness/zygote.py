@@ -28,10 +28,10 @@ if sys.argv[1:] != ["alone"]:
     from safecache.reporting import events
     from safecache.settings import config
     from safecache.signing import keyring, provenance
-import scenes
 import torch
 import torch._inductor.compile_fx
 import torch._inductor.standalone_compile
+from scenes import model_scenes
 
 from harness.capabilities import drop_file_capabilities
 
@@ -84,9 +84,9 @@ def find_scene(name):
     module, _, function = name.rpartition(".")
     if module:
         return getattr(importlib.import_module(module), function)
-    if hasattr(scenes, name):
-        return getattr(scenes, name)
-    modules = map(importlib.import_module, SCENES)
+    if hasattr(model_scenes, name):
+        return getattr(model_scenes, name)
+    modules = (importlib.import_module(f"scenes.{module}") for module in SCENES)
     return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
@@ -151,7 +151,7 @@ def child(request, write_end):
 
 
 def serve(requests, replies):
-    scenes.warm_up()
+    model_scenes.warm_up()
     print(json.dumps({"ready": torch.__version__}), file=replies, flush=True)
     for line in requests:
         read_end, write_end = os.pipe()

@@ -1,4 +1,4 @@
-"""Scenes about saves that fail on patched torch; see scenes.py."""
+"""Scenes about saves that fail on patched torch; see model_scenes.py."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import errno
 import os
 from unittest import mock
 
-import scenes
 import torch
+from scenes import model_scenes
 from torch._dynamo.utils import counters
 
 
 def save_after_failure(**functorch):
     """compile_model of graphs that could not be saved the first time."""
-    with scenes.injected("lambda", "fx"):
-        scenes.compile_model(**functorch)
+    with model_scenes.injected("lambda", "fx"):
+        model_scenes.compile_model(**functorch)
     torch._dynamo.reset()
     counters.clear()
-    return scenes.compile_model(**functorch)
+    return model_scenes.compile_model(**functorch)
 
 
 def save_to_full_disk(kind, **functorch):
@@ -30,4 +30,4 @@ def save_to_full_disk(kind, **functorch):
 
     cache = autograd_cache.AOTAutogradCache if kind == "aot" else codecache.FxGraphCache
     with mock.patch.object(cache, "_write_to_local_cache", staticmethod(write)):
-        return scenes.compile_model(**functorch)
+        return model_scenes.compile_model(**functorch)

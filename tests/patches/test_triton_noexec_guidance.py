@@ -19,7 +19,7 @@ WITH_SAFECACHE = f"""
 import json, sys
 sys.path.append({str(TESTS)!r})
 import safecache
-from kernel_scenes import build_module
+from scenes.kernel_scenes import build_module
 from triton.runtime import build
 assert build._safecache_noexec_guidance and safecache.stats() == {{}}
 try:

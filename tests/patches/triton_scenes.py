@@ -22,7 +22,7 @@ sys.path.append(str(Path(__file__).parent.parent))
 
 import triton
 from harness.capabilities import drop_file_capabilities
-from kernel_scenes import build_module, compile_kernel, dump_kernel
+from scenes.kernel_scenes import build_module, compile_kernel, dump_kernel
 from triton.runtime import build, cache
 
 assert "safecache" not in sys.modules

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 
-import scenes
+from scenes import model_scenes
 
 _stack = contextlib.ExitStack()
 _kill_at = ""
@@ -32,7 +32,7 @@ def reached(point: str, temporary: str) -> None:
 
 def _refer_to_launchers(name: str, root: str) -> None:
     """A function that was made by exec in each entry, and nothing to make it anew from."""
-    _stack.enter_context(scenes.injected("launcher", "aot"))
+    _stack.enter_context(model_scenes.injected("launcher", "aot"))
 
 
 def _keep_launchers(name: str, root: str) -> None:
@@ -52,7 +52,7 @@ def _keep_launchers(name: str, root: str) -> None:
 
 def _refuse_writes(name: str, root: str) -> None:
     """As on a full disk, where none can be mounted."""
-    scenes.refuse_writes(root, errno.ENOSPC)
+    model_scenes.refuse_writes(root, errno.ENOSPC)
 
 
 def _kill_in_the_middle(name: str, root: str) -> None:
@@ -62,7 +62,7 @@ def _kill_in_the_middle(name: str, root: str) -> None:
 
     def kill(event, arguments):
         nonlocal published
-        if _kill_at == "compile" and event == "os.rename" and scenes.made(event, arguments).startswith(root):
+        if _kill_at == "compile" and event == "os.rename" and model_scenes.made(event, arguments).startswith(root):
             published += 1
             if published == _PUBLISHED:
                 os.kill(os.getpid(), signal.SIGKILL)

@@ -251,7 +251,7 @@ def plant_in_artifacts(site: Site) -> dict:
     """Hostile pickles in place of the entries in them, by somebody who has torch to make them; and no other entries."""
     site.forget()
     site.start(one_file=False).check()
-    code = "import sys, artifact_scenes as a; [a.plant_in_standalone(path, sys.argv[1]) for path in sys.argv[2:]]"
+    code = "import sys; from scenes import artifact_scenes as a; [a.plant_in_standalone(path, sys.argv[1]) for path in sys.argv[2:]]"
     artifacts = map(str, site.served.glob("rank_*/artifact_*"))
     environment = site.environment("none") | {"SAFECACHE": "0", "TORCHINDUCTOR_CACHE_DIR": str(site.base / "other")}
     subprocess.run([sys.executable, "-c", code, str(site.marker), *artifacts], env=environment, check=True)

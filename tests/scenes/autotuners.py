@@ -12,9 +12,10 @@ from unittest import mock
 import torch
 import torch._inductor.config
 import triton
-import triton_kernels
 from torch._inductor.runtime import hints, static_triton_launcher, triton_helpers, triton_heuristics
 from triton.compiler.compiler import CompiledKernel
+
+from scenes import triton_kernels
 
 CONFIGS = ({"XBLOCK": 128}, {"XBLOCK": 256})
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import halide_archive
 import torch
-from scenes import compile_model
+
+from scenes import halide_archive
+from scenes.model_scenes import compile_model
 
 
 def bisect():
@@ -275,7 +276,7 @@ def run_halide(directory):
     sys.modules["halide"].compile_standalone_runtime = lambda path, target: halide_archive.make_object(
         path, 'extern "C" int halide_runtime() { return 0; }'
     )
-    source = HALIDE_KERNEL.format(os.path.dirname(os.path.abspath(__file__)))
+    source = HALIDE_KERNEL.format(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
     meta = HalideMeta([HalideInputSpec("long", "x")], target="host-no_runtime")
     return HalideCodeCache.generate_halide(meta, source)(3)
 
@@ -283,7 +284,7 @@ def run_halide(directory):
 HALIDE_KERNEL = """
 import os, sys
 sys.path.insert(0, {!r})
-import halide_archive
+from scenes import halide_archive
 folder = sys.argv[sys.argv.index("-o") + 1]
 with open(os.path.join(folder, "halide_kernel.h"), "w") as file:
     file.write('extern "C" int halide_kernel(long x);')

@@ -9,11 +9,11 @@ import threading
 import types
 from unittest import mock
 
-import autotuners
-import scenes
 from torch._inductor import config
 from torch._inductor.runtime.triton_heuristics import CachingAutotuner
 from torch._inductor.triton_bundler import TritonBundler
+
+from scenes import autotuners, model_scenes
 
 BUNDLING = {"bundle_triton_into_fx_graph_cache": True}
 
@@ -280,7 +280,7 @@ class Obstacle:
 
     def __deepcopy__(self, memo):
         if self.what == "interrupt":
-            raise scenes.PrivateInterrupt
+            raise model_scenes.PrivateInterrupt
         raise TypeError("cannot pickle '_thread.lock' object")
 
 

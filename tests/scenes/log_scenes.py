@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 
 import torch._logging._internal as internal
-from scenes import compile_model
 
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
+from scenes.model_scenes import compile_model
 
 
 def compile_traced(directory):

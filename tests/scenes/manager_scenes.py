@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import pkgutil
 
-from kernel_scenes import build_module, compile_kernel, exchanging
 from triton import knobs
 from triton.runtime import cache
 from triton.runtime.cache import FileCacheManager
+
+from scenes.kernel_scenes import build_module, compile_kernel, exchanging
 
 
 class OwnDirectory(FileCacheManager):

@@ -13,7 +13,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, CompiledKernel
 from triton.runtime import build, cache
-from triton_kernels import triton_poi_scale
+
+from scenes.triton_kernels import triton_poi_scale
 
 MODULE = """
 #include <Python.h>

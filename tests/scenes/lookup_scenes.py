@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 from unittest import mock
 
-import scenes
 import torch
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._inductor import config as inductor_config
 
 from safecache.history import lookups
+from scenes import model_scenes
 
 COUNTED = ("hit", "miss", "bypass")
 
@@ -21,7 +21,7 @@ def looked_up(how="compile_model", **arguments):
     counters.clear()
     said = ""
     try:
-        globals().get(how, getattr(scenes, how, None))(**arguments)
+        globals().get(how, getattr(model_scenes, how, None))(**arguments)
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
     aot, fx = counters["aot_autograd"], counters["inductor"]
@@ -38,12 +38,12 @@ def looked_up(how="compile_model", **arguments):
 def compile_with_a_pass():
     """With one that has no name in the key: torch caches nothing then."""
     with inductor_config.patch(post_grad_custom_post_pass=lambda graph: None):
-        scenes.compile_model()
+        model_scenes.compile_model()
 
 
 def compile_without_caches(inductor=None, functorch=None):
     with inductor_config.patch(inductor or {}), functorch_config.patch(functorch or {}):
-        scenes.compile_model()
+        model_scenes.compile_model()
 
 
 def compile_for_size(size):
@@ -59,13 +59,14 @@ def compile_for_size(size):
 
 
 def compile_strictly():
-    scenes.compile_model(strict_autograd_cache=True)
+    model_scenes.compile_model(strict_autograd_cache=True)
 
 
 def kernels_looked_up(**knobs):
     """What the lookups of a kernel came to."""
     import triton
-    from kernel_scenes import compile_kernel
+
+    from scenes.kernel_scenes import compile_kernel
 
     with triton.knobs.compilation.scope():
         for name, value in knobs.items():
@@ -77,7 +78,8 @@ def kernels_looked_up(**knobs):
 def kernels_counted_by_triton(path):
     """What the lookups of a kernel and of a file of IR came to, and what Triton has told its listener of them."""
     import triton
-    from kernel_scenes import compile_ir, compile_kernel
+
+    from scenes.kernel_scenes import compile_ir, compile_kernel
 
     told = []
     with triton.knobs.compilation.scope():
@@ -89,8 +91,9 @@ def kernels_counted_by_triton(path):
 
 def ahead_of_time(given, broken=False):
     """What the lookups came to where torch was given these files, and of how many it has made something."""
-    import artifact_scenes
     from torch._dynamo.aot_compile import CompileArtifacts
+
+    from scenes import artifact_scenes
 
     with contextlib.ExitStack() as stack:
         if broken:
@@ -121,7 +124,7 @@ def compile_where_another_rank_missed():
         functorch_config.patch(_sync_cache_decision_cross_ranks=True),
         mock.patch.object(autograd_cache, "sync_cache_decision_cross_ranks", lambda hit: False),
     ):
-        scenes.compile_model()
+        model_scenes.compile_model()
 
 
 def compile_where_code_cannot_be_loaded():
@@ -129,4 +132,4 @@ def compile_where_code_cannot_be_loaded():
     from torch._inductor.output_code import CompiledFxGraph
 
     with mock.patch.object(CompiledFxGraph, "after_deserialization", side_effect=OSError("no space")):
-        scenes.compile_model()
+        model_scenes.compile_model()

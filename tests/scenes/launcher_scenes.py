@@ -14,8 +14,7 @@ import signal
 import threading
 from unittest import mock
 
-import autotuners
-import triton_kernels
+from scenes import autotuners, triton_kernels
 
 CONFIG_OF_USER_KERNEL = {"FUNCTION": triton_kernels.double, "XBLOCK": 128}
 ATTRIBUTES = ("config", "n_regs", "n_spills", "shared", "cache_hash", "store_cubin", "_expected_positional_count")

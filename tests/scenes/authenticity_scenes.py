@@ -17,7 +17,6 @@ from pathlib import Path
 from types import MappingProxyType
 from unittest import mock
 
-import artifact_scenes
 from faults.damage import Marker
 from faults.doors import MAGIC
 from fuzz import grammar
@@ -35,6 +34,7 @@ from safecache.store import manifests
 from safecache.tiers import fallback, levels
 from safecache.upkeep import audit, quarantined
 from safecache.upkeep.audit import adopt
+from scenes import artifact_scenes
 
 STRANGER = Key.derive(b"a key that nobody here knows. . .")
 REVOKED = Key.derive(b"a key that was revoked. . . . . .")

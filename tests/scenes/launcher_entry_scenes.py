@@ -1,14 +1,14 @@
-"""Scenes about cache entries that refer to launchers; see scenes.py, whose injected() puts them there."""
+"""Scenes about cache entries that refer to launchers; see model_scenes.py, whose injected() puts them there."""
 
 from __future__ import annotations
 
 import contextlib
 from unittest import mock
 
-import autotuners
-import scenes
 import torch
 from torch._inductor.runtime import triton_heuristics
+
+from scenes import autotuners, model_scenes
 
 SWITCH = {"enable_aot_compile": True} if hasattr(torch._dynamo.config, "enable_aot_compile") else {}
 
@@ -23,7 +23,7 @@ def referring(place, what="launcher"):
                 made = autotuners.compiled()._build_fast_launcher(made)
         elif what == "function":
             made = getattr(made, "func", made)
-        with mock.patch.dict(scenes.UNPICKLABLE, real=lambda: made), scenes.injected("real", place):
+        with mock.patch.dict(model_scenes.UNPICKLABLE, real=lambda: made), model_scenes.injected("real", place):
             yield
 
 
@@ -59,45 +59,45 @@ def _reviver():
 def save_referring(place, what="launcher", **functorch):
     """compile_model, cold, with a launcher in its entries."""
     with referring(place, what):
-        return scenes.compile_model(**functorch)
+        return model_scenes.compile_model(**functorch)
 
 
 def hit_referring(**functorch):
     """compile_model, in a process that finds the entries; the launchers in them are launched."""
     with watched() as told:
-        result = scenes.compile_model(**functorch)
+        result = model_scenes.compile_model(**functorch)
     return {**result, **told}
 
 
 def save_standalone_referring(place, path, what="launcher", functorch=None, **options):
     with referring(place, what):
-        return scenes.standalone(save=path, functorch=functorch, **options)
+        return model_scenes.standalone(save=path, functorch=functorch, **options)
 
 
 def load_standalone_referring(path):
     with watched() as told:
-        scenes.load_standalone(path)
+        model_scenes.load_standalone(path)
     return told
 
 
 def save_mega_cache_referring(place, path, what="launcher"):
     with referring(place, what):
-        return scenes.save_mega_cache(path)
+        return model_scenes.save_mega_cache(path)
 
 
 def load_mega_cache_referring(path):
     with watched() as told:
-        result = scenes.load_mega_cache(path)
+        result = model_scenes.load_mega_cache(path)
     return {**result, **told}
 
 
 def scale(x):
-    return scenes.model(x, x.T)
+    return model_scenes.model(x, x.T)
 
 
 def save_aot_compiled(place, path, what="launcher"):
     """torch.compile(...).aot_compile, saved to a file."""
-    x = scenes.inputs()[0]
+    x = model_scenes.inputs()[0]
     with referring(place, what), torch._dynamo.config.patch(SWITCH):
         compiled = torch.compile(scale, fullgraph=True).aot_compile(((x,), {}))
         compiled.save_compiled_function(path)
@@ -105,7 +105,7 @@ def save_aot_compiled(place, path, what="launcher"):
 
 
 def load_aot_compiled(path):
-    x = scenes.inputs()[0]
+    x = model_scenes.inputs()[0]
     with watched() as told, torch._dynamo.config.patch(SWITCH), open(path, "rb") as file:
         torch.testing.assert_close(torch.compiler.load_compiled_function(file)(x), scale(x))
     return told

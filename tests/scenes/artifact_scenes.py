@@ -14,10 +14,11 @@ import sys
 import tempfile
 from unittest import mock
 
-import scenes
 import torch
 import torch._inductor
 from torch._dynamo.utils import counters
+
+from scenes import model_scenes
 
 
 def function(x):
@@ -87,13 +88,13 @@ def load_model(path):
 
 
 def _standalone(**options):
-    graph, x = scenes._standalone_graph()
+    graph, x = model_scenes._standalone_graph()
     return torch._inductor.standalone_compile(graph, [x], dynamic_shapes="from_example_inputs", **options)
 
 
 def _check_standalone(artifact):
-    _, x = scenes._standalone_graph()
-    torch.testing.assert_close(scenes._first(artifact(x)), scenes.model(x, x.T @ x))
+    _, x = model_scenes._standalone_graph()
+    torch.testing.assert_close(model_scenes._first(artifact(x)), model_scenes.model(x, x.T @ x))
     return True
 
 
@@ -168,14 +169,14 @@ def _job(remote=None):
 
 
 def save_profile(path, remote=None):
-    with _job(scenes.FakeRedis(remote) if remote else None), torch.no_grad():
+    with _job(model_scenes.FakeRedis(remote) if remote else None), torch.no_grad():
         compiled = torch.compile(function)
         for rows in 8, 9:
             compiled(torch.randn(rows, 16))
 
 
 def load_profile(path, remote=None):
-    with _job(scenes.FakeRedis(remote) if remote else None) as pgo:
+    with _job(model_scenes.FakeRedis(remote) if remote else None) as pgo:
         hit = len(pgo.get_code_state()) > 0
         with torch.no_grad():
             check(torch.compile(function))

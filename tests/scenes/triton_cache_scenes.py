@@ -8,14 +8,14 @@ import shutil
 from types import SimpleNamespace
 from unittest import mock
 
-from kernel_scenes import build_module, compile_kernel
 from torch._inductor import config, triton_bundler
 from triton.backends.compiler import GPUTarget
 from triton.compiler import CompiledKernel
 from triton.runtime import autotuner, cache
-from triton_kernels import autotuned_scale
 
 from safecache.testing import failing
+from scenes.kernel_scenes import build_module, compile_kernel
+from scenes.triton_kernels import autotuned_scale
 
 
 def compile_while_failing(call, error, times=None, scene="compile_kernel"):

@@ -98,7 +98,7 @@ def hide(directory, flags=0, keep=()):
     clone_newns, ms_rec_private, ms_rec_bind = 0x20000, 0x44000, 0x5000
     must(libc.unshare(clone_newns))
     must(libc.mount(b"none", b"/", None, ms_rec_private, None))
-    source = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    source = os.path.abspath(os.path.join(os.path.dirname(__file__), "..", ".."))
     preloaded = map(os.path.dirname, os.environ.get("LD_PRELOAD", "").split(":"))
     stays = dict.fromkeys([source, sys.prefix, *sys.path, *preloaded, *keep])
     hidden = [path for path in stays if path.startswith(directory + os.sep) and os.path.isdir(path)]
