@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from scenes import model_scenes
 
 from safecache.testing import isolated as isolated_environment
 
@@ -82,6 +83,11 @@ WARM = (1, 2)  # one AOT hit, and an FX hit for the forward and one for the back
 HOW = {"unprivileged": False, "user": None, "umask": None, "stock": False, "build": {}, "audit": False}
 
 
+def name_of(scene) -> str:
+    """Of a scene, or of one among the arguments of another: what pkgutil.resolve_name finds it by."""
+    return f"{scene.__module__}:{scene.__qualname__}"
+
+
 class Zygote:
     """Starts tests/harness/zygote.py once and has it run scenes, each in a fork.
 
@@ -115,7 +121,7 @@ class Zygote:
         return json.loads(line)
 
     def run(self, scene, environment, **arguments) -> Answer:
-        """Run a scene with ``arguments``, as one of HOW says."""
+        """Run a scene, a function of tests/scenes or of another module, with ``arguments``, as one of HOW says."""
         how = {name: arguments.pop(name, default) for name, default in HOW.items()}
         request = {
             "scene": scene,
@@ -124,7 +130,7 @@ class Zygote:
             "timeout": 120,
             **how,
         }
-        print(json.dumps(request), file=self.process.stdin, flush=True)
+        print(json.dumps(request, default=name_of), file=self.process.stdin, flush=True)
         return Answer(self._reply())
 
     def close(self) -> None:
@@ -163,7 +169,7 @@ class Home:
         self.zygote = zygote
         self.environment = isolated_environment(base)
 
-    def run(self, scene: str = "compile_model", *, strict: bool = False, env=None, **arguments):
+    def run(self, scene=model_scenes.compile_model, *, strict: bool = False, env=None, **arguments):
         environment = self.environment | {"SAFECACHE_STRICT": str(int(strict))} | (env or {})
         return self.zygote.run(scene, environment, **arguments)
 

@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from conftest import SOURCE, WARM
+from scenes import model_scenes
 
 from safecache.history import run_summary
 from safecache.places import layout
@@ -15,15 +16,15 @@ from safecache.reporting.kinds import Kind
 
 
 def test_stock_computes_the_same_keys(home, warm):
-    ours = warm.run("keys_computed")
-    stock = home.run("keys_computed", stock=True)
+    ours = warm.run(model_scenes.keys_computed)
+    stock = home.run(model_scenes.keys_computed, stock=True)
     assert ours.ok and stock.ok
     assert len(stock.result) == 3 and ours.result == stock.result
 
 
 def test_keys_of_torch_and_triton_are_those_of_stock_and_hashed_once(home):
     """Stock reads all of torch's sources and Triton's 500 MB in each process."""
-    answers = [home.run("build_keys", stock=stock) for stock in (True, False, False)]
+    answers = [home.run(model_scenes.build_keys, stock=stock) for stock in (True, False, False)]
     assert all(answer.ok for answer in answers), answers
     (keys, read), *ours = (answer.result for answer in answers)
     assert [found for found, _ in ours] == [keys, keys]
@@ -131,7 +132,8 @@ def test_seal_tells_where_an_entry_came_from(warm, zygote):
 
 def test_write_atomic_does_and_raises_what_that_of_stock_torch_does(home):
     answers = [
-        home.run("write_atomically", directory=str(home.base / who), stock=who == "stock") for who in ("stock", "ours")
+        home.run(model_scenes.write_atomically, directory=str(home.base / who), stock=who == "stock")
+        for who in ("stock", "ours")
     ]
     assert all(answer.ok for answer in answers), answers
     assert answers[0].result == answers[1].result and "IsADirectoryError" in answers[0].result, answers

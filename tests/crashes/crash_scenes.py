@@ -98,7 +98,7 @@ def compile_with_another_ptxas_from_now_on(names):
 
 def compile_with_a_remote_cache(names):
     """And what that holds then."""
-    from scenes.kernel_scenes import RemoteBackend
+    from scenes.triton_managers import RemoteBackend
     from triton.runtime import cache
 
     with triton.knobs.cache.scope():

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from helpers.in_process import isolated, local, run, settings, shared
+from scenes import explain_scenes
 
 from safecache.cli.main import main
 
@@ -49,7 +50,7 @@ def explained(home, capsys, monkeypatch):
 def product_template(new_home):
     """A home with product() in its caches."""
     home = new_home()
-    answer = home.run("compile_product", env=EXPLAIN)
+    answer = home.run(explain_scenes.compile_product, env=EXPLAIN)
     assert answer.ok and answer.result == [0, 0], answer
     return home
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scenes import explain_scenes
 
 CAUSES = [
     pytest.param(
@@ -43,7 +44,7 @@ def matches(said, expected):
 
 @pytest.mark.parametrize(("change", "expected"), CAUSES)
 def test_changed_part_is_named_with_both_values_in_both_caches(product, change, expected):
-    hits, said = product.run("compile_product", **change)
+    hits, said = product.run(explain_scenes.compile_product, **change)
     assert hits == [0, 0]
     rows = product.rows()
     for layer in ("aot", "fx"):
@@ -53,7 +54,7 @@ def test_changed_part_is_named_with_both_values_in_both_caches(product, change, 
 
 
 def test_edited_function_is_told_by_the_lines_of_its_graph(product):
-    hits, _ = product.run("compile_product", function="edited")
+    hits, _ = product.run(explain_scenes.compile_product, function="edited")
     assert hits == [0, 0]
     for layer, after in ("aot", "matmul_1 = matmul @ p_0"), ("fx", "torch.ops.aten.mm.default(mm, arg"):
         said = said_of(product.rows(), layer)
@@ -62,14 +63,14 @@ def test_edited_function_is_told_by_the_lines_of_its_graph(product):
 
 
 def test_another_build_of_torch_is_named_and_not_what_follows_from_it(product):
-    hits, _ = product.run("compile_product", torch_key="another", inductor={"max_autotune": True})
+    hits, _ = product.run(explain_scenes.compile_product, torch_key="another", inductor={"max_autotune": True})
     assert hits == [0, 0]
     assert product.causes("aot") == product.causes("fx") == ["torch"]
 
 
 def test_edited_custom_pass_is_told_from_a_new_one(product):
-    product.run("compile_product", custom_pass=1)
-    hits, _ = product.run("compile_product", custom_pass=2)
+    product.run(explain_scenes.compile_product, custom_pass=1)
+    hits, _ = product.run(explain_scenes.compile_product, custom_pass=2)
     assert hits == [0, 0]
     said = said_of(product.rows(), "aot")
     assert list(said) == ["source of custom pass post_grad_custom_pre_pass"]
@@ -77,13 +78,13 @@ def test_edited_custom_pass_is_told_from_a_new_one(product):
 
 
 def test_setting_of_functorch_is_named_and_costs_the_entry_of_aotautograd_alone(product):
-    hits, said = product.run("compile_product", functorch={"treat_parameters_as_free_to_save": False})
+    hits, said = product.run(explain_scenes.compile_product, functorch={"treat_parameters_as_free_to_save": False})
     assert hits == [0, 1] and len(said) == 1
     assert product.causes("aot") == ["functorch config treat_parameters_as_free_to_save"]
 
 
 def test_backward_graph_has_the_name_of_its_function_and_its_half(product):
-    hits, said = product.run("compile_product", given={"grad": True})
+    hits, said = product.run(explain_scenes.compile_product, given={"grad": True})
     assert hits == [0, 0] and len(said) == 3
     names = {row["name"] for row in product.rows()}
     assert {"program.product", "program.product forward", "program.product backward"} <= names
@@ -92,7 +93,7 @@ def test_backward_graph_has_the_name_of_its_function_and_its_half(product):
 
 def test_hit_says_and_writes_nothing(product):
     before = product.rows()
-    hits, said = product.run("compile_product")
+    hits, said = product.run(explain_scenes.compile_product)
     assert hits == [1, 1] and said == []
     assert product.rows() == before
 
@@ -104,6 +105,6 @@ def test_first_compile_is_one_of_what_was_never_seen(product_template, product):
 
 
 def test_graphs_that_are_compiled_apart_within_a_function_have_names_of_their_own(explained):
-    _, said = explained.run("compile_in_parts")
+    _, said = explained.run(explain_scenes.compile_in_parts)
     names = [line.partition(" entry of ")[2].partition(":")[0] for line in said if "AOTAutograd" in line]
     assert names == ["program.product", "program.product graph 1"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from scenes import explain_kernel_scenes
 
 pytest.importorskip("triton", reason="needs Triton", exc_type=ImportError)
 
@@ -32,7 +33,7 @@ def kernel_template(new_home):
     home = new_home()
     path = home.base / "kernels.py"
     path.write_text(KERNEL)
-    answer = home.run("compile_scale", env={"SAFECACHE_EXPLAIN": "1"}, path=str(path))
+    answer = home.run(explain_kernel_scenes.compile_scale, env={"SAFECACHE_EXPLAIN": "1"}, path=str(path))
     assert answer.ok and answer.result is True, answer
     return home
 
@@ -48,7 +49,7 @@ def kernel(explained, kernel_template):
 def differences(kernel, text=KERNEL, **changes):
     """What the process said that had to compile it, and what is said of it then."""
     kernel.path.write_text(text)
-    compiled, said = kernel.run("compile_scale", path=str(kernel.path), **changes)
+    compiled, said = kernel.run(explain_kernel_scenes.compile_scale, path=str(kernel.path), **changes)
     assert compiled is True
     row = kernel.rows(directory=kernel.home.base / "triton")[0]
     assert row["layer"] == "triton" and row["name"] == "kernels.scale"
@@ -96,7 +97,7 @@ def test_another_build_of_triton_is_named_and_not_what_follows_from_it(kernel):
 
 
 def test_kernel_in_the_cache_is_not_explained(kernel):
-    compiled, said = kernel.run("compile_scale", path=str(kernel.path))
+    compiled, said = kernel.run(explain_kernel_scenes.compile_scale, path=str(kernel.path))
     assert compiled is False and said == []
     assert len(kernel.rows(directory=kernel.home.base / "triton")) == 1
 
@@ -104,5 +105,5 @@ def test_kernel_in_the_cache_is_not_explained(kernel):
 def test_deleted_kernel_is_told_from_another_key(kernel):
     for folder in (kernel.home.base / "triton").glob("[A-Z2-7]*"):
         shutil.rmtree(folder)
-    compiled, [line] = kernel.run("compile_scale", path=str(kernel.path))
+    compiled, [line] = kernel.run(explain_kernel_scenes.compile_scale, path=str(kernel.path))
     assert compiled is True and "the same key was saved on" in line

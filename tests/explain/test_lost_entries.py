@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 
+from scenes import explain_scenes
+
 
 def test_deleted_entry_is_told_from_another_key(product):
     shutil.rmtree(product.home.cache / "aotautograd")
-    hits, said = product.run("compile_product")
+    hits, said = product.run(explain_scenes.compile_product)
     assert hits == [0, 1]
     [line] = said
     assert "the same key was saved on" in line and "its entry is gone" in line
@@ -19,7 +21,7 @@ def test_damaged_entry_is_told_with_the_reason_of_its_refusal(product):
     content = bytearray(entry.read_bytes())
     content[len(content) // 2] ^= 1
     entry.write_bytes(content)
-    hits, said = product.run("compile_product")
+    hits, said = product.run(explain_scenes.compile_product)
     assert hits == [0, 1]
     assert any("its entry was refused: bad seal" in line or "its entry was refused: damaged" in line for line in said)
     row = next(row for row in product.rows() if row["layer"] == "aot")
@@ -28,6 +30,6 @@ def test_damaged_entry_is_told_with_the_reason_of_its_refusal(product):
 
 def test_deleted_graph_of_inductors_is_told_too(product):
     shutil.rmtree(product.home.cache / "fxgraph")
-    hits, said = product.run("compile_product")
+    hits, said = product.run(explain_scenes.compile_product)
     assert hits[1] == 0
     assert any("FX graph entry of program.product forward: the same key was saved on" in line for line in said), said

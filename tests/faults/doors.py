@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from scenes import artifact_scenes
 
 # Torch 2.15 writes this, and a byte for the version, before the pickle of a function.
 MAGIC = b"PT2AOT"
@@ -19,6 +20,9 @@ class Door(NamedTuple):
     misses: bool
     noun: str
 
+    def scene(self, verb: str):
+        return getattr(artifact_scenes, f"{verb}_{self.name}")
+
     def path(self, home) -> str:
         path = home.base / "artifact"
         if self.name == "memo":
@@ -30,12 +34,12 @@ class Door(NamedTuple):
         return found
 
     def save(self, home, **how):
-        answer = home.run(f"save_{self.name}", path=self.path(home), **how)
+        answer = home.run(self.scene("save"), path=self.path(home), **how)
         assert answer.ok and answer.warnings == [], answer
         return self.find(home)
 
     def load(self, home, **how):
-        return home.run(f"load_{self.name}", path=self.path(home), **how)
+        return home.run(self.scene("load"), path=self.path(home), **how)
 
     def plant(self, home, hostile: bytes) -> None:
         """Put ``hostile`` where the artifact was, as somebody would who knows its format."""

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from conftest import Home
 from harness.planted import MARKER
+from scenes import artifact_scenes, kernel_scenes, load_scenes, model_scenes
 
 from faults import damage
 from faults.doors import DOORS, PRECOMPILE, PROFILE, Door
@@ -61,7 +62,7 @@ def _entries(kind: str, as_torch_would: bool) -> Callable[[Home, Path], Scene]:
     def plant(home, trojan):
         for path in home.entries(kind):
             damage.plant(path, marker(home), as_torch_would=as_torch_would)
-        return {"scene": "compile_model"}
+        return {"scene": model_scenes.compile_model}
 
     return plant
 
@@ -70,18 +71,18 @@ def remote_entries(home, trojan):
     remote = home.base / "remote"
     remote.mkdir()
     shutil.rmtree(home.cache)
-    _must(home.run("compile_with_remote", directory=str(remote)))
+    _must(home.run(model_scenes.compile_with_remote, directory=str(remote)))
     _plant_values(home, remote)
     shutil.rmtree(home.cache)
-    return {"scene": "compile_with_remote", "directory": str(remote)}
+    return {"scene": model_scenes.compile_with_remote, "directory": str(remote)}
 
 
 def remote_profile(home, trojan):
     remote = home.base / "remote"
     remote.mkdir()
-    _must(home.run("save_profile", path="", remote=str(remote)))
+    _must(home.run(artifact_scenes.save_profile, path="", remote=str(remote)))
     _plant_values(home, remote)
-    return {"scene": "load_profile", "path": "", "remote": str(remote)}
+    return {"scene": artifact_scenes.load_profile, "path": "", "remote": str(remote)}
 
 
 def _plant_values(home, remote):
@@ -96,9 +97,9 @@ def _plant_values(home, remote):
 
 def mega_cache(home, trojan):
     path = home.base / "mega"
-    _must(home.run("save_mega_cache", path=str(path)))
+    _must(home.run(model_scenes.save_mega_cache, path=str(path)))
     shutil.rmtree(home.cache)
-    return {"scene": "load_planted_mega_cache", "path": str(path), "marker": str(marker(home)), "key": None}
+    return {"scene": model_scenes.load_planted_mega_cache, "path": str(path), "marker": str(marker(home)), "key": None}
 
 
 def _in_mega_cache(door: Door, name: str) -> Callable[[Home, Path], Scene]:
@@ -107,7 +108,12 @@ def _in_mega_cache(door: Door, name: str) -> Callable[[Home, Path], Scene]:
         key = path.parent.name if door is PRECOMPILE else path.name[len("code_state_") : -len(".pkl")]
         path.unlink()
         arrived = [damage.artifact(name, key, hostile(home))]
-        return {"scene": "populate_and_load", "artifacts": arrived, "door": door.name, "path": door.path(home)}
+        return {
+            "scene": artifact_scenes.populate_and_load,
+            "artifacts": arrived,
+            "load": door.scene("load"),
+            "path": door.path(home),
+        }
 
     return plant
 
@@ -115,25 +121,25 @@ def _in_mega_cache(door: Door, name: str) -> Callable[[Home, Path], Scene]:
 def _standalone(fmt: str) -> Callable[[Home, Path], Scene]:
     def plant(home, trojan):
         path = home.base / "artifact"
-        _must(home.run("standalone", save=str(path), fmt=fmt))
+        _must(home.run(model_scenes.standalone, save=str(path), fmt=fmt))
         if fmt == "unpacked":
             for entry in [*path.glob("aotautograd/*/*"), *path.glob("fxgraph/*/*/*")]:
                 # Not beside it, or there would be another that is good.
                 entry.write_bytes(hostile(home))
         else:
-            _must(home.run("plant_in_standalone", path=str(path), marker=str(marker(home))))
+            _must(home.run(artifact_scenes.plant_in_standalone, path=str(path), marker=str(marker(home))))
         shutil.rmtree(home.cache)
-        return {"scene": "load_standalone", "path": str(path), "fmt": fmt}
+        return {"scene": model_scenes.load_standalone, "path": str(path), "fmt": fmt}
 
     return plant
 
 
 def unpacked_over(home, trojan):
     path = home.base / "artifact"
-    _must(home.run("standalone", save=str(path), fmt="unpacked"))
+    _must(home.run(model_scenes.standalone, save=str(path), fmt="unpacked"))
     for entry in path.glob("fxgraph/*/*/*"):
         damage.plant(entry, marker(home))
-    return {"scene": "save_unpacked_over", "path": str(path)}
+    return {"scene": artifact_scenes.save_unpacked_over, "path": str(path)}
 
 
 # --- names that would leave their place
@@ -141,14 +147,17 @@ def unpacked_over(home, trojan):
 
 def _mega_cache_name(name: str, key: str) -> Callable[[Home, Path], Scene]:
     def plant(home, trojan):
-        return {"scene": "populate", "artifacts": [damage.artifact(name, key.format(base=home.base), b"{}")]}
+        return {
+            "scene": artifact_scenes.populate,
+            "artifacts": [damage.artifact(name, key.format(base=home.base), b"{}")],
+        }
 
     return plant
 
 
 def _bundle_name(name: str) -> Callable[[Home, Path], Scene]:
     def plant(home, trojan):
-        return {"scene": "load_bundle", "names": [name.format(base=home.base), "cgood.best_config"]}
+        return {"scene": artifact_scenes.load_bundle, "names": [name.format(base=home.base), "cgood.best_config"]}
 
     return plant
 
@@ -160,7 +169,7 @@ def _door(door: Door) -> Callable[[Home, Path], Scene]:
     def plant(home, trojan):
         door.save(home)
         door.plant(home, hostile(home))
-        return {"scene": f"load_{door.name}", "path": door.path(home)}
+        return {"scene": door.scene("load"), "path": door.path(home)}
 
     return plant
 
@@ -177,7 +186,7 @@ def forget_entries(home: Home) -> None:
 def source_in_a_warm_cache(home, trojan):
     for path in files(home, "*.py"):
         path.write_text(PYTHON + path.read_text())
-    return {"scene": "compile_model"}
+    return {"scene": model_scenes.compile_model}
 
 
 def source_in_a_cold_cache(home, trojan):
@@ -189,7 +198,7 @@ def source_in_a_cold_cache(home, trojan):
 def library_in_a_warm_cache(home, trojan):
     for path in files(home, "*.so"):
         shutil.copy(trojan, path)
-    return {"scene": "compile_model"}
+    return {"scene": model_scenes.compile_model}
 
 
 def library_in_a_cold_cache(home, trojan):
@@ -204,7 +213,7 @@ def source_of_a_library(home, trojan):
         path.write_text(f"{INCLUDES}{CONSTRUCTOR}{path.read_text()}")
     for path in files(home, "*.so"):
         path.unlink()
-    return {"scene": "compile_model"}
+    return {"scene": model_scenes.compile_model}
 
 
 CODE = [
@@ -224,7 +233,7 @@ def headers(home: Home) -> list[Path]:
 
 
 def header(home, trojan):
-    scene = {"scene": "build_with_header", "directory": str(home.base / "headers")}
+    scene = {"scene": load_scenes.build_with_header, "directory": str(home.base / "headers")}
     built = _must(home.run(**scene))
     assert [name[-2:] for name in built.result] == [".h", "ch"], built
     _must(home.run(**scene, stock=True))
@@ -239,8 +248,8 @@ def header(home, trojan):
 def precompiled_header(home, trojan):
     """Precompiled with the flags of the kernels, or the compiler would not take it."""
     directory = str(home.base / "headers")
-    command = _must(home.run("header_command", directory=directory)).result
-    _must(home.run("build_with_header", directory=directory))
+    command = _must(home.run(load_scenes.header_command, directory=directory)).result
+    _must(home.run(load_scenes.build_with_header, directory=directory))
     genuine = headers(home)[0].read_text()
     scene = header(home, trojan)
     for path in headers(home):
@@ -250,7 +259,7 @@ def precompiled_header(home, trojan):
 
 
 def probe_of_vector_instructions(home, trojan):
-    scene = {"scene": "find_vector_instructions"}
+    scene = {"scene": load_scenes.find_vector_instructions}
     assert _must(home.run(**scene)).result is True
     for path in files(home, "*.so"):
         if ".main." not in path.name:
@@ -271,7 +280,7 @@ def triton_files(home: Home, pattern: str) -> list[Path]:
 
 def kernel(home, trojan):
     """One with its own list of files and a cubin of its own, which is recognised where it is handed out."""
-    _must(home.run("compile_kernel"))
+    _must(home.run(kernel_scenes.compile_kernel))
     (group,) = triton_files(home, "__grp__*")
     evil = home.base / "evil.cubin"
     evil.write_bytes(MARKER.encode())
@@ -279,14 +288,14 @@ def kernel(home, trojan):
     name = next(name for name in listed["child_paths"] if name.endswith(".cubin"))
     listed["child_paths"][name] = str(evil)
     group.write_text(json.dumps(listed))
-    return {"scene": "compile_kernel"}
+    return {"scene": kernel_scenes.compile_kernel}
 
 
 def module_of_triton(home, trojan):
-    _must(home.run("build_module"))
+    _must(home.run(kernel_scenes.build_module))
     (module,) = triton_files(home, "probe*.so")
     shutil.copy(trojan, module)
-    return {"scene": "build_module"}
+    return {"scene": kernel_scenes.build_module}
 
 
 # Done by another process: the compiler that reads a header is not Python, and the probe runs in one of its own.

@@ -9,6 +9,7 @@ import shutil
 import zipfile
 
 import pytest
+from scenes import sink_scenes
 
 MODES = pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 
@@ -31,7 +32,7 @@ def with_library(package, library, target):
 def sealed(new_home, tmp_path_factory):
     """A package that was made while safecache was active, and the home that it was made in."""
     home, path = new_home(), tmp_path_factory.mktemp("package") / "model.pt2"
-    answer = home.run("package_model", path=str(path))
+    answer = home.run(sink_scenes.package_model, path=str(path))
     assert answer.ok and answer.warnings == [], answer
     return home, path
 
@@ -56,7 +57,7 @@ def test_package_is_loaded_in_another_process_if_its_seal_holds(sealed, tmp_path
 
     paths = {name: str(tmp_path / f"{name}.pt2") for name in [*cases, "renamed"]}
     environment = {"TROJAN_MARKER": str(marker)}
-    answer = home.run("load_models", paths=list(paths.values()), strict=strict, env=environment)
+    answer = home.run(sink_scenes.load_models, paths=list(paths.values()), strict=strict, env=environment)
     said = {name: answer.result[path] for name, path in paths.items()}
     assert not marker.exists() and answer.warnings == [], answer
     assert said.pop("renamed") == "" and said.keys() == cases.keys()
@@ -64,37 +65,37 @@ def test_package_is_loaded_in_another_process_if_its_seal_holds(sealed, tmp_path
     assert all(f"safecache adopt {paths[name]}" in said[name] for name in ("unsealed", "planted")), said
 
     if not strict:
-        home.run("load_models", paths=[paths["planted"]], stock=True, env=environment)
+        home.run(sink_scenes.load_models, paths=[paths["planted"]], stock=True, env=environment)
         assert marker.exists()
-    assert home.run("load_models", paths=[paths["renamed"]], stock=True).result == {paths["renamed"]: ""}
+    assert home.run(sink_scenes.load_models, paths=[paths["renamed"]], stock=True).result == {paths["renamed"]: ""}
 
 
 def test_package_is_verified_whichever_way_it_is_loaded(sealed, tmp_path, trojan, marker):
     home, path = sealed
     good = shutil.copy(path, tmp_path / "good.pt2")
-    as_object, by_export, unpacked = home.run("load_package_elsewhere", path=str(good)).result
+    as_object, by_export, unpacked = home.run(sink_scenes.load_package_elsewhere, path=str(good)).result
     assert (as_object, by_export) == ("", "") and "a directory has no seal" in unpacked
     planted = with_library(path, trojan, tmp_path / "planted.pt2")
-    said = home.run("load_package_elsewhere", path=str(planted), env={"TROJAN_MARKER": str(marker)}).result
+    said = home.run(sink_scenes.load_package_elsewhere, path=str(planted), env={"TROJAN_MARKER": str(marker)}).result
     assert all(text.startswith("EntryRefusedError") for text in said) and not marker.exists(), said
 
 
 def test_library_that_was_exchanged_before_it_was_packaged_is_not_sealed(home, tmp_path, trojan, marker):
     path, environment = str(tmp_path / "model.pt2"), {"TROJAN_MARKER": str(marker)}
-    answer = home.run("package_model", path=path, trojan=str(trojan), env=environment)
+    answer = home.run(sink_scenes.package_model, path=path, trojan=str(trojan), env=environment)
     assert answer.ok and [w for w in answer.warnings if "was not sealed: nothing attests" in w], answer
-    (said,) = home.run("load_models", paths=[path], env=environment).result.values()
+    (said,) = home.run(sink_scenes.load_models, paths=[path], env=environment).result.values()
     assert said.startswith("EntryRefusedError") and not marker.exists()
 
 
 @MODES
 def test_library_is_loaded_by_its_record(home, trojan, marker, strict):
-    path = home.run("build_library", strict=strict).result
-    assert home.run("load_library", path=path, strict=strict).result == ""
-    assert home.run("load_library", path=path, stock=True).result == ""
+    path = home.run(sink_scenes.build_library, strict=strict).result
+    assert home.run(sink_scenes.load_library, path=path, strict=strict).result == ""
+    assert home.run(sink_scenes.load_library, path=path, stock=True).result == ""
     shutil.copy(trojan, path)
     environment = {"TROJAN_MARKER": str(marker)}
-    said = home.run("load_library", path=path, strict=strict, env=environment).result
+    said = home.run(sink_scenes.load_library, path=path, strict=strict, env=environment).result
     assert said.startswith("EntryRefusedError: safecache: compiled code") and not marker.exists()
-    home.run("load_library", path=path, stock=True, env=environment)
+    home.run(sink_scenes.load_library, path=path, stock=True, env=environment)
     assert marker.exists()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from scenes import artifact_scenes
 
 from faults import damage
 from faults.doors import PRECOMPILE, PROFILE, STRICTNESS, assert_refused
@@ -56,7 +57,7 @@ def test_damaged_artifact_of_an_image_is_a_miss_that_heals_above_it(layered, doo
     answer = door.load(layered)
     assert_refused(door, answer, strict=False, where=str(layered.path))
     assert state(layered.image) == before and not layered.quarantined
-    saved = layered.run(f"save_{door.name}", path=door.path(layered))
+    saved = layered.run(door.scene("save"), path=door.path(layered))
     assert saved.ok and door.find(layered).is_relative_to(layered.cache), saved
     again = door.load(layered, strict=True)
     assert again.ok and again.result is True, again
@@ -92,11 +93,11 @@ class Tuning:
         (self.path,) = (home.image / "ab").glob("*.best_config")
 
     def save(self, size):
-        answer = self.home.run("save_tuning", size=size, coordesc=True, **self.kernel)
+        answer = self.home.run(artifact_scenes.save_tuning, size=size, coordesc=True, **self.kernel)
         assert answer.ok and not answer.warnings, answer
 
     def read(self, **how):
-        return self.home.run("read_tuning", **self.kernel, **how)
+        return self.home.run(artifact_scenes.read_tuning, **self.kernel, **how)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scenes import load_scenes
 
 from faults.trojan import CONSTRUCTOR, Attack
 
@@ -42,7 +43,9 @@ class BuildAttack(Attack):
             place.chmod(0o777)
 
     def build(self, **how):
-        return self.run(scene="build_under_attack", directory=str(self.headers), compiler=str(self.compiler), **how)
+        return self.run(
+            scene=load_scenes.build_under_attack, directory=str(self.headers), compiler=str(self.compiler), **how
+        )
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import WARM
+from scenes import authenticity_scenes
 
 from faults.authenticity import AHEAD_OF_TIME, ENTRIES, MATRIX, SAME_BYTES, SINKS
 from safecache.reporting.kinds import Reason
@@ -32,7 +33,7 @@ def face(new_home, trojan):
             for attacks in ([CONTROL], list(MATRIX)):
                 home = new_home()
                 arguments = {"sink": sink, "attacks": attacks, "directory": str(home.base), "trojan": str(trojan)}
-                answer = home.run("face", build=HERE, **arguments)
+                answer = home.run(authenticity_scenes.face, build=HERE, **arguments)
                 assert answer.ok, answer
                 columns[sink] |= answer.result
         return columns[sink]
@@ -78,7 +79,7 @@ def test_attack_is_refused_for_its_reason(face, attack, sink, strict):
 @pytest.mark.parametrize("attack", [attack for attack in MATRIX if attack != "swap"])
 def test_attack_on_entries_that_another_process_compiles_with(warm, attack, kind):
     """All the way: the compile goes on, and is right."""
-    planted = warm.run("plant_in_entries", attack=attack, kind=kind, directory=str(warm.base))
+    planted = warm.run(authenticity_scenes.plant_in_entries, attack=attack, kind=kind, directory=str(warm.base))
     assert planted.ok and planted.result == (1 if kind == "aot" else 2), planted
     trust = {"SAFECACHE_TRUST": "private" if attack == "open ancestor" else "signed"}
     answer = warm.run(env=trust, build=HERE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scenes import authenticity_scenes
 
 from faults.authenticity import AHEAD_OF_TIME, MATRIX, NO_SEAL, SAME_BYTES, SINKS
 from safecache.reporting.kinds import Reason
@@ -59,7 +60,7 @@ def may_run(attack, sink, state, trust):
 def test_whatever_is_held_of_keys(faced, sink):
     """Nothing runs that may not, what may does, nothing is sealed that was not, and no compile fails in default mode."""
     wrong = []
-    for where, attacks in faced("face_in_states", sink, attacks=[CONTROL, *ATTACKS]).items():
+    for where, attacks in faced(authenticity_scenes.face_in_states, sink, attacks=[CONTROL, *ATTACKS]).items():
         state, trust = where.split(", ")
         for attack, cells in attacks.items():
             for strict, cell in enumerate(cells):
@@ -80,7 +81,9 @@ def test_whatever_was_done_by_hand(faced, sink):
         flows.remove("lower")  # taken from a layer where it would be built, which this sink does not do
     attacks = [attack for attack in ATTACKS if attack != "open ancestor"]
     wrong = []
-    for flow, outcomes in faced("face_in_flows", sink, flows=flows, attacks=[CONTROL, *attacks]).items():
+    for flow, outcomes in faced(
+        authenticity_scenes.face_in_flows, sink, flows=flows, attacks=[CONTROL, *attacks]
+    ).items():
         for attack, cells in outcomes.items():
             adopted = flow == "adopt" and attack in ("no tag", "unknown key")
             expected = is_good(attack, sink) or adopted

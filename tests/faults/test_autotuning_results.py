@@ -6,6 +6,7 @@ import json
 import os
 
 import pytest
+from scenes import artifact_scenes
 
 from faults import damage
 
@@ -24,11 +25,11 @@ class Kernel:
         self.filename = str(home.cache / "ab" / "cab.py")
 
     def save(self, size, **how):
-        answer = self.home.run("save_tuning", filename=self.filename, size=size, **how)
+        answer = self.home.run(artifact_scenes.save_tuning, filename=self.filename, size=size, **how)
         assert answer.ok and not answer.warnings, answer
 
     def read(self, **how):
-        return self.home.run("read_tuning", filename=self.filename, **how)
+        return self.home.run(artifact_scenes.read_tuning, filename=self.filename, **how)
 
     @property
     def result(self):
@@ -130,5 +131,5 @@ def test_result_that_cannot_be_saved_is_a_warning(kernel):
     path = kernel.result
     damage.directory(path)
     (path / "full").touch()
-    answer = kernel.home.run("save_tuning", filename=kernel.filename, size=CANDIDATES[0])
+    answer = kernel.home.run(artifact_scenes.save_tuning, filename=kernel.filename, size=CANDIDATES[0])
     assert answer.ok and len(answer.warnings) == 1 and os.path.basename(path) in answer.warnings[0], answer

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import WARM, needs_root
+from scenes import model_scenes
 
 from faults import damage
 
@@ -136,12 +137,12 @@ def test_entry_that_verifies_but_is_no_entry_is_refused(warm):
 
 
 def test_entry_of_a_hit_whose_graph_is_gone_recompiles_where_torch_is_strict(warm):
-    warm.run("compile_model", strict_autograd_cache=True)
+    warm.run(model_scenes.compile_model, strict_autograd_cache=True)
     for path in warm.entries("fx"):
         path.unlink()
-    first = warm.run("compile_model", strict_autograd_cache=True)
-    second = warm.run("compile_model", strict_autograd_cache=True)
+    first = warm.run(model_scenes.compile_model, strict_autograd_cache=True)
+    second = warm.run(model_scenes.compile_model, strict_autograd_cache=True)
     assert first.ok and (first.result["aot"]["hit"], first.result["aot"]["saved"]) == (0, 1), first
     assert first.result["aot"]["bypass"] == 0 and first.stats["entry missing"] == 1, first
     assert second.ok and second.hits == WARM, second
-    assert warm.run("compile_model", stock=True, strict_autograd_cache=True).ok, "stock hits what was healed"
+    assert warm.run(model_scenes.compile_model, stock=True, strict_autograd_cache=True).ok, "stock hits what was healed"

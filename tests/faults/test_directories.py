@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import WARM, needs_root
+from scenes import model_scenes
 
 from faults.directory_cases import CASES, COLD_ONLY
 
@@ -46,7 +47,7 @@ def left_behind(home):
 def test_result_comes_back_with_one_warning_and_the_next_process_recovers(place, name, is_warm):
     case = CASES[name]
     with case.broken(place):
-        answer = place.run("compile_and_end", **case.how)
+        answer = place.run(model_scenes.compile_and_end, **case.how)
         assert answer.ok, answer
         assert len(answer.warnings) <= case.warnings, answer
         assert left_behind(place) == [], answer
@@ -89,6 +90,6 @@ FULL_HITS = ("read-only", "read-only file system", "noexec")
 def test_warm_cache_that_cannot_be_written_is_a_full_hit(place, name, is_warm):
     case = CASES[name]
     with case.broken(place):
-        answer = place.run("compile_and_count_builds", **case.how)
+        answer = place.run(model_scenes.compile_and_count_builds, **case.how)
     assert answer.ok and answer.hits == WARM and answer.result["builds"] == 0, answer
     assert len(answer.warnings) == 1, answer

@@ -8,6 +8,7 @@ import os
 
 import pytest
 from conftest import SOURCE, WARM, needs_root, python
+from scenes import model_scenes
 
 pytestmark = pytest.mark.default_release
 
@@ -16,23 +17,25 @@ ERRNOS = [errno.EIO, errno.EDQUOT, errno.ENOSPC, errno.EROFS, errno.EACCES, errn
 
 @pytest.mark.parametrize("error", ERRNOS, ids=errno.errorcode.get)
 def test_write_that_fails_is_made_elsewhere(home, error):
-    answer = home.run("compile_where_writes_fail", error=error)
+    answer = home.run(model_scenes.compile_where_writes_fail, error=error)
     assert answer.ok and answer.result["refused"], answer
     assert len(answer.warnings) == 1 and os.strerror(error) in answer.warnings[0], answer
-    strict = home.run("compile_where_writes_fail", error=error, strict=True)
+    strict = home.run(model_scenes.compile_where_writes_fail, error=error, strict=True)
     assert "CacheWriteError" in strict.errors, strict
     assert home.run().ok and home.run().hits == WARM
 
 
 def test_cache_that_is_removed_again_and_again_while_it_is_filled(home):
     # Past caching_compiler.py, which is faster than the removals are to be.
-    answer = home.run("compile_while_cache_vanishes", env={"PATH": os.environ["PATH"].partition(os.pathsep)[2]})
+    answer = home.run(
+        model_scenes.compile_while_cache_vanishes, env={"PATH": os.environ["PATH"].partition(os.pathsep)[2]}
+    )
     assert answer.ok and len(answer.warnings) <= 2, answer
     assert home.run().ok and home.run().hits == WARM
 
 
 def test_directory_is_used_again_once_it_can_be(home):
-    answer = home.run("compile_until_mended", cache=str(home.cache))
+    answer = home.run(model_scenes.compile_until_mended, cache=str(home.cache))
     assert answer.ok and len(answer.warnings) == 1, answer
     first, soon, later = answer.result["kept"]
     assert first == soon != str(home.cache) and later == str(home.cache), answer
@@ -41,7 +44,7 @@ def test_directory_is_used_again_once_it_can_be(home):
 
 def test_deactivating_undoes_it(home):
     home.cache.write_text("in the way")
-    during, after, marked = home.run("deactivate_in_the_middle").result
+    during, after, marked = home.run(model_scenes.deactivate_in_the_middle).result
     assert during != after == str(home.cache) and not marked
 
 

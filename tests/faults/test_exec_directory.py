@@ -8,6 +8,7 @@ import subprocess
 
 import pytest
 from conftest import needs_root
+from scenes import load_scenes
 
 pytestmark = pytest.mark.default_release
 
@@ -27,7 +28,7 @@ def copies(approved):
 
 def load(home, path, approved, site="inductor", **kwargs):
     return home.run(
-        "load_shared_object", site=site, path=str(path), env={"SAFECACHE_EXEC_DIR": str(approved)}, **kwargs
+        load_scenes.load_shared_object, site=site, path=str(path), env={"SAFECACHE_EXEC_DIR": str(approved)}, **kwargs
     )
 
 
@@ -117,7 +118,7 @@ def test_object_that_others_could_have_written_is_not_copied(home, refused, appr
 
 def test_object_that_is_missing_fails_as_in_stock(home, approved):
     gone = home.base / "gone.so"
-    stock = home.run("load_shared_object", site="inductor", path=str(gone), stock=True)
+    stock = home.run(load_scenes.load_shared_object, site="inductor", path=str(gone), stock=True)
     answer = load(home, gone, approved)
     assert stock.error == answer.error == "OSError" and answer.messages == stock.messages, answer
 
@@ -129,7 +130,7 @@ def test_probe_of_vector_instructions_runs_from_there(home, approved, zygote):
     home.cache.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "noexec,mode=755", "none", str(home.cache)], check=True)
     try:
-        found = home.run("find_vector_instructions", env={"SAFECACHE_EXEC_DIR": str(approved)})
+        found = home.run(load_scenes.find_vector_instructions, env={"SAFECACHE_EXEC_DIR": str(approved)})
     finally:
         subprocess.run(["umount", str(home.cache)], check=True)
     assert found.result is True and not found.warnings, found

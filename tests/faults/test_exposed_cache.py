@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from conftest import WARM, needs_root
+from scenes import load_scenes, model_scenes
 
 from faults.trojan import Attack
 
@@ -95,7 +96,7 @@ def test_temporary_directory_that_others_can_write_to(home):
     volume.chmod(0o777)
     own = {"TMPDIR": str(volume), "TORCHINDUCTOR_CACHE_DIR": str(volume / "torchinductor")}
     for hits in ((0, 0), WARM):
-        answer = home.run("compile_model_and_say_where", env=own)
+        answer = home.run(model_scenes.compile_model_and_say_where, env=own)
         assert answer.ok and answer.hits == hits and len(answer.warnings) == 1, answer
         assert not any(path.startswith(str(volume)) for path in answer.result["files"]), answer
     assert not list(volume.glob("safecache-*"))
@@ -105,10 +106,10 @@ def test_compile_worker_leaves_the_warning_to_its_parent(home):
     """Of which there are as many as cores."""
     home.cache.mkdir()
     home.cache.chmod(0o777)
-    assert home.run("check_exposure", directory=str(home.cache)).result == {"exposed directory": 1}
-    worker = home.run("check_exposure_in_worker", directory=str(home.cache))
+    assert home.run(load_scenes.check_exposure, directory=str(home.cache)).result == {"exposed directory": 1}
+    worker = home.run(load_scenes.check_exposure_in_worker, directory=str(home.cache))
     assert worker.ok and worker.result == {}, worker
-    strict = home.run("check_exposure_in_worker", directory=str(home.cache), strict=True)
+    strict = home.run(load_scenes.check_exposure_in_worker, directory=str(home.cache), strict=True)
     assert any("EntryRefusedError" in text for text in strict.messages), strict
 
 
@@ -120,6 +121,6 @@ def test_probe_of_vector_instructions_is_loaded_from_a_copy(home, zygote):
         home.cache.chmod(mode)
         for marker in home.cache.glob("??/*.load_ok"):
             marker.unlink()
-        answer = home.run("probed_libraries")
+        answer = home.run(load_scenes.probed_libraries)
         (library,) = answer.result
         assert library.startswith(str(home.cache)) is (mode == 0o755), answer

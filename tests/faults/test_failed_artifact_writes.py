@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from conftest import needs_root
+from scenes import artifact_scenes
 
 pytestmark = pytest.mark.default_release
 
 
 @needs_root
-@pytest.mark.parametrize("scene", ["save_precompile", "save_profile"])
+@pytest.mark.parametrize("scene", [artifact_scenes.save_precompile, artifact_scenes.save_profile])
 def test_without_a_key_what_no_process_would_take_is_not_written(home, scene):
     home.base.joinpath("config").write_text("no directory")
     answer = home.run(scene, path="")
@@ -18,21 +19,27 @@ def test_without_a_key_what_no_process_would_take_is_not_written(home, scene):
 
 
 @needs_root
-@pytest.mark.parametrize("scene", ["save_function", "save_bundled"])
-def test_without_a_key_bytes_are_handed_out_unsealed_for_stock_torch(home, scene):
+@pytest.mark.parametrize(
+    ("save", "load"),
+    [
+        (artifact_scenes.save_function, artifact_scenes.load_function),
+        (artifact_scenes.save_bundled, artifact_scenes.load_bundled),
+    ],
+    ids=["save_function", "save_bundled"],
+)
+def test_without_a_key_bytes_are_handed_out_unsealed_for_stock_torch(home, save, load):
     home.base.joinpath("config").write_text("no directory")
     path = str(home.base / "artifact")
-    answer = home.run(scene, path=path)
+    answer = home.run(save, path=path)
     assert answer.ok and len(answer.warnings) == 1 and "SAFECACHE_KEY_FILE" in answer.warnings[0], answer
-    load = scene.replace("save", "load")
     assert home.run(load, path=path, stock=True).ok
     assert home.run(load, path=path).errors[0] == "EntryRefusedError"
     # What it has built before is not what this process has, nor can it be told from what somebody else has put there.
     elsewhere = {"TORCHINDUCTOR_CACHE_DIR": str(home.base / "elsewhere")}
-    assert "KeyringError" in home.run(scene, path=path, strict=True, env=elsewhere).errors
+    assert "KeyringError" in home.run(save, path=path, strict=True, env=elsewhere).errors
 
 
-@pytest.mark.parametrize("scene", ["save_precompile", "save_profile"])
+@pytest.mark.parametrize("scene", [artifact_scenes.save_precompile, artifact_scenes.save_profile])
 def test_file_in_place_of_the_folder_bypasses_the_save(home, scene):
     home.cache.mkdir()
     (home.cache / "dynamo").write_text("in the way")

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import needs_root
+from scenes import load_scenes
 
 from safecache.loads import ExplainedProcessError
 
@@ -40,7 +41,7 @@ def run(home, site):
     environment = {"TORCH_EXTENSIONS_DIR": str(home.base / "extensions")} | with_path(ninja, "/usr/bin", "/bin")
 
     def run(env=None, **kwargs):
-        return home.run("build", site=site, env=environment | (env or {}), **kwargs)
+        return home.run(load_scenes.build, site=site, env=environment | (env or {}), **kwargs)
 
     return run
 
@@ -90,8 +91,8 @@ def test_error_in_a_source_is_raised_untouched(run):
 def test_compiler_that_cc_names_and_is_not_there(home):
     pytest.importorskip("triton")
     environment = {"CC": "/nowhere/cc"}
-    stock = home.run("build", site="triton", env=environment, stock=True)
-    answer = home.run("build", site="triton", env=environment)
+    stock = home.run(load_scenes.build, site="triton", env=environment, stock=True)
+    answer = home.run(load_scenes.build, site="triton", env=environment)
     assert stock.error == answer.error == "FileNotFoundError", answer
     assert "CC names /nowhere/cc, which is not there, and Triton compiles" in answer.messages[0], answer
 

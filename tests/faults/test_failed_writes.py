@@ -9,6 +9,7 @@ import subprocess
 
 import pytest
 from conftest import WARM, Home, isolated_environment, needs_root
+from scenes import model_scenes
 
 TORCH = pytest.mark.parametrize("functorch", [{}, {"strict_autograd_cache": True}], ids=["torch-lax", "torch-strict"])
 
@@ -18,7 +19,9 @@ def full_disk(home, **functorch):
     """The cache of ``home``, without its entries, on a file system with no byte left."""
     for folder in ("aotautograd", "fxgraph"):
         shutil.rmtree(home.cache / folder)
-    home.run("compile_model", **functorch)  # the generated Python holds the path of the cache: make it for this one
+    home.run(
+        model_scenes.compile_model, **functorch
+    )  # the generated Python holds the path of the cache: make it for this one
     cold = home.base / "kernels"
     shutil.copytree(home.cache, cold)
     for folder in ("aotautograd", "fxgraph"):
@@ -42,14 +45,14 @@ def full_disk(home, **functorch):
 @TORCH
 def test_full_disk_costs_one_warning(warm, functorch):
     with full_disk(warm, **functorch):
-        answer = warm.run("compile_model", **functorch)
+        answer = warm.run(model_scenes.compile_model, **functorch)
         assert answer.ok and "unwritable" not in answer.stats, answer
         assert len(answer.warnings) == 1 and "No space left" in answer.warnings[0], answer
         assert "TORCHINDUCTOR_CACHE_DIR" in answer.warnings[0] and answer.torch_warnings == [], answer
         assert warm.leftovers == [] and warm.aot_entries == warm.fx_entries == []
         (warm.cache / "filler").unlink()
-        assert warm.run("compile_model", **functorch).ok
-        assert warm.run("compile_model", **functorch).hits == WARM, "with room again, it recovers by itself"
+        assert warm.run(model_scenes.compile_model, **functorch).ok
+        assert warm.run(model_scenes.compile_model, **functorch).hits == WARM, "with room again, it recovers by itself"
 
 
 @needs_root
@@ -63,11 +66,11 @@ def test_full_disk_is_an_error_in_strict_mode(warm):
 @TORCH
 def test_directories_that_may_not_be_written_bypass_the_save(warm, functorch):
     if functorch:
-        assert warm.run("compile_model", **functorch).ok
+        assert warm.run(model_scenes.compile_model, **functorch).ok
     for folder in ("aotautograd", "fxgraph"):
         shutil.rmtree(warm.cache / folder)
         (warm.cache / folder).mkdir(mode=0o555)
-    answer = warm.run("compile_twice", unprivileged=True, **functorch)
+    answer = warm.run(model_scenes.compile_twice, unprivileged=True, **functorch)
     assert answer.ok and answer.torch_warnings == [], answer
     assert len(answer.warnings) == 1 and "Permission denied" in answer.warnings[0], answer
 
@@ -76,7 +79,7 @@ def test_file_where_the_folder_of_all_entries_should_be_is_set_aside(warm):
     for folder in ("aotautograd", "fxgraph"):
         shutil.rmtree(warm.cache / folder)
         (warm.cache / folder).write_text("in the way")
-    answer = warm.run("compile_twice")
+    answer = warm.run(model_scenes.compile_twice)
     assert answer.ok and answer.torch_warnings == [], answer
     again = warm.run(strict=True)
     assert again.ok and again.hits == WARM, again
@@ -85,7 +88,7 @@ def test_file_where_the_folder_of_all_entries_should_be_is_set_aside(warm):
 @needs_root
 def test_key_that_cannot_be_made_bypasses_the_save_and_says_how_to_give_one(home):
     home.base.joinpath("config").write_text("no directory")
-    answer = home.run("compile_twice")
+    answer = home.run(model_scenes.compile_twice)
     assert answer.ok and len(answer.warnings) == 1, answer
     assert "SAFECACHE_KEY_FILE" in answer.warnings[0]
     assert home.aot_entries == home.fx_entries == [], "nobody would take an entry without a seal"

@@ -6,6 +6,7 @@ import re
 import shutil
 
 import pytest
+from scenes import model_scenes
 
 pytestmark = pytest.mark.default_release
 # How many more can be opened: torch 2.15 itself needs 2 at once for a hit, and 6 to build a kernel.
@@ -18,7 +19,7 @@ def compile_with(home, warm_template, is_warm, **how):
     home.base.mkdir()
     if is_warm:
         shutil.copytree(warm_template.base, home.base, dirs_exist_ok=True, symlinks=True)
-    return home.run("compile_with_few_descriptors", **how)
+    return home.run(model_scenes.compile_with_few_descriptors, **how)
 
 
 @pytest.mark.parametrize(("spare", "is_warm"), WARM + COLD)

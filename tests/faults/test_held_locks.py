@@ -9,6 +9,7 @@ import time
 
 import pytest
 from conftest import WARM
+from scenes import load_scenes
 
 # Seconds: that is how long a start would take that waits for one lock; the slowest of these takes three on two CPUs.
 TIMEOUT = 12
@@ -46,43 +47,43 @@ def test_warm_start_waits_for_no_lock(warm, run):
 
 
 def test_kernel_that_workers_would_compile_waits_for_no_lock(home, run):
-    assert run("load_kernel_asynchronously") == 1
+    assert run(load_scenes.load_kernel_asynchronously) == 1
     with held(home.cache):
-        assert run("load_kernel_asynchronously") == 0
+        assert run(load_scenes.load_kernel_asynchronously) == 0
 
 
 def test_precompiled_header_waits_for_no_lock(home, run):
     where = home.base / "headers"
-    run("build_with_header", directory=str(where))
+    run(load_scenes.build_with_header, directory=str(where))
     with held(home.cache, where):
-        run("build_with_header", directory=str(where))
+        run(load_scenes.build_with_header, directory=str(where))
 
 
 @pytest.mark.parametrize("marker", [True, False], ids=["probed", "not probed"])
 def test_probe_of_vector_instructions_waits_for_no_lock(home, run, marker):
-    found = run("probe_vector_instructions")
+    found = run(load_scenes.probe_vector_instructions)
     if not marker:
         for path in home.cache.glob("*/*.load_ok"):
             path.unlink()
     with held(home.cache):
-        assert run("probe_vector_instructions") == found
+        assert run(load_scenes.probe_vector_instructions) == found
 
 
 def test_kernel_of_cutlass_waits_for_no_lock(home, run):
     source = 'extern "C" int answer() { return 42; }\n'
-    run("load_cutlass_kernel", source=source)
+    run(load_scenes.load_cutlass_kernel, source=source)
     with held(home.cache):
-        assert run("load_cutlass_kernel", source=source)["commands"] == []
+        assert run(load_scenes.load_cutlass_kernel, source=source)["commands"] == []
 
 
 def test_extension_waits_for_no_lock(home, run):
     home.environment["TORCH_EXTENSIONS_DIR"] = str(home.base / "extensions")
     source = 'extern "C" int answer() { return 42; }\n'
-    steps = run("load_operators", source=source)["steps"]
+    steps = run(load_scenes.load_operators, source=source)["steps"]
     (library,) = (home.base / "extensions").rglob("*.so")
     library.with_name("lock").touch()  # up to torch 2.13 who makes this file has the lock
     with held(home.base / "extensions"):
-        assert run("load_operators", source=source)["steps"] == steps
+        assert run(load_scenes.load_operators, source=source)["steps"] == steps
 
 
 def test_extension_that_is_to_be_built_waits_for_the_lock(home):
@@ -101,7 +102,7 @@ def test_extension_that_is_to_be_built_waits_for_the_lock(home):
             fcntl.flock(file, fcntl.LOCK_UN)
 
         threading.Timer(3, release).start()
-        answer = home.run("load_operators", source=source)
+        answer = home.run(load_scenes.load_operators, source=source)
     assert answer.ok and answer.result["took"] > 1, answer
 
 
@@ -114,7 +115,7 @@ def test_library_that_is_not_attested_waits_for_the_lock(warm):
 
 
 def test_lock_file_of_torch_2_13_is_not_waited_for_where_it_is_not_needed(home):
-    answer = home.run("wait_for_baton", directory=str(home.base))
+    answer = home.run(load_scenes.wait_for_baton, directory=str(home.base))
     assert answer.ok, answer
     assert answer.result["stock"][::2] == [False, True], "and torch would wait for it"
     acquired, seconds, is_there = answer.result["spared"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scenes import lookup_scenes
 
 from faults.hostile import triton_files
 
@@ -10,7 +11,7 @@ pytest.importorskip("triton")
 
 
 def looked_up(home, **how):
-    answer = home.run("kernels_looked_up", **how)
+    answer = home.run(lookup_scenes.kernels_looked_up, **how)
     assert answer.ok, answer
     return answer.result["lookups"], answer.result["compiled"]
 

@@ -7,6 +7,7 @@ shown here, with a manager that takes nothing at all.
 from __future__ import annotations
 
 import pytest
+from scenes import kernel_scenes, manager_scenes, triton_cache_scenes
 
 from faults.hostile import triton_files as files
 from safecache.patching.targets import TARGETS, UPSTREAM_HOOKS
@@ -14,7 +15,7 @@ from safecache.patching.targets import TARGETS, UPSTREAM_HOOKS
 pytest.importorskip("triton")
 
 MANAGERS = pytest.mark.parametrize("manager", ["OwnDirectory", "OwnWriter", "OwnBoth", "Telling"])
-SCENE = "scenes.manager_scenes.compile_with_manager"
+SCENE = manager_scenes.compile_with_manager
 
 
 @pytest.fixture
@@ -24,7 +25,7 @@ def home(home):
 
 
 @MANAGERS
-@pytest.mark.parametrize("what", ["compile_kernel", "build_module"])
+@pytest.mark.parametrize("what", [kernel_scenes.compile_kernel, kernel_scenes.build_module])
 def test_manager_of_a_user_finds_what_it_has_kept_and_nothing_else(home, manager, what):
     planted = home.run(SCENE, manager=manager, what=what, stock=True)
     assert planted.ok and planted.result["compiled"], planted
@@ -51,7 +52,7 @@ def test_kernel_of_a_user_s_manager_that_is_exchanged_at_once_is_not_taken(home,
     (home.base / "triton").mkdir()
     (home.base / "triton").chmod(0o777)
     evil = b"evil".hex()
-    scene = "scenes.manager_scenes.compile_with_manager_under_attack"
+    scene = manager_scenes.compile_with_manager_under_attack
     answer = home.run(scene, manager=manager, evil={".cubin": evil}, stock=who == "stock")
     assert answer.ok and (answer.result["cubin"] == evil) is (who == "stock"), answer
 
@@ -73,7 +74,9 @@ def test_manager_of_a_user_leaves_the_directories_of_people_alone(home, manager)
     text.write_text("// overridden\n" + text.read_text())
     env = {"TRITON_KERNEL_OVERRIDE": "1", "TRITON_OVERRIDE_DIR": str(dump), "TRITON_ALWAYS_COMPILE": "1"}
     answer = home.run(
-        "text_of", extension="ptx", env=env | {"TRITON_CACHE_MANAGER": f"scenes.manager_scenes:{manager}"}
+        triton_cache_scenes.text_of,
+        extension="ptx",
+        env=env | {"TRITON_CACHE_MANAGER": f"scenes.triton_managers:{manager}"},
     )
     assert answer.ok and answer.result.startswith("// overridden") and not answer.warnings, answer
 
@@ -84,15 +87,15 @@ HOLES = ["made directly", "a user's", "none", "reset", "end of a scope"]
 @pytest.mark.parametrize("who", ["stock", "safecache"])
 @pytest.mark.parametrize("how", ["as it is", *HOLES])
 def test_planted_file_is_found_in_spite_of_triton_s_hook_but_not_of_ours(home, how, who):
-    answer = home.run("scenes.manager_scenes.found_where_the_hook_is_set", how=how, stock=who == "stock")
+    answer = home.run(manager_scenes.found_where_the_hook_is_set, how=how, stock=who == "stock")
     assert answer.ok and answer.result["found"] is (who == "stock" and how in HOLES), answer
 
 
 def test_triton_s_hook_once_assigned_takes_the_place_of_a_user_s_manager(home):
-    assert home.run("scenes.manager_scenes.manager_that_the_environment_names").result == "Refusing"
+    assert home.run(manager_scenes.manager_that_the_environment_names).result == "Refusing"
 
 
 def test_hooks_that_the_table_says_upstream_has_are_there(home):
-    assert home.run("scenes.manager_scenes.upstream_hooks").result == dict.fromkeys(UPSTREAM_HOOKS)
+    assert home.run(manager_scenes.upstream_hooks).result == dict.fromkeys(UPSTREAM_HOOKS)
     told = {name for target in TARGETS for name in (target.hook, target.hook.partition(":")[0])}
     assert told.issuperset(UPSTREAM_HOOKS)

@@ -11,6 +11,7 @@ import shutil
 import pytest
 from harness.planted import MARKER
 from helpers.key_cases import PRIVATE, PUBLIC, expired, revoked
+from scenes import kernel_scenes, load_scenes
 
 from faults import hostile
 from faults.trojan import Attack, files
@@ -115,17 +116,17 @@ def test_planted_module_of_triton_never_runs(home, trojan, state, trust):
     pytest.importorskip("triton")
     key_files.save(str(home.base / "farm"), PRIVATE)
     (home.base / "farm").chmod(0o600)
-    assert home.run("build_module", env=farm(home)).ok
+    assert home.run(kernel_scenes.build_module, env=farm(home)).ok
     (module,) = hostile.triton_files(home, "probe*.so")
     shutil.copyfile(trojan, module)
     marker = home.base / "ran"
-    answer = home.run("build_module", env=state(home) | {MARKER: str(marker), "SAFECACHE_TRUST": trust})
+    answer = home.run(kernel_scenes.build_module, env=state(home) | {MARKER: str(marker), "SAFECACHE_TRUST": trust})
     assert answer.ok and not marker.exists(), answer
 
 
 @pytest.mark.parametrize("state", STATES, ids=lambda state: state.__name__)
 def test_strict_process_without_a_key_to_verify_with_does_not_start(attack, state):
-    answer = attack.home.run("activate", env=state(attack.home), strict=True)
+    answer = attack.home.run(load_scenes.activate, env=state(attack.home), strict=True)
     assert answer.ok is (state in CAN_VERIFY), answer
     assert answer.ok or answer.errors[-1] == "KeyringError", answer
 
@@ -155,13 +156,13 @@ def test_marker_beside_a_precompiled_header_is_no_evidence(home, trojan):
 
 def test_marker_that_nothing_attests_has_the_probe_loaded(home):
     """One that is left of a machine where it worked, where it does not: torch would compile what crashes."""
-    assert home.run("find_vector_instructions").result is True
+    assert home.run(load_scenes.find_vector_instructions).result is True
     for path in home.cache.glob("??/*.so"):
         path.with_name(f"{path.name}.load_ok").unlink(missing_ok=True)
         path.with_name(f"{path.name}.load_ok").touch()
     for path in home.cache.glob(".safecache/records/*/*"):
         if os.path.getsize(path) and b"load_ok" in path.read_bytes():
             path.unlink()
-    answer = home.run("find_vector_instructions")
+    answer = home.run(load_scenes.find_vector_instructions)
     assert answer.ok and answer.result is True, answer
-    assert not home.run("find_vector_instructions").warnings
+    assert not home.run(load_scenes.find_vector_instructions).warnings

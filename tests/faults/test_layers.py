@@ -7,12 +7,13 @@ import shutil
 
 import pytest
 from conftest import WARM
+from scenes import model_scenes
 
 from faults.damage import truncate_by_one
 
 pytestmark = pytest.mark.default_release
 
-BUILDS = "compile_and_count_builds"
+BUILDS = model_scenes.compile_and_count_builds
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 
 import pytest
 from conftest import SOURCE
+from scenes import kernel_scenes
 
 pytestmark = pytest.mark.default_release
 
@@ -43,7 +44,7 @@ def test_entries_and_libraries_of_a_compile_are_named_and_sealed(warm, zygote):
 
 
 def test_kernel_is_told_with_what_it_was_compiled_for(home):
-    assert home.run("compile_kernel").result["compiled"]
+    assert home.run(kernel_scenes.compile_kernel).result["compiled"]
     [row] = [row for row in ask(home, "ls", "--kind", "triton")["entries"] if row["name"] == "triton_poi_scale"]
     assert row["gpu"] == "sm_90" and row["triton"] and row["states"] == {"sealed": 1}
     told = ask(home, "show", "triton_poi_scale")["entries"][0]

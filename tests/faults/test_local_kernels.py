@@ -6,13 +6,14 @@ import subprocess
 
 import pytest
 from conftest import needs_root
+from scenes import artifact_scenes, kernel_scenes, model_scenes, triton_cache_scenes
 
 from faults.test_local_level import Nodes
 
 pytestmark = pytest.mark.default_release
 
 pytest.importorskip("triton")
-SCENES = pytest.mark.parametrize("scene", ["compile_kernel", "build_module"])
+SCENES = pytest.mark.parametrize("scene", [kernel_scenes.compile_kernel, kernel_scenes.build_module])
 
 
 @pytest.fixture
@@ -20,8 +21,8 @@ def nodes(home):
     return Nodes(home)
 
 
-def kernel(nodes, name, scene="compile_kernel", **how):
-    return nodes.run(name, "in_inductors_cache", **how, of=scene)
+def kernel(nodes, name, scene=kernel_scenes.compile_kernel, **how):
+    return nodes.run(name, triton_cache_scenes.in_inductors_cache, **how, of=scene)
 
 
 @SCENES
@@ -38,7 +39,7 @@ def test_kernel_that_one_node_compiles_another_has_and_keeps(nodes, scene):
 @SCENES
 def test_stock_triton_reads_the_shared_level(nodes, scene):
     assert kernel(nodes, "a", scene).ok
-    stock = nodes.home.run("in_inductors_cache", stock=True, of=scene)
+    stock = nodes.home.run(triton_cache_scenes.in_inductors_cache, stock=True, of=scene)
     assert stock.ok and not stock.result["compiled"], stock
     assert all(path.startswith(f"{nodes.shared}/") for path in stock.result.get("files", ())), stock
 
@@ -94,26 +95,33 @@ def test_explicit_cache_of_triton_is_left_alone(nodes, scene):
 
 def test_result_of_autotuning_is_used_by_the_next_node(nodes):
     def filename(name):
-        return f"{nodes.run(name, 'cache_in_use').result}/ab/cab.py"
+        return f"{nodes.run(name, model_scenes.cache_in_use).result}/ab/cab.py"
 
-    saved = nodes.run("a", "save_tuning", filename=filename("a"), size=7, coordesc=True)
+    saved = nodes.run("a", artifact_scenes.save_tuning, filename=filename("a"), size=7, coordesc=True)
     assert saved.ok and not saved.warnings, saved
     for _ in ("from the shared level", "from its own"):
-        read = nodes.run("b", "read_tuning", filename=filename("b"), strict=True)
+        read = nodes.run("b", artifact_scenes.read_tuning, filename=filename("b"), strict=True)
         assert read.ok and read.result["size"] == 7, read
         if nodes.shared.exists():
-            stock = nodes.home.run("read_tuning", filename=f"{nodes.shared}/ab/cab.py", stock=True)
+            stock = nodes.home.run(artifact_scenes.read_tuning, filename=f"{nodes.shared}/ab/cab.py", stock=True)
             assert stock.ok and stock.result["size"] == 7, stock
             nodes.shared.rename(nodes.home.base / "unmounted")
 
 
-@pytest.mark.parametrize("what", ["profile", "precompile"])
-def test_what_dynamo_keeps_is_used_by_the_next_node(nodes, what):
-    saved = nodes.run("a", f"save_{what}", path="")
+@pytest.mark.parametrize(
+    ("save", "load"),
+    [
+        (artifact_scenes.save_profile, artifact_scenes.load_profile),
+        (artifact_scenes.save_precompile, artifact_scenes.load_precompile),
+    ],
+    ids=["profile", "precompile"],
+)
+def test_what_dynamo_keeps_is_used_by_the_next_node(nodes, save, load):
+    saved = nodes.run("a", save, path="")
     assert saved.ok and not saved.warnings, saved
     assert list(nodes.shared.glob("dynamo/**/*")), "it is there"
-    first = nodes.run("b", f"load_{what}", path="")
+    first = nodes.run("b", load, path="")
     assert first.ok and first.result is True and not first.warnings, first
     nodes.shared.rename(nodes.home.base / "unmounted")
-    again = nodes.run("b", f"load_{what}", path="", strict=True)
+    again = nodes.run("b", load, path="", strict=True)
     assert again.ok and again.result is True, again

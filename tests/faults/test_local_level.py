@@ -9,12 +9,13 @@ import subprocess
 
 import pytest
 from conftest import WARM, needs_root
+from scenes import model_scenes
 
 from faults.damage import truncate_by_one
 
 pytestmark = pytest.mark.default_release
 
-BUILDS = "compile_and_count_builds"
+BUILDS = model_scenes.compile_and_count_builds
 
 
 class Nodes:
@@ -212,9 +213,9 @@ def test_what_nobody_has_sealed_in_the_shared_level_is_not_used(filled, kind):
 
 
 def test_keys_are_those_of_stock_torch(nodes):
-    stock = nodes.home.run("keys_computed", stock=True)
+    stock = nodes.home.run(model_scenes.keys_computed, stock=True)
     shutil.rmtree(nodes.shared)
-    ours = nodes.run("a", "keys_computed")
+    ours = nodes.run("a", model_scenes.keys_computed)
     assert ours.ok and len(ours.result) == 3 and ours.result == stock.result
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import needs_root
+from scenes import artifact_scenes
 
 from faults import damage
 
@@ -14,7 +15,7 @@ STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "s
 @pytest.fixture
 def measured(home):
     """A home where the choices have been measured, and the file that says so."""
-    answer = home.run("choose")
+    answer = home.run(artifact_scenes.choose)
     assert answer.ok and answer.result == {"times": TIMES, "measured": ["one", "two"]} and not answer.warnings, answer
     (home.file,) = (path for path in (home.cache / "cache").iterdir() if path.is_file())
     return home
@@ -47,24 +48,24 @@ DAMAGE = [
 
 def test_measurements_are_read_in_a_fresh_process_and_by_stock_torch(measured):
     for stock in (False, True):
-        answer = measured.run("choose", stock=stock)
+        answer = measured.run(artifact_scenes.choose, stock=stock)
         assert answer.ok and answer.result == {"times": TIMES, "measured": []}, answer
 
 
 @pytest.mark.parametrize("how", DAMAGE)
 def test_damaged_measurements_are_made_anew_with_one_warning_and_heal(measured, how):
     how(measured.file)
-    answer = measured.run("choose")
+    answer = measured.run(artifact_scenes.choose)
     assert answer.ok and answer.result == {"times": TIMES, "measured": ["one", "two"]}, answer
     assert len(answer.warnings) == 1 and str(measured.file) in answer.warnings[0], answer
-    again = measured.run("choose")
+    again = measured.run(artifact_scenes.choose)
     assert again.ok and again.result["measured"] == [] and not again.warnings, again
 
 
 def test_damaged_measurements_are_an_error_in_strict_mode_and_of_stock_torch(measured):
     damage.truncate_to_half(measured.file)
-    assert measured.run("choose", strict=True).errors[0] == "CacheReadError"
-    assert measured.run("choose", stock=True).errors[0] == "JSONDecodeError"
+    assert measured.run(artifact_scenes.choose, strict=True).errors[0] == "CacheReadError"
+    assert measured.run(artifact_scenes.choose, stock=True).errors[0] == "JSONDecodeError"
 
 
 @needs_root
@@ -72,10 +73,10 @@ def test_damaged_measurements_are_an_error_in_strict_mode_and_of_stock_torch(mea
 def test_measurements_that_cannot_be_written_are_a_warning(measured, strict):
     measured.file.unlink()
     measured.file.parent.chmod(0o555)
-    answer = measured.run("choose", strict=strict, unprivileged=True)
+    answer = measured.run(artifact_scenes.choose, strict=strict, unprivileged=True)
     if strict:
         assert answer.errors[0] == "CacheWriteError", answer
     else:
         assert answer.ok and answer.result["times"] == TIMES and len(answer.warnings) == 1, answer
         assert "Permission denied" in answer.warnings[0], answer
-    assert not measured.run("choose", stock=True, unprivileged=True).ok
+    assert not measured.run(artifact_scenes.choose, stock=True, unprivileged=True).ok

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from scenes import kernel_scenes, lookup_scenes
 from scenes.ir import SEVEN
 
 pytestmark = pytest.mark.default_release
@@ -25,7 +26,7 @@ def test_cold_start_is_an_error_that_names_cache_function_reason_and_key(home):
     text = missed(home.run(env=MUST_HIT))
     assert (
         "AOTAutograd cache" in text
-        and "for scenes.model_scenes.model, " in text
+        and "for scenes.models.model, " in text
         and "[never seen]" in text
         and "(key a" in text
     )
@@ -40,7 +41,7 @@ def test_warm_start_is_no_error(warm):
 def test_graph_that_is_gone_is_an_error_though_torch_takes_it_for_a_bypass(warm):
     for entry in warm.fx_entries:
         shutil.rmtree(entry.parent)
-    answer = warm.run("looked_up", env=MUST_HIT)
+    answer = warm.run(lookup_scenes.looked_up, env=MUST_HIT)
     assert "FX graph cache" in answer.result["error"], answer
     # It is not looked up a second time, after the tracing.
     assert answer.result["lookups"] == {"aot miss: entry missing": 1, "fx miss: evicted": 1}
@@ -49,20 +50,20 @@ def test_graph_that_is_gone_is_an_error_though_torch_takes_it_for_a_bypass(warm)
 def test_graph_that_is_gone_is_an_error_where_the_other_cache_is_off(warm):
     for entry in warm.fx_entries:
         shutil.rmtree(entry.parent)
-    answer = warm.run("compile_without_caches", functorch={"enable_autograd_cache": False}, env=MUST_HIT)
+    answer = warm.run(lookup_scenes.compile_without_caches, functorch={"enable_autograd_cache": False}, env=MUST_HIT)
     assert "FX graph cache" in missed(answer)
 
 
 def test_caches_that_are_off_are_an_error_where_a_compile_would_follow(warm):
     inductor = {"force_disable_caches": True}
-    answer = warm.run("compile_without_caches", inductor=inductor, env=MUST_HIT)
+    answer = warm.run(lookup_scenes.compile_without_caches, inductor=inductor, env=MUST_HIT)
     assert "[disabled]: TORCHINDUCTOR_FORCE_DISABLE_CACHES" in missed(answer)
     off = {"enable_autograd_cache": False}
-    assert warm.run("compile_without_caches", functorch=off, env=MUST_HIT).ok
+    assert warm.run(lookup_scenes.compile_without_caches, functorch=off, env=MUST_HIT).ok
 
 
 def test_what_torch_never_caches_is_no_error(warm):
-    assert warm.run("compile_with_a_pass", env=MUST_HIT).ok
+    assert warm.run(lookup_scenes.compile_with_a_pass, env=MUST_HIT).ok
 
 
 def test_strict_mode_keeps_its_own_error(warm):
@@ -73,14 +74,14 @@ def test_strict_mode_keeps_its_own_error(warm):
 
 def test_kernel_that_misses_is_an_error_before_it_is_compiled(home):
     pytest.importorskip("triton")
-    answer = home.run("compile_kernel", env=MUST_HIT)
+    answer = home.run(kernel_scenes.compile_kernel, env=MUST_HIT)
     assert answer.errors == ["MissError"], answer
     assert "Triton cache" in answer.messages[0] and "for scenes.triton_kernels.triton_poi_scale, " in answer.messages[0]
     path = home.base / "seven.ttir"
     path.write_text(SEVEN)
     for isolate in "01":
         env = MUST_HIT | {"SAFECACHE_ISOLATE": isolate}
-        answer = home.run("compile_ir", path=str(path), env=env)
+        answer = home.run(kernel_scenes.compile_ir, path=str(path), env=env)
         assert answer.errors == ["MissError"] and "for @seven, " in answer.messages[0], answer
         assert not list(home.base.rglob("@seven*")), "nothing was compiled"
-    assert home.run("compile_kernel").ok and home.run("compile_kernel", env=MUST_HIT).ok
+    assert home.run(kernel_scenes.compile_kernel).ok and home.run(kernel_scenes.compile_kernel, env=MUST_HIT).ok

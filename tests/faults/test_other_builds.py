@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from conftest import WARM
+from scenes import kernel_scenes
 
 from faults.doors import FUNCTION, GRAPH, PROFILE
 
@@ -65,8 +66,8 @@ def test_library_of_another_torch_is_built_anew_without_a_word(home):
 
 def test_kernel_of_another_triton_is_a_miss(home):
     pytest.importorskip("triton")
-    assert home.run("compile_kernel", build={"triton": "3.5.0"}).result["compiled"]
-    answer = home.run("compile_kernel")
+    assert home.run(kernel_scenes.compile_kernel, build={"triton": "3.5.0"}).result["compiled"]
+    answer = home.run(kernel_scenes.compile_kernel)
     assert answer.ok and answer.result["compiled"] and answer.stats["other build"] == 1, answer
-    again = home.run("compile_kernel")
+    again = home.run(kernel_scenes.compile_kernel)
     assert again.ok and not again.result["compiled"] and not again.warnings, again

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from scenes import artifact_scenes, model_scenes
 
 from faults import damage
 from faults.doors import PROFILE, STRICTNESS
@@ -19,15 +20,15 @@ from faults.doors import PROFILE, STRICTNESS
 def remote(home):
     path = home.base / "remote"
     path.mkdir()
-    answer = home.run("save_profile", path="", remote=str(path))
+    answer = home.run(artifact_scenes.save_profile, path="", remote=str(path))
     assert answer.ok and len(list(path.iterdir())) == 1, answer
     return path
 
 
 def test_profile_in_a_remote_cache_is_hit_by_safecache_and_stock_torch(home, remote):
-    answer = home.run("load_profile", path="", remote=str(remote))
+    answer = home.run(artifact_scenes.load_profile, path="", remote=str(remote))
     assert answer.ok and answer.result is True and answer.warnings == [], answer
-    assert home.run("load_profile", path="", remote=str(remote), stock=True).result is True
+    assert home.run(artifact_scenes.load_profile, path="", remote=str(remote), stock=True).result is True
 
 
 # In a mega-cache.
@@ -36,7 +37,7 @@ def test_profile_in_a_remote_cache_is_hit_by_safecache_and_stock_torch(home, rem
 @pytest.mark.parametrize(("name", "key"), [("autotune", "../escaped.best_config"), ("precompile", "../../escaped")])
 def test_what_arrives_in_a_mega_cache_beside_a_name_that_is_refused_is_taken(home, name, key):
     arrived = [damage.artifact(name, key, b"{}"), damage.artifact("autotune", "ab/good.best_config", b"{}")]
-    answer = home.run("populate", artifacts=arrived)
+    answer = home.run(artifact_scenes.populate, artifacts=arrived)
     assert answer.ok and answer.result == {"autotune": ["ab/good.best_config"]}, answer
     assert (home.cache / "ab/good.best_config").exists()
     assert len(answer.warnings) == 1 and "would leave" in answer.warnings[0], answer
@@ -44,10 +45,10 @@ def test_what_arrives_in_a_mega_cache_beside_a_name_that_is_refused_is_taken(hom
 
 def test_profile_in_a_mega_cache_is_hit(home):
     path = str(home.base / "mega")
-    saved = home.run("save_profile_mega_cache", path=path)
+    saved = home.run(artifact_scenes.save_profile_mega_cache, path=path)
     assert saved.ok and saved.result, saved
     PROFILE.find(home).unlink()
-    answer = home.run("load_profile_mega_cache", path=path)
+    answer = home.run(artifact_scenes.load_profile_mega_cache, path=path)
     assert answer.ok and answer.result is True and answer.warnings == [], answer
 
 
@@ -59,19 +60,19 @@ def test_profile_in_a_mega_cache_is_hit(home):
 @pytest.mark.parametrize("entries", ["aotautograd/*/*", "fxgraph/*/*/*"], ids=["aot", "fx"])
 def test_damaged_entry_in_an_unpacked_artifact_is_refused(home, entries, harm, strict):
     path = home.base / "artifact"
-    assert home.run("standalone", save=str(path), fmt="unpacked").ok
+    assert home.run(model_scenes.standalone, save=str(path), fmt="unpacked").ok
     (entry,) = path.glob(entries)
     harm(entry)
-    answer = home.run("load_standalone", path=str(path), fmt="unpacked", strict=strict)
+    answer = home.run(model_scenes.load_standalone, path=str(path), fmt="unpacked", strict=strict)
     assert answer.errors[0] == "EntryRefusedError" and str(entry) in answer.messages[0], answer
 
 
 @pytest.mark.parametrize("aot", [False, True], ids=["cache", "aot"])
 def test_standalone_artifact_that_safecache_saved_is_loaded_by_stock_torch(home, aot):
     path = str(home.base / "artifact")
-    assert home.run("standalone", save=path, aot=aot).ok
+    assert home.run(model_scenes.standalone, save=path, aot=aot).ok
     for stock in False, True:
-        answer = home.run("load_standalone", path=path, stock=stock)
+        answer = home.run(model_scenes.load_standalone, path=path, stock=stock)
         assert answer.ok and answer.warnings == [], answer
 
 
@@ -79,14 +80,14 @@ def test_standalone_artifact_that_safecache_saved_is_loaded_by_stock_torch(home,
 
 
 def test_what_is_in_a_bundle_beside_a_name_that_is_refused_is_taken(home):
-    answer = home.run("load_bundle", names=["../escaped.best_config", "cgood.best_config"])
+    answer = home.run(artifact_scenes.load_bundle, names=["../escaped.best_config", "cgood.best_config"])
     assert answer.ok and answer.result is True and len(answer.warnings) == 1, answer
     assert len(list(home.cache.rglob("cgood.best_config"))) == 1
 
 
 def test_fifo_in_place_of_a_standalone_artifact_is_not_waited_for(home):
     os.mkfifo(home.base / "artifact")
-    answer = home.run("load_standalone", path=str(home.base / "artifact"))
+    answer = home.run(model_scenes.load_standalone, path=str(home.base / "artifact"))
     assert answer.errors[0] == "EntryRefusedError" and "it is no file" in answer.messages[0], answer
 
 
@@ -95,7 +96,7 @@ def test_key_that_is_a_path_in_a_standalone_artifact_leads_nowhere(home):
     documents = home.base / "documents"
     documents.mkdir()
     (documents / "letter").write_text("dear")
-    answer = home.run("load_with_key", path=str(home.base / "artifact"), key=str(documents))
+    answer = home.run(model_scenes.load_with_key, path=str(home.base / "artifact"), key=str(documents))
     assert answer.errors and "would leave the place of its kind" in " ".join([*answer.messages, *answer.warnings]), (
         answer
     )

@@ -10,6 +10,7 @@ import shutil
 import zlib
 
 import pytest
+from scenes import artifact_scenes, model_scenes
 
 from faults import damage
 from faults.doors import DOORS, EACH_DOOR, FUNCTION, GRAPH, PRECOMPILE, STRICTNESS, assert_refused
@@ -71,7 +72,7 @@ def test_refused_artifact_heals(home, door):
     save_as_stock(door, home)
     assert door.load(home).result is False
     # A profile is saved anew by the compile that missed it, the others by whoever saves.
-    assert home.run(f"save_{door.name}", path=door.path(home)).ok
+    assert home.run(door.scene("save"), path=door.path(home)).ok
     answer = door.load(home)
     assert answer.ok and answer.result is True and answer.warnings == [], answer
     assert door.load(home, stock=True).result is True
@@ -89,7 +90,7 @@ def test_damaged_artifact_is_moved_to_quarantine_and_heals(home, door):
     assert damage.digest(moved) == damaged and answer.stats["quarantined"] == 1, answer
     assert not path.exists() or damage.digest(path) != damaged, "a profile is saved anew at once"
     assert str(moved) in answer.warnings[0] and '"damaged"' in moved.with_name(moved.name + ".json").read_text()
-    assert home.run(f"save_{door.name}", path=door.path(home)).ok
+    assert home.run(door.scene("save"), path=door.path(home)).ok
     again = door.load(home)
     assert again.ok and again.result is True and again.warnings == [], again
 
@@ -104,7 +105,7 @@ def test_artifact_that_was_cut_short_is_a_miss_and_heals(home, door, cut):
         assert answer.ok and answer.result is False and answer.stats == {}, answer
     else:
         assert_refused(door, answer, strict=False)
-    assert home.run(f"save_{door.name}", path=door.path(home)).ok
+    assert home.run(door.scene("save"), path=door.path(home)).ok
     again = door.load(home)
     assert again.ok and again.result is True and again.warnings == [], again
 
@@ -129,12 +130,12 @@ def test_precompile_entry_is_refused_for_another_function(home):
     path = PRECOMPILE.save(home)
     moved = path.parent.with_name("0" * 64)
     path.parent.rename(moved)
-    answer = home.run("read_precompile", path=str(moved / "entry"))
+    answer = home.run(artifact_scenes.read_precompile, path=str(moved / "entry"))
     assert answer.errors[0] == "EntryRefusedError" and answer.stats == {"other cache key": 1}, answer
 
 
 def test_value_that_torch_has_kept_comes_back_without_its_seal(home):
-    answer = home.run("value_of_memo", path=str(home.base), value="value")
+    answer = home.run(artifact_scenes.value_of_memo, path=str(home.base), value="value")
     assert answer.ok and answer.result == [True, False, "value"], answer
     assert answer.stats == {"sealed": 2, "verified": 2}, answer
 
@@ -154,11 +155,11 @@ def flip_version(path):
 )
 def test_error_of_torch_for_a_standalone_artifact_names_it_and_a_remedy(home, harm, error):
     path = home.base / "artifact"
-    assert home.run("save_standalone", path=str(path)).ok
-    assert home.run("load_standalone", path=str(path)).result is True
+    assert home.run(artifact_scenes.save_standalone, path=str(path)).ok
+    assert home.run(model_scenes.load_standalone, path=str(path)).result is True
     harm(path)
-    stock = home.run("load_standalone", path=str(path), stock=True)
-    answer = home.run("load_standalone", path=str(path))
+    stock = home.run(model_scenes.load_standalone, path=str(path), stock=True)
+    answer = home.run(model_scenes.load_standalone, path=str(path))
     assert answer.errors[0] == stock.errors[0] == error and str(path) not in stock.messages[0]
     assert answer.messages[0].startswith(stock.messages[0]), answer
     assert f"{path} is damaged, of another torch, or not of this format. Copy it" in answer.messages[0]

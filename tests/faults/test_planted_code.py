@@ -10,6 +10,7 @@ import shutil
 
 import pytest
 from conftest import WARM
+from scenes import load_scenes, model_scenes
 
 from faults import damage, hostile
 from faults.trojan import Attack
@@ -90,7 +91,7 @@ def test_what_is_no_file_of_ours_is_moved_aside(attack, tmp_path, pattern, kind)
 
 def test_library_of_stock_torch_is_adopted(home):
     assert home.run(stock=True).ok
-    adopted = home.run("adopt_cache", directory=str(home.cache))
+    adopted = home.run(model_scenes.adopt_cache, directory=str(home.cache))
     assert adopted.ok, adopted
     answer = home.run()
     assert answer.ok and answer.hits == WARM and not answer.warnings, answer
@@ -113,7 +114,7 @@ def test_private_trust_takes_what_has_no_record(warm):
 
 def test_cache_that_others_can_write_to_runs_from_copies_out_of_their_reach(warm):
     warm.cache.chmod(0o777)
-    answer = warm.run("compile_model_and_say_where")
+    answer = warm.run(model_scenes.compile_model_and_say_where)
     assert answer.ok and answer.hits == WARM, answer
     assert len(answer.warnings) == 1 and f"{warm.cache} has mode 0777" in answer.warnings[0], answer
     files = answer.result["files"]
@@ -148,8 +149,8 @@ def test_headers_of_two_keys_and_of_stock_torch_do_not_get_in_each_others_way(ho
         for name in ("one", "two")
     ]
     directory = str(home.base / "headers")
-    assert home.run("build_with_header", directory=directory, stock=True).ok
+    assert home.run(load_scenes.build_with_header, directory=directory, stock=True).ok
     for environment in environments * 2:
-        answer = home.run("build_with_header", directory=directory, env=environment, strict=True)
+        answer = home.run(load_scenes.build_with_header, directory=directory, env=environment, strict=True)
         assert answer.ok and not answer.warnings, answer
     assert len(answer.result) == 2 * 3, answer

@@ -10,6 +10,7 @@ import shutil
 
 import pytest
 from conftest import WARM
+from scenes import model_scenes
 
 from faults import damage
 
@@ -44,10 +45,10 @@ def test_hostile_pickle_is_refused_where_only_unsealed_private_entries_are_trust
 def test_sealed_value_in_remote_cache_is_hit(home):
     remote = home.base / "remote"
     remote.mkdir()
-    home.run("compile_with_remote", directory=str(remote))
+    home.run(model_scenes.compile_with_remote, directory=str(remote))
     shutil.rmtree(home.cache / "aotautograd")
     shutil.rmtree(home.cache / "fxgraph")
-    answer = home.run("compile_with_remote", directory=str(remote))
+    answer = home.run(model_scenes.compile_with_remote, directory=str(remote))
     assert answer.ok and answer.hits == WARM and answer.stats["verified"] == 3, answer
 
 
@@ -59,19 +60,19 @@ def test_sealed_value_in_remote_cache_is_hit(home):
 def test_malformed_remote_value_is_a_miss_and_heals(home, value):
     remote = home.base / "remote"
     remote.mkdir()
-    home.run("compile_with_remote", directory=str(remote))
+    home.run(model_scenes.compile_with_remote, directory=str(remote))
     shutil.rmtree(home.cache)
     for path in remote.iterdir():
         path.write_text(json.dumps(value))
-    first = home.run("compile_with_remote", directory=str(remote))
+    first = home.run(model_scenes.compile_with_remote, directory=str(remote))
     assert first.ok and first.hits == (0, 0) and first.torch_warnings == [], first
     shutil.rmtree(home.cache)
-    second = home.run("compile_with_remote", directory=str(remote))
+    second = home.run(model_scenes.compile_with_remote, directory=str(remote))
     assert second.ok and second.hits == WARM and second.warnings == [], second
 
 
 def test_remote_cache_that_raises_does_not_fail_a_compile(home):
-    answer = home.run("compile_with_remote")
+    answer = home.run(model_scenes.compile_with_remote)
     assert answer.ok and answer.result["aot"]["miss"] == 1, answer
     assert "no reply" in answer.warnings[0], answer
     assert any("stored everywhere" in text for text in answer.warnings), answer
@@ -81,13 +82,13 @@ def test_remote_cache_that_raises_does_not_fail_a_compile(home):
 @pytest.fixture
 def mega_cache(warm):
     path = warm.base / "mega"
-    assert warm.run("save_mega_cache", path=str(path)).ok
+    assert warm.run(model_scenes.save_mega_cache, path=str(path)).ok
     return path
 
 
 def test_mega_cache_of_sealed_entries_is_loaded_and_hit(warm, mega_cache):
     shutil.rmtree(warm.cache)
-    answer = warm.run("load_mega_cache", path=str(mega_cache))
+    answer = warm.run(model_scenes.load_mega_cache, path=str(mega_cache))
     assert answer.ok and answer.hits == WARM, answer
     assert len(answer.result["loaded"]["inductor"]) == 2
 
@@ -96,7 +97,7 @@ def test_mega_cache_of_sealed_entries_is_loaded_and_hit(warm, mega_cache):
 def test_entry_in_a_mega_cache_under_a_name_that_leaves_its_place_is_not_written(warm, mega_cache, strict):
     shutil.rmtree(warm.cache)
     where = {"path": str(mega_cache), "marker": "", "key": "../../../escaped"}
-    answer = warm.run("load_planted_mega_cache", **where, strict=strict)
+    answer = warm.run(model_scenes.load_planted_mega_cache, **where, strict=strict)
     assert not list(warm.base.rglob("escaped*"))
     if strict:
         assert "EntryRefusedError" in answer.errors, answer
@@ -108,28 +109,28 @@ def test_entry_in_a_mega_cache_under_a_name_that_leaves_its_place_is_not_written
 @pytest.mark.parametrize("fmt", ["binary", "unpacked"])
 def test_standalone_artifact_round_trips(home, fmt):
     path = str(home.base / "artifact")
-    saved = home.run("standalone", save=path, fmt=fmt)
+    saved = home.run(model_scenes.standalone, save=path, fmt=fmt)
     assert saved.ok, saved
-    loaded = home.run("load_standalone", path=path, fmt=fmt)
+    loaded = home.run(model_scenes.load_standalone, path=path, fmt=fmt)
     assert loaded.ok and loaded.stats["verified"] >= 2, loaded
 
 
 @pytest.mark.parametrize("fmt", ["binary", "unpacked"])
 def test_standalone_artifact_of_another_key_is_refused_by_name(home, fmt):
     path = str(home.base / "artifact")
-    home.run("standalone", save=path, fmt=fmt)
+    home.run(model_scenes.standalone, save=path, fmt=fmt)
     shutil.rmtree(home.keys)
     shutil.rmtree(home.cache)
-    answer = home.run("load_standalone", path=path, fmt=fmt)
+    answer = home.run(model_scenes.load_standalone, path=path, fmt=fmt)
     assert answer.errors[0] == "EntryRefusedError", answer
     assert "SAFECACHE_KEY_FILE" in answer.messages[0] or "key" in answer.messages[0], answer
 
 
 def test_planted_pickle_in_unpacked_artifact_does_not_run(home):
     path = home.base / "artifact"
-    assert home.run("standalone", save=str(path), fmt="unpacked").ok
+    assert home.run(model_scenes.standalone, save=str(path), fmt="unpacked").ok
     marker = home.base / "ran"
     for entry in [*path.glob("aotautograd/*/*"), *path.glob("fxgraph/*/*/*")]:
         damage.plant(entry, marker)
-    answer = home.run("load_standalone", path=str(path), fmt="unpacked")
+    answer = home.run(model_scenes.load_standalone, path=str(path), fmt="unpacked")
     assert answer.ok and not marker.exists(), answer

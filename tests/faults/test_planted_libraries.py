@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+from scenes import load_scenes
 
 SOURCE = 'extern "C" int answer() { return 42; }\n'
 EVIL = '#include <cstdio>\n__attribute__((constructor)) static void f() { fclose(fopen("MARKER", "w")); }\n' + SOURCE
@@ -15,7 +16,7 @@ STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "s
 @pytest.fixture
 def load(home):
     def load(*, built=None, **how):
-        answer = home.run("load_cutlass_kernel", source=SOURCE, **how)
+        answer = home.run(load_scenes.load_cutlass_kernel, source=SOURCE, **how)
         if built is not None:
             assert answer.ok and answer.result["answer"] == 42 and answer.result["commands"] == built, answer
         return answer
@@ -80,7 +81,7 @@ def extend(home):
     home.environment["TORCH_EXTENSIONS_DIR"] = str(home.base / "extensions")
 
     def extend(*, warnings=0, **how):
-        answer = home.run("load_operators", source=SOURCE, **how)
+        answer = home.run(load_scenes.load_operators, source=SOURCE, **how)
         assert answer.ok and answer.result["answer"] == 42 and len(answer.warnings) == warnings, answer
         return answer.result["steps"]
 
@@ -97,7 +98,7 @@ def test_planted_extension_is_built_anew(home, extend, plant, extension, strict)
     built = extend()
     marker = plant(extension)
     if strict:
-        assert home.run("load_operators", source=SOURCE, strict=True).errors == ["EntryRefusedError"]
+        assert home.run(load_scenes.load_operators, source=SOURCE, strict=True).errors == ["EntryRefusedError"]
     else:
         assert extend(warnings=1) > built
         assert extend() == extend()

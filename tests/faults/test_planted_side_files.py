@@ -9,7 +9,7 @@ import shutil
 import subprocess
 
 import pytest
-from scenes import halide_archive
+from scenes import halide_archive, sink_scenes
 
 from faults.trojan import CONSTRUCTOR
 
@@ -32,33 +32,33 @@ def bisection(home, tmp_path):
 
 
 def test_planted_bisection_runs_on_stock_torch(home, bisection):
-    assert home.run("bisect", stock=True).ok and bisection.exists()
+    assert home.run(sink_scenes.bisect, stock=True).ok and bisection.exists()
 
 
 def test_planted_bisection_is_not_evaluated(home, bisection):
-    answer = home.run("bisect")
+    answer = home.run(sink_scenes.bisect)
     assert answer.ok and answer.result["config"] is None and not bisection.exists(), answer
     assert any("bisect_status.txt was not used" in warning for warning in answer.warnings), answer
-    assert home.run("bisect").warnings == []
+    assert home.run(sink_scenes.bisect).warnings == []
 
 
 def test_planted_bisection_is_an_error_in_strict_mode(home, bisection):
-    answer = home.run("bisect", strict=True)
+    answer = home.run(sink_scenes.bisect, strict=True)
     assert answer.errors[-1:] == ["EntryRefusedError"] and not bisection.exists(), answer
 
 
 def test_planted_configuration_of_a_real_bisection_is_not_evaluated(home, tmp_path):
-    assert home.run("start_bisection", config={"emulate_precision_casts": True}).ok
+    assert home.run(sink_scenes.start_bisection, config={"emulate_precision_casts": True}).ok
     (path,) = home.cache.glob("bisect/inductor/*_config.txt")
     path.write_text(f"emulate_precision_casts=open({str(tmp_path / 'ran')!r}, 'w') and True\n")
-    answer = home.run("bisect")
+    answer = home.run(sink_scenes.bisect)
     assert answer.ok and answer.result["config"] == {} and not (tmp_path / "ran").exists(), answer
 
 
 @STRICTNESS
 def test_bisection_goes_on_in_another_process(home, strict):
-    assert home.run("start_bisection", config={"emulate_precision_casts": True}, strict=strict).ok
-    answer = home.run("bisect", strict=strict)
+    assert home.run(sink_scenes.start_bisection, config={"emulate_precision_casts": True}, strict=strict).ok
+    answer = home.run(sink_scenes.bisect, strict=strict)
     assert answer.ok and answer.result["config"] == {"emulate_precision_casts": True}, answer
     assert answer.warnings == []
 
@@ -90,25 +90,25 @@ def planted_compiler(home, compiler):
 
 
 def test_planted_compiler_runs_on_stock_torch(home, planted_compiler):
-    assert home.run("compile_anew", env=CONDA, stock=True).ok and planted_compiler.exists()
+    assert home.run(sink_scenes.compile_anew, env=CONDA, stock=True).ok and planted_compiler.exists()
 
 
 def test_planted_compiler_is_not_run(home, planted_compiler):
-    answer = home.run("compile_anew", env=CONDA)
+    answer = home.run(sink_scenes.compile_anew, env=CONDA)
     assert answer.ok and not planted_compiler.exists(), answer
     (warning,) = answer.warnings
     assert f"{home.cache}/gcc/bin/g++ was not used" in warning and "export CXX=" in warning
 
 
 def test_planted_compiler_is_an_error_in_strict_mode(home, planted_compiler):
-    answer = home.run("compile_anew", env=CONDA, strict=True)
+    answer = home.run(sink_scenes.compile_anew, env=CONDA, strict=True)
     assert "EntryRefusedError" in answer.errors and not planted_compiler.exists(), answer
 
 
 def test_other_files_of_a_planted_compiler_are_not_used_either(home, planted_compiler, compiler):
     """Conda would add to what is there."""
     (home.cache / "gcc" / "bin" / "g++").rename(home.cache / "gcc" / "bin" / "as")
-    answer = home.run("compile_anew", env=CONDA | {"CONDA_EXE": str(compiler)})
+    answer = home.run(sink_scenes.compile_anew, env=CONDA | {"CONDA_EXE": str(compiler)})
     assert answer.ok and not planted_compiler.exists() and len(answer.warnings) == 1, answer
 
 
@@ -118,10 +118,10 @@ def test_compiler_that_was_just_installed_is_used_in_this_process(home, compiler
         f'#!/bin/sh\nprefix="${{2#--prefix=}}"\nmkdir -p "$prefix/bin" && cp {compiler} "$prefix/bin/g++"\n'
     )
     conda.chmod(0o755)
-    answer = home.run("compile_anew", env=CONDA | {"CONDA_EXE": str(conda)})
+    answer = home.run(sink_scenes.compile_anew, env=CONDA | {"CONDA_EXE": str(conda)})
     assert answer.ok and answer.warnings == [] and (tmp_path / "ran").exists(), answer
     (tmp_path / "ran").unlink()
-    answer = home.run("compile_anew", env=CONDA | {"CONDA_EXE": str(conda)})
+    answer = home.run(sink_scenes.compile_anew, env=CONDA | {"CONDA_EXE": str(conda)})
     assert answer.ok and len(answer.warnings) == 1 and not (tmp_path / "ran").exists(), answer
 
 
@@ -130,8 +130,8 @@ def test_compiler_that_was_just_installed_is_used_in_this_process(home, compiler
 
 def test_operations_of_cutlass_are_not_taken_from_the_cache(home):
     """Of their text CUDA sources are made. No torch that is released writes that file."""
-    assert home.run("fetch_operations", stock=True).result == ["planted"]
-    answer = home.run("fetch_operations")
+    assert home.run(sink_scenes.fetch_operations, stock=True).result == ["planted"]
+    answer = home.run(sink_scenes.fetch_operations)
     assert answer.ok and answer.result is None and not answer.warnings, answer
 
 
@@ -158,13 +158,13 @@ def planted_module(home):
 
 
 def test_module_beside_cutlass_is_found_on_stock_torch(home, cutlass, planted_module):
-    answer = home.run("import_cutlass", directory=cutlass, stock=True)
+    answer = home.run(sink_scenes.import_cutlass, directory=cutlass, stock=True)
     assert answer.result == {"found": True, "planted": True}, answer
 
 
 @STRICTNESS
 def test_module_beside_cutlass_is_not_found(home, cutlass, planted_module, strict):
-    answer = home.run("import_cutlass", directory=cutlass, strict=strict)
+    answer = home.run(sink_scenes.import_cutlass, directory=cutlass, strict=strict)
     assert answer.result == {"found": True, "planted": False} and answer.warnings == [], answer
 
 
@@ -177,37 +177,37 @@ def operator_library(home):
 
 
 def test_operator_is_compiled_once_and_taken_by_stock_torch_too(home):
-    assert home.run("run_operator").result == {"compiled": 1}
-    again = home.run("run_operator")
+    assert home.run(sink_scenes.run_operator).result == {"compiled": 1}
+    again = home.run(sink_scenes.run_operator)
     assert again.result == {"compiled": 0} and again.warnings == [], again
-    assert home.run("run_operator", stock=True).result == {"compiled": 0}
+    assert home.run(sink_scenes.run_operator, stock=True).result == {"compiled": 0}
 
 
 def test_planted_library_of_an_operator_runs_on_stock_torch(home, trojan, tmp_path):
-    assert home.run("run_operator").ok
-    home.run("run_operator", trojan=str(trojan), stock=True, env={"TROJAN_MARKER": str(tmp_path / "ran")})
+    assert home.run(sink_scenes.run_operator).ok
+    home.run(sink_scenes.run_operator, trojan=str(trojan), stock=True, env={"TROJAN_MARKER": str(tmp_path / "ran")})
     assert (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("how", ["named by the listing", "in the library's place"])
 def test_planted_library_of_an_operator_is_not_loaded(home, trojan, tmp_path, how):
-    assert home.run("run_operator").ok
+    assert home.run(sink_scenes.run_operator).ok
     marker = {"TROJAN_MARKER": str(tmp_path / "ran")}
     if how == "in the library's place":
         shutil.copy(trojan, operator_library(home))
     named = {"trojan": str(trojan)} if how == "named by the listing" else {}
-    answer = home.run("run_operator", env=marker, **named)
+    answer = home.run(sink_scenes.run_operator, env=marker, **named)
     assert answer.ok and answer.result == {"compiled": 1}, answer
     assert not (tmp_path / "ran").exists() and trojan.exists() and len(answer.warnings) == 1, answer
-    again = home.run("run_operator", env=marker)
+    again = home.run(sink_scenes.run_operator, env=marker)
     assert again.result == {"compiled": 0} and again.warnings == [], again
 
 
 def test_planted_library_of_an_operator_is_an_error_in_strict_mode(home, trojan, tmp_path):
     """C++ calls us, and says no more than that it failed: the warning says why."""
-    assert home.run("run_operator").ok
+    assert home.run(sink_scenes.run_operator).ok
     shutil.copy(trojan, operator_library(home))
-    answer = home.run("run_operator", strict=True, env={"TROJAN_MARKER": str(tmp_path / "ran")})
+    answer = home.run(sink_scenes.run_operator, strict=True, env={"TROJAN_MARKER": str(tmp_path / "ran")})
     assert answer.error is not None and not (tmp_path / "ran").exists(), answer
     assert "its digest is not the one that was sealed" in answer.warnings[0], answer
 
@@ -222,7 +222,7 @@ def objects(home, request):
     home.environment["QUACK_CACHE_DIR"] = str(home.cache / "quack")
 
     def run(**how):
-        return home.run("cute_kernel", cache=request.param, **how)
+        return home.run(sink_scenes.cute_kernel, cache=request.param, **how)
 
     return run
 
@@ -278,7 +278,7 @@ def halide(home):
     """Compile a kernel of Halide's, or call it."""
 
     def run(**how):
-        return home.run("run_halide", directory=str(home.base / "halide"), **how)
+        return home.run(sink_scenes.run_halide, directory=str(home.base / "halide"), **how)
 
     answer = run()
     assert answer.ok, answer
@@ -339,7 +339,7 @@ def test_planted_library_of_halide_is_an_error_in_strict_mode(home, halide, plan
 def test_library_of_halide_is_built_where_nobody_else_can_write(home):
     home.cache.mkdir(exist_ok=True)
     home.cache.chmod(0o777)
-    answer = home.run("run_halide", directory=str(home.base / "halide"))
+    answer = home.run(sink_scenes.run_halide, directory=str(home.base / "halide"))
     assert answer.ok and not list(home.cache.glob("*/*.halide/done")), answer
 
 
@@ -348,14 +348,14 @@ def test_library_of_halide_is_built_where_nobody_else_can_write(home):
 
 @pytest.mark.default_release
 def test_graph_is_compiled_anew_whose_kernel_nothing_attests(home):
-    assert home.run("call_cpp_wrapper").result == {"hits": 0}
-    assert home.run("call_cpp_wrapper").result == {"hits": 1}
+    assert home.run(sink_scenes.call_cpp_wrapper).result == {"hits": 0}
+    assert home.run(sink_scenes.call_cpp_wrapper).result == {"hits": 1}
     (kernel,) = home.cache.glob("*/*.cubin")
     kernel.write_bytes(b"\x7fELF planted")
-    answer = home.run("call_cpp_wrapper")
+    answer = home.run(sink_scenes.call_cpp_wrapper)
     assert answer.result == {"hits": 0} and kernel.read_bytes() == b"\x7fELF kernel", answer
     assert len(answer.warnings) == 1 and f"{kernel} was not used" in answer.warnings[0], answer
-    answer = home.run("call_cpp_wrapper")
+    answer = home.run(sink_scenes.call_cpp_wrapper)
     assert answer.result == {"hits": 1} and answer.warnings == [], answer
     kernel.write_bytes(b"\x7fELF planted")
-    assert "EntryRefusedError" in home.run("call_cpp_wrapper", strict=True).errors
+    assert "EntryRefusedError" in home.run(sink_scenes.call_cpp_wrapper, strict=True).errors

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from scenes import artifact_scenes
 
 ONE = "def forward(x):\n    return x.sin() + 1\n"
 OTHER = "def forward(x):\n    return x.cos() - 1\n"
@@ -23,7 +24,7 @@ def write(home, name, text, directory="code"):
 
 
 def compiled(home, name, text, directory="code", **how):
-    answer = home.run("precompile_of", directory=write(home, name, text, directory), name=name, **how)
+    answer = home.run(artifact_scenes.precompile_of, directory=write(home, name, text, directory), name=name, **how)
     assert answer.ok and answer.warnings == [], answer
     return answer.result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scenes import sink_scenes
 
 from faults import damage
 
@@ -16,7 +17,7 @@ def pair(home):
 
     def write(**how):
         found = home.base / "model.py", home.base / "model.cache"
-        answer = home.run("precompile", source=str(found[0]), cache=str(found[1]), **how)
+        answer = home.run(sink_scenes.precompile, source=str(found[0]), cache=str(found[1]), **how)
         assert answer.ok, answer
         return found
 
@@ -26,7 +27,7 @@ def pair(home):
 @pytest.fixture
 def load(home):
     def load(pair, **how):
-        return home.run("load_precompiled", source=str(pair[0]), cache=str(pair[1]), **how)
+        return home.run(sink_scenes.load_precompiled, source=str(pair[0]), cache=str(pair[1]), **how)
 
     return load
 

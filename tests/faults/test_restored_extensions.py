@@ -6,6 +6,7 @@ import os
 import shutil
 
 import pytest
+from scenes import load_scenes
 
 from safecache.reporting.kinds import Kind
 from safecache.store import manifests
@@ -38,7 +39,7 @@ def write(directory, answer, *, source=SOURCE, header="answer.h"):
 @pytest.fixture
 def load(home):
     def load(expected, *, warnings=0, **how):
-        answer = home.run("load_operators", source="", **how)
+        answer = home.run(load_scenes.load_operators, source="", **how)
         assert answer.ok and len(answer.warnings) == warnings, answer
         assert answer.result["answer"] == expected, answer
         return answer.result["steps"]
@@ -171,4 +172,4 @@ def test_planted_library_that_cannot_be_moved_away_is_built_in_a_private_directo
     obstacle.write_bytes(b"in the way")
     load(41, warnings=1)
     load(41, warnings=1)
-    assert "EntryRefusedError" in home.run("load_operators", source="", strict=True).errors
+    assert "EntryRefusedError" in home.run(load_scenes.load_operators, source="", strict=True).errors

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 from conftest import WARM, needs_root
+from scenes import kernel_scenes
 
 from faults import damage
 from faults.trojan import PYTHON
@@ -71,7 +72,7 @@ def test_without_the_setting_the_second_user_compiles_and_is_told(filled, second
     assert f"{filled.cache} has mode 2775" in exposed and "SAFECACHE_SHARED=1" in exposed, answer
 
 
-@pytest.mark.parametrize("scene", ["compile_kernel", "build_module"])
+@pytest.mark.parametrize("scene", [kernel_scenes.compile_kernel, kernel_scenes.build_module])
 def test_second_user_takes_what_the_first_has_compiled_for_triton(cache, first, second, scene):
     pytest.importorskip("triton")
     assert first.run(scene, env=SHARED).result["compiled"]

@@ -8,6 +8,7 @@ import time
 import pytest
 from conftest import WARM
 from helpers.caches import DAY, HOUR, Cache
+from scenes import kernel_scenes
 
 from safecache.reporting.kinds import Kind
 from safecache.upkeep import eviction, inventory
@@ -105,7 +106,7 @@ def test_limit_in_the_environment_is_kept_without_being_asked(warm):
     assert warm.run().hits == WARM
 
 
-@pytest.mark.parametrize("scene", ["compile_kernel", "build_module"])
+@pytest.mark.parametrize("scene", [kernel_scenes.compile_kernel, kernel_scenes.build_module])
 def test_kernel_that_is_used_stays_and_one_that_went_is_compiled_anew(home, scene):
     pytest.importorskip("triton")
     triton = home.base / "triton"
@@ -126,10 +127,10 @@ def test_kernel_that_is_used_stays_and_one_that_went_is_compiled_anew(home, scen
 
 def test_kernel_of_which_a_killed_sweep_took_the_list_is_compiled_anew(home):
     pytest.importorskip("triton")
-    home.run("compile_kernel")
+    home.run(kernel_scenes.compile_kernel)
     groups = inventory.take(str(home.base / "triton")).groups
     [group] = [group for group in groups if group.kind is Kind.KERNEL]
     for path in group.steps[0]:
         os.unlink(path)
-    answer = home.run("compile_kernel")
+    answer = home.run(kernel_scenes.compile_kernel)
     assert answer.ok and answer.warnings == [] and answer.result["compiled"], answer

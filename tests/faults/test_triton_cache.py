@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 from conftest import needs_root
+from scenes import kernel_scenes, triton_cache_scenes
 
 from faults.hostile import triton_files as files
 from faults.small_disks import FAULTS, fill, mounted, read_only
@@ -23,7 +24,7 @@ def temporaries(home):
 
 @needs_root
 @WHO
-@pytest.mark.parametrize("scene", ["compile_kernel", "build_module"])
+@pytest.mark.parametrize("scene", [kernel_scenes.compile_kernel, kernel_scenes.build_module])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_file_system_that_takes_nothing_costs_one_warning_and_the_cache(home, fault, scene, who):
     options, break_it, mend, says = FAULTS[fault]
@@ -34,7 +35,7 @@ def test_file_system_that_takes_nothing_costs_one_warning_and_the_cache(home, fa
             assert not answer.ok or fault.endswith("some"), answer
             return
         assert answer.ok and answer.result["compiled"] and not temporaries(home), answer
-        if fault == "inodes-for-some" and scene == "build_module" and not answer.warnings:
+        if fault == "inodes-for-some" and scene == kernel_scenes.build_module and not answer.warnings:
             return  # one file, which fits
         assert len(answer.warnings) <= 1, answer
         if answer.warnings:
@@ -50,12 +51,12 @@ def test_file_system_that_takes_nothing_costs_one_warning_and_the_cache(home, fa
 def test_full_disk_is_an_error_in_strict_mode(home):
     with mounted(home.base / "triton", "size=1m") as point:
         fill(point)
-        answer = home.run("compile_kernel", strict=True)
+        answer = home.run(kernel_scenes.compile_kernel, strict=True)
         assert answer.errors[0] == "CacheWriteError" and "No space left" in answer.messages[0], answer
 
 
 @WHO
-@pytest.mark.parametrize("scene", ["compile_kernel", "build_module"])
+@pytest.mark.parametrize("scene", [kernel_scenes.compile_kernel, kernel_scenes.build_module])
 @pytest.mark.parametrize("place", ["/proc/nope", "file", "below-a-file"])
 def test_directory_that_cannot_be_made_costs_one_warning_and_the_cache(home, place, scene, who):
     (home.base / "triton").write_text("in the way")
@@ -73,48 +74,48 @@ def test_directory_that_cannot_be_made_costs_one_warning_and_the_cache(home, pla
 
 
 def test_file_in_the_place_of_a_kernel_s_directory_is_moved_away(home):
-    assert home.run("compile_kernel").ok
+    assert home.run(kernel_scenes.compile_kernel).ok
     (group,) = files(home, "__grp__*")
     shutil.rmtree(group.parent)
     group.parent.write_text("in the way")
-    answer = home.run("compile_kernel")
+    answer = home.run(kernel_scenes.compile_kernel)
     (warning,) = answer.warnings
     assert answer.ok and answer.result["compiled"] and "was in the way" in warning, answer
-    assert not home.run("compile_kernel").result["compiled"]
+    assert not home.run(kernel_scenes.compile_kernel).result["compiled"]
 
 
 def test_directory_that_may_not_be_written_costs_one_warning_and_the_cache(home):
     (home.base / "triton").mkdir(mode=0o555)
-    answer = home.run("compile_kernel", unprivileged=True)
+    answer = home.run(kernel_scenes.compile_kernel, unprivileged=True)
     assert answer.ok and len(answer.warnings) == 1 and "Permission denied" in answer.warnings[0], answer
 
 
 def test_directory_that_may_not_be_entered_costs_one_warning_and_the_cache(home):
-    assert home.run("compile_kernel").ok
+    assert home.run(kernel_scenes.compile_kernel).ok
     (home.base / "triton").chmod(0)
-    answer = home.run("compile_kernel", unprivileged=True)
+    answer = home.run(kernel_scenes.compile_kernel, unprivileged=True)
     assert answer.ok and answer.result["compiled"] and len(answer.warnings) == 1, answer
     (home.base / "triton").chmod(0o755)
-    assert not home.run("compile_kernel").result["compiled"]
+    assert not home.run(kernel_scenes.compile_kernel).result["compiled"]
 
 
 @pytest.mark.parametrize("pattern", ["*.cubin", "tri*.json", "__grp__*"])
 def test_unreadable_file_is_a_miss_and_heals(home, pattern):
-    assert home.run("compile_kernel").ok
+    assert home.run(kernel_scenes.compile_kernel).ok
     files(home, pattern)[0].chmod(0)
-    answer = home.run("compile_kernel", unprivileged=True)
+    answer = home.run(kernel_scenes.compile_kernel, unprivileged=True)
     assert answer.ok and answer.result["compiled"] and len(answer.warnings) == 1, answer
     assert "Permission denied" in answer.warnings[0]
-    assert not home.run("compile_kernel", unprivileged=True).result["compiled"]
+    assert not home.run(kernel_scenes.compile_kernel, unprivileged=True).result["compiled"]
 
 
 @needs_root
 def test_damaged_file_that_cannot_be_moved_away_is_a_miss(home):
     with mounted(home.base / "triton", "size=4m") as point:
-        good = home.run("compile_kernel").result["cubin"]
+        good = home.run(kernel_scenes.compile_kernel).result["cubin"]
         files(home, "*.cubin")[0].write_bytes(b"damaged")
         read_only(point)
-        answer = home.run("compile_kernel")
+        answer = home.run(kernel_scenes.compile_kernel)
         assert answer.ok and answer.result["compiled"] and answer.result["cubin"] == good, answer
         assert sorted("damaged" in text for text in answer.warnings) == [False, True], "and the cache is read-only"
 
@@ -133,33 +134,35 @@ DISPENSABLE = ("lstat", "scandir")
 
 @pytest.mark.parametrize(("call", "error"), [(call, error) for call, errors in CALLS.items() for error in errors])
 def test_call_that_always_fails_costs_a_warning_and_no_compile(home, call, error):
-    answer = home.run("compile_while_failing", call=call, error=error, env={"SAFECACHE_FSYNC": "always"})
+    answer = home.run(
+        triton_cache_scenes.compile_while_failing, call=call, error=error, env={"SAFECACHE_FSYNC": "always"}
+    )
     assert answer.ok and answer.result["compiled"] and answer.result["cubin"], answer
     assert len(answer.warnings) == (call not in DISPENSABLE) and not temporaries(home), answer
-    again = home.run("compile_kernel")
+    again = home.run(kernel_scenes.compile_kernel)
     assert again.ok and not again.warnings, again
-    assert not home.run("compile_kernel").result["compiled"]
+    assert not home.run(kernel_scenes.compile_kernel).result["compiled"]
 
 
 @pytest.mark.parametrize("error", ["ESTALE", "EBUSY", "ENOENT"])
 @pytest.mark.parametrize("call", ["open", "rename"])
 def test_error_that_passes_costs_nothing(home, call, error):
-    answer = home.run("compile_while_failing", call=call, error=error, times=2)
+    answer = home.run(triton_cache_scenes.compile_while_failing, call=call, error=error, times=2)
     assert answer.ok and not answer.warnings, answer
-    hit = home.run("compile_while_failing", call="open", error=error, times=2)
+    hit = home.run(triton_cache_scenes.compile_while_failing, call="open", error=error, times=2)
     assert hit.ok and not hit.result["compiled"] and not hit.warnings, hit
 
 
 @pytest.mark.parametrize("error", ["EIO", "ESTALE", "EACCES"])
 def test_file_that_cannot_be_read_is_a_miss(home, error):
-    assert home.run("compile_kernel").ok
-    answer = home.run("compile_while_failing", call="open", error=error)
+    assert home.run(kernel_scenes.compile_kernel).ok
+    answer = home.run(triton_cache_scenes.compile_while_failing, call="open", error=error)
     assert answer.ok and answer.result["compiled"], answer
 
 
 @WHO
 def test_clean_up_that_fails_is_no_failed_compile(home, who):
-    answer = home.run("compile_where_clean_up_fails", stock=who == "stock")
+    answer = home.run(triton_cache_scenes.compile_where_clean_up_fails, stock=who == "stock")
     assert answer.ok is (who == "safecache") and not answer.warnings, answer
     if who == "stock":
         assert "Device or resource busy" in answer.messages[0]
@@ -168,18 +171,22 @@ def test_clean_up_that_fails_is_no_failed_compile(home, who):
 @WHO
 @pytest.mark.parametrize("when", ["put", "put_group"])
 def test_cache_that_is_cleared_during_a_compile_costs_no_compile(home, who, when):
-    answer = home.run("compile_and_clear", when=when, stock=who == "stock")
+    answer = home.run(triton_cache_scenes.compile_and_clear, when=when, stock=who == "stock")
     assert answer.ok is (who == "safecache"), answer
     if who == "safecache":
         assert answer.result["compiled"] and len(answer.warnings) == 1, answer
         assert "No such file" in answer.warnings[0] and "memory" in answer.warnings[0]
-        assert home.run("compile_kernel").ok and not home.run("compile_kernel").result["compiled"]
+        assert (
+            home.run(kernel_scenes.compile_kernel).ok and not home.run(kernel_scenes.compile_kernel).result["compiled"]
+        )
 
 
 def test_file_of_another_writer_makes_the_group_a_miss(home):
-    good = home.run("compile_kernel").result["cubin"]
-    answer = home.run("put_as_another_writer", name=files(home, "*.cubin")[0].name, content=b"other".hex())
+    good = home.run(kernel_scenes.compile_kernel).result["cubin"]
+    answer = home.run(
+        triton_cache_scenes.put_as_another_writer, name=files(home, "*.cubin")[0].name, content=b"other".hex()
+    )
     assert answer.ok, answer
-    answer = home.run("compile_kernel")
+    answer = home.run(kernel_scenes.compile_kernel)
     assert answer.ok and answer.result["compiled"] and answer.result["cubin"] == good, answer
-    assert not answer.warnings and not home.run("compile_kernel").result["compiled"]
+    assert not answer.warnings and not home.run(kernel_scenes.compile_kernel).result["compiled"]

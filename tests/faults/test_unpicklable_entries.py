@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from scene_names import PLACES, UNPICKLABLE
+from scenes import model_scenes
+from scenes.model_scenes import PLACES, UNPICKLABLE
 
 STRICT_TORCH = [{}, {"strict_autograd_cache": True}]
 STRICT_TORCH_IDS = ["torch-lax", "torch-strict"]
@@ -13,7 +14,7 @@ STRICT_TORCH_IDS = ["torch-lax", "torch-strict"]
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("what", UNPICKLABLE)
 def test_compile_goes_on_with_one_warning_that_names_the_path(home, what, place, functorch):
-    answer = home.run("compile_with", injection=what, place=place, **functorch)
+    answer = home.run(model_scenes.compile_with, injection=what, place=place, **functorch)
     assert answer.ok, answer
     assert len(answer.warnings) == 1, answer
     assert answer.torch_warnings == [], answer
@@ -25,14 +26,14 @@ def test_compile_goes_on_with_one_warning_that_names_the_path(home, what, place,
 
 @pytest.mark.parametrize("functorch", STRICT_TORCH, ids=STRICT_TORCH_IDS)
 def test_graph_that_cannot_be_prepared_is_not_saved(home, functorch):
-    answer = home.run("compile_with", injection="lambda", place="prepare", **functorch)
+    answer = home.run(model_scenes.compile_with, injection="lambda", place="prepare", **functorch)
     assert answer.ok and answer.torch_warnings == [], answer
     assert len(answer.warnings) == 1 and "cannot be prepared" in answer.warnings[0], answer
 
 
 @pytest.mark.parametrize("place", [*PLACES, "prepare"])
 def test_strict_mode_raises_an_error_that_names_the_path(home, place):
-    answer = home.run("compile_with", injection="launcher", place=place, strict=True)
+    answer = home.run(model_scenes.compile_with, injection="launcher", place=place, strict=True)
     assert "UnpicklableEntryError" in answer.errors, answer
     text = answer.messages[answer.errors.index("UnpicklableEntryError")]
     assert ("injected[0]['launcher']" if place != "prepare" else "cannot be prepared") in text, answer
@@ -41,13 +42,13 @@ def test_strict_mode_raises_an_error_that_names_the_path(home, place):
 @pytest.mark.parametrize("place", PLACES)
 def test_an_interrupt_passes_through_untouched(home, place):
     """vLLM ends a compile with StopCompiling(BaseException)."""
-    answer = home.run("compile_with", injection="interrupt", place=place)
+    answer = home.run(model_scenes.compile_with, injection="interrupt", place=place)
     assert answer.error == "PrivateInterrupt", answer
     assert answer.warnings == [], answer
 
 
 def test_text_tells_type_definition_and_remedy(home):
-    (text,) = home.run("compile_with", injection="lambda", place="aot").warnings
+    (text,) = home.run(model_scenes.compile_with, injection="lambda", place="aot").warnings
     assert "scenes.py:" in text and "<lambda>" in text and "is a function" in text
     assert "compiles anew in every process" in text
 
@@ -55,30 +56,30 @@ def test_text_tells_type_definition_and_remedy(home):
 @pytest.mark.parametrize("place", PLACES)
 def test_ahead_of_time_compile_goes_on(home, place):
     """torch.compile(...).aot_compile turns torch's strict mode on by itself."""
-    answer = home.run("aot_compile", injection="launcher", place=place)
+    answer = home.run(model_scenes.aot_compile, injection="launcher", place=place)
     assert answer.ok and len(answer.warnings) == 1 and "['launcher']" in answer.warnings[0], answer
 
 
 @pytest.mark.parametrize("functorch", STRICT_TORCH, ids=STRICT_TORCH_IDS)
 @pytest.mark.parametrize("place", PLACES)
 def test_standalone_compile_to_one_bundle_goes_on(home, place, functorch):
-    answer = home.run("standalone", injection="launcher", place=place, functorch=functorch, aot=True)
+    answer = home.run(model_scenes.standalone, injection="launcher", place=place, functorch=functorch, aot=True)
     assert answer.ok and len(answer.warnings) == 1, answer
 
 
 @pytest.mark.parametrize("functorch", STRICT_TORCH, ids=STRICT_TORCH_IDS)
 @pytest.mark.parametrize("place", [*PLACES, "prepare"])
 def test_standalone_compile_goes_on(home, place, functorch):
-    answer = home.run("standalone", injection="launcher", place=place, functorch=functorch)
+    answer = home.run(model_scenes.standalone, injection="launcher", place=place, functorch=functorch)
     assert answer.ok and len(answer.warnings) == 1, answer
     assert not answer.result["saveable"], "an artifact without its graph would be saved, and fail where it is loaded"
 
 
 def test_uncacheable_graph_is_no_failure_where_torch_is_strict(home):
-    answer = home.run("compile_uncacheable", strict_autograd_cache=True)
+    answer = home.run(model_scenes.compile_uncacheable, strict_autograd_cache=True)
     assert answer.ok and len(answer.warnings) == 1 and "BypassAOTAutogradCache" in answer.warnings[0], answer
 
 
 def test_uncacheable_graph_stays_silent_by_default(home):
-    answer = home.run("compile_uncacheable")
+    answer = home.run(model_scenes.compile_uncacheable)
     assert answer.ok and answer.warnings == [] and answer.torch_warnings == [], answer

@@ -6,9 +6,10 @@ import contextlib
 
 import pytest
 from conftest import WARM, needs_root
+from scenes import artifact_scenes, load_scenes, model_scenes
 
 pytestmark = [needs_root, pytest.mark.default_release]
-BUILDS = "compile_and_count_builds"
+BUILDS = model_scenes.compile_and_count_builds
 
 
 @contextlib.contextmanager
@@ -56,12 +57,12 @@ def test_library_of_an_image_is_built_anew_with_one_warning(warm):
 
 
 def test_probe_of_vector_instructions_is_made_elsewhere(home):
-    assert home.run("find_vector_instructions").result is True
+    assert home.run(load_scenes.find_vector_instructions).result is True
     for note in home.cache.rglob("*.load_ok"):  # with which torch 2.13 does not load it again
         note.unlink()
     before = code(home)
     with closed(home):
-        answer = home.run("find_vector_instructions", unprivileged=True)
+        answer = home.run(load_scenes.find_vector_instructions, unprivileged=True)
     assert answer.ok and answer.result is True, answer
     assert len(answer.warnings) == 1 and "[unreadable]" in answer.warnings[0], answer
     assert before and code(home) == before and not home.quarantined
@@ -70,12 +71,12 @@ def test_probe_of_vector_instructions_is_made_elsewhere(home):
 def test_result_of_tuning_chooses_among_the_candidates_with_one_warning(home):
     pytest.importorskip("triton")
     tuning = {"filename": str(home.cache / "ab" / "cab.py")}
-    assert home.run("save_tuning", size=7, coordesc=True, **tuning).ok
-    assert home.run("read_tuning", **tuning).result["size"] == 7
+    assert home.run(artifact_scenes.save_tuning, size=7, coordesc=True, **tuning).ok
+    assert home.run(artifact_scenes.read_tuning, **tuning).result["size"] == 7
     with closed(home):
-        answer = home.run("read_tuning", unprivileged=True, **tuning)
+        answer = home.run(artifact_scenes.read_tuning, unprivileged=True, **tuning)
         assert answer.ok and answer.result["size"] is None, answer
         assert len(answer.warnings) == 1 and "[unreadable]" in answer.warnings[0], answer
-        strict = home.run("read_tuning", strict=True, unprivileged=True, **tuning)
+        strict = home.run(artifact_scenes.read_tuning, strict=True, unprivileged=True, **tuning)
     assert "CacheReadError" in strict.errors, strict
-    assert home.run("read_tuning", **tuning).result["size"] == 7 and not home.quarantined
+    assert home.run(artifact_scenes.read_tuning, **tuning).result["size"] == 7 and not home.quarantined

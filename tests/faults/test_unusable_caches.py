@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
+from scenes import kernel_scenes
 
 from faults import hostile
 from faults.trojan import Attack
@@ -93,11 +94,11 @@ def test_planted_library_with_a_note_that_it_could_be_loaded_is_not_loaded(attac
 @pytest.mark.parametrize("planted", [False, True], ids=["as it was", "planted"])
 def test_triton_cache_with_an_obstacle_costs_one_warning(home, place, obstacle, planted):
     pytest.importorskip("triton")
-    assert home.run("compile_kernel").ok
+    assert home.run(kernel_scenes.compile_kernel).ok
     if planted:
         for path in hostile.triton_files(home, "*.cubin"):
             path.write_bytes(b"planted")
     put(obstacle, home.base / "triton" / place)
     for _ in range(2):
-        answer = home.run("compile_kernel")
+        answer = home.run(kernel_scenes.compile_kernel)
         assert answer.ok and len(answer.warnings) <= 1, answer

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from scenes import model_scenes
+
 GROUP = 4242
 
 
@@ -17,7 +19,7 @@ class User:
         self.base.mkdir()
         os.chown(self.base, uid, uid)
 
-    def run(self, scene="compile_model", *, env=None, umask=0o002, **how):
+    def run(self, scene=model_scenes.compile_model, *, env=None, umask=0o002, **how):
         own = {"XDG_CONFIG_HOME": str(self.base / "config"), "TMPDIR": str(self.base)}
         return self.home.run(scene, env=own | (env or {}), user=(self.uid, GROUP), umask=umask, **how)
 

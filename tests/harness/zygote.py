@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import importlib
 import json
 import logging
 import os
+import pkgutil
 import signal
 import struct
 import sys
@@ -38,23 +38,6 @@ from harness.capabilities import drop_file_capabilities
 # Without safecache: as for whoever has no more than patched sources.
 ALONE = sys.argv[1:] == ["alone"]
 
-# Imported when they are asked for: a torch for the CPU alone does without Triton, which some of them need.
-SCENES = (
-    "artifact_scenes",
-    "authenticity_scenes",
-    "load_scenes",
-    "kernel_scenes",
-    "triton_cache_scenes",
-    "launcher_scenes",
-    "autotuner_scenes",
-    "launcher_entry_scenes",
-    "lookup_scenes",
-    "explain_scenes",
-    "explain_kernel_scenes",
-    "log_scenes",
-    "sink_scenes",
-)
-
 
 class Collector(logging.Handler):
     """Keeps what is warned: by safecache, and by torch's cache modules."""
@@ -78,16 +61,6 @@ def become(user, group):
     header = struct.pack("=Ii", 0x20080522, 0)
     if libc.capset(header, struct.pack("=6I", *[1 << read_search] * 3, 0, 0, 0)) == 0:
         libc.prctl(47, 2, read_search, 0, 0)  # PR_CAP_AMBIENT_RAISE: for the compilers that he starts
-
-
-def find_scene(name):
-    module, _, function = name.rpartition(".")
-    if module:
-        return getattr(importlib.import_module(module), function)
-    if hasattr(model_scenes, name):
-        return getattr(model_scenes, name)
-    modules = (importlib.import_module(f"scenes.{module}") for module in SCENES)
-    return next(getattr(module, name) for module in modules if hasattr(module, name))
 
 
 def set_up(request):
@@ -115,8 +88,8 @@ def run_scene(request):
     for name in ("safecache", "torch._inductor.codecache", "torch._functorch._aot_autograd.autograd_cache"):
         logging.getLogger(name).addHandler(collector)
     answer = {"result": None, "error": None, "error_chain": []}
-    # The scenes are imported by now, whose sources say what is planted.
-    scene = find_scene(request["scene"])
+    # Its module is imported before, whose source may say what is planted.
+    scene = pkgutil.resolve_name(request["scene"])
     noticed = planted.watch() if request["audit"] else []
     try:
         answer["result"] = scene(**request["arguments"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scenes import launcher_scenes
 
 pytest.importorskip("triton")
 
@@ -21,7 +22,7 @@ def assert_tells(failure, *words):
 @DAMAGE
 @pytest.mark.parametrize("when", ["before", "after", "meanwhile"])
 def test_launcher_loads_the_cubin_it_was_made_with_whatever_lies_in_the_cache(home, how, when):
-    answer = home.run("load_with_cubin", how=how, when=when)
+    answer = home.run(launcher_scenes.load_with_cubin, how=how, when=when)
     assert answer.ok, answer
     result = answer.result
     assert result["failure"] is None and result["again"] is None, answer
@@ -31,7 +32,7 @@ def test_launcher_loads_the_cubin_it_was_made_with_whatever_lies_in_the_cache(ho
 
 @pytest.mark.parametrize("kind", ["static", "ordinary"])
 def test_failure_on_another_architecture_names_both(home, kind):
-    answer = home.run("load_elsewhere", name=kind, **ARCHITECTURE)
+    answer = home.run(launcher_scenes.load_elsewhere, name=kind, **ARCHITECTURE)
     assert answer.ok, answer
     assert_tells(answer.result, "triton_poi_scale", "sm_90", "sm_80")
     assert answer.result["cause"] == "ValueError" and answer.result["same"], answer
@@ -41,7 +42,7 @@ def test_failure_on_another_architecture_names_both(home, kind):
 @pytest.mark.parametrize("package", ["torch", "triton"])
 @pytest.mark.parametrize("kind", ["static", "ordinary"])
 def test_failure_with_another_release_names_both(home, kind, package):
-    answer = home.run("load_elsewhere", name=kind, **HERE, **{package: "1.2.3"})
+    answer = home.run(launcher_scenes.load_elsewhere, name=kind, **HERE, **{package: "1.2.3"})
     assert answer.ok, answer
     assert_tells(answer.result, "triton_poi_scale", package, "this process has 1.2.3")
     assert answer.result["cause"] == "ValueError" and answer.result["same"], answer
@@ -50,7 +51,7 @@ def test_failure_with_another_release_names_both(home, kind, package):
 @pytest.mark.parametrize("provenance", [HERE, {"gpu": ""}, {**HERE, "memory": True}], ids=["here", "unknown", "memory"])
 @pytest.mark.parametrize("kind", ["static", "ordinary"])
 def test_failure_of_the_driver_itself_passes_through_untouched(home, kind, provenance):
-    answer = home.run("load_elsewhere", name=kind, **provenance)
+    answer = home.run(launcher_scenes.load_elsewhere, name=kind, **provenance)
     assert answer.ok, answer
     assert answer.result["type"] == ("MemoryError" if "memory" in provenance else "ValueError"), answer
     assert answer.result["as it was"], answer
@@ -59,7 +60,7 @@ def test_failure_of_the_driver_itself_passes_through_untouched(home, kind, prove
 
 @pytest.mark.parametrize("package", ["torch", "triton"])
 def test_recipe_of_another_release_that_cannot_be_read_names_both(home, package):
-    answer = home.run("load_unreadable", **{package: "1.2.3"})
+    answer = home.run(launcher_scenes.load_unreadable, **{package: "1.2.3"})
     assert answer.ok, answer
     assert_tells(answer.result, "triton_poi_scale", f"made with {package} 1.2.3, and this process has")
     assert answer.result["cause"] == "ModuleNotFoundError"
@@ -67,6 +68,6 @@ def test_recipe_of_another_release_that_cannot_be_read_names_both(home, package)
 
 
 def test_recipe_that_cannot_be_read_tells_the_error(home):
-    answer = home.run("load_unreadable")
+    answer = home.run(launcher_scenes.load_unreadable)
     assert answer.ok, answer
     assert_tells(answer.result, "triton_poi_scale", "ModuleNotFoundError", "no_such_module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scenes import launcher_scenes
 
 pytest.importorskip("triton")
 
@@ -10,7 +11,7 @@ KINDS = ["static", "ordinary", "store_cubin"]
 
 
 def identities(home, kind, **options):
-    answer = home.run("identities", name=kind, **options)
+    answer = home.run(launcher_scenes.identities, name=kind, **options)
     assert answer.ok, answer
     return answer.result
 

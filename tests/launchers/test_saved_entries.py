@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 from conftest import WARM
-from scene_names import PLACES
+from scenes import launcher_entry_scenes
+from scenes.model_scenes import PLACES
 
 pytest.importorskip("triton")
 
@@ -40,10 +41,10 @@ def test_entry_that_refers_to_the_function_below_a_launcher_is_hit_in_the_next_p
 
 
 def assert_next_process_hits(home, place, what, functorch):
-    cold = home.run("save_referring", place=place, what=what, **functorch)
+    cold = home.run(launcher_entry_scenes.save_referring, place=place, what=what, **functorch)
     assert cold.ok and cold.warnings == [] and cold.torch_warnings == [], cold
     assert cold.result["aot"]["miss"] == 1 and cold.result["aot"]["saved"] == 1, cold
-    answer = home.run("hit_referring", **functorch)
+    answer = home.run(launcher_entry_scenes.hit_referring, **functorch)
     assert answer.ok and answer.warnings == [] and answer.torch_warnings == [], answer
     assert answer.result["aot"]["hit"] == 1 and answer.result["fx"]["miss"] == 0, answer
     if "bundled_autograd_cache" not in functorch:
@@ -54,8 +55,8 @@ def assert_next_process_hits(home, place, what, functorch):
 
 @pytest.mark.parametrize("place,functorch", [("fx", {}), ("aot", {"strict_autograd_cache": True})])
 def test_stock_entry_that_refers_to_a_launcher_is_no_use(home, place, functorch):
-    cold = home.run("save_referring", place=place, stock=True, **functorch)
-    answer = home.run("hit_referring", stock=True, **functorch)
+    cold = home.run(launcher_entry_scenes.save_referring, place=place, stock=True, **functorch)
+    answer = home.run(launcher_entry_scenes.hit_referring, stock=True, **functorch)
     assert not cold.ok or not answer.ok or answer.result["aot"]["hit"] == 0, (cold, answer)
 
 
@@ -71,9 +72,9 @@ def test_standalone_compile_to_one_bundle_with_a_launcher_is_saved_and_loaded(ho
 
 def assert_standalone_loads(home, place, what, **options):
     path = str(home.base / "artifact")
-    made = home.run("save_standalone_referring", place=place, path=path, what=what, **options)
+    made = home.run(launcher_entry_scenes.save_standalone_referring, place=place, path=path, what=what, **options)
     assert made.ok and made.warnings == [], made
-    answer = home.run("load_standalone_referring", path=path)
+    answer = home.run(launcher_entry_scenes.load_standalone_referring, path=path)
     assert answer.ok and answer.warnings == [], answer
     assert_launchers_work(answer.result)
 
@@ -82,16 +83,20 @@ def assert_standalone_loads(home, place, what, **options):
 def test_stock_standalone_compile_with_a_launcher_fails(home, aot):
     options = {"aot": True} if aot else {}
     path = str(home.base / "artifact")
-    made = home.run("save_standalone_referring", place="aot", path=path, stock=True, **options)
-    assert not made.ok or not home.run("load_standalone_referring", path=path, stock=True).ok, made
+    made = home.run(launcher_entry_scenes.save_standalone_referring, place="aot", path=path, stock=True, **options)
+    assert not made.ok or not home.run(launcher_entry_scenes.load_standalone_referring, path=path, stock=True).ok, made
 
 
 @PLACE
 def test_mega_cache_with_launchers_is_loaded(home, place):
     path = str(home.base / "artifacts")
-    made = home.run("save_mega_cache_referring", place=place, path=path)
+    made = home.run(launcher_entry_scenes.save_mega_cache_referring, place=place, path=path)
     assert made.ok and made.warnings == [], made
-    answer = home.run("load_mega_cache_referring", path=path, env={"TORCHINDUCTOR_CACHE_DIR": str(home.base / "other")})
+    answer = home.run(
+        launcher_entry_scenes.load_mega_cache_referring,
+        path=path,
+        env={"TORCHINDUCTOR_CACHE_DIR": str(home.base / "other")},
+    )
     assert answer.ok and answer.hits == WARM, answer
     assert_launchers_work(answer.result)
 
@@ -99,13 +104,13 @@ def test_mega_cache_with_launchers_is_loaded(home, place):
 @PLACE_AND_WHAT
 def test_ahead_of_time_compile_with_a_launcher_is_saved_and_loaded(home, place, what):
     path = str(home.base / "compiled")
-    made = home.run("save_aot_compiled", place=place, path=path, what=what)
+    made = home.run(launcher_entry_scenes.save_aot_compiled, place=place, path=path, what=what)
     assert made.ok and made.warnings == [], made
-    answer = home.run("load_aot_compiled", path=path)
+    answer = home.run(launcher_entry_scenes.load_aot_compiled, path=path)
     assert answer.ok, answer
     assert_launchers_work(answer.result)
 
 
 def test_stock_ahead_of_time_compile_with_a_launcher_fails(home):
-    made = home.run("save_aot_compiled", place="aot", path=str(home.base / "compiled"), stock=True)
+    made = home.run(launcher_entry_scenes.save_aot_compiled, place="aot", path=str(home.base / "compiled"), stock=True)
     assert not made.ok, made

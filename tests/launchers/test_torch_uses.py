@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from scenes import autotuner_scenes
 
 pytest.importorskip("triton")
 
@@ -13,8 +14,8 @@ KIND = pytest.mark.parametrize("static", [True, False], ids=["static", "ordinary
 @pytest.mark.parametrize("configs", [1, 2])
 @KIND
 def test_autotuner_runs_as_in_stock_torch(home, release, static, configs, fast):
-    ours = home.run("run_autotuner", static=static, configs=configs, fast=fast)
-    stock = home.run("run_autotuner", static=static, configs=configs, fast=fast, stock=True)
+    ours = home.run(autotuner_scenes.run_autotuner, static=static, configs=configs, fast=fast)
+    stock = home.run(autotuner_scenes.run_autotuner, static=static, configs=configs, fast=fast, stock=True)
     assert ours.ok and stock.ok, (ours, stock)
     assert stock.result["launcher"] == "function" and ours.result["launcher"] == "Launcher"
     for name in ("launched", "unloaded", "results", "best", "reasons"):
@@ -29,8 +30,8 @@ def test_autotuner_runs_as_in_stock_torch(home, release, static, configs, fast):
 
 @KIND
 def test_launcher_that_spills_registers_is_a_failure_with_a_reason(home, release, static):
-    ours = home.run("run_autotuner", static=static, configs=2, spills=True)
-    stock = home.run("run_autotuner", static=static, configs=2, spills=True, stock=True)
+    ours = home.run(autotuner_scenes.run_autotuner, static=static, configs=2, spills=True)
+    stock = home.run(autotuner_scenes.run_autotuner, static=static, configs=2, spills=True, stock=True)
     assert ours.ok and stock.ok, (ours, stock)
     assert ours.result["best"] == stock.result["best"] == 256
     assert ours.result["reasons"] == stock.result["reasons"]
@@ -40,7 +41,7 @@ def test_launcher_that_spills_registers_is_a_failure_with_a_reason(home, release
 
 def test_kernels_of_losing_launchers_are_unloaded_and_can_be_loaded_again(home, since):
     since(2, 13)
-    answer = home.run("close_launchers")
+    answer = home.run(autotuner_scenes.close_launchers)
     assert answer.ok, answer
     result = answer.result
     assert result["unloaded by one that was not loaded"] == 0
@@ -51,19 +52,19 @@ def test_kernels_of_losing_launchers_are_unloaded_and_can_be_loaded_again(home, 
 
 def test_autotuner_lets_go_of_launchers_after_a_benchmark(home, since):
     since(2, 13)
-    answer = home.run("release_artifacts")
+    answer = home.run(autotuner_scenes.release_artifacts)
     assert answer.ok and answer.result == {"left": [[], [], 0, None], "unloaded": 2}, answer
 
 
 def test_too_many_arguments_are_explained(home, since):
     since(2, 13)
-    answer = home.run("check_arguments")
+    answer = home.run(autotuner_scenes.check_arguments)
     assert answer.ok and len(answer.result) == 3, answer
     assert all("too many positional arguments" in text for text in answer.result), answer
 
 
 def test_launchers_are_keys_by_identity(home):
-    answer = home.run("launchers_as_keys")
+    answer = home.run(autotuner_scenes.launchers_as_keys)
     assert answer.ok and answer.result == {"found": [float(n) for n in range(6)], "best": 0.0}, answer
 
 
@@ -71,7 +72,7 @@ def test_launchers_are_keys_by_identity(home):
 @KIND
 def test_function_for_the_fast_path_is_saved_and_launches(home, since, static, fast):
     since(2, 13)
-    answer = home.run("build_fast_launcher", static=static, fast=fast)
+    answer = home.run(autotuner_scenes.build_fast_launcher, static=static, fast=fast)
     assert answer.ok, answer
     for told in answer.result:
         assert told["function"] and told["same"] and told["qualname"], answer

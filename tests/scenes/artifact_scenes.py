@@ -10,32 +10,26 @@ import contextlib
 import importlib
 import os
 import pickle
+import pkgutil
 import sys
 import tempfile
 from unittest import mock
 
-import torch
-import torch._inductor
-from torch._dynamo.utils import counters
-
 from scenes import model_scenes
 
 
-def function(x):
-    return torch.nn.functional.gelu(x @ x.T).sum(-1)
-
-
-class Module(torch.nn.Module):
-    def forward(self, x):
-        return function(x)
-
-
 def example():
+    import torch
+
     torch.manual_seed(0)
     return torch.randn(8, 16)
 
 
 def check(compiled):
+    import torch
+
+    from scenes.models import function
+
     x = example()
     with torch.no_grad():
         torch.testing.assert_close(compiled(x), function(x))
@@ -54,25 +48,34 @@ def _write(path, content):
 
 @contextlib.contextmanager
 def _ahead_of_time():
-    # torch 2.11 offers it only behind this setting.
-    switch = {"enable_aot_compile": True} if hasattr(torch._dynamo.config, "enable_aot_compile") else {}
-    with torch._dynamo.config.patch(switch), torch.no_grad():
+    import torch
+
+    with model_scenes.offering_aot_compile(), torch.no_grad():
         yield
 
 
 def save_function(path):
+    import torch
+
+    from scenes.models import function
+
     with _ahead_of_time():
         compiled = torch.compile(function, fullgraph=True).aot_compile(((example(),), {}))
     compiled.save_compiled_function(path)
 
 
 def load_function(path):
+    import torch
+
     with open(path, "rb") as file:
         return check(torch.compiler.load_compiled_function(file))
 
 
 def save_model(path):
+    import torch
     from torch._dynamo.aot_compile import ModelInput
+
+    from scenes.models import Module
 
     with _ahead_of_time():
         module = torch.compile(Module(), fullgraph=True)
@@ -84,17 +87,25 @@ def save_model(path):
 def load_model(path):
     from torch._dynamo.aot_compile import AOTCompiledModel
 
+    from scenes.models import Module
+
     return check(AOTCompiledModel.deserialize(Module(), _read(path)))
 
 
 def _standalone(**options):
+    import torch._inductor
+
     graph, x = model_scenes._standalone_graph()
     return torch._inductor.standalone_compile(graph, [x], dynamic_shapes="from_example_inputs", **options)
 
 
 def _check_standalone(artifact):
+    import torch
+
+    from scenes.models import model
+
     _, x = model_scenes._standalone_graph()
-    torch.testing.assert_close(model_scenes._first(artifact(x)), model_scenes.model(x, x.T @ x))
+    torch.testing.assert_close(model_scenes._first(artifact(x)), model(x, x.T @ x))
     return True
 
 
@@ -108,7 +119,10 @@ def load_bundled(path):
 
 
 def save_graph_module(path):
+    import torch
     from torch._dynamo.aot_compile_types import GraphModuleSerializableCallable as Callable
+
+    from scenes.models import Module
 
     _write(path, Callable.serialize_compile_artifacts(Callable(torch.fx.symbolic_trace(Module()))))
 
@@ -127,18 +141,26 @@ def save_precompile(path):
 
 
 def load_precompile(path):
+    from torch._dynamo.utils import counters
+
     _compile_with_precompile()
     return counters["dynamo_cache"]["dynamo_cache_hit"] > 0
 
 
 def _compile_with_precompile():
+    import torch
+
+    from scenes.models import function
+
     with torch._dynamo.config.patch(caching_precompile=True), torch.no_grad():
         check(torch.compile(function))
 
 
 def precompile_of(directory, name):
     """Compile ``forward`` of this module: whether that was a hit, and computes what the module's own does."""
+    import torch
     from torch._dynamo.precompile_context import PrecompileContext
+    from torch._dynamo.utils import counters
 
     sys.path.insert(0, directory)
     forward = importlib.import_module(name).forward
@@ -157,6 +179,7 @@ def read_precompile(path):
 
 @contextlib.contextmanager
 def _job(remote=None):
+    import torch
     from torch._dynamo import pgo
 
     pgo.reset_code_state()
@@ -169,6 +192,10 @@ def _job(remote=None):
 
 
 def save_profile(path, remote=None):
+    import torch
+
+    from scenes.models import function
+
     with _job(model_scenes.FakeRedis(remote) if remote else None), torch.no_grad():
         compiled = torch.compile(function)
         for rows in 8, 9:
@@ -176,6 +203,10 @@ def save_profile(path, remote=None):
 
 
 def load_profile(path, remote=None):
+    import torch
+
+    from scenes.models import function
+
     with _job(model_scenes.FakeRedis(remote) if remote else None) as pgo:
         hit = len(pgo.get_code_state()) > 0
         with torch.no_grad():
@@ -247,10 +278,10 @@ def populate(artifacts):
     return {name: keys for name, keys in manager.populate_caches(arrived).artifacts.items() if keys}
 
 
-def populate_and_load(artifacts, door, path):
+def populate_and_load(artifacts, load, path):
     """populate(), and then ask for what arrived."""
     populate(artifacts)
-    return globals()[f"load_{door}"](path)
+    return pkgutil.resolve_name(load)(path)
 
 
 def plant_in_standalone(path, marker):
@@ -276,6 +307,7 @@ def plant_in_standalone(path, marker):
 
 
 def save_profile_mega_cache(path):
+    import torch
     from torch.compiler import _cache
 
     with _cache.CacheArtifactManager.with_fresh_cache():
@@ -286,6 +318,8 @@ def save_profile_mega_cache(path):
 
 
 def load_profile_mega_cache(path):
+    import torch
+
     torch.compiler.load_cache_artifacts(_read(path))
     return load_profile(path)
 

@@ -9,10 +9,6 @@ import threading
 import types
 from unittest import mock
 
-from torch._inductor import config
-from torch._inductor.runtime.triton_heuristics import CachingAutotuner
-from torch._inductor.triton_bundler import TritonBundler
-
 from scenes import autotuners, model_scenes
 
 BUNDLING = {"bundle_triton_into_fx_graph_cache": True}
@@ -49,6 +45,8 @@ def run_autotuner(static, configs, fast=True, spills=False):
 
 def close_launchers():
     """Close a launcher as torch does after a benchmark, loaded or not, and all but one; what was unloaded."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
     with autotuners.driver() as driver:
         tuner = autotuners.compiled()
         first, second = tuner.launchers
@@ -173,6 +171,8 @@ class ServingPickler(pickle.Pickler):
     """As those of vLLM and SGLang."""
 
     def reducer_override(self, obj):
+        from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
         if isinstance(obj, CachingAutotuner):
             obj.prepare_for_pickle()
             return pickle.loads, (pickle.dumps(obj),)
@@ -242,6 +242,8 @@ def _reasons_work(reasons, driver):
 @contextlib.contextmanager
 def release_candidate():
     """prepare_for_pickle as in the release candidate of torch 2.12: it knows nothing of failure reasons."""
+    from torch._inductor.runtime.triton_heuristics import CachingAutotuner
+
     prepare = CachingAutotuner.prepare_for_pickle
 
     def prepare_for_pickle(self):
@@ -256,6 +258,9 @@ def release_candidate():
 
 def bundle_autotuner(path):
     """Put aside what the release candidate did, and pickle that."""
+    from torch._inductor import config
+    from torch._inductor.triton_bundler import TritonBundler
+
     with autotuners.driver() as driver, config.patch(BUNDLING), release_candidate():
         TritonBundler.begin_compile()
         tuner = _in_state("reasons")
@@ -286,6 +291,9 @@ class Obstacle:
 
 def put_aside_uncopyable(what, goes_on=True):
     """Put an autotuner aside that cannot be copied, while the rest of a compile goes on."""
+    from torch._inductor import config
+    from torch._inductor.triton_bundler import TritonBundler
+
     with autotuners.driver() as driver, config.patch(BUNDLING):
         TritonBundler.begin_compile()
         tuner = _in_state("reasons")

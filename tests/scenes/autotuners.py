@@ -9,14 +9,6 @@ import contextlib
 import hashlib
 from unittest import mock
 
-import torch
-import torch._inductor.config
-import triton
-from torch._inductor.runtime import hints, static_triton_launcher, triton_helpers, triton_heuristics
-from triton.compiler.compiler import CompiledKernel
-
-from scenes import triton_kernels
-
 CONFIGS = ({"XBLOCK": 128}, {"XBLOCK": 256})
 
 
@@ -33,6 +25,8 @@ class Driver:
         self.loaded.append(hashlib.sha256(content).hexdigest())
 
     def _load_kernel(self, path, name, shared, device):
+        from torch._inductor.runtime import static_triton_launcher
+
         with open(path, "rb") as file:
             self._load(file.read())
         handles = (7, 42) if hasattr(static_triton_launcher.StaticallyLaunchedTritonKernel, "close") else (42,)
@@ -99,6 +93,10 @@ class Benchmarker:
 @contextlib.contextmanager
 def driver():
     """A Driver in place of the GPU's."""
+    import torch._inductor.config  # first: triton_heuristics alone cannot be
+    from torch._inductor.runtime import static_triton_launcher, triton_helpers, triton_heuristics
+    from triton.compiler.compiler import CompiledKernel
+
     stand_in = Driver()
     with (
         mock.patch.object(triton_helpers, "set_driver_to_gpu", lambda: None),
@@ -111,10 +109,16 @@ def driver():
         yield stand_in
 
 
-def autotuner(function=triton_kernels.triton_poi_scale, configs=CONFIGS, static=True, **inductor_meta):
+def autotuner(function=None, configs=CONFIGS, static=True, **inductor_meta):
     """A CachingAutotuner as Inductor makes it for its code, not compiled yet."""
+    import triton
+    from torch._inductor.runtime import hints, triton_heuristics
+
+    from scenes import triton_kernels
+
     device = hints.DeviceProperties("cuda", 0, 132, 90, 9, 65536, 2048, 1024, 32)
     signature = {"in_ptr0": "*fp32", "out_ptr0": "*fp32", "xnumel": "i32"}
+    function = function or triton_kernels.triton_poi_scale
     constexprs = {name: "constexpr" for name in function.arg_names if name not in signature}
     heuristic = hints.HeuristicType
     return triton_heuristics.CachingAutotuner(
@@ -142,6 +146,3 @@ def compiled(**options):
 def launch(launcher):
     """Call a launcher as an autotuner does."""
     return launcher("in", "out", 1000, stream=5)
-
-
-assert torch  # imported first: triton_heuristics alone cannot be

@@ -7,11 +7,6 @@ import importlib.util
 import os
 from unittest import mock
 
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from triton.runtime import cache
-
 SIGNATURE = {"source": "*fp32", "destination": "*fp32", "count": "i32", "BLOCK": "constexpr"}
 
 
@@ -24,6 +19,11 @@ def kernel_of(path):
 
 def compile_scale(path, block=128, arch=90, variables=None, triton_key=None, signature=None, aligned=False, **options):
     """Whether it had to be compiled. ``path``: of a module with the kernel."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime import cache
+
     attributes = {(0,): [["tt.divisibility", 16]]} if aligned else {}
     source = ASTSource(kernel_of(path), SIGNATURE | (signature or {}), constexprs={"BLOCK": block}, attrs=attributes)
     made = []

@@ -9,12 +9,6 @@ import os
 import types
 from unittest import mock
 
-import torch
-from torch._dynamo.utils import counters
-from torch._functorch import config as functorch_config
-from torch._inductor import codecache, config, standalone_compile
-from torch._inductor.custom_graph_pass import CustomGraphPass
-
 PROGRAM = """
 import torch
 
@@ -30,24 +24,20 @@ def edited(x, w):
 NAMES = [name for name in ("co_name", "co_qualname") if hasattr(inspect.currentframe().f_code, name)]
 
 
-class Pass(CustomGraphPass):
-    def __init__(self, version):
-        self.version = version
-
-    def __call__(self, graph):
-        pass
-
-    def uuid(self):
-        return f"the source of version {self.version}".encode()
-
-
 def inputs(shape=(8, 8), dtype="float32", transposed=False, grad=False):
+    import torch
+
     x, w = (torch.ones(shape, dtype=getattr(torch, dtype)) for _ in range(2))
     return (x.t() if transposed else x).requires_grad_(grad), w
 
 
 @contextlib.contextmanager
 def changed(inductor=None, functorch=None, env=None, torch_key=None, custom_pass=None):
+    from torch._functorch import config as functorch_config
+    from torch._inductor import codecache, config
+
+    from scenes.models import Pass
+
     with contextlib.ExitStack() as stack:
         stack.enter_context(config.patch(inductor or {}))
         stack.enter_context(functorch_config.patch(functorch or {}))
@@ -68,6 +58,9 @@ def module(source, name="program"):
 
 def compile_product(function="product", options=None, given=None, dynamic=False, **changes):
     """What of product() was in the caches: of AOTAutograd, and of Inductor."""
+    import torch
+    from torch._dynamo.utils import counters
+
     program = module(PROGRAM)
     code = getattr(program, function).__code__.replace(**dict.fromkeys(NAMES, "product"))
     called = types.FunctionType(code, vars(program), "product")
@@ -81,6 +74,9 @@ def compile_product(function="product", options=None, given=None, dynamic=False,
 
 def compile_in_parts():
     """As vLLM does: graphs of one function, one after the other, each by standalone_compile."""
+
+    import torch
+    from torch._inductor import standalone_compile
 
     def backend(graph, example_inputs):
         parts = [copy.deepcopy(graph), graph]

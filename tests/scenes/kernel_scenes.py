@@ -6,15 +6,7 @@ import contextlib
 import os
 import shutil
 import sys
-from typing import ClassVar
 from unittest import mock
-
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, CompiledKernel
-from triton.runtime import build, cache
-
-from scenes.triton_kernels import triton_poi_scale
 
 MODULE = """
 #include <Python.h>
@@ -25,6 +17,12 @@ PyMODINIT_FUNC PyInit_probe(void) { return PyModule_Create(&module); }
 
 def compile_kernel():
     """Whether a kernel had to be compiled, its cubin in hex, and the files that it was read from."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource, CompiledKernel
+
+    from scenes.triton_kernels import triton_poi_scale
+
     signature = {"in_ptr0": "*fp32", "out_ptr0": "*fp32", "xnumel": "i32", "XBLOCK": "constexpr"}
     source = ASTSource(triton_poi_scale, signature, constexprs={"XBLOCK": 128})
     passes = []
@@ -40,6 +38,9 @@ def compile_kernel():
 
 def compile_ir(path):
     """The kernel of a file of IR."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
     return {"cubin": triton.compile(path, target=GPUTarget("cuda", 90, 32)).asm["cubin"].hex()}
 
 
@@ -52,6 +53,8 @@ def compile_kernel_and_count_descriptors():
 
 def build_module():
     """Whether a module had to be built."""
+    from triton.runtime import build
+
     built = []
     stock = build._build
     with mock.patch.object(build, "_build", lambda *rest, **named: built.append(1) or stock(*rest, **named)):
@@ -62,6 +65,8 @@ def build_module():
 @contextlib.contextmanager
 def exchanging(evil):
     """As somebody would who can write to the cache, at once when a file of these suffixes appears in it."""
+    from triton.runtime import cache
+
     from safecache.files import filesystem  # not where it is not installed: the scenes of patched sources
 
     replace, rename = os.replace, filesystem.rename
@@ -126,31 +131,21 @@ def collect_under_attack(evil):
 
 
 def dump_kernel(directory):
+    import triton
+
     with triton.knobs.compilation.scope(), triton.knobs.cache.scope():
         triton.knobs.compilation.dump_ir = True
         triton.knobs.cache.dump_dir = directory
         return compile_kernel()["compiled"]
 
 
-class RemoteBackend(cache.RemoteCacheBackend):
-    """A remote cache that all of a process share; what it delivers is what it was given, or ``evil``."""
-
-    contents: ClassVar = {}
-    evil = None
-
-    def __init__(self, key):
-        self.key = key
-
-    def get(self, filenames):
-        found = {name: self.contents[self.key, name] for name in filenames if (self.key, name) in self.contents}
-        return {name: self.evil if self.evil and name.endswith(".cubin") else data for name, data in found.items()}
-
-    def put(self, filename, data):
-        self.contents[self.key, filename] = data
-
-
 def compile_with_remote_cache(evil=None, clear=True):
     """Twice, the second time with an empty local cache and, in one file, ``evil`` from the remote one."""
+    import triton
+    from triton.runtime import cache
+
+    from scenes.triton_managers import RemoteBackend
+
     with triton.knobs.cache.scope():
         triton.knobs.cache.manager_class = cache.RemoteCacheManager
         triton.knobs.cache.remote_manager_class = RemoteBackend

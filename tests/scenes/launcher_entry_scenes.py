@@ -5,17 +5,14 @@ from __future__ import annotations
 import contextlib
 from unittest import mock
 
-import torch
-from torch._inductor.runtime import triton_heuristics
-
 from scenes import autotuners, model_scenes
-
-SWITCH = {"enable_aot_compile": True} if hasattr(torch._dynamo.config, "enable_aot_compile") else {}
 
 
 @contextlib.contextmanager
 def referring(place, what="launcher"):
     """Put a launcher, or the function below one, into every entry of a kind."""
+    import torch
+
     with autotuners.driver():
         made = autotuners.compiled(configs=autotuners.CONFIGS[:1]).launchers[0]
         if what == "fast":
@@ -23,7 +20,7 @@ def referring(place, what="launcher"):
                 made = autotuners.compiled()._build_fast_launcher(made)
         elif what == "function":
             made = getattr(made, "func", made)
-        with mock.patch.dict(model_scenes.UNPICKLABLE, real=lambda: made), model_scenes.injected("real", place):
+        with mock.patch.dict(model_scenes.CULPRITS, real=lambda: made), model_scenes.injected("real", place):
             yield
 
 
@@ -49,6 +46,8 @@ def watched():
 
 def _reviver():
     """What pickles of launchers call: safecache's, or that of torch itself, where it is patched."""
+    from torch._inductor.runtime import triton_heuristics
+
     if hasattr(triton_heuristics, "_safecache_picklable_launchers"):
         return triton_heuristics, "_unloaded_launcher"
     from safecache import launchers
@@ -91,21 +90,25 @@ def load_mega_cache_referring(path):
     return {**result, **told}
 
 
-def scale(x):
-    return model_scenes.model(x, x.T)
-
-
 def save_aot_compiled(place, path, what="launcher"):
     """torch.compile(...).aot_compile, saved to a file."""
+    import torch
+
+    from scenes.models import scale
+
     x = model_scenes.inputs()[0]
-    with referring(place, what), torch._dynamo.config.patch(SWITCH):
+    with referring(place, what), model_scenes.offering_aot_compile():
         compiled = torch.compile(scale, fullgraph=True).aot_compile(((x,), {}))
         compiled.save_compiled_function(path)
     torch.testing.assert_close(compiled(x), scale(x))
 
 
 def load_aot_compiled(path):
+    import torch
+
+    from scenes.models import scale
+
     x = model_scenes.inputs()[0]
-    with watched() as told, torch._dynamo.config.patch(SWITCH), open(path, "rb") as file:
+    with watched() as told, model_scenes.offering_aot_compile(), open(path, "rb") as file:
         torch.testing.assert_close(torch.compiler.load_compiled_function(file)(x), scale(x))
     return told

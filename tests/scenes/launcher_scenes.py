@@ -1,4 +1,4 @@
-"""Scenes about launchers of Triton kernels; see scenes.py, and autotuners.py for what stands in for the GPU."""
+"""Scenes about launchers of Triton kernels; see model_scenes.py, and autotuners.py for what stands in for the GPU."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ import signal
 import threading
 from unittest import mock
 
-from scenes import autotuners, triton_kernels
+from scenes import autotuners
 
-CONFIG_OF_USER_KERNEL = {"FUNCTION": triton_kernels.double, "XBLOCK": 128}
 ATTRIBUTES = ("config", "n_regs", "n_spills", "shared", "cache_hash", "store_cubin", "_expected_positional_count")
 
 
 def kind(name):
     """Options of autotuners.compiled()."""
+    from scenes import triton_kernels
+
     if name == "user":
-        return {"function": triton_kernels.user_kernel, "configs": [CONFIG_OF_USER_KERNEL]}
+        config = {"FUNCTION": triton_kernels.double, "XBLOCK": 128}
+        return {"function": triton_kernels.user_kernel, "configs": [config]}
     return {"static": name == "static", **({"store_cubin": True} if name == "store_cubin" else {})}
 
 

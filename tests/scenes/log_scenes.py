@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-import torch._logging._internal as internal
-
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from scenes.model_scenes import compile_model
@@ -13,6 +11,8 @@ from scenes.model_scenes import compile_model
 
 def compile_traced(directory):
     """compile_model in a process that was started with TORCH_TRACE, or without it."""
+    import torch._logging._internal as internal
+
     if directory:
         os.environ["TORCH_TRACE"] = directory
     internal.LOG_TRACE_HANDLER = None
@@ -22,6 +22,8 @@ def compile_traced(directory):
 
 def report_untraceable(directory):
     """Two reports where TORCH_TRACE names no directory that can be."""
+    import torch._logging._internal as internal
+
     os.environ["TORCH_TRACE"] = directory
     internal.LOG_TRACE_HANDLER = None
     internal._init_logs()

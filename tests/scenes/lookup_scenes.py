@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import pkgutil
 from unittest import mock
-
-import torch
-from torch._dynamo.utils import counters
-from torch._functorch import config as functorch_config
-from torch._inductor import config as inductor_config
 
 from safecache.history import lookups
 from scenes import model_scenes
@@ -16,12 +12,14 @@ from scenes import model_scenes
 COUNTED = ("hit", "miss", "bypass")
 
 
-def looked_up(how="compile_model", **arguments):
+def looked_up(how=None, **arguments):
     """What the lookups of a scene came to, and what torch has counted; an error counts too."""
+    from torch._dynamo.utils import counters
+
     counters.clear()
     said = ""
     try:
-        globals().get(how, getattr(model_scenes, how, None))(**arguments)
+        (pkgutil.resolve_name(how) if how else model_scenes.compile_model)(**arguments)
     except Exception as error:
         said = f"{type(error).__name__}: {error}"
     aot, fx = counters["aot_autograd"], counters["inductor"]
@@ -37,17 +35,24 @@ def looked_up(how="compile_model", **arguments):
 
 def compile_with_a_pass():
     """With one that has no name in the key: torch caches nothing then."""
+    from torch._inductor import config as inductor_config
+
     with inductor_config.patch(post_grad_custom_post_pass=lambda graph: None):
         model_scenes.compile_model()
 
 
 def compile_without_caches(inductor=None, functorch=None):
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+
     with inductor_config.patch(inductor or {}), functorch_config.patch(functorch or {}):
         model_scenes.compile_model()
 
 
 def compile_for_size(size):
     """A graph that is the same for all sizes, under a guard that is not."""
+
+    import torch
 
     def double(x):
         if x.shape[0] > 10:
@@ -93,14 +98,12 @@ def ahead_of_time(given, broken=False):
     """What the lookups came to where torch was given these files, and of how many it has made something."""
     from torch._dynamo.aot_compile import CompileArtifacts
 
-    from scenes import artifact_scenes
-
     with contextlib.ExitStack() as stack:
         if broken:
             stack.enter_context(
                 mock.patch.object(CompileArtifacts, "check_compatibility", side_effect=RuntimeError("no such torch"))
             )
-        came = [_loaded(getattr(artifact_scenes, f"load_{what}"), path) for what, path in given]
+        came = [_loaded(pkgutil.resolve_name(load), path) for load, path in given]
     return {
         "lookups": lookups.counts(),
         "torch": {"model": {"hit": came.count(None), "miss": len(came) - came.count(None)}},
@@ -118,6 +121,7 @@ def _loaded(load, path):
 
 def compile_where_another_rank_missed():
     """As with a process group of two, of which the other has nothing in its cache."""
+    from torch._functorch import config as functorch_config
     from torch._functorch._aot_autograd import autograd_cache
 
     with (

@@ -5,62 +5,12 @@ from __future__ import annotations
 import os
 import pkgutil
 
-from triton import knobs
-from triton.runtime import cache
-from triton.runtime.cache import FileCacheManager
-
-from scenes.kernel_scenes import build_module, compile_kernel, exchanging
+from scenes.kernel_scenes import compile_kernel, exchanging
 
 
-class OwnDirectory(FileCacheManager):
-    """Has an __init__ of its own, as those of SGLang, Megatron and triton-dejavu had."""
-
-    def __init__(self, key, override=False, dump=False):
-        self.key = key
-        base = knobs.cache.dump_dir if dump else knobs.cache.override_dir if override else knobs.cache.dir
-        self.cache_dir = os.path.join(base, key)
-        self.lock_path = os.path.join(self.cache_dir, "lock")
-        os.makedirs(self.cache_dir, exist_ok=True)
-
-
-class OwnWriter(FileCacheManager):
-    """Has a put() of its own, as Liger's."""
-
-    def put(self, data, filename, binary=True):
-        path = self._make_path(filename)
-        with open(f"{path}.{os.getpid()}", "wb" if isinstance(data, bytes) else "w") as file:
-            file.write(data if isinstance(data, bytes) else str(data))
-        os.replace(f"{path}.{os.getpid()}", path)
-        return path
-
-
-class OwnBoth(OwnWriter, OwnDirectory):
-    """Has both."""
-
-
-class Telling(FileCacheManager):
-    """Has a put() that does something else besides."""
-
-    told = 0
-
-    def put(self, data, filename, binary=True):
-        Telling.told += 1
-        return super().put(data, filename, binary=binary)
-
-
-class Refusing(FileCacheManager):
-    """Takes nothing from the cache at all: as careful as a manager can be."""
-
-    def get_file(self, filename):
-        return None
-
-    def get_group(self, filename):
-        return None
-
-
-def compile_with_manager(manager, what="compile_kernel"):
-    os.environ["TRITON_CACHE_MANAGER"] = f"{__name__}:{manager}"
-    return {"compile_kernel": compile_kernel, "build_module": build_module}[what]()
+def compile_with_manager(manager, what=None):
+    os.environ["TRITON_CACHE_MANAGER"] = f"scenes.triton_managers:{manager}"
+    return (pkgutil.resolve_name(what) if what else compile_kernel)()
 
 
 def compile_with_manager_under_attack(manager, evil):
@@ -69,6 +19,11 @@ def compile_with_manager_under_attack(manager, evil):
 
 
 def _by_scope(key):
+    from triton import knobs
+    from triton.runtime import cache
+
+    from scenes.triton_managers import Refusing
+
     knobs.cache.manager_class = None
     with knobs.cache.scope():
         knobs.cache.manager_class = Refusing
@@ -76,12 +31,21 @@ def _by_scope(key):
 
 
 def _by_assignment(value):
+    from triton import knobs
+    from triton.runtime import cache
+
     knobs.cache.manager_class = value
     return cache.get_cache_manager
 
 
 def found_where_the_hook_is_set(how):
     """Whether a planted file is found in spite of ``knobs.cache.manager_class``, and which manager was asked."""
+    from triton import knobs
+    from triton.runtime import cache
+    from triton.runtime.cache import FileCacheManager
+
+    from scenes.triton_managers import OwnDirectory, Refusing
+
     key = "ab" * 32
     planted = os.path.join(knobs.cache.dir, cache._base32(key), "planted.cubin")
     os.makedirs(os.path.dirname(planted))
@@ -101,8 +65,13 @@ def found_where_the_hook_is_set(how):
 
 def manager_that_the_environment_names():
     """Once the hook is set, by us: Triton prefers what was assigned."""
+    from triton import knobs
+    from triton.runtime import cache
+
+    from scenes.triton_managers import Refusing
+
     knobs.cache.manager_class = Refusing
-    os.environ["TRITON_CACHE_MANAGER"] = f"{__name__}:OwnWriter"
+    os.environ["TRITON_CACHE_MANAGER"] = "scenes.triton_managers:OwnWriter"
     return type(cache.get_cache_manager("ab" * 32)).__name__
 
 

@@ -10,22 +10,22 @@ import os
 import sys
 import threading
 
-import torch
-from torch._dynamo.utils import counters
-from torch._functorch import config as functorch_config
-
-
-def model(x, w):
-    return torch.nn.functional.gelu(x @ w).sum(-1)
-
 
 def inputs():
+    import torch
+
     torch.manual_seed(0)
     return torch.randn(8, 16), torch.randn(16, 16, requires_grad=True)
 
 
 def compile_model(**functorch):
     """Forward and backward of a freshly compiled model, checked against eager."""
+    import torch
+    from torch._dynamo.utils import counters
+    from torch._functorch import config as functorch_config
+
+    from scenes.models import model
+
     x, w = inputs()
     with functorch_config.patch(**functorch):
         y = torch.compile(model)(x, w)
@@ -45,6 +45,9 @@ def compile_model(**functorch):
 
 def compile_twice(**functorch):
     """compile_model, in two lives of dynamo: what warns once in a process must not warn in the second."""
+    import torch
+    from torch._dynamo.utils import counters
+
     compile_model(**functorch)
     torch._dynamo.reset()
     counters.clear()
@@ -73,6 +76,9 @@ def compile_uncacheable(**functorch):
 def standalone(injection=None, place="aot", save=None, fmt="binary", functorch=None, **options):
     """standalone_compile, with an object that does not pickle; the compiled result is called and may be saved."""
     import torch._inductor
+    from torch._functorch import config as functorch_config
+
+    from scenes.models import model
 
     graph, x = _standalone_graph()
     with injected(injection, place) if injection else contextlib.nullcontext(), functorch_config.patch(functorch or {}):
@@ -83,18 +89,30 @@ def standalone(injection=None, place="aot", save=None, fmt="binary", functorch=N
     return {"saveable": bool(artifact._artifacts and artifact._artifacts[1].aot_autograd_artifacts)}
 
 
+def offering_aot_compile():
+    """torch 2.11 offers aot_compile only behind a setting."""
+    import torch
+
+    settings = torch._dynamo.config
+    return settings.patch({"enable_aot_compile": True} if hasattr(settings, "enable_aot_compile") else {})
+
+
 def aot_compile(injection, place):
     """torch.compile(...).aot_compile, where torch itself turns its strict mode on, as vLLM uses it."""
+    import torch
+
+    from scenes.models import scale
+
     x = inputs()[0]
-    # torch 2.11 offers it only behind this setting.
-    switch = {"enable_aot_compile": True} if hasattr(torch._dynamo.config, "enable_aot_compile") else {}
-    with injected(injection, place), torch._dynamo.config.patch(switch):
-        compiled = torch.compile(lambda x: model(x, x.T), fullgraph=True).aot_compile(((x,), {}))
-    torch.testing.assert_close(compiled(x), model(x, x.T))
+    with injected(injection, place), offering_aot_compile():
+        compiled = torch.compile(scale, fullgraph=True).aot_compile(((x,), {}))
+    torch.testing.assert_close(compiled(x), scale(x))
 
 
 def load_standalone(path, fmt="binary"):
     import torch._inductor
+
+    from scenes.models import model
 
     _, x = _standalone_graph()
     artifact = torch._inductor.CompiledArtifact.load(path=path, format=fmt)
@@ -104,6 +122,7 @@ def load_standalone(path, fmt="binary"):
 
 def load_with_key(path, key):
     """Load a standalone artifact with nothing in it, and this for a key."""
+    import torch
     from torch._inductor.codecache import torch_key
     from torch.utils._appending_byte_serializer import BytesWriter
 
@@ -122,7 +141,10 @@ def _first(result):
 
 
 def _standalone_graph():
+    import torch
     from torch.fx.experimental.proxy_tensor import make_fx
+
+    from scenes.models import model
 
     torch.manual_seed(0)
     x = torch.randn(16, 16)
@@ -130,6 +152,8 @@ def _standalone_graph():
 
 
 def save_mega_cache(path):
+    import torch
+
     compile_model()
     blob, info = torch.compiler.save_cache_artifacts()
     with open(path, "wb") as file:
@@ -138,6 +162,8 @@ def save_mega_cache(path):
 
 
 def load_mega_cache(path):
+    import torch
+
     with open(path, "rb") as file:
         info = torch.compiler.load_cache_artifacts(file.read())
     return {"loaded": dict(info.artifacts) if info else None, **compile_model()}
@@ -198,6 +224,7 @@ def compile_with_remote(directory=None):
     """compile_model with a remote cache on, for both entry caches, and no local entries to find."""
     from unittest import mock
 
+    from torch._functorch import config as functorch_config
     from torch._functorch._aot_autograd import autograd_cache
     from torch._inductor import codecache, compile_fx
     from torch._inductor import config as inductor_config
@@ -286,8 +313,9 @@ UNPICKLABLE = {
     "lock": threading.Lock,
     "getstate": RaisesOnPickle,
     "recursion": _deep_list,
-    "interrupt": Interrupts,
 }
+CULPRITS = UNPICKLABLE | {"interrupt": Interrupts}
+PLACES = ["aot", "fx"]
 
 
 @contextlib.contextmanager
@@ -298,7 +326,7 @@ def injected(name, place):
     from torch._functorch._aot_autograd import autograd_cache
     from torch._inductor import output_code
 
-    culprit = UNPICKLABLE[name]()
+    culprit = CULPRITS[name]()
     if place == "aot":
         make_entry = autograd_cache.AOTAutogradCache.make_entry
 
@@ -327,6 +355,11 @@ def warm_up():
 
     Without a backward pass: after one, autograd refuses to run in a fork.
     """
+    import torch
+    from torch._dynamo.utils import counters
+
+    from scenes.models import model
+
     with torch.no_grad():
         torch.compile(model)(*inputs())
     torch._dynamo.reset()
@@ -441,6 +474,8 @@ def compile_while_cache_vanishes():
 def compile_until_mended(cache):
     """Compile where a file is in the way of the cache directory, and again when it is gone; where each was kept."""
     from unittest import mock
+
+    import torch
 
     from safecache.tiers import fallback
 

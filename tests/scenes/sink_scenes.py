@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import torch
-
 from scenes import halide_archive
 from scenes.model_scenes import compile_model
 
@@ -17,6 +15,7 @@ def bisect():
 
 def start_bisection(config):
     """What a bisection writes before it has a process test a configuration."""
+    import torch
     from torch._inductor.compiler_bisector import CompilerBisector
 
     CompilerBisector.update_bisect_status("inductor", "inductor_emulate_precision_casts")
@@ -29,6 +28,8 @@ def run_operator(trojan=None):
     import glob
     import json
     import os
+
+    import torch
 
     x = torch.randn(64)
     expected = torch.asinh(x)
@@ -101,17 +102,20 @@ def precompile(source, cache):
     """Compile a function of a module to source and a cache, and write both."""
     from torch.compiler import precompile
 
+    from scenes.models import call
+
     if hasattr(precompile, "capture"):
-        with precompile.capture(_call, artifact_path=source, cache_path=cache) as captured:
+        with precompile.capture(call, artifact_path=source, cache_path=cache) as captured:
             captured(*_arguments())
         return
-    code, content = precompile(_call, *_arguments())
+    code, content = precompile(call, *_arguments())
     with open(source, "w") as file, open(cache, "wb") as other:
         file.write(code)
         other.write(content)
 
 
 def load_precompiled(source, cache):
+    import torch
     from torch.compiler import precompile
 
     if hasattr(precompile, "capture"):
@@ -125,11 +129,9 @@ def load_precompiled(source, cache):
     return True
 
 
-def _call(model, x):
-    return model(x)
-
-
 def _arguments():
+    import torch
+
     torch.manual_seed(0)
     return torch.nn.Linear(8, 8).requires_grad_(False), torch.randn(4, 8)
 
@@ -185,6 +187,8 @@ def _quack_kernel(compile_it):
     import sys
     import types
 
+    import torch
+
     # The package itself imports all of CUTLASS's, its cache does not.
     package = types.ModuleType("torch._vendor.quack")
     place = os.path.join(os.path.dirname(torch.__file__), "_vendor", "quack")
@@ -197,18 +201,16 @@ def _quack_kernel(compile_it):
     kernel(1)
 
 
-class _Model(torch.nn.Module):
-    def forward(self, x):
-        return torch.tanh(x) + 1
-
-
 def package_model(path, trojan=None):
     """A model packaged by AOTInductor; ``trojan`` takes the place of its library after it was built."""
     import shutil
 
+    import torch
     from torch._inductor.package import package_aoti
 
-    program = torch.export.export(_Model(), (torch.ones(4),))
+    from scenes.models import Tanh
+
+    program = torch.export.export(Tanh(), (torch.ones(4),))
     files = torch._inductor.aot_compile(program.module(), (torch.ones(4),), options={"aot_inductor.package": True})
     if trojan is not None:
         shutil.copyfile(trojan, next(file for file in files if file.endswith(".so")))
@@ -217,6 +219,8 @@ def package_model(path, trojan=None):
 
 def load_models(paths):
     """What becomes of each of these packages: the text of its error, or "" if it computes what it should."""
+    import torch
+
     return {path: _attempt(lambda path=path: torch._inductor.aoti_load_package(path)(torch.ones(4))) for path in paths}
 
 
@@ -225,6 +229,7 @@ def load_package_elsewhere(path):
     import os
     import shutil
 
+    import torch
     from torch.export.pt2_archive._package import load_pt2
 
     with open(path, "rb") as file:
@@ -239,16 +244,24 @@ def load_package_elsewhere(path):
 
 def build_library():
     """The path of a library that AOTInductor builds in the cache, after it was loaded and run."""
-    program = torch.export.export(_Model(), (torch.ones(4),))
+    import torch
+
+    from scenes.models import Tanh
+
+    program = torch.export.export(Tanh(), (torch.ones(4),))
     return torch._inductor.aot_compile(program.module(), (torch.ones(4),))
 
 
 def load_library(path):
     """What becomes of a library of AOTInductor's."""
+    import torch
+
     return _attempt(lambda: torch._export.aot_load(path, "cpu")(torch.ones(4)))
 
 
 def _attempt(compute):
+    import torch
+
     try:
         result = compute()
     except Exception as error:
@@ -297,9 +310,12 @@ def call_cpp_wrapper():
     """Call a graph whose wrapper is C++ that names a kernel for the GPU, as one for a GPU would; whether it was found."""
     from unittest import mock
 
+    import torch
     from torch._dynamo.utils import counters
     from torch._inductor import codecache
     from torch._inductor.codegen.cpp_wrapper_cpu import CppWrapperCpu
+
+    from scenes.models import Tanh
 
     write_header = CppWrapperCpu.write_header
 
@@ -309,6 +325,6 @@ def call_cpp_wrapper():
         wrapper.header.splice(f'static const char* kernel = "{path}";')
 
     with mock.patch.object(CppWrapperCpu, "write_header", write_kernel_too):
-        run = torch.compile(_Model(), options={"cpp_wrapper": True})
+        run = torch.compile(Tanh(), options={"cpp_wrapper": True})
         torch.testing.assert_close(run(torch.ones(4)), torch.tanh(torch.ones(4)) + 1)
     return {"hits": counters["inductor"]["fxgraph_cache_hit"]}

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import errno
 import os
+import pkgutil
 import shutil
 from types import SimpleNamespace
 from unittest import mock
 
-from torch._inductor import config, triton_bundler
-from triton.backends.compiler import GPUTarget
-from triton.compiler import CompiledKernel
-from triton.runtime import autotuner, cache
-
 from safecache.testing import failing
-from scenes.kernel_scenes import build_module, compile_kernel
-from scenes.triton_kernels import autotuned_scale
+from scenes.kernel_scenes import compile_kernel
 
 
-def compile_while_failing(call, error, times=None, scene="compile_kernel"):
+def compile_while_failing(call, error, times=None):
     with failing(call, error, os.environ["TRITON_CACHE_DIR"], times):
-        return {"compile_kernel": compile_kernel, "build_module": build_module}[scene]()
+        return compile_kernel()
 
 
 def compile_where_clean_up_fails():
@@ -35,6 +30,8 @@ def compile_where_clean_up_fails():
 
 def compile_and_clear(when):
     """The cache is cleared ``when`` a method of the manager returns."""
+    from triton.runtime import cache
+
     method = getattr(cache.FileCacheManager, when)
 
     def and_clear(self, *rest, **named):
@@ -62,6 +59,8 @@ def compile_twice():
 
 def put_as_another_writer(name, content):
     """Replace a file of the only kernel, as a writer does who is not done with the group."""
+    from triton.runtime import cache
+
     root = os.environ["TRITON_CACHE_DIR"]
     (key,) = [entry for entry in os.listdir(root) if not entry.startswith(".")]
     cache.FileCacheManager(key).put(bytes.fromhex(content), name)
@@ -69,6 +68,11 @@ def put_as_another_writer(name, content):
 
 def tune():
     """Whether configurations were timed, or their times were in the cache."""
+    from triton.backends.compiler import GPUTarget
+    from triton.runtime import autotuner
+
+    from scenes.triton_kernels import autotuned_scale
+
     timed = []
 
     def bench():
@@ -83,6 +87,8 @@ def tune():
 
 def text_of(extension):
     """The kernel's text at this stage, with overriding as the environment says."""
+    from triton.compiler import CompiledKernel
+
     seen = []
     make = CompiledKernel.__init__
 
@@ -97,6 +103,8 @@ def text_of(extension):
 
 def _collect():
     """What goes into an entry of the only kernel in the cache."""
+    from torch._inductor import config, triton_bundler
+
     root = os.environ["TRITON_CACHE_DIR"]
     (key,) = [name for name in os.listdir(root) if not name.startswith(".")]
     with config.patch(bundle_triton_into_fx_graph_cache=True):
@@ -112,6 +120,8 @@ def bundled_names():
 
 def emit_bundle(directory):
     """A kernel out of an entry, in a cache that has it not; then it is asked for."""
+    from torch._inductor import config, triton_bundler
+
     compile_kernel()
     bundle = _collect()
     assert bundle.kernel_artifacts
@@ -127,4 +137,4 @@ def in_inductors_cache(of):
 
     os.environ.pop("TRITON_CACHE_DIR", None)
     os.environ["TRITON_CACHE_DIR"] = cache_dir_utils.triton_cache_dir(0)
-    return {"compile_kernel": compile_kernel, "build_module": build_module}[of]()
+    return pkgutil.resolve_name(of)()
