@@ -87,8 +87,9 @@ class Bundle(NamedTuple):
 
 def name_of(kind: Kind, key: str) -> str:
     """What the remote calls the bundle of this key, as it is built here: with another torch, it is another one."""
-    readable = _PLAIN.fullmatch(key) is not None and len(key) <= _LONGEST_NAME
-    return f"{kind.value}/{key if readable else hashlib.sha256(key.encode()).hexdigest()}@{provenance.build_of(kind)}"
+    if _PLAIN.fullmatch(key) is None or len(key) > _LONGEST_NAME:
+        key = f"~{hashlib.sha256(key.encode()).hexdigest()}"
+    return f"{kind.value}/{key}@{provenance.build_of(kind)}"
 
 
 def parse(name: str) -> tuple[Kind, str] | None:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["asked", "asked_file", "fill", "fill_file", "is_on", "made", "made_file", "reset"]
 
 _MOST_NEEDED = 512
+# Bytes that are kept in memory until they are asked for, if they are.
+_MOST_AHEAD = 64 << 20
 # Precompiled headers have 150 MB each.
 _HEADERS = (".gch", ".pch")
 _REMEDY = "It is recompiled, and what the remote has is replaced."
@@ -209,7 +211,7 @@ def _fetch_ahead(parcel: Parcel, remote: Client) -> None:
 
     names = [parcels.name_of(kind, key) for kind, key in parcel.needs[:_MOST_NEEDED]]
     wanted = [name for name in names if name not in _ahead and name not in _there and name not in _absent]
-    before, most = stores.prefix(), config.current().remote_max_bytes
+    before, most = stores.prefix(), min(config.current().remote_max_bytes, _MOST_AHEAD - sum(map(len, _ahead.values())))
     try:
         sizes = remote.sizes([before + name for name in wanted]) if wanted else {}
         totals = itertools.accumulate(sizes.values())

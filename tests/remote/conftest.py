@@ -9,6 +9,10 @@ import subprocess
 import time
 
 import pytest
+from helpers.in_process import isolated, settings
+
+
+__all__ = ["isolated", "new_redis", "one_redis", "redis_server", "settings"]
 
 
 def free_port() -> int:

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from conftest import WARM
+from scenes import model_scenes
 
 from .liars import ANSWERS, Deaf, Liar
 from .test_two_hosts import same_keys
@@ -130,7 +131,7 @@ def test_slow_remote_that_has_nothing_is_left_alone(monkeypatch):
 
 
 def test_missing_library_is_named_with_the_line_that_installs_it(home):
-    answer = home.run("compile_without", modules=["redis"], env={"SAFECACHE_REMOTE": "redis://127.0.0.1:1/0"})
+    answer = home.run(model_scenes.compile_without, modules=["redis"], env={"SAFECACHE_REMOTE": "redis://127.0.0.1:1/0"})
     assert answer.ok, answer
     assert len(answer.warnings) == 1 and "pip install 'safecache[redis]'" in answer.warnings[0], answer.warnings
 

@@ -1,0 +1,218 @@
+"""What may come out of a store that an attacker owns: nothing of it is decompressed, let alone used, unless it is ours."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+
+import pytest
+from helpers.sealed import flipped
+
+from safecache.code import gate
+from safecache.places import layout
+from safecache.remote import parcels
+from safecache.remote.parcels import Bundle, File, Parcel
+from safecache.reporting.kinds import Kind, Reason
+from safecache.signing import keyring, provenance, seal
+from safecache.signing.keys import Key
+
+zstandard = pytest.importorskip("zstandard")
+
+KEY = "fabcdef"
+MOST = 1 << 20
+
+
+def sealed_entry(payload=b"payload", kind=Kind.FX_ENTRY, key=KEY, signing=None):
+    signing = signing or keyring.current().signing
+    return seal.attach(payload, kind, key, signing, provenance.statement(kind))
+
+
+def entry_bundle(tmp_path, kind=Kind.FX_ENTRY, key=KEY):
+    root = str(tmp_path / "cache")
+    return Bundle(kind, key, layout.directory_of(kind, key, root), root)
+
+
+def entry_file(content):
+    return File(layout.entry_name(content), content, None)
+
+
+def kernel_bundle(tmp_path):
+    root = str(tmp_path / "triton")
+    return Bundle(Kind.KERNEL, "K" * 52, os.path.join(root, "K" * 52), root)
+
+
+def kernels(tmp_path):
+    """A kernel in Triton's cache, as safecache writes it."""
+    from safecache.code import triton_files
+
+    bundle = kernel_bundle(tmp_path)
+    paths = {}
+    for name, content in (("kernel.cubin", b"cubin" * 100), ("kernel.json", b"{}")):
+        paths[name] = triton_files.put(bundle.directory, name, content)
+    triton_files.put(bundle.directory, "__grp__kernel.json", json.dumps({"child_paths": paths}).encode())
+    return bundle
+
+
+def packed(files, bundle, needs=()):
+    return parcels.packed(Parcel(tuple(files), needs), parcels.name_of(bundle.kind, bundle.key))
+
+
+def opened(content, bundle, most=MOST):
+    return parcels.opened(content, parcels.name_of(bundle.kind, bundle.key), bundle, most)
+
+
+def test_what_is_packed_comes_out_and_is_always_the_same(tmp_path):
+    bundle = entry_bundle(tmp_path)
+    files = [entry_file(sealed_entry(b"one")), entry_file(sealed_entry(b"two" * 1000))]
+    needs = ((Kind.KERNEL, "K" * 52), (Kind.NATIVE_CODE, "ab/cabc.so"))
+    content = packed(files, bundle, needs)
+    assert opened(content, bundle) == Parcel(tuple(files), needs)
+    assert packed(files, bundle, needs) == content
+
+
+def test_kernel_travels_with_its_records(tmp_path):
+    bundle = kernels(tmp_path)
+    files = parcels.collected(bundle)
+    assert [file.name for file in files] == ["kernel.cubin", "kernel.json", "__grp__kernel.json"]
+    found = opened(packed(files, bundle), bundle)
+    assert found.files == files and files[-1].record is not None
+
+
+def test_any_flipped_bit_is_refused(tmp_path):
+    bundle = entry_bundle(tmp_path)
+    content = packed([entry_file(sealed_entry())], bundle)
+    for bit in range(0, 8 * len(content), 7):
+        assert not isinstance(opened(flipped(content, bit), bundle), Parcel), bit
+    for size in range(0, len(content), 5):
+        assert not isinstance(opened(content[:size], bundle), Parcel), size
+
+
+def test_parcel_of_another_name_kind_or_namespace_is_refused(tmp_path, settings):
+    bundle = entry_bundle(tmp_path)
+    content = packed([entry_file(sealed_entry())], bundle)
+    assert opened(content, entry_bundle(tmp_path, key="gother")).reason is Reason.OTHER_CACHE_KEY
+    other = entry_bundle(tmp_path, kind=Kind.AOT_ENTRY)
+    assert opened(content, other).reason is Reason.OTHER_CACHE_KEY
+    settings(SAFECACHE_NAMESPACE="elsewhere")
+    assert opened(content, bundle).reason is Reason.OTHER_NAMESPACE
+
+
+def test_parcel_of_a_stranger_is_refused_unread(tmp_path, monkeypatch):
+    bundle = entry_bundle(tmp_path)
+    name, stranger = parcels.name_of(bundle.kind, bundle.key), Key.derive(b"s" * 32)
+    payload = seal.payload_of(packed([entry_file(sealed_entry())], bundle))
+    content = seal.attach(payload, Kind.PARCEL, name, stranger, {})
+    monkeypatch.setattr(parcels, "_unpacked", lambda *_: pytest.fail("it was unpacked"))
+    assert opened(content, bundle).reason is Reason.UNKNOWN_KEY
+    assert opened(payload, bundle).reason is Reason.UNSEALED
+
+
+def by_a_trusted_fool(bundle, header, body):
+    """A parcel that a key which we trust has sealed, whatever it says."""
+    written = json.dumps(header).encode() if not isinstance(header, bytes) else header
+    payload = struct.pack("<I", len(written)) + written + body
+    name = parcels.name_of(bundle.kind, bundle.key)
+    return seal.attach(payload, Kind.PARCEL, name, keyring.current().signing, {})
+
+
+def bomb(size=50 << 20):
+    return zstandard.ZstdCompressor().compress(bytes(size))
+
+
+@pytest.mark.parametrize(
+    ("header", "body"),
+    [
+        (b"", b""),
+        (b"null", b""),
+        (b"[" * 100_000, b""),
+        ({"files": [], "needs": [], "size": 50 << 20}, bomb()),
+        ({"files": [], "needs": [], "size": 100}, bomb()),
+        ({"files": [], "needs": [], "size": -1}, b""),
+        ({"files": [], "needs": [], "size": 5}, zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 999)),
+        ({"files": [["a", 10, 0]], "needs": [], "size": 5}, zstandard.ZstdCompressor().compress(b"12345")),
+        ({"files": [["a", -5, 10]], "needs": [], "size": 5}, zstandard.ZstdCompressor().compress(b"12345")),
+        ({"files": [["a", "5", 0]], "needs": [], "size": 5}, zstandard.ZstdCompressor().compress(b"12345")),
+        ({"files": [], "needs": [["no kind", "key"]], "size": 0}, b""),
+        ({"files": [], "needs": 5, "size": 0}, b""),
+        ({"files": [["a", 5, 0]], "needs": [], "size": 5}, b"no frame"),
+    ],
+)
+def test_what_a_fool_has_sealed_is_refused_and_never_raises(tmp_path, header, body):
+    bundle = entry_bundle(tmp_path)
+    found = opened(by_a_trusted_fool(bundle, header, body), bundle)
+    assert not isinstance(found, Parcel) and found.reason is Reason.UNKNOWN_FORMAT, found
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "", ".", "..", ".hidden", "a/b", "a\0b", "tmp.pid_1_x"])
+def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
+    content = sealed_entry()
+    for bundle, file in (
+        (entry_bundle(tmp_path), File(name, content, None)),
+        (kernel_bundle(tmp_path), File(name, b"cubin", b"record")),
+        (Bundle(Kind.NATIVE_CODE, "ab/c.so", str(tmp_path / "ab"), str(tmp_path), "c.so"), File(name, b"so", b"record")),
+    ):
+        assert not isinstance(opened(packed([file], bundle), bundle), Parcel)
+
+
+def test_each_file_is_verified_by_itself(tmp_path):
+    """A key that may seal parcels, and is trusted for nothing else of theirs."""
+    bundle, stranger = entry_bundle(tmp_path), Key.derive(b"s" * 32)
+    assert opened(packed([entry_file(sealed_entry(signing=stranger))], bundle), bundle).reason is Reason.UNKNOWN_KEY
+    assert opened(packed([entry_file(sealed_entry(key="gother"))], bundle), bundle).reason is Reason.OTHER_CACHE_KEY
+    content = sealed_entry()
+    misnamed = File("a" * 51, content, None)
+    assert opened(packed([misnamed], bundle), bundle).reason is Reason.DAMAGED
+    with_record = entry_file(content)._replace(record=b"{}")
+    assert opened(packed([with_record], bundle), bundle).reason is Reason.UNSAFE_NAME
+
+
+def test_kernel_whose_file_or_record_was_exchanged_is_refused(tmp_path):
+    bundle = kernels(tmp_path)
+    cubin, metadata, listing = parcels.collected(bundle)
+    for files in (
+        [cubin._replace(content=b"other"), metadata, listing],
+        [cubin._replace(record=None, content=b"other"), metadata, listing],
+        [cubin, metadata._replace(record=cubin.record), listing],
+        [cubin, metadata, listing._replace(content=b"{}")],
+        [cubin, metadata._replace(record=None), listing._replace(record=None)],
+    ):
+        assert not isinstance(opened(packed(files, bundle), bundle), Parcel), files
+    # A file that only the list's record is of: as good as one with a record of its own.
+    assert isinstance(opened(packed([cubin._replace(record=None), metadata, listing], bundle), bundle), Parcel)
+
+
+def test_only_what_verifies_is_collected(tmp_path):
+    bundle = kernels(tmp_path)
+    with open(bundle.path("kernel.cubin"), "ab") as file:
+        file.write(b"more")
+    with open(bundle.path("planted.so"), "wb") as file:
+        file.write(b"nobody has sealed this")
+    assert [file.name for file in parcels.collected(bundle)] == ["kernel.json", "__grp__kernel.json"]
+
+
+def test_autotuning_result_is_compared_in_one_spelling(tmp_path):
+    root = str(tmp_path)
+    path = os.path.join(root, "ab", "cabc.best_config")
+    result = {"b": 1, "a": [2, 3]}
+    os.makedirs(os.path.dirname(path))
+    gate.keep(path, root, Kind.AUTOTUNING, json.dumps(result, sort_keys=True).encode())
+    with open(path, "w") as file:
+        json.dump(result, file, indent=3)
+    bundle = Bundle(Kind.AUTOTUNING, "ab/cabc.best_config", os.path.dirname(path), root, "cabc.best_config")
+    (file,) = parcels.collected(bundle)
+    assert isinstance(opened(packed([file], bundle), bundle), Parcel)
+    changed = file._replace(content=json.dumps(result | {"b": 2}).encode())
+    assert opened(packed([changed], bundle), bundle).reason is Reason.DAMAGED
+
+
+def test_name_tells_builds_and_strange_keys_apart(monkeypatch):
+    name = parcels.name_of(Kind.FX_ENTRY, KEY)
+    assert name.startswith(f"fx_graph/{KEY}@") and parcels.parse(name) == (Kind.FX_ENTRY, KEY)
+    for key in ("../up", "/root", "a//b", "a@b", "x" * 300, "", "a\nb", "ü"):
+        hashed = parcels.name_of(Kind.PGO_STATE, key)
+        assert hashlib.sha256(key.encode()).hexdigest() in hashed and parcels.parse(hashed) is None
+    here = provenance.describe()
+    monkeypatch.setattr(provenance, "describe", lambda: here | {"torch": "2.10.0"})
+    assert parcels.name_of(Kind.FX_ENTRY, KEY) != name and parcels.parse(name) is None

@@ -1,0 +1,168 @@
+"""What was compiled is sent in the background, and at the end of a process, however that was started."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+from conftest import SOURCE, python
+
+from safecache.remote import client, parcels, sender, stores, tier
+from safecache.remote.parcels import Bundle
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+
+from .liars import Liar
+from .test_parcels import entry_bundle, kernels, sealed_entry
+
+pytest.importorskip("zstandard")
+
+
+@pytest.fixture
+def remote(redis_server, settings):
+    settings(SAFECACHE_REMOTE=redis_server.url)
+    yield redis_server
+    assert sender.flush(20) == 0
+
+
+def written(bundle, *contents):
+    from safecache.places import layout
+    from safecache.store import entry_files
+
+    for content in contents:
+        entry_files.publish(bundle.path(layout.entry_name(content)), content, bundle.root)
+
+
+def there(redis_server):
+    return {name.decode().rpartition("/")[2].partition("@")[0] for name in redis_server.client().keys()}
+
+
+def test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path):
+    entry, kernel = entry_bundle(tmp_path), kernels(tmp_path)
+    before = Bundle(Kind.NATIVE_CODE, "ab/earlier.so", str(tmp_path / "ab"), str(tmp_path), "earlier.so")
+    tier.asked(before.kind, before.key, before.directory, before.root)
+    tier.asked(entry.kind, entry.key, entry.directory, entry.root)
+    tier.asked(kernel.kind, kernel.key, kernel.directory, kernel.root)
+    written(entry, sealed_entry())
+    tier.made(entry.kind, entry.key, entry.directory, entry.root)
+    assert sender.flush(20) == 0
+    assert there(remote) == {entry.key, kernel.key}
+    name = parcels.name_of(entry.kind, entry.key)
+    found = parcels.opened(remote.client().get(stores.prefix() + name), name, entry, 1 << 20)
+    assert found.needs == ((Kind.KERNEL, kernel.key),)
+
+
+def test_what_is_needed_comes_in_one_go_with_who_needs_it(remote, tmp_path, monkeypatch):
+    test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path)
+    tier.reset()
+    shutil.rmtree(tmp_path / "cache")
+    shutil.rmtree(tmp_path / "triton")
+    requests = []
+    read = client.Client.read
+    monkeypatch.setattr(client.Client, "read", lambda self, names: requests.append(list(names)) or read(self, names))
+    entry, kernel = entry_bundle(tmp_path), Bundle(Kind.KERNEL, "K" * 52, str(tmp_path / "triton" / ("K" * 52)), "")
+    kernel = kernel._replace(root=str(tmp_path / "triton"))
+    assert tier.fill(entry.kind, entry.key, entry.directory, entry.root)
+    assert tier.fill(kernel.kind, kernel.key, kernel.directory, kernel.root)
+    assert len(requests) == 2, "the entry, and then all that it needs"
+    assert sorted(kernel.names()) == ["__grp__kernel.json", "kernel.cubin", "kernel.json"]
+    # What is not there is asked for once.
+    for _ in range(3):
+        assert not tier.fill(Kind.FX_ENTRY, "gabsent", str(tmp_path / "absent"), entry.root)
+    assert len(requests) == 3
+
+
+def test_two_hosts_entries_for_one_key_are_joined(remote, tmp_path):
+    one, two = entry_bundle(tmp_path / "one"), entry_bundle(tmp_path / "two")
+    written(one, sealed_entry(b"with one guard"))
+    written(two, sealed_entry(b"with another"))
+    for bundle in (one, two):
+        tier.reset()
+        tier.made(bundle.kind, bundle.key, bundle.directory, bundle.root)
+        assert sender.flush(20) == 0
+    third = entry_bundle(tmp_path / "three")
+    tier.reset()
+    assert tier.fill(third.kind, third.key, third.directory, third.root)
+    assert len(third.names()) == 2
+
+
+def test_queue_that_is_full_holds_nobody_up(settings, tmp_path, monkeypatch):
+    server = Liar("silent")
+    settings(SAFECACHE_REMOTE=server.url, SAFECACHE_REMOTE_TIMEOUT="0.05")
+    monkeypatch.setattr(sender, "_MOST_WAITING", 3)
+    sender.reset()
+    for number in range(50):
+        sender.offer(entry_bundle(tmp_path, key=f"f{number}"))
+    assert sender.flush(30) >= 40
+    assert events.counters()["not sent to the remote"] >= 40
+    server.close()
+
+
+PROGRAM = """
+import sys
+import safecache, torch
+torch.compile(lambda x: x.sin() + 1)(torch.ones(4))
+"""
+IN_A_CHILD = """
+import multiprocessing, sys
+def work():
+    exec(open(sys.argv[1]).read(), {{}})
+if __name__ == "__main__":
+    child = multiprocessing.get_context({how!r}).Process(target=work)
+    child.start()
+    child.join()
+    sys.exit(child.exitcode)
+"""
+
+
+@pytest.mark.parametrize("how", ["itself", "spawn", "fork"])
+def test_process_that_ends_sends_the_rest(redis_server, new_home, tmp_path, how):
+    home = new_home()
+    program, starter = tmp_path / "program.py", tmp_path / "starter.py"
+    program.write_text(PROGRAM)
+    starter.write_text(IN_A_CHILD.format(how=how))
+    environment = os.environ | home.environment | {"SAFECACHE_REMOTE": redis_server.url, "PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, str(program)] if how == "itself" else [sys.executable, str(starter), str(program)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert not [line for line in done.stderr.splitlines() if "safecache" in line], done.stderr[-3000:]
+    kinds = {name.decode().split("/")[3] for name in redis_server.client().keys()}
+    assert {"aot_autograd", "fx_graph", "native_code"} <= kinds, kinds
+
+
+def test_process_that_cannot_send_in_time_ends_and_says_so(new_home):
+    server, home = Liar("silent"), new_home()
+    environment = home.environment | {
+        "SAFECACHE_REMOTE": server.url,
+        "SAFECACHE_REMOTE_FLUSH": "0.2",
+        "SAFECACHE_REMOTE_TIMEOUT": "5",
+    }
+    code = (
+        "from safecache.remote import sender; from safecache.remote.parcels import Bundle\n"
+        "from safecache.reporting.kinds import Kind\n"
+        "sender.offer(Bundle(Kind.FX_ENTRY, 'fkey', '/nowhere', '/nowhere'))"
+    )
+    done = python(code, env=environment)
+    server.close()
+    assert done.returncode == 0 and "1 bundles" not in done.stdout, done
+    assert "not sent" in done.stderr and "safecache push" in done.stderr, done.stderr
+
+
+def test_fork_goes_on_with_redis_and_without_what_does_not_survive_one(remote, settings, tmp_path):
+    """redis-py makes connections of its own in the child; an object store would hang for ever."""
+    code = (
+        "import os\n"
+        "from safecache.remote import client\n"
+        "remote = client.current()\n"
+        "remote.sizes(['a'])\n"
+        "if os.fork() == 0:\n"
+        "    try: os._exit(0 if remote.sizes(['a']) == {{}} else 1)\n"
+        "    except client.Unavailable: os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.wait()[1]))"
+    ).replace("{{}}", "{}")
+    for url, expected in ((remote.url, "0"), (f"file://{tmp_path}", "7")):
+        done = python(code, env={"SAFECACHE_REMOTE": url, "SAFECACHE_REMOTE_TIMEOUT": "20"})
+        assert done.stdout.strip() == expected, done
