@@ -26,8 +26,8 @@ MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bootstrap" not in pa
 ENTRY = PACKAGE.parent / "safecache_entry.py"
 MODULES.append(ENTRY)
 # Here importing late is the point: activating must not import what is only needed once torch is, nor a hit what only a
-# miss needs, nor a process what only a compile worker does.
-IMPORT_LATE = {"__init__", "_plugins", "activation", "patching", "searches", "torch_keys"}
+# miss needs, nor a process what only a compile worker does, or one with a remote.
+IMPORT_LATE = {"__init__", "_plugins", "activation", "patching", "searches", "tier", "torch_keys"}
 
 
 def name_of(path: Path) -> str:

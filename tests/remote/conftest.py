@@ -11,7 +11,6 @@ import time
 import pytest
 from helpers.in_process import isolated, settings
 
-
 __all__ = ["isolated", "new_redis", "one_redis", "redis_server", "settings"]
 
 

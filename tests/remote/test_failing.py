@@ -131,7 +131,9 @@ def test_slow_remote_that_has_nothing_is_left_alone(monkeypatch):
 
 
 def test_missing_library_is_named_with_the_line_that_installs_it(home):
-    answer = home.run(model_scenes.compile_without, modules=["redis"], env={"SAFECACHE_REMOTE": "redis://127.0.0.1:1/0"})
+    answer = home.run(
+        model_scenes.compile_without, modules=["redis"], env={"SAFECACHE_REMOTE": "redis://127.0.0.1:1/0"}
+    )
     assert answer.ok, answer
     assert len(answer.warnings) == 1 and "pip install 'safecache[redis]'" in answer.warnings[0], answer.warnings
 

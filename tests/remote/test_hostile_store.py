@@ -22,7 +22,7 @@ def filled(new_home, new_redis):
     env = {"SAFECACHE_REMOTE": server.url}
     assert home.run(env=env).ok
     client = server.client()
-    yield home, client, env, {name: client.get(name) for name in client.keys()}
+    yield home, client, env, {name: client.get(name) for name in client.scan_iter()}
     shutil.rmtree(home.base, ignore_errors=True)
 
 

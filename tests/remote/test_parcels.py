@@ -130,7 +130,10 @@ def bomb(size=50 << 20):
         ({"files": [], "needs": [], "size": 50 << 20}, bomb()),
         ({"files": [], "needs": [], "size": 100}, bomb()),
         ({"files": [], "needs": [], "size": -1}, b""),
-        ({"files": [], "needs": [], "size": 5}, zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 999)),
+        (
+            {"files": [], "needs": [], "size": 5},
+            zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 999),
+        ),
         ({"files": [["a", 10, 0]], "needs": [], "size": 5}, zstandard.ZstdCompressor().compress(b"12345")),
         ({"files": [["a", -5, 10]], "needs": [], "size": 5}, zstandard.ZstdCompressor().compress(b"12345")),
         ({"files": [["a", "5", 0]], "needs": [], "size": 5}, zstandard.ZstdCompressor().compress(b"12345")),
@@ -145,13 +148,18 @@ def test_what_a_fool_has_sealed_is_refused_and_never_raises(tmp_path, header, bo
     assert not isinstance(found, Parcel) and found.reason is Reason.UNKNOWN_FORMAT, found
 
 
-@pytest.mark.parametrize("name", ["../../etc/passwd", "/etc/passwd", "", ".", "..", ".hidden", "a/b", "a\0b", "tmp.pid_1_x"])
+@pytest.mark.parametrize(
+    "name", ["../../etc/passwd", "/etc/passwd", "", ".", "..", ".hidden", "a/b", "a\0b", "tmp.pid_1_x"]
+)
 def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
     content = sealed_entry()
     for bundle, file in (
         (entry_bundle(tmp_path), File(name, content, None)),
         (kernel_bundle(tmp_path), File(name, b"cubin", b"record")),
-        (Bundle(Kind.NATIVE_CODE, "ab/c.so", str(tmp_path / "ab"), str(tmp_path), "c.so"), File(name, b"so", b"record")),
+        (
+            Bundle(Kind.NATIVE_CODE, "ab/c.so", str(tmp_path / "ab"), str(tmp_path), "c.so"),
+            File(name, b"so", b"record"),
+        ),
     ):
         assert not isinstance(opened(packed([file], bundle), bundle), Parcel)
 

@@ -10,7 +10,7 @@ import sys
 import pytest
 from conftest import SOURCE, python
 
-from safecache.remote import client, parcels, sender, stores, tier
+from safecache.remote import client, exchange, parcels, sender, stores, tier
 from safecache.remote.parcels import Bundle
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
@@ -37,7 +37,7 @@ def written(bundle, *contents):
 
 
 def there(redis_server):
-    return {name.decode().rpartition("/")[2].partition("@")[0] for name in redis_server.client().keys()}
+    return {name.decode().rpartition("/")[2].partition("@")[0] for name in redis_server.client().scan_iter()}
 
 
 def test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path):
@@ -57,7 +57,7 @@ def test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path):
 
 def test_what_is_needed_comes_in_one_go_with_who_needs_it(remote, tmp_path, monkeypatch):
     test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path)
-    tier.reset()
+    exchange.reset()
     shutil.rmtree(tmp_path / "cache")
     shutil.rmtree(tmp_path / "triton")
     requests = []
@@ -80,11 +80,11 @@ def test_two_hosts_entries_for_one_key_are_joined(remote, tmp_path):
     written(one, sealed_entry(b"with one guard"))
     written(two, sealed_entry(b"with another"))
     for bundle in (one, two):
-        tier.reset()
+        exchange.reset()
         tier.made(bundle.kind, bundle.key, bundle.directory, bundle.root)
         assert sender.flush(20) == 0
     third = entry_bundle(tmp_path / "three")
-    tier.reset()
+    exchange.reset()
     assert tier.fill(third.kind, third.key, third.directory, third.root)
     assert len(third.names()) == 2
 
@@ -129,7 +129,7 @@ def test_process_that_ends_sends_the_rest(redis_server, new_home, tmp_path, how)
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     assert not [line for line in done.stderr.splitlines() if "safecache" in line], done.stderr[-3000:]
-    kinds = {name.decode().split("/")[3] for name in redis_server.client().keys()}
+    kinds = {name.decode().split("/")[3] for name in redis_server.client().scan_iter()}
     assert {"aot_autograd", "fx_graph", "native_code"} <= kinds, kinds
 
 

@@ -11,7 +11,6 @@ import threading
 from functools import partial
 
 import pytest
-
 from conftest import WARM
 
 from .conftest import await_port, free_port

@@ -76,6 +76,7 @@ TABLE = {
     Reason.CRASHED: (LEFT, SAID, None),
     Reason.CRASHED_BEFORE: (LEFT, SAID, None),
     Reason.NOT_EXPLAINED: (LEFT, SAID, None),
+    Reason.REMOTE_UNAVAILABLE: (LEFT, SAID, None),
 }
 BY_REASON = pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value.replace(" ", "-"))
 

@@ -21,6 +21,7 @@ SWITCHES = (
     "SAFECACHE_SHARED",
     "SAFECACHE_ISOLATE",
     "SAFECACHE_PREFETCH",
+    "SAFECACHE_REMOTE_READ_ONLY",
     "SAFECACHE_MUST_HIT",
     "SAFECACHE_EXPLAIN",
     "SAFECACHE_METRICS",
@@ -44,6 +45,14 @@ DEFAULTS = {
     "SAFECACHE_FSYNC": "auto",
     "SAFECACHE_LOWER": (),
     "SAFECACHE_LOCAL": None,
+    "SAFECACHE_REMOTE": None,
+    "SAFECACHE_REMOTE_PASSWORD_FILE": None,
+    "SAFECACHE_REMOTE_READ_ONLY": False,
+    "SAFECACHE_REMOTE_CONNECT": 0.2,
+    "SAFECACHE_REMOTE_TIMEOUT": 1,
+    "SAFECACHE_REMOTE_FLUSH": 5,
+    "SAFECACHE_REMOTE_MAX_BYTES": 256_000_000,
+    "SAFECACHE_REMOTE_TTL": None,
     "SAFECACHE_MAX_BYTES": None,
     "SAFECACHE_MAX_FILES": None,
     "SAFECACHE_MAX_AGE": None,
@@ -57,7 +66,13 @@ DEFAULTS = {
     "SAFECACHE_EXPLAIN": False,
     "SAFECACHE_METRICS": False,
 }
-PATHS = ("SAFECACHE_KEY_FILE", "SAFECACHE_KEYRING", "SAFECACHE_LOCAL", "SAFECACHE_EXEC_DIR")
+PATHS = (
+    "SAFECACHE_KEY_FILE",
+    "SAFECACHE_KEYRING",
+    "SAFECACHE_LOCAL",
+    "SAFECACHE_REMOTE_PASSWORD_FILE",
+    "SAFECACHE_EXEC_DIR",
+)
 
 
 def test_these_are_all_settings():
@@ -174,14 +189,18 @@ def test_what_is_allowed_spells_out_every_choice(setting):
     choices = {"SAFECACHE_TRUST": settings.TRUST_MODES, "SAFECACHE_FSYNC": settings.FSYNC_MODES}
     choices["SAFECACHE_NAMESPACE"] = ("letters", "digits", ". _ - /", "128")
     choices["SAFECACHE_LOWER"] = ("absolute paths", ":")
-    choices["SAFECACHE_LOCK_TIMEOUT"] = ("seconds", "0 to 86400")
+    for name in ("LOCK_TIMEOUT", "REMOTE_CONNECT", "REMOTE_TIMEOUT", "REMOTE_FLUSH"):
+        choices[f"SAFECACHE_{name}"] = ("seconds", "0 to 86400")
+    choices["SAFECACHE_REMOTE"] = ("URL", "redis", "rediss", "valkey", "s3", "gs", "az", "https", "file")
     choices["SAFECACHE_ISOLATE"] = (*settings._TRUE, *settings._FALSE, "workers")
     choices["SAFECACHE_COMPILE_TIMEOUT"] = ("seconds", "1 to 86400")
     choices["SAFECACHE_COMPILE_MEMORY"] = ("1 GB", "bytes", "G", "Gi")
     choices |= dict.fromkeys(PATHS, ("absolute path",))
-    choices["SAFECACHE_MAX_BYTES"] = ("bytes", "k", "M", "G", "T", "1000", "Ki", "Mi", "Gi", "Ti", "1024", "B")
+    size = ("bytes", "k", "M", "G", "T", "1000", "Ki", "Mi", "Gi", "Ti", "1024", "B")
+    choices |= {"SAFECACHE_MAX_BYTES": size, "SAFECACHE_REMOTE_MAX_BYTES": size}
     choices["SAFECACHE_MAX_FILES"] = ("number",)
-    choices["SAFECACHE_MAX_AGE"] = ("s", "min", "h", "d", "w")
+    age = ("s", "min", "h", "d", "w")
+    choices |= {"SAFECACHE_MAX_AGE": age, "SAFECACHE_REMOTE_TTL": age}
     for word in choices.get(setting.variable, (*settings._TRUE, *settings._FALSE)):
         assert word in setting.allowed
 
@@ -279,6 +298,14 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_FSYNC": "auto",
         "SAFECACHE_LOWER": "unset",
         "SAFECACHE_LOCAL": "unset",
+        "SAFECACHE_REMOTE": "unset",
+        "SAFECACHE_REMOTE_PASSWORD_FILE": "unset",
+        "SAFECACHE_REMOTE_READ_ONLY": "0",
+        "SAFECACHE_REMOTE_CONNECT": "0.2",
+        "SAFECACHE_REMOTE_TIMEOUT": "1",
+        "SAFECACHE_REMOTE_FLUSH": "5",
+        "SAFECACHE_REMOTE_MAX_BYTES": "256000000",
+        "SAFECACHE_REMOTE_TTL": "unset",
         "SAFECACHE_MAX_BYTES": "unset",
         "SAFECACHE_MAX_FILES": "unset",
         "SAFECACHE_MAX_AGE": "unset",
@@ -318,3 +345,17 @@ def test_only_config_reads_the_process_environment():
     readers = {path.name: environment_readers(ast.parse(path.read_text(encoding="utf-8"))) for path in sources}
     assert all(readers.pop(name) for name in ("config.py", "worker.py", "safecache_entry.py"))
     assert {name: lines for name, lines in readers.items() if lines} == {}
+
+
+@pytest.mark.parametrize("text", ["redis:/nobody", "ftp://host", "redis://", "//host", "redis"])
+def test_url_of_a_remote_has_a_scheme_that_is_known(text):
+    with pytest.raises(ConfigError, match="SAFECACHE_REMOTE"):
+        value("SAFECACHE_REMOTE", text)
+
+
+def test_password_in_a_url_is_never_shown():
+    with pytest.raises(ConfigError) as error:
+        value("SAFECACHE_REMOTE", "memcached://user:hunter2@host:1/0?password=hunter2")
+    assert "hunter2" not in str(error.value) and "memcached://host:1/0" in str(error.value)
+    assert settings.without_password("rediss://:hunter2@h:1/0?a=b") == "rediss://h:1/0"
+    assert settings.without_password("s3://bucket/prefix") == "s3://bucket/prefix"
