@@ -10,7 +10,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from conftest import name_of
 from helpers.in_process import isolated, run, settings
+
+from crashes import crash_scenes
 
 __all__ = ["isolated", "run", "settings"]
 
@@ -35,9 +38,9 @@ class Home:
             "SAFECACHE_ISOLATE": "1",
         }
 
-    def run(self, scene, *, env=None, script="crash_scenes.py", **arguments):
+    def run(self, scene, *, env=None, **arguments):
         done = subprocess.run(
-            [sys.executable, str(HERE / script), json.dumps({"scene": scene, "arguments": arguments})],
+            [sys.executable, str(HERE / "process.py"), json.dumps({"scene": name_of(scene), "arguments": arguments})],
             env=self.environment | (env or {}),
             capture_output=True,
             text=True,
@@ -47,7 +50,7 @@ class Home:
         return SimpleNamespace(**json.loads(done.stdout), stderr=done.stderr)
 
     def compile(self, *names, **how):
-        return self.run("compile_each", names=names, **how)
+        return self.run(crash_scenes.compile_each, names=names, **how)
 
     def say(self, *arguments):
         command = [sys.executable, "-m", "safecache", *arguments]

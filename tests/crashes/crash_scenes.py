@@ -1,10 +1,8 @@
-"""What tests of isolation have a fresh process do: ``python crash_scenes.py '{"scene": …}'`` prints JSON."""
+"""What tests of isolation have a fresh process do; see process.py."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import logging
 import os
 import pickle
 import sys
@@ -13,12 +11,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
-import crashing_kernels
-import triton
-from triton.compiler.compiler import CompiledKernel
-from triton.runtime import autotuner
-
-import safecache
 from safecache.errors import TritonCompileCrash
 
 
@@ -30,6 +22,8 @@ def _told(error):
 
 
 def _compiled(name):
+    import crashing_kernels
+
     try:
         kernel = crashing_kernels.compile(name)
     except Exception as error:
@@ -45,6 +39,9 @@ def compile_each(names, options=None):
 
 def compile_ir(stage):
     """The sound kernel from its IR, and not from its source."""
+    import crashing_kernels
+    import triton
+
     path = Path(os.environ["TRITON_CACHE_DIR"]).parent / f"scale.{stage}"
     path.write_text(crashing_kernels.compile("sound").asm[stage])
     kernel = triton.compile(str(path), target=crashing_kernels.TARGET)
@@ -53,6 +50,8 @@ def compile_ir(stage):
 
 def compile_in_threads(names, warps):
     """Each of them with each number of warps, all at once."""
+    import crashing_kernels
+
     jobs = [(name, number) for name in names for number in warps]
 
     def compiled(job):
@@ -73,6 +72,8 @@ def compile_in_a_compile_worker(names):
 
 
 def compile_with_a_hook_in_the_stages(names):
+    import triton
+
     with triton.knobs.runtime.scope():
         triton.knobs.runtime.add_stages_inspection_hook = lambda *rest: None if rest else ("-hook", "hook")
         return compile_each(names)
@@ -86,6 +87,9 @@ def compile_without_an_interpreter(names):
 
 def compile_with_another_ptxas_from_now_on(names):
     """As torch 2.11 sets it in the middle, after Triton has asked its own for its version."""
+    import crashing_kernels
+    import triton
+
     triton.compiler.compiler.make_backend(crashing_kernels.TARGET).hash()
     for variable in ("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"):
         tool = triton.knobs.nvidia.ptxas if "BLACKWELL" not in variable else triton.knobs.nvidia.ptxas_blackwell
@@ -98,6 +102,7 @@ def compile_with_another_ptxas_from_now_on(names):
 
 def compile_with_a_remote_cache(names):
     """And what that holds then."""
+    import triton
     from scenes.triton_managers import RemoteBackend
     from triton.runtime import cache
 
@@ -125,6 +130,10 @@ def compile_after_a_fork(name):
 
 def tune(kinds):
     """A launch of a kernel that Triton has to tune, where a benchmark only compiles: the faster, the later."""
+    import crashing_kernels
+    from triton.compiler.compiler import CompiledKernel
+    from triton.runtime import autotuner
+
     kernel = crashing_kernels.autotuned(*kinds)
     launched = []
     device = SimpleNamespace(
@@ -165,6 +174,7 @@ def tune(kinds):
 
 def tune_with_inductor(choices, kinds):
     """What each of Inductor's loops makes of real crashes: that of max-autotune, and that of CachingAutotuner."""
+    import crashing_kernels
     from scenes import autotuners
     from torch._inductor.select_algorithm import AlgorithmSelectorCache
 
@@ -181,6 +191,7 @@ def tune_with_inductor(choices, kinds):
 
 
 def _precompiled(autotuners, kinds):
+    import crashing_kernels
     from torch._inductor.runtime.triton_heuristics import NoTritonConfigsError
 
     configs = [{"N": 128, "KIND": kind} for kind in kinds]
@@ -195,37 +206,10 @@ def _precompiled(autotuners, kinds):
 
 def pickled(name):
     """What a process without Triton and one with it make of the pickled error."""
+    import crashing_kernels
+
     try:
         crashing_kernels.compile(name)
     except TritonCompileCrash as error:
         again = pickle.loads(pickle.dumps(error))
         return {"before": _told(error), "after": _told(again), "same": type(again) is type(error)}
-
-
-class _Kept(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.messages = []
-
-    def emit(self, record):
-        self.messages.append(record.getMessage())
-
-
-def _children():
-    with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
-        return len(file.read().split())
-
-
-def main(scene, arguments):
-    kept = _Kept()
-    logging.getLogger("safecache").addHandler(kept)
-    with contextlib.redirect_stdout(sys.stderr):
-        result = globals()[scene](**arguments)
-    answer = {"result": result, "warnings": kept.messages, "stats": safecache.stats(), "children": _children()}
-    answer["imported"] = sorted(name for name in sys.modules if name.startswith("safecache.isolation"))
-    print(json.dumps(answer))
-
-
-if __name__ == "__main__":
-    assert triton
-    main(**json.loads(sys.argv[1]))

@@ -6,6 +6,7 @@ import shutil
 
 import pytest
 
+from crashes import crash_scenes
 from crashes.crash_names import DEADLY
 
 STOCK = {"SAFECACHE": "0"}
@@ -46,12 +47,12 @@ def test_death_of_the_parser_is_a_crash_too(home):
 
 @pytest.mark.parametrize("stage", ["ttir", "ttgir"])
 def test_file_of_ir_is_compiled_apart_once_as_stock_does(home, stage):
-    cold = home.run("compile_ir", stage=stage)
-    warm = home.run("compile_ir", stage=stage)
+    cold = home.run(crash_scenes.compile_ir, stage=stage)
+    warm = home.run(crash_scenes.compile_ir, stage=stage)
     assert cold.stats["compiled in isolation"] == 2 and cold.children == 1
     assert warm.children == 0 and "compiled in isolation" not in warm.stats
     shutil.rmtree(home.cache)
-    assert cold.result == warm.result == home.run("compile_ir", stage=stage, env=STOCK).result
+    assert cold.result == warm.result == home.run(crash_scenes.compile_ir, stage=stage, env=STOCK).result
 
 
 def test_hang_ends_with_the_timeout(home):
@@ -130,38 +131,38 @@ def test_what_needs_this_process_stays_in_it_with_its_reason(home, variable):
 
 
 def test_error_survives_pickling(home):
-    told = home.run("pickled", name="unknown-operand").result
+    told = home.run(crash_scenes.pickled, name="unknown-operand").result
     assert told["before"] == told["after"] and told["same"]
 
 
 def test_threads_compile_apart_at_once(home):
-    answer = home.run("compile_in_threads", names=["sound", "unknown-operand"], warps=[1, 2, 4, 8])
+    answer = home.run(crash_scenes.compile_in_threads, names=["sound", "unknown-operand"], warps=[1, 2, 4, 8])
     assert [result for name, _, result in answer.result if name == "sound"] == ["sound"] * 4
     assert [result for name, _, result in answer.result if name != "sound"] == [True] * 4
     assert answer.stats["compiled in isolation"] == answer.stats["compile crashed"] == len(home.notes) == 4
 
 
 def test_forked_child_has_a_service_of_its_own(home):
-    told = home.run("compile_after_a_fork", name="unknown-operand").result
+    told = home.run(crash_scenes.compile_after_a_fork, name="unknown-operand").result
     assert "hash" in told["before"] and told["child"]["error"] == "TritonCompileCrash"
     assert told["parent"]["error"] == "CompilationError"
 
 
 def test_compile_worker_of_inductor_compiles_by_itself(home):
-    answer = home.run("compile_in_a_compile_worker", names=["sound"])
+    answer = home.run(crash_scenes.compile_in_a_compile_worker, names=["sound"])
     assert answer.children == 0 and answer.warnings == [] and answer.imported == ASKED
 
 
 def test_compile_worker_of_inductor_has_compiles_apart_if_told_so(home):
-    answer = home.run("compile_in_a_compile_worker", names=["sound"], env={"SAFECACHE_ISOLATE": "workers"})
+    answer = home.run(crash_scenes.compile_in_a_compile_worker, names=["sound"], env={"SAFECACHE_ISOLATE": "workers"})
     assert answer.stats["compiled in isolation"] == 1
 
 
 @pytest.mark.parametrize(
     ("scene", "reason"),
     [
-        ("compile_with_a_hook_in_the_stages", "add_stages_inspection_hook"),
-        ("compile_without_an_interpreter", "sys.executable"),
+        (crash_scenes.compile_with_a_hook_in_the_stages, "add_stages_inspection_hook"),
+        (crash_scenes.compile_without_an_interpreter, "sys.executable"),
     ],
 )
 def test_what_cannot_be_isolated_is_compiled_here_with_one_reason(home, scene, reason):
@@ -173,7 +174,7 @@ def test_what_cannot_be_isolated_is_compiled_here_with_one_reason(home, scene, r
 
 def test_ptxas_that_is_set_in_the_middle_is_used_and_the_keys_are_those_of_stock(home):
     """Of the ptxas that this process has asked for its version first."""
-    scene = {"scene": "compile_with_another_ptxas_from_now_on", "names": ["sound"]}
+    scene = {"scene": crash_scenes.compile_with_another_ptxas_from_now_on, "names": ["sound"]}
     ours = home.run(**scene)
     shutil.rmtree(home.cache)
     stock = home.run(**scene, env=STOCK)
@@ -182,7 +183,7 @@ def test_ptxas_that_is_set_in_the_middle_is_used_and_the_keys_are_those_of_stock
 
 
 def test_what_is_compiled_apart_is_sent_to_a_remote_cache(home):
-    answer = home.run("compile_with_a_remote_cache", names=["sound"])
+    answer = home.run(crash_scenes.compile_with_a_remote_cache, names=["sound"])
     [compiled] = answer.result["compiled"]
     assert sorted([*compiled["files"], "__grp__scale.json"]) == answer.result["remote"]
     assert answer.stats["compiled in isolation"] == 1

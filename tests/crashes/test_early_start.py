@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from crashes import crash_scenes, tuning_scenes
+
 
 def started(home, **environment):
-    return home.run("start_when_cold", script="tuning_scenes.py", env=environment).result
+    return home.run(tuning_scenes.start_when_cold, env=environment).result
 
 
 def test_server_starts_before_the_first_key_is_computed_where_the_cache_is_empty(home):
@@ -26,4 +28,4 @@ def test_server_is_not_started_early_where_another_level_may_have_it(home, varia
 
 def test_cache_that_cannot_be_listed_is_for_triton_to_report(home):
     home.cache.write_text("in the way")
-    assert home.run("compile_each", names=["wrong-types"]).result[0]["error"] == "CompilationError"
+    assert home.run(crash_scenes.compile_each, names=["wrong-types"]).result[0]["error"] == "CompilationError"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from crashes import tuning_scenes
+
 
 def test_listener_hears_of_a_compile_and_then_of_a_hit(home):
-    first = home.run("listen", script="tuning_scenes.py", names=["sound", "sound"])
+    first = home.run(tuning_scenes.listen, names=["sound", "sound"])
     assert first.stats["compiled in isolation"] == 1, first.stats
     [compiled, hit] = first.result["heard"]
     assert compiled[:2] == ["scale", False] and hit[:2] == ["scale", True] and hit[4:] == compiled[4:]
@@ -13,10 +15,9 @@ def test_listener_hears_of_a_compile_and_then_of_a_hit(home):
 
 
 def test_listener_hears_the_same_in_stock(home):
-    ours = home.run("listen", script="tuning_scenes.py", names=["sound"])
+    ours = home.run(tuning_scenes.listen, names=["sound"])
     stock = home.run(
-        "listen",
-        script="tuning_scenes.py",
+        tuning_scenes.listen,
         names=["sound"],
         env={"SAFECACHE": "0", "TRITON_CACHE_DIR": str(home.base / "other")},
     )
@@ -24,5 +25,5 @@ def test_listener_hears_the_same_in_stock(home):
 
 
 def test_listener_hears_of_a_file_of_ir(home):
-    heard = home.run("listen_to_ir", script="tuning_scenes.py").result  # of the kernel, and then of the file; twice
+    heard = home.run(tuning_scenes.listen_to_ir).result  # of the kernel, and then of the file; twice
     assert [hit for _, hit in heard] == [False, False, True, True]

@@ -6,14 +6,15 @@ import itertools
 
 import pytest
 
+from crashes import tuning_scenes
 from crashes.conftest import Home
 
 SOUND, DEADLY, DEADLY_TOO, SOUND_TOO = 0, 1, 2, 3
 ONE_BY_ONE = {"SAFECACHE_PREFETCH": "0"}
 
 
-def tuned(home, scene="tune", env=None, **arguments):
-    answer = home.run(scene, env=env, script="tuning_scenes.py", **arguments)
+def tuned(home, scene=tuning_scenes.tune, env=None, **arguments):
+    answer = home.run(scene, env=env, **arguments)
     return answer
 
 
@@ -79,19 +80,21 @@ def test_users_functions_are_called_as_without_and_choose_what_is_compiled(home,
     logs = []
     for env in ({}, ONE_BY_ONE):
         env = env | {"TRITON_CACHE_DIR": str(tmp_path / f"cache{len(logs)}")}
-        log = tuned(home, "tune_with_everything", env=env, kinds=[SOUND, SOUND_TOO, 4, 5, 6]).result["log"]
+        log = tuned(home, tuning_scenes.tune_with_everything, env=env, kinds=[SOUND, SOUND_TOO, 4, 5, 6]).result["log"]
         assert runs(log) == ([1, 1, 1] if logs else [3])
         logs.append([step for step in log if step != "compile"])
     assert logs[0] == logs[1]
 
 
 def test_heuristics_are_asked_for_what_they_choose(home):
-    log = tuned(home, "tune_with_heuristics", kinds=[SOUND, SOUND_TOO, 4]).result["log"]
+    log = tuned(home, tuning_scenes.tune_with_heuristics, kinds=[SOUND, SOUND_TOO, 4]).result["log"]
     assert runs(log) == [3]
 
 
 @pytest.mark.parametrize(
-    "how", [{"scene": "tune_with_hooks_of_the_kernel"}, {"hooked": True, "descriptor": True}], ids=["kernel", "shape"]
+    "how",
+    [{"scene": tuning_scenes.tune_with_hooks_of_the_kernel}, {"hooked": True, "descriptor": True}],
+    ids=["kernel", "shape"],
 )
 def test_nothing_is_compiled_ahead_where_a_hook_has_a_say(home, how):
     log = tuned(home, kinds=[SOUND, SOUND_TOO, 4], **how).result["log"]
@@ -109,7 +112,7 @@ def test_hook_of_a_configuration_is_called_in_its_turn(home):
 def test_tuning_that_ends_early_leaves_nothing_and_can_be_done_again(home, tmp_path, error):
     (tmp_path / "temporary").mkdir()
     env = {"TMPDIR": str(tmp_path / "temporary")}
-    answer = tuned(home, "tune_until", env=env, kinds=[SOUND, SOUND_TOO, 4, 5], error=error)
+    answer = tuned(home, tuning_scenes.tune_until, env=env, kinds=[SOUND, SOUND_TOO, 4, 5], error=error)
     log = answer.result["log"]
     assert "enough" in log and log.count("compile") == 4 + 2 and answer.result["threads"] == []
     assert list((tmp_path / "temporary").iterdir()) == []

@@ -1,4 +1,4 @@
-"""What tests of tunings have a fresh process do: ``python tuning_scenes.py '{"scene": …}'`` prints JSON.
+"""What tests of tunings have a fresh process do; see process.py.
 
 Everything that Triton calls while it tunes says so in ``log``, in order; nothing is run on a GPU.
 """
@@ -6,18 +6,11 @@ Everything that Triton calls while it tunes says so in ``log``, in order; nothin
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 import threading
 from types import SimpleNamespace
 from unittest import mock
 
-import crash_scenes
-import crashing_kernels
-import triton
-from triton.compiler.compiler import CompiledKernel
-from triton.runtime import autotuner, jit
-
+from crashes import crash_scenes
 from safecache.isolation import client
 
 log = []
@@ -41,17 +34,19 @@ class Descriptor(Integers):
     block_shape = (1,)
 
 
-DEVICE = SimpleNamespace(
-    get_current_device=lambda: 0,
-    get_current_stream=lambda device: 0,
-    get_current_target=lambda: crashing_kernels.TARGET,
-    get_benchmarker=lambda: benchmark,
-)
-
-
 @contextlib.contextmanager
 def stand_ins():
     """For the GPU; and what the service is given is in the log."""
+    import crashing_kernels
+    from triton.compiler.compiler import CompiledKernel
+    from triton.runtime import autotuner, jit
+
+    device = SimpleNamespace(
+        get_current_device=lambda: 0,
+        get_current_stream=lambda device: 0,
+        get_current_target=lambda: crashing_kernels.TARGET,
+        get_benchmarker=lambda: benchmark,
+    )
 
     def load(kernel):
         kernel.module, kernel.function, kernel._run = 1, 1, lambda *rest: log.append("launch")
@@ -63,8 +58,8 @@ def stand_ins():
         return real(self, job, *rest, **named)
 
     with (
-        mock.patch.object(autotuner, "driver", SimpleNamespace(active=DEVICE)),
-        mock.patch.object(jit, "driver", SimpleNamespace(active=DEVICE)),
+        mock.patch.object(autotuner, "driver", SimpleNamespace(active=device)),
+        mock.patch.object(jit, "driver", SimpleNamespace(active=device)),
         mock.patch.object(CompiledKernel, "_init_handles", load),
         mock.patch.object(client.Service, "run", run),
     ):
@@ -82,6 +77,9 @@ def said(what, result=None):
 
 
 def autotuned(kinds, hooked=False, **how):
+    import crashing_kernels
+    import triton
+
     hooks = {"pre_hook": said("its own")} if hooked else {}
     configs = [triton.Config({"KIND": kind}, num_warps=4, **hooks) for kind in kinds]
     return triton.autotune(configs=configs, key=["N"], **how)(crashing_kernels.some_configurations)
@@ -124,6 +122,9 @@ def tune_with_everything(kinds):
 
 
 def tune_with_heuristics(kinds):
+    import crashing_kernels
+    import triton
+
     configs = [triton.Config({"KIND": kind}, num_warps=4) for kind in kinds]
     kernel = triton.heuristics({"N": lambda named: 128})(crashing_kernels.some_configurations)
     kernel = triton.autotune(configs=configs, key=[])(kernel)
@@ -164,6 +165,8 @@ def tune_until(kinds, error):
 
 def listen(names):
     """What a listener hears of compiles."""
+    import triton
+
     heard = []
 
     def listener(*, src, metadata, metadata_group, times, cache_hit):
@@ -178,6 +181,8 @@ def listen(names):
 
 def listen_to_ir():
     """Of the kernel, and then of the file, twice."""
+    import triton
+
     heard = []
     triton.knobs.compilation.listener = lambda *, src, cache_hit, **rest: heard.append([src.name, cache_hit])
     for _ in range(2):
@@ -187,6 +192,9 @@ def listen_to_ir():
 
 def start_when_cold():
     """In which order the server is started and keys are computed."""
+    import crashing_kernels
+    import triton
+
     begun, real = client.Service.start, triton.runtime.cache.triton_key
 
     def key():
@@ -204,8 +212,3 @@ def start_when_cold():
 
 def _threads():
     return [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]
-
-
-if __name__ == "__main__":
-    vars(crash_scenes).update(globals())
-    crash_scenes.main(**json.loads(sys.argv[1]))
