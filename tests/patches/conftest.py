@@ -145,5 +145,5 @@ def stock(homes_with):
 
 @pytest.fixture(scope="session")
 def triton_run(patched):
-    """triton_run(names, home, requests): what triton_scenes.py says of these on sources with the patches of these names."""
+    """triton_run(names, home, requests): what comes of these on sources with the patches of these names."""
     return lambda names, home, requests: triton_processes.run(patched(*names), home, requests)

@@ -6,13 +6,14 @@ import errno
 import os
 from unittest import mock
 
-import torch
 from scenes import model_scenes
-from torch._dynamo.utils import counters
 
 
 def save_after_failure(**functorch):
     """compile_model of graphs that could not be saved the first time."""
+    import torch
+    from torch._dynamo.utils import counters
+
     with model_scenes.injected("lambda", "fx"):
         model_scenes.compile_model(**functorch)
     torch._dynamo.reset()

@@ -8,7 +8,9 @@ import subprocess
 import pytest
 from conftest import TESTS, needs_root
 from faults.small_disks import mounted
+from scenes import kernel_scenes
 
+from patches import triton_scenes
 from patches.conftest import needs_triton
 
 pytestmark = [needs_triton, needs_root]
@@ -52,7 +54,7 @@ def bound(point):
 
 
 def test_error_is_of_the_same_type_and_names_mount_and_remedy(triton_run, point):
-    requests = {"build": [("build_module", {})] * 2}  # which is there the second time
+    requests = {"build": [(kernel_scenes.build_module, {})] * 2}  # which is there the second time
     stock = triton_run((), point.parent, requests).answers["build"]
     for patched, plain in zip(triton_run((NAME,), point.parent, requests).answers["build"], stock, strict=True):
         (type_, text), cause = patched["error"]
@@ -69,8 +71,8 @@ def test_safecache_does_not_explain_it_again(patched, point):
 def test_other_errors_are_those_of_triton(triton_run, tmp_path, point):
     """Also there; and elsewhere the module is loaded."""
     for directory in (str(point), str(tmp_path)):
-        requests = {"load": [("load_garbage", {"directory": directory})]}
+        requests = {"load": [(triton_scenes.load_garbage, {"directory": directory})]}
         stock, ours = (triton_run(names, point.parent, requests).answers["load"][0] for names in ((), (NAME,)))
         assert stock["error"] == ours["error"] and stock["error"][0][0] == "ImportError"
-    requests = {"elsewhere": [("build_elsewhere", {"directory": str(tmp_path / "other")})]}
+    requests = {"elsewhere": [(triton_scenes.build_elsewhere, {"directory": str(tmp_path / "other")})]}
     assert triton_run((NAME,), tmp_path, requests).result("elsewhere") == [True, False]

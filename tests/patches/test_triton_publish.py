@@ -8,7 +8,9 @@ import os
 import pytest
 from conftest import needs_root
 from faults.small_disks import FAULTS, mounted
+from scenes import kernel_scenes
 
+from patches import triton_scenes
 from patches.conftest import needs_triton
 
 pytestmark = needs_triton
@@ -33,7 +35,7 @@ STEPS = [
 ]
 # A compile takes more than these hold.
 SMALL = {"space-for-some": "size=24k", "inodes-for-some": "nr_inodes=6"}
-KERNEL, MODULE = ("compile_twice", {}), ("build_twice", {})
+KERNEL, MODULE = (triton_scenes.compile_twice, {}), (triton_scenes.build_twice, {})
 
 
 def name_of(step):
@@ -46,16 +48,16 @@ def said(triton_run, tmp_path_factory):
     requests = {}
     for step in STEPS:
         arguments = dict(zip(("call", "error", "after"), step[:3], strict=True))
-        requests[name_of(step)] = [("compile_while_failing", arguments), KERNEL]
+        requests[name_of(step)] = [(triton_scenes.compile_while_failing, arguments), KERNEL]
     for when in ("put", "put_group"):
-        requests[when] = [("compile_and_clear", {"when": when}), KERNEL]
-    requests["once"] = [("compile_while_failing", {"call": "replace", "error": "EIO", "times": 1})]
-    requests["same-names"] = [("put_by_two_with_the_same_names", {})]
-    requests["dump"] = [("dump_below_a_file", {})]
+        requests[when] = [(triton_scenes.compile_and_clear, {"when": when}), KERNEL]
+    requests["once"] = [(triton_scenes.compile_while_failing, {"call": "replace", "error": "EIO", "times": 1})]
+    requests["same-names"] = [(triton_scenes.put_by_two_with_the_same_names, {})]
+    requests["dump"] = [(triton_scenes.dump_below_a_file, {})]
     for umask in ("027", "0"):
-        requests[umask] = [("put_with_umask", {"umask": umask})]
-    requests["text"] = [("put_text", {})]
-    requests["damaged"] = [("compile_damaged", {})]  # last, since it gives up capabilities
+        requests[umask] = [(triton_scenes.put_with_umask, {"umask": umask})]
+    requests["text"] = [(triton_scenes.put_text, {})]
+    requests["damaged"] = [(triton_scenes.compile_damaged, {})]  # last, since it gives up capabilities
     homes = {names: tmp_path_factory.mktemp("home") for names in ((), ("publish",))}
     return [triton_run(names, home, requests) for names, home in homes.items()][::-1]
 
@@ -119,9 +121,9 @@ def test_modes_and_texts_are_those_of_triton(said, name):
 def test_each_reads_what_the_other_has_written(triton_run, tmp_path):
     for writer, reader in (((), ("publish",)), (("publish",), ())):
         home = tmp_path / "-".join(("from", *writer))
-        group = triton_run(writer, home, {"put": [("put_group", {})]}).result("put")
+        group = triton_run(writer, home, {"put": [(triton_scenes.put_group, {})]}).result("put")
         assert os.path.basename(group) == "__grp__k.json"
-        group = triton_run(reader, home, {"get": [("get_group", {})]}).result("get")
+        group = triton_run(reader, home, {"get": [(triton_scenes.get_group, {})]}).result("get")
         assert sorted(group) == ["k.cubin", "k.json"]
 
 
@@ -131,7 +133,7 @@ def test_file_system_that_takes_nothing_costs_one_warning_and_the_cache(triton_r
     options, break_it, mend, says = FAULTS[fault]
     with mounted(tmp_path / "triton", SMALL.get(fault, options)) as point:
         break_it(point)
-        stock = triton_run((), tmp_path, {"stock": [("compile_kernel", {})]}).answers["stock"][0]
+        stock = triton_run((), tmp_path, {"stock": [(kernel_scenes.compile_kernel, {})]}).answers["stock"][0]
         assert says in stock["error"][0][1], stock
         scenes = [KERNEL] if fault in SMALL else [KERNEL, MODULE]
         answers = triton_run(("publish",), tmp_path, {"patched": scenes}).answers["patched"]
@@ -148,7 +150,7 @@ def test_file_system_that_takes_nothing_costs_one_warning_and_the_cache(triton_r
 def test_directory_that_cannot_be_made_costs_one_warning_and_the_cache(triton_run, tmp_path, place):
     place = place.format(home=tmp_path)
     (tmp_path / "file").write_text("in the way")
-    requests = {"place": [("compile_elsewhere", {"directory": place})]}
+    requests = {"place": [(triton_scenes.compile_elsewhere, {"directory": place})]}
     (answer,) = triton_run(("publish",), tmp_path, requests).answers["place"]
     assert answer["result"] == [True, True] and len(answer["warnings"]) == 1 and place in answer["warnings"][0], answer
     assert (tmp_path / "file").read_text() == "in the way"

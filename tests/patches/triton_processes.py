@@ -1,17 +1,18 @@
-"""Processes that run triton_scenes.py, on patched or on pristine sources."""
+"""Processes that run triton_program.py, on patched or on pristine sources."""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from conftest import TESTS
+from conftest import TESTS, name_of
 
 if TYPE_CHECKING:
     from patches.conftest import Site
 
-_SCRIPT = str(TESTS / "patches" / "triton_scenes.py")
+_SCRIPT = str(TESTS / "patches" / "triton_program.py")
 _CODE = f"import runpy, sys; sys.path.insert(0, {str(TESTS)!r}); runpy.run_path({_SCRIPT!r}, run_name='__main__')"
 
 
@@ -30,10 +31,10 @@ class Said:
         return answer["result"]
 
 
-def run(site: Site, home: Path, requests: dict[str, list[tuple[str, dict[str, Any]]]]) -> Said:
+def run(site: Site, home: Path, requests: dict[str, list[tuple[Callable[..., Any], dict[str, Any]]]]) -> Said:
     """Run the scenes; patched ones must leave no temporary file, in the cache or beside it."""
     home.mkdir(exist_ok=True)
-    done = site.python(_CODE, home, importable=False, arguments=(json.dumps(requests),))
+    done = site.python(_CODE, home, importable=False, arguments=(json.dumps(requests, default=name_of),))
     assert done.returncode == 0, done.stdout + done.stderr
     said = Said(json.loads(done.stdout.splitlines()[-1]), home)
     if said.patches:

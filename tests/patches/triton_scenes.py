@@ -1,7 +1,4 @@
-"""Scenes with Triton's cache, on its sources as they are or patched, in a process without torch and without safecache.
-
-Run with requests as JSON, by name: each is a list of scenes with their arguments. Prints what came of it in the same way.
-"""
+"""Scenes with Triton's cache, on its sources as they are or patched; see triton_program.py."""
 
 from __future__ import annotations
 
@@ -9,23 +6,14 @@ import atexit
 import contextlib
 import errno
 import glob
-import json
-import logging
 import os
 import shutil
-import sys
 import uuid
 from pathlib import Path
 from unittest import mock
 
-sys.path.append(str(Path(__file__).parent.parent))
-
-import triton
 from harness.capabilities import drop_file_capabilities
 from scenes.kernel_scenes import build_module, compile_kernel, dump_kernel
-from triton.runtime import build, cache
-
-assert "safecache" not in sys.modules
 
 
 def compile_twice():
@@ -47,6 +35,8 @@ def build_elsewhere(directory):
 
 
 def load_garbage(directory):
+    from triton.runtime import build
+
     path = os.path.join(directory, "probe.so")
     write(GARBAGE)(path)
     build._load_module_from_path("probe", path)
@@ -78,6 +68,8 @@ def compile_while_failing(call, error, **how):
 
 def compile_and_clear(when):
     """As another process may, when a method of the manager returns."""
+    from triton.runtime import cache
+
     method = getattr(cache.FileCacheManager, when)
 
     def and_clear(self, *rest, **named):
@@ -93,6 +85,8 @@ def put_by_two_with_the_same_names():
     """What is read by a writer while another one, in a container where it has the same pid, and with the same random
     number, writes the same file and is killed before it is done.
     """
+    from triton.runtime import cache
+
     number, replace = uuid.uuid4(), os.replace
 
     def killed(source, target):
@@ -125,22 +119,30 @@ def dump_below_a_file():
 
 def put_with_umask(umask):
     """The mode of a file in the cache."""
+    from triton.runtime import cache
+
     os.umask(int(umask, 8))
     return oct(os.stat(cache.FileCacheManager("key").put(b"content", "file")).st_mode & 0o777)
 
 
 def put_text():
     """What another process reads of a text, a number and bytes, as Triton puts them."""
+    from triton.runtime import cache
+
     manager = cache.FileCacheManager("key")
     return [Path(manager.put(data, "file")).read_text() for data in ("text", 1, b"bytes")]
 
 
 def put_group():
+    from triton.runtime import cache
+
     manager = cache.FileCacheManager("key")
     return manager.put_group("k.json", {name: manager.put(name, name) for name in ("k.json", "k.cubin")})
 
 
 def get_group():
+    from triton.runtime import cache
+
     return cache.FileCacheManager("key").get_group("k.json")
 
 
@@ -204,38 +206,3 @@ def compile_damaged():
         do(path)
         outcomes[damage] = [_outcome(good), _outcome(good)]
     return outcomes
-
-
-class Warnings(logging.Handler):
-    """What Triton has logged, in ``texts``."""
-
-    def emit(self, record):
-        self.texts.append(record.getMessage())
-
-
-def run(scene, **arguments):
-    """The scene's result or error, and what was logged meanwhile."""
-    handler.texts = []
-    try:
-        said = {"result": globals()[scene](**arguments)}
-    except Exception as error:
-        chain = [error, error.__cause__]
-        said = {"error": [[type(one).__name__, str(one)] for one in chain if one is not None]}
-    return said | {"warnings": handler.texts}
-
-
-def run_each(requests):
-    """By name, each with a cache of its own, below the one that the environment names, unless there is but one."""
-    base, answers = os.environ["TRITON_CACHE_DIR"], {}
-    for name, request in requests.items():
-        os.environ["TRITON_CACHE_DIR"] = os.path.join(base, name) if len(requests) > 1 else base
-        answers[name] = [run(scene, **arguments) for scene, arguments in request]
-    return answers
-
-
-if __name__ == "__main__":
-    handler = Warnings()
-    logging.getLogger("triton").addHandler(handler)
-    said = run_each(json.loads(sys.argv[1]))
-    patches = [name for module in (cache, build) for name in vars(module) if name.startswith("_safecache_")]
-    print(json.dumps({"said": said, "triton": triton.__version__, "patches": patches}))
