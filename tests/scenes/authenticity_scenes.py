@@ -179,15 +179,16 @@ class Precompile(Sink):
         super().__init__(base, trojan)
         from torch._dynamo.package import CompilePackage, DynamoCache
 
-        self.cache = DynamoCache
-        key = CompilePackage.source_id_from_fn(artifact_scenes.function)
+        from scenes.models import function
+
+        self.cache, self.function = DynamoCache, function
+        key = CompilePackage.source_id_from_fn(function)
         self.cache_key = os.path.basename(key)
         self.path = Path(DynamoCache.path_prefix(), key, "entry")
-        function = artifact_scenes.function
         self.states = {"function": extension_builds.digest(function.__code__, function.__module__)}
 
     def use(self):
-        return self.cache.load(artifact_scenes.function) is not None
+        return self.cache.load(self.function) is not None
 
 
 class Profile(Sink):
