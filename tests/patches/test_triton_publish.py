@@ -8,7 +8,7 @@ import os
 import pytest
 from conftest import needs_root
 from faults.small_disks import FAULTS, mounted
-from scenes import kernel_scenes
+from scenes import kernel_scenes, triton_cache_scenes
 
 from patches import triton_scenes
 from patches.conftest import needs_triton
@@ -35,7 +35,7 @@ STEPS = [
 ]
 # A compile takes more than these hold.
 SMALL = {"space-for-some": "size=24k", "inodes-for-some": "nr_inodes=6"}
-KERNEL, MODULE = (triton_scenes.compile_twice, {}), (triton_scenes.build_twice, {})
+KERNEL, MODULE = (triton_cache_scenes.compile_twice, {}), (triton_scenes.build_twice, {})
 
 
 def name_of(step):
@@ -50,7 +50,7 @@ def said(triton_run, tmp_path_factory):
         arguments = dict(zip(("call", "error", "after"), step[:3], strict=True))
         requests[name_of(step)] = [(triton_scenes.compile_while_failing, arguments), KERNEL]
     for when in ("put", "put_group"):
-        requests[when] = [(triton_scenes.compile_and_clear, {"when": when}), KERNEL]
+        requests[when] = [(triton_cache_scenes.compile_and_clear, {"when": when}), KERNEL]
     requests["once"] = [(triton_scenes.compile_while_failing, {"call": "replace", "error": "EIO", "times": 1})]
     requests["same-names"] = [(triton_scenes.put_by_two_with_the_same_names, {})]
     requests["dump"] = [(triton_scenes.dump_below_a_file, {})]

@@ -7,17 +7,13 @@ import contextlib
 import errno
 import glob
 import os
-import shutil
 import uuid
 from pathlib import Path
 from unittest import mock
 
 from harness.capabilities import drop_file_capabilities
 from scenes.kernel_scenes import build_module, compile_kernel, dump_kernel
-
-
-def compile_twice():
-    return [compile_kernel()["compiled"] for _ in range(2)]
+from scenes.triton_cache_scenes import compile_twice
 
 
 def compile_elsewhere(directory):
@@ -63,21 +59,6 @@ def failing(call, error, *, after=False, times=None):
 
 def compile_while_failing(call, error, **how):
     with failing(call, error, **how):
-        return compile_kernel()
-
-
-def compile_and_clear(when):
-    """As another process may, when a method of the manager returns."""
-    from triton.runtime import cache
-
-    method = getattr(cache.FileCacheManager, when)
-
-    def and_clear(self, *rest, **named):
-        answer = method(self, *rest, **named)
-        shutil.rmtree(os.environ["TRITON_CACHE_DIR"], ignore_errors=True)
-        return answer
-
-    with mock.patch.object(cache.FileCacheManager, when, and_clear):
         return compile_kernel()
 
 

@@ -9,11 +9,12 @@ import shutil
 from types import SimpleNamespace
 from unittest import mock
 
-from safecache.testing import failing
 from scenes.kernel_scenes import compile_kernel
 
 
 def compile_while_failing(call, error, times=None):
+    from safecache.testing import failing  # not where it is not installed: the scenes of patched sources
+
     with failing(call, error, os.environ["TRITON_CACHE_DIR"], times):
         return compile_kernel()
 
