@@ -7,11 +7,15 @@ contents. All numbers have eight bytes, and are the length of what follows or a 
 
 from __future__ import annotations
 
+import dataclasses
 import struct
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from safecache.entries import artifacts, loading
 from safecache.reporting.kinds import Kind, Reason
+from safecache.settings import config
+from safecache.signing import keyring, seal
 
 __all__ = ["accept", "admitted"]
 
@@ -85,9 +89,30 @@ def accept(container: bytes) -> bool:
     return True
 
 
-def admitted(found: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """The artifacts of each type that may be written; the others are reported, or raise their error in strict mode."""
-    return {name: [artifact for artifact in each if _admit(name, artifact)] for name, each in found.items()}
+def admitted(found: dict[str, list[Any]], written_under: Callable[[Any], str]) -> dict[str, list[Any]]:
+    """The artifacts of each type that may be written; the others are reported, or raise their error in strict mode.
+
+    ``written_under``: the cache key under which torch writes one, where it makes another of the artifact's.
+    """
+    return {name: list(_admitted(name, each, written_under)) for name, each in found.items()}
+
+
+def _admitted(name: str, found: Iterable[Any], written_under: Callable[[Any], str]) -> Iterator[Any]:
+    for artifact in found:
+        if _admit(name, artifact):
+            key = written_under(artifact) if name in _SEALED else artifact.key
+            yield artifact if key == artifact.key else _sealed_anew(artifact, _SEALED[name], key)
+
+
+def _sealed_anew(artifact: Any, kind: Kind, key: str) -> Any:
+    """An admitted artifact with a seal for this cache key: the only one under which its reader will look for it.
+
+    Without a signing key only this process will take it.
+    """
+    origin = artifacts.stated(kind, artifact.key, artifact.content)
+    payload, namespace = seal.payload_of(artifact.content), config.current().namespace
+    content = seal.attach(payload, kind, key, keyring.current().attesting, origin, namespace)
+    return dataclasses.replace(artifact, content=content)
 
 
 def _admit(name: str, artifact: Any) -> bool:

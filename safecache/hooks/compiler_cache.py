@@ -27,9 +27,15 @@ def populate_caches(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
     def populate(artifacts: dict[str, list[Any]]) -> Any:
         with events.reading():
-            return wrapped(mega_caches.admitted(artifacts))
+            return wrapped(mega_caches.admitted(artifacts, _written_under))
 
     return populate(*args, **kwargs)
+
+
+def _written_under(artifact: Any) -> str:
+    """The cache key under which torch writes it: a profile of another job of the scheduler gets that of this job."""
+    rewritten = getattr(artifact, "_rewrite_cache_key_for_mega_cache", None)
+    return str(artifact.key if rewritten is None else rewritten(artifact.key))
 
 
 def load_compiled_function(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import zlib
+from operator import attrgetter
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,8 @@ from safecache.entries import mega_caches
 from safecache.errors import EntryRefusedError
 from safecache.hooks import compiler_cache
 from safecache.reporting import events
+
+KEY = attrgetter("key")
 
 
 def number(value):
@@ -89,7 +92,7 @@ def test_more_artifacts_than_any_program_has_are_not_parsed(monkeypatch):
 def test_artifact_of_a_type_that_we_do_not_know_is_refused_by_name(caplog):
     """Whoever has registered it unpickles what nobody has verified."""
     arrived = {"someones": [SimpleNamespace(key="some/key", content=b"\x80")]}
-    assert mega_caches.admitted(arrived) == {"someones": []}
+    assert mega_caches.admitted(arrived, KEY) == {"someones": []}
     assert events.counters() == {"unknown format": 1}
     assert "'some/key'" in caplog.text and "'someones'" in caplog.text
 
@@ -97,4 +100,4 @@ def test_artifact_of_a_type_that_we_do_not_know_is_refused_by_name(caplog):
 def test_artifact_of_a_type_that_we_do_not_know_is_an_error_in_strict_mode(settings):
     settings(SAFECACHE_STRICT=1)
     with pytest.raises(EntryRefusedError, match="someones"):
-        mega_caches.admitted({"someones": [SimpleNamespace(key="key", content=b"")]})
+        mega_caches.admitted({"someones": [SimpleNamespace(key="key", content=b"")]}, KEY)

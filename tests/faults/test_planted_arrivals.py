@@ -6,6 +6,7 @@ That nothing planted in it runs or leaves its place is in test_hostile_bytes.py.
 from __future__ import annotations
 
 import os
+import shutil
 
 import pytest
 from scenes import artifact_scenes, model_scenes
@@ -101,3 +102,42 @@ def test_key_that_is_a_path_in_a_standalone_artifact_leads_nowhere(home):
         answer
     )
     assert (documents / "letter").read_text() == "dear"
+
+
+def test_profile_of_another_job_of_the_scheduler_is_taken_from_a_mega_cache_as_by_torch(home):
+    """Torch writes it under the name of the job that runs now; the cache then has it for that job's other processes."""
+    path = str(home.base / "mega")
+    assert home.run(artifact_scenes.save_profile_mega_cache, path=path, mast="first").ok
+    shutil.rmtree(home.cache)
+    assert home.run(artifact_scenes.load_profile_mega_cache, path=path, mast="second", stock=True).result is True
+    shutil.rmtree(home.cache)
+    answer = home.run(artifact_scenes.load_profile_mega_cache, path=path, mast="second")
+    assert answer.ok and answer.result is True and answer.warnings == [], answer
+    again = home.run(artifact_scenes.load_profile, path="", mast="second")
+    assert again.ok and again.result is True and again.warnings == [], again
+    assert home.run(artifact_scenes.load_profile, path="", mast="second", stock=True).result is True
+
+
+def mast_profile(home, job):
+    """That of a job of the scheduler, whose name is its key."""
+    assert home.run(artifact_scenes.save_profile, path="", mast=job).ok
+    (path,) = (home.cache / "dynamo").glob(f"code_state_mast_{job}_*.pkl")
+    return path
+
+
+@pytest.mark.parametrize("claimed", ["mast:first:1:None:None", "mast:second:1:None:None"], ids=["other", "own"])
+def test_profile_that_was_sealed_under_another_key_than_it_arrives_under_is_refused(home, claimed):
+    """Torch's rewriting makes a job's key of any such key: what counts is which one the profile was sealed under."""
+    path = mast_profile(home, "third")
+    content = path.read_bytes()
+    path.unlink()
+    answer = home.run(artifact_scenes.populate_profile, artifacts=[damage.artifact("pgo", claimed, content)], mast="second")
+    assert answer.ok and answer.result is False and answer.stats["other cache key"] == 1, answer
+
+
+def test_profile_of_another_job_that_lies_in_the_cache_by_itself_is_refused(home):
+    """Only in a mega-cache, which the program has asked for, does torch rewrite keys."""
+    path = mast_profile(home, "first")
+    path.rename(path.with_name(path.name.replace("first", "second")))
+    answer = home.run(artifact_scenes.load_profile, path="", mast="second")
+    assert answer.ok and answer.result is False and answer.stats["other cache key"] == 1, answer

@@ -178,36 +178,38 @@ def read_precompile(path):
 
 
 @contextlib.contextmanager
-def _job(remote=None):
+def _job(remote=None, mast=None):
+    """``mast``: the name of a job of MAST, which torch asks its scheduler for, in place of a name of the user's."""
     import torch
     from torch._dynamo import pgo
 
     pgo.reset_code_state()
     with (
-        torch.compiler.config.patch(job_id="job"),
+        torch.compiler.config.patch(job_id=None if mast else "job"),
+        mock.patch.object(torch._utils_internal, "get_mast_job_name_version", lambda: (mast, 1) if mast else None),
         mock.patch.object(pgo, "get_remote_cache", lambda: remote),
         torch._dynamo.config.patch(automatic_dynamic_local_pgo=remote is None),
     ):
         yield pgo
 
 
-def save_profile(path, remote=None):
+def save_profile(path, remote=None, mast=None):
     import torch
 
     from scenes.models import function
 
-    with _job(model_scenes.FakeRedis(remote) if remote else None), torch.no_grad():
+    with _job(model_scenes.FakeRedis(remote) if remote else None, mast), torch.no_grad():
         compiled = torch.compile(function)
         for rows in 8, 9:
             compiled(torch.randn(rows, 16))
 
 
-def load_profile(path, remote=None):
+def load_profile(path, remote=None, mast=None):
     import torch
 
     from scenes.models import function
 
-    with _job(model_scenes.FakeRedis(remote) if remote else None) as pgo:
+    with _job(model_scenes.FakeRedis(remote) if remote else None, mast) as pgo:
         hit = len(pgo.get_code_state()) > 0
         with torch.no_grad():
             check(torch.compile(function))
@@ -306,22 +308,30 @@ def plant_in_standalone(path, marker):
     _write(path, writer.to_bytes())
 
 
-def save_profile_mega_cache(path):
+def save_profile_mega_cache(path, mast=None):
     import torch
     from torch.compiler import _cache
 
     with _cache.CacheArtifactManager.with_fresh_cache():
-        save_profile(path)
+        save_profile(path, mast=mast)
         blob, info = torch.compiler.save_cache_artifacts()
     _write(path, blob)
     return info.pgo_artifacts
 
 
-def load_profile_mega_cache(path):
+def load_profile_mega_cache(path, mast=None):
     import torch
 
-    torch.compiler.load_cache_artifacts(_read(path))
-    return load_profile(path)
+    with _job(mast=mast):
+        torch.compiler.load_cache_artifacts(_read(path))
+    return load_profile(path, mast=mast)
+
+
+def populate_profile(artifacts, mast):
+    """populate(), and then ask for the profile of that job of MAST."""
+    with _job(mast=mast):
+        populate(artifacts)
+    return load_profile("", mast=mast)
 
 
 def _tuner(filename):
