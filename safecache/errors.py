@@ -4,6 +4,7 @@
     ├── ConfigError            a setting has a value that is not allowed
     ├── KeyringError           a key is missing, unreadable, or its file is open to others
     ├── EntryRefusedError      an entry failed verification; raised in strict mode, and by a load that cannot recompile
+    │   └── RefusedArtifactError   what did is an artifact that the program has named; in default mode too
     ├── CacheReadError         an entry, its directory or the remote cache could not be read (strict mode)
     ├── UnpicklableEntryError  an entry could not be prepared or pickled (strict mode)
     ├── CacheWriteError        an entry, or its directory, could not be written (strict mode)
@@ -30,6 +31,7 @@ __all__ = [
     "KeyringError",
     "LauncherError",
     "MissError",
+    "RefusedArtifactError",
     "SafecacheError",
     "SourcePatchError",
     "TritonCompileCrash",
@@ -70,6 +72,13 @@ class KeyringError(SafecacheError):
 
 class EntryRefusedError(SafecacheError):
     """Names the entry, the check it failed and the remedy."""
+
+
+class RefusedArtifactError(EntryRefusedError, RuntimeError):
+    """As EntryRefusedError. A RuntimeError, as what torch raises for such an artifact if its checksum is wrong.
+
+    Not raised by what torch calls inside an ``except RuntimeError`` that reads the same bytes as an older format.
+    """
 
 
 class CacheReadError(SafecacheError):

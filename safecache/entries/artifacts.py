@@ -15,7 +15,7 @@ from typing import Any
 
 from safecache.entries import copies, loading
 from safecache.entries.loading import RemoteCache
-from safecache.errors import EntryRefusedError
+from safecache.errors import EntryRefusedError, RefusedArtifactError
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
@@ -26,6 +26,7 @@ from safecache.tiers import layers
 __all__ = [
     "VerifiedRemote",
     "accept_name",
+    "asked_for",
     "is_autotuning_name",
     "is_plain",
     "only",
@@ -72,14 +73,25 @@ def told_origin() -> str:
     return _state.origin
 
 
+@contextmanager
+def asked_for() -> Iterator[None]:
+    """In this block an artifact is loaded that the program has named: its refusal is raised as RefusedArtifactError."""
+    try:
+        yield
+    except RefusedArtifactError:
+        raise
+    except EntryRefusedError as error:
+        raise RefusedArtifactError(*error.args) from error.__cause__
+
+
 def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
-    """Return if ``content`` may be unpickled; otherwise report it, and raise EntryRefusedError in default mode too.
+    """Return if ``content`` may be unpickled; otherwise report it, and raise RefusedArtifactError in default mode too.
 
     For artifacts that cannot miss: there is no graph to compile instead.
     """
-    with events.reading():
+    with asked_for(), events.reading():
         if not loading.admit(kind, cache_key, content, origin=told_origin() or "given as bytes"):
-            raise EntryRefusedError(f"safecache: {events.refusals()[-1]} Compile it anew.")
+            raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} Compile it anew.")
 
 
 def read(kind: Kind, cache_key: str, path: str, root: str = "") -> bytes | None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from safecache import loads
 from safecache.code import gate, generated, packages, sources
+from safecache.entries import artifacts
 from safecache.errors import SafecacheError
 from safecache.files import ownership
 from safecache.patching import targets
@@ -24,6 +25,7 @@ __all__ = [
     "eager_cache_dir",
     "load",
     "load_eager_cache",
+    "load_package",
     "load_pt2",
     "package",
 ]
@@ -66,8 +68,18 @@ def package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     return write(*args, **kwargs)
 
 
+def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """load_package, as load(), but what it raises is RefusedArtifactError.
+
+    Not so the functions that it calls, nor torch.export.load(): where those raise a RuntimeError, torch reads the same
+    bytes in another way.
+    """
+    with artifacts.asked_for():
+        return load(wrapped, instance, args, kwargs)
+
+
 def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """load_package and _load_aoti: verifies the package, and explains a failure to load from a noexec mount.
+    """_load_aoti: verifies the package, and explains a failure to load from a noexec mount.
 
     Raises EntryRefusedError, in default mode too, since there is nothing to recompile.
     """

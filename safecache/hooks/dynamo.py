@@ -10,7 +10,7 @@ from typing import Any
 
 from safecache.code import extension_builds
 from safecache.entries import artifacts, copies, loading, saving, searches
-from safecache.errors import EntryRefusedError
+from safecache.errors import RefusedArtifactError
 from safecache.history import graph_names
 from safecache.hooks.pickle_module import SealingPickle
 from safecache.reporting import events
@@ -39,7 +39,7 @@ def serialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 
 def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """AOTCompiledFunction.deserialize. Raises EntryRefusedError, in default mode too; vLLM then compiles again."""
+    """AOTCompiledFunction.deserialize. Raises RefusedArtifactError, in default mode too; vLLM then compiles again."""
 
     def load(data: bytes, *rest: Any, **named: Any) -> Any:
         return _loaded(Kind.AOT_FUNCTION, data, _name, lambda: wrapped(data, *rest, **named))
@@ -73,7 +73,7 @@ def serialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
 
 def deserialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """AOTCompiledModel.deserialize. Raises EntryRefusedError, in default mode too."""
+    """AOTCompiledModel.deserialize. Raises RefusedArtifactError, in default mode too."""
 
     def load(model: Any, data: bytes, **named: Any) -> Any:
         name = f"{type(model).__module__}.{type(model).__qualname__}"
@@ -91,7 +91,7 @@ class _GraphPickle(SealingPickle):
         return saving.sealed(content, Kind.AOT_GRAPH) if self._self_enabled() else content
 
     def loads(self, data: bytes, *args: Any, **kwargs: Any) -> Any:
-        """As pickle.loads. Raises EntryRefusedError, in default mode too, for a refused graph."""
+        """As pickle.loads. Raises RefusedArtifactError, in default mode too, for a refused graph."""
         if self._self_enabled():
             artifacts.require(Kind.AOT_GRAPH, data)
         return self.__wrapped__.loads(data, *args, **kwargs)
@@ -121,15 +121,15 @@ def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def read_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """DiskDynamoStore.read. Raises EntryRefusedError, in default mode too, for a refused entry."""
+    """DiskDynamoStore.read. Raises RefusedArtifactError, in default mode too, for a refused entry."""
 
     def load(path: str) -> Any:
-        with events.reading():
+        with artifacts.asked_for(), events.reading():
             if artifacts.only_was_set():
                 return wrapped(path)
             content = artifacts.read(Kind.DYNAMO_PACKAGE, _package_key(path), _package_file(instance, path))
             if content is None:
-                raise EntryRefusedError(f"safecache: {events.refusals()[-1]}")
+                raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
             with artifacts.only(Kind.DYNAMO_PACKAGE, content):
                 return wrapped(path)
 

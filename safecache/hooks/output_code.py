@@ -15,11 +15,15 @@ __all__ = ["aot_load", "load_compiled"]
 def aot_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """aot_load: verifies the library, and explains a failure to load it from a noexec mount.
 
-    Raises EntryRefusedError, in default mode too.
+    Raises RefusedArtifactError, in default mode too.
     """
 
+    from safecache.entries import artifacts
+
     def load(so_path: str, device: str) -> Any:
-        return _explained(wrapped, (_admitted(so_path), device))
+        with artifacts.asked_for():
+            place = _admitted(so_path)
+        return _explained(wrapped, (place, device))
 
     return load(*args, **kwargs)
 

@@ -25,7 +25,7 @@ def to_cache_bytes(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
 
 
 def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_PrecompileApi.load, of bytes (2.14). Raises EntryRefusedError, in default mode too: nothing can be compiled."""
+    """_PrecompileApi.load, of bytes (2.14). Raises RefusedArtifactError, in default mode too."""
 
     def execute(python_code: str, cache: bytes) -> Any:
         _require(python_code, cache, "given to torch.compiler.precompile.load")
@@ -44,7 +44,7 @@ def write_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
 
 
 def read_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_read_artifact: verifies both files, since torch executes them. Raises EntryRefusedError, in default mode too."""
+    """_read_artifact: verifies both files, since torch executes them. Raises as load() does."""
 
     def read(artifact_path: Any, cache_path: Any) -> tuple[str, bytes]:
         python_code, cache = wrapped(artifact_path, cache_path)

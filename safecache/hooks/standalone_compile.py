@@ -12,8 +12,8 @@ from typing import Any
 import wrapt
 
 from safecache import loads
-from safecache.entries import loading, saving, searches
-from safecache.errors import EntryRefusedError
+from safecache.entries import artifacts, loading, saving, searches
+from safecache.errors import RefusedArtifactError
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
@@ -31,10 +31,10 @@ _READERS = ("_appending_byte_serializer.py", "standalone_compile.py")
 def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CompiledArtifact.load and CacheCompiledArtifact.load.
 
-    Raises EntryRefusedError, in default mode too, if the artifact holds a refused entry: no graph can be recompiled.
+    Raises RefusedArtifactError, in default mode too, if the artifact holds a refused entry: no graph can be recompiled.
     If torch itself cannot read it, its error names the file too.
     """
-    with events.reading():
+    with artifacts.asked_for(), events.reading():
         path = kwargs.get("path", "")
         try:
             # Which of the two classes is asked does the lookup, and the other it does not.
@@ -51,15 +51,15 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
                 raise loads.appended(error, said) from error
             if not refused or not _is_miss(error):
                 raise
-            raise EntryRefusedError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error
+            raise RefusedArtifactError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error
 
 
 def _refuse_what_is_waited_for(path: str) -> None:
-    """Raise EntryRefusedError for anything but a file or a directory: opening a FIFO would block forever."""
+    """Raise RefusedArtifactError for anything but a file or a directory: opening a FIFO would block forever."""
     with suppress(OSError):  # a missing file fails as in stock torch
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
-            raise EntryRefusedError(f"safecache: the artifact {path} cannot be loaded: it is no file.")
+            raise RefusedArtifactError(f"safecache: the artifact {path} cannot be loaded: it is no file.")
 
 
 def _have_vllm_compile(path: str, error: Exception, *, told: bool) -> None:
@@ -88,17 +88,17 @@ class _VerifyingPickle(wrapt.ObjectProxy[Any]):
         self._self_enabled = enabled
 
     def load(self, file: Any) -> Any:
-        """As pickle.load. Raises EntryRefusedError, in default mode too, for a refused entry."""
+        """As pickle.load. Raises RefusedArtifactError, in default mode too, for a refused entry."""
         if not self._self_enabled():
             return self.__wrapped__.load(file)
         path = file.name
-        with events.reading():
+        with artifacts.asked_for(), events.reading():
             cache_key = os.path.basename(os.path.dirname(path))
             root = layout.cache_root(path)
             content = loading.read(Kind.FX_ENTRY, path)
             if content is None or not loading.admit(Kind.FX_ENTRY, cache_key, content, path=path, root=root):
                 refused = events.refusals() or [f"{path} is gone."]
-                raise EntryRefusedError(f"safecache: {refused[-1]} The artifact was not saved whole.")
+                raise RefusedArtifactError(f"safecache: {refused[-1]} The artifact was not saved whole.")
         return self.__wrapped__.loads(content)
 
 

@@ -476,7 +476,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         "torch._inductor.package",  # where aoti_load_package looks it up
         "load_package",
-        "aot_inductor:load",
+        "aot_inductor:load_package",
         (
             "path, model_name=, run_single_threaded=, num_runners=, device_index=",  # to 2.14
             "path, model_name=, run_single_threaded=, num_runners=, device_index=, use_stream_affinity=",
@@ -661,7 +661,7 @@ MODULES = frozenset(target.module for target in TARGETS)
 VERIFYING = frozenset(
     f"{module}:{function}"
     for module, functions in {
-        "aot_inductor": "compile compile_eager eager_cache_dir load load_eager_cache load_pt2 package",
+        "aot_inductor": "compile compile_eager eager_cache_dir load load_eager_cache load_package load_pt2 package",
         "autograd_cache": "handle_save_error save try_load write_to_local_cache",
         "autotune_cache": "load_cache read_best save",
         "codecache": "compile_dll iterate_over_candidates load_dll load_library save_graph write_to_local_cache",

@@ -65,3 +65,16 @@ def test_name_of_an_autotuning_result(name):
 )
 def test_name_of_no_autotuning_result(name):
     assert not artifacts.is_autotuning_name(name)
+
+
+@pytest.mark.parametrize("strict", [0, 1], ids=["default", "strict"])
+def test_refusal_of_what_the_program_has_named_is_caught_where_torchs_own_error_is(settings, strict):
+    settings(SAFECACHE_STRICT=strict)
+    with pytest.raises(RuntimeError, match="carries no seal") as caught:
+        artifacts.require(Kind.AOT_FUNCTION, b"bytes")
+    assert isinstance(pickle.loads(pickle.dumps(caught.value)), EntryRefusedError)
+
+
+def test_what_is_no_refusal_keeps_its_type():
+    with pytest.raises(FileNotFoundError), artifacts.asked_for():
+        raise FileNotFoundError(2, "gone")

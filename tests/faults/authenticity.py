@@ -9,7 +9,7 @@ from __future__ import annotations
 from safecache.reporting.kinds import Reason
 
 ENTRIES = ("aot", "fx")
-# These have no miss: a refusal is EntryRefusedError in default mode too.
+# These have no miss: a refusal is RefusedArtifactError in default mode too.
 AHEAD_OF_TIME = ("function", "model", "graph")
 SINKS = (
     *(*ENTRIES, "source", "library", "kernel", *AHEAD_OF_TIME, "precompile", "profile", "memo"),

@@ -33,7 +33,7 @@ def test_without_a_key_bytes_are_handed_out_unsealed_for_stock_torch(home, save,
     answer = home.run(save, path=path)
     assert answer.ok and len(answer.warnings) == 1 and "SAFECACHE_KEY_FILE" in answer.warnings[0], answer
     assert home.run(load, path=path, stock=True).ok
-    assert home.run(load, path=path).errors[0] == "EntryRefusedError"
+    assert home.run(load, path=path).errors[0] == "RefusedArtifactError"
     # What it has built before is not what this process has, nor can it be told from what somebody else has put there.
     elsewhere = {"TORCHINDUCTOR_CACHE_DIR": str(home.base / "elsewhere")}
     assert "KeyringError" in home.run(save, path=path, strict=True, env=elsewhere).errors

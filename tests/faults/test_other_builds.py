@@ -41,7 +41,7 @@ def test_entries_of_another_build_are_refused_in_strict_mode(home, reason, other
 def test_artifact_of_another_build_is_refused(home, door, reason, other):
     door.save(home, build=HERE | other)
     answer = door.load(home, build=HERE)
-    assert answer.errors[0] == "EntryRefusedError" and answer.stats == {reason: 1}, answer
+    assert answer.errors[0] == "RefusedArtifactError" and answer.stats == {reason: 1}, answer
 
 
 @EACH

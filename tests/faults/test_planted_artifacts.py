@@ -1,6 +1,6 @@
 """Artifacts that torch unpickles as a whole, outside of the two entry caches: read if they are good, and healed.
 
-A refusal is a miss where there is something to compile, and EntryRefusedError where there is not. That nothing planted
+A refusal is a miss where there is something to compile, and RefusedArtifactError where there is not. That nothing planted
 in them runs is in test_hostile_bytes.py.
 """
 
@@ -131,7 +131,7 @@ def test_precompile_entry_is_refused_for_another_function(home):
     moved = path.parent.with_name("0" * 64)
     path.parent.rename(moved)
     answer = home.run(artifact_scenes.read_precompile, path=str(moved / "entry"))
-    assert answer.errors[0] == "EntryRefusedError" and answer.stats == {"other cache key": 1}, answer
+    assert answer.errors[0] == "RefusedArtifactError" and answer.stats == {"other cache key": 1}, answer
 
 
 def test_value_that_torch_has_kept_comes_back_without_its_seal(home):

@@ -33,7 +33,7 @@ def load(home):
 
 
 def refused(answer):
-    return answer.errors[:1] == ["EntryRefusedError"]
+    return answer.errors[:1] == ["RefusedArtifactError"]
 
 
 @STRICTNESS

@@ -41,4 +41,4 @@ def test_package_with_kernels_is_sealed_and_loaded_in_another_process(tmp_path):
     assert loaded["close"] is True and loaded["stats"]["verified"] == 1, loaded
     path.write_bytes(seal.payload_of(path.read_bytes()))
     refused = run(tmp_path, "load", path)
-    assert refused["close"].startswith("EntryRefusedError: safecache: AOTInductor package"), refused
+    assert refused["close"].startswith("RefusedArtifactError: safecache: AOTInductor package"), refused

@@ -84,7 +84,7 @@ def test_what_is_planted_is_refused_and_never_looked_at(warm, trojan, case):  # 
     answer, harmed = meet(warm, case, trojan)
     assert not harmed and answer.seen == [], answer
     assert answer.warnings, answer
-    assert answer.ok if case.misses else answer.errors[0] == "EntryRefusedError", answer
+    assert answer.ok if case.misses else answer.errors[0] == "RefusedArtifactError", answer
 
 
 @pytest.mark.parametrize(

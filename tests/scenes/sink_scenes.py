@@ -225,7 +225,7 @@ def load_models(paths):
 
 
 def load_package_elsewhere(path):
-    """The other ways to load it: as a file object, by torch.export's loader, and from the directory it is unpacked to."""
+    """The other ways to load it: as a file object, by torch.export's loader, the directory it is unpacked to, and as a program."""
     import os
     import shutil
 
@@ -239,7 +239,8 @@ def load_package_elsewhere(path):
     shutil.unpack_archive(path, directory, "zip")
     (model,) = os.listdir(directory)
     unpacked = _attempt(lambda: torch._inductor.aoti_load_package(os.path.join(directory, model))(torch.ones(4)))
-    return [as_object, by_export, unpacked]
+    as_program = _attempt(lambda: torch.export.load(path))
+    return [as_object, by_export, unpacked, as_program]
 
 
 def build_library():
