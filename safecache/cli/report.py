@@ -18,7 +18,7 @@ from safecache.doctor.finding import Finding
 from safecache.errors import printable
 from safecache.history import run_summary
 from safecache.history.lookups import Outcome, Time
-from safecache.history.run_summary import Line, Summary
+from safecache.history.run_summary import Line, Process, Summary
 from safecache.reporting.kinds import LOOKED_UP, Kind
 from safecache.settings import timestamps
 from safecache.settings.units import write_age, write_size
@@ -84,13 +84,14 @@ class Facts(NamedTuple):
     """What the page shows. ``spent``, ``saved``: the time spent on compiles that were saved, and spared by hits.
 
     ``start``, ``end``: of the run, as far as the journal has it. ``all_misses``: their number; ``misses`` is capped.
-    ``total``: how many groups the caches have, and their size.
+    ``by_process``: those that took longest. ``total``: how many groups the caches have, and their size.
     """
 
     run: str
     start: str
     end: str
     processes: int
+    by_process: tuple[Process, ...]
     hosts: tuple[str, ...]
     directories: tuple[str, ...]
     caches: tuple[CacheFacts, ...]
@@ -118,6 +119,7 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
         start=timestamps.write(min(line.time for line in of_run)),
         end=timestamps.write(max(line.time for line in of_run)),
         processes=summary.processes,
+        by_process=tuple(summary.by_process[: stats.MOST_PROCESSES]),
         hosts=tuple(sorted({line.host for line in of_run})),
         directories=tuple(directories),
         caches=tuple(_cache(kind, summary) for kind in LOOKED_UP),

@@ -17,14 +17,16 @@ from safecache.cli import ls
 from safecache.cli.arguments import add_directories, add_json
 from safecache.errors import printable
 from safecache.history import run_summary
-from safecache.history.lookups import Outcome, Time, time_label
-from safecache.history.run_summary import ALL, LAST, Line, Summary
+from safecache.history.lookups import Outcome, Time
+from safecache.history.run_summary import ALL, LAST, Line, Process, Summary
 from safecache.reporting.kinds import LOOKED_UP, Kind
 from safecache.settings import timestamps
 
-__all__ = ["add", "run", "say_there_is_none", "seconds"]
+__all__ = ["MOST_PROCESSES", "add", "run", "say_there_is_none", "seconds"]
 
 _LABELS = run_summary.labels()
+MOST_PROCESSES = 64
+_BAR = 20  # letters
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -68,6 +70,7 @@ def _report(summary: Summary) -> dict[str, Any]:
         "processes": summary.processes,
         "layers": {kind.word: _of(kind, summary.counts) for kind in LOOKED_UP},
         "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in sorted(summary.times.items())},
+        "by_process": [each._asdict() for each in summary.by_process],
         "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
     }
 
@@ -92,14 +95,29 @@ def _print(summary: Summary) -> None:
     console.print(table)
     spent, saved = (seconds(summary, which) for which in (Time.SPENT, Time.SAVED))
     print(f"compiling: {spent} spent on what was saved, {saved} spared by hits")
+    if any(each.seconds for each in summary.by_process):
+        console.print(_by_process(summary.by_process))
     if summary.missed:
         console.print(_missed(summary.missed))
 
 
 def seconds(summary: Summary, which: Time) -> str:
-    """How long, in words: by the cache with the most, as AOTAutograd's times include those of its graphs."""
-    most = max(summary.times[time_label(kind, which)] for kind in LOOKED_UP)
-    return f"{most / 1000:.1f} s"
+    """How long, in words."""
+    return f"{run_summary.seconds(summary.times, which):.1f} s"
+
+
+def _by_process(processes: list[Process]) -> Table:
+    """A row for each, with a bar of how long that took, to the scale of the longest."""
+    number = ("compiling", "waiting", "in hits", "hits", "lookups")
+    bar = Column("c w h", no_wrap=True, min_width=_BAR)
+    table = Table("process", "rank", *(Column(name, justify="right") for name in number), bar)
+    longest = max(each.seconds for each in processes)
+    for each in processes[:MOST_PROCESSES]:
+        parts = each.compiled, each.waited, each.in_hits
+        drawn = "".join(letter * round(_BAR * part / longest) for letter, part in zip("cwh", parts, strict=True))
+        figures = (*(f"{part:.1f} s" for part in parts), str(each.hits), str(each.lookups))
+        table.add_row(_plain(f"{each.pid} on {each.host}"), _plain(each.rank), *figures, drawn)
+    return table
 
 
 def _missed(lines: list[Line]) -> Table:

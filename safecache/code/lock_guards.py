@@ -9,11 +9,16 @@ import logging
 import os
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from safecache.history import lookups
+from safecache.history.lookups import Time
 from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.settings import config
 
 __all__ = ["NOTICE", "Lock", "ask", "guarding", "source_of", "wait"]
 
@@ -92,6 +97,15 @@ def wait(path: str, most: float, attempt: Callable[[float], T]) -> T:
 
     After five seconds a line says who holds it. Raises what ``attempt`` does: filelock.Timeout at the end.
     """
+    began = time.perf_counter()
+    try:
+        return _wait(path, most, attempt)
+    finally:
+        waited = time.perf_counter() - began
+        lookups.add_seconds(Kind.NATIVE_CODE, Time.WAITED, waited, config.cache_directory() or "")
+
+
+def _wait(path: str, most: float, attempt: Callable[[float], T]) -> T:
     if 0 <= most <= NOTICE:
         return attempt(most)
     from filelock import Timeout

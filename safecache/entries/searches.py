@@ -126,6 +126,8 @@ class Search:
         name, frame = ("", "") if hit else (self._name(), graph_names.frame())
         lookup = Lookup(self.kind, self.key, name, outcome, reason, detail, seconds, frame)
         lookups.record(lookup, self.root)
+        if hit and self._outer is None:
+            lookups.add_seconds(self.kind, Time.HIT, seconds, self.root)
         return self._tell_outer(lookup)
 
     def _tell_outer(self, lookup: Lookup) -> MissError | None:

@@ -11,13 +11,14 @@ from typing import NamedTuple
 from safecache.errors import MissError
 from safecache.history import journal
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
 from safecache.settings import config
 
 __all__ = [
     "Lookup",
     "Outcome",
     "Time",
+    "add_seconds",
     "add_time",
     "counts",
     "label",
@@ -25,6 +26,7 @@ __all__ = [
     "reset",
     "stats",
     "time_label",
+    "time_labels",
     "what_must_hit_raises",
 ]
 
@@ -64,15 +66,26 @@ def label(kind: Kind, outcome: Outcome, reason: Reason | None) -> str:
 
 
 class Time(Enum):
-    """Of compiles: what hits have spared, by what the entry says; and what went into entries that were saved."""
+    """Of compiles: what hits have spared, by what the entry says; and what went into entries that were saved.
+
+    And what the hits have taken themselves, and what locks of torch's were waited for.
+    """
 
     SAVED = "ms saved"
     SPENT = "ms spent"
+    HIT = "ms in hits"
+    WAITED = "ms waited"
 
 
 def time_label(kind: Kind, which: Time) -> str:
     """How the milliseconds are counted, such as "fx ms saved". Those of AOTAutograd entries include their graphs'."""
     return f"{kind.word} {which.value}"
+
+
+def time_labels() -> frozenset[str]:
+    """Everything that times may be counted under: waits are for what is built."""
+    waits = time_label(Kind.NATIVE_CODE, Time.WAITED)
+    return frozenset(time_label(kind, each) for kind in LOOKED_UP for each in Time if each is not Time.WAITED) | {waits}
 
 
 # Fields of a CompiledFxGraph, and of an AOTAutograd entry: torch/_inductor/output_code.py and
@@ -83,8 +96,13 @@ _TIMES = ("_time_taken_ns", "forward_time_taken_ns", "backward_time_taken_ns")
 def add_time(kind: Kind, which: Time, entry: object, root: str) -> None:
     """Add the time that compiling ``entry`` took."""
     taken = sum(value for value in (getattr(entry, name, 0) for name in _TIMES) if isinstance(value, int))
-    if taken >= 10**6:
-        journal.count(time_label(kind, which), root, taken // 10**6)
+    add_seconds(kind, which, taken / 10**9, root)
+
+
+def add_seconds(kind: Kind, which: Time, seconds: float, root: str) -> None:
+    """Add what something took, from a millisecond on."""
+    if seconds >= 0.001:
+        journal.count(time_label(kind, which), root, int(seconds * 1000))
 
 
 def stats() -> dict[str, int]:

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from safecache.files import opening
 from safecache.history import journal
-from safecache.history.lookups import Outcome, Time, label, time_label
+from safecache.history.lookups import Outcome, Time, label, time_label, time_labels
 from safecache.places import ours
 from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
 
-__all__ = ["ALL", "LAST", "Line", "Summary", "labels", "read", "summarise"]
+__all__ = ["ALL", "LAST", "Line", "Process", "Summary", "labels", "read", "seconds", "summarise"]
 
 # In place of a run's id.
 ALL, LAST = "all", "last"
@@ -43,8 +43,31 @@ class Line(NamedTuple):
     counts: dict[str, int]
 
 
+class Process(NamedTuple):
+    """What took the time of one process, in seconds, as far as it is known, and its lookups.
+
+    ``compiled``: what was saved; ``waited``: for torch's locks; ``in_hits``: until what was hit was loaded.
+    """
+
+    host: str
+    pid: int
+    rank: str
+    compiled: float
+    waited: float
+    in_hits: float
+    hits: int
+    lookups: int
+
+    @property
+    def seconds(self) -> float:
+        """All of it."""
+        return self.compiled + self.waited + self.in_hits
+
+
 class Summary(NamedTuple):
     """``counts``: lookups by label(); ``times``: by time_label(), in ms; ``processes``: that have written.
+
+    ``by_process``: those, with the ones first that took longest.
 
     ``missed``: the lines about what was no hit.
     """
@@ -54,6 +77,7 @@ class Summary(NamedTuple):
     counts: Counter[str]
     times: Counter[str]
     missed: list[Line]
+    by_process: list[Process]
 
 
 def labels() -> dict[str, tuple[Kind, Outcome, Reason | None]]:
@@ -64,7 +88,7 @@ def labels() -> dict[str, tuple[Kind, Outcome, Reason | None]]:
 
 
 _LABELS = labels()
-_TIMES = frozenset(time_label(kind, which) for kind in LOOKED_UP for which in Time)
+_TIMES = time_labels()
 
 
 def read(root: str) -> list[Line]:
@@ -131,10 +155,44 @@ def summarise(lines: Iterable[Line], run: str) -> Summary | None:
     chosen = [line for line in found if run in (ALL, line.run)]
     if not chosen:
         return None
-    counts: Counter[str] = Counter()
-    for line in chosen:
-        counts.update(line.counts)
-        counts.update([line.label] if line.label else [])
+    counts = _counted(chosen)
     missed = [line for line in chosen if line.label]
     times = Counter({label: counts.pop(label) for label in _TIMES & counts.keys()})
-    return Summary(run, len({(line.host, line.pid, line.run) for line in chosen}), counts, times, missed)
+    processes = _processes(chosen)
+    return Summary(run, len(processes), counts, times, missed, processes)
+
+
+def _counted(lines: Iterable[Line]) -> Counter[str]:
+    counts: Counter[str] = Counter()
+    for line in lines:
+        counts.update(line.counts)
+        counts.update([line.label] if line.label else [])
+    return counts
+
+
+def _processes(lines: Iterable[Line]) -> list[Process]:
+    by_process: dict[tuple[str, int, str], list[Line]] = {}
+    for line in lines:
+        by_process.setdefault((line.host, line.pid, line.run), []).append(line)
+    found = [_process(each) for each in by_process.values()]
+    return sorted(found, key=lambda each: (-each.seconds, each.host, each.pid))
+
+
+def _process(lines: list[Line]) -> Process:
+    counts, last = _counted(lines), lines[-1]
+    outcomes = [(_LABELS[what][1], number) for what, number in counts.items() if what in _LABELS]
+    return Process(
+        last.host,
+        last.pid,
+        last.rank,
+        compiled=seconds(counts, Time.SPENT),
+        waited=counts[time_label(Kind.NATIVE_CODE, Time.WAITED)] / 1000,
+        in_hits=sum(counts[time_label(kind, Time.HIT)] for kind in LOOKED_UP) / 1000,
+        hits=sum(number for outcome, number in outcomes if outcome is Outcome.HIT),
+        lookups=sum(number for _, number in outcomes),
+    )
+
+
+def seconds(times: Mapping[str, int], which: Time) -> float:
+    """By the cache with the most, as AOTAutograd's times include those of its graphs."""
+    return max(times.get(time_label(kind, which), 0) for kind in LOOKED_UP) / 1000

@@ -9,6 +9,8 @@ from html.parser import HTMLParser
 import pytest
 from helpers.caches import HOUR, Cache, key
 
+from safecache.cli import stats
+
 HOSTILE = "<script>alert(1)</script>\x1b[31m\u202e&amp;"
 
 
@@ -66,6 +68,27 @@ def test_page_tells_the_lookups_of_all_processes_and_why_they_missed(cache, page
     assert "AOTAutograd hits: 0, misses: 1" in found.text and "1 miss: damaged" in found.text
     assert "62.5 % of 8 lookups hit" in found.text
     assert "model FX graph miss: never seen 0/1 3, 4 2" in found.text, "alike, of two ranks"
+
+
+def test_page_has_a_bar_for_each_process_to_the_scale_of_the_longest(cache, page):
+    slow = {"aot ms spent": 3000, "fx ms spent": 2000, "code ms waited": 1000}
+    quick = {"aot ms in hits": 1500, "triton ms in hits": 500, "aot hit": 1, "fx hit": 1}
+    journal_of(cache, {"pid": 2, "rank": "", "host": HOSTILE, "counts": quick}, {"counts": slow}, miss())
+    found = page()
+    text = found.text.partition("Time, by process")[2]
+    first = "process 1 on node-7, rank 3 compiling: 3.0 s, waiting: 1.0 s, hits: 0.0 s; 0 of 1 lookups hit"
+    assert first in text and "compiling: 0.0 s, waiting: 0.0 s, hits: 2.0 s; 2 of 2 lookups hit" in text
+    assert text.index(first) < text.index("process 2 on <script>alert(1)</script>\\x1b[31m")
+    bars = [attributes["style"] for tag, attributes in found.elements if tag == "i" and "style" in attributes][-6:]
+    assert bars == [f"width:{part}%" for part in ("75.0", "25.0", "0.0", "0.0", "0.0", "50.0")]
+
+
+def test_page_has_the_processes_that_took_longest(cache, page, monkeypatch):
+    monkeypatch.setattr(stats, "MOST_PROCESSES", 2)
+    journal_of(cache, *({"pid": pid, "counts": {"fx ms spent": 1000 * pid}} for pid in (1, 2, 3, 4)))
+    text = page().text
+    assert text.index("process 4 on") < text.index("process 3 on") and "and 2 more, which took less." in text
+    assert "process 2 on" not in text
 
 
 def test_page_tells_the_entries_and_what_is_wrong_with_this_machine(cache, page, monkeypatch):

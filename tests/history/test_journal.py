@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from conftest import python
 
+from safecache.code import lock_guards
+from safecache.entries import searches
 from safecache.history import journal, lookups
 from safecache.history.lookups import Lookup, Outcome
 from safecache.reporting.kinds import Kind, Reason
@@ -36,6 +39,33 @@ def lines(root):
 
 def record(lookup, root):
     lookups.record(lookup, str(root))
+
+
+def test_time_of_a_hit_is_counted_once_for_what_it_needs_too(tmp_path, monkeypatch):
+    """A graph within an AOTAutograd entry is looked up within the lookup of that."""
+    clock = iter([1.0, 2.0, 2.5, 3.0])
+    monkeypatch.setattr(searches.time, "perf_counter", lambda: next(clock))
+    root = str(tmp_path)
+    with searches.under_way(Kind.AOT_ENTRY, str, "akey", root) as outer:
+        with searches.under_way(Kind.FX_ENTRY, str, "fkey", root) as inner:
+            inner.hit()
+        outer.hit()
+    assert journal._journal.counted == {"fx hit": 1, "aot hit": 1, "aot ms in hits": 2000}
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["taken", "not taken"])
+def test_wait_for_a_lock_is_counted_from_a_millisecond_on(monkeypatch, fails):
+    clock = iter([1.0, 1.0004, 5.0, 8.5])
+    monkeypatch.setattr(lock_guards.time, "perf_counter", lambda: next(clock))
+
+    def attempt(seconds):
+        if fails:
+            raise TimeoutError
+
+    for _ in range(2):
+        with suppress(TimeoutError):
+            lock_guards.wait("lock", 1, attempt)
+    assert journal._journal.counted == {"code ms waited": 3500}
 
 
 def test_miss_is_written_at_once_with_the_hits_before_it(tmp_path, monkeypatch):

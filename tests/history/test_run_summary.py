@@ -57,6 +57,39 @@ def test_sums_are_over_all_processes_of_the_run(write, run):
     assert [row["name"] for row in said["missed"]] == ["model", "model"]
 
 
+def test_times_are_told_of_each_process(write, run):
+    """Those of AOTAutograd entries include their graphs'."""
+    times = {"aot ms spent": 3000, "fx ms spent": 2500, "code ms waited": 1000}
+    root = write(line(pid=1, counts={"aot ms in hits": 2000, "aot hit": 2}), line(pid=2, counts=times), miss(pid=2))
+    slow, quick = json.loads(run("stats", root, "--json").out)["by_process"]
+    assert slow == {
+        "host": "h",
+        "pid": 2,
+        "rank": "",
+        "compiled": 3,
+        "waited": 1,
+        "in_hits": 0,
+        "hits": 0,
+        "lookups": 1,
+    }
+    assert quick == {
+        "host": "h",
+        "pid": 1,
+        "rank": "",
+        "compiled": 0,
+        "waited": 0,
+        "in_hits": 2,
+        "hits": 2,
+        "lookups": 2,
+    }
+    said = run("stats", root).out
+    assert f" {'c' * 15 + 'w' * 5} " in said and f" {'h' * 10} " in said, "to one scale"
+
+
+def test_run_without_times_has_no_bars(write, run):
+    assert "compiling │" not in run("stats", write(miss())).out
+
+
 @pytest.mark.parametrize(
     ("which", "expected"), [("last", 1), ("old", 2), ("all", 3), ("none-such", None)], ids=lambda value: str(value)
 )
