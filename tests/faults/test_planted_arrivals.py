@@ -64,7 +64,7 @@ def test_damaged_entry_in_an_unpacked_artifact_is_refused(home, entries, harm, s
     assert home.run(model_scenes.standalone, save=str(path), fmt="unpacked").ok
     (entry,) = path.glob(entries)
     harm(entry)
-    answer = home.run(artifact_scenes.load_standalone, path=str(path), fmt="unpacked", strict=strict)
+    answer = home.run(model_scenes.load_standalone, path=str(path), fmt="unpacked", strict=strict)
     assert answer.errors[0] == "RefusedArtifactError" and str(entry) in answer.messages[0], answer
 
 
@@ -88,7 +88,7 @@ def test_what_is_in_a_bundle_beside_a_name_that_is_refused_is_taken(home):
 
 def test_fifo_in_place_of_a_standalone_artifact_is_not_waited_for(home):
     os.mkfifo(home.base / "artifact")
-    answer = home.run(artifact_scenes.load_standalone, path=str(home.base / "artifact"))
+    answer = home.run(model_scenes.load_standalone, path=str(home.base / "artifact"))
     assert answer.errors[0] == "RefusedArtifactError" and "it is no file" in answer.messages[0], answer
 
 

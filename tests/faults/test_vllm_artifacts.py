@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from scenes import artifact_scenes, model_scenes
+from scenes import model_scenes
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_vllm_compiles_again_what_does_not_load(home, artifact, harm):
 
 def test_strict_mode_leaves_it_to_a_person(home, artifact):
     flip(artifact)
-    answer = home.run(artifact_scenes.load_standalone, path=str(artifact), fmt="binary", strict=True)
+    answer = home.run(model_scenes.load_standalone, path=str(artifact), fmt="binary", strict=True)
     assert answer.errors[0] == "RefusedArtifactError" and "does not load" in answer.messages[0], answer
     assert (artifact.parent / "vllm_compile_cache.py").exists()
 
