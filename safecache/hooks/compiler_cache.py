@@ -44,7 +44,7 @@ def load_compiled_function(wrapped: Callable[..., Any], instance: Any, args: Any
     from safecache.entries import artifacts
 
     def load(file: Any, **named: Any) -> Any:
-        with artifacts.origin(str(getattr(file, "name", ""))):
+        with events.reading(), artifacts.origin(str(getattr(file, "name", ""))):
             return wrapped(file, **named)
 
     return load(*args, **kwargs)

@@ -209,7 +209,7 @@ def status() -> list[HookStatus]:
 def _lacks(package: str) -> bool:
     from importlib.util import find_spec
 
-    return bool(package) and find_spec(package) is None
+    return bool(package) and package not in sys.modules and find_spec(package) is None
 
 
 def _catch_up() -> None:

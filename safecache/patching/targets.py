@@ -637,6 +637,13 @@ TARGETS: tuple[Target, ...] = (
         "triton_in_inductor:put_static_autotuner",
         ("cls, key, kernel",),
     ),
+    Target(
+        "vllm.compilation.decorators",
+        "_try_load_aot_compiled_fn",
+        "vllm:load_model",
+        ("model, aot_compilation_path",),  # 0.20 to 0.33
+        needs="vllm",
+    ),
 )
 
 # Every target is patched for lack of a supported hook, but those of these modules of safecache.hooks, or functions of

@@ -97,6 +97,7 @@ class _Reading(threading.local):
         self.depth = 0
         self.error: SafecacheError | None = None
         self.refusals: list[str] = []
+        self.since = 0
 
 
 _reading = _Reading()
@@ -104,18 +105,25 @@ _reading = _Reading()
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Run torch's lookup; what report() raises inside it leaves this block even where torch swallowed it."""
+    """Run torch's lookup; what report() raises inside it leaves this block even where torch swallowed it.
+
+    So does what it raises in a thread of a pool that the block waits for, if it passes through a block of this thread.
+    """
     _reading.depth += 1
     if _reading.depth == 1:
         _reading.error, _reading.refusals = None, []
+    outer, _reading.since = _reading.since, len(_reading.refusals)
     try:
         yield
-    except Exception:
+    except Exception as error:
+        if _reading.error is None and isinstance(error, SafecacheError) and error.is_strict:
+            _reading.error = error
         if _reading.error is not None:
             raise _reading.error from _reading.error.__cause__
         raise
     finally:
         _reading.depth -= 1
+        _reading.since = outer
     if _reading.error is not None:
         raise _reading.error from _reading.error.__cause__
 
@@ -127,8 +135,8 @@ def add_refusal(message: str) -> None:
 
 
 def refusals() -> list[str]:
-    """What this thread's lookup could not use, and why; inside reading()."""
-    return list(_reading.refusals)
+    """What this thread's innermost reading() could not use, and why."""
+    return _reading.refusals[_reading.since :]
 
 
 def set_observer(observer: Callable[[str, float | None], None] | None) -> None:
@@ -177,6 +185,7 @@ def report(
     text = printable(f"safecache: {message} [{reason.value}]" + (f" {remedy}" if remedy else ""))
     if action.error is not None:
         raised: SafecacheError = action.error(text)
+        raised.is_strict = True
         if _reading.depth:
             _reading.error = raised
         raise raised from error
