@@ -44,11 +44,12 @@ def run(arguments: argparse.Namespace) -> int:
     roots = arguments.directories or levels.existing_caches(environ)
     if shared is not None and not arguments.directories and os.path.isdir(shared):
         roots = [*roots, shared]
+    places = arguments.directories or [*roots, layout.of_vllm(environ)]
     for root in roots:
         os.scandir(root).close()
+    roots = [*roots, *(cache for place in places for cache in layout.vllm_caches(place))]
     found = list(_of_caches(roots, arguments.what or "", arguments.run))
     found = sorted(found, key=lambda row: str(row["time"]), reverse=True)[: arguments.last]
-    places = arguments.directories or [*roots, explanations.factors_place(environ)]
     factors = [] if arguments.what or arguments.run else [row for place in places for row in _of_vllm(place)]
     if arguments.json:
         print(json.dumps({"misses": found, "vllm": factors}))

@@ -226,7 +226,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Write the page and print its path; 1 if the run has no journal. Raises OSError."""
-    directories = ls.directories_of(arguments)
+    directories = stats.places_of(arguments)
     found = gather(directories, arguments.run)
     if found is None:
         return stats.say_there_is_none(arguments, directories)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -19,10 +20,12 @@ from safecache.errors import printable
 from safecache.history import run_summary
 from safecache.history.lookups import Outcome, Time
 from safecache.history.run_summary import ALL, LAST, Line, Process, Summary
+from safecache.places import layout
 from safecache.reporting.kinds import LOOKED_UP, Kind
-from safecache.settings import timestamps
+from safecache.settings import config, timestamps
+from safecache.tiers import levels
 
-__all__ = ["MOST_PROCESSES", "add", "run", "say_there_is_none", "seconds"]
+__all__ = ["MOST_PROCESSES", "add", "places_of", "run", "say_there_is_none", "seconds"]
 
 _LABELS = run_summary.labels()
 MOST_PROCESSES = 64
@@ -44,7 +47,7 @@ def add_run(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the sums; 1 if the run has no journal. Raises OSError for a directory that cannot be read."""
-    directories = ls.directories_of(arguments)
+    directories = places_of(arguments)
     lines = [line for directory in directories for line in run_summary.read(directory)]
     summary = run_summary.summarise(lines, arguments.run)
     if summary is None:
@@ -54,6 +57,18 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(summary)
     return 0
+
+
+def places_of(arguments: argparse.Namespace) -> list[str]:
+    """The caches whose journals are read: those that were named, or this environment's, and vLLM's below them.
+
+    A process has one journal, beside what Inductor compiles: of Triton's own directory that is in another.
+    """
+    environ, named = config.child_environment(), arguments.directories
+    if [os.path.realpath(name) for name in named] == [os.path.realpath(layout.of_triton(environ))]:
+        named = []
+    caches = ls.directories_of(arguments) if named else levels.existing_caches(environ)
+    return [*caches, *(cache for place in named or [layout.of_vllm(environ)] for cache in layout.vllm_caches(place))]
 
 
 def say_there_is_none(arguments: argparse.Namespace, directories: Sequence[str]) -> int:

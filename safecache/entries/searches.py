@@ -163,12 +163,15 @@ _thread = _Thread()
 def under_way(
     kind: Kind, name: Callable[[], str], key: str = "", root: str = "", *, must_ask: bool = False
 ) -> Iterator[Search]:
-    """A lookup for the time of this block, in which it is to be ended; an exception ends it too. See Search."""
+    """A lookup for the time of this block, in which it is to be ended; an exception ends it too. See Search.
+
+    What is no Exception is no failure: vLLM ends so the lookup of a graph that it has compiled already.
+    """
     search = Search(kind, name, key, root, must_ask=must_ask)
     search._outer, _thread.search = _thread.search, search
     try:
         yield search
-    except BaseException as error:
+    except Exception as error:
         if not search.ended:
             search.failed(error)
         raise

@@ -26,7 +26,6 @@ __all__ = [
     "compare",
     "compare_factors",
     "explain",
-    "factors_place",
     "find_factors",
     "nearest",
     "nearest_of",
@@ -298,8 +297,6 @@ def _notes(key: str, directory: str) -> Iterator[tuple[str, str]]:
 _FILE = "cache_key_factors.json"
 _LARGEST = 8 << 20
 _DEEPEST = 6
-# Caches of torch and Triton that vLLM keeps there too: large, and without factor files.
-_OTHERS = ("inductor_cache", "triton_cache")
 
 
 class Factors(NamedTuple):
@@ -313,13 +310,6 @@ class Factors(NamedTuple):
     def prefix(self) -> str:
         """Which part of a model they belong to: vLLM compiles a draft model beside the model itself."""
         return os.path.basename(self.directory)
-
-
-def factors_place(environ: Mapping[str, str]) -> str:
-    """Where vLLM keeps what it compiles, whether that exists or not."""
-    caches = environ.get("XDG_CACHE_HOME", os.path.join(os.path.expanduser("~"), ".cache"))
-    root = environ.get("VLLM_CACHE_ROOT", os.path.join(caches, "vllm"))
-    return os.path.join(os.path.abspath(os.path.expanduser(root)), "torch_compile_cache")
 
 
 def find_factors(root: str) -> list[Factors]:
@@ -363,7 +353,7 @@ def _paths(directory: str, depth: int) -> Iterator[str]:
     for item in folders.listed(directory):
         if item.name == _FILE and item.is_file:
             yield item.path
-        elif depth and item.is_directory and not item.name.startswith(".") and item.name not in _OTHERS:
+        elif depth and item.is_directory and not item.name.startswith(".") and item.name not in layout.VLLM_CACHES:
             yield from _paths(item.path, depth - 1)
 
 

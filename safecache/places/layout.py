@@ -31,6 +31,7 @@ __all__ = [
     "LOADED",
     "TRITON_FOLDER",
     "TRITON_KEY",
+    "VLLM_CACHES",
     "Code",
     "Location",
     "cache_root",
@@ -43,9 +44,11 @@ __all__ = [
     "of_headers",
     "of_inductor",
     "of_triton",
+    "of_vllm",
     "reap_once",
     "reset",
     "triton_caches",
+    "vllm_caches",
     "walk",
     "whole",
 ]
@@ -232,6 +235,28 @@ def triton_caches(root: str) -> Iterator[str]:
     """Where Triton's keys may have directories: in ``root``, or in Inductor's folders below it. Raises OSError."""
     yield root
     yield from _subdirectories(os.path.join(root, TRITON_FOLDER))
+
+
+# vLLM has torch and Triton keep theirs in directories of these names, in others of its own.
+VLLM_CACHES = ("inductor_cache", "triton_cache")
+_VLLM_FOLDER = re.compile(r"torch_compile_cache|torch_aot_compile|[0-9a-f]{10}|[0-9a-f]{64}|rank_\d+_\d+")
+_VLLM_DEPTH = 4
+
+
+def of_vllm(environ: Mapping[str, str]) -> str:
+    """Where vLLM keeps what it compiles, whether that exists or not."""
+    caches = environ.get("XDG_CACHE_HOME", os.path.join(os.path.expanduser("~"), ".cache"))
+    root = environ.get("VLLM_CACHE_ROOT", os.path.join(caches, "vllm"))
+    return os.path.join(os.path.abspath(os.path.expanduser(root)), "torch_compile_cache")
+
+
+def vllm_caches(root: str, depth: int = _VLLM_DEPTH) -> Iterator[str]:
+    """The caches of torch and Triton that vLLM keeps below ``root``; none if it is another's. Raises OSError."""
+    for path in _subdirectories(root):
+        if os.path.basename(path) in VLLM_CACHES:
+            yield path
+        elif depth and _VLLM_FOLDER.fullmatch(os.path.basename(path)):
+            yield from vllm_caches(path, depth - 1)
 
 
 def _subdirectories(directory: str) -> Iterator[str]:
