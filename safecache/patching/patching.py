@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import copy
 import importlib
@@ -211,6 +212,8 @@ class Patch:
         check_version()
         if self.target.is_not_for(provenance.torch_release()):
             return
+        if self.target.builtin:
+            vars(module).setdefault(self.target.attribute, getattr(builtins, self.target.attribute))
         original = _resolve(module, self.target.attribute)
         if self._is_in_source(module, original):
             return
@@ -245,6 +248,9 @@ class Patch:
             if self._module is not None:
                 with contextlib.suppress(WrapperNotOutermostError):  # under a plain closure it can only be disabled
                     unwrap_object(self._module, self.target.attribute, hook.wrapper, missing_ok=True)
+        found = vars(self._module or object).get(self.target.attribute)
+        if self.target.builtin and found is getattr(builtins, self.target.attribute):
+            delattr(self._module, self.target.attribute)
 
     def _replace_copies(self, old: Any, new: Any) -> None:
         for name in self.target.copies:

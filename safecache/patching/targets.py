@@ -31,7 +31,8 @@ class Target:
 
     ``since``: the first torch that has it; ``until``: the first that does not need the hook. ``copies``: modules that
     import it by name, and so may hold the unhooked function. ``marker``: an attribute that its module has if a source
-    patch (patches/) does all of the hook's work. ``needs``: a third-party package that its module imports.
+    patch (patches/) does all of the hook's work. ``needs``: a third-party package that its module imports. ``builtin``:
+    the symbol is a built-in function that the module calls.
     """
 
     def __init__(
@@ -45,10 +46,13 @@ class Target:
         copies: tuple[str, ...] = (),
         marker: str = "",
         needs: str = "",
+        *,
+        builtin: bool = False,
     ) -> None:
         self.copies = copies
         self.marker = marker
         self.needs = needs
+        self.builtin = builtin
         self.since = since
         self.until = until
         self.module = module
@@ -644,6 +648,15 @@ TARGETS: tuple[Target, ...] = (
         ("model, aot_compilation_path",),  # 0.20 to 0.33
         needs="vllm",
     ),
+    # Not the methods that write: one of the files is written amid a whole compile.
+    Target(
+        "vllm.compilation.backends",
+        "open",
+        "vllm:open_file",
+        ("file, mode=, buffering=, encoding=, errors=, newline=, closefd=, opener=",),
+        needs="vllm",
+        builtin=True,
+    ),
 )
 
 # Every target is patched for lack of a supported hook, but those of these modules of safecache.hooks, or functions of
@@ -696,6 +709,7 @@ VERIFYING = frozenset(
         "triton_cache": "get_file get_group init materialize put put_group remote_get_group remote_put",
         "triton_in_inductor": "collect read_and_emit reload_cubin_path",
         "triton_runtime": "init_kernel",
+        "vllm": "open_file",
     }.items()
     for function in functions.split()
 )

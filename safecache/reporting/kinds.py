@@ -128,6 +128,7 @@ class Kind(Enum):
     PACKAGE = "package", "AOTInductor package"
     PGO_STATE = "pgo_state", "profile of dynamic shapes"
     MEMO = "memo", "memoized result"
+    TABLE = "artifact_table", "vLLM's table of artifacts"
     # Never sealed as such, since nothing unpickles them: here to be named. Headers have records of compiled code.
     OTHER = "other", "artifact"
     HEADER = "header", "precompiled header", "header", "precompiled headers"

@@ -46,6 +46,7 @@ _MATTERS = {
     Kind.PACKAGE: ("machine", "cpu"),
     Kind.PGO_STATE: (),
     Kind.MEMO: (),
+    Kind.TABLE: (),
     # What is in it is judged by itself.
     Kind.PARCEL: (),
 }

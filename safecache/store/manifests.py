@@ -152,7 +152,7 @@ def name_of(path: str, kind: Kind, root: str = "") -> str:
     its name from the one who builds it.
     """
     directory, name = os.path.split(path)
-    if kind is Kind.NATIVE_CODE and root:
+    if kind in (Kind.NATIVE_CODE, Kind.TABLE) and root:
         return os.path.relpath(path, root)
     return f"{os.path.basename(directory)}/{name}" if kind in (Kind.KERNEL, Kind.NATIVE_CODE) else name
 

@@ -1,4 +1,4 @@
-"""What strict mode raises leaves vLLM's load of a model, where vLLM catches every error, and compiles.
+"""What strict mode raises leaves vLLM's load of a model, where vLLM catches every error; and what vLLM's files are.
 
 The function here does as vLLM 0.33 does. SAFECACHE_TEST_VLLM names a directory with an unpacked wheel: then it is vLLM's.
 """
@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import ast
 import os
+import pprint
+import re
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
+from typing import NamedTuple
 
 import pytest
 
+from safecache.code import gate, vllm_files
 from safecache.entries import artifacts
 from safecache.errors import EntryRefusedError
 from safecache.hooks import compiler_cache, vllm
@@ -23,6 +27,7 @@ from safecache.reporting.kinds import Kind
 
 WHEEL = os.environ.get("SAFECACHE_TEST_VLLM")
 torch = SimpleNamespace(compiler=SimpleNamespace())
+NEEDS_WHEEL = pytest.mark.skipif(not WHEEL, reason="SAFECACHE_TEST_VLLM names no directory with an unpacked wheel")
 OURS = [target for target in TARGETS if target.module.startswith("vllm.")]
 
 
@@ -117,7 +122,52 @@ def test_what_is_no_refusal_is_vllms_to_handle(load, settings, tmp_path):
     assert load(refused_here, where=tmp_path / "none") is None, "a cold start"
 
 
-@pytest.mark.skipif(not WHEEL, reason="SAFECACHE_TEST_VLLM names no directory with an unpacked wheel")
-@pytest.mark.parametrize("target", OURS, ids=lambda target: target.name)
+@NEEDS_WHEEL
+@pytest.mark.parametrize("target", [target for target in OURS if not target.builtin], ids=lambda target: target.name)
 def test_signatures_are_those_of_the_wheel(target):
     assert patching.signature_of(its_function(target.module, target.attribute)) in target.signatures
+
+
+@NEEDS_WHEEL
+def test_files_are_all_that_the_wheel_writes():
+    tree = ast.parse((Path(WHEEL) / "vllm" / "compilation" / "backends.py").read_text(encoding="utf-8"))
+    texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    names = {text for text in texts if re.fullmatch(r"\w+\.\w+", text) and text.endswith((".py", ".json"))}
+    assert names == {vllm_files.TABLE, *vllm_files.ACCOUNTS}
+
+
+class Manager(SimpleNamespace):
+    """As much of vLLM's CompilerManager as its reading and writing of the table needs."""
+
+    def has(self, cache):
+        function = its_function("vllm.compilation.backends", "CompilerManager.save_to_file")
+        function.__globals__.update(pprint=pprint, open=hooked_open)
+        manager = Manager(use_aot_compile=True, disable_cache=False, is_cache_updated=True, cache=cache, **vars(self))
+        function(manager)
+
+    def finds(self):
+        function = its_function("vllm.compilation.backends", "CompilerManager.initialize_cache")
+        function.__globals__.update(ast=ast, os=os, open=hooked_open, Range=Range)
+        manager = Manager(use_aot_compile=True, cache={}, compiler=SimpleNamespace(initialize_cache=lambda **named: 0))
+        function(manager, os.path.dirname(self.cache_file_path))
+        return manager.cache
+
+
+class Range(NamedTuple):
+    start: int
+    end: int
+
+
+def hooked_open(*args, **named):
+    return vllm.open_file(open, None, args, named)
+
+
+@NEEDS_WHEEL
+def test_vllm_reads_its_table_while_it_is_its_own(tmp_path):
+    manager = Manager(cache_file_path=str(tmp_path / vllm_files.TABLE))
+    table = {((1, 128), 0, "inductor_standalone"): {"graph_handle": ("a", "b"), "cache_key": "c"}}
+    manager.has(table)
+    gate.reset()
+    assert list(manager.finds()) == [(Range(1, 128), 0, "inductor_standalone")]
+    (tmp_path / vllm_files.TABLE).write_text(repr(table).replace("'a'", "'z'"))
+    assert manager.finds() == {}

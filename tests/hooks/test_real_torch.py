@@ -41,7 +41,7 @@ def travels(found):
 def journeys():
     said = {}
     for target in TARGETS:
-        if target.name not in known or target.signatures == (PICKLE_MODULE,):
+        if target.name not in known or target.signatures == (PICKLE_MODULE,) or target.builtin:
             continue
         owner, name, _ = wrapt.resolve_path(sys.modules[target.module], target.attribute)
         said[target.name] = [travels(getattr(owner, name))]
@@ -61,7 +61,7 @@ said = {
     "stock": sorted(set(states().values())),
     "signatures": {
         t.name: [patching.signature_of(patching._resolve(sys.modules[t.module], t.attribute)), t.signatures]
-        for t in TARGETS if t.name in states()
+        for t in TARGETS if t.name in states() and not t.builtin
     },
     "entry_name": [layout.entry_name(b"x"), codecache.sha256_hash(b"x")],
 }

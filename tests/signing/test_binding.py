@@ -20,7 +20,7 @@ CHANGES = {
     "cpu": "avx2 avx512f",
     "python": "3.12.1",
 }
-OTHERS = (Kind.KERNEL, Kind.KNOWN_BAD, Kind.NATIVE_CODE, Kind.PACKAGE, Kind.PGO_STATE, Kind.MEMO)
+OTHERS = (Kind.KERNEL, Kind.KNOWN_BAD, Kind.NATIVE_CODE, Kind.PACKAGE, Kind.PGO_STATE, Kind.MEMO, Kind.TABLE)
 ENTRIES = [kind for kind in KINDS if kind not in OTHERS]
 BUILD, GPU = Reason.OTHER_BUILD, Reason.OTHER_GPU
 REFUSED = {
@@ -30,6 +30,7 @@ REFUSED = {
     Kind.PACKAGE: {"machine": BUILD, "cpu": Reason.OTHER_CPU},
     Kind.PGO_STATE: {},
     Kind.MEMO: {},
+    Kind.TABLE: {},
 } | {kind: {"machine": BUILD, "torch": BUILD, "triton": BUILD, "gpu": GPU} for kind in ENTRIES}
 
 

@@ -50,6 +50,7 @@ MODULES = (
     "torch._inductor.runtime.cache_dir_utils",
     "torch._export",
     "torch.export.pt2_archive._package",
+    "vllm.compilation.backends",
     "vllm.compilation.decorators",
 )
 
