@@ -20,6 +20,7 @@ from safecache.places import layout
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.settings import config
 from safecache.signing import keyring
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, layers, levels
@@ -27,6 +28,7 @@ from safecache.tiers import directory_faults, layers, levels
 __all__ = [
     "accept",
     "attest",
+    "binary",
     "dump",
     "get_file",
     "get_group",
@@ -66,7 +68,13 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, dict[str, objec
     stated = _stated(place, content) if name.startswith(LIST) else {}
     if stated is None:
         return path, None
-    kept = gate.keep(path, place.root, Kind.KERNEL, content, stated) and _publish(path, content, place.root)
+    kept = (
+        not levels.is_left_alone(place.root, reading=False)
+        and gate.keep(path, place.root, Kind.KERNEL, content, stated)
+        and _publish(path, content, place.root)
+    )
+    if not kept and not config.current().strict and directory_faults.forbids_writing(place.root):
+        levels.leave_alone(place.root, reading=False)  # or each file would fail, and be counted, by itself
     readable = triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
     triton_place.note(place.directory, name, content, readable, kept=kept)
     return readable, stated if kept else None
@@ -178,16 +186,50 @@ def listed(directory: str, names: Iterable[str]) -> list[str]:
 def restore(directory: str, contents: Mapping[str, bytes]) -> None:
     """Ensure that files of these names are in ``directory``: keep attested ones, and write ``contents`` otherwise.
 
-    A file that cannot be written is reported, and errors raised, as in put().
+    Nothing is written if a lower tier has them all, as where the cache cannot be written. A file that cannot be written
+    is reported, and errors raised, as in put(); binary() finds it.
     """
     place = Place(directory)
+    for lower in _lower(directory):
+        is_shared = lower.directory == levels.counterpart(directory)
+        if not is_shared and not os.path.isdir(directory) and _has(lower, contents):
+            return
     for name in sorted(contents, key=lambda name: name.startswith(LIST)):
         path = place.path(name)
         gate.expect(path, contents[name])
         is_there = os.path.lexists(path) and place.is_attested(path)
         if not is_there or not manifests.exists(path, place.root, Kind.KERNEL):
-            _keep(place, name, contents[name])
+            readable, _ = _keep(place, name, contents[name])
+            triton_place.note_aside(path, readable)
     triton_place.forget_written()
+
+
+def _has(place: Place, contents: Mapping[str, bytes]) -> bool:
+    """Whether each file is there and attested, by what is said here of its content too. Reports nothing."""
+    for name, content in contents.items():
+        path = place.path(name)
+        if not os.path.lexists(path):
+            return False
+        gate.expect(path, content)
+        if not gate.is_attested(path, place.root, Kind.KERNEL):
+            return False
+    return True
+
+
+def binary(path: str, content: bytes | None) -> str | None:
+    """The path to load a kernel's binary from that torch expects at ``path``, in a lower tier or aside if need be.
+
+    If it is nowhere, or nothing attests it, that is of this ``content``, which came with its kernel, or None without.
+    """
+    directory, name = os.path.split(path)
+    place = Place(directory)
+    if os.path.lexists(path) and place.is_attested(path):
+        return path  # who loads it asks whether somebody could replace it
+    found = _find(_lower(directory), directory, name) or triton_place.aside(path)
+    if found is None and content is not None:
+        found, _ = _keep(place, name, content)
+        triton_place.forget_written()
+    return found
 
 
 @contextmanager
@@ -228,7 +270,11 @@ def accept(directory: str, name: str, content: bytes) -> str | None:
 
 def get_file(directory: str, name: str) -> str | None:
     """The path to read the file at, if one is attested in the cache or else in a lower tier; None if not."""
-    for place in _places(directory):
+    return _find(_places(directory), directory, name)
+
+
+def _find(places: Iterable[Place], directory: str, name: str) -> str | None:
+    for place in places:
         found = place.take(name)
         is_shared = place.directory == levels.counterpart(directory)
         if found is not None and is_shared and _copy(directory, {name: found}, place):
@@ -259,7 +305,13 @@ def _places(directory: str) -> Iterator[Place]:
     key, root = os.path.basename(directory), os.path.dirname(directory)
     tier.asked(Kind.KERNEL, key, directory, root)
     yield Place(directory)
-    for place, layer in layers.below(directory, root):
+    yield from _lower(directory)
+    if tier.fill(Kind.KERNEL, key, directory, root):
+        yield Place(directory, is_fetched=True)
+
+
+def _lower(directory: str) -> Iterator[Place]:
+    for place, layer in layers.below(directory, os.path.dirname(directory)):
         if place == levels.counterpart(directory):
             yield Place(place, is_layer=True)
             continue
@@ -268,8 +320,6 @@ def _places(directory: str) -> Iterator[Place]:
                 yield Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
         except OSError as error:
             loading.note(Reason.UNREADABLE, Kind.KERNEL, layer, f"{error.strerror}", triton_place.REMEDY, error)
-    if tier.fill(Kind.KERNEL, key, directory, root):
-        yield Place(directory, is_fetched=True)
 
 
 def _copied(directory: str, name: str, layer: Place, found: Mapping[str, Found]) -> dict[str, Found] | None:

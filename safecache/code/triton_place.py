@@ -33,10 +33,12 @@ __all__ = [
     "REMEDY",
     "Found",
     "Place",
+    "aside",
     "digest",
     "forget_written",
     "names_in",
     "note",
+    "note_aside",
     "reachable",
     "read_by",
     "reset",
@@ -75,6 +77,21 @@ def forget_written() -> None:
     """Forget the files that this thread has written."""
     _written.directory = ""
     _written.digests, _written.contents = {}, {}
+
+
+_aside: dict[str, str] = {}
+
+
+def note_aside(path: str, readable: str) -> None:
+    """Remember where the file is that an entry brought for ``path``, if it is not there."""
+    if readable != path:
+        _aside[path] = readable
+
+
+def aside(path: str) -> str | None:
+    """The path of the private copy that is the file instead; None if there is none, or its directory was removed."""
+    readable = _aside.get(path)
+    return readable if readable is not None and os.path.exists(readable) else None
 
 
 def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[str, str]) -> _Result:
@@ -117,6 +134,7 @@ class Found(NamedTuple):
 def reset() -> None:
     """Verify each file again, and forget what was written."""
     _digests.clear()
+    _aside.clear()
     forget_written()
 
 

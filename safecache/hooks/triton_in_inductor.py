@@ -28,6 +28,9 @@ __all__ = [
     "reload_cubin_path",
 ]
 
+# What torch says of a binary that is not there, and the path.
+_MISSING = "Cubin file saved by TritonBundler not found at %s"
+
 
 def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """StaticTritonCompileResult.make_launcher and TritonCompileResult.make_launcher: the launcher can be pickled.
@@ -53,25 +56,29 @@ def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def reload_cubin_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """StaticTritonCompileResult.reload_cubin_path: an unattested cubin is quarantined, and written again.
+    """StaticTritonCompileResult.reload_cubin_path: the binary is attested, in a lower tier too, or the kernel's own.
 
-    If it cannot be written, or its record cannot be read, the kernel's own cubin is loaded from a private copy.
-    Raises OSError if the kernel has none, or there is no place for the copy.
+    Raises torch's RuntimeError if there is none, and OSError if there is no place for a copy.
     """
+    kernel = instance.kernel
+    raw, kernel.cubin_raw = kernel.cubin_raw, None  # or torch would write it, and in place
+    missing = None
     try:
         wrapped(*args, **kwargs)
-        path: str = instance.kernel.cubin_path
-        gate.admit_build(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
-    except OSError as error:
-        if instance.kernel.cubin_raw is None:
-            instance.kernel.cubin_path = None  # an unverified cubin is never loaded
+        location: str = kernel.cubin_path
+    except RuntimeError as error:
+        if not _is_of_missing(error):
             raise
-        instance.kernel.cubin_path = triton_files.put_aside(instance.kernel.name, instance.kernel.cubin_raw, error)
-        return
-    if not os.path.exists(path):
-        wrapped(*args, **kwargs)
-        if instance.kernel.cubin_raw is not None:
-            gate.expect(path, instance.kernel.cubin_raw)
+        missing, location = error, error.args[1]
+    finally:
+        kernel.cubin_path, kernel.cubin_raw = None, raw  # an unverified binary is never loaded
+    kernel.cubin_path = triton_files.binary(location, raw)
+    if kernel.cubin_path is None:
+        raise missing or RuntimeError(_MISSING, location)
+
+
+def _is_of_missing(error: RuntimeError) -> bool:
+    return error.args[:1] == (_MISSING,)
 
 
 def build_fast_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -101,7 +108,7 @@ def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     """TritonBundler.read_and_emit: the verified entry attests its files, which are published one by one.
 
     Torch would write them as one directory, leave that behind half-written if there is no room, and fail; and write
-    nothing if the directory exists. Here it only loads the autotuners, afterwards.
+    nothing if the directory exists. Here it only loads the autotuners, afterwards, of which the binaries are found.
     """
 
     def emit(bundle: Any) -> Any:
@@ -112,9 +119,20 @@ def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             directory = os.path.join(bundler.triton_cache_dir(kernel.device), kernel.kernel_hash)
             files = {os.path.basename(path): content for path, content in _files_of_kernel(kernel, directory)}
             triton_files.restore(directory, files)
-        return wrapped(dataclasses.replace(bundle, kernel_artifacts=[]))
+        autotuners = [each for each in bundle.static_autotuners or () if _has_binaries(each.kernel)]
+        return wrapped(dataclasses.replace(bundle, kernel_artifacts=[], static_autotuners=autotuners))
 
     return emit(*args, **kwargs)
+
+
+def _has_binaries(autotuner: Any) -> bool:
+    """Whether all binaries are found; else the kernel is compiled, which torch would say in a traceback."""
+    try:
+        for result in autotuner.compile_results:
+            result.reload_cubin_path()
+    except RuntimeError as error:
+        return not _is_of_missing(error)
+    return True
 
 
 def _files_of_kernel(kernel: Any, directory: str) -> Iterator[tuple[str, bytes]]:

@@ -26,6 +26,7 @@ __all__ = [
     "Unsettled",
     "check",
     "find",
+    "forbids_writing",
     "instead",
     "is_of_file_system",
     "leave_to_parent",
@@ -93,6 +94,11 @@ def objection(directory: str, make: Callable[[str], None] = _make) -> str | None
         if os.path.isdir(directory) and not os.access(directory, _USE, effective_ids=True):
             return f"{directory}: {os.strerror(errno.EROFS if _is_read_only(directory) else errno.EACCES)}"
     return None
+
+
+def forbids_writing(directory: str) -> bool:
+    """Whether ``directory`` exists, and this process may make nothing in it."""
+    return os.path.isdir(directory) and not os.access(directory, os.W_OK | os.X_OK, effective_ids=True)
 
 
 def objection_to_code(directory: str, variable: str) -> str | None:

@@ -16,7 +16,18 @@ from safecache.settings import config
 from safecache.tiers import directory_faults, levels
 from safecache.tiers.directory_faults import Fault
 
-__all__ = ["attempt", "begin", "end", "leave_to_parent", "moved", "original", "replaced", "reset", "settle"]
+__all__ = [
+    "attempt",
+    "begin",
+    "counterpart",
+    "end",
+    "leave_to_parent",
+    "moved",
+    "original",
+    "replaced",
+    "reset",
+    "settle",
+]
 
 _standins: dict[str, str] = {}
 _originals: dict[str, str] = {}
@@ -26,6 +37,14 @@ _lock = threading.Lock()
 def original(directory: str) -> str | None:
     """The cache directory that ``directory`` is the fallback directory of; None if it is not one of ours."""
     return _originals.get(directory)
+
+
+def counterpart(path: str) -> str | None:
+    """The path that ``path`` stands for, if it is, or lies in, a fallback directory, as Triton's cache often does."""
+    for place, directory in list(_originals.items()):
+        if f"{path}/".startswith(f"{place}/"):
+            return directory + path[len(place) :]
+    return None
 
 
 def begin(directory: str) -> str:

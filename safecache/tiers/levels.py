@@ -142,14 +142,14 @@ def is_shared(directory: str) -> bool:
 
 
 def leave_alone(shared: str, *, reading: bool) -> None:
-    """For the next 60 s do not write to a shared level that has failed nor, if ``reading``, read it."""
+    """For 60 s do not write to a cache that has failed, such as a shared level, nor, if ``reading``, read it."""
     _left_until[shared, False] = time.monotonic() + _PATIENCE
     if reading:
         _left_until[shared, True] = time.monotonic() + _PATIENCE
 
 
 def is_left_alone(shared: str, *, reading: bool) -> bool:
-    """Whether the shared level is not to be read, or unless ``reading`` not to be written, for now."""
+    """Whether a cache is not to be read, or unless ``reading`` not to be written, for now: see leave_alone()."""
     return time.monotonic() < _left_until.get((shared, reading), 0.0)
 
 

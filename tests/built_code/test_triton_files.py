@@ -18,6 +18,7 @@ from safecache.hooks import triton_in_inductor
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.store import entry_files
+from safecache.testing import failing
 
 NAMES = ("k.ttir", "k.cubin", "k.json")
 
@@ -240,19 +241,33 @@ def test_what_is_still_written_is_no_code_of_the_cache(tmp_path):
 
 
 @pytest.mark.parametrize("raw", [b"cubin", None], ids=["at-hand", "not-at-hand"])
-def test_binary_that_cannot_be_written_to_its_place_is_loaded_from_a_copy(raw, caplog):
-    def read_only():
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "/cache/KEY/k.cubin")
+def test_binary_that_cannot_be_written_to_its_place_is_loaded_from_a_copy(directory, raw, caplog):
+    path = os.path.join(directory, "k.cubin")
+
+    def missing():
+        raise RuntimeError("Cubin file saved by TritonBundler not found at %s", path)
 
     result = SimpleNamespace(kernel=SimpleNamespace(name="k", cubin_raw=raw, cubin_path=None))
-    if raw is None:
-        with pytest.raises(OSError, match="Read-only"):
-            triton_in_inductor.reload_cubin_path(read_only, result, (), {})
-        return
-    triton_in_inductor.reload_cubin_path(read_only, result, (), {})
+    with failing("mkdir", "EROFS", directory):
+        if raw is None:
+            with pytest.raises(RuntimeError, match="not found"):
+                triton_in_inductor.reload_cubin_path(missing, result, (), {})
+            return
+        triton_in_inductor.reload_cubin_path(missing, result, (), {})
     with open(result.kernel.cubin_path, "rb") as file:
         assert file.read() == raw
+    assert not os.path.exists(path) and result.kernel.cubin_raw == raw
     assert len(caplog.messages) == 1 and "Read-only file system" in caplog.messages[0]
+
+
+def test_other_errors_of_a_binary_are_torchs_own(directory):
+    def fail():
+        raise RuntimeError("no such device")
+
+    result = SimpleNamespace(kernel=SimpleNamespace(name="k", cubin_raw=b"cubin", cubin_path=None))
+    with pytest.raises(RuntimeError, match="no such device"):
+        triton_in_inductor.reload_cubin_path(fail, result, (), {})
+    assert result.kernel.cubin_raw == b"cubin" and result.kernel.cubin_path is None
 
 
 def test_file_that_another_writer_replaces_before_it_is_moved_away_is_a_hit(directory, monkeypatch):
