@@ -5,9 +5,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 
-from safecache.settings import units
+from safecache.errors import ConfigError
+from safecache.remote import client
+from safecache.remote.client import Client
+from safecache.settings import settings, units
 
-__all__ = ["DIRECTORY_HELP", "add_directories", "add_json", "add_places", "number", "of"]
+__all__ = ["DIRECTORY_HELP", "add_directories", "add_json", "add_places", "add_remote", "number", "of", "remote_of"]
 
 DIRECTORY_HELP = "a cache directory; by default those that torch and Triton use under this environment"
 
@@ -28,6 +31,31 @@ def add_places(parser: argparse.ArgumentParser, *, again: bool = False) -> None:
     as_json = add_json(parser)
     if again:
         directories.default = as_json.default = argparse.SUPPRESS
+
+
+def add_remote(parser: argparse.ArgumentParser, *, instead: str = "") -> None:
+    """Add ``--remote``; ``instead``: what the command does with it in place of what it does without, and then alone."""
+    text = "a remote cache, in place of SAFECACHE_REMOTE"
+    if instead:
+        parser.add_argument("--remote", nargs="?", const="", type=_url, metavar="URL", help=f"{instead}: {text}")
+    else:
+        parser.add_argument("--remote", default="", type=_url, metavar="URL", help=text)
+
+
+def _url(text: str) -> str:
+    try:
+        return settings.url(text) if text else ""
+    except ValueError:
+        # What it is may have a password in it.
+        raise argparse.ArgumentTypeError(f"not a URL of {', '.join(settings.REMOTES)}") from None
+
+
+def remote_of(arguments: argparse.Namespace) -> Client:
+    """The remote that is named, or else SAFECACHE_REMOTE. Raises ConfigError where there is none."""
+    found = client.for_sending(arguments.remote or None)
+    if found is None:
+        raise ConfigError("there is no remote cache: set SAFECACHE_REMOTE, or give --remote URL")
+    return found
 
 
 def of(parse: Callable[[str], int], allowed: str) -> Callable[[str], int]:

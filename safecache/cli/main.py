@@ -49,6 +49,8 @@ _GROUPS = {
         "gc": ("gc", "bring caches within their limits: the least recently used goes first"),
         "clean": ("gc", "remove all of a cache that no running job uses"),
         "quarantine": ("quarantine", "list, show, restore or remove what is in quarantine"),
+        "push": ("remote", "send to the remote cache what lies in caches here and is not there"),
+        "pull": ("remote", "fetch from the remote cache what caches here lack"),
         "forget": ("crashes", "have kernels compiled again that have crashed Triton's compiler"),
     },
 }

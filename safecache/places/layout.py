@@ -26,9 +26,11 @@ from safecache.settings import config
 __all__ = [
     "AOT_FOLDER",
     "CODE_FOLDER",
+    "DYNAMO_FOLDER",
     "FX_FOLDER",
     "HEADERS_FOLDER",
     "LOADED",
+    "PACKAGE_FILE",
     "TRITON_FOLDER",
     "TRITON_KEY",
     "VLLM_CACHES",
@@ -45,6 +47,7 @@ __all__ = [
     "of_inductor",
     "of_triton",
     "of_vllm",
+    "profile",
     "reap_once",
     "reset",
     "triton_caches",
@@ -142,6 +145,10 @@ TRITON_KEY = re.compile(r"[A-Z2-7]{52}")
 CODE_FOLDER = re.compile(r"[a-z2-7]{2}")
 
 
+# <root>/dynamo/<key>/entry, and profile()
+DYNAMO_FOLDER, PACKAGE_FILE = "dynamo", "entry"
+
+
 class Location(NamedTuple):
     """An entry file, and what its place says it is."""
 
@@ -188,6 +195,11 @@ def directory_of(kind: Kind, key: str, root: str) -> str:
     """Where in the cache directory ``root`` the entries, or the files of a kernel, lie that have this cache key."""
     folder = {Kind.AOT_ENTRY: AOT_FOLDER, Kind.FX_ENTRY: os.path.join(FX_FOLDER, key[1:3])}.get(kind, "")
     return os.path.join(root, folder, key)
+
+
+def profile(key: str, root: str) -> str:
+    """Where Dynamo keeps the profile of this key in the cache directory ``root``: ``code_state_path`` in pgo.py."""
+    return os.path.join(root, DYNAMO_FOLDER, re.sub(r'[<>:"/\\|?*]', "_", f"code_state_{key}.pkl"))
 
 
 def list_entries(directory: str) -> list[str]:

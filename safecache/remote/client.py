@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 
 from safecache.errors import printable
 from safecache.remote import stores
-from safecache.remote.stores import MissingExtra, Oversized, Store, Terms
+from safecache.remote.stores import MissingExtra, Oversized, Store, Stored, Terms
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config, settings
@@ -96,9 +96,17 @@ class Client:
         """As Store.remove(). Raises Unavailable."""
         self._ask(lambda store: store.remove(name), writing=True)
 
-    def names(self, below: str) -> Iterator[tuple[str, int | None]]:
-        """As Store.names(), for a command that has the time. Raises what the engine raises."""
-        return self._connected().names(below)
+    def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
+        """As Store.starts(). Raises Unavailable."""
+        asked = list(names)
+        return self._ask(lambda store: store.starts(asked, size))
+
+    def names(self, below: str) -> Iterator[Stored]:
+        """As Store.names(), for a command that has the time. Raises Unavailable."""
+        try:
+            yield from self._connected().names(below)
+        except Exception as error:
+            self._fail(f"failed: {type(error).__name__}: {self._without_url(error)}", error)
 
     def _ask(self, request: Callable[[Store], _Result], *, writing: bool = False) -> _Result:
         if not self._breaker.allows(writing=writing):
@@ -173,22 +181,23 @@ def current() -> Client | None:
     return _client(waits=False)
 
 
-def for_sending() -> Client | None:
-    """As current(), for a thread in the background or a command: with more time."""
-    return _client(waits=True)
+def for_sending(url: str | None = None) -> Client | None:
+    """As current(), for a thread in the background or a command: with more time. ``url``: in place of the setting's."""
+    return _client(waits=True, url=url)
 
 
-def _client(*, waits: bool) -> Client | None:
+def _client(*, waits: bool, url: str | None = None) -> Client | None:
     now = config.current()
-    if now.remote is None:
+    url = url or now.remote
+    if url is None:
         return None
     leisure = _LEISURE if waits else 1
     terms = Terms(now.remote_connect * leisure, now.remote_timeout * leisure, now.remote_max_bytes)
-    found = _clients.get((now.remote, terms, waits))
+    found = _clients.get((url, terms, waits))
     if found is None:
-        breaker = _breakers.setdefault(now.remote, Breaker())
+        breaker = _breakers.setdefault(url, Breaker())
         # Two threads that come at once keep the same.
-        found = _clients.setdefault((now.remote, terms, waits), Client(now.remote, terms, breaker, waits=waits))
+        found = _clients.setdefault((url, terms, waits), Client(url, terms, breaker, waits=waits))
     return found
 
 

@@ -19,9 +19,8 @@ from safecache.settings import config
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 
-__all__ = ["asked", "fill", "reset", "send"]
+__all__ = ["asked", "fill", "publish", "reset", "send"]
 
-_MOST_NEEDED = 512
 # Bytes that are kept in memory until they are asked for, if they are.
 _MOST_AHEAD = 64 << 20
 _REMEDY = "It is recompiled, and what the remote has is replaced."
@@ -49,7 +48,8 @@ def send(bundle: Bundle, *, again: bool = False) -> None:
     if bundle.kind in ENTRIES:
         with _lock:
             begun = _asked.get(bundle, 0)
-            needed = [other for other, number in _asked.items() if number > begun and other != bundle][-_MOST_NEEDED:]
+            needed = [other for other, number in _asked.items() if number > begun and other != bundle]
+            needed = needed[-parcels.MOST_NEEDED :]
     for other in (*needed, bundle):
         name = parcels.name_of(other.kind, other.key)
         # Entries of a key are added to those that it has.
@@ -76,7 +76,7 @@ def fill(bundle: Bundle) -> bool:
     if not isinstance(found, parcels.Parcel):
         _refuse(found, bundle, name)
         return False
-    if not all(_publish(file, bundle) for file in found.files):
+    if not all(publish(file, bundle) for file in found.files):
         return False
     events.count(Count.REMOTE_HIT)
     _there.add(name)
@@ -114,7 +114,8 @@ def _refuse(refusal: Refusal, bundle: Bundle, name: str) -> None:
     events.report(refusal.reason, message, cause=f"remote {bundle.kind.value}", remedy=remedy)
 
 
-def _publish(file: File, bundle: Bundle) -> bool:
+def publish(file: File, bundle: Bundle) -> bool:
+    """Put a verified file of the bundle into the cache, after its record; False, and reported, if that fails."""
     path, kind = bundle.path(file.name), bundle.kind
     if file.record is not None:
         where, what = manifests.path_of(path, bundle.root, kind), f"the record of {kind.noun} {path}"
@@ -132,7 +133,7 @@ def _publish(file: File, bundle: Bundle) -> bool:
 
 def _fetch_ahead(parcel: Parcel, remote: Client) -> None:
     """Fetch what is needed next and fits into what may be fetched at once: its sizes first, then the contents."""
-    names = [parcels.name_of(kind, key) for kind, key in parcel.needs[:_MOST_NEEDED]]
+    names = [parcels.name_of(kind, key) for kind, key in parcel.needs[: parcels.MOST_NEEDED]]
     wanted = [name for name in names if name not in _ahead and name not in _there and name not in _absent]
     before, most = stores.prefix(), min(config.current().remote_max_bytes, _MOST_AHEAD - sum(map(len, _ahead.values())))
     try:

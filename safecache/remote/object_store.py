@@ -14,7 +14,7 @@ from typing import Any
 import obstore
 from obstore.store import from_url
 
-from safecache.remote.stores import Oversized, Terms
+from safecache.remote.stores import Oversized, Stored, Terms
 
 __all__ = ["ObjectStore", "connected"]
 
@@ -64,6 +64,15 @@ class ObjectStore:
 
         return self._at_once(one, names)
 
+    def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
+        async def one(name: str) -> tuple[str, bytes | None]:
+            try:
+                return name, bytes(await obstore.get_range_async(self._store, name, start=0, length=size))
+            except FileNotFoundError:
+                return name, None
+
+        return self._at_once(one, names)
+
     @staticmethod
     def _at_once(one: Any, names: Iterable[str]) -> dict[str, Any]:
         async def everything() -> Any:
@@ -74,10 +83,13 @@ class ObjectStore:
     def write(self, name: str, content: bytes) -> None:
         obstore.put(self._store, name, content)
 
-    def names(self, below: str) -> Iterator[tuple[str, int | None]]:
+    def names(self, below: str) -> Iterator[Stored]:
         for chunk in obstore.list(self._store, below.rstrip("/") or None):
             for found in chunk:
-                yield found["path"], found["size"]
+                yield Stored(found["path"], found["size"], found["last_modified"].timestamp())
+
+    def clock(self) -> float | None:
+        return None  # an object that has just been written tells
 
     def remove(self, name: str) -> None:
         obstore.delete(self._store, name)

@@ -2,7 +2,8 @@
 
     parcel  = payload | seal: of kind PARCEL, for its name
     payload = size of the header (4 bytes, little-endian) | header (JSON) | body (one Zstandard frame)
-    header  = {"files": [[name, size, size of its record], …], "needs": [[kind, key], …], "size": of the body's content}
+    header  = {"files": [[name, size, size of its record], …], "needs": [[kind, key], …], "size": of the body's content,
+               "key": …, "at": where in the cache its files lay, if Triton's lie in Inductor's cache}
     body    = of each file in turn its content, and its record if it has one
 
 The seal covers the compressed bytes and what the header says of their size: nothing is decompressed that no trusted key
@@ -17,7 +18,7 @@ import os
 import re
 import struct
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from safecache.files import folders, opening
 from safecache.places import layout
@@ -27,18 +28,43 @@ from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 
-__all__ = ["Bundle", "File", "Parcel", "collected", "name_of", "opened", "packed", "parse"]
+__all__ = [
+    "MOST_NEEDED",
+    "START",
+    "Bundle",
+    "File",
+    "Listing",
+    "Parcel",
+    "collected",
+    "is_of_this_build",
+    "listing",
+    "name_of",
+    "objection",
+    "opened",
+    "packed",
+    "parse",
+    "unpacked",
+]
 
 _SIZE = struct.Struct("<I")
 _LARGEST_HEADER = 1 << 20
+# Of what is needed next, as many as may be fetched ahead.
+MOST_NEEDED = 512
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _LONGEST_NAME = 200
-_DIGITS = 16
+# No plain key begins so.
+_HASHED = "~"
 # Kinds whose files carry no seal of their own, but have a record each.
 _RECORDED = (Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING)
+# Bytes of a parcel's start that most headers fit into: see listing().
+START = 4096
+# Where Triton's cache may lie in Inductor's: torch has one for each device.
+_AT = re.compile(r"triton/\d{1,4}|")
 # A bundle's list of its files, in Triton's cache: written last, since readers begin with it.
 _LIST = "__grp__"
 _LEVEL = 3
+# What it takes to read bytes that packed() does not make.
+_MALFORMED = (ValueError, TypeError, KeyError, RecursionError)
 
 
 class File(NamedTuple):
@@ -50,10 +76,23 @@ class File(NamedTuple):
 
 
 class Parcel(NamedTuple):
-    """``needs``: the bundles that a program which uses this one asks for next, each by kind and cache key."""
+    """``needs``: the bundles that a program which uses this one asks for next, each by kind and cache key.
+
+    ``key``: its own. ``at``: see Bundle.at; both are "" if it does not say.
+    """
 
     files: tuple[File, ...]
     needs: tuple[tuple[Kind, str], ...] = ()
+    key: str = ""
+    at: str = ""
+
+
+class Listing(NamedTuple):
+    """What the start of a parcel says, whoever wrote it: enough to leave it alone, and never to use it."""
+
+    key: str
+    at: str
+    names: frozenset[str]
 
 
 class Bundle(NamedTuple):
@@ -72,6 +111,12 @@ class Bundle(NamedTuple):
         """The path of the bundle's file of this name."""
         return os.path.join(self.directory, name)
 
+    @property
+    def at(self) -> str:
+        """Of a kernel: which of Triton's caches in Inductor's it lies in, such as triton/0; "" if it lies in none."""
+        within = config.within_cache(self.root)[1] if self.kind is Kind.KERNEL else ""
+        return within if _AT.fullmatch(within) else ""
+
     def owns(self, name: str) -> bool:
         """Whether a file of this name may belong to it."""
         if self.only:
@@ -87,17 +132,24 @@ class Bundle(NamedTuple):
 
 def name_of(kind: Kind, key: str) -> str:
     """What the remote calls the bundle of this key, as it is built here: with another torch, it is another one."""
-    if _PLAIN.fullmatch(key) is None or len(key) > _LONGEST_NAME:
-        key = f"~{hashlib.sha256(key.encode()).hexdigest()}"
-    return f"{kind.value}/{key}@{provenance.build_of(kind)}"
+    readable = _PLAIN.fullmatch(key) is not None and len(key) <= _LONGEST_NAME
+    stated = key if readable else f"{_HASHED}{hashlib.sha256(key.encode()).hexdigest()}"
+    return f"{kind.value}/{stated}@{provenance.build_of(kind)}"
 
 
 def parse(name: str) -> tuple[Kind, str] | None:
-    """The kind and the key in such a name; None for any other, and for one built elsewhere or whose key is hashed."""
+    """The kind and the key in such a name, "" where the key is hashed; None for any other name."""
     kind, _, rest = name.partition("/")
-    key = rest.rpartition("@")[0]
+    key, _, build = rest.rpartition("@")
     known = {each.value: each for each in Kind}.get(kind)
-    return (known, key) if known is not None and name_of(known, key) == name else None
+    if known is None or not key or not build:
+        return None
+    return known, "" if key.startswith(_HASHED) else key
+
+
+def is_of_this_build(name: str, kind: Kind) -> bool:
+    """Whether the name of such a bundle says that it was built as it would be here."""
+    return name.rpartition("@")[2] == provenance.build_of(kind)
 
 
 def collected(bundle: Bundle) -> tuple[File, ...]:
@@ -127,6 +179,8 @@ def packed(parcel: Parcel, name: str) -> bytes | None:
             "files": [[file.name, len(file.content), len(file.record or b"")] for file in parcel.files],
             "needs": [[kind.value, cache_key] for kind, cache_key in parcel.needs],
             "size": len(content),
+            "key": parcel.key,
+            "at": parcel.at,
         },
         sort_keys=True,
     ).encode()
@@ -140,28 +194,56 @@ def opened(content: bytes, name: str, bundle: Bundle, most: int) -> Parcel | Ref
 
     ``most``: bytes that it may hold once decompressed. Never raises for any content.
     """
+    found = unpacked(content, name, most)
+    return found if isinstance(found, Refusal) else objection(found, bundle) or found
+
+
+def unpacked(content: bytes, name: str, most: int) -> Parcel | Refusal:
+    """As opened(), before its files are verified: for who has to ask it which bundle it is."""
     found = trust.examine(content, Kind.PARCEL, name, None)
     if isinstance(found, Refusal):
         return found
     try:
-        parcel = _unpacked(seal.payload_of(content), most)
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        return _unpacked(seal.payload_of(content), most)
+    except _MALFORMED as error:
         return Refusal(Reason.UNKNOWN_FORMAT, f"it cannot be unpacked: {type(error).__name__}: {error}")
+
+
+def objection(parcel: Parcel, bundle: Bundle) -> Refusal | None:
+    """Why what unpacked() returned is not used as this bundle; None if every file of it verifies."""
     for file, refusal in _judged(parcel.files, bundle):
         if refusal is not None:
             return refusal._replace(evidence=f"of {file.name[:64]!r} in it: {refusal.evidence}")
-    return parcel
+    return None
 
 
-def _unpacked(payload: bytes, most: int) -> Parcel:
-    """Raises ValueError, TypeError or KeyError for what packed() does not make."""
-    import zstandard
+def listing(start: bytes) -> Listing | None:
+    """What a parcel lists that begins so; None where that is no header, or a longer one."""
+    try:
+        header = _header(start)[0]
+        return Listing(*_place_in(header), frozenset(str(name) for name, _, _ in header["files"]))
+    except _MALFORMED:
+        return None
 
+
+def _header(payload: bytes) -> tuple[dict[str, Any], int]:
+    """The header that it begins with, and where that ends. Raises one of _MALFORMED."""
     (size,) = _SIZE.unpack_from(payload) if len(payload) >= _SIZE.size else (_LARGEST_HEADER + 1,)
     if size > _LARGEST_HEADER:
         raise ValueError("its header is too large")
-    header = json.loads(payload[_SIZE.size : _SIZE.size + size])
-    body, stated = payload[_SIZE.size + size :], header["size"]
+    end = _SIZE.size + size
+    header = json.loads(payload[_SIZE.size : end])
+    if not isinstance(header, dict):
+        raise TypeError("its header is no object")
+    return header, end
+
+
+def _unpacked(payload: bytes, most: int) -> Parcel:
+    """Raises one of _MALFORMED for what packed() does not make."""
+    import zstandard
+
+    header, end = _header(payload)
+    body, stated = payload[end:], header["size"]
     if not 0 <= stated <= most:
         raise ValueError(f"it holds {units.write_size(stated)} once decompressed")
     try:
@@ -172,7 +254,13 @@ def _unpacked(payload: bytes, most: int) -> Parcel:
         raise ValueError(str(error)) from None
     kinds = {kind.value: kind for kind in Kind}
     needs = tuple((kinds[kind], str(key)) for kind, key in header["needs"])
-    return Parcel(tuple(_cut(header["files"], content)), needs)
+    return Parcel(tuple(_cut(header["files"], content)), needs, *_place_in(header))
+
+
+def _place_in(header: Mapping[str, Any]) -> tuple[str, str]:
+    """The key that it states, and where its files lay."""
+    at = str(header.get("at", ""))
+    return str(header.get("key", "")), at if _AT.fullmatch(at) else ""
 
 
 def _cut(listed: Iterable[tuple[str, int, int]], content: bytes) -> Iterator[File]:

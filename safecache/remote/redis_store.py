@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -11,7 +12,7 @@ from redis.backoff import NoBackoff
 from redis.connection import Connection, SSLConnection
 from redis.retry import Retry
 
-from safecache.remote.stores import Oversized, Terms
+from safecache.remote.stores import Oversized, Stored, Terms
 from safecache.settings import config
 
 __all__ = ["RedisStore", "connected"]
@@ -113,18 +114,24 @@ class RedisStore:
     def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         return {name: int(size) for name, size in self._each("STRLEN", names) if size}
 
+    def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
+        return {name: content for name, content in self._each("GETRANGE", names, 0, size - 1) if content}
+
     def write(self, name: str, content: bytes) -> None:
         self._client.set(name, content, ex=self._ttl)
 
-    def names(self, below: str) -> Iterator[tuple[str, int | None]]:
-        found: list[str] = []
-        for name in self._client.scan_iter(match=f"{_escaped(below)}*", count=_BATCH):
-            found.append(name.decode(errors="replace"))
-            if len(found) == _BATCH:
-                yield from self.sizes(found).items()
-                found = []
-        if found:
-            yield from self.sizes(found).items()
+    def names(self, below: str) -> Iterator[Stored]:
+        pattern, told = f"{_escaped(below)}*", set()
+        scan = (name.decode(errors="replace") for name in self._client.scan_iter(match=pattern, count=_BATCH))
+        while batch := list(itertools.islice(scan, _BATCH)):
+            # A scan may tell a name more than once.
+            new = [name for name in dict.fromkeys(batch) if name not in told]
+            told.update(new)
+            yield from itertools.starmap(Stored, self.sizes(new).items())
+
+    def clock(self) -> float | None:
+        seconds, microseconds = self._client.time()
+        return float(seconds) + float(microseconds) / 1e6
 
     def remove(self, name: str) -> None:
         self._client.unlink(name)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from safecache.remote import client, parcels, stores
 from safecache.remote.client import Client, Unavailable
-from safecache.remote.parcels import Bundle, File, Parcel
+from safecache.remote.parcels import Bundle, Parcel
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.settings import config
@@ -108,17 +108,18 @@ def send(remote: Client, bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (
     """
     name = parcels.name_of(bundle.kind, bundle.key)
     full = stores.prefix() + name
-    found: tuple[File, ...] = ()
+    theirs = Parcel(())
     if not again and bundle.kind in ENTRIES:
-        found = _theirs(remote, full, name, bundle)
+        theirs = _theirs(remote, full, name, bundle)
     elif not again and remote.sizes([full]):
         return Sent(0)
     files = parcels.collected(bundle)
     ours = {file.name for file in files}
-    if not files or (found and ours <= {file.name for file in found}):
+    if not files or (theirs.files and ours <= {file.name for file in theirs.files}):
         return Sent(0)
-    joined = (*files, *(file for file in found if file.name not in ours))
-    content = parcels.packed(Parcel(joined, needs), name)
+    joined = (*files, *(file for file in theirs.files if file.name not in ours))
+    needed = tuple(dict.fromkeys((*needs, *theirs.needs)))[: parcels.MOST_NEEDED]
+    content = parcels.packed(Parcel(joined, needed, bundle.key, bundle.at), name)
     if content is None:
         return Sent(0, "there is no key to seal it")
     most = config.current().remote_max_bytes
@@ -129,13 +130,13 @@ def send(remote: Client, bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (
     return Sent(len(content))
 
 
-def _theirs(remote: Client, full: str, name: str, bundle: Bundle) -> tuple[File, ...]:
+def _theirs(remote: Client, full: str, name: str, bundle: Bundle) -> Parcel:
     """What the remote has of the bundle, if that verifies."""
     content = remote.read([full]).get(full)
     if not isinstance(content, bytes):
-        return ()
+        return Parcel(())
     parcel = parcels.opened(content, name, bundle, config.current().remote_max_bytes)
-    return parcel.files if isinstance(parcel, Parcel) else ()
+    return parcel if isinstance(parcel, Parcel) else Parcel(())
 
 
 def flush(seconds: float | None = None) -> int:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple, Protocol
 
 from safecache.settings import config, settings
 
-__all__ = ["MissingExtra", "Oversized", "Store", "Terms", "connected", "prefix"]
+__all__ = ["MissingExtra", "Oversized", "Store", "Stored", "Terms", "connected", "missing", "prefix"]
 
 
 class Oversized(NamedTuple):
     """In place of a content that is larger than was asked for, of which no more was read."""
 
     size: int
+
+
+class Stored(NamedTuple):
+    """A name, the size of its content in bytes, and when it was written, where the engine tells that."""
+
+    name: str
+    size: int
+    modified: float | None = None
 
 
 class Terms(NamedTuple):
@@ -42,11 +50,17 @@ class Store(Protocol):
     def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
         """Their sizes in bytes, likewise."""
 
+    def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
+        """The first bytes of the contents under these names, at most ``size`` of each, likewise."""
+
     def write(self, name: str, content: bytes) -> None:
         """Keep ``content`` under ``name``, whole or not at all."""
 
-    def names(self, below: str) -> Iterator[tuple[str, int | None]]:
-        """All names that begin with ``below``, with their sizes in bytes where the engine tells those."""
+    def names(self, below: str) -> Iterator[Stored]:
+        """All names that begin with ``below``, which ends in a slash."""
+
+    def clock(self) -> float | None:
+        """The time there, in seconds since 1970; None if the engine tells none."""
 
     def remove(self, name: str) -> None:
         """Forget what is under ``name``, if there is anything."""
@@ -64,16 +78,25 @@ def prefix() -> str:
     return f"safecache/1/{config.current().namespace.replace('/', '~')}/"
 
 
+def missing(url: str) -> str | None:
+    """What is not installed that the engine for this URL needs, and the line that installs it; None if all is there.
+
+    Imports nothing of it.
+    """
+    extra, library = ("redis", "redis") if _is_redis(url) else ("object", "obstore")
+    lacking = [name for name in (library, "zstandard") if importlib.util.find_spec(name) is None]
+    return f"{lacking[0]} is not installed: pip install 'safecache[{extra}]'" if lacking else None
+
+
+def _is_redis(url: str) -> bool:
+    return url.partition("://")[0].lower() in settings.REDIS
+
+
 def connected(url: str, terms: Terms) -> Store:
     """The store at ``url``, which may not have been asked anything yet. Raises MissingExtra, and anything else."""
-    is_redis = url.partition("://")[0].lower() in settings.REDIS
-    extra, module = ("redis", "redis_store") if is_redis else ("object", "object_store")
-    try:
-        importlib.import_module("zstandard")
-        engine = importlib.import_module(f"safecache.remote.{module}")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] == "safecache":
-            raise
-        raise MissingExtra(f"{error.name} is not installed: pip install 'safecache[{extra}]'") from error
-    store: Store = engine.connected(url, terms)
+    lacking = missing(url)
+    if lacking is not None:
+        raise MissingExtra(lacking)
+    engine = "redis_store" if _is_redis(url) else "object_store"
+    store: Store = importlib.import_module(f"safecache.remote.{engine}").connected(url, terms)
     return store

@@ -37,6 +37,7 @@ __all__ = [
     "inspect_size",
     "payload_of",
     "split",
+    "stated_key",
     "trailer",
     "verify",
 ]
@@ -107,6 +108,17 @@ def payload_of(content: bytes) -> bytes:
     """``content`` without its seal, if it carries one whose sizes fit. The seal is not verified."""
     footer = split(content)
     return content if footer is None or not _fits(footer, len(content)) else content[: footer.payload_size]
+
+
+def stated_key(content: bytes) -> str | None:
+    """The cache key that the seal of ``content`` states, whoever sealed it; None if there is none to be read."""
+    footer = split(content)
+    parts = None if footer is None else _body_and_tag(footer, content, len(content))
+    try:
+        stated = json.loads(parts[0])["key"] if parts is not None else None
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    return stated if isinstance(stated, str) else None
 
 
 def _fits(footer: Footer, size: int) -> bool:

@@ -31,6 +31,7 @@ __all__ = [
     "know",
     "leave_alone",
     "objection",
+    "of_this_node",
     "place_of",
     "reset",
     "shared_cache",
@@ -159,7 +160,7 @@ def existing_caches(environ: Mapping[str, str]) -> list[str]:
     For Inductor the local level, if one is wanted, since the shared one is not this node's alone.
     """
     candidates = []
-    for find in (_of_this_node, layout.of_headers, layout.of_triton):
+    for find in (of_this_node, layout.of_headers, layout.of_triton):
         with suppress(FileNotFoundError):
             candidates.append(find(environ))
     found: list[str] = []
@@ -170,7 +171,8 @@ def existing_caches(environ: Mapping[str, str]) -> list[str]:
     return found
 
 
-def _of_this_node(environ: Mapping[str, str]) -> str:
+def of_this_node(environ: Mapping[str, str]) -> str:
+    """Inductor's cache, or the local level of it that is wanted. Raises FileNotFoundError as layout.of_inductor()."""
     inductors = layout.of_inductor(environ)
     return place_of(inductors) or inductors
 

@@ -23,9 +23,9 @@ from safecache.settings import config
 from safecache.store import manifests
 from safecache.store.groups import File, Group, below
 
-__all__ = ["Inventory", "take"]
+__all__ = ["AOT_KEY", "FX_KEY", "Inventory", "take"]
 
-_AOT_KEY, _FX_KEY = re.compile(r"a[a-z2-7]{51}"), re.compile(r"f[a-z2-7]{51}")
+AOT_KEY, FX_KEY = re.compile(r"a[a-z2-7]{51}"), re.compile(r"f[a-z2-7]{51}")
 _CODE_NAME = re.compile(r"(c[a-z2-7]{51})\..+")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _TRITONS_TEMPORARY = re.compile(r"tmp\.(pid_\d+_)?[0-9a-f-]{36}")
@@ -65,9 +65,9 @@ def _parts(root: str, *, nested: bool = False) -> Iterator[Group | File]:
         if not item.is_directory:
             yield from below(item)
         elif name == layout.AOT_FOLDER:
-            yield from _keyed(root, item.path, Kind.AOT_ENTRY, _AOT_KEY)
+            yield from _keyed(root, item.path, Kind.AOT_ENTRY, AOT_KEY)
         elif name == layout.FX_FOLDER:
-            yield from _in_each(item, partial(_keyed, root, kind=Kind.FX_ENTRY, key=_FX_KEY))
+            yield from _in_each(item, partial(_keyed, root, kind=Kind.FX_ENTRY, key=FX_KEY))
         elif name == layout.TRITON_FOLDER and not nested:
             yield from _in_each(item, partial(_parts, nested=True))
         elif name == HEADERS_FOLDER:

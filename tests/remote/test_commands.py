@@ -1,0 +1,260 @@
+"""`safecache push` and `pull`: a whole cache is shared through a real server, and nothing that does not verify."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from pathlib import Path
+
+import pytest
+from helpers import in_process
+from helpers.caches import key
+
+from safecache.remote import client, parcels, stores
+from safecache.remote.client import Unavailable
+from safecache.reporting.kinds import Kind
+
+from . import filled
+
+isolated, settings, run = in_process.isolated, in_process.settings, in_process.run
+
+pytest.importorskip("zstandard")
+
+
+@pytest.fixture(params=["redis", "file"])
+def url(request, settings, tmp_path):
+    """An empty remote, of either engine."""
+    if request.param == "redis":
+        server = request.getfixturevalue("redis_server")
+        pytest.importorskip("redis")
+        found = server.url
+    else:
+        pytest.importorskip("obstore")
+        (tmp_path / "remote").mkdir()
+        found = f"file://{tmp_path / 'remote'}"
+    settings(SAFECACHE_REMOTE=found)
+    return found
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return filled.fill(tmp_path / "cache")
+
+
+def told(said, code=0):
+    assert said.code == code, (said.out, said.err)
+    return json.loads(said.out)
+
+
+def counted(said, code=0):
+    report = told(said, code)
+    return {name: report[name] for name in ("sent", "fetched", "already_there", "refused", "failed") if name in report}
+
+
+def test_what_is_pushed_is_pulled_as_it_was(run, url, cache, tmp_path):
+    everything = {"already_there": 0, "refused": 0, "failed": 0}
+    assert counted(run("push", cache, "--json")) == {"sent": filled.BUNDLES} | everything
+    there = tmp_path / "there"
+    assert counted(run("pull", there, "--json")) == {"fetched": filled.BUNDLES} | everything
+    assert filled.contents(there) == filled.contents(cache)
+    assert run("verify", there).code == 0
+
+
+def test_what_is_there_is_left_alone(run, url, cache, tmp_path):
+    run("push", cache)
+    again = told(run("push", cache, "--json"))
+    assert (again["sent"], again["already_there"], again["bytes"]) == (0, filled.BUNDLES, 0)
+    run("pull", tmp_path / "there")
+    assert told(run("pull", tmp_path / "there", "--json"))["already_there"] == filled.BUNDLES
+    assert told(run("push", cache, "--json", "--again"))["sent"] == filled.BUNDLES
+
+
+def test_a_push_that_was_cut_short_is_taken_up(run, url, cache, monkeypatch):
+    stock, numbers = client.Client.write, itertools.count()
+
+    def write(remote, name, content):
+        if next(numbers) >= 3:
+            raise Unavailable
+        stock(remote, name, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(client.Client, "write", write)
+        said = counted(run("push", cache, "--json"), 1)
+    assert said == {"sent": 3, "already_there": 0, "refused": 0, "failed": filled.BUNDLES - 3}
+    assert told(run("push", cache, "--remote", url, "--json"))["sent"] == filled.BUNDLES - 3
+
+
+def test_entries_of_a_key_are_joined(run, url, cache, tmp_path):
+    run("push", cache)
+    other = filled.entry(tmp_path / "other", Kind.FX_ENTRY, filled.GRAPH, b"with other guards")
+    assert told(run("push", tmp_path / "other", "--json"))["sent"] == 1
+    assert told(run("push", tmp_path / "other", "--json"))["already_there"] == 1
+    # A cache that has one of them fetches the other.
+    assert told(run("pull", tmp_path / "other", "--json"))["fetched"] == filled.BUNDLES
+    assert len(list(other.parent.iterdir())) == 2
+
+
+def test_what_an_entry_needs_survives_another_that_joins_it(run, url, cache, tmp_path):
+    run("push", cache)
+    filled.entry(tmp_path / "other", Kind.AOT_ENTRY, key("a", "graph"), b"with other guards")
+    run("push", tmp_path / "other")
+    name = parcels.name_of(Kind.AOT_ENTRY, key("a", "graph"))
+    content = client.for_sending().read([stores.prefix() + name])[stores.prefix() + name]
+    found = parcels.unpacked(content, name, 1 << 20)
+    assert found.needs == ((Kind.FX_ENTRY, filled.GRAPH),) and len(found.files) == 2
+
+
+def test_what_does_not_verify_is_not_sent(run, url, cache):
+    for path in (cache / filled.LIBRARY[1:3]).glob("*.so"):
+        path.write_bytes(b"altered")
+    said = told(run("push", cache, "--json"), 1)
+    assert (said["sent"], said["refused"]) == (filled.BUNDLES - 1, 1)
+    assert said["problems"][0]["name"].startswith("native_code/") and "verif" in said["problems"][0]["why"]
+
+
+def test_stock_files_are_not_sent(run, url, tmp_path):
+    filled.write(tmp_path / "stock" / "aotautograd" / key("a", "stock") / "entry", b"a pickle of stock torch")
+    assert counted(run("push", tmp_path / "stock", "--json"), 1)["refused"] == 1
+    assert not list(client.for_sending().names(stores.prefix()))
+
+
+def test_what_does_not_verify_is_not_written(run, url, cache, tmp_path):
+    """Content that was altered, that lies under another name, and that another key has sealed."""
+    run("push", cache)
+    remote = client.for_sending()
+    names = sorted(each.name for each in remote.names(stores.prefix()))
+    first = remote.read(names)
+    altered = bytearray(first[names[0]])
+    altered[len(altered) // 2] ^= 1
+    remote.write(names[0], bytes(altered))
+    remote.write(names[1], first[names[2]])
+    said = told(run("pull", tmp_path / "there", "--json"), 1)
+    assert (said["fetched"], said["refused"]) == (filled.BUNDLES - 2, 2)
+    refused = {problem["name"] for problem in said["problems"]}
+    assert refused == {name.removeprefix(stores.prefix()) for name in names[:2]}
+
+
+def test_of_a_stranger_nothing_is_written(run, url, cache, tmp_path, settings):
+    run("push", cache)
+    settings(XDG_CONFIG_HOME=tmp_path / "elsewhere")
+    import safecache
+
+    safecache.reset()
+    said = told(run("pull", tmp_path / "there", "--json"), 1)
+    assert (said["fetched"], said["refused"]) == (0, filled.BUNDLES)
+    assert "sealed by key" in said["problems"][0]["why"]
+    assert not (tmp_path / "there").exists()
+
+
+def sealed_as(kind: Kind, cache_key: str, content: bytes, **said: str) -> None:
+    """Have the remote hold a parcel by our own key: one that a trusted builder was made to seal."""
+    name = parcels.name_of(kind, cache_key)
+    remote = client.for_sending()
+    parcel = parcels.Parcel((parcels.File("entry", content, None),), (), **said)
+    remote.write(stores.prefix() + name, parcels.packed(parcel, name))
+
+
+@pytest.mark.parametrize("said", ["../../victim", "/victim", "ab/../../victim", "..", ""])
+def test_a_key_that_would_leave_the_cache_is_refused(run, url, tmp_path, said):
+    content = filled.sealed(tmp_path / "made", Kind.DYNAMO_PACKAGE, said, b"x").read_bytes()
+    sealed_as(Kind.DYNAMO_PACKAGE, said, content, key=said)
+    assert counted(run("pull", tmp_path / "a" / "b" / "cache", "--json"), 1)["refused"] == 1
+    assert not list(tmp_path.rglob("*victim*")) and not (tmp_path / "a").exists()
+
+
+def test_a_parcel_that_states_another_key_is_refused(run, url, tmp_path):
+    content = filled.sealed(tmp_path / "made", Kind.DYNAMO_PACKAGE, "other", b"x").read_bytes()
+    sealed_as(Kind.DYNAMO_PACKAGE, "one", content, key="other")
+    assert counted(run("pull", tmp_path / "cache", "--json"), 1)["refused"] == 1
+
+
+def test_other_builds_are_left_there(run, url, cache, tmp_path, monkeypatch):
+    run("push", cache)
+    stock = parcels.provenance.build_of
+    monkeypatch.setattr(parcels.provenance, "build_of", lambda kind: f"{stock(kind)[:-1]}_")
+    said = told(run("pull", tmp_path / "there", "--json"))
+    assert (said["fetched"], said["other_builds"]) == (0, filled.BUNDLES)
+
+
+def test_other_namespaces_are_left_there(run, url, cache, tmp_path, settings):
+    run("push", cache)
+    settings(SAFECACHE_NAMESPACE="team/other")
+    said = told(run("pull", tmp_path / "there", "--json"))
+    assert (said["fetched"], said["other_builds"]) == (0, 0)
+
+
+def test_kernels_go_where_triton_looks(run, url, tmp_path, monkeypatch):
+    """By default: those of a device of Inductor's to its cache, those of Triton alone to its own."""
+    inductor, triton = tmp_path / "inductor", tmp_path / "triton"
+    other = filled.key("f", "other")[1:].upper()[:51] + "A"
+    filled.kernel(tmp_path / "made" / "triton" / "1")
+    filled.kernel(tmp_path / "alone", other)
+    run("push", tmp_path / "made", tmp_path / "alone")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(inductor))
+    monkeypatch.setenv("TRITON_HOME", str(triton))
+    run("pull")
+    assert (inductor / "triton" / "1" / filled.KERNEL / "__grp__k.json").exists()
+    assert (triton / ".triton" / "cache" / other / "__grp__k.json").exists()
+
+
+def test_kernels_go_where_triton_is_told_to_look(run, url, tmp_path, monkeypatch):
+    filled.kernel(tmp_path / "made" / "triton" / "1")
+    run("push", tmp_path / "made")
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
+    run("pull")
+    assert (tmp_path / "triton" / filled.KERNEL / "__grp__k.json").exists()
+    assert not (tmp_path / "inductor").exists()
+
+
+def test_a_remote_that_nobody_serves(run, settings, cache):
+    pytest.importorskip("redis")
+    settings(SAFECACHE_REMOTE="redis://user:s3cret@127.0.0.1:1/0")
+    for command in ("push", "pull"):
+        said = run(command, cache)
+        assert said.code == 1 and "redis://127.0.0.1:1/0" in said.err and "s3cret" not in said.err + said.out
+
+
+def test_no_remote(run, cache):
+    said = run("push", cache)
+    assert said.code == 78 and "SAFECACHE_REMOTE" in said.err
+
+
+def test_a_bad_url_is_not_shown(run, cache):
+    said = run("push", cache, "--remote", "mysql://user:s3cret@there")
+    assert said.code == 2 and "redis" in said.err and "s3cret" not in said.err
+
+
+def test_without_a_terminal_there_are_plain_lines(run, url, tmp_path):
+    for number in range(100):
+        filled.entry(tmp_path / "many", Kind.FX_ENTRY, key("f", str(number)), b"x")
+    said = run("push", tmp_path / "many", "--remote", url)
+    assert [line.split()[2] for line in said.err.splitlines()] == [str(tenth * 10) for tenth in range(1, 11)]
+    assert said.lines[0].startswith(f"{url}: 100 sent, 0 already there")
+
+
+def test_a_cache_that_cannot_be_written(run, url, cache, tmp_path, monkeypatch):
+    run("push", cache)
+    from safecache.testing import failing
+
+    with failing("rename", "ENOSPC", str(tmp_path / "there")):
+        said = told(run("pull", tmp_path / "there", "--json"), 1)
+    assert (said["fetched"], said["failed"]) == (0, filled.BUNDLES)
+
+
+def test_too_large_to_be_fetched(run, url, cache, tmp_path, settings):
+    filled.entry(cache, Kind.FX_ENTRY, key("f", "large"), os.urandom(100_000))
+    run("push", cache)
+    settings(SAFECACHE_REMOTE_MAX_BYTES=50_000)
+    said = told(run("pull", tmp_path / "there", "--json"), 1)
+    assert (said["fetched"], said["refused"]) == (filled.BUNDLES, 1)
+    assert "SAFECACHE_REMOTE_MAX_BYTES" in said["problems"][0]["why"]
+
+
+def test_keys_that_are_hashed_in_names_come_back(run, url, cache, tmp_path):
+    run("push", cache)
+    names = [each.name for each in client.for_sending().names(stores.prefix())]
+    assert any("pgo_state/~" in name for name in names)
+    run("pull", tmp_path / "there")
+    assert Path(tmp_path / "there" / "dynamo" / "code_state_job_train_7.pkl").exists()
