@@ -1,4 +1,4 @@
-"""``safecache du``: what caches hold, by kind, and when it was last used."""
+"""``safecache du``: what caches hold, by kind, and when it was last used; or what the remote cache holds."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Column, Table
 
-from safecache.cli.arguments import add_directories, add_json
-from safecache.errors import printable
+from safecache.cli.arguments import add_directories, add_json, add_remote, remote_of
+from safecache.errors import SafecacheError, printable
+from safecache.remote.client import Unavailable
+from safecache.reporting.kinds import Kind
 from safecache.settings import config, timestamps
 from safecache.settings.units import write_age, write_size
 from safecache.store.groups import KINDS
 from safecache.tiers import levels
-from safecache.upkeep import inventory
+from safecache.upkeep import inventory, remote_contents
+from safecache.upkeep.remote_contents import Held
 
 __all__ = ["add", "run"]
 
@@ -24,11 +27,14 @@ __all__ = ["add", "run"]
 def add(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     add_directories(parser)
+    add_remote(parser, instead="what that holds of this namespace")
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table of each directory. Raises OSError for one that cannot be read."""
+    """Print the table of each directory, or of the remote. Raises OSError for one that cannot be read."""
+    if arguments.remote is not None:
+        return _run_remote(arguments)
     directories = arguments.directories or levels.existing_caches(config.child_environment())
     reports = [_report(directory) for directory in directories]
     if arguments.json:
@@ -74,3 +80,45 @@ _COLUMNS = ("groups", "files", "size", "oldest use", "newest use")
 
 def _since(moment: str) -> str:
     return f"{write_age(max(0.0, time.time() - timestamps.parse(moment)))} ago"
+
+
+def _run_remote(arguments: argparse.Namespace) -> int:
+    remote = remote_of(arguments)
+    try:
+        report = _remote_report(remote.shown, remote_contents.listed(remote))
+    except Unavailable:
+        raise SafecacheError(f"{remote.shown} cannot be listed") from None
+    if arguments.json:
+        print(json.dumps(report))
+    else:
+        _print_remote(report)
+    return 0
+
+
+def _remote_report(shown: str, held: list[Held]) -> dict[str, Any]:
+    kinds = {kind.plural or kind.noun: [each for each in held if each.kind is kind] for kind in Kind}
+    other = [each for each in held if each.kind is None]
+    rows = {name: _row(found) for name, found in (*kinds.items(), ("other", other)) if found}
+    return {"remote": shown, "namespace": config.current().namespace, "kinds": rows, "total": _row(held)}
+
+
+def _row(held: list[Held]) -> dict[str, Any]:
+    written = [each.stored.modified for each in held if each.stored.modified is not None]
+    return {
+        "groups": len(held),
+        "of_this_build": sum(each.is_of_this_build for each in held),
+        "bytes": remote_contents.sizes(held),
+        "oldest": timestamps.write_stamp(min(written)) if written else None,
+        "newest": timestamps.write_stamp(max(written)) if written else None,
+    }
+
+
+def _print_remote(report: dict[str, Any]) -> None:
+    names = ("groups", "of this build", "size", "oldest", "newest")
+    title = printable(f"{report['remote']}, namespace {report['namespace']}")
+    table = Table("kind", *(Column(name, justify="right") for name in names), title=title, title_justify="left")
+    for kind, row in (*report["kinds"].items(), ("total", report["total"])):
+        # Redis does not tell when something was written.
+        ages = [_since(row[which]) if row[which] else "" for which in ("oldest", "newest")]
+        table.add_row(kind, str(row["groups"]), str(row["of_this_build"]), write_size(row["bytes"]), *ages)
+    Console().print(table)

@@ -1,4 +1,7 @@
-"""``safecache gc`` brings caches within their limits, as publishing does automatically; ``clean`` empties them."""
+"""``safecache gc`` brings caches within their limits, as publishing does automatically; ``clean`` empties them.
+
+A remote cache is brought within those alone that are given here: what others keep there is not this host's to choose.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,22 @@ import argparse
 import json
 import os
 import sys
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from safecache.cli.arguments import add_directories, add_json, number, of
-from safecache.errors import printable
+from safecache.cli import EXIT_USAGE
+from safecache.cli.arguments import add_directories, add_json, add_remote, number, of, remote_of
+from safecache.errors import SafecacheError, printable
+from safecache.remote.client import Client, Unavailable
 from safecache.settings import config, units
 from safecache.settings.units import write_size
 from safecache.store.groups import Group
 from safecache.tiers import levels
-from safecache.upkeep import eviction
+from safecache.upkeep import eviction, remote_contents
 from safecache.upkeep.eviction import Limits, Sweep
+from safecache.upkeep.remote_contents import Held, Removal
 
 __all__ = ["add", "run"]
 
@@ -32,6 +39,7 @@ def add(parser: argparse.ArgumentParser) -> None:
         parser.add_argument("--max-bytes", type=of_size, metavar="10G", help="in place of SAFECACHE_MAX_BYTES")
         parser.add_argument("--max-files", type=number, metavar="N", help="in place of SAFECACHE_MAX_FILES")
         parser.add_argument("--max-age", type=of_age, metavar="30d", help="in place of SAFECACHE_MAX_AGE")
+        add_remote(parser, instead="instead of a directory, what was written there longest ago")
         parser.add_argument("--quiet", action="store_true", help="print nothing, and let others run first")
     else:
         parser.add_argument(
@@ -50,6 +58,8 @@ def run(arguments: argparse.Namespace) -> int:
 def _gc(arguments: argparse.Namespace) -> int:
     if arguments.quiet:
         os.nice(19)
+    if arguments.remote is not None:
+        return _gc_remote(arguments)
     settings = config.current()
     limits = Limits(
         arguments.max_bytes or settings.max_bytes,
@@ -64,6 +74,42 @@ def _gc(arguments: argparse.Namespace) -> int:
     if not arguments.quiet:
         _show(sweeps, as_json=arguments.json)
     return int(any(sweep is not None and sweep.kept for sweep in sweeps.values()))
+
+
+def _gc_remote(arguments: argparse.Namespace) -> int:
+    """1 if something could not be removed."""
+    if arguments.max_files or not (arguments.max_bytes or arguments.max_age):
+        print("safecache gc: --remote takes --max-bytes, --max-age or both, and nothing else", file=sys.stderr)
+        return EXIT_USAGE
+    remote = remote_of(arguments)
+    try:
+        held = remote_contents.listed(remote)
+    except Unavailable:
+        raise SafecacheError(f"{remote.shown} cannot be listed") from None
+    if any(each.stored.modified is None for each in held):
+        text = "does not tell when something was written, and expires by itself: SAFECACHE_REMOTE_TTL, maxmemory-policy"
+        raise SafecacheError(f"{remote.shown} {text}")
+    going = remote_contents.chosen(held, time.time(), arguments.max_bytes, arguments.max_age)
+    done = Removal(going, []) if arguments.dry_run else remote_contents.remove(remote, going)
+    if not arguments.quiet:
+        _show_remote(remote, held, done, as_json=arguments.json)
+    return int(bool(done.failed))
+
+
+def _show_remote(remote: Client, held: list[Held], done: Removal, *, as_json: bool) -> None:
+    gone, failed = _held_sums(done.removed), _held_sums(done.failed)
+    left = {what: number - gone[what] for what, number in _held_sums(held).items()}
+    if as_json:
+        print(json.dumps({"remote": remote.shown, "removed": gone, "failed": failed, "left": left}))
+        return
+    parts = [f"{each['groups']} groups, {write_size(each['bytes'])}" for each in (gone, failed, left)]
+    print(printable(f"{remote.shown}: {parts[0]} removed; {parts[2]} are there now"))
+    if done.failed:
+        print(f"  {parts[1]} could not be removed")
+
+
+def _held_sums(held: list[Held]) -> dict[str, int]:
+    return {"groups": len(held), "bytes": remote_contents.sizes(held)}
 
 
 def _clean(arguments: argparse.Namespace) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -258,3 +259,84 @@ def test_keys_that_are_hashed_in_names_come_back(run, url, cache, tmp_path):
     assert any("pgo_state/~" in name for name in names)
     run("pull", tmp_path / "there")
     assert Path(tmp_path / "there" / "dynamo" / "code_state_job_train_7.pkl").exists()
+
+
+def test_what_the_remote_holds(run, url, cache, settings):
+    run("push", cache)
+    client.for_sending().write(f"{stores.prefix()}unknown", b"1234")
+    said = told(run("du", "--remote", "--json"))
+    kinds = said["kinds"]
+    assert kinds["FX graph entries"]["groups"] == kinds["profile of dynamic shapes"]["of_this_build"] == 1
+    assert kinds["other"]["bytes"] == 4 and kinds["other"]["of_this_build"] == 0
+    assert said["total"]["groups"] == filled.BUNDLES + 1
+    assert said["total"]["bytes"] == sum(row["bytes"] for row in kinds.values())
+    assert (said["total"]["oldest"] is None) == url.startswith("redis")
+    lines = run("du", "--remote", url).lines
+    assert url in lines[0] and any("Triton kernels" in line for line in lines)
+    settings(SAFECACHE_NAMESPACE="another")
+    assert told(run("du", "--remote", "--json"))["total"]["groups"] == 0
+
+
+def test_without_the_option_caches_here_are_told_of(run, url, cache):
+    assert "directories" in told(run("du", cache, "--json"))
+
+
+@pytest.fixture
+def aged(settings, tmp_path):
+    """A directory as a remote, with five contents of 100 bytes, written so many hours ago."""
+    pytest.importorskip("obstore")
+    remote = tmp_path / "remote"
+    remote.mkdir()
+    settings(SAFECACHE_REMOTE=f"file://{remote}", SAFECACHE_MAX_BYTES=1)
+    for hours in range(1, 6):
+        path = filled.write(remote / "safecache" / "1" / "default" / "fx_graph" / f"k{hours}@b", bytes(100))
+        os.utime(path, (time.time() - 3600 * hours,) * 2)
+    filled.write(remote / "others", bytes(1000))
+    return remote
+
+
+def left(remote):
+    return sorted(path.name[1] for path in remote.rglob("k*@b"))
+
+
+def test_remote_is_brought_within_a_size(run, aged):
+    said = told(run("gc", "--remote", "--max-bytes", "250", "--json"))
+    assert said["removed"] == {"groups": 3, "bytes": 300} and said["left"] == {"groups": 2, "bytes": 200}
+    assert left(aged) == ["1", "2"] and (aged / "others").exists()
+
+
+def test_remote_is_brought_within_an_age(run, aged):
+    dry = told(run("gc", "--remote", "--max-age", "150min", "--json", "--dry-run"))
+    assert dry["removed"]["groups"] == 3 and len(left(aged)) == 5
+    assert "3 groups, 300" in run("gc", "--remote", "--max-age", "150min").out
+    assert left(aged) == ["1", "2"]
+
+
+def test_limits_of_caches_here_are_not_those_of_the_remote(run, aged):
+    assert run("gc", "--remote").code == 2 and run("gc", "--remote", "--max-files", "1").code == 2
+    assert len(left(aged)) == 5
+
+
+def test_what_cannot_be_removed_is_said(run, aged, monkeypatch):
+    def remove(remote, name):
+        raise Unavailable
+
+    monkeypatch.setattr(client.Client, "remove", remove)
+    said = told(run("gc", "--remote", "--max-bytes", "250", "--json"), 1)
+    assert said["failed"]["groups"] == 3 and said["left"]["groups"] == 5
+
+
+def test_redis_expires_by_itself(run, redis_server, settings, cache):
+    pytest.importorskip("redis")
+    settings(SAFECACHE_REMOTE=redis_server.url)
+    run("push", cache)
+    said = run("gc", "--remote", "--max-age", "1s")
+    assert said.code == 1 and "SAFECACHE_REMOTE_TTL" in said.err
+    assert redis_server.client().dbsize() == filled.BUNDLES
+
+
+@pytest.mark.parametrize("command", [("du",), ("gc", "--max-bytes", "1")])
+def test_remote_that_cannot_be_listed(run, settings, command):
+    pytest.importorskip("redis")
+    said = run(*command, "--remote", "redis://127.0.0.1:1/0")
+    assert said.code == 1 and "redis://127.0.0.1:1/0 cannot be listed" in said.err
