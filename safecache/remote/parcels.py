@@ -37,12 +37,12 @@ __all__ = [
     "Parcel",
     "collected",
     "is_of_this_build",
+    "kind_of",
     "listing",
     "name_of",
     "objection",
     "opened",
     "packed",
-    "parse",
     "unpacked",
 ]
 
@@ -137,14 +137,11 @@ def name_of(kind: Kind, key: str) -> str:
     return f"{kind.value}/{stated}@{provenance.build_of(kind)}"
 
 
-def parse(name: str) -> tuple[Kind, str] | None:
-    """The kind and the key in such a name, "" where the key is hashed; None for any other name."""
+def kind_of(name: str) -> Kind | None:
+    """The kind in such a name, of whatever build; None for any other name. What the key is, its parcel says."""
     kind, _, rest = name.partition("/")
     key, _, build = rest.rpartition("@")
-    known = {each.value: each for each in Kind}.get(kind)
-    if known is None or not key or not build:
-        return None
-    return known, "" if key.startswith(_HASHED) else key
+    return {each.value: each for each in Kind}.get(kind) if key and build else None
 
 
 def is_of_this_build(name: str, kind: Kind) -> bool:

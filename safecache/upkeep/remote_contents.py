@@ -41,8 +41,7 @@ def listed(remote: Client) -> list[Held]:
 
 
 def _held(stored: Stored, name: str) -> Held:
-    parsed = parcels.parse(name)
-    kind = None if parsed is None else parsed[0]
+    kind = parcels.kind_of(name)
     return Held(stored, kind, kind is not None and parcels.is_of_this_build(name, kind))
 
 

@@ -187,18 +187,12 @@ def pull(caches: Caches, remote: Client, tell: Tell) -> Summary:
     config.name_cache(caches.triton)
     before = stores.prefix()
     names = [each.name[len(before) :] for each in remote.names(before) if each.name.startswith(before)]
-    ours = {name: kind for name in names for kind in _kind_here(name)}
+    kinds = [(name, parcels.kind_of(name)) for name in names]
+    ours = {name: kind for name, kind in kinds if kind in _KEYS and parcels.is_of_this_build(name, kind)}
     listings = _listings(remote, ours)
     tell(len(ours), None)
     summary = _summary(partial(_fetch, remote, caches, listings), list(ours.items()), tell)
     return summary._replace(elsewhere=len(names) - len(ours))
-
-
-def _kind_here(name: str) -> Iterator[Kind]:
-    """Its kind, if it has one that is fetched, and is of this build."""
-    parsed = parcels.parse(name)
-    if parsed is not None and parsed[0] in _KEYS and parcels.is_of_this_build(name, parsed[0]):
-        yield parsed[0]
 
 
 def _fetch(remote: Client, caches: Caches, listings: Mapping[str, Listing | None], item: tuple[str, Kind]) -> Step:

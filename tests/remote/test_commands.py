@@ -18,7 +18,7 @@ from safecache.reporting.kinds import Kind
 
 from . import filled
 
-isolated, settings, run = in_process.isolated, in_process.settings, in_process.run
+run = in_process.run
 
 pytest.importorskip("zstandard")
 
