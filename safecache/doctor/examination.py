@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-from safecache.doctor import configuration, contents, directories, file_systems, finding, installation
+from safecache.doctor import configuration, contents, directories, file_systems, finding, installation, remote
 from safecache.doctor.finding import SEVERITIES, Finding
 from safecache.settings import config
 
@@ -33,7 +33,8 @@ CHECKS: dict[str, Check] = {
     "NVIDIA": installation.check_nvidia,
     "CPUs": installation.check_cpus,
     "bytecode": installation.check_bytecode,
-    "remote cache": configuration.check_remote_cache,
+    "remote caches of torch and Triton": configuration.check_remote_cache,
+    "remote cache": remote.check_remote,
     "contents": contents.check_contents,
     "hits": contents.check_hits,
 }

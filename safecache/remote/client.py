@@ -22,7 +22,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config, settings
 
-__all__ = ["Breaker", "Client", "Unavailable", "current", "for_sending", "reset"]
+__all__ = ["Breaker", "Client", "Unavailable", "current", "for_sending", "reset", "told"]
 
 _Result = TypeVar("_Result")
 
@@ -55,6 +55,11 @@ class Breaker:
     def allows(self, *, writing: bool) -> bool:
         """Whether it may be read now, or written."""
         return time.monotonic() >= self._open_until[writing]
+
+
+def told(error: BaseException, url: str) -> str:
+    """The first line of what the engine at ``url`` says, which may be followed by a page of its inner state."""
+    return printable(str(error).partition("\n")[0][:_LONGEST_ERROR]).replace(url, settings.without_password(url))
 
 
 class Client:
@@ -106,7 +111,7 @@ class Client:
         try:
             yield from self._connected().names(below)
         except Exception as error:
-            self._fail(f"failed: {type(error).__name__}: {self._without_url(error)}", error)
+            self._fail(f"failed: {type(error).__name__}: {told(error, self._url)}", error)
 
     def _ask(self, request: Callable[[Store], _Result], *, writing: bool = False) -> _Result:
         if not self._breaker.allows(writing=writing):
@@ -129,7 +134,7 @@ class Client:
             self._fail(f"did not answer within {self._terms.timeout:g} s", None, writing=writing)
         if not is_answer:
             done = "could not be written" if writing else "failed"
-            self._fail(f"{done}: {type(answer).__name__}: {self._without_url(answer)}", answer, writing=writing)
+            self._fail(f"{done}: {type(answer).__name__}: {told(answer, self._url)}", answer, writing=writing)
         result: _Result = answer
         return result
 
@@ -138,10 +143,6 @@ class Client:
             if self._store is None:
                 self._store = stores.connected(self._url, self._terms)
             return self._store
-
-    def _without_url(self, error: BaseException) -> str:
-        """The first line of what the engine says, which may be followed by a page of its inner state."""
-        return printable(str(error).partition("\n")[0][:_LONGEST_ERROR]).replace(self._url, self.shown)
 
     def _waste(self, seconds: float) -> None:
         """Count time that was spent for nothing. A slow remote is not to cost more than it may save."""
