@@ -131,7 +131,9 @@ def test_profile_that_was_sealed_under_another_key_than_it_arrives_under_is_refu
     path = mast_profile(home, "third")
     content = path.read_bytes()
     path.unlink()
-    answer = home.run(artifact_scenes.populate_profile, artifacts=[damage.artifact("pgo", claimed, content)], mast="second")
+    answer = home.run(
+        artifact_scenes.populate_profile, artifacts=[damage.artifact("pgo", claimed, content)], mast="second"
+    )
     assert answer.ok and answer.result is False and answer.stats["other cache key"] == 1, answer
 
 

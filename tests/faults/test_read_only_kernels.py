@@ -7,8 +7,8 @@ import shutil
 import subprocess
 
 import pytest
-from scenes import bundle_scenes
 from conftest import needs_root
+from scenes import bundle_scenes
 
 from faults import directory_cases
 from safecache.testing import damage
