@@ -43,12 +43,14 @@ __all__ = [
     "is_known",
     "is_known_digest",
     "is_private",
+    "is_stated",
     "judge",
     "judge_by_record",
     "keep",
     "learn",
     "not_loaded",
     "objection",
+    "objection_by_record",
     "of_unusable",
     "out_of_reach",
     "private_copy",
@@ -210,15 +212,16 @@ def _keep(
     directory_faults.check(root)
     expect_digest(path, digest)
     ring = keyring.current()
-    if ring.signing is None and not also and _is_stated(path, root, kind, digest):
+    if ring.signing is None and not also and is_stated(path, root, kind, digest):
         return True  # by a record that outlives this process
     stated = {"sha256": digest.hex(), **also}
     return manifests.write(path, root, kind, stated, ring.attesting, provenance.statement(kind), name=name)
 
 
-def _is_stated(path: str, root: str, kind: Kind, digest: bytes) -> bool:
+def is_stated(path: str, root: str, kind: Kind, digest: bytes) -> bool:
+    """Whether a record in the cache ``root`` attests content with this SHA-256 at ``path``, so that none is needed."""
     with suppress(Unreadable):
-        return _objection_by_record(manifests.stored(path, root, kind), path, kind, digest, root) is None
+        return objection_by_record(manifests.stored(path, root, kind), path, kind, digest, root) is None
     return False
 
 
@@ -257,7 +260,7 @@ def judge_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, 
     A record by a trusted signing key decides, within what it is bound to. The user's trust in private files counts
     only if there is no such record, and no other record contradicts.
     """
-    objection = _objection_by_record(record, path, kind, digest, root)
+    objection = objection_by_record(record, path, kind, digest, root)
     if objection is None or objection.reason not in trust.UNATTESTED or not is_private(path):
         return objection
     return contradiction(record, kind, manifests.name_of(path, kind, root), digest)
@@ -271,7 +274,8 @@ def contradiction(record: bytes | None, kind: Kind, name: str, digest: bytes) ->
     return trust.contradiction(record or b"", kind, name)
 
 
-def _objection_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, root: str) -> Refusal | None:
+def objection_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, root: str = "") -> Refusal | None:
+    """As judge_by_record(), of content that has not lain at ``path``: that is in no private file."""
     verdict, stated = manifests.verify(record, path, kind, root)
     if verdict.reason is not None:
         return refused(verdict, verdict.reason)

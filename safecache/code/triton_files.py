@@ -36,6 +36,7 @@ __all__ = [
     "listed",
     "put",
     "put_aside",
+    "record",
     "restore",
     "sending",
 ]
@@ -247,23 +248,29 @@ def is_sending() -> bool:
     return _thread.sends
 
 
-def accept(directory: str, name: str, content: bytes) -> str | None:
-    """The path to read a file from the remote cache at; None, and reported, if nothing here attests it.
+def record(directory: str, name: str, content: bytes) -> bytes | None:
+    """The record of a file that this process is about to keep; None without a key to seal it, or without its files."""
+    place = Place(directory)
+    stated = _stated(place, content) if name.startswith(LIST) else {}
+    return None if stated is None else gate.record_of(place.path(name), content, Kind.KERNEL, stated, place.root)
 
-    Raises OSError if there is no place for a copy; in strict mode the reason's error.
+
+def accept(directory: str, name: str, content: bytes, record: bytes | None, *, is_listed: bool = False) -> str:
+    """Keep a verified file that came from elsewhere, with its record if that attests it; the path to read it at.
+
+    ``is_listed``: the record of its group's list attests it, in the cache too. Raises OSError if there is no place for
+    a copy either.
     """
     path, root = os.path.join(directory, name), os.path.dirname(directory)
-    where, remedy = f"{name} of Triton's remote cache", "It is compiled anew."
-    try:
-        is_stated = gate.states(path, root, Kind.KERNEL, content)
-    except directory_faults.Unreadable as error:
-        loading.note(Reason.UNREADABLE, Kind.KERNEL, where, error.evidence, remedy, error)
-        return None
-    if not is_stated:
-        loading.note(Reason.UNSEALED, Kind.KERNEL, where, "there is no sealed record of it here", remedy)
-        return None
-    # A list arrives before its files; its record states their digests.
-    recorded = manifests.exists(path, root, Kind.KERNEL) or gate.keep(path, root, Kind.KERNEL, content)
+    gate.expect(path, content)
+    if record is None:
+        digest = hashlib.sha256(content).digest()
+        needs_none = is_listed and keyring.current().signing is None
+        recorded = needs_none or gate.is_stated(path, root, Kind.KERNEL, digest)
+        recorded = recorded or gate.keep(path, root, Kind.KERNEL, content)
+    else:
+        where, what = manifests.path_of(path, root, Kind.KERNEL), f"the record of {Kind.KERNEL.noun} {path}"
+        recorded = manifests.publish(where, record, root, what, Kind.KERNEL)
     kept = recorded and _publish(path, content, root)
     return triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
 

@@ -36,6 +36,7 @@ __all__ = [
     "aside",
     "digest",
     "forget_written",
+    "is_plain",
     "names_in",
     "note",
     "note_aside",
@@ -145,11 +146,13 @@ def names_in(content: bytes) -> list[str] | None:
     except (ValueError, RecursionError):
         return None
     paths = listing.get("child_paths") if isinstance(listing, dict) else None
-    return list(paths) if isinstance(paths, dict) and all(map(_is_plain, paths)) else None
+    # Triton's remote cache lists names without paths.
+    return list(paths) if isinstance(paths, (dict, list)) and all(map(is_plain, paths)) else None
 
 
-def _is_plain(name: str) -> bool:
-    return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
+def is_plain(name: object) -> bool:
+    """Whether that is the name of a file in a key's directory."""
+    return isinstance(name, str) and name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
 
 def reachable(path: str, content: bytes) -> str:

@@ -246,10 +246,20 @@ def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> I
 
 
 def note(
-    reason: Reason, kind: Kind, where: str, evidence: str, remedy: str, error: BaseException | None = None
+    reason: Reason,
+    kind: Kind,
+    where: str,
+    evidence: str,
+    remedy: str,
+    error: BaseException | None = None,
+    *,
+    cause: str = "",
 ) -> None:
-    """Report that the entry at ``where`` was not used. Raises the reason's error in strict mode."""
+    """Report that the entry at ``where`` was not used. Raises the reason's error in strict mode.
+
+    ``cause``: what is warned of once, if not once for this kind.
+    """
     message = f"{kind.noun} {where} was not used: {evidence}."
     searches.refuse(kind, reason, f"{where}: {evidence}")
     events.add_refusal(message)
-    events.report(reason, message, cause=kind.value, remedy=remedy, error=error)
+    events.report(reason, message, cause=cause or kind.value, remedy=remedy, error=error)

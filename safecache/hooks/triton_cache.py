@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from safecache.code import triton_files
+from safecache.code import triton_files, triton_remote
 from safecache.entries import searches
 from safecache.entries.searches import Search
 from safecache.history import misses
@@ -109,13 +109,12 @@ def remote_put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 def materialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
-    """RemoteCacheManager._materialize: None for a file from the remote cache that nothing here attests."""
+    """RemoteCacheManager._materialize: None for a file from the remote cache that nothing attests."""
 
     def keep(filename: str, data: bytes) -> str | None:
-        manager = instance._file_cache_manager
         path: str | None
-        sends = triton_files.is_sending()
-        path = wrapped(filename, data) if sends else triton_files.accept(manager.cache_dir, filename, data)
+        directory, sends = instance._file_cache_manager.cache_dir, triton_files.is_sending()
+        path = wrapped(filename, data) if sends else triton_remote.accept(instance._backend, directory, filename, data)
         return path
 
     return keep(*args, **kwargs)

@@ -6,6 +6,7 @@ the host's address. A failure, or too much time spent on what was not there, ope
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import queue
@@ -22,7 +23,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config, settings
 
-__all__ = ["Breaker", "Client", "Unavailable", "current", "for_sending", "reset", "told"]
+__all__ = ["Breaker", "Client", "Unavailable", "current", "for_sending", "of_others", "reset", "told"]
 
 _Result = TypeVar("_Result")
 
@@ -66,10 +67,20 @@ class Client:
     """A store at ``url``, which is connected when it is first used; safe to be used by several threads.
 
     ``waits``: its requests are made by the calling thread itself, in the background, for which no deadline is kept.
+    ``connect``: how to reach the store in another way than by its URL.
     """
 
-    def __init__(self, url: str, terms: Terms, breaker: Breaker, *, waits: bool = False) -> None:
+    def __init__(
+        self,
+        url: str,
+        terms: Terms,
+        breaker: Breaker,
+        *,
+        waits: bool = False,
+        connect: Callable[[Terms], Store] | None = None,
+    ) -> None:
         self.shown = settings.without_password(url)
+        self._connect = connect or functools.partial(stores.connected, url)
         self._url, self._terms, self._breaker, self._waits = url, terms, breaker, waits
         self._store: Store | None = None
         self._lock = threading.Lock()
@@ -141,7 +152,7 @@ class Client:
     def _connected(self) -> Store:
         with self._lock:
             if self._store is None:
-                self._store = stores.connected(self._url, self._terms)
+                self._store = self._connect(self._terms)
             return self._store
 
     def _waste(self, seconds: float) -> None:
@@ -174,7 +185,7 @@ class Client:
 
 
 _breakers: dict[str, Breaker] = {}
-_clients: dict[tuple[str, Terms, bool], Client] = {}
+_clients: dict[tuple[object, ...], Client] = {}
 
 
 def current() -> Client | None:
@@ -187,18 +198,30 @@ def for_sending(url: str | None = None) -> Client | None:
     return _client(waits=True, url=url)
 
 
+def of_others(url: str, who: object, connect: Callable[[Terms], Store]) -> Client:
+    """The client of a remote that is not SAFECACHE_REMOTE, on the same terms; one for each ``who`` that uses it."""
+    return _kept(url, _terms(1), who, connect=connect)
+
+
 def _client(*, waits: bool, url: str | None = None) -> Client | None:
+    remote = url or config.current().remote
+    return None if remote is None else _kept(remote, _terms(_LEISURE if waits else 1), None, waits=waits)
+
+
+def _terms(leisure: float) -> Terms:
     now = config.current()
-    url = url or now.remote
-    if url is None:
-        return None
-    leisure = _LEISURE if waits else 1
-    terms = Terms(now.remote_connect * leisure, now.remote_timeout * leisure, now.remote_max_bytes)
-    found = _clients.get((url, terms, waits))
+    return Terms(now.remote_connect * leisure, now.remote_timeout * leisure, now.remote_max_bytes)
+
+
+def _kept(
+    url: str, terms: Terms, who: object, *, waits: bool = False, connect: Callable[[Terms], Store] | None = None
+) -> Client:
+    found = _clients.get((url, terms, who, waits))
     if found is None:
         breaker = _breakers.setdefault(url, Breaker())
         # Two threads that come at once keep the same.
-        found = _clients.setdefault((url, terms, waits), Client(url, terms, breaker, waits=waits))
+        made = Client(url, terms, breaker, waits=waits, connect=connect)
+        found = _clients.setdefault((url, terms, who, waits), made)
     return found
 
 

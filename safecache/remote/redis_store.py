@@ -9,13 +9,12 @@ from typing import Any
 
 import redis
 from redis.backoff import NoBackoff
-from redis.connection import Connection, SSLConnection
 from redis.retry import Retry
 
 from safecache.remote.stores import Oversized, Stored, Terms
 from safecache.settings import config
 
-__all__ = ["RedisStore", "connected"]
+__all__ = ["RedisStore", "connected", "of_client"]
 
 # Bytes of protocol around the contents of one answer.
 _AROUND = 1 << 20
@@ -24,7 +23,24 @@ _BATCH = 1000
 
 def connected(url: str, terms: Terms) -> RedisStore:
     """Raises ValueError for a URL that redis-py does not take, and OSError for a password file."""
-    return RedisStore(url, terms)
+    scheme, _, rest = url.partition("://")
+    is_tls = scheme.lower().endswith("ss") or scheme.lower() == "valkeys"
+    pool = redis.ConnectionPool.from_url(f"{'rediss' if is_tls else 'redis'}://{rest}", **_password())
+    return RedisStore(pool, terms, config.current().remote_ttl)
+
+
+def of_client(client: Any, terms: Terms) -> RedisStore:
+    """The store that this client of redis-py was made for."""
+    pool = client.connection_pool
+    return RedisStore(redis.ConnectionPool(connection_class=pool.connection_class, **pool.connection_kwargs), terms)
+
+
+def _password() -> dict[str, str]:
+    path = config.current().remote_password_file
+    if path is None:
+        return {}
+    with open(path, encoding="utf-8") as file:
+        return {"password": file.read().strip()}
 
 
 class _Bounded:
@@ -66,34 +82,22 @@ def _bounded(base: Any, most: int) -> Any:
 
 
 class RedisStore:
-    """See stores.Store."""
+    """See stores.Store. ``ttl``: seconds for which what is written is kept."""
 
     survives_fork = True
 
-    def __init__(self, url: str, terms: Terms) -> None:
-        scheme, _, rest = url.partition("://")
-        is_tls = scheme.lower().endswith("ss") or scheme.lower() == "valkeys"
-        self._most, self._ttl = terms.most, config.current().remote_ttl
-        pool = redis.ConnectionPool.from_url(
-            f"{'rediss' if is_tls else 'redis'}://{rest}",
-            socket_connect_timeout=terms.connect,
-            socket_timeout=terms.timeout,
-            retry=Retry(NoBackoff(), 0),
-            retry_on_timeout=False,
-            health_check_interval=0,
-            decode_responses=False,
-            **self._password(),
-        )
-        pool.connection_class = _bounded(SSLConnection if is_tls else Connection, self._most + _AROUND)
+    def __init__(self, pool: redis.ConnectionPool, terms: Terms, ttl: int | None = None) -> None:
+        self._most, self._ttl = terms.most, ttl
+        pool.connection_kwargs |= {
+            "socket_connect_timeout": terms.connect,
+            "socket_timeout": terms.timeout,
+            "retry": Retry(NoBackoff(), 0),
+            "retry_on_timeout": False,
+            "health_check_interval": 0,
+            "decode_responses": False,
+        }
+        pool.connection_class = _bounded(pool.connection_class, self._most + _AROUND)
         self._client: Any = redis.Redis(connection_pool=pool)
-
-    @staticmethod
-    def _password() -> dict[str, str]:
-        path = config.current().remote_password_file
-        if path is None:
-            return {}
-        with open(path, encoding="utf-8") as file:
-            return {"password": file.read().strip()}
 
     def _each(self, command: str, names: Iterable[str], *rest: object) -> Iterator[tuple[str, Any]]:
         asked, pipe = list(names), self._client.pipeline(transaction=False)

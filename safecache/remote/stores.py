@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterable, Iterator, Mapping
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from safecache.settings import config, settings
 
-__all__ = ["MissingExtra", "Oversized", "Store", "Stored", "Terms", "connected", "missing", "prefix"]
+__all__ = ["MissingExtra", "Oversized", "Store", "Stored", "Terms", "connected", "missing", "of_client", "prefix"]
 
 
 class Oversized(NamedTuple):
@@ -99,4 +99,11 @@ def connected(url: str, terms: Terms) -> Store:
         raise MissingExtra(lacking)
     engine = "redis_store" if _is_redis(url) else "object_store"
     store: Store = importlib.import_module(f"safecache.remote.{engine}").connected(url, terms)
+    return store
+
+
+def of_client(client: Any, terms: Terms) -> Store:
+    """The store that this client of redis-py was made for."""
+    engine = importlib.import_module("safecache.remote.redis_store")
+    store: Store = engine.of_client(client, terms)
     return store

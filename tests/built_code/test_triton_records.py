@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 from helpers.fresh import forget_kernels
 
-from safecache.code import triton_files
+from safecache.code import triton_files, triton_remote
 from safecache.files import filesystem
 from safecache.hooks import triton_in_inductor
 from safecache.reporting import events
@@ -73,9 +73,9 @@ def test_group_whose_record_cannot_be_read_is_a_miss_and_stays(directory, unread
 def test_what_a_remote_cache_delivers_is_not_taken_while_its_record_cannot_be_read(directory, unreadable, caplog):
     write(directory)
     with unreadable():
-        assert triton_files.accept(directory, "k.cubin", b"k.cubin one") is None
+        assert triton_remote.accept(object(), directory, "k.cubin", b"k.cubin one") is None
     assert_said_once(caplog)
-    assert triton_files.accept(directory, "k.cubin", b"k.cubin one") is not None
+    assert triton_remote.accept(object(), directory, "k.cubin", b"k.cubin one") is not None
 
 
 def test_cubin_whose_record_cannot_be_read_is_loaded_from_a_private_copy_and_stays(directory, unreadable, caplog):

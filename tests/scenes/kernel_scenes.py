@@ -15,7 +15,7 @@ PyMODINIT_FUNC PyInit_probe(void) { return PyModule_Create(&module); }
 """
 
 
-def compile_kernel():
+def compile_kernel(block=128):
     """Whether a kernel had to be compiled, its cubin in hex, and the files that it was read from."""
     import triton
     from triton.backends.compiler import GPUTarget
@@ -24,7 +24,7 @@ def compile_kernel():
     from scenes.triton_kernels import triton_poi_scale
 
     signature = {"in_ptr0": "*fp32", "out_ptr0": "*fp32", "xnumel": "i32", "XBLOCK": "constexpr"}
-    source = ASTSource(triton_poi_scale, signature, constexprs={"XBLOCK": 128})
+    source = ASTSource(triton_poi_scale, signature, constexprs={"XBLOCK": block})
     passes = []
     parse = ASTSource.make_ir
     with mock.patch.object(ASTSource, "make_ir", lambda *rest, **named: passes.append(1) or parse(*rest, **named)):
@@ -154,3 +154,23 @@ def compile_with_remote_cache(evil=None, clear=True):
             shutil.rmtree(os.environ["TRITON_CACHE_DIR"])
         RemoteBackend.evil = evil and bytes.fromhex(evil)
         return {"first": first, "second": compile_kernel()}
+
+
+def compile_kernel_through_fixed_redis():
+    """As compile_kernel(), where stock Triton finds the knobs of its Redis."""
+    import triton
+
+    with mock.patch.object(triton.knobs.cache, "redis", triton.knobs.redis, create=True):
+        return compile_kernel()
+
+
+def compile_kernel_without_redis_client():
+    with mock.patch.dict(sys.modules, {"redis": None}):
+        return compile_kernel()
+
+
+def send_file(key, name, content):
+    """Make a file of a kernel, for whoever shares Triton's remote cache."""
+    from triton.runtime import cache
+
+    cache.RemoteCacheManager(key).put(content.encode(), name)

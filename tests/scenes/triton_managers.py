@@ -70,3 +70,23 @@ class RemoteBackend(RemoteCacheBackend):
 
     def put(self, filename, data):
         self.contents[self.key, filename] = data
+
+
+class BackendRaises(RemoteCacheBackend):
+    """A remote cache that is out of order."""
+
+    def get(self, filenames):
+        raise RuntimeError("out of order")
+
+    def put(self, filename, data):
+        raise RuntimeError("out of order")
+
+
+class BackendNonsense(RemoteCacheBackend):
+    """A remote cache that answers with other things than files."""
+
+    def get(self, filenames):
+        return 7
+
+    def put(self, filename, data):
+        raise OSError("no room")

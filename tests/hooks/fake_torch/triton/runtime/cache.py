@@ -18,7 +18,15 @@ class FileCacheManager:
         return torch.called("get_group", filename)
 
 
+class RedisRemoteCacheBackend:
+    def __init__(self, key):
+        torch.called("__init__", key)
+
+
 class RemoteCacheManager:
+    def __init__(self, key, override=False, dump=False):
+        torch.called("__init__", key)
+
     def put(self, data, filename, binary=True):
         return torch.called("put", filename)
 

@@ -1,0 +1,151 @@
+"""Triton's own remote cache: each file travels with its record, and is verified before it is kept here.
+
+The record lies next to its file, under a name that stock Triton never asks for, so that stock reads what is sent here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from safecache.code import gate, triton_files
+from safecache.code.triton_place import LIST, Found, Place, is_plain
+from safecache.entries import loading
+from safecache.reporting import events
+from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.signing.trust import Refusal
+from safecache.store import manifests
+from safecache.tiers import directory_faults
+
+__all__ = ["RECORD", "Backend", "accept"]
+
+# What the name of a file's record ends in.
+RECORD = ".safecache-record"
+_REMEDY = "It is compiled anew, and replaced there."
+
+
+class Backend:
+    """The backend ``theirs`` of Triton's remote cache, for the key whose files lie in ``directory`` here.
+
+    An error of its own is a miss, or something that is not sent; raised in strict mode. What is here already serves for
+    as long as it does not answer: Triton itself would compile that again.
+    """
+
+    def __init__(self, theirs: Any, directory: str) -> None:
+        self._theirs, self._place = theirs, Place(directory)
+        # By name: records that have come with files, and the digests that the record of a list states.
+        self._records: dict[str, bytes] = {}
+        self._listed: dict[str, str] = {}
+        # What was found here instead.
+        self._here: dict[str, Found] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "_theirs":  # in a copy that is being made
+            raise AttributeError(name)
+        return getattr(self._theirs, name)
+
+    @property
+    def _server(self) -> Any:
+        """That of a backend which the hooks know, a remote.theirs.Redis; None of another."""
+        return getattr(self._theirs, "_redis", None)
+
+    @property
+    def shown(self) -> str:
+        """It, to a person."""
+        return f"Triton's remote cache {getattr(self._server, 'shown', type(self._theirs).__name__)}"
+
+    def get(self, filenames: Iterable[str]) -> dict[str, bytes]:
+        """The files of these names that it has; their records are asked for at the same time."""
+        names = list(filenames)
+        records = [name + RECORD for name in names if name not in self._listed]
+        try:
+            found = dict(self._theirs.get(names + records))
+        except Exception as error:
+            text = f"{type(error).__name__}: {error}"
+            self._note(Reason.REMOTE_FAILED, f"{', '.join(names)[:100]} of", text, error)
+            return self._local(names)
+        if not getattr(self._server, "answered", True):
+            return self._local(names)
+        self._records |= {name: record for name in names if isinstance(record := found.get(name + RECORD), bytes)}
+        return {name: content for name in names if isinstance(content := found.get(name), bytes)}
+
+    def _local(self, names: Iterable[str]) -> dict[str, bytes]:
+        for name in names:
+            if name.startswith(LIST):
+                files = self._place.group(name.removeprefix(LIST)) or {}
+                self._here |= files
+                self._here |= {name: Found(self._place.path(name), None)} if files else {}
+            elif name not in self._here and is_plain(name) and (found := self._place.take(name)) is not None:
+                self._here[name] = found
+        contents = {name: self._place.read(self._here[name].path) for name in names if name in self._here}
+        return {name: content for name, content in contents.items() if content is not None}
+
+    def put(self, filename: str, data: bytes) -> None:
+        """Send a file that this process has made; not without its record, which would refuse it for the others."""
+        record = triton_files.record(self._place.directory, filename, data)
+        if record is None:
+            return
+        try:
+            self._theirs.put(filename + RECORD, record)
+            self._theirs.put(filename, data)
+        except Exception as error:
+            text = f"{Kind.KERNEL.noun} {filename} was not sent to {self.shown}: {type(error).__name__}: {error}."
+            remedy = "Look after it; others compile that file themselves."
+            events.report(Reason.REMOTE_FAILED, text, cause=f"put {self.shown}", remedy=remedy, error=error)
+
+    def accept(self, name: str, content: bytes) -> str | None:
+        """Keep a file that it has delivered, and the path to read it at; None, and reported, if nothing attests it."""
+        try:
+            refusal = self._objection(name, content)
+        except directory_faults.Unreadable as error:
+            self._note(Reason.UNREADABLE, f"{name} of", error.evidence, error)
+            return None
+        if refusal is None:
+            record, is_listed = self._records.get(name), name in self._listed
+            if not is_listed:
+                events.count(Count.CODE_VERIFIED)
+            return triton_files.accept(self._place.directory, name, content, record, is_listed=is_listed)
+        self._note(refusal.reason, f"{name[:100]} of", refusal.evidence)
+        return None
+
+    def _objection(self, name: str, content: bytes) -> Refusal | None:
+        if not is_plain(name):
+            return Refusal(Reason.UNSAFE_NAME, "its name would leave the directory of its key")
+        path, root = self._place.path(name), self._place.root
+        digest = hashlib.sha256(content)
+        if name in self._listed:
+            is_it = self._listed[name] == digest.hexdigest()
+            return None if is_it else Refusal(Reason.DAMAGED, "its digest is not the one in the record of its group")
+        record = self._records.get(name)
+        refusal = gate.objection_by_record(record, path, Kind.KERNEL, digest.digest(), root)
+        if refusal is None:
+            self._learn(name, record)
+            return None
+        self._records.pop(name, None)
+        own = manifests.stored(path, root, Kind.KERNEL)
+        if gate.objection_by_record(own, path, Kind.KERNEL, digest.digest(), root) is None:
+            self._learn(name, own)
+            return None
+        if gate.is_known(path, content):
+            return None
+        if record is None:
+            return refusal._replace(evidence="there is no record of it, as when stock Triton wrote it")
+        return refusal
+
+    def _learn(self, name: str, record: bytes | None) -> None:
+        """The files of a list must be those of its own writer."""
+        _, stated = manifests.verify(record, self._place.path(name), Kind.KERNEL, self._place.root)
+        listed = stated.get("files")
+        if name.startswith(LIST) and isinstance(listed, Mapping):
+            self._listed = {str(file): str(digest) for file, digest in listed.items()}
+
+    def _note(self, reason: Reason, of: str, evidence: str, error: BaseException | None = None) -> None:
+        where = f"{of} {self.shown}"
+        loading.note(reason, Kind.KERNEL, where, evidence, _REMEDY, error, cause=f"{Kind.KERNEL.value} {self.shown}")
+
+
+def accept(backend: Any, directory: str, name: str, content: bytes) -> str | None:
+    """As Backend.accept(), of what this backend has delivered, or one that has no records."""
+    known = backend if isinstance(backend, Backend) else Backend(backend, directory)
+    return known.accept(name, content)

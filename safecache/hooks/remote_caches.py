@@ -1,0 +1,33 @@
+"""Triton's own remote cache: asked with time limits, and for the records of files that have no seal.
+
+Nothing else of them is changed: their names, their values, and what they are asked for.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from safecache.code import triton_remote
+from safecache.remote import theirs
+
+__all__ = ["init_triton_manager", "init_triton_redis"]
+
+
+def init_triton_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """Triton's RedisRemoteCacheBackend.__init__, which fails in 3.6 to 3.9: its knobs are elsewhere."""
+
+    def connect(key: str) -> None:
+        known = sys.modules["triton"].knobs
+        knobs = getattr(known.cache, "redis", known.redis)
+        instance._key, instance._key_fmt = key, knobs.key_format
+        instance._redis = theirs.at(knobs.host, knobs.port)
+
+    connect(*args, **kwargs)
+
+
+def init_triton_manager(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """Triton's RemoteCacheManager.__init__: what its backend keeps travels with records."""
+    wrapped(*args, **kwargs)
+    instance._backend = triton_remote.Backend(instance._backend, instance._file_cache_manager.cache_dir)

@@ -1,0 +1,66 @@
+"""The Redis server of Triton's own remote cache, which sets no time limits and lets all errors through.
+
+It is asked as ours is, in time or not at all, and left alone for a while if it fails.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+from safecache.remote import client, stores
+from safecache.remote.client import Client, Unavailable
+from safecache.remote.stores import MissingExtra, Oversized, Store, Terms
+from safecache.reporting import events
+from safecache.reporting.kinds import Reason
+
+__all__ = ["Redis", "at"]
+
+
+class Redis:
+    """What Triton uses of a redis-py client. A failure, which is reported, is a miss, or nothing is written.
+
+    ``shown``: the server, to a person. ``answered``: whether it has, when it was last asked for something.
+    """
+
+    def __init__(self, remote: Client) -> None:
+        self.shown, self.answered, self._remote = remote.shown, True, remote
+
+    def get(self, name: str) -> bytes | None:
+        """The value under ``name``; None if there is none, or none that can be had now."""
+        return self.mget([name])[0]
+
+    def mget(self, names: Sequence[str]) -> list[bytes | None]:
+        """As get(), of each of them, in one round trip."""
+        found: Mapping[str, bytes | Oversized] = {}
+        self.answered = False
+        with suppress(Unavailable):
+            found = self._remote.read(names)
+            self.answered = True
+        return [self._whole(name, found.get(name)) for name in names]
+
+    def _whole(self, name: str, content: bytes | Oversized | None) -> bytes | None:
+        if not isinstance(content, Oversized):
+            return content
+        text = f"{name[:100]} has {content.size} bytes or more in the remote cache {self.shown}, and was not fetched."
+        remedy = "SAFECACHE_REMOTE_MAX_BYTES says how much is."
+        events.report(Reason.TOO_LARGE, text, cause=f"remote {self.shown}", remedy=remedy)
+        return None
+
+    def set(self, name: str, content: bytes) -> None:
+        """Keep ``content`` under ``name``, if that can be done now."""
+        with suppress(Unavailable):
+            self._remote.write(name, content)
+
+
+def at(host: str, port: int) -> Redis:
+    """A server without a password; that there is no client for it to be had is reported when it is asked."""
+
+    def connect(terms: Terms) -> Store:
+        try:
+            import redis
+        except ModuleNotFoundError as error:
+            raise MissingExtra(f"{error.name} is not installed: pip install redis") from error
+        return stores.of_client(redis.Redis(host=host, port=port), terms)
+
+    return Redis(client.of_others(f"redis://{host}:{port}/0", None, connect))
