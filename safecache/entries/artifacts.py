@@ -165,7 +165,7 @@ class VerifiedRemote:
     def get(self, key: str) -> dict[str, str] | None:
         """The value under the cache key, rebuilt from the verified bytes; None if there is none or it is refused."""
         content = loading.fetch(self._kind, key, self._remote)
-        if content is None or not loading.admit(self._kind, key, content, origin="the remote cache"):
+        if content is None or not loading.admit(self._kind, key, content, origin=loading.origin_of(self._remote)):
             return None
         return {"data": base64.b64encode(content).decode("ascii")}
 

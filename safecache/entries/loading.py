@@ -29,6 +29,7 @@ __all__ = [
     "lookup",
     "may_be_read",
     "note",
+    "origin_of",
     "read",
     "without_candidates",
 ]
@@ -93,9 +94,9 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
     if local:
         yield from _local(source)
     if remote is not None:
-        content = fetch(source.kind, source.cache_key, remote)
-        if content is not None and admit(source.kind, source.cache_key, content, origin="the remote cache"):
-            yield from _load(source, content, origin="the remote cache", root=None)
+        content, origin = fetch(source.kind, source.cache_key, remote), origin_of(remote)
+        if content is not None and admit(source.kind, source.cache_key, content, origin=origin):
+            yield from _load(source, content, origin=origin, root=None)
 
 
 def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
@@ -189,8 +190,14 @@ def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         remedy = "The graph is compiled instead; look after the remote cache."
-        note(Reason.REMOTE_FAILED, kind, "the remote cache", text, remedy, error)
+        note(Reason.REMOTE_FAILED, kind, origin_of(remote), text, remedy, error)
         return None
+
+
+def origin_of(remote: object) -> str:
+    """Where something comes from that a remote cache of torch's has delivered, with the server if that is known."""
+    server = getattr(getattr(getattr(remote, "backend", None), "_redis", None), "shown", "")
+    return f"in the remote cache {server}".rstrip()
 
 
 def admit(

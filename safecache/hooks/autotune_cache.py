@@ -51,7 +51,7 @@ class _Results:
         # Torch would wait for anything but a regular file.
         if os.path.lexists(key) and loading.read(Kind.AUTOTUNING, key) is None:
             return None
-        self.found = True
+        self.found = os.path.lexists(key)
         result = self._cache.get(key)
         try:
             self.attested = result is not None and gate.states(key, root, Kind.AUTOTUNING, _canonical(result))
@@ -101,7 +101,6 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     """
 
     def read(inductor_meta: Any, configs: list[Any]) -> Any:
-        where = instance.local_cache[1] if instance.local_cache else "in the remote cache"
         with events.reading():
             with _judged(instance) as results:
                 try:
@@ -109,11 +108,11 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
                 except Exception as error:
                     if results.attested or not isinstance(error, _MALFORMED):
                         raise
-                    text = f"it cannot be read: {type(error).__name__}: {error}"
+                    text, where = f"it cannot be read: {type(error).__name__}: {error}", _where(instance, results)
                     return loading.note(Reason.UNLOADABLE, Kind.AUTOTUNING, where, text, _REMEDY, error)
             if best is None or results.attested or _is_candidate(best, configs):
                 return best
-            text = "it names a configuration that Inductor did not propose"
+            text, where = "it names a configuration that Inductor did not propose", _where(instance, results)
             if results.unread is not None:
                 text = f"{text}, and {results.unread.evidence}"
                 return loading.note(Reason.UNREADABLE, Kind.AUTOTUNING, where, text, _REMEDY, results.unread)
@@ -121,6 +120,12 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
             return loading.note(Reason.UNSEALED, Kind.AUTOTUNING, where, text, _REMEDY)
 
     return read(*args, **kwargs)
+
+
+def _where(instance: Any, results: _Results) -> str:
+    """Where the result lies: torch asks the remote cache for what the local one lacks."""
+    remote, local = instance.remote_cache, instance.local_cache
+    return str(local[1]) if local and (results.found or not remote) else loading.origin_of(remote and remote[0])
 
 
 def _is_candidate(best: Any, configs: list[Any]) -> bool:
@@ -149,21 +154,27 @@ class _SafeNames:
         bundle = self._remote.get(key)
         if not isinstance(bundle, dict):
             return bundle
-        return {name: result for name, result in bundle.items() if _accept(name)}
+        return {name: result for name, result in bundle.items() if self._accept(name)}
 
-
-def _accept(name: str) -> bool:
-    safe = artifacts.is_autotuning_name(name)
-    return artifacts.accept_name(Kind.AUTOTUNING, name, "in the remote cache", safe=safe)
+    def _accept(self, name: str) -> bool:
+        safe = artifacts.is_autotuning_name(name)
+        return artifacts.accept_name(Kind.AUTOTUNING, name, loading.origin_of(self._remote), safe=safe)
 
 
 def load_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """_AutotuneCacheBundlerImpl._load_cache, which makes paths of results' names: unsafe names are dropped."""
+    """_AutotuneCacheBundlerImpl._load_cache, which makes paths of results' names: unsafe names are dropped.
+
+    A bundle that is none is as good as none.
+    """
     remote = instance._cache
     instance._cache = _SafeNames(remote)
     try:
         with events.reading():
             return wrapped(*args, **kwargs)
+    except _MALFORMED as error:
+        text = f"it cannot be read: {type(error).__name__}: {error}"
+        loading.note(Reason.UNLOADABLE, Kind.AUTOTUNING, loading.origin_of(remote), text, _REMEDY, error)
+        return False
     finally:
         instance._cache = remote
 

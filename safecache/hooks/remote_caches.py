@@ -1,4 +1,4 @@
-"""Triton's own remote cache: asked with time limits, and for the records of files that have no seal.
+"""torch's and Triton's own remote caches: asked with time limits, and for the records of files that have no seal.
 
 Nothing else of them is changed: their names, their values, and what they are asked for.
 """
@@ -12,7 +12,13 @@ from typing import Any
 from safecache.code import triton_remote
 from safecache.remote import theirs
 
-__all__ = ["init_triton_manager", "init_triton_redis"]
+__all__ = ["init_torch_redis", "init_triton_manager", "init_triton_redis"]
+
+
+def init_torch_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """torch's RedisRemoteCacheBackend.__init__: its client is one of ours, to the same server."""
+    wrapped(*args, **kwargs)
+    instance._redis = theirs.of(instance._redis)
 
 
 def init_triton_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:

@@ -97,6 +97,7 @@ _QUACK = "torch._vendor.quack.cache.jit"
 _AOTI_EAGER = "torch._inductor.aoti_eager"
 _BISECTOR = "torch._inductor.compiler_bisector"
 _BUNDLER = "torch._inductor.triton_bundler"
+_REMOTE_CACHE = "torch._inductor.remote_cache"
 _TRITON_AUTOTUNER = "triton.runtime.autotuner"
 _TRITON_CACHE = "triton.runtime.cache"
 _CACHE_DIR = "torch._inductor.runtime.cache_dir_utils"
@@ -611,6 +612,7 @@ TARGETS: tuple[Target, ...] = (
     Target(_TRITON_CACHE, "FileCacheManager.put_group", "triton_cache:put_group", ("self, filename, group",)),
     Target(_TRITON_CACHE, "FileCacheManager.get_file", "triton_cache:get_file", ("self, filename",)),
     Target(_TRITON_CACHE, "FileCacheManager.get_group", "triton_cache:get_group", ("self, filename",)),
+    Target(_REMOTE_CACHE, "RedisRemoteCacheBackend.__init__", "remote_caches:init_torch_redis", ("self, cache_id",)),
     Target(_TRITON_CACHE, "RedisRemoteCacheBackend.__init__", "remote_caches:init_triton_redis", ("self, key",)),
     Target(
         _TRITON_CACHE,

@@ -1,12 +1,14 @@
-"""The Redis server of Triton's own remote cache, which sets no time limits and lets all errors through.
+"""The Redis servers of torch's and Triton's own remote caches, which set no time limits and let most errors through.
 
-It is asked as ours is, in time or not at all, and left alone for a while if it fails.
+They are asked as ours is, in time or not at all, and one that fails is left alone for a while.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from safecache.remote import client, stores
 from safecache.remote.client import Client, Unavailable
@@ -14,11 +16,11 @@ from safecache.remote.stores import MissingExtra, Oversized, Store, Terms
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 
-__all__ = ["Redis", "at"]
+__all__ = ["Redis", "at", "of"]
 
 
 class Redis:
-    """What Triton uses of a redis-py client. A failure, which is reported, is a miss, or nothing is written.
+    """What torch and Triton use of a redis-py client. A failure, which is reported, is a miss, or nothing is written.
 
     ``shown``: the server, to a person. ``answered``: whether it has, when it was last asked for something.
     """
@@ -51,6 +53,15 @@ class Redis:
         """Keep ``content`` under ``name``, if that can be done now."""
         with suppress(Unavailable):
             self._remote.write(name, content)
+
+
+def of(theirs: Any) -> Redis:
+    """In place of this client of redis-py, which has not been used yet."""
+    known = theirs.connection_pool.connection_kwargs
+    where = f"unix://{known['path']}" if "path" in known else f"redis://{known.get('host')}:{known.get('port')}"
+
+    who = known.get("username"), known.get("password")
+    return Redis(client.of_others(f"{where}/{known.get('db') or 0}", who, functools.partial(stores.of_client, theirs)))
 
 
 def at(host: str, port: int) -> Redis:

@@ -71,7 +71,7 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
         if objection is None:
             return contradiction(content, kind, cache_key) or Count.ACCEPTED_PRIVATE
         return Refusal(Reason.NOT_PRIVATE, f"others could have written it: {objection}", _adopt_remedy(path))
-    return unattested(verdict, keys, _adopt_remedy(path))
+    return unattested(verdict, keys, _adopt_remedy(path, sealed=verdict.key_id is not None))
 
 
 def contradiction(content: bytes, kind: Kind, cache_key: str) -> Refusal | None:
@@ -144,7 +144,9 @@ def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Ref
     )
 
 
-def _adopt_remedy(path: str | None) -> str:
+def _adopt_remedy(path: str | None, *, sealed: bool = True) -> str:
+    if path is None and not sealed:
+        return "It is compiled instead, and what is then saved in its place has a seal."
     if path is None:
         return "If you trust its origin, set SAFECACHE_KEY_FILE to the key of the host that sealed it."
     return f"If nobody else could write there, seal what is there once: safecache adopt {layout.cache_root(path)}"

@@ -334,13 +334,13 @@ def populate_profile(artifacts, mast):
     return load_profile("", mast=mast)
 
 
-def _tuner(filename):
+def _tuner(filename, **more):
     """What torch looks results of autotuning up with, and the candidates that Inductor proposes."""
     import triton
     from torch._inductor.runtime import autotune_cache
 
     candidates = [triton.Config({"XBLOCK": size}, num_warps=4, num_stages=1) for size in (64, 128)]
-    meta = {"autotune_local_cache": True, "autotune_remote_cache": False, "coordinate_descent_tuning": True}
+    meta = {"autotune_local_cache": True, "autotune_remote_cache": False, "coordinate_descent_tuning": True} | more
     return autotune_cache.AutotuneCache.create(meta, filename, "the hash of the candidates"), meta, candidates
 
 
@@ -368,6 +368,30 @@ def load_bundle(names):
 
     remote = mock.Mock(get=lambda key: {name: {"configs_hash": "x"} for name in names})
     return autotune_cache._AutotuneCacheBundlerImpl("key", remote)._load_cache()
+
+
+def load_bundle_from_redis(bundle):
+    """As load_bundle(), where the server has this."""
+    import redis
+    from torch._inductor import remote_cache
+    from torch._inductor.runtime import autotune_cache
+
+    cache = remote_cache.RemoteBundledAutotuneCache("bundled-autotune-v1")
+    redis.Redis.from_url(os.environ["TORCHINDUCTOR_REDIS_URL"]).set(cache._get_key("key"), bytes.fromhex(bundle))
+    return autotune_cache._AutotuneCacheBundlerImpl("key", cache)._load_cache()
+
+
+def tune_with_redis(filename):
+    """The size of block that torch's remote cache knows for a kernel; and after one of 128 was saved there."""
+    os.makedirs(os.path.dirname(filename), exist_ok=True)
+    found = []
+    for _ in range(2):
+        tuner, meta, candidates = _tuner(filename, autotune_remote_cache=True, backend_hash="of this machine")
+        assert tuner.remote_cache
+        best = tuner.read_best(meta, candidates)
+        found.append(best and best.kwargs["XBLOCK"])
+        tuner.save(candidates[1], 1000000, False)
+    return {"first": found[0], "second": found[1]}
 
 
 class _Choice:

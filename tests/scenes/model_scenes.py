@@ -548,3 +548,18 @@ def compile_without(modules):
     for name in modules:
         sys.modules[name] = None
     return compile_model()
+
+
+def compile_with_redis(times=1):
+    """compile_model with torch's own remote caches of entries on, as the environment says where; the last result."""
+    import torch
+    from torch._dynamo.utils import counters
+    from torch._functorch import config as functorch_config
+    from torch._inductor import config as inductor_config
+
+    with inductor_config.patch(fx_graph_remote_cache=True), functorch_config.patch(enable_remote_autograd_cache=True):
+        for _ in range(times):
+            torch._dynamo.reset()
+            counters.clear()
+            result = compile_model()
+        return result

@@ -39,6 +39,7 @@ MODULES = (
     "torch._inductor.codegen.cutlass.cache",
     "torch._inductor.codegen.cutlass.utils",
     "torch._inductor.compiler_bisector",
+    "torch._inductor.remote_cache",
     "torch._inductor.runtime.cutedsl_cache",
     "torch._inductor.runtime.flydsl_cache",
     "torch._vendor.quack.cache.jit",

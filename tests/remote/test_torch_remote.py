@@ -1,0 +1,213 @@
+"""Torch's own remote caches, on a Redis of its own: verified as ever, and no server holds a compile up or fails it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+
+import pytest
+from conftest import WARM
+from faults import damage, hostile
+from scenes import artifact_scenes, model_scenes
+
+from .liars import ANSWERS, Deaf, Liar
+
+pytest.importorskip("redis")
+
+
+@pytest.fixture
+def server(redis_server):
+    """A client of a redis-server, which is empty."""
+    return redis_server.client()
+
+
+def port_of(server):
+    return server.connection_pool.connection_kwargs["port"]
+
+
+@pytest.fixture(params=[*ANSWERS, "drip", "deaf", "refused"])
+def failing(request):
+    """A server that fails as its parameter says."""
+    server = Deaf() if request.param == "deaf" else Liar("silent" if request.param == "refused" else request.param)
+    if request.param == "refused":
+        server.close()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def host(home, new_home):
+    """Another machine, with the keys of the first, or of ``like``."""
+
+    def new(like=home):
+        other = new_home()
+        if like.keys.exists():
+            shutil.copytree(like.keys, other.keys)
+        return other
+
+    return new
+
+
+def at(port):
+    return {"TORCHINDUCTOR_REDIS_URL": f"redis://127.0.0.1:{port}/0"}
+
+
+def compile_on(home, port, **rest):
+    answer = home.run(model_scenes.compile_with_redis, env=at(port), **rest)
+    assert answer.ok, answer
+    return answer
+
+
+def test_what_one_host_compiles_another_hits(home, host, server):
+    cold = compile_on(home, port_of(server))
+    assert cold.hits == (0, 0) and not cold.warnings, cold
+    warm = compile_on(host(), port_of(server))
+    assert warm.hits == WARM and not warm.warnings and not warm.torch_warnings, warm
+
+
+def test_stock_torch_hits_what_we_have_sent(home, host, server):
+    compile_on(home, port_of(server))
+    stock = compile_on(host(), port_of(server), stock=True)
+    assert stock.hits == WARM, stock
+
+
+def test_store_that_stock_torch_filled_is_refused_by_name_and_healed(home, host, server):
+    compile_on(home, port_of(server), stock=True)
+    assert server.dbsize()
+    other = host()
+    ours = compile_on(other, port_of(server))
+    assert ours.hits == (0, 0) and ours.warnings, ours
+    for line in ours.warnings:
+        assert f"in the remote cache redis://127.0.0.1:{port_of(server)}/0 was not used" in line, line
+        assert "no seal, as when stock torch wrote it" in line and "[unsealed]" in line, line
+    assert {line.partition(" entry ")[0].rpartition("safecache: ")[2] for line in ours.warnings} == {
+        "AOTAutograd",
+        "FX graph",
+    }
+    warm = compile_on(host(other), port_of(server))
+    assert warm.hits == WARM and not warm.warnings, warm
+
+
+def test_strict_mode_names_such_a_store_in_an_error(home, host, server):
+    compile_on(home, port_of(server), stock=True)
+    strict = host().run(model_scenes.compile_with_redis, env=at(port_of(server)), strict=True)
+    assert "EntryRefusedError" in strict.errors, strict
+    assert any(f"redis://127.0.0.1:{port_of(server)}" in text for text in strict.messages), strict
+
+
+def test_planted_values_are_never_unpickled(home, host, server):
+    compile_on(home, port_of(server))
+    other = host()
+    marker = hostile.marker(other)
+    for key in list(server.scan_iter()):
+        server.set(key, json.dumps(damage.remote_value(hostile.hostile(other))))
+    answer = compile_on(other, port_of(server))
+    assert answer.hits == (0, 0) and answer.warnings and not marker.exists(), answer
+    healed = compile_on(host(), port_of(server))
+    assert healed.hits == WARM and not healed.warnings, healed
+
+
+@pytest.mark.parametrize("value", [b"", b"\x00\xff", b"[]", b'{"data": 7}', b'"text"'])
+def test_values_that_are_none_are_misses_and_heal(home, host, server, value):
+    compile_on(home, port_of(server))
+    for key in list(server.scan_iter()):
+        server.set(key, value)
+    answer = compile_on(host(), port_of(server))
+    assert answer.hits == (0, 0), answer
+    assert compile_on(host(), port_of(server)).hits == WARM
+
+
+@pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
+def test_server_that_fails_is_asked_twice_and_fails_no_compile(home, failing, strict):
+    """Once to read, and once to write: after that it is left alone."""
+    answer = compile_on(home, failing.port, times=2, strict=strict)
+    assert answer.stats["remote unavailable"] == len(answer.warnings) == 2 and failing.asked <= 2, (
+        failing.asked,
+        answer,
+    )
+    assert all(f"127.0.0.1:{failing.port}" in line for line in answer.warnings), answer
+    assert answer.hits == WARM, "the second time, from the local cache"
+
+
+def test_full_server_keeps_nothing_and_fails_nothing(home, new_redis):
+    answer = compile_on(home, new_redis("--maxmemory", "1").port)
+    assert answer.hits == (0, 0) and len(answer.warnings) == 1 and "OutOfMemory" in answer.warnings[0], answer
+
+
+def test_replica_that_cannot_be_written_still_serves(home, host, server, new_redis):
+    """What it lacks is not sent to it; what it has is hit."""
+    server.config_set("repl-diskless-sync-delay", 0)
+    compile_on(home, port_of(server))
+    replica = new_redis("--replicaof", "127.0.0.1", str(port_of(server))).client()
+    for _ in range(1000):
+        if replica.info("replication")["master_link_status"] == "up":
+            break
+        time.sleep(0.02)
+    warm = compile_on(host(), port_of(replica))
+    assert warm.hits == WARM and not warm.warnings, warm
+
+
+def test_replica_that_lacks_it_is_not_written_and_fails_nothing(home, new_redis):
+    answer = compile_on(home, new_redis("--replicaof", "127.0.0.1", "1").port)
+    assert answer.hits == (0, 0) and len(answer.warnings) == 1, answer
+    assert "could not be written: ReadOnly" in answer.warnings[0], answer
+
+
+def test_password_is_used_and_never_said(home, host, new_redis):
+    port = new_redis("--requirepass", "a-secret").port
+    right = {"TORCHINDUCTOR_REDIS_URL": f"redis://:a-secret@127.0.0.1:{port}/0"}
+    wrong = {"TORCHINDUCTOR_REDIS_URL": f"redis://:another-secret@127.0.0.1:{port}/0"}
+    cold = home.run(model_scenes.compile_with_redis, env=right)
+    assert cold.ok and not cold.warnings, cold
+    assert host().run(model_scenes.compile_with_redis, env=right).hits == WARM
+    answer = host().run(model_scenes.compile_with_redis, env=wrong)
+    assert answer.ok and answer.warnings, answer
+    assert "secret" not in "".join(answer.warnings + answer.torch_warnings), answer
+
+
+def test_value_larger_than_may_be_fetched_is_a_miss(home, host, server):
+    compile_on(home, port_of(server))
+    env = at(port_of(server)) | {"SAFECACHE_REMOTE_MAX_BYTES": "1000"}
+    answer = host().run(model_scenes.compile_with_redis, env=env)
+    assert answer.ok and answer.hits == (0, 0), answer
+    assert len(answer.warnings) == 1 and "SAFECACHE_REMOTE_MAX_BYTES" in answer.warnings[0], answer
+
+
+@pytest.mark.parametrize("bundle", [b"\x00\xff", b"[]", b'{"x.best_config": {"time_saved_ns": "long"}}'])
+def test_bundle_of_autotuning_results_that_is_none_is_as_good_as_none(home, server, bundle):
+    answer = home.run(artifact_scenes.load_bundle_from_redis, env=at(port_of(server)), bundle=bundle.hex())
+    assert answer.ok and not answer.result, answer
+
+
+def test_results_of_autotuning_from_a_server_that_fails(home, failing):
+    pytest.importorskip("triton")
+    env, filename = at(failing.port), str(home.cache / "ab" / "kernel.py")
+    answer = home.run(artifact_scenes.tune_with_redis, env=env, filename=filename)
+    assert answer.ok and answer.result == {"first": None, "second": 128}, answer
+    assert len(answer.warnings) == 2 and failing.asked <= 2, (failing.asked, answer)
+
+
+def test_results_of_autotuning_reach_another_host(home, host, server):
+    pytest.importorskip("triton")
+    first = home.run(
+        artifact_scenes.tune_with_redis, env=at(port_of(server)), filename=str(home.cache / "ab" / "kernel.py")
+    )
+    assert first.ok and first.result == {"first": None, "second": 128} and not first.warnings, first
+    other = host()
+    second = other.run(
+        artifact_scenes.tune_with_redis, env=at(port_of(server)), filename=str(other.cache / "ab" / "kernel.py")
+    )
+    assert second.ok and second.result["first"] == 128 and not second.warnings, second
+
+
+def test_planted_result_of_autotuning_is_refused_by_the_name_of_its_store(home, host, server):
+    pytest.importorskip("triton")
+    home.run(artifact_scenes.tune_with_redis, env=at(port_of(server)), filename=str(home.cache / "ab" / "kernel.py"))
+    other = host()
+    for key in list(server.scan_iter()):
+        server.set(key, json.dumps(json.loads(server.get(key)) | {"XBLOCK": 7, "found_by_coordesc": True}))
+    env, filename = at(port_of(server)), str(other.cache / "ab" / "kernel.py")
+    answer = other.run(artifact_scenes.tune_with_redis, env=env, filename=filename)
+    assert answer.ok and answer.result["first"] is None, answer
+    assert f"in the remote cache redis://127.0.0.1:{port_of(server)}/0" in answer.warnings[0], answer
