@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from safecache.doctor import configuration, finding
 from safecache.doctor.finding import Finding
-from safecache.remote import client, parcels, stores
+from safecache.remote import client, extras, parcels, stores
 from safecache.remote.stores import Store, Terms
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config, settings
@@ -39,10 +39,10 @@ def check_remote(_: Mapping[str, str]) -> Iterator[Finding]:
     url = config.current().remote
     if url is None:
         return
-    shown, lacking = settings.without_password(url), stores.missing(url)
+    shown, lacking = settings.without_password(url), extras.missing(url)
     if lacking is not None:
-        evidence, remedy = lacking.split(": ")
-        yield finding.error("remote-library", f"The remote cache {shown} cannot be used: {evidence}.", remedy)
+        evidence = f"The remote cache {shown} cannot be used: {lacking[0]} is not installed."
+        yield finding.error("remote-library", evidence, lacking[1])
         return
     yield from _in_clear(url, shown)
     try:

@@ -124,6 +124,11 @@ def activate() -> None:
         from safecache import metrics
 
         metrics.start()
+    # A compile worker asks for nothing, and its parent has told.
+    if settings.remote is not None and not config.is_one():
+        from safecache.remote import extras
+
+        extras.report(settings.remote)
     with _lock:
         _switched_on = True
         if _finder is None:

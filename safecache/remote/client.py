@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from safecache.errors import printable
-from safecache.remote import stores
-from safecache.remote.stores import MissingExtra, Oversized, Store, Stored, Terms
+from safecache.remote import extras, stores
+from safecache.remote.stores import Oversized, Store, Stored, Terms
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import config, settings
@@ -52,6 +52,11 @@ class Breaker:
     def open(self, seconds: float, *, writing: bool) -> None:
         """Have nobody read it for so long, or write it."""
         self._open_until[writing] = time.monotonic() + seconds
+
+    def open_for_good(self) -> None:
+        """Have nobody ask it any more in this process."""
+        for writing in (False, True):
+            self.open(math.inf, writing=writing)
 
     def allows(self, *, writing: bool) -> bool:
         """Whether it may be read now, or written."""
@@ -163,15 +168,13 @@ class Client:
                 self._fail(f"took {self._wasted:.1f} s to tell that it lacks what was asked for", None)
 
     def _fail(self, how: str, error: BaseException | None, *, writing: bool = False) -> NoReturn:
-        patience, remedy = PATIENCE, _WRITE_REMEDY if writing else _REMEDY
+        remedy = _WRITE_REMEDY if writing else _REMEDY
         self._wasted = 0.0
         store, self._store, self._lock = self._store, None, threading.Lock()
         if store is not None and not self._waits:
             # Ends the request that was given up, which may hold a lock of the library's.
             threading.Thread(target=store.close, name="safecache-remote", daemon=True).start()
-        if isinstance(error, MissingExtra):
-            patience, how, remedy = math.inf, f"cannot be used: {error}", ""
-        self._breaker.open(patience, writing=writing)
+        self._breaker.open(PATIENCE, writing=writing)
         text = f"the remote cache {self.shown} {how}."
         events.report(Reason.REMOTE_UNAVAILABLE, text, cause=f"{writing} {self.shown}", remedy=remedy, error=error)
         raise Unavailable from error
@@ -179,8 +182,7 @@ class Client:
     def in_child(self) -> None:
         """Go on in a process that was forked: with no connection of its parent's, or without the remote."""
         if self._store is not None and not self._store.survives_fork:
-            self._breaker.open(math.inf, writing=False)
-            self._breaker.open(math.inf, writing=True)
+            self._breaker.open_for_good()
         self._store, self._lock = None, threading.Lock()
 
 
@@ -219,6 +221,8 @@ def _kept(
     found = _clients.get((url, terms, who, waits))
     if found is None:
         breaker = _breakers.setdefault(url, Breaker())
+        if extras.report(url):
+            breaker.open_for_good()
         # Two threads that come at once keep the same.
         made = Client(url, terms, breaker, waits=waits, connect=connect)
         found = _clients.setdefault((url, terms, who, waits), made)

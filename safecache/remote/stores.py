@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from safecache.settings import config, settings
+from safecache.remote import extras
+from safecache.settings import config
 
-__all__ = ["MissingExtra", "Oversized", "Store", "Stored", "Terms", "connected", "missing", "of_client", "prefix"]
+__all__ = ["Oversized", "Store", "Stored", "Terms", "connected", "of_client", "prefix"]
 
 
 class Oversized(NamedTuple):
@@ -69,35 +70,14 @@ class Store(Protocol):
         """End what is under way, as far as can be, and free connections. It is not used afterwards."""
 
 
-class MissingExtra(Exception):
-    """The library for an engine is not installed; the text has the line that installs it."""
-
-
 def prefix() -> str:
     """What all our names begin with in a store that others may use too; it ends in a slash."""
     return f"safecache/1/{config.current().namespace.replace('/', '~')}/"
 
 
-def missing(url: str) -> str | None:
-    """What is not installed that the engine for this URL needs, and the line that installs it; None if all is there.
-
-    Imports nothing of it.
-    """
-    extra, library = ("redis", "redis") if _is_redis(url) else ("object", "obstore")
-    lacking = [name for name in (library, "zstandard") if importlib.util.find_spec(name) is None]
-    return f"{lacking[0]} is not installed: pip install 'safecache[{extra}]'" if lacking else None
-
-
-def _is_redis(url: str) -> bool:
-    return url.partition("://")[0].lower() in settings.REDIS
-
-
 def connected(url: str, terms: Terms) -> Store:
-    """The store at ``url``, which may not have been asked anything yet. Raises MissingExtra, and anything else."""
-    lacking = missing(url)
-    if lacking is not None:
-        raise MissingExtra(lacking)
-    engine = "redis_store" if _is_redis(url) else "object_store"
+    """The store at ``url``, which may not have been asked anything yet. Raises anything, as for a library it lacks."""
+    engine = "redis_store" if extras.is_redis(url) else "object_store"
     store: Store = importlib.import_module(f"safecache.remote.{engine}").connected(url, terms)
     return store
 

@@ -117,6 +117,11 @@ def url(text: str) -> str:
     scheme, separator, rest = text.partition("://")
     if scheme.lower() not in REMOTES or not separator or not rest:
         raise ValueError(text)
+    place = rest.partition("/")[0].rpartition("@")[2]
+    port = place.rpartition("]")[2].partition(":")[2]
+    # Not by urllib, which takes longer to import than all of activation.
+    if ("[" in place) != ("]" in place) or (port and not (port.isascii() and port.isdigit() and int(port) < 1 << 16)):
+        raise ValueError(text)
     return text
 
 

@@ -1,0 +1,46 @@
+"""What the engine of a remote needs and is not installed: looked for without importing it, so that a start can tell."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+
+from safecache.settings import settings
+
+__all__ = ["is_redis", "missing", "report"]
+
+
+def is_redis(url: str) -> bool:
+    """Whether Redis or Valkey is at ``url``, and no object store."""
+    return url.partition("://")[0].lower() in settings.REDIS
+
+
+def missing(url: str) -> tuple[str, str] | None:
+    """The library that is not installed, and the line that installs it; None if nothing is missing."""
+    extra, library = ("redis", "redis") if is_redis(url) else ("object", "obstore")
+    lacking = next((name for name in (library, "zstandard") if not _is_installed(name)), None)
+    return None if lacking is None else (lacking, f"pip install 'safecache[{extra}]'")
+
+
+def _is_installed(name: str) -> bool:
+    if name in sys.modules:
+        return sys.modules[name] is not None
+    if importlib.machinery.PathFinder.find_spec(name) is not None:
+        return True
+    from importlib.util import find_spec  # takes a millisecond to import, and asks other finders too
+
+    return find_spec(name) is not None
+
+
+def report(url: str) -> bool:
+    """Whether a library is missing; if so, that is reported once, and the remote not used by this process."""
+    lacking = missing(url)
+    if lacking is None:
+        return False
+    from safecache.reporting import events
+    from safecache.reporting.kinds import Reason
+
+    library, line = lacking
+    text = f"the remote cache {settings.without_password(url)} is not used: {library} is not installed."
+    events.report(Reason.REMOTE_UNAVAILABLE, text, cause=library, remedy=line)
+    return True
