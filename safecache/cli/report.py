@@ -85,6 +85,7 @@ class Facts(NamedTuple):
 
     ``start``, ``end``: of the run, as far as the journal has it. ``all_misses``: their number; ``misses`` is capped.
     ``by_process``: those that took longest. ``total``: how many groups the caches have, and their size.
+    ``remote``: what the remote tier gave and cost, "" without one.
     """
 
     run: str
@@ -97,6 +98,7 @@ class Facts(NamedTuple):
     caches: tuple[CacheFacts, ...]
     spent: str
     saved: str
+    remote: str
     misses: tuple[Miss, ...]
     all_misses: int
     biggest: tuple[Entry, ...]
@@ -125,6 +127,7 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
         caches=tuple(_cache(kind, summary) for kind in LOOKED_UP),
         spent=stats.seconds(summary, Time.SPENT),
         saved=stats.seconds(summary, Time.SAVED),
+        remote=stats.remote(summary),
         misses=misses[:_MOST_MISSES],
         all_misses=len(misses),
         biggest=biggest,

@@ -21,11 +21,12 @@ from safecache.history import run_summary
 from safecache.history.lookups import Outcome, Time
 from safecache.history.run_summary import ALL, LAST, Line, Process, Summary
 from safecache.places import layout
-from safecache.reporting.kinds import LOOKED_UP, Kind
+from safecache.reporting.kinds import LOOKED_UP, OF_REMOTE, Count, Kind
 from safecache.settings import config, timestamps
+from safecache.settings.units import write_size
 from safecache.tiers import levels
 
-__all__ = ["MOST_PROCESSES", "add", "places_of", "run", "say_there_is_none", "seconds"]
+__all__ = ["MOST_PROCESSES", "add", "places_of", "remote", "run", "say_there_is_none", "seconds"]
 
 _LABELS = run_summary.labels()
 MOST_PROCESSES = 64
@@ -85,6 +86,7 @@ def _report(summary: Summary) -> dict[str, Any]:
         "processes": summary.processes,
         "layers": {kind.word: _of(kind, summary.counts) for kind in LOOKED_UP},
         "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in sorted(summary.times.items())},
+        "remote": {count.name.lower(): summary.remote[count.value] for count in OF_REMOTE},
         "by_process": [each._asdict() for each in summary.by_process],
         "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
     }
@@ -112,8 +114,25 @@ def _print(summary: Summary) -> None:
     print(f"compiling: {spent} spent on what was saved, {saved} spared by hits")
     if any(each.seconds for each in summary.by_process):
         console.print(_by_process(summary.by_process))
+    if remote(summary):
+        print(f"remote: {remote(summary)}")
     if summary.missed:
         console.print(_missed(summary.missed))
+
+
+def remote(summary: Summary) -> str:
+    """What the remote tier gave and cost, in words; "" if there was none."""
+    count = {each: summary.remote[each.value] for each in OF_REMOTE}
+    if not any(count.values()):
+        return ""
+    sent = f"{count[Count.REMOTE_SENT]} groups sent ({write_size(count[Count.REMOTE_GIVEN])})"
+    unsent = f", {count[Count.REMOTE_UNSENT]} not sent" if count[Count.REMOTE_UNSENT] else ""
+    left = f", left alone {count[Count.REMOTE_LEFT]} times" if count[Count.REMOTE_LEFT] else ""
+    return (
+        f"{count[Count.REMOTE_HIT]} groups fetched ({write_size(count[Count.REMOTE_RECEIVED])}), "
+        f"{count[Count.REMOTE_MISS]} not there, {sent}{unsent}; {count[Count.REMOTE_ASKED]} requests, "
+        f"{count[Count.REMOTE_WAITED] / 1e6:.3f} s waited for them{left}"
+    )
 
 
 def seconds(summary: Summary, which: Time) -> str:

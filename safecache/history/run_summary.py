@@ -15,7 +15,7 @@ from safecache.files import opening
 from safecache.history import journal
 from safecache.history.lookups import Outcome, Time, label, time_label, time_labels
 from safecache.places import ours
-from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
+from safecache.reporting.kinds import LOOKED_UP, OF_REMOTE, Kind, Reason
 
 __all__ = ["ALL", "LAST", "Line", "Process", "Summary", "labels", "read", "seconds", "summarise"]
 
@@ -69,7 +69,7 @@ class Summary(NamedTuple):
 
     ``by_process``: those, with the ones first that took longest.
 
-    ``missed``: the lines about what was no hit.
+    ``missed``: the lines about what was no hit. ``remote``: what was counted of the remote tier, by OF_REMOTE.
     """
 
     run: str
@@ -78,6 +78,7 @@ class Summary(NamedTuple):
     times: Counter[str]
     missed: list[Line]
     by_process: list[Process]
+    remote: Counter[str]
 
 
 def labels() -> dict[str, tuple[Kind, Outcome, Reason | None]]:
@@ -89,6 +90,8 @@ def labels() -> dict[str, tuple[Kind, Outcome, Reason | None]]:
 
 _LABELS = labels()
 _TIMES = time_labels()
+_REMOTE = frozenset(count.value for count in OF_REMOTE)
+_KNOWN = _LABELS.keys() | _TIMES | _REMOTE
 
 
 def read(root: str) -> list[Line]:
@@ -137,7 +140,7 @@ def _parsed(text: bytes) -> Line | None:
 
 
 def _is_count(item: tuple[str, Any]) -> bool:
-    return item[0] in (_LABELS.keys() | _TIMES) and isinstance(item[1], int) and 0 < item[1] <= _MOST
+    return item[0] in _KNOWN and isinstance(item[1], int) and 0 < item[1] <= _MOST
 
 
 def _label_of(values: Mapping[str, Any]) -> str | None:
@@ -158,8 +161,9 @@ def summarise(lines: Iterable[Line], run: str) -> Summary | None:
     counts = _counted(chosen)
     missed = [line for line in chosen if line.label]
     times = Counter({label: counts.pop(label) for label in _TIMES & counts.keys()})
+    remote = Counter({label: counts.pop(label) for label in _REMOTE & counts.keys()})
     processes = _processes(chosen)
-    return Summary(run, len(processes), counts, times, missed, processes)
+    return Summary(run, len(processes), counts, times, missed, processes, remote)
 
 
 def _counted(lines: Iterable[Line]) -> Counter[str]:

@@ -21,7 +21,7 @@ from typing import Any
 
 from safecache.history import lookups
 from safecache.reporting import events
-from safecache.reporting.kinds import LOOKED_UP, Reason
+from safecache.reporting.kinds import LOOKED_UP, Count, Reason
 from safecache.settings import config
 
 __all__ = ["Durations", "MetricsFile", "register", "show", "start"]
@@ -30,6 +30,23 @@ _EVENTS = ("safecache_events", "event", "What safecache did to entries of compil
 _PROBLEMS = ("safecache_problems", "reason", "What was refused, not read or not written, and hooks that are not on.")
 _LOOKUPS = ("safecache_lookups", "What lookups of compile caches came to, and why where it was no hit.")
 _SECONDS = ("safecache_compile_seconds", "How long the compiles by Triton took that ran in processes of their own.")
+_GROUPS = ("safecache_remote_groups", "Groups of files that were asked of the remote cache, or sent to it.")
+_BYTES = ("safecache_remote_bytes", "Bytes that came from the remote cache, and that went there.")
+_REQUESTS = ("safecache_remote_requests", "Requests to the remote cache that a compile has waited for.")
+_WAITED = ("safecache_remote_wait_seconds", "How long compiles have waited for the remote cache.")
+_LEFT = ("safecache_remote_left_alone", "How often the remote cache was left alone for a while, since it had failed.")
+# By what is counted of the remote tier: the metric with its text, its labels, and what one is worth.
+_REMOTE: dict[str, tuple[tuple[str, str], dict[str, str], float]] = {
+    Count.REMOTE_HIT.value: (_GROUPS, {"outcome": "fetched"}, 1),
+    Count.REMOTE_MISS.value: (_GROUPS, {"outcome": "not there"}, 1),
+    Count.REMOTE_SENT.value: (_GROUPS, {"outcome": "sent"}, 1),
+    Count.REMOTE_UNSENT.value: (_GROUPS, {"outcome": "not sent"}, 1),
+    Count.REMOTE_RECEIVED.value: (_BYTES, {"direction": "received"}, 1),
+    Count.REMOTE_GIVEN.value: (_BYTES, {"direction": "sent"}, 1),
+    Count.REMOTE_ASKED.value: (_REQUESTS, {}, 1),
+    Count.REMOTE_WAITED.value: (_WAITED, {}, 1e-6),
+    Count.REMOTE_LEFT.value: (_LEFT, {}, 1),
+}
 _CACHES = frozenset(kind.word for kind in LOOKED_UP)
 _REASONS = frozenset(reason.value for reason in Reason)
 # Seconds: most kernels take tenths of one, large ones minutes.
@@ -60,6 +77,10 @@ class MetricsFile:
 
     def write_count(self, name: str, value: int) -> None:
         """State how often this process has counted ``name``: a value of Count or Reason, or a label of lookups."""
+        if name in _REMOTE:
+            (metric, text), labels, unit = _REMOTE[name]
+            self._write("counter", metric, f"{metric}_total", labels, text, value * unit)
+            return
         cache, _, rest = name.partition(" ")
         if cache in _CACHES:
             outcome, _, reason = rest.partition(": ")

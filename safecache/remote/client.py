@@ -17,10 +17,10 @@ from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from safecache.errors import printable
-from safecache.remote import extras, stores
+from safecache.remote import extras, stores, tally
 from safecache.remote.stores import Oversized, Store, Stored, Terms
 from safecache.reporting import events
-from safecache.reporting.kinds import Reason
+from safecache.reporting.kinds import Count, Reason
 from safecache.settings import config, settings
 
 __all__ = ["Breaker", "Client", "Unavailable", "current", "for_sending", "of_others", "reset", "told"]
@@ -100,6 +100,7 @@ class Client:
         asked = list(names)
         begun = time.monotonic()
         found = self._ask(lambda store: store.read(asked))
+        tally.add(Count.REMOTE_RECEIVED, sum(len(content) for content in found.values() if isinstance(content, bytes)))
         if not found:
             self._waste(time.monotonic() - begun)
         return found
@@ -112,6 +113,7 @@ class Client:
     def write(self, name: str, content: bytes) -> None:
         """As Store.write(). Raises Unavailable."""
         self._ask(lambda store: store.write(name, content), writing=True)
+        tally.add(Count.REMOTE_GIVEN, len(content))
 
     def remove(self, name: str) -> None:
         """As Store.remove(). Raises Unavailable."""
@@ -120,7 +122,9 @@ class Client:
     def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
         """As Store.starts(). Raises Unavailable."""
         asked = list(names)
-        return self._ask(lambda store: store.starts(asked, size))
+        found = self._ask(lambda store: store.starts(asked, size))
+        tally.add(Count.REMOTE_RECEIVED, sum(map(len, found.values())))
+        return found
 
     def names(self, below: str) -> Iterator[Stored]:
         """As Store.names(), for a command that has the time. Raises Unavailable."""
@@ -140,6 +144,7 @@ class Client:
             except BaseException as error:
                 answers.put((False, error))
 
+        begun = time.monotonic()
         if self._waits:
             work()
         else:
@@ -148,6 +153,10 @@ class Client:
             is_answer, answer = answers.get(timeout=self._terms.timeout)
         except queue.Empty:
             self._fail(f"did not answer within {self._terms.timeout:g} s", None, writing=writing)
+        finally:
+            if not self._waits:
+                tally.add(Count.REMOTE_ASKED)
+                tally.add(Count.REMOTE_WAITED, round(1e6 * (time.monotonic() - begun)))
         if not is_answer:
             done = "could not be written" if writing else "failed"
             self._fail(f"{done}: {type(answer).__name__}: {told(answer, self._url)}", answer, writing=writing)
@@ -175,6 +184,7 @@ class Client:
             # Ends the request that was given up, which may hold a lock of the library's.
             threading.Thread(target=store.close, name="safecache-remote", daemon=True).start()
         self._breaker.open(PATIENCE, writing=writing)
+        tally.add(Count.REMOTE_LEFT)
         text = f"the remote cache {self.shown} {how}."
         events.report(Reason.REMOTE_UNAVAILABLE, text, cause=f"{writing} {self.shown}", remedy=remedy, error=error)
         raise Unavailable from error

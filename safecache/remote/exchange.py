@@ -10,7 +10,7 @@ import itertools
 import os
 import threading
 
-from safecache.remote import client, parcels, sender, stores
+from safecache.remote import client, parcels, sender, stores, tally
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Bundle, File, Parcel
 from safecache.reporting import events
@@ -78,7 +78,7 @@ def fill(bundle: Bundle) -> bool:
         return False
     if not all(publish(file, bundle) for file in found.files):
         return False
-    events.count(Count.REMOTE_HIT)
+    tally.add(Count.REMOTE_HIT)
     _there.add(name)
     if remote is not None:
         _fetch_ahead(found, remote)
@@ -96,7 +96,7 @@ def _fetched(remote: Client, name: str) -> bytes | None:
     # A miss is remembered, so that nobody waits for the same one twice.
     _absent.add(name)
     if content is None:
-        events.count(Count.REMOTE_MISS)
+        tally.add(Count.REMOTE_MISS)
     else:
         text = f"{name} has {content.size} bytes or more in the remote cache, and was not fetched."
         remedy = "SAFECACHE_REMOTE_MAX_BYTES says how much is."

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from safecache.remote import client, parcels, stores
+from safecache.remote import client, parcels, stores, tally
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Bundle, Parcel
 from safecache.reporting import events
@@ -61,7 +61,7 @@ class _Sender:
 
     def _give_up(self) -> None:
         self.unsent += 1
-        events.count(Count.REMOTE_UNSENT)
+        tally.add(Count.REMOTE_UNSENT)
 
     def _work(self) -> None:
         while True:
@@ -126,7 +126,7 @@ def send(remote: Client, bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (
     if len(content) > most:
         return Sent(0, f"it is larger than SAFECACHE_REMOTE_MAX_BYTES, {most}")
     remote.write(full, content)
-    events.count(Count.REMOTE_SENT)
+    tally.add(Count.REMOTE_SENT)
     return Sent(len(content))
 
 

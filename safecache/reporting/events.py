@@ -145,10 +145,10 @@ def set_observer(observer: Callable[[str, float | None], None] | None) -> None:
     _observer = observer
 
 
-def count(what: Count | Reason) -> None:
-    """Add one to a counter."""
+def count(what: Count | Reason, number: int = 1) -> None:
+    """Add to a counter."""
     with _lock:
-        _counters[what.value] += 1
+        _counters[what.value] += number
     notify(what.value)
 
 

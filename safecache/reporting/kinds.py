@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["ENTRIES", "LOOKED_UP", "Count", "Kind", "Reason"]
+__all__ = ["ENTRIES", "LOOKED_UP", "OF_REMOTE", "Count", "Kind", "Reason"]
 
 
 class Reason(Enum):
@@ -88,6 +88,12 @@ class Count(Enum):
     REMOTE_MISS = "remote miss"
     REMOTE_SENT = "sent to the remote"
     REMOTE_UNSENT = "not sent to the remote"
+    REMOTE_RECEIVED = "bytes from the remote"
+    REMOTE_GIVEN = "bytes to the remote"
+    # Of what a compile waits for; the microseconds are those that it has waited.
+    REMOTE_ASKED = "requests to the remote"
+    REMOTE_WAITED = "us waited for the remote"
+    REMOTE_LEFT = "remote left alone"
 
 
 class Kind(Enum):
@@ -142,6 +148,8 @@ class Kind(Enum):
     PARCEL = "parcel", "group of files in the remote cache", "remote"
 
 
+# What is counted of the remote tier.
+OF_REMOTE = tuple(count for count in Count if count.name.startswith("REMOTE_"))
 # What torch keeps with its own seal, one file for each key and its guards.
 ENTRIES = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
 # What is looked up by a key. A model is only given to torch, as a file that was compiled ahead of time.

@@ -6,15 +6,16 @@ import itertools
 import json
 import os
 import time
-from pathlib import Path
 
 import pytest
 from helpers import in_process
 from helpers.caches import key
 
+import safecache
 from safecache.remote import client, parcels, stores
 from safecache.remote.client import Unavailable
 from safecache.reporting.kinds import Kind
+from safecache.testing import failing
 
 from . import filled
 
@@ -139,8 +140,6 @@ def test_what_does_not_verify_is_not_written(run, url, cache, tmp_path):
 def test_of_a_stranger_nothing_is_written(run, url, cache, tmp_path, settings):
     run("push", cache)
     settings(XDG_CONFIG_HOME=tmp_path / "elsewhere")
-    import safecache
-
     safecache.reset()
     said = told(run("pull", tmp_path / "there", "--json"), 1)
     assert (said["fetched"], said["refused"]) == (0, filled.BUNDLES)
@@ -237,8 +236,6 @@ def test_without_a_terminal_there_are_plain_lines(run, url, tmp_path):
 
 def test_a_cache_that_cannot_be_written(run, url, cache, tmp_path, monkeypatch):
     run("push", cache)
-    from safecache.testing import failing
-
     with failing("rename", "ENOSPC", str(tmp_path / "there")):
         said = told(run("pull", tmp_path / "there", "--json"), 1)
     assert (said["fetched"], said["failed"]) == (0, filled.BUNDLES)
@@ -258,7 +255,7 @@ def test_keys_that_are_hashed_in_names_come_back(run, url, cache, tmp_path):
     names = [each.name for each in client.for_sending().names(stores.prefix())]
     assert any("pgo_state/~" in name for name in names)
     run("pull", tmp_path / "there")
-    assert Path(tmp_path / "there" / "dynamo" / "code_state_job_train_7.pkl").exists()
+    assert (tmp_path / "there" / "dynamo" / "code_state_job_train_7.pkl").exists()
 
 
 def test_what_the_remote_holds(run, url, cache, settings):
