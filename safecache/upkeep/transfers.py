@@ -31,9 +31,10 @@ from safecache.upkeep import catalogue, inventory
 
 __all__ = ["Caches", "Fate", "Step", "Summary", "pull", "push"]
 
-# Requests at once, each of which waits for the other side most of the time; and names that are asked for in one.
+# Requests at once, each of which waits for the other side most of the time; and names that are asked for in one: their
+# starts have to fit into what is received of one answer, however small SAFECACHE_REMOTE_MAX_BYTES is.
 _THREADS = 8
-_BATCH = 500
+_BATCH = 200
 _LIBRARIES = (".so", ".o")
 _PLAIN = "[A-Za-z0-9_-][A-Za-z0-9._-]*"
 # What the keys of a kind look like, and so the paths that are made of them.

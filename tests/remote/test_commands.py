@@ -337,3 +337,12 @@ def test_remote_that_cannot_be_listed(run, settings, command):
     pytest.importorskip("redis")
     said = run(*command, "--remote", "redis://127.0.0.1:1/0")
     assert said.code == 1 and "redis://127.0.0.1:1/0 cannot be listed" in said.err
+
+
+def test_many_are_asked_for_within_what_is_received_at_once(run, url, tmp_path, settings):
+    settings(SAFECACHE_REMOTE_MAX_BYTES=10_000)
+    for number in range(300):
+        filled.entry(tmp_path / "many", Kind.FX_ENTRY, key("f", str(number)), os.urandom(6000))
+    assert told(run("push", tmp_path / "many", "--json"))["sent"] == 300
+    assert told(run("push", tmp_path / "many", "--json"))["already_there"] == 300
+    assert told(run("pull", tmp_path / "there", "--json"))["fetched"] == 300
