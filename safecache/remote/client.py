@@ -13,7 +13,6 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
 from typing import Any, NoReturn, TypeVar
 
 from safecache.errors import printable
@@ -89,11 +88,11 @@ class Client:
         self._url, self._terms, self._breaker, self._waits = url, terms, breaker, waits
         self._store: Store | None = None
         self._lock = threading.Lock()
-        self._wasted = 0.0
+        self._wasted, self._rests_until = 0.0, 0.0
 
     def may_read(self) -> bool:
         """Whether it would be asked for anything now."""
-        return self._breaker.allows(writing=False)
+        return self._breaker.allows(writing=False) and time.monotonic() >= self._rests_until
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
         """The contents under these names, as Store.read(). Raises Unavailable."""
@@ -134,7 +133,7 @@ class Client:
             self._fail(f"failed: {type(error).__name__}: {told(error, self._url)}", error)
 
     def _ask(self, request: Callable[[Store], _Result], *, writing: bool = False) -> _Result:
-        if not self._breaker.allows(writing=writing):
+        if not (self._breaker.allows(writing=True) if writing else self.may_read()):
             raise Unavailable
         answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
 
@@ -170,24 +169,31 @@ class Client:
             return self._store
 
     def _waste(self, seconds: float) -> None:
-        """Count time that was spent for nothing. A slow remote is not to cost more than it may save."""
-        self._wasted += seconds
+        """Count time that was waited for nothing. A slow remote is not to cost more than it may save.
+
+        What this process compiles is sent there all the same, in the background: others are to find it.
+        """
+        self._wasted += 0.0 if self._waits else seconds
         if self._wasted > self._terms.timeout:
-            with suppress(Unavailable):
-                self._fail(f"took {self._wasted:.1f} s to tell that it lacks what was asked for", None)
+            how = f"took {self._wasted:.1f} s to tell that it lacks what was asked for"
+            self._wasted, self._rests_until = 0.0, time.monotonic() + PATIENCE
+            self._leave(how, writing=False, remedy=_REMEDY)
 
     def _fail(self, how: str, error: BaseException | None, *, writing: bool = False) -> NoReturn:
-        remedy = _WRITE_REMEDY if writing else _REMEDY
         self._wasted = 0.0
         store, self._store, self._lock = self._store, None, threading.Lock()
         if store is not None and not self._waits:
             # Ends the request that was given up, which may hold a lock of the library's.
             threading.Thread(target=store.close, name="safecache-remote", daemon=True).start()
         self._breaker.open(PATIENCE, writing=writing)
+        self._leave(how, writing=writing, remedy=_WRITE_REMEDY if writing else _REMEDY, error=error)
+        raise Unavailable from error
+
+    def _leave(self, how: str, *, writing: bool, remedy: str, error: BaseException | None = None) -> None:
+        """Report that it is left alone from now on."""
         tally.add(Count.REMOTE_LEFT)
         text = f"the remote cache {self.shown} {how}."
         events.report(Reason.REMOTE_UNAVAILABLE, text, cause=f"{writing} {self.shown}", remedy=remedy, error=error)
-        raise Unavailable from error
 
     def in_child(self) -> None:
         """Go on in a process that was forked: with no connection of its parent's, or without the remote."""

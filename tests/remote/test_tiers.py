@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 from conftest import python
@@ -11,7 +12,7 @@ from helpers import in_process
 from safecache.cli import report
 from safecache.history import journal, run_summary
 from safecache.places import layout
-from safecache.remote import client, exchange, sender
+from safecache.remote import client, exchange, sender, stores
 from safecache.remote.client import Unavailable
 from safecache.remote.parcels import Bundle
 from safecache.reporting import events
@@ -144,3 +145,42 @@ print(generate_latest(registry).decode())
 def test_everything_that_is_counted_has_a_metric():
     metrics = pytest.importorskip("safecache.metrics")
     assert metrics._REMOTE.keys() == {count.value for count in OF_REMOTE}
+
+
+def test_what_is_slow_to_tell_what_it_lacks_is_written_all_the_same(settings, monkeypatch):
+    """A cold start asks for much that is not there: those who come after it have to find what it has made."""
+    settings(SAFECACHE_REMOTE="redis://there/0")
+    moments = [0.0]
+
+    class Slow:
+        def read(self, names):
+            moments[0] += 0.4
+            return {}
+
+        def sizes(self, names):
+            return {}
+
+    monkeypatch.setattr(client.time, "monotonic", lambda: moments[0])
+    monkeypatch.setattr(stores, "connected", lambda url, terms: Slow())
+    for _ in range(3):
+        client.current().read(["name"])
+    with pytest.raises(Unavailable):
+        client.current().read(["name"])
+    assert not client.current().may_read() and counted()[Count.REMOTE_LEFT] == 1
+    assert client.for_sending().sizes(["name"]) == {}
+    moments[0] += client.PATIENCE
+    assert client.current().read(["name"]) == {}
+
+
+def test_time_that_nobody_waits_is_not_wasted(settings, monkeypatch):
+    settings(SAFECACHE_REMOTE="redis://there/0", SAFECACHE_REMOTE_TIMEOUT="0.001")
+
+    class Slow:
+        def read(self, names):
+            time.sleep(0.02)
+            return {}
+
+    monkeypatch.setattr(stores, "connected", lambda url, terms: Slow())
+    for _ in range(3):
+        client.for_sending().read(["name"])
+    assert client.current().may_read() and not counted()
