@@ -26,6 +26,9 @@ __all__ = [
     "settle_side_file",
 ]
 
+_BY_HAND = (
+    "What you have written or edited by hand: give PyCodeCache.load() its text, or turn safecache off (SAFECACHE=0)."
+)
 _COMMENTS = re.compile(rb"(\n+//[ -~]*)+")
 # Texts, by path, of sources for compilers that this process has generated where others can write.
 _texts: dict[str, bytes] = {}
@@ -94,7 +97,7 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
         raise gate.not_loaded(gate.of_unusable(unusable), Kind.SOURCE, path) from unusable
     if not gate.is_known(path, content) and name_of(content.decode(errors="replace").strip()) != key:
         evidence = "nobody in this process generated it, and its name is not the hash of its content"
-        raise gate.not_loaded(Refusal(Reason.UNSEALED, evidence), Kind.SOURCE, path)
+        raise gate.not_loaded(Refusal(Reason.UNSEALED, evidence, _BY_HAND), Kind.SOURCE, path)
     return gate.out_of_reach(path, content)
 
 

@@ -243,6 +243,17 @@ def load_package_elsewhere(path):
     return [as_object, by_export, unpacked, as_program]
 
 
+def load_source(path, how):
+    """What a source is that lies there: loaded by a key of the caller's, by its hash, or given as a text."""
+    from torch._inductor.codecache import PyCodeCache, code_hash
+
+    with open(path) as file:
+        text = file.read()
+    if how == "text":
+        return PyCodeCache.load(text).VALUE
+    return PyCodeCache.load_by_key_path(code_hash(text.strip()) if how == "hash" else "by_hand", path).VALUE
+
+
 def build_library():
     """The path of a library that AOTInductor builds in the cache, after it was loaded and run."""
     import torch
