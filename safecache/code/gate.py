@@ -97,7 +97,8 @@ def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> bool:
     if policy.decide(refusal.reason, strict=False).quarantine:
         events.count(Count.QUARANTINED)
     where = f"It was moved to {moved}." if moved else "Another process has moved it away."
-    loading.note(refusal.reason, kind, path, refusal.evidence, f"{where} It is made anew.")
+    cache = root if kind is Kind.KERNEL or root == config.cache_directory() else ""
+    loading.note(refusal.reason, kind, path, refusal.evidence, f"{where} It is made anew.", root=cache)
     return True
 
 

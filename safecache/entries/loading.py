@@ -15,7 +15,8 @@ from safecache.files import opening
 from safecache.places import layout
 from safecache.remote import tier
 from safecache.reporting import events, policy
-from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
+from safecache.settings import config
 from safecache.signing import trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files
@@ -225,14 +226,16 @@ def admit(
 
 
 def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: str, content: bytes | None) -> None:
-    remedy = refusal.remedy
+    # What stock torch has left has a remedy for all of it.
+    cache = layout.cache_root(path) if path is not None and kind in ENTRIES else ""
+    remedy = "" if cache and refusal.reason is Reason.UNSEALED else refusal.remedy
     if path is not None and root and policy.decide(refusal.reason, strict=False).quarantine:
         moved = entry_files.quarantine(path, root, refusal.reason, content)
         if moved is not None:
             events.count(Count.QUARANTINED)
         stays = f"It could not be moved away, or was replaced since: remove {path} if it stays."
         remedy = f"It was moved to {moved}." if moved else stays
-    note(refusal.reason, kind, path or origin, refusal.evidence, remedy)
+    note(refusal.reason, kind, path or origin, refusal.evidence, remedy, root=cache)
 
 
 def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> Iterator[tuple[Any, bytes, bool]]:
@@ -252,6 +255,13 @@ def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> I
         _refuse(refusal, source.kind, None if root is None else origin, root or "", origin, content)
 
 
+# Said once for all of a cache, whatever is found in it first.
+_STOCK = (
+    "So it is with all that stock torch has left in {0}: it is compiled anew, and code that lies where that is built is"
+    " moved to quarantine. If nobody else could write there, seal all of it first, and it is used: safecache adopt {0}"
+)
+
+
 def note(
     reason: Reason,
     kind: Kind,
@@ -261,12 +271,17 @@ def note(
     error: BaseException | None = None,
     *,
     cause: str = "",
+    root: str = "",
 ) -> None:
     """Report that the entry at ``where`` was not used. Raises the reason's error in strict mode.
 
-    ``cause``: what is warned of once, if not once for this kind.
+    ``cause``: what is warned of once, if not once for this kind. ``root``: the cache that it lies in, if
+    ``safecache adopt`` would seal it there.
     """
-    message = f"{kind.noun} {where} was not used: {evidence}."
+    message, cause = f"{kind.noun} {where} was not used: {evidence}.", cause or kind.value
+    if root and reason is Reason.UNSEALED:
+        cause = config.within_cache(root)[0]  # Triton's for a device lies in another
+        remedy = f"{remedy} {_STOCK.format(cause)}".lstrip()
     searches.refuse(kind, reason, f"{where}: {evidence}")
     events.add_refusal(message)
-    events.report(reason, message, cause=cause or kind.value, remedy=remedy, error=error)
+    events.report(reason, message, cause=cause, remedy=remedy, error=error)

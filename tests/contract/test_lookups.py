@@ -159,7 +159,7 @@ def test_file_that_was_compiled_ahead_of_time_is_a_lookup_each_time_that_it_is_l
     Path(damaged).write_bytes(content)
     refused = home.run(lookup_scenes.ahead_of_time, given=[(load, damaged), (load, path), (load, stock)])
     assert agrees(refused) == {"model miss: damaged": 1, "model hit": 1, "model miss: unsealed": 1}
-    assert refused.result["errors"] == ["EntryRefusedError", None, "EntryRefusedError"]
+    assert refused.result["errors"] == ["RefusedArtifactError", None, "RefusedArtifactError"]
     lines = [
         json.loads(line) for path in home.cache.glob(".safecache/journal/*") for line in path.read_text().splitlines()
     ]

@@ -13,6 +13,7 @@ from scenes import model_scenes
 from safecache.history import run_summary
 from safecache.places import layout
 from safecache.reporting.kinds import Kind
+from safecache.signing import seal
 
 
 def test_stock_computes_the_same_keys(home, warm):
@@ -46,10 +47,38 @@ def test_entries_of_stock_are_refused_and_counted_by_default(home):
     first = home.run()
     assert first.ok and first.result["aot"]["hit"] == 0, first
     assert first.stats["unsealed"] == 4, "three entries and a library"
-    assert any(f"safecache adopt {home.cache}" in text for text in first.warnings), first
+    assert len(first.warnings) == 1 and first.warnings[0].count(f"safecache adopt {home.cache} (Said once") == 1, first
+    assert [path.name.rpartition(".")[0] for path in home.quarantined] == [built.name for built in libraries(home)]
     second = home.run()
     assert second.ok and second.hits == WARM, second
     assert home.run(stock=True).hits == WARM, "what stock torch wrote is left to stock torch"
+
+
+def libraries(home):
+    return sorted(home.cache.glob("??/*.so"))
+
+
+def test_cache_of_stock_is_one_error_with_its_remedy_in_strict_mode(home):
+    home.run(stock=True)
+    for _ in range(2):
+        answer = home.run(strict=True)
+        assert "EntryRefusedError" in answer.errors and answer.warnings == [], answer
+        (said,) = {text for text in answer.messages if text.startswith("safecache:")}
+        assert "as when stock torch wrote it" in said and said.endswith(f": safecache adopt {home.cache}"), answer
+    assert not home.quarantined and home.run("adopt_cache", directory=str(home.cache)).ok
+    answer = home.run(strict=True)
+    assert answer.ok and answer.hits == WARM and not home.quarantined, answer
+
+
+def test_cache_of_stock_can_be_adopted_after_a_start_too(home):
+    """What was quarantined then has been made anew in its place, and needs no adopting."""
+    home.run(stock=True)
+    home.run()
+    assert home.run("adopt_cache", directory=str(home.cache)).ok
+    for path in home.aot_entries + home.fx_entries:
+        assert seal.split(path.read_bytes()) is not None
+    answer = home.run(strict=True)
+    assert answer.ok and answer.hits == WARM, answer
 
 
 def test_entries_of_stock_are_hit_where_private_ones_are_trusted(home):

@@ -122,7 +122,7 @@ def test_standalone_artifact_of_another_key_is_refused_by_name(home, fmt):
     shutil.rmtree(home.keys)
     shutil.rmtree(home.cache)
     answer = home.run(model_scenes.load_standalone, path=path, fmt=fmt)
-    assert answer.errors[0] == "EntryRefusedError", answer
+    assert answer.errors[0] == "RefusedArtifactError", answer
     assert "SAFECACHE_KEY_FILE" in answer.messages[0] or "key" in answer.messages[0], answer
 
 
