@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
+from weakref import WeakKeyDictionary
 
 from safecache.entries import copies
 from safecache.errors import CacheWriteError
@@ -33,6 +34,8 @@ __all__ = [
     "Culprit",
     "SaveAborted",
     "attempt",
+    "begin",
+    "blame",
     "can_seal",
     "dump",
     "find_culprit",
@@ -42,6 +45,8 @@ __all__ = [
     "reset",
     "saved_in_vain",
     "sealed",
+    "why_not",
+    "why_unpicklable",
     "write",
 ]
 
@@ -99,15 +104,20 @@ def _names_a_file(error: BaseException) -> bool:
 
 class _Current(threading.local):
     attempt: _Attempt | None = None
+    # Why the compile that this thread was in last has saved no entry.
+    failure = ""
 
 
 _current = _Current()
+# By what a compile has made, why there is nothing to save of it.
+_blamed: WeakKeyDictionary[object, str] = WeakKeyDictionary()
 # FX entries that this process failed to save: an AOT entry that refers to one would always miss.
 _unsaved: set[str] = set()
 
 _PICKLE_REMEDY = (
     "This graph compiles anew in every process, until the object can be pickled or is kept out of the graph."
 )
+_ARTIFACT_REMEDY = "Nothing can be saved until the object can be pickled or is kept out of the graph."
 _KEY_REMEDY = "Name a key that can seal in SAFECACHE_KEY_FILE, or make $XDG_CONFIG_HOME writable."
 _REMOTE_REMEDY = "Look after the remote cache."
 _SPACE_REMEDY = "Make room there, or let TORCHINDUCTOR_CACHE_DIR name a directory that can be written."
@@ -137,7 +147,31 @@ def attempt(kind: Kind, cache_key: str, root: object, also: Mapping[str, str] = 
     if failure is not None:
         if not this.pickled:
             _unsaved.add(cache_key)
+        if failure.reason is not Reason.INCOMPLETE:  # which follows from what failed before
+            _current.failure = str(failure)
         failure.report(f"{kind.noun} {cache_key[:16]}…")
+
+
+def begin() -> None:
+    """This thread begins a compile: what failed before has nothing to do with what this one makes."""
+    _current.failure = ""
+
+
+def blame(made: object) -> None:
+    """Note why there is nothing to save of what this thread's compile has ``made``, if that is known."""
+    if _current.failure:
+        _blamed[made] = _current.failure
+
+
+def why_not(made: object) -> str:
+    """As blame() noted, in words, with the remedy; "" if it noted nothing."""
+    return f"(safecache: {_blamed[made]}. {_ARTIFACT_REMEDY})" if made in _blamed else ""
+
+
+def why_unpicklable(obj: object, name: str) -> str:
+    """As why_not(), of an object, called ``name``, that an explicit save has failed to pickle; "" if it does pickle."""
+    culprit = find_culprit(obj, name)
+    return f"(safecache: {culprit}. {_ARTIFACT_REMEDY})" if culprit is not None else ""
 
 
 def in_attempt() -> bool:
@@ -283,6 +317,7 @@ def _not_written(failure: SaveAborted, kind: Kind, cache_key: str) -> None:
 def reset() -> None:
     """Forget which entries could not be saved."""
     _unsaved.clear()
+    _blamed.clear()
 
 
 _LONGEST_PATH = 12

@@ -58,6 +58,7 @@ def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
     with events.reading(), torch_keys.lookup(given), searches.under_way(Kind.AOT_ENTRY, torch_keys.name) as search:
         installation.settle()
+        saving.begin()
         result = _load(wrapped, args, kwargs)
         _end(search, result, given)
         return result
@@ -136,6 +137,7 @@ def should_use_remote_autograd_cache(wrapped: Callable[..., Any], instance: Any,
     """should_use_remote_autograd_cache, torch's last question before a lookup, which it skips if no cache is on."""
     remote: bool = wrapped(*args, **kwargs)
     if not remote and not sys.modules["torch._functorch.aot_autograd"].should_use_local_autograd_cache():
+        saving.begin()
         searches.bypass(Kind.AOT_ENTRY, graph_names.of_current, Reason.DISABLED, _what_disables_remote())
     return remote
 

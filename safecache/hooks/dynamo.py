@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from safecache import loads
 from safecache.code import extension_builds
 from safecache.entries import artifacts, copies, loading, saving, searches
 from safecache.errors import RefusedArtifactError
@@ -86,9 +87,17 @@ class _GraphPickle(SealingPickle):
     """The pickle module, except that every graph is sealed, and verified before it is unpickled."""
 
     def dumps(self, obj: object, *args: Any, **kwargs: Any) -> bytes:
-        """As pickle.dumps, with a seal appended while enabled."""
-        content = super().dumps(obj, *args, **kwargs)
-        return saving.sealed(content, Kind.AOT_GRAPH) if self._self_enabled() else content
+        """As pickle.dumps, with a seal appended while enabled; what it raises then names the path to the culprit."""
+        if not self._self_enabled():
+            return super().dumps(obj, *args, **kwargs)
+        try:
+            content = super().dumps(obj, *args, **kwargs)
+        except Exception as error:
+            said = saving.why_unpicklable(obj, "graph")
+            if not said:
+                raise
+            raise loads.appended(error, said) from error
+        return saving.sealed(content, Kind.AOT_GRAPH)
 
     def loads(self, data: bytes, *args: Any, **kwargs: Any) -> Any:
         """As pickle.loads. Raises RefusedArtifactError, in default mode too, for a refused graph."""

@@ -20,7 +20,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import seal
 from safecache.store import quarantine
 
-__all__ = ["get_cached", "insert_cached", "load", "verifying_pickle"]
+__all__ = ["get_cached", "init", "insert_cached", "load", "save", "verifying_pickle"]
 
 _VLLM_TABLE = "vllm_compile_cache.py"
 _ARTIFACT_REMEDY = "Copy it from where it was made, or compile again."
@@ -52,6 +52,24 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             if not refused or not _is_miss(error):
                 raise
             raise RefusedArtifactError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error
+
+
+def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """CacheCompiledArtifact.__init__, at the end of a compile: notes why it cannot be saved, if so."""
+    wrapped(*args, **kwargs)
+    if not instance.is_saveable():
+        saving.blame(instance)
+
+
+def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """CacheCompiledArtifact.save: torch's error for what cannot be saved names the object that does not pickle."""
+    try:
+        wrapped(*args, **kwargs)
+    except RuntimeError as error:
+        said = saving.why_not(instance)
+        if not said:
+            raise
+        raise loads.appended(error, said) from error
 
 
 def _refuse_what_is_waited_for(path: str) -> None:

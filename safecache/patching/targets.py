@@ -313,6 +313,8 @@ TARGETS: tuple[Target, ...] = (
     Target(_COMPILER_CACHE, "CacheArtifactManager.populate_caches", "compiler_cache:populate_caches", ("artifacts",)),
     Target(_STANDALONE, "CompiledArtifact.load", "standalone_compile:load", ("*path, *format=",)),
     Target(_STANDALONE, "CacheCompiledArtifact.load", "standalone_compile:load", ("*path, *format=",)),
+    Target(_STANDALONE, "CacheCompiledArtifact.__init__", "standalone_compile:init", ("self, compiled_fn, artifacts",)),
+    Target(_STANDALONE, "CacheCompiledArtifact.save", "standalone_compile:save", ("self, *path, *format=",)),
     Target(_STANDALONE, "pickle", "standalone_compile:verifying_pickle", (PICKLE_MODULE,)),
     Target(
         "torch._inductor.compile_worker.subproc_pool",

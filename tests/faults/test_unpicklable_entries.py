@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from scenes import model_scenes
 from scenes.model_scenes import PLACES, UNPICKLABLE
@@ -73,6 +75,36 @@ def test_standalone_compile_goes_on(home, place, functorch):
     answer = home.run(model_scenes.standalone, injection="launcher", place=place, functorch=functorch)
     assert answer.ok and len(answer.warnings) == 1, answer
     assert not answer.result["saveable"], "an artifact without its graph would be saved, and fail where it is loaded"
+
+
+CULPRIT = r"injected\[0\]\['launcher'\] is a function, defined at \S*scenes.py:\d+ .*"
+REMEDY = r"Nothing can be saved until the object can be pickled or is kept out of the graph\.\)"
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    ("scene", "options"),
+    [("standalone", {"fmt": "binary"}), ("standalone", {"fmt": "unpacked"}), ("standalone", {"aot": True})]
+    + [("aot_compile", {})],
+    ids=["binary", "unpacked", "bundle", "aot_compile"],
+)
+def test_explicit_save_raises_torchs_error_with_the_path_to_the_object(home, scene, options, place):
+    given = {"injection": "lambda", "place": place, "save": str(home.base / "artifact"), **options}
+    stock = home.run(scene, stock=True, **given)
+    answer = home.run(scene, **given)
+    if stock.errors:
+        assert answer.errors[0] == stock.errors[0], (answer, stock)
+        assert answer.messages[0].startswith(stock.messages[0].partition("\n")[0][:60]), answer
+    else:
+        # Stock saves an artifact without its graph, which fails where it is loaded.
+        assert (scene, place) == ("standalone", "fx") and answer.errors[0] == "RuntimeError", answer
+    assert re.search(rf"\(safecache: .*{CULPRIT}{REMEDY}", answer.messages[0], re.DOTALL), answer
+
+
+def test_failure_of_another_compile_is_not_named_by_a_save(home):
+    """An artifact that cannot be saved for another reason says what torch says."""
+    answer = home.run("save_without_artifacts_after_a_failure", path=str(home.base / "artifact"))
+    assert "RuntimeError" in answer.errors and "safecache" not in answer.messages[0], answer
 
 
 def test_uncacheable_graph_is_no_failure_where_torch_is_strict(home):

@@ -97,7 +97,7 @@ def offering_aot_compile():
     return settings.patch({"enable_aot_compile": True} if hasattr(settings, "enable_aot_compile") else {})
 
 
-def aot_compile(injection, place):
+def aot_compile(injection, place, save=None):
     """torch.compile(...).aot_compile, where torch itself turns its strict mode on, as vLLM uses it."""
     import torch
 
@@ -107,6 +107,19 @@ def aot_compile(injection, place):
     with injected(injection, place), offering_aot_compile():
         compiled = torch.compile(scale, fullgraph=True).aot_compile(((x,), {}))
     torch.testing.assert_close(compiled(x), scale(x))
+    if save is not None:
+        compiled.save_compiled_function(save)
+
+
+def save_without_artifacts_after_a_failure(path):
+    """One graph does not pickle; the next is not cached at all, and saved."""
+    import torch._inductor
+
+    standalone("lambda")
+    graph, x = _standalone_graph()
+    with torch._functorch.config.patch(enable_autograd_cache=False):
+        artifact = torch._inductor.standalone_compile(graph, [x], dynamic_shapes="from_example_inputs")
+    artifact.save(path=path)
 
 
 def load_standalone(path, fmt="binary"):
