@@ -277,7 +277,7 @@ def accept(directory: str, name: str, content: bytes, record: bytes | None, *, i
 
 def get_file(directory: str, name: str) -> str | None:
     """The path to read the file at, if one is attested in the cache or else in a lower tier; None if not."""
-    return _find(_places(directory), directory, name)
+    return _find(_places(directory, name), directory, name)
 
 
 def _find(places: Iterable[Place], directory: str, name: str) -> str | None:
@@ -296,7 +296,7 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 
     A lower tier's group is copied into the cache: torch looks there for the binary, and for what it bundles.
     """
-    for place in _places(directory):
+    for place in _places(directory, LIST + name):
         found = place.group(name)
         if found is not None and place.is_layer:
             found = _copied(directory, name, place, found) or found
@@ -307,12 +307,20 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
     return None
 
 
-def _places(directory: str) -> Iterator[Place]:
-    """Where the files of a cache key may be. A lower tier may be a cache directory of Triton's or of Inductor's."""
+def _places(directory: str, name: str) -> Iterator[Place]:
+    """Where the files of a cache key may be. A lower tier may be a cache directory of Triton's or of Inductor's.
+
+    Then come those where this kernel has been kept if torch had set TRITON_CACHE_DIR then, and has not now, or the
+    other way round: it does so when it first makes an autotuner. Only an attested file of this ``name`` counts there.
+    """
     key, root = os.path.basename(directory), os.path.dirname(directory)
     tier.asked(Kind.KERNEL, key, directory, root)
     yield Place(directory)
     yield from _lower(directory)
+    for cache in layout.triton_siblings(root, config.child_environment()):
+        place = Place(os.path.join(cache, key), is_layer=True)
+        if gate.is_attested(place.path(name), cache, Kind.KERNEL):
+            yield place
     if tier.fill(Kind.KERNEL, key, directory, root):
         yield Place(directory, is_fetched=True)
 

@@ -51,6 +51,7 @@ __all__ = [
     "reap_once",
     "reset",
     "triton_caches",
+    "triton_siblings",
     "vllm_caches",
     "walk",
     "whole",
@@ -247,6 +248,17 @@ def triton_caches(root: str) -> Iterator[str]:
     """Where Triton's keys may have directories: in ``root``, or in Inductor's folders below it. Raises OSError."""
     yield root
     yield from _subdirectories(os.path.join(root, TRITON_FOLDER))
+
+
+def triton_siblings(root: str, environ: Mapping[str, str]) -> list[str]:
+    """Triton's own cache, for one of Inductor's folders for it, and these for that; none for any other directory."""
+    own = of_triton({name: value for name, value in environ.items() if name != "TRITON_CACHE_DIR"})
+    with suppress(OSError):  # what cannot be listed, or has no place at all, holds nothing for us
+        inductors = os.path.join(of_inductor(environ), TRITON_FOLDER)
+        if os.path.abspath(root) == os.path.abspath(own):
+            return list(_subdirectories(inductors))
+        return [own] if os.path.dirname(os.path.abspath(root)) == inductors else []
+    return []
 
 
 # vLLM has torch and Triton keep theirs in directories of these names, in others of its own.
