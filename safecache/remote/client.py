@@ -237,7 +237,7 @@ def _kept(
     found = _clients.get((url, terms, who, waits))
     if found is None:
         breaker = _breakers.setdefault(url, Breaker())
-        if extras.report(url):
+        if connect is None and extras.report(url):
             breaker.open_for_good()
         # Two threads that come at once keep the same.
         made = Client(url, terms, breaker, waits=waits, connect=connect)

@@ -12,7 +12,7 @@ from typing import Any
 
 from safecache.remote import client, stores
 from safecache.remote.client import Client, Unavailable
-from safecache.remote.stores import MissingExtra, Oversized, Store, Terms
+from safecache.remote.stores import Oversized, Store, Terms
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 
@@ -71,7 +71,7 @@ def at(host: str, port: int) -> Redis:
         try:
             import redis
         except ModuleNotFoundError as error:
-            raise MissingExtra(f"{error.name} is not installed: pip install redis") from error
+            raise ModuleNotFoundError(f"{error.name} is not installed: pip install redis") from error
         return stores.of_client(redis.Redis(host=host, port=port), terms)
 
     return Redis(client.of_others(f"redis://{host}:{port}/0", None, connect))

@@ -11,7 +11,6 @@ import shutil
 import tempfile
 
 import pytest
-
 from unit.test_triton_files import NAMES, read, write
 
 OWN, INDUCTORS = "home/.triton/cache", "inductor/triton/0"

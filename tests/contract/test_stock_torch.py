@@ -65,7 +65,7 @@ def test_cache_of_stock_is_one_error_with_its_remedy_in_strict_mode(home):
         assert "EntryRefusedError" in answer.errors and answer.warnings == [], answer
         (said,) = {text for text in answer.messages if text.startswith("safecache:")}
         assert "as when stock torch wrote it" in said and said.endswith(f": safecache adopt {home.cache}"), answer
-    assert not home.quarantined and home.run("adopt_cache", directory=str(home.cache)).ok
+    assert not home.quarantined and home.run(model_scenes.adopt_cache, directory=str(home.cache)).ok
     answer = home.run(strict=True)
     assert answer.ok and answer.hits == WARM and not home.quarantined, answer
 
@@ -74,7 +74,7 @@ def test_cache_of_stock_can_be_adopted_after_a_start_too(home):
     """What was quarantined then has been made anew in its place, and needs no adopting."""
     home.run(stock=True)
     home.run()
-    assert home.run("adopt_cache", directory=str(home.cache)).ok
+    assert home.run(model_scenes.adopt_cache, directory=str(home.cache)).ok
     for path in home.aot_entries + home.fx_entries:
         assert seal.split(path.read_bytes()) is not None
     answer = home.run(strict=True)

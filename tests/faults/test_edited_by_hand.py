@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import pytest
+from scenes import model_scenes, sink_scenes
 
 
 @pytest.fixture
 def edited(home):
     """An unpacked artifact, the wrapper in it, what that was, and the mark that its new last line leaves."""
     path, mark = home.base / "artifact", home.base / "mark"
-    assert home.run("standalone", save=str(path), fmt="unpacked").ok
+    assert home.run(model_scenes.standalone, save=str(path), fmt="unpacked").ok
     # Beside the wrapper lie the sources of the kernels that it names.
     (wrapper,) = (file for file in path.glob("??/*.py") if "def call(" in file.read_text())
     generated = wrapper.read_text()
@@ -18,7 +19,7 @@ def edited(home):
 
 
 def load(home, path, **how):
-    return home.run("load_standalone", path=str(path), fmt="unpacked", **how)
+    return home.run(model_scenes.load_standalone, path=str(path), fmt="unpacked", **how)
 
 
 def test_edited_wrapper_is_run_where_safecache_is_off(home, edited):
@@ -51,8 +52,8 @@ def test_edited_wrapper_is_an_error_in_strict_mode(home, edited):
 def test_source_written_by_hand_is_loaded_by_its_text_or_its_hash(home, how, strict):
     path = home.base / "by_hand.py"
     path.write_text("VALUE = 7\n")
-    assert home.run("load_source", path=str(path), how=how, stock=True).result == 7
-    answer = home.run("load_source", path=str(path), how=how, strict=strict)
+    assert home.run(sink_scenes.load_source, path=str(path), how=how, stock=True).result == 7
+    answer = home.run(sink_scenes.load_source, path=str(path), how=how, strict=strict)
     if how != "key":
         assert answer.ok and answer.result == 7 and not answer.warnings, answer
         return

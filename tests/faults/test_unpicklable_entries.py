@@ -103,7 +103,7 @@ def test_explicit_save_raises_torchs_error_with_the_path_to_the_object(home, sce
 
 def test_failure_of_another_compile_is_not_named_by_a_save(home):
     """An artifact that cannot be saved for another reason says what torch says."""
-    answer = home.run("save_without_artifacts_after_a_failure", path=str(home.base / "artifact"))
+    answer = home.run(model_scenes.save_without_artifacts_after_a_failure, path=str(home.base / "artifact"))
     assert "RuntimeError" in answer.errors and "safecache" not in answer.messages[0], answer
 
 
