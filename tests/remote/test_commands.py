@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import struct
 import time
 
 import pytest
@@ -346,3 +347,39 @@ def test_many_are_asked_for_within_what_is_received_at_once(run, url, tmp_path, 
     assert told(run("push", tmp_path / "many", "--json"))["sent"] == 300
     assert told(run("push", tmp_path / "many", "--json"))["already_there"] == 300
     assert told(run("pull", tmp_path / "there", "--json"))["fetched"] == 300
+
+
+def headed(header: object) -> bytes:
+    text = json.dumps(header).encode()
+    return struct.pack("<I", len(text)) + text
+
+
+GARBAGE = {
+    "one byte": b"x",
+    "a length alone": b"\xff\xff\xff\x7f",
+    "a list": headed([]),
+    "no files": headed({}),
+    "a number of files": headed({"files": 7}),
+    "files of one part": headed({"files": ["a", "b"]}),
+    "files that are lists": headed({"files": [[["a"], 1, 1]], "key": ["a"], "at": {}}),
+    "deep": struct.pack("<I", 4000) + b"[" * 4000,
+    "no text": struct.pack("<I", 4) + b"\xff\xfe\xfd\xfc",
+    "another place": headed({"files": [["entry", 1, 0]], "key": "\0/../..", "at": "triton/../../.."}),
+}
+
+
+@pytest.mark.parametrize("content", GARBAGE.values(), ids=GARBAGE)
+def test_garbage_in_the_remote_is_refused_or_replaced(run, url, cache, tmp_path, content):
+    run("push", cache)
+    remote = client.for_sending()
+    names = [each.name for each in remote.names(stores.prefix())]
+    for name in names:
+        remote.write(name, content)
+    said = told(run("pull", tmp_path / "there", "--json"), 1)
+    assert (said["fetched"], said["refused"], said["failed"]) == (0, filled.BUNDLES, 0)
+    assert not (tmp_path / "there").exists()
+    # What lists the right names is taken for being there, whoever wrote it.
+    forged = int(b'"entry"' in content)
+    assert told(run("push", cache, "--json"))["already_there"] == forged
+    assert told(run("push", cache, "--json", "--again"))["sent"] == filled.BUNDLES
+    assert told(run("pull", tmp_path / "there", "--json"))["fetched"] == filled.BUNDLES
