@@ -17,7 +17,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from safecache.files import folders, opening
@@ -150,7 +150,10 @@ def is_of_this_build(name: str, kind: Kind) -> bool:
 
 
 def collected(bundle: Bundle) -> tuple[File, ...]:
-    """The bundle's files as they lie in the cache, with their records: those alone that verify. Raises OSError."""
+    """The bundle's files as they lie in the cache, with their records: those alone that verify. Raises OSError.
+
+    None of a kernel of which there is only a part: a list of files that are all there is what its readers begin with.
+    """
     files = []
     for name in bundle.names():
         path = bundle.path(name)
@@ -160,7 +163,27 @@ def collected(bundle: Bundle) -> tuple[File, ...]:
         except (FileNotFoundError, opening.UnusableEntry):
             continue
         files.append(File(name, content, record))
-    return tuple(file for file, refusal in _judged(files, bundle) if refusal is None)
+    found = {file.name: file for file, refusal in _judged(files, bundle) if refusal is None}
+    kept = tuple(file for file in found.values() if _has_all(file, found.keys(), bundle))
+    is_part = bundle.kind is Kind.KERNEL and not any(_is_list(file) or file.name.endswith(".so") for file in kept)
+    return () if is_part else kept
+
+
+def _is_list(file: File) -> bool:
+    return file.name.startswith(_LIST)
+
+
+def _has_all(file: File, names: Collection[str], bundle: Bundle) -> bool:
+    """Whether all are there that a list's verified record states; True of a file that is no list."""
+    if bundle.kind is not Kind.KERNEL or not _is_list(file):
+        return True
+    return set(names).issuperset(_stated_by(file, bundle))
+
+
+def _stated_by(file: File, bundle: Bundle) -> Mapping[str, object]:
+    """The digests, by name, that a list's record states; none if it states none."""
+    listed = manifests.verify(file.record, bundle.path(file.name), bundle.kind, bundle.root)[1].get("files")
+    return listed if isinstance(listed, dict) else {}
 
 
 def packed(parcel: Parcel, name: str) -> bytes | None:
@@ -290,10 +313,8 @@ def _stated(files: Iterable[File], bundle: Bundle) -> Mapping[str, object]:
     """The digests, by name, that the verified records of lists state of a bundle's other files."""
     found: dict[str, object] = {}
     for file in files:
-        if bundle.kind is Kind.KERNEL and file.name.startswith(_LIST) and _objection(file, bundle, {}) is None:
-            _, stated = manifests.verify(file.record, bundle.path(file.name), bundle.kind, bundle.root)
-            listed = stated.get("files")
-            found |= listed if isinstance(listed, dict) else {}
+        if bundle.kind is Kind.KERNEL and _is_list(file) and _objection(file, bundle, {}) is None:
+            found |= _stated_by(file, bundle)
     return found
 
 

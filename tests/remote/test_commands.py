@@ -116,6 +116,14 @@ def test_what_does_not_verify_is_not_sent(run, url, cache):
     assert said["problems"][0]["name"].startswith("native_code/") and "verif" in said["problems"][0]["why"]
 
 
+@pytest.mark.parametrize("name", ["k.cubin", "__grp__k.json"])
+def test_part_of_a_kernel_is_not_sent(run, url, tmp_path, name):
+    kernel = filled.kernel(tmp_path / "cache" / "triton" / "0")
+    (kernel / name).unlink()
+    assert counted(run("push", tmp_path / "cache", "--json"), 1)["refused"] == 1
+    assert not list(client.for_sending().names(stores.prefix()))
+
+
 def test_stock_files_are_not_sent(run, url, tmp_path):
     filled.write(tmp_path / "stock" / "aotautograd" / key("a", "stock") / "entry", b"a pickle of stock torch")
     assert counted(run("push", tmp_path / "stock", "--json"), 1)["refused"] == 1

@@ -193,11 +193,14 @@ def test_kernel_whose_file_or_record_was_exchanged_is_refused(tmp_path):
 
 def test_only_what_verifies_is_collected(tmp_path):
     bundle = kernels(tmp_path)
-    with open(bundle.path("kernel.cubin"), "ab") as file:
-        file.write(b"more")
     with open(bundle.path("planted.so"), "wb") as file:
         file.write(b"nobody has sealed this")
-    assert [file.name for file in parcels.collected(bundle)] == ["kernel.json", "__grp__kernel.json"]
+    whole = ["kernel.cubin", "kernel.json", "__grp__kernel.json"]
+    assert [file.name for file in parcels.collected(bundle)] == whole
+    with open(bundle.path("kernel.cubin"), "ab") as file:
+        file.write(b"more")
+    # A part of it would be of no use to anybody, and in the way of the whole.
+    assert parcels.collected(bundle) == ()
 
 
 def test_autotuning_result_is_compared_in_one_spelling(tmp_path):
