@@ -308,19 +308,12 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 
 
 def _places(directory: str, name: str) -> Iterator[Place]:
-    """Where the files of a cache key may be. A lower tier may be a cache directory of Triton's or of Inductor's.
-
-    Then come those where this kernel has been kept if torch had set TRITON_CACHE_DIR then, and has not now, or the
-    other way round: it does so when it first makes an autotuner. Only an attested file of this ``name`` counts there.
-    """
+    """Where the files of a cache key may be. A lower tier may be a cache directory of Triton's or of Inductor's."""
     key, root = os.path.basename(directory), os.path.dirname(directory)
     tier.asked(Kind.KERNEL, key, directory, root)
     yield Place(directory)
     yield from _lower(directory)
-    for cache in layout.triton_siblings(root, config.child_environment()):
-        place = Place(os.path.join(cache, key), is_layer=True)
-        if gate.is_attested(place.path(name), cache, Kind.KERNEL):
-            yield place
+    yield from _siblings(directory, name)
     if tier.fill(Kind.KERNEL, key, directory, root):
         yield Place(directory, is_fetched=True)
 
@@ -335,6 +328,17 @@ def _lower(directory: str) -> Iterator[Place]:
                 yield Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
         except OSError as error:
             loading.note(Reason.UNREADABLE, Kind.KERNEL, layer, f"{error.strerror}", triton_place.REMEDY, error)
+
+
+def _siblings(directory: str, name: str) -> Iterator[Place]:
+    """Where this kernel has been kept if torch had set TRITON_CACHE_DIR then, and has not now, or the other way round.
+
+    It does so when it first makes an autotuner. Only an attested file of this ``name`` counts there.
+    """
+    for cache in layout.triton_siblings(os.path.dirname(directory), config.child_environment()):
+        place = Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
+        if gate.is_attested(place.path(name), cache, Kind.KERNEL):
+            yield place
 
 
 def _copied(directory: str, name: str, layer: Place, found: Mapping[str, Found]) -> dict[str, Found] | None:

@@ -11,7 +11,8 @@ import shutil
 import tempfile
 
 import pytest
-from unit.test_triton_files import NAMES, read, write
+
+from built_code.test_triton_files import NAMES, read, write
 
 OWN, INDUCTORS = "home/.triton/cache", "inductor/triton/0"
 BOTH_WAYS = pytest.mark.parametrize(("kept", "asked"), [(INDUCTORS, OWN), (OWN, INDUCTORS)], ids=["own", "inductor's"])
