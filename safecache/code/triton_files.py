@@ -227,10 +227,13 @@ def binary(path: str, content: bytes | None) -> str | None:
     if os.path.lexists(path) and place.is_attested(path):
         return path  # who loads it asks whether somebody could replace it
     found = _find(_lower(directory), directory, name) or triton_place.aside(path)
-    if found is None and content is not None:
-        found, _ = _keep(place, name, content)
-        triton_place.forget_written()
-    return found
+    if found is not None or content is None:
+        return found
+    if os.path.lexists(path):  # as was reported: it is refused and cannot be moved, or its record cannot be read
+        return gate.private_copy(name, content, Kind.KERNEL)
+    readable, _ = _keep(place, name, content)
+    triton_place.forget_written()
+    return readable
 
 
 @contextmanager
