@@ -76,7 +76,7 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, dict[str, objec
     )
     if not kept and not config.current().strict and directory_faults.forbids_writing(place.root):
         levels.leave_alone(place.root, reading=False)  # or each file would fail, and be counted, by itself
-    readable = triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
+    readable = triton_place.readable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
     triton_place.note(place.directory, name, content, readable, kept=kept)
     return readable, stated if kept else None
 

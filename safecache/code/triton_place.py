@@ -15,6 +15,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from safecache.code import gate
@@ -42,6 +43,7 @@ __all__ = [
     "note_aside",
     "reachable",
     "read_by",
+    "readable",
     "reset",
 ]
 
@@ -53,6 +55,7 @@ class _Written(threading.local):
         self.directory = ""
         self.digests: dict[str, str | None] = {}
         self.contents: dict[str, bytes] = {}
+        self.is_private: bool | None = None
 
 
 _written = _Written()
@@ -60,12 +63,33 @@ _written = _Written()
 
 def note(directory: str, name: str, content: bytes, readable: str, *, kept: bool) -> None:
     """Remember that ``content`` was written to ``name``, and can be read at ``readable``; ``kept``: in the cache."""
-    if directory != _written.directory:
-        forget_written()
-        _written.directory = directory
+    _begin(directory)
     _written.digests[name] = hashlib.sha256(content).hexdigest() if kept else None
     if not name.endswith(".so"):  # Triton does not read that back with its group
         _written.contents[readable] = content
+
+
+def _begin(directory: str) -> None:
+    if directory != _written.directory:
+        forget_written()
+        _written.directory = directory
+
+
+def readable(path: str, content: bytes) -> str:
+    """As reachable(), of a file that this thread has just written; of a kernel's files the directory is asked once."""
+    directory = os.path.dirname(path)
+    _begin(directory)
+    if _written.is_private is None:
+        _written.is_private = ownership.why_not_private(directory) is None
+    with suppress(OSError):  # as if it were not private: somebody has cleared the cache
+        if _written.is_private and _is_own(filesystem.lstat(path)):
+            return path
+    return reachable(path, content)
+
+
+def _is_own(status: os.stat_result) -> bool:
+    """Whether nobody else could write to a file with this status, its directory aside."""
+    return ownership.own_uid(status.st_uid) and not status.st_mode & 0o022
 
 
 def digest(directory: str, name: str) -> tuple[bool, str | None]:
@@ -77,7 +101,7 @@ def digest(directory: str, name: str) -> tuple[bool, str | None]:
 def forget_written() -> None:
     """Forget the files that this thread has written."""
     _written.directory = ""
-    _written.digests, _written.contents = {}, {}
+    _written.digests, _written.contents, _written.is_private = {}, {}, None
 
 
 _aside: dict[str, str] = {}
@@ -241,7 +265,7 @@ class Place(NamedTuple):
             status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.LISTED)
         except OSError:
             return None  # removed, by whomever: the other files are not to blame
-        is_private = is_private and ownership.own_uid(status.st_uid) and not status.st_mode & 0o022
+        is_private = is_private and _is_own(status)
         stamp, now = filesystem.identity(status), time.monotonic()
         known = _digests.get(path)
         if is_private and known is not None and known[:2] == (stamp, digest) and now - known[2] < gate.FRESH:

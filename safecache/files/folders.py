@@ -94,15 +94,17 @@ class Folder:
     @contextmanager
     def enter(self, path: str, *, make: bool = False) -> Iterator[Folder]:
         """Open the directory at ``path`` below this one, for this block; with ``make``, created if it is missing."""
+        with _closing(self._descend(path, make=make), os.path.join(self.place, path)) as folder:
+            yield folder
+
+    def _descend(self, path: str, *, make: bool) -> int:
         try:
             with self._telling(path):
-                descriptor = filesystem.descend(self.descriptor, path)
+                return filesystem.descend(self.descriptor, path)
         except FileNotFoundError:
             if not make:
                 raise
-            descriptor = self._made(path)
-        with _closing(descriptor, os.path.join(self.place, path)) as folder:
-            yield folder
+        return self._made(path)
 
     def _made(self, path: str) -> int:
         above, _, name = path.rpartition(os.sep)
@@ -244,21 +246,22 @@ def opened(root: str, folders: Iterable[str] = (), *, make: bool = False) -> Ite
     """
     top, path = config.within_cache(root)
     path = os.path.join(path, *folders)
-    with ExitStack() as stack:
-        folder = stack.enter_context(_closing(filesystem.open(top, _ENTER), top))
-        if path:
-            with folder.enter(path, make=make) as below:
-                stack.close()  # a process may have few descriptors left
-                yield below
-        else:
-            yield folder
+    descriptor = filesystem.open(top, _ENTER)
+    if path:
+        with _closing(descriptor, top) as folder:  # and no longer: a process may have few descriptors left
+            descriptor = folder._descend(path, make=make)
+    with _closing(descriptor, os.path.join(top, path) if path else top) as folder:
+        yield folder
 
 
 def at(root: str, directory: str, *, make: bool = False) -> AbstractContextManager[Folder]:
     """As opened(), for the directory at this path, which must be ``root`` or below it. Raises OSError."""
     if not directory:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
-    names = os.path.relpath(directory, root or os.curdir).split(os.sep)
+    prefix = os.path.join(root, "")
+    names = directory[len(prefix) :].split(os.sep)
+    if not prefix or not directory.startswith(prefix) or not {"", os.curdir, os.pardir}.isdisjoint(names):
+        names = os.path.relpath(directory, root or os.curdir).split(os.sep)
     if os.pardir in names:
         raise OSError(errno.EXDEV, f"not below {root}", directory)
     return opened(root, [] if names == [os.curdir] else names, make=make)

@@ -39,7 +39,7 @@ __all__ = [
 # Not imported from typing, which would take half the time of `import safecache`.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Iterator, Mapping
     from typing import Any
 
 
@@ -196,16 +196,18 @@ def within_cache(path: str) -> tuple[str, str]:
 
     Known are Inductor's, the original of a redirected one, Triton's, and those of name_cache(), but no layers.
     """
-    for top in (
-        cache_directory(),
-        *(redirected() or ())[1:],
-        os.environ.get(_TRITON_DIRECTORY),
-        *_named,
-    ):
+    for top in _caches():
         top = top and top.rstrip(os.sep)
         if top and f"{path}/".startswith(f"{top}/"):
             return top, path[len(top) :].strip(os.sep)
     return path, ""
+
+
+def _caches() -> Iterator[str | None]:
+    yield cache_directory()
+    yield from (redirected() or ())[1:]
+    yield os.environ.get(_TRITON_DIRECTORY)
+    yield from _named
 
 
 _named: dict[str, None] = {}
