@@ -63,7 +63,7 @@ def _show(*, pairs: int, as_json: bool) -> int:
         tempfile.TemporaryDirectory(prefix="safecache-bench-") as name,
         Progress(*columns, console=Console(stderr=True), transient=True) as progress,
     ):
-        task = progress.add_task("", total=6 * pairs + 7)
+        task = progress.add_task("", total=8 * pairs + 7)
 
         def step(what: str) -> None:
             progress.update(task, description=what)
@@ -76,6 +76,7 @@ def _show(*, pairs: int, as_json: bool) -> int:
             *_launches(base, step),
             *_build_keys(base, step),
             *_warm_starts(base, pairs, step),
+            *_cold_kernels(pairs, step),
         ]
     if as_json:
         print(json.dumps({"torch": torch_version(), "pairs": pairs, "figures": [f._asdict() for f in figures]}))
@@ -159,6 +160,19 @@ def _warm_starts(base: Path, pairs: int, step: Callable[[str], None]) -> Iterato
             yield Figure(what + note, "s", statistics.median(theirs), statistics.median(own), ratio)
 
 
+def _cold_kernels(pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:
+    """What compiling Triton kernels costs in a cold cache, files and records included."""
+    times: dict[str, list[float]] = {"stock": [], "few": []}
+    for pair in range(pairs):
+        for way in times if pair % 2 else reversed(times):
+            step(f"cold kernels {pair + 1} of {pairs}, {way}")
+            answer = _run(way, crashing=False)
+            times[way].append(answer["cpu"] / answer["jobs"] * 1e3)
+    stock, ours = times.values()
+    ratio = statistics.median(b / a for a, b in zip(stock, ours, strict=True))
+    yield Figure("cold: CPU of a Triton kernel", "ms", statistics.median(stock), statistics.median(ours), ratio)
+
+
 def _everything(base: Path) -> dict[str, str]:
     """The settings that cost time: copies of libraries, and signatures if the library for them is installed."""
     chosen = {"SAFECACHE_STRICT": "1", "SAFECACHE_NAMESPACE": "bench", "SAFECACHE_EXEC_DIR": str(base / "exec")}
@@ -193,6 +207,10 @@ class Way(NamedTuple):
     survives: bool = False
 
 
+_FEW = {
+    "stock": Way("few", "in this process", _STOCK),
+    "few": Way("few", "in this process, with safecache", {"SAFECACHE_ISOLATE": "0"}),
+}
 _WAYS = {
     "serial": Way("serial", "in this process", _STOCK),
     "threads": Way("threads", "in two threads of it", _STOCK),
@@ -234,8 +252,9 @@ def _run(way: str, crashing: bool) -> dict[str, float]:
     script = Path(workload.__file__).with_name("compiles.py")
     with tempfile.TemporaryDirectory(prefix="safecache-bench-") as base:
         environment = workload.environment_with_safecache() | workload.places(Path(base) / "caches")
-        environment |= _WAYS[way].settings
-        command = [sys.executable, str(script), _WAYS[way].what, *(["crashing"] if crashing else [])]
+        chosen = (_WAYS | _FEW)[way]
+        environment |= chosen.settings
+        command = [sys.executable, str(script), chosen.what, *(["crashing"] if crashing else [])]
         done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"{way} failed: {done.stderr[-2000:]}")

@@ -15,7 +15,7 @@ from triton.compiler import ASTSource
 from triton.compiler.compiler import CompiledKernel
 from triton.runtime import autotuner, jit
 
-__all__ = ["Job", "compile", "jobs", "tune"]
+__all__ = ["Job", "compile", "few", "jobs", "tune"]
 
 _TARGET = GPUTarget("cuda", 90, 32)
 
@@ -100,6 +100,13 @@ def jobs(*, crashing: bool) -> list[Job]:
         for number in range(0, len(found), 10):
             found.insert(number, Job(wrong_operand, types, {"N": 32 << number // 10}, {}))
     return found
+
+
+def few() -> list[Job]:
+    """Kernels as small as most of a graph's are."""
+    small = next(job for job in _sound() if job.kernel is layer_norm)
+    sizes = [(n, warps) for n in (128, 256, 512, 1024) for warps in (1, 2, 4, 8)]
+    return [small._replace(constants={"N": n}, options={"num_warps": warps}) for n, warps in sizes]
 
 
 def _sound() -> Iterator[Job]:
