@@ -7,6 +7,7 @@ of all processes, from the end of the imports of Triton and torch until each ker
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib.util
 import json
 import multiprocessing
@@ -122,6 +123,7 @@ def main() -> None:
     if way in ("fork", "few"):
         # Initialises LLVM in this process, rather than in each child, or in what is measured.
         kernels.compile(jobs[-1]._replace(options={"num_warps": 2}))
+    gc.freeze()  # a full collection of what torch has imported takes as long as a kernel, and comes at any of them
     before, start = _cpu_seconds(), time.perf_counter()
     number = len(jobs)
     if way == "spawn":
