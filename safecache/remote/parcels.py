@@ -234,7 +234,9 @@ def objection(parcel: Parcel, bundle: Bundle) -> Refusal | None:
     for file, refusal in _judged(parcel.files, bundle):
         if refusal is not None:
             return refusal._replace(evidence=f"of {file.name[:64]!r} in it: {refusal.evidence}")
-    return None
+    lacking = _stated(parcel.files, bundle).keys() - {file.name for file in parcel.files}
+    # Its reader would ask for it again and again, and who compiles it would find the name taken.
+    return Refusal(Reason.DAMAGED, f"it lacks {min(lacking)[:64]!r}, which its list names") if lacking else None
 
 
 def listing(start: bytes) -> Listing | None:
@@ -272,9 +274,12 @@ def _unpacked(payload: bytes, most: int) -> Parcel:
         content = zstandard.ZstdDecompressor().decompress(body, max_output_size=stated) if stated else b""
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
-    kinds = {kind.value: kind for kind in Kind}
-    needs = tuple((kinds[kind], str(key)) for kind, key in header["needs"])
-    return Parcel(tuple(_cut(header["files"], content)), needs, *_place_in(header))
+    kinds, files = {kind.value: kind for kind in Kind}, tuple(_cut(header["files"], content))
+    if not files:
+        raise ValueError("it is empty")
+    # A kind of a later safecache's is none that is asked for here.
+    needs = tuple((kinds[kind], str(key)) for kind, key in header["needs"] if kind in kinds)
+    return Parcel(files, needs, *_place_in(header))
 
 
 def _place_in(header: Mapping[str, Any]) -> tuple[str, str]:

@@ -15,7 +15,7 @@ from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Bundle, Parcel
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
-from safecache.settings import config
+from safecache.settings import config, units
 
 __all__ = ["Sent", "flush", "offer", "reset", "send"]
 
@@ -23,10 +23,11 @@ _MOST_WAITING = 4096
 
 
 class Sent(NamedTuple):
-    """What became of a bundle: ``size`` in bytes if it was sent; "" or why not."""
+    """What became of a bundle: ``size`` in bytes if it was sent; "" or why not, and whether that can change."""
 
     size: int
     why_not: str = ""
+    is_final: bool = False
 
 
 class _Job(NamedTuple):
@@ -51,7 +52,7 @@ class _Sender:
             try:
                 self.jobs.put_nowait(job)
             except queue.Full:
-                self._give_up()
+                self._give_up(is_final=False)
                 return
             self.waiting += 1
             if self.thread is None:
@@ -59,8 +60,8 @@ class _Sender:
                 self.thread.start()
                 _flush_at_exit()
 
-    def _give_up(self) -> None:
-        self.unsent += 1
+    def _give_up(self, *, is_final: bool) -> None:
+        self.unsent += not is_final
         tally.add(Count.REMOTE_UNSENT)
 
     def _work(self) -> None:
@@ -69,7 +70,7 @@ class _Sender:
             sent = _attempt(job)
             with self.done:
                 if sent.why_not:
-                    self._give_up()
+                    self._give_up(is_final=sent.is_final)
                 self.waiting -= 1
                 self.done.notify_all()
 
@@ -92,13 +93,17 @@ def _attempt(job: _Job) -> Sent:
     if remote is None:
         return Sent(0)
     try:
-        return send(remote, job.bundle, job.needs, again=job.again)
+        sent = send(remote, job.bundle, job.needs, again=job.again)
     except Unavailable:
         return Sent(0, "the remote cannot be used now")
     except Exception as error:
         text = f"{job.bundle.kind.noun} {job.bundle.key[:64]} was not sent: {type(error).__name__}: {error}."
         events.report(Reason.REMOTE_UNAVAILABLE, text, cause="send", remedy="safecache push sends it.", error=error)
         return Sent(0, str(error))
+    if sent.is_final:
+        text = f"{job.bundle.kind.noun} {job.bundle.key[:64]} was not sent to the remote cache: {sent.why_not}."
+        events.report(Reason.REMOTE_UNAVAILABLE, text, cause=sent.why_not, remedy="Hosts that lack it compile it.")
+    return sent
 
 
 def send(remote: Client, bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (), *, again: bool = False) -> Sent:
@@ -121,10 +126,10 @@ def send(remote: Client, bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (
     needed = tuple(dict.fromkeys((*needs, *theirs.needs)))[: parcels.MOST_NEEDED]
     content = parcels.packed(Parcel(joined, needed, bundle.key, bundle.at), name)
     if content is None:
-        return Sent(0, "there is no key to seal it")
+        return Sent(0, "there is no key to seal it", is_final=True)
     most = config.current().remote_max_bytes
     if len(content) > most:
-        return Sent(0, f"it is larger than SAFECACHE_REMOTE_MAX_BYTES, {most}")
+        return Sent(0, f"it is larger than SAFECACHE_REMOTE_MAX_BYTES, {units.write_size(most)}", is_final=True)
     remote.write(full, content)
     tally.add(Count.REMOTE_SENT)
     return Sent(len(content))
@@ -140,7 +145,7 @@ def _theirs(remote: Client, full: str, name: str, bundle: Bundle) -> Parcel:
 
 
 def flush(seconds: float | None = None) -> int:
-    """Wait until what was offered is sent, at most so long, else SAFECACHE_REMOTE_FLUSH; how much was not."""
+    """Wait until what was offered is sent, at most so long, else SAFECACHE_REMOTE_FLUSH; how much still could be."""
     return _sender.flush(config.current().remote_flush if seconds is None else seconds)
 
 

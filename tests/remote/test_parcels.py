@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import struct
+from types import SimpleNamespace
 
 import pytest
 from helpers.sealed import flipped
@@ -227,3 +228,16 @@ def test_name_tells_builds_and_strange_keys_apart(monkeypatch):
     here = provenance.describe()
     monkeypatch.setattr(provenance, "describe", lambda: here | {"torch": "2.10.0"})
     assert parcels.name_of(Kind.FX_ENTRY, KEY) != name and not parcels.is_of_this_build(name, Kind.FX_ENTRY)
+
+
+def test_kernel_that_lacks_a_file_of_its_list_is_refused(tmp_path):
+    bundle = kernels(tmp_path)
+    cubin, metadata, listing = parcels.collected(bundle)
+    refused = opened(packed([metadata, listing], bundle), bundle)
+    assert refused.reason is Reason.DAMAGED and cubin.name in refused.evidence
+
+
+def test_need_of_a_kind_that_is_not_known_yet_is_passed_over(tmp_path):
+    bundle, later = entry_bundle(tmp_path), SimpleNamespace(value="of a later release")
+    content = packed([entry_file(sealed_entry())], bundle, ((later, "key"), (Kind.KERNEL, "K" * 52)))
+    assert opened(content, bundle).needs == ((Kind.KERNEL, "K" * 52),)

@@ -101,6 +101,16 @@ def test_queue_that_is_full_holds_nobody_up(settings, tmp_path, monkeypatch):
     server.close()
 
 
+def test_what_is_too_large_is_no_business_of_push(remote, settings, tmp_path, caplog):
+    settings(SAFECACHE_REMOTE=remote.url, SAFECACHE_REMOTE_MAX_BYTES="4kB")
+    bundle = entry_bundle(tmp_path)
+    written(bundle, sealed_entry(os.urandom(10_000)))
+    tier.made(bundle.kind, bundle.key, bundle.directory, bundle.root)
+    assert sender.flush(20) == 0 and not there(remote)
+    assert events.counters()["not sent to the remote"] == 1
+    assert "larger than SAFECACHE_REMOTE_MAX_BYTES" in caplog.text and "push" not in caplog.text
+
+
 PROGRAM = """
 import sys
 import safecache, torch
