@@ -74,62 +74,6 @@ def test_warm_start_needs_no_remote(warm, failing):
     assert not failing.asked and not answer.warnings, answer
 
 
-def test_remote_that_fails_once_is_left_alone_and_asked_again_after_a_while(monkeypatch):
-    from safecache.remote import client, stores
-
-    moments, requests = [0.0], []
-
-    class Store:
-        survives_fork = True
-
-        def read(self, names):
-            requests.append(list(names))
-            if len(requests) == 1:
-                raise ConnectionResetError("by peer")
-            return dict.fromkeys(names, b"content")
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(client.time, "monotonic", lambda: moments[0])
-    monkeypatch.setattr(stores, "connected", lambda url, terms: Store())
-    remote = client.Client("redis://x/0", stores.Terms(1, 5, 100), client.Breaker())
-    with pytest.raises(client.Unavailable):
-        remote.read(["a"])
-    with pytest.raises(client.Unavailable):
-        remote.read(["a"])
-    assert len(requests) == 1
-    moments[0] = client.PATIENCE + 1
-    assert remote.read(["a"]) == {"a": b"content"}
-
-
-def test_slow_remote_that_has_nothing_is_left_alone(monkeypatch):
-    """Each answer comes in time, and yet they would cost more than a second in all."""
-    from safecache.remote import client, stores
-
-    moments, requests = [0.0], []
-
-    class Store:
-        survives_fork = True
-
-        def read(self, names):
-            requests.append(list(names))
-            moments[0] += 0.4
-            return {}
-
-        def close(self):
-            pass
-
-    monkeypatch.setattr(client.time, "monotonic", lambda: moments[0])
-    monkeypatch.setattr(stores, "connected", lambda url, terms: Store())
-    remote = client.Client("redis://x/0", stores.Terms(1, 1, 100), client.Breaker())
-    for _ in range(3):
-        assert not remote.read(["a"])
-    with pytest.raises(client.Unavailable):
-        remote.read(["a"])
-    assert len(requests) == 3
-
-
 def test_missing_library_is_named_with_the_line_that_installs_it(home):
     answer = home.run(
         model_scenes.compile_without, modules=["redis"], env={"SAFECACHE_REMOTE": "redis://127.0.0.1:1/0"}
