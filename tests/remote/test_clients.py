@@ -61,6 +61,7 @@ def test_slow_remote_that_has_nothing_is_left_alone(monkeypatch):
     assert len(requests) == 3
 
 
+@pytest.mark.timeout(20)  # the store hangs for longer
 def test_request_that_hangs_is_given_up_and_its_connection_closed(monkeypatch):
     closed = threading.Event()
 
@@ -68,7 +69,7 @@ def test_request_that_hangs_is_given_up_and_its_connection_closed(monkeypatch):
         survives_fork = True
 
         def read(self, names):
-            closed.wait(60)
+            closed.wait(600)
 
         def close(self):
             closed.set()

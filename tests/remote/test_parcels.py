@@ -128,7 +128,7 @@ def bomb(size=50 << 20):
         (b"", b""),
         (b"null", b""),
         (b"[" * 100_000, b""),
-        ({"files": [], "needs": [], "size": 50 << 20}, bomb()),
+        ({"files": [["a", 50 << 20, 0]], "needs": [], "size": 50 << 20}, bomb()),
         ({"files": [], "needs": [], "size": 100}, bomb()),
         ({"files": [], "needs": [], "size": -1}, b""),
         (
