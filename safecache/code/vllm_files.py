@@ -15,6 +15,7 @@ from types import TracebackType
 
 from safecache.code import gate
 from safecache.entries import loading
+from safecache.files import folders
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing.trust import Refusal
@@ -106,5 +107,5 @@ def _publish(path: str, content: bytes) -> None:
         events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_REMEDY, error=error)
     finally:
         if not written:
-            with suppress(OSError):  # there is none
-                os.unlink(path)
+            with suppress(OSError), folders.opened(os.path.dirname(path)) as folder:  # there is none
+                folder.unlink(os.path.basename(path))

@@ -81,7 +81,7 @@ def asked_for() -> Iterator[None]:
     except RefusedArtifactError:
         raise
     except EntryRefusedError as error:
-        raise RefusedArtifactError(*error.args) from error.__cause__
+        raise events.instead(error, RefusedArtifactError(*error.args)) from error.__cause__
 
 
 def require(kind: Kind, content: bytes, cache_key: str = "") -> None:

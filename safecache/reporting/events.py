@@ -20,6 +20,7 @@ __all__ = [
     "artifact",
     "count",
     "counters",
+    "instead",
     "label",
     "notify",
     "rank",
@@ -126,6 +127,14 @@ def reading() -> Iterator[None]:
         _reading.since = outer
     if _reading.error is not None:
         raise _reading.error from _reading.error.__cause__
+
+
+def instead(raised: SafecacheError, better: SafecacheError) -> SafecacheError:
+    """``better``, which leaves this thread's lookup, as ``raised`` would have, in its place."""
+    better.is_strict = raised.is_strict
+    if _reading.error is raised:
+        _reading.error = better
+    return better
 
 
 def add_refusal(message: str) -> None:

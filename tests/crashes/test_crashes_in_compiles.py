@@ -185,5 +185,6 @@ def test_ptxas_that_is_set_in_the_middle_is_used_and_the_keys_are_those_of_stock
 def test_what_is_compiled_apart_is_sent_to_a_remote_cache(home):
     answer = home.run(crash_scenes.compile_with_a_remote_cache, names=["sound"])
     [compiled] = answer.result["compiled"]
-    assert sorted([*compiled["files"], "__grp__scale.json"]) == answer.result["remote"]
+    sent = [*compiled["files"], "__grp__scale.json"]
+    assert sorted(sent + [f"{name}.safecache-record" for name in sent]) == answer.result["remote"]
     assert answer.stats["compiled in isolation"] == 1

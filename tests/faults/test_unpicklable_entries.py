@@ -84,8 +84,12 @@ REMEDY = r"Nothing can be saved until the object can be pickled or is kept out o
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
     ("scene", "options"),
-    [("standalone", {"fmt": "binary"}), ("standalone", {"fmt": "unpacked"}), ("standalone", {"aot": True})]
-    + [("aot_compile", {})],
+    [
+        (model_scenes.standalone, {"fmt": "binary"}),
+        (model_scenes.standalone, {"fmt": "unpacked"}),
+        (model_scenes.standalone, {"aot": True}),
+        (model_scenes.aot_compile, {}),
+    ],
     ids=["binary", "unpacked", "bundle", "aot_compile"],
 )
 def test_explicit_save_raises_torchs_error_with_the_path_to_the_object(home, scene, options, place):
@@ -97,7 +101,7 @@ def test_explicit_save_raises_torchs_error_with_the_path_to_the_object(home, sce
         assert answer.messages[0].startswith(stock.messages[0].partition("\n")[0][:60]), answer
     else:
         # Stock saves an artifact without its graph, which fails where it is loaded.
-        assert (scene, place) == ("standalone", "fx") and answer.errors[0] == "RuntimeError", answer
+        assert (scene, place) == (model_scenes.standalone, "fx") and answer.errors[0] == "RuntimeError", answer
     assert re.search(rf"\(safecache: .*{CULPRIT}{REMEDY}", answer.messages[0], re.DOTALL), answer
 
 

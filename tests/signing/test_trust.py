@@ -97,12 +97,13 @@ def test_refusal_of_an_unknown_key_says_which_keys_there_are(monkeypatch, ring, 
     assert refusal.reason is Reason.UNKNOWN_KEY and refusal.evidence.endswith(said)
 
 
-@pytest.mark.parametrize("from_a_file", [True, False])
-def test_remedy_for_what_nobody_has_sealed_is_adopting_a_file_and_a_key_for_the_rest(tmp_path, from_a_file):
-    path = tmp_path / "aotautograd" / "key" / layout.entry_name(b"payload") if from_a_file else None
-    refusal = trust.judge(b"payload", Kind.AOT_ENTRY, KEY, path and str(path))
-    assert (f"safecache adopt {tmp_path}" in refusal.remedy) == from_a_file
-    assert ("SAFECACHE_KEY_FILE" in refusal.remedy) != from_a_file
+def test_remedy_is_adopting_a_file_a_key_for_what_a_stranger_has_sealed_and_none_for_what_will_be_replaced(tmp_path):
+    path = tmp_path / "aotautograd" / "key" / layout.entry_name(b"payload")
+    assert f"safecache adopt {tmp_path}" in trust.judge(b"payload", Kind.AOT_ENTRY, KEY, str(path)).remedy
+    by_a_stranger = seal.attach(b"payload", Kind.AOT_ENTRY, KEY, THEIRS, {})
+    assert "SAFECACHE_KEY_FILE" in trust.judge(by_a_stranger, Kind.AOT_ENTRY, KEY, None).remedy
+    unsealed = trust.judge(b"payload", Kind.AOT_ENTRY, KEY, None).remedy
+    assert "saved in its place" in unsealed and "adopt" not in unsealed
 
 
 def test_payload_of_a_seal_whose_algorithm_is_not_known_is_all_of_it():
