@@ -115,8 +115,8 @@ def _row(held: list[Held]) -> dict[str, Any]:
 
 def _print_remote(report: dict[str, Any]) -> None:
     names = ("groups", "of this build", "size", "oldest", "newest")
-    title = printable(f"{report['remote']}, namespace {report['namespace']}")
-    table = Table("kind", *(Column(name, justify="right") for name in names), title=title, title_justify="left")
+    print(printable(f"{report['remote']}, namespace {report['namespace']}"))  # a title would be folded
+    table = Table("kind", *(Column(name, justify="right") for name in names))
     for kind, row in (*report["kinds"].items(), ("total", report["total"])):
         # Redis does not tell when something was written.
         ages = [_since(row[which]) if row[which] else "" for which in ("oldest", "newest")]
