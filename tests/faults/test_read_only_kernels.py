@@ -103,7 +103,7 @@ def test_kernels_that_only_the_entry_has_are_loaded_where_they_cannot_be_written
 @LAYOUT
 @HOW
 def test_kernels_that_are_new_are_compiled_and_that_they_cannot_be_kept_is_told_once(warm, layout, how):
-    for path in warm.base.rglob("*.cubin"):
+    for path in list(warm.base.rglob("*.cubin")):
         shutil.rmtree(path.parent)
     broken, options = WAYS[how]
     with broken(warm):
