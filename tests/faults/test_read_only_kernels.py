@@ -58,6 +58,8 @@ WAYS = {
 @pytest.fixture
 def warm(home, layout, request):
     """A home with two kernels of a graph and one of none, so many of them in its entry; the scene that meets them."""
+    if home.zygote.torch.startswith("2.11."):
+        pytest.skip("this torch leaves no kernel out of an entry")
     bundled = request.node.callspec.params.get("bundled", 0)
     made = home.run(bundle_scenes.save_kernels, **places(home, layout), bundled=bundled)
     assert made.ok, made
