@@ -70,7 +70,7 @@ def told(error: BaseException, url: str) -> str:
 class Client:
     """A store at ``url``, which is connected when it is first used; safe to be used by several threads.
 
-    ``waits``: its requests are made by the calling thread itself, in the background, for which no deadline is kept.
+    ``in_background``: the calling thread makes its requests itself, and no deadline is kept: nobody waits for it.
     ``connect``: how to reach the store in another way than by its URL.
     """
 
@@ -80,12 +80,12 @@ class Client:
         terms: Terms,
         breaker: Breaker,
         *,
-        waits: bool = False,
+        in_background: bool = False,
         connect: Callable[[Terms], Store] | None = None,
     ) -> None:
         self.shown = settings.without_password(url)
         self._connect = connect or functools.partial(stores.connected, url)
-        self._url, self._terms, self._breaker, self._waits = url, terms, breaker, waits
+        self._url, self._terms, self._breaker, self._in_background = url, terms, breaker, in_background
         self._store: Store | None = None
         self._lock = threading.Lock()
         self._wasted, self._rests_until = 0.0, 0.0
@@ -144,7 +144,7 @@ class Client:
                 answers.put((False, error))
 
         begun = time.monotonic()
-        if self._waits:
+        if self._in_background:
             work()
         else:
             threading.Thread(target=work, name="safecache-remote", daemon=True).start()
@@ -153,7 +153,7 @@ class Client:
         except queue.Empty:
             self._fail(f"did not answer within {self._terms.timeout:g} s", None, writing=writing)
         finally:
-            if not self._waits:
+            if not self._in_background:
                 tally.add(Count.REMOTE_ASKED)
                 tally.add(Count.REMOTE_WAITED, round(1e6 * (time.monotonic() - begun)))
         if not is_answer:
@@ -173,7 +173,7 @@ class Client:
 
         What this process compiles is sent there all the same, in the background: others are to find it.
         """
-        self._wasted += 0.0 if self._waits else seconds
+        self._wasted += 0.0 if self._in_background else seconds
         if self._wasted > self._terms.timeout:
             how = f"took {self._wasted:.1f} s to tell that it lacks what was asked for"
             self._wasted, self._rests_until = 0.0, time.monotonic() + PATIENCE
@@ -182,7 +182,7 @@ class Client:
     def _fail(self, how: str, error: BaseException | None, *, writing: bool = False) -> NoReturn:
         self._wasted = 0.0
         store, self._store, self._lock = self._store, None, threading.Lock()
-        if store is not None and not self._waits:
+        if store is not None and not self._in_background:
             # Ends the request that was given up, which may hold a lock of the library's.
             threading.Thread(target=store.close, name="safecache-remote", daemon=True).start()
         self._breaker.open(PATIENCE, writing=writing)
@@ -208,12 +208,12 @@ _clients: dict[tuple[object, ...], Client] = {}
 
 def current() -> Client | None:
     """The client of SAFECACHE_REMOTE for a compile that waits for it; None without one."""
-    return _client(waits=False)
+    return _client(in_background=False)
 
 
 def for_sending(url: str | None = None) -> Client | None:
     """As current(), for a thread in the background or a command: with more time. ``url``: in place of the setting's."""
-    return _client(waits=True, url=url)
+    return _client(in_background=True, url=url)
 
 
 def of_others(url: str, who: object, connect: Callable[[Terms], Store]) -> Client:
@@ -221,9 +221,13 @@ def of_others(url: str, who: object, connect: Callable[[Terms], Store]) -> Clien
     return _kept(url, _terms(1), who, connect=connect)
 
 
-def _client(*, waits: bool, url: str | None = None) -> Client | None:
+def _client(*, in_background: bool, url: str | None = None) -> Client | None:
     remote = url or config.current().remote
-    return None if remote is None else _kept(remote, _terms(_LEISURE if waits else 1), None, waits=waits)
+    return (
+        None
+        if remote is None
+        else _kept(remote, _terms(_LEISURE if in_background else 1), None, in_background=in_background)
+    )
 
 
 def _terms(leisure: float) -> Terms:
@@ -232,16 +236,16 @@ def _terms(leisure: float) -> Terms:
 
 
 def _kept(
-    url: str, terms: Terms, who: object, *, waits: bool = False, connect: Callable[[Terms], Store] | None = None
+    url: str, terms: Terms, who: object, *, in_background: bool = False, connect: Callable[[Terms], Store] | None = None
 ) -> Client:
-    found = _clients.get((url, terms, who, waits))
+    found = _clients.get((url, terms, who, in_background))
     if found is None:
         breaker = _breakers.setdefault(url, Breaker())
         if connect is None and extras.report(url):
             breaker.open_for_good()
         # Two threads that come at once keep the same.
-        made = Client(url, terms, breaker, waits=waits, connect=connect)
-        found = _clients.setdefault((url, terms, who, waits), made)
+        made = Client(url, terms, breaker, in_background=in_background, connect=connect)
+        found = _clients.setdefault((url, terms, who, in_background), made)
     return found
 
 

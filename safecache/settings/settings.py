@@ -35,6 +35,7 @@ __all__ = [
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
 
 # A value of SAFECACHE_ISOLATE.
@@ -139,13 +140,6 @@ def namespace(text: str) -> str:
     return text
 
 
-# Not imported from typing, which would take half the time of `import safecache`.
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
-
-
 TRUST_MODES = ("signed", "private")
 FSYNC_MODES = ("auto", "always", "never")
 DEFAULT_NAMESPACE = "default"
@@ -169,6 +163,7 @@ class Setting:
         self.help = help
 
 
+_SECONDS = f"seconds, 0 to {LONGEST_TIME:.0f}"
 _SWITCH = "1/true/yes/on or 0/false/no/off"
 
 SETTINGS: tuple[Setting, ...] = (
@@ -319,7 +314,7 @@ SETTINGS: tuple[Setting, ...] = (
         variable="SAFECACHE_REMOTE_CONNECT",
         default=0.2,
         parse=seconds,
-        allowed=f"seconds, 0 to {LONGEST_TIME:.0f}",
+        allowed=_SECONDS,
         help="How long to wait for a connection to the remote.",
     ),
     Setting(
@@ -327,7 +322,7 @@ SETTINGS: tuple[Setting, ...] = (
         variable="SAFECACHE_REMOTE_TIMEOUT",
         default=1,
         parse=seconds,
-        allowed=f"seconds, 0 to {LONGEST_TIME:.0f}",
+        allowed=_SECONDS,
         help=(
             "How long to wait for one answer, and in all for what is not there. After that the remote is left alone "
             "for 30 s."
@@ -338,7 +333,7 @@ SETTINGS: tuple[Setting, ...] = (
         variable="SAFECACHE_REMOTE_FLUSH",
         default=5,
         parse=seconds,
-        allowed=f"seconds, 0 to {LONGEST_TIME:.0f}",
+        allowed=_SECONDS,
         help="How long a process that ends waits for what it has not sent yet.",
     ),
     Setting(
@@ -400,7 +395,7 @@ SETTINGS: tuple[Setting, ...] = (
         variable="SAFECACHE_LOCK_TIMEOUT",
         default=120,
         parse=seconds,
-        allowed=f"seconds, 0 to {LONGEST_TIME:.0f}",
+        allowed=_SECONDS,
         help=(
             "How long a compile waits for a lock of Inductor's that another process holds, before it goes on in a "
             "private directory, with a warning; after 5 s a line says which process holds it. Building most kernels "

@@ -11,6 +11,8 @@ import time
 import pytest
 from helpers.in_process import isolated, settings
 
+from .liars import HOW, failing_as
+
 __all__ = ["isolated", "new_redis", "one_redis", "redis_server", "settings"]
 
 
@@ -78,3 +80,22 @@ def redis_server(one_redis):
     """One redis-server for all tests of the run, empty."""
     one_redis.flush()
     return one_redis
+
+
+@pytest.fixture
+def server(redis_server):
+    """A client of that redis-server."""
+    return redis_server.client()
+
+
+def port_of(server) -> int:
+    """The port of the server that this client is for."""
+    return server.connection_pool.connection_kwargs["port"]
+
+
+@pytest.fixture(params=HOW)
+def failing(request):
+    """A server that fails as its parameter says."""
+    server = failing_as(request.param)
+    yield server
+    server.close()

@@ -85,3 +85,15 @@ class Deaf(Liar):
         for waits in self.waiting:
             waits.close()
         super().close()
+
+
+# Every way in which such a server fails, if at all it listens.
+HOW = [*ANSWERS, "drip", "deaf", "refused"]
+
+
+def failing_as(how: str) -> Liar:
+    """One that has been started, or for "refused" ended again."""
+    server = Deaf() if how == "deaf" else Liar("silent" if how == "refused" else how)
+    if how == "refused":
+        server.close()
+    return server

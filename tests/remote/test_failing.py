@@ -9,7 +9,7 @@ import pytest
 from conftest import WARM
 from scenes import model_scenes
 
-from .liars import ANSWERS, Deaf, Liar
+from .liars import HOW, Liar, failing_as
 from .test_two_hosts import same_keys
 
 pytest.importorskip("zstandard")
@@ -29,12 +29,7 @@ class _Busy(http.server.BaseHTTPRequestHandler):
 @pytest.fixture
 def failing(request):
     """A remote that fails as the test's parameter says, with its URL and how often it was asked."""
-    if request.param == "refused":
-        server = Liar("silent")
-        server.close()
-    elif request.param == "deaf":
-        server = Deaf()
-    elif request.param == "busy":
+    if request.param == "busy":
         server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Busy)
         server.asked, server.url = 0, f"http://127.0.0.1:{server.server_port}"
         server.close = server.server_close
@@ -43,20 +38,20 @@ def failing(request):
         server = Liar("silent")
         server.url = "redis://no-such-host.invalid:6379/0"
     else:
-        server = Liar(request.param)
+        server = failing_as(request.param)
     yield server
     if request.param == "busy":
         server.shutdown()
     server.close()
 
 
-HOW = [*ANSWERS, "drip", "refused", "deaf", "nowhere", "busy"]
+WAYS = [*HOW, "nowhere", "busy"]
 # Seconds, so that the run is short; what is waited for is counted in requests.
 QUICK = {"SAFECACHE_REMOTE_TIMEOUT": "0.3", "SAFECACHE_REMOTE_FLUSH": "1"}
 
 
 @pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
-@pytest.mark.parametrize("failing", HOW, indirect=True)
+@pytest.mark.parametrize("failing", WAYS, indirect=True)
 def test_compile_goes_on(home, failing, strict):
     answer = home.run(env={"SAFECACHE_REMOTE": failing.url} | QUICK, strict=strict)
     assert answer.ok and answer.hits == (0, 0), answer
@@ -67,7 +62,7 @@ def test_compile_goes_on(home, failing, strict):
     assert failing.asked <= 4, failing.asked
 
 
-@pytest.mark.parametrize("failing", HOW, indirect=True)
+@pytest.mark.parametrize("failing", WAYS, indirect=True)
 def test_warm_start_needs_no_remote(warm, failing):
     answer = warm.run(env={"SAFECACHE_REMOTE": failing.url} | QUICK)
     assert answer.ok and answer.hits == WARM, answer

@@ -10,33 +10,13 @@ import pytest
 from faults.trojan import CONSTRUCTOR
 from scenes import kernel_scenes
 
-from .liars import ANSWERS, Deaf, Liar
+from .conftest import port_of
 
 pytest.importorskip("triton")
 pytest.importorskip("redis")
 
 RECORD = b".safecache-record"
 EVIL = b"planted"
-
-
-@pytest.fixture
-def server(redis_server):
-    """A client of a redis-server, which is empty."""
-    return redis_server.client()
-
-
-def port_of(server):
-    return server.connection_pool.connection_kwargs["port"]
-
-
-@pytest.fixture(params=[*ANSWERS, "drip", "deaf", "refused"])
-def failing(request):
-    """A server that fails as its parameter says."""
-    server = Deaf() if request.param == "deaf" else Liar("silent" if request.param == "refused" else request.param)
-    if request.param == "refused":
-        server.close()
-    yield server
-    server.close()
 
 
 def through(port, **environment):
