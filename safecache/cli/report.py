@@ -86,6 +86,7 @@ class Facts(NamedTuple):
     ``start``, ``end``: of the run, as far as the journal has it. ``all_misses``: their number; ``misses`` is capped.
     ``by_process``: those that took longest. ``total``: how many groups the caches have, and their size.
     ``remote``: what the remote tier gave and cost, "" without one.
+    ``flights``: what was compiled once for several processes, "" if nothing was.
     """
 
     run: str
@@ -99,6 +100,7 @@ class Facts(NamedTuple):
     spent: str
     saved: str
     remote: str
+    flights: str
     misses: tuple[Miss, ...]
     all_misses: int
     biggest: tuple[Entry, ...]
@@ -128,6 +130,7 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
         spent=stats.seconds(summary, Time.SPENT),
         saved=stats.seconds(summary, Time.SAVED),
         remote=stats.remote(summary),
+        flights=stats.flights(summary),
         misses=misses[:_MOST_MISSES],
         all_misses=len(misses),
         biggest=biggest,

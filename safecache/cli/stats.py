@@ -18,15 +18,15 @@ from safecache.cli import ls
 from safecache.cli.arguments import add_directories, add_json
 from safecache.errors import printable
 from safecache.history import run_summary
-from safecache.history.lookups import Outcome, Time
+from safecache.history.lookups import Outcome, Time, time_label
 from safecache.history.run_summary import ALL, LAST, Line, Process, Summary
 from safecache.places import layout
-from safecache.reporting.kinds import LOOKED_UP, OF_REMOTE, Count, Kind
+from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, Count, Kind
 from safecache.settings import config, timestamps
 from safecache.settings.units import write_size
 from safecache.tiers import levels
 
-__all__ = ["MOST_PROCESSES", "add", "places_of", "remote", "run", "say_there_is_none", "seconds"]
+__all__ = ["MOST_PROCESSES", "add", "flights", "places_of", "remote", "run", "say_there_is_none", "seconds"]
 
 _LABELS = run_summary.labels()
 MOST_PROCESSES = 64
@@ -86,6 +86,7 @@ def _report(summary: Summary) -> dict[str, Any]:
         "processes": summary.processes,
         "layers": {kind.word: _of(kind, summary.counts) for kind in LOOKED_UP},
         "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in sorted(summary.times.items())},
+        "single_flight": {count.name.lower(): summary.flights[count.value] for count in OF_FLIGHTS},
         "remote": {count.name.lower(): summary.remote[count.value] for count in OF_REMOTE},
         "by_process": [each._asdict() for each in summary.by_process],
         "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
@@ -114,8 +115,9 @@ def _print(summary: Summary) -> None:
     print(f"compiling: {spent} spent on what was saved, {saved} spared by hits")
     if any(each.seconds for each in summary.by_process):
         console.print(_by_process(summary.by_process))
-    if remote(summary):
-        print(f"remote: {remote(summary)}")
+    for what, text in (("remote", remote(summary)), ("single flight", flights(summary))):
+        if text:
+            print(f"{what}: {text}")
     if summary.missed:
         console.print(_missed(summary.missed))
 
@@ -133,6 +135,16 @@ def remote(summary: Summary) -> str:
         f"{count[Count.REMOTE_MISS]} not there, {sent}{unsent}; {count[Count.REMOTE_ASKED]} requests, "
         f"{count[Count.REMOTE_WAITED] / 1e6:.3f} s waited for them{left}"
     )
+
+
+def flights(summary: Summary) -> str:
+    """What was compiled once for several processes, in words; "" if nothing was."""
+    left, vain = (summary.flights[each.value] for each in OF_FLIGHTS)
+    if not left and not vain:
+        return ""
+    waited = sum(summary.times[time_label(kind, Time.WAITED)] for kind in LOOKED_UP) / 1000
+    in_vain = f", and {vain} times in vain" if vain else ""
+    return f"{left} compiles left to other processes, {waited:.1f} s waited for them{in_vain}"
 
 
 def seconds(summary: Summary, which: Time) -> str:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from safecache.entries import copies, searches
 from safecache.files import opening
+from safecache.flights import scopes
 from safecache.places import layout
 from safecache.remote import tier
 from safecache.reporting import events, policy
@@ -110,6 +111,14 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
             yield from _candidates(source, directory, root, tried)
     if tier.fill(source.kind, source.cache_key, source.directory, source.root):
         yield from _candidates(source, source.directory, source.root, tried)
+    flight = scopes.enter(source.kind, source.cache_key, source.root)
+    if flight is not None:
+        searches.waited(source.kind, flight.waited)
+        try:
+            yield from _candidates(source, source.directory, source.root, tried)
+        except GeneratorExit:
+            flight.found(source.root)
+            raise
 
 
 def _candidates(source: Source, directory: str, root: str, tried: set[str]) -> Iterator[tuple[Any, bytes, bool]]:

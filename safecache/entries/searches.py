@@ -24,6 +24,7 @@ __all__ = [
     "pass_over",
     "refuse",
     "under_way",
+    "waited",
 ]
 
 # By key: torch looks a graph up again that an AOTAutograd entry refers to, when what was refused has been moved away.
@@ -65,6 +66,12 @@ class Search:
     def pass_over(self) -> None:
         """Note that the guards of the last candidate do not hold."""
         self.taken, self._was_passed_over = None, True
+
+    def waited(self, seconds: float) -> None:
+        """Not to be counted as time of this lookup, nor of those that it is part of."""
+        self._began += seconds
+        if self._outer is not None:
+            self._outer.waited(seconds)
 
     def hit(self) -> None:
         """It has found what it was for. Raises MissError for a miss inside of it that torch has swallowed."""
@@ -224,6 +231,13 @@ def decline(kind: Kind, detail: str) -> None:
     search = _innermost(kind)
     if search is not None:
         search.declined = detail
+
+
+def waited(kind: Kind, seconds: float) -> None:
+    """Tell this thread's lookup, if it is one of this kind, that it has waited for another process."""
+    search = _innermost(kind)
+    if search is not None:
+        search.waited(seconds)
 
 
 def offer(kind: Kind, entry: object) -> None:

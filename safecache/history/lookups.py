@@ -68,7 +68,7 @@ def label(kind: Kind, outcome: Outcome, reason: Reason | None) -> str:
 class Time(Enum):
     """Of compiles: what hits have spared, by what the entry says; and what went into entries that were saved.
 
-    And what the hits have taken themselves, and what locks of torch's were waited for.
+    And what the hits have taken themselves, and what locks of torch's and other processes' compiles were waited for.
     """
 
     SAVED = "ms saved"
@@ -83,9 +83,9 @@ def time_label(kind: Kind, which: Time) -> str:
 
 
 def time_labels() -> frozenset[str]:
-    """Everything that times may be counted under: waits are for what is built."""
-    waits = time_label(Kind.NATIVE_CODE, Time.WAITED)
-    return frozenset(time_label(kind, each) for kind in LOOKED_UP for each in Time if each is not Time.WAITED) | {waits}
+    """Everything that times may be counted under: waits also for what is built."""
+    built = time_label(Kind.NATIVE_CODE, Time.WAITED)
+    return frozenset(time_label(kind, each) for kind in LOOKED_UP for each in Time) | {built}
 
 
 # Fields of a CompiledFxGraph, and of an AOTAutograd entry: torch/_inductor/output_code.py and

@@ -15,7 +15,7 @@ from safecache.files import opening
 from safecache.history import journal
 from safecache.history.lookups import Outcome, Time, label, time_label, time_labels
 from safecache.places import ours
-from safecache.reporting.kinds import LOOKED_UP, OF_REMOTE, Kind, Reason
+from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, Kind, Reason
 
 __all__ = ["ALL", "LAST", "Line", "Process", "Summary", "labels", "read", "seconds", "summarise"]
 
@@ -70,6 +70,7 @@ class Summary(NamedTuple):
     ``by_process``: those, with the ones first that took longest.
 
     ``missed``: the lines about what was no hit. ``remote``: what was counted of the remote tier, by OF_REMOTE.
+    ``flights``: of compiles that were left to others, by OF_FLIGHTS.
     """
 
     run: str
@@ -79,6 +80,7 @@ class Summary(NamedTuple):
     missed: list[Line]
     by_process: list[Process]
     remote: Counter[str]
+    flights: Counter[str]
 
 
 def labels() -> dict[str, tuple[Kind, Outcome, Reason | None]]:
@@ -91,7 +93,8 @@ def labels() -> dict[str, tuple[Kind, Outcome, Reason | None]]:
 _LABELS = labels()
 _TIMES = time_labels()
 _REMOTE = frozenset(count.value for count in OF_REMOTE)
-_KNOWN = _LABELS.keys() | _TIMES | _REMOTE
+_FLIGHTS = frozenset(count.value for count in OF_FLIGHTS)
+_KNOWN = _LABELS.keys() | _TIMES | _REMOTE | _FLIGHTS
 
 
 def read(root: str) -> list[Line]:
@@ -162,8 +165,9 @@ def summarise(lines: Iterable[Line], run: str) -> Summary | None:
     missed = [line for line in chosen if line.label]
     times = Counter({label: counts.pop(label) for label in _TIMES & counts.keys()})
     remote = Counter({label: counts.pop(label) for label in _REMOTE & counts.keys()})
+    flights = Counter({label: counts.pop(label) for label in _FLIGHTS & counts.keys()})
     processes = _processes(chosen)
-    return Summary(run, len(processes), counts, times, missed, processes, remote)
+    return Summary(run, len(processes), counts, times, missed, processes, remote, flights)
 
 
 def _counted(lines: Iterable[Line]) -> Counter[str]:
@@ -190,7 +194,7 @@ def _process(lines: list[Line]) -> Process:
         last.pid,
         last.rank,
         compiled=seconds(counts, Time.SPENT),
-        waited=counts[time_label(Kind.NATIVE_CODE, Time.WAITED)] / 1000,
+        waited=sum(counts[time_label(kind, Time.WAITED)] for kind in (Kind.NATIVE_CODE, *LOOKED_UP)) / 1000,
         in_hits=sum(counts[time_label(kind, Time.HIT)] for kind in LOOKED_UP) / 1000,
         hits=sum(number for outcome, number in outcomes if outcome is Outcome.HIT),
         lookups=sum(number for _, number in outcomes),

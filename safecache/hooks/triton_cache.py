@@ -12,6 +12,7 @@ from typing import Any
 from safecache.code import triton_files, triton_remote
 from safecache.entries import searches
 from safecache.entries.searches import Search
+from safecache.flights import scopes
 from safecache.history import misses
 from safecache.isolation import asked
 from safecache.reporting.kinds import Kind, Reason
@@ -94,6 +95,8 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
         if _is_cache(instance):
             with _search(instance.cache_dir, filename) as search:
                 found = triton_files.get_group(instance.cache_dir, filename)
+                if found is None and not asked.is_told():
+                    found = _awaited(search, instance.cache_dir, filename)
                 _end(search, instance.cache_dir, filename, found)
             return asked.group_of(instance, instance.cache_dir, filename, found)
         group: dict[str, str] | None = wrapped(filename)
@@ -132,6 +135,18 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
         return asked.group_of(instance, directory, filename, found)
 
     return get(*args, **kwargs)
+
+
+def _awaited(search: Search, directory: str, filename: str) -> dict[str, str] | None:
+    """What a process has compiled that this one has waited for; None where this one is to compile."""
+    flight = scopes.enter(Kind.KERNEL, search.key, search.root)
+    if flight is None:
+        return None
+    search.waited(flight.waited)
+    found = triton_files.get_group(directory, filename)
+    if found is not None:
+        flight.found(search.root)
+    return found
 
 
 def _search(directory: str, filename: str) -> AbstractContextManager[Search]:

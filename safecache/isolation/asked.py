@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import sys
 import threading
@@ -11,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from safecache.entries import searches
+from safecache.flights import scopes
 from safecache.reporting.kinds import Kind
 from safecache.settings import config, settings
 
@@ -71,7 +73,8 @@ def compiled(src: Any, options: tuple[Any, ...], compile: Callable[[], Any]) -> 
     _thread.compiles = True
     try:
         _thread.made = _ahead(src, *options) if isinstance(src, str) and is_isolated() else None
-        return compile()
+        with scopes.scope(Kind.KERNEL, math.inf):
+            return compile()
     except _Compiled as end:
         return end.told()
     finally:

@@ -165,6 +165,22 @@ TARGETS: tuple[Target, ...] = (
         ),
     ),
     Target(
+        "torch._inductor.compile_fx",
+        "compile_fx",
+        "compile_scopes:compile_fx",
+        (
+            "model_, example_inputs_, inner_compile=, config_patches=, decompositions=, ignore_shape_env=",  # 2.11
+            "model_, example_inputs_, inner_compile=, config_patches=, decompositions=, ignore_shape_env=, "
+            "compile_region_name=",
+        ),
+    ),
+    Target(
+        "torch._inductor.compile_fx",
+        "_compile_fx_inner",
+        "compile_scopes:compile_fx_inner",
+        ("gm, example_inputs, graph_kwargs", "gm, example_inputs, compile_region_name=, graph_kwargs"),  # 2.11, 2.12
+    ),
+    Target(
         "torch._functorch.aot_autograd",  # where AOTAutograd looks it up
         "should_use_remote_autograd_cache",
         "autograd_cache:should_use_remote_autograd_cache",
@@ -669,6 +685,18 @@ TARGETS: tuple[Target, ...] = (
         builtin=True,
     ),
 )
+
+# Settings with which the ranks of a group meet in collectives while they compile: none may wait for another there.
+COMPILE_COLLECTIVES = (
+    ("torch._functorch.config", "_sync_decision_cross_ranks"),
+    ("torch._functorch.config", "_sync_cache_decision_cross_ranks"),  # from 2.15 on
+    ("torch._inductor.config", "distributed_max_autotune_gemm"),
+    ("torch._inductor.config", "aten_distributed_optimizations.enable_overlap_scheduling"),
+    ("torch._inductor.config", "aten_distributed_optimizations.spmd_check"),  # on by default in 2.12
+    ("torch._inductor.config_comms", "runtime_estimations_align_across_all_distributed_ranks"),
+)
+# Seconds; a backend of which it is not known: that of NCCL, kProcessGroupNCCLDefaultTimeout, which is the shortest.
+SHORTEST_WATCHDOG = 600.0
 
 # Every target is patched for lack of a supported hook, but those of these modules of safecache.hooks, or functions of
 # theirs: what upstream has in each release, and why it does not do. tests/faults/test_kernel_managers.py shows it of

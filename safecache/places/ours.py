@@ -3,6 +3,7 @@
 ``crashes/<hash>/``: reports of crashes of Triton's compiler. ``gc.stamp``: when the last sweep was started.
 ``journal/<time>-<pid>-<nonce>.jsonl``: what lookups came to. ``keys/<word of the kind>/<digest of the name>/``: what
 keys were made of. ``known_bad/<hash>``: what not to compile, for the compiler has crashed of it.
+``leases/<word of the kind>-<digest of the key>``: who is compiling what is looked up under the key.
 ``quarantine/<name>``, ``<name>.json``: what was refused, and why. ``records/<two digits>/<hash>``: what is said, under
 a seal, of files that carry none. ``trash/<nonce>/``: what is being removed.
 """
@@ -17,6 +18,7 @@ __all__ = [
     "JOURNAL",
     "KEYS",
     "KNOWN_BAD",
+    "LEASES",
     "QUARANTINE",
     "RECORDS",
     "STAMP",
@@ -26,7 +28,7 @@ __all__ = [
 ]
 
 FOLDER = ".safecache"
-CRASHES, JOURNAL, KEYS, KNOWN_BAD = "crashes", "journal", "keys", "known_bad"
+CRASHES, JOURNAL, KEYS, KNOWN_BAD, LEASES = "crashes", "journal", "keys", "known_bad", "leases"
 QUARANTINE, RECORDS, STAMP, TRASH = "quarantine", "records", "gc.stamp", "trash"
 
 

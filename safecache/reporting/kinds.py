@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["ENTRIES", "LOOKED_UP", "OF_REMOTE", "Count", "Kind", "Reason"]
+__all__ = ["ENTRIES", "LOOKED_UP", "OF_FLIGHTS", "OF_REMOTE", "Count", "Kind", "Reason"]
 
 
 class Reason(Enum):
@@ -94,6 +94,9 @@ class Count(Enum):
     REMOTE_ASKED = "requests to the remote"
     REMOTE_WAITED = "us waited for the remote"
     REMOTE_LEFT = "remote left alone"
+    # Of single flights.
+    LEFT_TO_OTHERS = "left to another process"
+    WAITED_IN_VAIN = "waited in vain"
 
 
 class Kind(Enum):
@@ -150,6 +153,7 @@ class Kind(Enum):
 
 # What is counted of the remote tier.
 OF_REMOTE = tuple(count for count in Count if count.name.startswith("REMOTE_"))
+OF_FLIGHTS = (Count.LEFT_TO_OTHERS, Count.WAITED_IN_VAIN)
 # What torch keeps with its own seal, one file for each key and its guards.
 ENTRIES = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
 # What is looked up by a key. A model is only given to torch, as a file that was compiled ahead of time.

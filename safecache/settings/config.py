@@ -84,6 +84,8 @@ class Config:
     max_age: int | None
     must_hit: bool
     lock_timeout: float
+    single_flight: bool
+    single_flight_wait: float
     exec_dir: str | None
     isolate: bool | str
     prefetch: bool

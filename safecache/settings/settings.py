@@ -404,6 +404,29 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
+        name="single_flight",
+        variable="SAFECACHE_SINGLE_FLIGHT",
+        default=True,
+        parse=switch,
+        allowed=_SWITCH,
+        help=(
+            "Of processes that miss the same entry in the same cache, one compiles it and the others wait for that. "
+            "`0` has each compile it for itself, as torch does."
+        ),
+    ),
+    Setting(
+        name="single_flight_wait",
+        variable="SAFECACHE_SINGLE_FLIGHT_WAIT",
+        default=300,
+        parse=seconds,
+        allowed=_SECONDS,
+        help=(
+            "How long a process waits for another to compile something, before it compiles that itself, with a line "
+            "that says so. One that died is noticed at once, and on the same host one that has not run for 10 s. A "
+            "rank of a process group waits for at most half of the group's own limit."
+        ),
+    ),
+    Setting(
         name="exec_dir",
         variable="SAFECACHE_EXEC_DIR",
         default=None,

@@ -1,0 +1,177 @@
+"""Who compiles a key, and who waits for it: the first that misses takes a lease on it, and all others wait.
+
+A lease is held only for the time of the compile that it was taken in, and a wait is for something finer than all that
+the thread holds: so no two processes ever wait for each other. A wait ends when the holder publishes, fails or dies,
+and at the latest when it makes no progress or the time is up; the waiter compiles then.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from safecache.flights import holders
+from safecache.flights.leases import Lease, open_lease
+from safecache.history import journal, lookups
+from safecache.history.lookups import Time
+from safecache.reporting import events
+from safecache.reporting.kinds import Count, Kind
+from safecache.settings import config
+
+__all__ = ["Flight", "enter", "reset", "scope"]
+
+# From coarse to fine: while a process has a lease on one, it waits only for those after it.
+_ORDER = (Kind.AOT_ENTRY, Kind.FX_ENTRY, Kind.KERNEL)
+# Seconds between looks at a lease, at first and at most: nobody who waits is late by more.
+_SHORTEST, _LONGEST = 0.005, 0.1
+# Seconds after which the first wait of a process is reported.
+NOTICE = 5.0
+_NOTE = "safecache: waiting for {0} to compile what this process needs too (an entry of the {1} cache, key {2}…)"
+_HOW = ", for at most {0:g} s (SAFECACHE_SINGLE_FLIGHT_WAIT); SAFECACHE_SINGLE_FLIGHT=0 ends such waits."
+
+
+class _Scope:
+    def __init__(self, kind: Kind, most: float | None) -> None:
+        self.kind, self.most = kind, most
+        self.leases: list[Lease] = []
+
+
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.scopes: list[_Scope] = []
+
+
+_thread = _Thread()
+# Processes that were waited for until the time was up: for none of them again.
+_given_up: set[object] = set()
+_is_noted = False
+
+
+class Flight:
+    """The end of a wait, or a lease: in either case there may be something to be found now. ``waited``: in seconds."""
+
+    def __init__(self, scope: _Scope, lease: Lease | None, waited: float) -> None:
+        self._scope, self._lease, self.waited = scope, lease, waited
+
+    def found(self, root: str) -> None:
+        """It has been found: nothing is compiled."""
+        if self._lease is not None:
+            self._scope.leases.remove(self._lease)
+            self._lease.release()
+        if self.waited:
+            _count(Count.LEFT_TO_OTHERS, root)
+
+
+@contextmanager
+def scope(kind: Kind, most: float | None) -> Iterator[None]:
+    """A compile of this kind by this thread, for this block: lookups of the kind in it may take leases until its end.
+
+    ``most``: the seconds that it may wait, besides what the setting says; None if neither is it to wait, nor anybody
+    for it.
+    """
+    this = _Scope(kind, most)
+    _thread.scopes.append(this)
+    try:
+        yield
+    finally:
+        _thread.scopes.pop()
+        for lease in this.leases:
+            lease.release()
+
+
+def enter(kind: Kind, key: str, root: str) -> Flight | None:
+    """This thread has missed in the cache ``root``, and is about to compile.
+
+    Waits for whoever compiles that already. None if there is no use in looking again, else whoever calls looks again.
+    """
+    this = _thread.scopes[-1] if _thread.scopes else None
+    if this is None or this.kind is not kind or this.most is None or not config.current().single_flight:
+        return None
+    try:
+        return _enter(this, kind, key, root)
+    except OSError:
+        return None  # a cache that cannot be written, or full, has no leases, and nothing is published in it
+
+
+def _enter(this: _Scope, kind: Kind, key: str, root: str) -> Flight | None:
+    lease = open_lease(kind, key, root)
+    try:
+        waited, is_held = 0.0, lease.try_to_hold()
+        if not is_held and _may_wait(kind) and not lease.is_foreign:
+            began = time.monotonic()
+            is_held = _wait(lease, kind, key, min(this.most or 0.0, config.current().single_flight_wait))
+            waited = time.monotonic() - began
+            if not is_held:
+                _count(Count.WAITED_IN_VAIN, root)
+            lookups.add_seconds(kind, Time.WAITED, waited, root)
+        mine = is_held and not lease.has_ended()
+        if mine:
+            lease.sign(time.time())
+            this.leases.append(lease)
+    except BaseException:
+        lease.close(unlock=True)
+        raise
+    if not mine:
+        lease.close(unlock=is_held)
+    return Flight(this, lease if mine else None, waited) if is_held else None
+
+
+def _may_wait(kind: Kind) -> bool:
+    held = [each.kind for each in _thread.scopes if each.leases]
+    return all(_ORDER.index(each) < _ORDER.index(kind) for each in held)
+
+
+def _wait(lease: Lease, kind: Kind, key: str, most: float) -> bool:
+    """Whether the lease could be locked in that time; False also if its holder gets nowhere."""
+    began, pause = time.monotonic(), _SHORTEST
+    holder = lease.holder()
+    watch = holders.Watch(holder)
+    if holder in _given_up:
+        return False
+    while time.monotonic() - began < most:
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST)
+        if lease.try_to_hold():
+            return True
+        if time.monotonic() - began >= NOTICE:
+            _say_once(_NOTE.format(holders.describe(lease.holder()), kind.cache, key[:16]) + _HOW.format(most))
+        if lease.holder() != holder:
+            holder = lease.holder()
+            watch = holders.Watch(holder)
+        elif watch.is_stalled():
+            break
+    if holder is not None:
+        _given_up.add(holder)
+    events.say(logging.WARNING, f"safecache: {holders.describe(holder)} has not compiled it in time; it is compiled.")
+    return False
+
+
+def _say_once(text: str) -> None:
+    global _is_noted
+    if not _is_noted:
+        _is_noted = True
+        events.say(logging.WARNING, text)
+
+
+def _count(what: Count, root: str) -> None:
+    events.count(what)
+    journal.count(what.value, root)
+
+
+def reset() -> None:
+    """Wait for everybody again."""
+    global _is_noted
+    _given_up.clear()
+    _is_noted = False
+
+
+def _after_fork() -> None:
+    # The parent's compile is not the child's.
+    _thread.scopes.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,64 @@
+"""torch._inductor.compile_fx: where a compile begins and ends, in which lookups that miss take leases."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from safecache.flights import scopes
+from safecache.patching import targets
+from safecache.reporting.kinds import Kind
+
+__all__ = ["compile_fx", "compile_fx_inner"]
+
+# A rank that has waited still has as long again to compile, before the others think that it hangs.
+_SHARE = 0.5
+
+
+def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """compile_fx: with AOTAutograd. What trains is saved only with its backward, after others would have waited."""
+
+    def compile(model_: Any, example_inputs_: Any, *rest: Any, **named: Any) -> Any:
+        with scopes.scope(Kind.AOT_ENTRY, None if _trains(example_inputs_) else _most()):
+            return wrapped(*args, **kwargs)
+
+    return compile(*args, **kwargs)
+
+
+def compile_fx_inner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """_compile_fx_inner: of one graph."""
+    with scopes.scope(Kind.FX_ENTRY, _most()):
+        return wrapped(*args, **kwargs)
+
+
+def _trains(inputs: Any) -> bool:
+    return sys.modules["torch"].is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in inputs)
+
+
+def _most() -> float | None:
+    """The seconds that a rank may wait for another; None where ranks meet in a compile, and infinity for no rank."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return float("inf")
+    if distributed.get_world_size() < 2:
+        return float("inf")
+    if any(map(_is_set, targets.COMPILE_COLLECTIVES)):
+        return None
+    return _SHARE * _timeout(distributed)
+
+
+def _is_set(place: tuple[str, str]) -> bool:
+    found: Any = sys.modules.get(place[0])
+    for name in place[1].split("."):
+        found = getattr(found, name, False)
+    return bool(found)
+
+
+def _timeout(distributed: Any) -> float:
+    """The shortest, in seconds, after which a backend of the default group takes a rank for hanging."""
+    group = distributed.distributed_c10d._get_default_group()
+    devices = getattr(group, "_device_types", ())
+    limits = [getattr(group._get_backend(device).options, "_timeout", None) for device in devices]
+    known = [limit.total_seconds() for limit in limits if limit is not None]
+    return min(known, default=targets.SHORTEST_WATCHDOG)

@@ -1,0 +1,195 @@
+"""Cold processes that compile the same at once: one of them compiles it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from conftest import SOURCE
+
+CODE = f"""
+import json, logging, sys
+sys.path.insert(0, {str(SOURCE / "tests")!r})
+import safecache, torch
+from torch._dynamo.utils import counters
+warnings = []
+handler = logging.Handler()
+handler.emit = lambda record: warnings.append(record.getMessage())
+logging.getLogger("safecache").addHandler(handler)
+{{prepare}}
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.Softmax(-1))
+x = torch.randn(4, 16)
+print("ready", flush=True)
+input()
+{{run}}
+found = dict(counters["inductor"]) | dict(counters["aot_autograd"])
+print(json.dumps(dict(y=y.double().sum().item(), found=found, warnings=warnings, stats=safecache.stats())))
+"""
+INFERENCE = "with torch.no_grad():\n    y = torch.compile(model)(x)"
+TRAINING = "y = torch.compile(model)(x).sum(); y.backward()"
+
+
+class Together:
+    """Processes that import first, and begin at the same time."""
+
+    def __init__(self, home, number, run, prepare="", **environment) -> None:
+        environment = os.environ | home.environment | {"TMPDIR": str(home.base), "OMP_NUM_THREADS": "1"} | environment
+        environment["PYTHONPATH"] = str(SOURCE)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        code = CODE.format(prepare=prepare, run=run)
+        self.processes = [
+            subprocess.Popen([sys.executable, "-c", code], env=environment | {"RANK": str(rank)}, text=True, **pipes)
+            for rank in range(number)
+        ]
+
+    def __enter__(self):
+        return self
+
+    def begin(self) -> None:
+        assert [process.stdout.readline() for process in self.processes] == ["ready\n"] * len(self.processes)
+        for process in self.processes:
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+    def answers(self, killed=()):
+        """Of all that were not killed."""
+        answers = []
+        for process in self.processes:
+            out, err = process.communicate(timeout=280)
+            if process not in killed:
+                assert process.returncode == 0, err
+                answers.append(json.loads(out.splitlines()[-1]))
+        return answers
+
+    def __exit__(self, *_) -> None:
+        for process in self.processes:
+            process.kill()
+            process.communicate()
+
+
+def total(answers, name) -> int:
+    return sum(answer["found"].get(name, 0) for answer in answers)
+
+
+def said(answers):
+    """All lines but the notice of a wait, which a busy machine brings."""
+    return [line for answer in answers for line in answer["warnings"] if "waiting for process" not in line]
+
+
+@pytest.mark.parametrize("strict", [0, 1])
+def test_inference_is_compiled_once(home, strict):
+    with Together(home, 4, INFERENCE, SAFECACHE_STRICT=str(strict)) as processes:
+        processes.begin()
+        answers = processes.answers()
+    assert total(answers, "autograd_cache_miss") == total(answers, "fxgraph_cache_miss") == 1, answers
+    assert total(answers, "autograd_cache_hit") == 3 and not said(answers), answers
+    assert len({answer["y"] for answer in answers}) == 1
+    assert os.listdir(home.cache / ".safecache" / "leases") == []
+
+
+def test_graphs_of_training_are_compiled_once(home):
+    with Together(home, 3, TRAINING) as processes:
+        processes.begin()
+        answers = processes.answers()
+    assert total(answers, "fxgraph_cache_miss") == 2 and not said(answers), answers
+    assert len({answer["y"] for answer in answers}) == 1
+
+
+def test_switched_off_each_compiles(home):
+    """So that the tests above show something."""
+    with Together(home, 2, INFERENCE, SAFECACHE_SINGLE_FLIGHT="0") as processes:
+        processes.begin()
+        answers = processes.answers()
+    assert total(answers, "fxgraph_cache_miss") == 2, answers
+
+
+# The first that generates code stops amid that, with its leases, and says who it is.
+STOPS = """
+import os, signal
+from torch._inductor import graph
+plain = graph.GraphLowering.compile_to_module
+def compile_to_module(self):
+    try:
+        os.mkdir(os.environ["FIRST"])
+    except FileExistsError:
+        return plain(self)
+    {how}
+graph.GraphLowering.compile_to_module = compile_to_module
+"""
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)"], ids=["killed", "exits"])
+def test_holder_that_dies_in_its_compile_has_one_successor(home, how):
+    first = str(home.base / "first")
+    with Together(home, 4, INFERENCE, STOPS.format(how=how), FIRST=first) as processes:
+        processes.begin()
+        for process in processes.processes:
+            process.wait(280)
+        dead = [process for process in processes.processes if process.returncode]
+        answers = processes.answers(killed=dead)
+    assert len(dead) == 1 and dead[0].returncode in (-signal.SIGKILL, 3)
+    assert total(answers, "fxgraph_cache_miss") == 1 and not said(answers), answers
+    assert len({answer["y"] for answer in answers}) == 1
+
+
+def test_compile_that_fails_does_not_keep_the_others(home):
+    prepare = STOPS.format(how="raise RuntimeError('no more memory')") + "torch._dynamo.config.suppress_errors = True"
+    with Together(home, 3, INFERENCE, prepare, FIRST=str(home.base / "first")) as processes:
+        processes.begin()
+        answers = processes.answers()
+    assert len({round(answer["y"], 4) for answer in answers}) == 1, answers
+    assert not said(answers), answers
+
+
+GROUP = """
+import torch.distributed as dist
+dist.init_process_group("gloo", init_method="file://" + os.environ["MEET"], rank=int(os.environ["RANK"]), world_size=2)
+"""
+# Ranks meet in the compile, as with compile-time collectives of torch's.
+MEETS = """
+from torch._inductor import graph
+plain = graph.GraphLowering.compile_to_module
+def compile_to_module(self):
+    dist.barrier()
+    return plain(self)
+graph.GraphLowering.compile_to_module = compile_to_module
+"""
+
+
+def test_ranks_of_a_group_share_a_compile(home):
+    with Together(home, 2, INFERENCE, "import os" + GROUP, MEET=str(home.base / "meet")) as processes:
+        processes.begin()
+        answers = processes.answers()
+    assert total(answers, "fxgraph_cache_miss") == 1 and not said(answers), answers
+
+
+def test_ranks_that_meet_in_a_compile_do_not_wait_for_each_other(home):
+    configured = "torch._functorch.config._sync_decision_cross_ranks = True"
+    prepare = "import os" + GROUP + MEETS + configured
+    with Together(home, 2, INFERENCE, prepare, MEET=str(home.base / "meet")) as processes:
+        processes.begin()
+        answers = processes.answers()
+    assert total(answers, "fxgraph_cache_miss") == 2, answers
+    assert all("waited in vain" not in answer["stats"] for answer in answers), answers
+
+
+KERNELS = f"""
+sys.path.insert(0, {str(SOURCE / "tests")!r})
+from scenes import kernel_scenes
+kernel_scenes.compile_kernel()
+y = torch.zeros(())
+"""
+
+
+def test_kernel_is_compiled_once(home):
+    pytest.importorskip("triton")
+    with Together(home, 4, KERNELS) as processes:
+        processes.begin()
+        answers = processes.answers()
+    misses = [what for answer in answers for what in answer["stats"] if what.startswith("triton miss")]
+    assert len(misses) == 1 and not said(answers), answers

@@ -1,0 +1,262 @@
+"""Leases: one holds, the others wait; and what becomes of them when a holder dies, freezes or lies."""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import pwd
+import select
+import signal
+import threading
+
+import pytest
+
+from safecache.flights import holders, leases, scopes
+from safecache.places import ours
+from safecache.reporting import events
+from safecache.reporting.kinds import Count, Kind
+
+KEY = "a key"
+
+
+def folder(root):
+    return root / ours.FOLDER / ours.LEASES
+
+
+def enter(root, kind=Kind.FX_ENTRY, key=KEY):
+    return scopes.enter(kind, key, str(root))
+
+
+@pytest.fixture
+def compiling():
+    """This thread compiles a graph, for the test."""
+    with scopes.scope(Kind.FX_ENTRY, math.inf):
+        yield
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """A holder that does not run is given up after a second."""
+    monkeypatch.setattr(holders, "STALLED", 1.0)
+    monkeypatch.setattr(holders, "_INTERVAL", 0.1)
+
+
+def is_held() -> bool:
+    return bool(scopes._thread.scopes[-1].leases)
+
+
+def test_first_holds_and_nothing_is_left_of_it(root):
+    with scopes.scope(Kind.FX_ENTRY, math.inf):
+        assert enter(root) is not None and is_held()
+        assert len(os.listdir(folder(root))) == 1
+    assert os.listdir(folder(root)) == []
+
+
+def test_failed_compile_releases_it(root, flyer):
+    with pytest.raises(ValueError), scopes.scope(Kind.FX_ENTRY, math.inf):
+        enter(root)
+        other = flyer(root, "FX_ENTRY", KEY)
+        raise ValueError
+    assert other.says() in ("looks again", "holds")
+
+
+def test_second_waits_until_the_first_has_ended_and_looks_again(root, flyer, compiling):
+    other = flyer(root, "FX_ENTRY", KEY)
+    assert other.says() == "holds"
+    threading.Timer(1.0, other.go_on).start()
+    flight = enter(root)
+    assert flight.waited > 0 and not is_held()
+    flight.found(str(root))
+    assert events.counters()[Count.LEFT_TO_OTHERS.value] == 1
+    assert other.says() == "released"
+
+
+def test_what_was_found_is_released_at_once(root, flyer, compiling):
+    flight = enter(root)
+    other = flyer(root, "FX_ENTRY", KEY)
+    flight.found(str(root))
+    assert other.says() in ("looks again", "holds")
+    assert Count.LEFT_TO_OTHERS.value not in events.counters()
+
+
+def test_holder_that_is_killed_has_one_successor(root, flyer):
+    holder = flyer(root, "FX_ENTRY", KEY)
+    assert holder.says() == "holds"
+    waiting = [flyer(root, "FX_ENTRY", KEY) for _ in range(3)]
+    for each in waiting:
+        each.await_lease()
+    os.kill(holder.pid, signal.SIGKILL)
+    ready, _, _ = select.select([each.process.stdout for each in waiting], [], [], 60)
+    (successor,) = (each for each in waiting if each.process.stdout in ready)
+    assert successor.says() == "holds"
+    successor.go_on()
+    assert sorted(each.says() for each in waiting) == ["looks again", "looks again", "released"]
+
+
+def test_killed_holder_with_a_child_that_lives_on_is_succeeded(root, flyer, compiling):
+    holder = flyer(root, "FX_ENTRY", KEY, "fork")
+    assert holder.says() == "holds"
+    os.kill(holder.pid, signal.SIGKILL)
+    assert enter(root) is not None and is_held()
+
+
+def test_frozen_holder_is_given_up_and_not_waited_for_again(root, flyer, compiling, impatient, caplog):
+    holder, other = flyer(root, "FX_ENTRY", KEY), flyer(root, "FX_ENTRY", "another")
+    assert holder.says() == other.says() == "holds"
+    os.kill(holder.pid, signal.SIGSTOP)
+    with caplog.at_level(logging.WARNING):
+        assert enter(root) is None
+    assert f"process {holder.pid} (python" in caplog.text and "compiled" in caplog.text, caplog.text
+    assert events.counters()[Count.WAITED_IN_VAIN.value] == 1
+    caplog.clear()
+    assert enter(root) is None and not caplog.text
+
+
+def test_time_is_up_though_the_holder_runs(root, flyer, compiling, settings):
+    settings(SAFECACHE_SINGLE_FLIGHT_WAIT=1)
+    assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
+    assert enter(root) is None
+
+
+def test_rank_of_a_group_waits_no_longer_than_it_may(root, flyer):
+    assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
+    with scopes.scope(Kind.FX_ENTRY, 0.2):
+        assert enter(root) is None
+    with scopes.scope(Kind.FX_ENTRY, None):
+        assert enter(root, key="another") is None and not is_held()
+
+
+def test_nobody_waits_for_what_is_as_coarse_as_what_they_hold(root, flyer):
+    assert flyer(root, "AOT_ENTRY", KEY).says() == "holds"
+    assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
+    with scopes.scope(Kind.FX_ENTRY, math.inf):
+        enter(root, key="held")
+        with scopes.scope(Kind.AOT_ENTRY, math.inf):
+            assert enter(root, Kind.AOT_ENTRY) is None
+        with scopes.scope(Kind.FX_ENTRY, math.inf):
+            assert enter(root) is None
+        with scopes.scope(Kind.KERNEL, math.inf):
+            assert enter(root, Kind.KERNEL) is not None and is_held()
+
+
+def test_lookup_that_is_no_compile_takes_none(root):
+    assert enter(root) is None
+    with scopes.scope(Kind.AOT_ENTRY, math.inf):
+        assert enter(root) is None
+    assert not folder(root).exists()
+
+
+def test_switched_off(root, compiling, settings):
+    settings(SAFECACHE_SINGLE_FLIGHT=0)
+    assert enter(root) is None and not folder(root).exists()
+
+
+def test_threads_of_a_process_wait_for_each_other(root, compiling):
+    assert enter(root) is not None
+    seen = []
+
+    def other() -> None:
+        with scopes.scope(Kind.FX_ENTRY, math.inf):
+            flight = enter(root)
+            seen.append((flight.waited > 0, is_held()))
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join(0.5)
+    assert thread.is_alive() and not seen
+    scopes._thread.scopes[-1].leases.pop().release()
+    thread.join(60)
+    assert seen == [(True, False)]
+
+
+def test_child_of_a_fork_holds_nothing(root, compiling):
+    assert enter(root) is not None
+    child = os.fork()
+    if child == 0:
+        os._exit(len(scopes._thread.scopes) + len([each for each in leases._open if each._descriptor >= 0]))
+    assert os.waitpid(child, 0)[1] == 0
+    assert is_held() and not leases.open_lease(Kind.FX_ENTRY, KEY, str(root)).try_to_hold()
+
+
+def test_notice_names_the_holder_once(root, flyer, compiling, monkeypatch, settings, caplog):
+    monkeypatch.setattr(scopes, "NOTICE", 0.0)
+    settings(SAFECACHE_SINGLE_FLIGHT_WAIT=1)
+    holder = flyer(root, "FX_ENTRY", KEY)
+    assert holder.says() == "holds"
+    with caplog.at_level(logging.WARNING):
+        enter(root)
+        scopes._given_up.clear()
+        enter(root)
+    lines = [line for line in caplog.messages if "waiting for" in line]
+    assert len(lines) == 1 and f"process {holder.pid}" in lines[0] and "FX graph cache" in lines[0], lines
+
+
+# What somebody who can write to the cache can do to a lease: nothing outside of it, and nobody hangs.
+
+
+def plant(root, make):
+    with scopes.scope(Kind.FX_ENTRY, math.inf):
+        enter(root)
+        (name,) = os.listdir(folder(root))
+    make(folder(root) / name)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: path.symlink_to(path.parents[3] / "precious"),
+        lambda path: path.symlink_to("/dev/zero"),
+        os.mkfifo,
+        lambda path: path.mkdir(),
+        lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_WRONLY), 1 << 40),
+    ],
+    ids=["link", "device", "fifo", "directory", "giant"],
+)
+def test_what_is_no_lease_is_left_alone(root, compiling, make):
+    precious = root.parent / "precious"
+    precious.write_text("mine")
+    plant(root, make)
+    assert enter(root) is None
+    assert precious.read_text() == "mine"
+
+
+def test_linked_directory_is_not_followed(root, compiling):
+    home = root.parent / "home"
+    home.mkdir()
+    (root / ours.FOLDER).mkdir()
+    folder(root).symlink_to(home)
+    assert enter(root) is None
+    assert os.listdir(home) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"1", b"\xff\n\n1", b"x\n\n1", b"1\n\nx", b"9" * 4096])
+def test_forged_holder_is_a_process_that_nobody_sees(root, compiling, settings, content):
+    settings(SAFECACHE_SINGLE_FLIGHT_WAIT=1)
+    lease = leases.open_lease(Kind.FX_ENTRY, KEY, str(root))
+    assert lease.try_to_hold()
+    lease._write(content)
+    assert lease.holder() is None
+    assert enter(root) is None
+
+
+def test_mark_of_an_end_that_was_left_is_removed(root, compiling):
+    plant(root, lambda path: path.write_bytes(b"ended"))
+    assert not enter(root).waited and not is_held()
+    assert enter(root) is not None and is_held()
+
+
+def test_lease_of_another_user_is_not_waited_for(root, compiling, settings):
+    lease = leases.open_lease(Kind.FX_ENTRY, KEY, str(root))
+    assert lease.try_to_hold()
+    (name,) = os.listdir(folder(root))
+    os.chown(folder(root) / name, pwd.getpwnam("nobody").pw_uid, -1)
+    assert enter(root) is None
+    settings(SAFECACHE_SHARED=1, SAFECACHE_SINGLE_FLIGHT_WAIT=1)
+    assert enter(root) is None and Count.WAITED_IN_VAIN.value in events.counters()
+
+
+def test_cache_that_cannot_be_written_has_none(tmp_path, compiling):
+    (tmp_path / "file").write_text("")
+    assert enter(tmp_path / "file") is None
+    assert enter(tmp_path / "nowhere") is None
