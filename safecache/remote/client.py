@@ -114,6 +114,12 @@ class Client:
         self._ask(lambda store: store.write(name, content), writing=True)
         tally.add(Count.REMOTE_GIVEN, len(content))
 
+    def replace(self, name: str, content: bytes, known: bytes | None) -> bool:
+        """As Store.replace(). Raises Unavailable."""
+        replaced = self._ask(lambda store: store.replace(name, content, known), writing=True)
+        tally.add(Count.REMOTE_GIVEN, len(content))
+        return replaced
+
     def remove(self, name: str) -> None:
         """As Store.remove(). Raises Unavailable."""
         self._ask(lambda store: store.remove(name), writing=True)

@@ -12,11 +12,15 @@ from datetime import timedelta
 from typing import Any
 
 import obstore
+from obstore import exceptions
 from obstore.store import from_url
 
-from safecache.remote.stores import Oversized, Stored, Terms
+from safecache.remote.stores import END, Oversized, Stored, Terms
 
 __all__ = ["ObjectStore", "connected"]
+
+# How stores that speak S3 answer to a condition that they do not know.
+_UNABLE = "501 Not Implemented"
 
 
 def connected(url: str, terms: Terms) -> ObjectStore:
@@ -82,6 +86,29 @@ class ObjectStore:
 
     def write(self, name: str, content: bytes) -> None:
         obstore.put(self._store, name, content)
+
+    def replace(self, name: str, content: bytes, known: bytes | None) -> bool:
+        mode: Any = "create"
+        if known is not None:
+            try:
+                found = obstore.get(self._store, name, options={"range": {"suffix": END}})
+            except FileNotFoundError:
+                return False
+            if (found.meta["size"], bytes(found.bytes())) != (len(known), known[-END:]):
+                return False
+            mode = {tag: found.meta[tag] for tag in ("e_tag", "version") if found.meta.get(tag)}
+        try:
+            obstore.put(self._store, name, content, mode=mode)
+        except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
+            return False
+        except (NotImplementedError, exceptions.NotSupportedError):
+            # A directory, for one, cannot tell.
+            self.write(name, content)
+        except exceptions.GenericError as error:
+            if _UNABLE not in str(error):
+                raise
+            self.write(name, content)
+        return True
 
     def names(self, below: str) -> Iterator[Stored]:
         for chunk in obstore.list(self._store, below.rstrip("/") or None):

@@ -11,7 +11,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from safecache.remote.stores import Oversized, Stored, Terms
+from safecache.remote.stores import END, Oversized, Stored, Terms
 from safecache.settings import config
 
 __all__ = ["RedisStore", "connected", "of_client"]
@@ -123,6 +123,25 @@ class RedisStore:
 
     def write(self, name: str, content: bytes) -> None:
         self._client.set(name, content, ex=self._ttl)
+
+    def replace(self, name: str, content: bytes, known: bytes | None) -> bool:
+        if known is None:
+            return bool(self._client.set(name, content, ex=self._ttl, nx=True))
+        with self._client.pipeline() as pipe:
+            try:
+                pipe.watch(name)
+            except redis.ResponseError:
+                # Rights to read and write do not include it, and some that stand between do not know it.
+                self.write(name, content)
+                return True
+            if (pipe.strlen(name), pipe.getrange(name, -END, -1)) != (len(known), known[-END:]):
+                return False
+            pipe.multi()
+            pipe.set(name, content, ex=self._ttl)
+            with suppress(redis.WatchError):
+                pipe.execute()
+                return True
+        return False
 
     def names(self, below: str) -> Iterator[Stored]:
         pattern, told = f"{_escaped(below)}*", set()

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from safecache.remote import client, parcels, stores, tally
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Bundle, Parcel
+from safecache.remote.stores import Oversized
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.settings import config, units
@@ -20,6 +21,8 @@ from safecache.settings import config, units
 __all__ = ["Sent", "flush", "offer", "reset", "send"]
 
 _MOST_WAITING = 4096
+# Of one key, while others add to it too.
+_MOST_TRIES = 20
 
 
 class Sent(NamedTuple):
@@ -113,11 +116,31 @@ def send(remote: Client, bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (
     """
     name = parcels.name_of(bundle.kind, bundle.key)
     full = stores.prefix() + name
-    theirs = Parcel(())
-    if not again and bundle.kind in ENTRIES:
-        theirs = _theirs(remote, full, name, bundle)
-    elif not again and remote.sizes([full]):
+    joins = bundle.kind in ENTRIES and not again
+    if not joins and not again and remote.sizes([full]):
         return Sent(0)
+    for _ in range(_MOST_TRIES):
+        known = remote.read([full]).get(full) if joins else None
+        content = _joined(bundle, needs, name, known)
+        if isinstance(content, Sent):
+            return content
+        if joins and not isinstance(known, Oversized):
+            if not remote.replace(full, content, known):
+                continue
+        else:
+            remote.write(full, content)
+        tally.add(Count.REMOTE_SENT)
+        return Sent(len(content))
+    return Sent(0, "others were adding to it all the time")
+
+
+def _joined(
+    bundle: Bundle, needs: tuple[tuple[Kind, str], ...], name: str, known: bytes | Oversized | None
+) -> bytes | Sent:
+    """The parcel to send, with what verifies of the one that the remote is known to have; or why nothing is sent."""
+    most = config.current().remote_max_bytes
+    theirs = parcels.opened(known, name, bundle, most) if isinstance(known, bytes) else None
+    theirs = theirs if isinstance(theirs, Parcel) else Parcel(())
     files = parcels.collected(bundle)
     ours = {file.name for file in files}
     if not files or (theirs.files and ours <= {file.name for file in theirs.files}):
@@ -127,21 +150,9 @@ def send(remote: Client, bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (
     content = parcels.packed(Parcel(joined, needed, bundle.key, bundle.at), name)
     if content is None:
         return Sent(0, "there is no key to seal it", is_final=True)
-    most = config.current().remote_max_bytes
     if len(content) > most:
         return Sent(0, f"it is larger than SAFECACHE_REMOTE_MAX_BYTES, {units.write_size(most)}", is_final=True)
-    remote.write(full, content)
-    tally.add(Count.REMOTE_SENT)
-    return Sent(len(content))
-
-
-def _theirs(remote: Client, full: str, name: str, bundle: Bundle) -> Parcel:
-    """What the remote has of the bundle, if that verifies."""
-    content = remote.read([full]).get(full)
-    if not isinstance(content, bytes):
-        return Parcel(())
-    parcel = parcels.opened(content, name, bundle, config.current().remote_max_bytes)
-    return parcel if isinstance(parcel, Parcel) else Parcel(())
+    return content
 
 
 def flush(seconds: float | None = None) -> int:

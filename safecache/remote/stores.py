@@ -9,7 +9,11 @@ from typing import Any, NamedTuple, Protocol
 from safecache.remote import extras
 from safecache.settings import config
 
-__all__ = ["Oversized", "Store", "Stored", "Terms", "connected", "of_client", "prefix"]
+__all__ = ["END", "Oversized", "Store", "Stored", "Terms", "connected", "of_client", "prefix"]
+
+
+# Bytes at the end of a content that tell it from others: ours end in a seal.
+END = 256
 
 
 class Oversized(NamedTuple):
@@ -56,6 +60,12 @@ class Store(Protocol):
 
     def write(self, name: str, content: bytes) -> None:
         """Keep ``content`` under ``name``, whole or not at all."""
+
+    def replace(self, name: str, content: bytes, known: bytes | None) -> bool:
+        """As write(), if there is ``known`` by then, judged by its size and END; None: nothing. Else False.
+
+        Where an engine, or its rights, cannot tell, it is written.
+        """
 
     def names(self, below: str) -> Iterator[Stored]:
         """All names that begin with ``below``, which ends in a slash."""

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import socket
 import subprocess
+import sys
 import time
 
 import pytest
@@ -13,7 +15,9 @@ from helpers.in_process import isolated, settings
 
 from .liars import HOW, failing_as
 
-__all__ = ["isolated", "new_redis", "one_redis", "redis_server", "settings"]
+__all__ = ["isolated", "new_redis", "one_redis", "redis_server", "s3", "settings"]
+# Another server of this protocol, such as valkey-server, in place of redis-server.
+REDIS = os.environ.get("SAFECACHE_TEST_REDIS_SERVER", "redis-server")
 
 
 def free_port() -> int:
@@ -37,7 +41,7 @@ class RedisServer:
     def __init__(self, directory, *options: str) -> None:
         self.port = free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
-        command = ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+        command = [REDIS, "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
         self.process = subprocess.Popen([*command, *options], cwd=directory, stdout=subprocess.DEVNULL)
         await_port(self.port, self.process)
 
@@ -57,8 +61,8 @@ class RedisServer:
 @pytest.fixture(scope="session")
 def new_redis(tmp_path_factory):
     """Starts redis-servers with options; they end with the session."""
-    if shutil.which("redis-server") is None:
-        pytest.skip("redis-server is not installed")
+    if shutil.which(REDIS) is None:
+        pytest.skip(f"{REDIS} is not installed")
     servers = []
 
     def start(*options: str) -> RedisServer:
@@ -73,6 +77,29 @@ def new_redis(tmp_path_factory):
 @pytest.fixture(scope="session")
 def one_redis(new_redis):
     return new_redis()
+
+
+@pytest.fixture(scope="session")
+def s3():
+    """An S3 server, as the environment that leads to it."""
+    pytest.importorskip("moto")
+    pytest.importorskip("obstore")
+    port = free_port()
+    command, quiet = [sys.executable, "-m", "moto.server", "-p", str(port)], subprocess.DEVNULL
+    process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
+    await_port(port, process)
+    yield {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_ALLOW_HTTP": "true",
+        "AWS_ACCESS_KEY_ID": "somebody",
+        "AWS_SECRET_ACCESS_KEY": "a-secret-of-theirs",
+        "AWS_REGION": "us-east-1",
+        # The first request of a server that has just started takes it long.
+        "SAFECACHE_REMOTE_TIMEOUT": "20",
+        "SAFECACHE_REMOTE_FLUSH": "60",
+    }
+    process.terminate()
+    process.wait(20)
 
 
 @pytest.fixture

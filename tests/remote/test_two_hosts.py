@@ -13,8 +13,6 @@ from functools import partial
 import pytest
 from conftest import WARM
 
-from .conftest import await_port, free_port
-
 pytest.importorskip("zstandard")
 
 
@@ -23,29 +21,6 @@ def same_keys(home, new_home):
     other = new_home()
     shutil.copytree(home.keys, other.keys)
     return other
-
-
-@pytest.fixture(scope="session")
-def s3():
-    """An S3 server, as the environment that leads to it."""
-    pytest.importorskip("moto")
-    pytest.importorskip("obstore")
-    port = free_port()
-    command, quiet = [sys.executable, "-m", "moto.server", "-p", str(port)], subprocess.DEVNULL
-    process = subprocess.Popen(command, stdout=quiet, stderr=quiet)
-    await_port(port, process)
-    yield {
-        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
-        "AWS_ALLOW_HTTP": "true",
-        "AWS_ACCESS_KEY_ID": "somebody",
-        "AWS_SECRET_ACCESS_KEY": "a-secret-of-theirs",
-        "AWS_REGION": "us-east-1",
-        # The first request of a server that has just started takes it long.
-        "SAFECACHE_REMOTE_TIMEOUT": "20",
-        "SAFECACHE_REMOTE_FLUSH": "60",
-    }
-    process.terminate()
-    process.wait(20)
 
 
 def test_second_host_hits_all_that_the_first_has_compiled(home, new_home, redis_server):
