@@ -114,6 +114,8 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
     flight = scopes.enter(source.kind, source.cache_key, source.root)
     if flight is not None:
         searches.waited(source.kind, flight.waited)
+        if flight.elsewhere:
+            tier.fill(source.kind, source.cache_key, source.directory, source.root)
         try:
             yield from _candidates(source, source.directory, source.root, tried)
         except GeneratorExit:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import stat
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -50,6 +50,8 @@ class Lease:
     def __init__(self, root: str, name: str, descriptor: int) -> None:
         self.root, self.name = root, name
         self._descriptor = descriptor
+        # What is to be done once it is released.
+        self.then: list[Callable[[], None]] = []
         _open.add(self)
 
     @property

@@ -18,14 +18,17 @@ from safecache.flights import holders
 from safecache.flights.leases import Lease, open_lease
 from safecache.history import journal, lookups
 from safecache.history.lookups import Time
+from safecache.remote import tier
 from safecache.reporting import events
-from safecache.reporting.kinds import Count, Kind
+from safecache.reporting.kinds import ENTRIES, Count, Kind
 from safecache.settings import config
 
 __all__ = ["Flight", "enter", "reset", "scope"]
 
 # From coarse to fine: while a process has a lease on one, it waits only for those after it.
 _ORDER = (Kind.AOT_ENTRY, Kind.FX_ENTRY, Kind.KERNEL)
+# For the rest a round trip costs about what is saved.
+_AMONG_HOSTS = ENTRIES
 # Seconds between looks at a lease, at first and at most: nobody who waits is late by more.
 _SHORTEST, _LONGEST = 0.005, 0.1
 # Seconds after which the first wait of a process is reported.
@@ -52,16 +55,19 @@ _is_noted = False
 
 
 class Flight:
-    """The end of a wait, or a lease: in either case there may be something to be found now. ``waited``: in seconds."""
+    """The end of a wait, or a lease: in either case there may be something to be found now. ``waited``: in seconds.
 
-    def __init__(self, scope: _Scope, lease: Lease | None, waited: float) -> None:
-        self._scope, self._lease, self.waited = scope, lease, waited
+    ``elsewhere``: another host was waited for, so that the remote may have it now.
+    """
+
+    def __init__(self, scope: _Scope, lease: Lease | None, waited: float, *, elsewhere: bool) -> None:
+        self._scope, self._lease, self.waited, self.elsewhere = scope, lease, waited, elsewhere
 
     def found(self, root: str) -> None:
         """It has been found: nothing is compiled."""
         if self._lease is not None:
             self._scope.leases.remove(self._lease)
-            self._lease.release()
+            _release(self._lease)
         if self.waited:
             _count(Count.LEFT_TO_OTHERS, root)
 
@@ -80,7 +86,7 @@ def scope(kind: Kind, most: float | None) -> Iterator[None]:
     finally:
         _thread.scopes.pop()
         for lease in this.leases:
-            lease.release()
+            _release(lease)
 
 
 def enter(kind: Kind, key: str, root: str) -> Flight | None:
@@ -98,12 +104,13 @@ def enter(kind: Kind, key: str, root: str) -> Flight | None:
 
 
 def _enter(this: _Scope, kind: Kind, key: str, root: str) -> Flight | None:
+    most = min(this.most or 0.0, config.current().single_flight_wait)
     lease = open_lease(kind, key, root)
     try:
-        waited, is_held = 0.0, lease.try_to_hold()
+        waited, abroad, is_held = 0.0, 0.0, lease.try_to_hold()
         if not is_held and _may_wait(kind) and not lease.is_foreign:
             began = time.monotonic()
-            is_held = _wait(lease, kind, key, min(this.most or 0.0, config.current().single_flight_wait))
+            is_held = _wait(lease, kind, key, most)
             waited = time.monotonic() - began
             if not is_held:
                 _count(Count.WAITED_IN_VAIN, root)
@@ -112,12 +119,33 @@ def _enter(this: _Scope, kind: Kind, key: str, root: str) -> Flight | None:
         if mine:
             lease.sign(time.time())
             this.leases.append(lease)
+            abroad = _among_hosts(lease, kind, key, most)
+            waited += abroad
+            lookups.add_seconds(kind, Time.WAITED, abroad, root)
     except BaseException:
         lease.close(unlock=True)
         raise
     if not mine:
         lease.close(unlock=is_held)
-    return Flight(this, lease if mine else None, waited) if is_held else None
+    return Flight(this, lease if mine else None, waited, elsewhere=abroad > 0) if is_held else None
+
+
+def _among_hosts(lease: Lease, kind: Kind, key: str, most: float) -> float:
+    """How long other hosts were waited for, with the lease among them taken if it can be had."""
+    if kind not in _AMONG_HOSTS or not tier.is_sending():
+        return 0.0
+    from safecache.flights import fleet
+
+    claim, waited = fleet.take(kind, key, most)
+    if claim is not None:
+        lease.then.append(claim.release)
+    return waited
+
+
+def _release(lease: Lease) -> None:
+    lease.release()
+    for action in lease.then:
+        action()
 
 
 def _may_wait(kind: Kind) -> bool:

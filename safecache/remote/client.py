@@ -201,6 +201,12 @@ class Client:
         text = f"the remote cache {self.shown} {how}."
         events.report(Reason.REMOTE_UNAVAILABLE, text, cause=f"{writing} {self.shown}", remedy=remedy, error=error)
 
+    def close(self) -> None:
+        """Close its connections; it is not used afterwards."""
+        store, self._store = self._store, None
+        if store is not None:
+            store.close()
+
     def in_child(self) -> None:
         """Go on in a process that was forked: with no connection of its parent's, or without the remote."""
         if self._store is not None and not self._store.survives_fork:
@@ -257,6 +263,8 @@ def _kept(
 
 def reset() -> None:
     """Forget the clients, and so what has failed."""
+    for each in _clients.values():
+        each.close()
     _clients.clear()
     _breakers.clear()
 

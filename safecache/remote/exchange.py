@@ -14,12 +14,12 @@ from safecache.remote import client, parcels, sender, stores, tally
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Bundle, File, Parcel
 from safecache.reporting import events
-from safecache.reporting.kinds import ENTRIES, Count, Reason
+from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.settings import config
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 
-__all__ = ["asked", "fill", "publish", "reset", "send"]
+__all__ = ["asked", "fill", "forget_miss", "publish", "reset", "send"]
 
 # Bytes that are kept in memory until they are asked for, if they are.
 _MOST_AHEAD = 64 << 20
@@ -83,6 +83,11 @@ def fill(bundle: Bundle) -> bool:
     if remote is not None:
         _fetch_ahead(found, remote)
     return True
+
+
+def forget_miss(kind: Kind, key: str) -> None:
+    """Ask the remote for it again: another host has sent it since, perhaps."""
+    _absent.discard(parcels.name_of(kind, key))
 
 
 def _fetched(remote: Client, name: str) -> bytes | None:

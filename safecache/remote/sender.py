@@ -8,6 +8,8 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 from safecache.remote import client, parcels, stores, tally
@@ -18,7 +20,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.settings import config, units
 
-__all__ = ["Sent", "flush", "offer", "reset", "send"]
+__all__ = ["Sent", "afterwards", "flush", "offer", "reset", "send"]
 
 _MOST_WAITING = 4096
 # Of one key, while others add to it too.
@@ -40,17 +42,20 @@ class _Job(NamedTuple):
     again: bool
 
 
+_Action = Callable[[Client], None]
+
+
 class _Sender:
     """A queue and the thread that empties it; both are begun when something is first offered."""
 
     def __init__(self) -> None:
-        self.jobs: queue.Queue[_Job] = queue.Queue(_MOST_WAITING)
+        self.jobs: queue.Queue[_Job | _Action] = queue.Queue(_MOST_WAITING)
         self.waiting = 0
         self.unsent = 0
         self.done = threading.Condition()
         self.thread: threading.Thread | None = None
 
-    def offer(self, job: _Job) -> None:
+    def offer(self, job: _Job | _Action) -> None:
         with self.done:
             try:
                 self.jobs.put_nowait(job)
@@ -91,9 +96,18 @@ def offer(bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (), *, again: bo
     _sender.offer(_Job(bundle, needs, again))
 
 
-def _attempt(job: _Job) -> Sent:
+def afterwards(action: _Action) -> None:
+    """Have this done, with the remote, once all is sent that was offered before."""
+    _sender.offer(action)
+
+
+def _attempt(job: _Job | _Action) -> Sent:
     remote = client.for_sending()
     if remote is None:
+        return Sent(0)
+    if not isinstance(job, _Job):
+        with suppress(Unavailable):
+            job(remote)
         return Sent(0)
     try:
         sent = send(remote, job.bundle, job.needs, again=job.again)
