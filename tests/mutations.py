@@ -32,7 +32,10 @@ _STORE += ["tests/faults/store/test_each_error.py", "tests/faults/store/test_pow
 _SEAL = ["tests/signing/test_seal.py", "tests/signing/test_seal_damage.py", "tests/signing/test_seal_forgery.py"]
 _SEAL += ["tests/signing/test_seal_inspection.py"]
 _TRUST = ["tests/signing/test_trust.py", "tests/signing/test_signatures.py", "tests/upkeep/test_sign_and_verify.py"]
-_GATE = ["tests/built_code/test_gate.py", "tests/built_code/test_gate_records.py", "tests/upkeep/test_sign_code.py"]
+_GATE = [
+    *("tests/built_code/test_gate.py", "tests/built_code/test_gate_records.py"),
+    *("tests/built_code/test_group_records.py", "tests/upkeep/test_sign_code.py"),
+]
 _GATE += ["tests/built_code/test_private_build.py"]
 _KILLS = ["tests/isolation/test_service_kills.py", "tests/isolation/test_service_deaths.py"]
 _SERVICE = ["tests/isolation/test_service.py", *_KILLS]

@@ -47,6 +47,7 @@ __all__ = [
     "judge",
     "judge_by_record",
     "keep",
+    "keep_digest",
     "learn",
     "not_loaded",
     "objection",
@@ -204,25 +205,31 @@ def keep(
     and reported, if the record cannot be written. Raises OSError if the file cannot be read.
     """
     digest = _digest(made_at or path) if content is None else hashlib.sha256(content).digest()
-    return _keep(path, root, kind, digest, also, name)
+    return keep_digest(path, root, kind, digest, also, name)
 
 
-def _keep(
+def keep_digest(
     path: str, root: str, kind: Kind, digest: bytes, also: Mapping[str, Any] = MappingProxyType({}), name: str = ""
 ) -> bool:
+    """As keep(), of content with this SHA-256."""
     directory_faults.check(root)
     expect_digest(path, digest)
     ring = keyring.current()
-    if ring.signing is None and not also and is_stated(path, root, kind, digest):
+    if ring.signing is None and is_stated(path, root, kind, digest, also):
         return True  # by a record that outlives this process
     stated = {"sha256": digest.hex(), **also}
     return manifests.write(path, root, kind, stated, ring.attesting, provenance.statement(kind), name=name)
 
 
-def is_stated(path: str, root: str, kind: Kind, digest: bytes) -> bool:
-    """Whether a record in the cache ``root`` attests content with this SHA-256 at ``path``, so that none is needed."""
+def is_stated(path: str, root: str, kind: Kind, digest: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> bool:
+    """Whether a record in the cache ``root`` attests content with this SHA-256 at ``path``, so that none is needed.
+
+    ``also``: what else it has to state.
+    """
     with suppress(Unreadable):
-        return objection_by_record(manifests.stored(path, root, kind), path, kind, digest, root) is None
+        for record in manifests.records(path, root, kind):
+            if objection_by_record(record, path, kind, digest, root) is None:
+                return not also or manifests.unverified(record).items() >= also.items()
     return False
 
 
@@ -247,7 +254,7 @@ def states_digest(path: str, root: str, kind: Kind, digest: bytes) -> bool:
     """As states(), for content with this SHA-256."""
     if is_known_digest(path, digest):
         return True
-    return judge_by_record(manifests.stored(path, root, kind), path, kind, digest, root) is None
+    return _judge_by_records(manifests.records(path, root, kind), path, kind, digest, root) is None
 
 
 def states_record(record: bytes | None, path: str, kind: Kind, content: bytes, root: str = "") -> bool:
@@ -261,18 +268,36 @@ def judge_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, 
     A record by a trusted signing key decides, within what it is bound to. The user's trust in private files counts
     only if there is no such record, and no other record contradicts.
     """
-    objection = objection_by_record(record, path, kind, digest, root)
-    if objection is None or objection.reason not in trust.UNATTESTED or not is_private(path):
-        return objection
-    return contradiction(record, kind, manifests.name_of(path, kind, root), digest)
+    return _judge_by_records((record,), path, kind, digest, root)
+
+
+def _judge_by_records(
+    records: Iterable[bytes | None], path: str, kind: Kind, digest: bytes, root: str
+) -> Refusal | None:
+    """As judge_by_record(), of a file that any of these may attest. Raises as ``records`` do."""
+    found: list[tuple[Refusal, bytes | None]] = []
+    for record in records:
+        refusal = objection_by_record(record, path, kind, digest, root)
+        if refusal is None:
+            return None
+        found.append((refusal, record))
+    decided = next((refusal for refusal, _ in found if refusal.reason not in trust.UNATTESTED), None)
+    if decided is not None or not is_private(path):
+        return decided or found[0][0]
+    return _contradiction((record for _, record in found), path, kind, digest, root)
+
+
+def _contradiction(records: Iterable[bytes | None], path: str, kind: Kind, digest: bytes, root: str) -> Refusal | None:
+    name = manifests.name_of(path, kind, root)
+    return next(filter(None, (contradiction(record, kind, name, digest) for record in records)), None)
 
 
 def contradiction(record: bytes | None, kind: Kind, name: str, digest: bytes) -> Refusal | None:
     """What the record, whoever sealed it, says against the file of this name and SHA-256; None if nothing."""
-    stated = manifests.unverified(record)
+    stated = manifests.unverified(record, name, kind)
     if stated and stated["sha256"] != digest.hex():
         return Refusal(Reason.DAMAGED, "its digest is not the one in its record")
-    return trust.contradiction(record or b"", kind, name)
+    return trust.contradiction(record or b"", kind, manifests.named_in(record or b"", name, kind))
 
 
 def objection_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, root: str = "") -> Refusal | None:
@@ -295,10 +320,10 @@ def adopt(path: str, root: str, kind: Kind) -> bool:
         return False
     digest = opening.digest_regular(path, opening.check_private(path), flags=os.O_NOFOLLOW)
     if refusal.reason in trust.UNATTESTED:
-        refusal = contradiction(manifests.stored(path, root, kind), kind, manifests.name_of(path, kind, root), digest)
+        refusal = _contradiction(manifests.records(path, root, kind), path, kind, digest, root)
     if refusal is not None:
         raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
-    _keep(path, root, kind, digest)
+    keep_digest(path, root, kind, digest)
     return True
 
 
@@ -375,7 +400,7 @@ def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None
     digest = _digest(path)
     if digest not in _known.get(path, ()):
         # Content that this process knows needs no record.
-        refusal = judge_by_record(manifests.stored(path, root, kind), path, kind, digest, root)
+        refusal = _judge_by_records(manifests.records(path, root, kind), path, kind, digest, root)
         if refusal is not None:
             return refusal._replace(found=status)
         events.count(Count.CODE_VERIFIED)

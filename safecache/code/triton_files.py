@@ -10,11 +10,12 @@ import json
 import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from safecache.code import gate, triton_place
 from safecache.code.triton_place import LIST, Found, Place
 from safecache.entries import copies, loading
+from safecache.errors import SafecacheError
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.remote import tier
@@ -29,6 +30,7 @@ __all__ = [
     "accept",
     "attest",
     "binary",
+    "compiling",
     "dump",
     "get_file",
     "get_group",
@@ -43,12 +45,40 @@ __all__ = [
 
 
 class _Thread(threading.local):
-    """Whether this thread sends to a remote cache what it keeps, rather than keep what came from there."""
+    """``sends``: whether this thread sends to a remote cache what it keeps, rather than keep what came from there.
 
-    sends = False
+    ``awaited``: where the lists will be of what Triton compiles in it, None if it does not; ``owed``: the digests of
+    files, by path, that no record attests until such a list is there.
+    """
+
+    def __init__(self) -> None:
+        self.sends = False
+        self.awaited: set[str] | None = None
+        self.owed: dict[str, bytes] = {}
 
 
 _thread = _Thread()
+
+# What a list's record states besides its own digest: {"files": those of its group}.
+_Stated = Mapping[str, Mapping[str, str | None]]
+
+
+@contextmanager
+def compiling() -> Iterator[None]:
+    """In this block a kernel that is missing is compiled: its list's record attests its files, once that is written.
+
+    Without a list, as after an error, each gets a record of its own at the end.
+    """
+    before = _thread.awaited, _thread.owed
+    _thread.awaited, _thread.owed = set(), {}
+    try:
+        yield
+    finally:
+        owed = _thread.owed
+        _thread.awaited, _thread.owed = before
+        for path, digest in owed.items():
+            with suppress(SafecacheError):  # of strict mode: the compile's own error comes first
+                gate.keep_digest(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL, digest)
 
 
 def put(directory: str, name: str, content: bytes) -> str:
@@ -63,22 +93,46 @@ def put(directory: str, name: str, content: bytes) -> str:
     return readable
 
 
-def _keep(place: Place, name: str, content: bytes) -> tuple[str, dict[str, object] | None]:
+def _keep(place: Place, name: str, content: bytes) -> tuple[str, _Stated | None]:
     """The path to read it from, and what its record states, None if it was not kept."""
-    path = place.path(name)
+    path, digest = place.path(name), hashlib.sha256(content).digest()
     stated = _stated(place, content) if name.startswith(LIST) else {}
     if stated is None:
         return path, None
+    is_awaited = not stated and _awaits_list(path)
     kept = (
         not levels.is_left_alone(place.root, reading=False)
-        and gate.keep(path, place.root, Kind.KERNEL, content, stated)
+        and _attest(place, path, digest, stated, is_awaited=is_awaited)
         and _publish(path, content, place.root)
     )
+    if kept and is_awaited:
+        _thread.owed[path] = digest
     if not kept and not config.current().strict and directory_faults.forbids_writing(place.root):
         levels.leave_alone(place.root, reading=False)  # or each file would fail, and be counted, by itself
     readable = triton_place.readable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
-    triton_place.note(place.directory, name, content, readable, kept=kept)
+    triton_place.note(place.directory, name, content, readable, digest if kept else None)
     return readable, stated if kept else None
+
+
+def _attest(place: Place, path: str, digest: bytes, stated: _Stated, *, is_awaited: bool) -> bool:
+    """Attest the file here, and by a record, unless that of its group's list ``is_awaited``."""
+    if is_awaited:
+        gate.expect_digest(path, digest)
+        return True
+    if not gate.keep_digest(path, place.root, Kind.KERNEL, digest, stated):
+        return False
+    for name in stated.get("files", ()):
+        _thread.owed.pop(place.path(name), None)
+    return True
+
+
+def _awaits_list(path: str) -> bool:
+    """Whether the record of a list that is still to come will attest this file; if not, it needs one of its own.
+
+    Not where another process has written that list meanwhile: until ours replaces it, it states another file.
+    """
+    listed = manifests.list_of(path, Kind.KERNEL)
+    return listed in (_thread.awaited or ()) and listed is not None and not os.path.lexists(listed)
 
 
 def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) -> str:
@@ -94,22 +148,22 @@ def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) 
     if written != path or stated is None:
         return written
     readable = triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
-    triton_place.note(directory, name, content, readable, kept=kept)
+    triton_place.note(directory, name, content, readable, hashlib.sha256(content).digest() if kept else None)
     if kept:
         _send(place, name, content, stated)
     return readable
 
 
-def _send(place: Place, name: str, content: bytes, stated: Mapping[str, object]) -> None:
+def _send(place: Place, name: str, content: bytes, stated: _Stated) -> None:
     """Send a library, or with its list a whole group, to the remote, and to the shared level below this cache."""
-    if name.startswith(LIST) or name.endswith(".so"):
-        tier.made(Kind.KERNEL, os.path.basename(place.directory), place.directory, place.root)
+    if not name.startswith(LIST) and not name.endswith(".so"):
+        return
+    tier.made(Kind.KERNEL, os.path.basename(place.directory), place.directory, place.root)
     directory = levels.counterpart(place.directory)
     if directory is None:
         return
     if not name.startswith(LIST):
-        if name.endswith(".so"):
-            copies.send(place.path(name), Kind.KERNEL, place.root)
+        copies.send(place.path(name), Kind.KERNEL, place.root)
         return
     names = triton_place.names_in(content) or ()
     if all(copies.send(place.path(file), Kind.KERNEL, place.root) for file in names):
@@ -123,7 +177,7 @@ def _listing(paths: Mapping[str, str]) -> bytes:
     return json.dumps({"child_paths": paths}).encode()
 
 
-def _stated(place: Place, content: bytes) -> dict[str, object] | None:
+def _stated(place: Place, content: bytes) -> _Stated | None:
     """What the record of a list states besides its digest; None if one of its files was not kept."""
     digests = {name: _digest(place, name) for name in triton_place.names_in(content) or ()}
     return {"files": digests} if all(digests.values()) else None
@@ -199,10 +253,16 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
         path = place.path(name)
         gate.expect(path, contents[name])
         is_there = os.path.lexists(path) and place.is_attested(path)
-        if not is_there or not manifests.exists(path, place.root, Kind.KERNEL):
+        if not is_there or not _has_record(path, place.root):
             readable, _ = _keep(place, name, contents[name])
             triton_place.note_aside(path, readable)
     triton_place.forget_written()
+
+
+def _has_record(path: str, root: str) -> bool:
+    """Whether somebody has kept a file of that name, or its group; says nothing about what is in it."""
+    listed = manifests.list_of(path, Kind.KERNEL)
+    return any(manifests.exists(each, root, Kind.KERNEL) for each in (listed, path) if each is not None)
 
 
 def _has(place: Place, contents: Mapping[str, bytes]) -> bool:
@@ -307,6 +367,8 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
             _relist(place, LIST + name, found)
         if found is not None:
             return {file: taken.path for file, taken in found.items()}
+    if _thread.awaited is not None:
+        _thread.awaited.add(os.path.join(directory, LIST + name))
     return None
 
 
@@ -356,10 +418,15 @@ def _copy(directory: str, files: Mapping[str, Found | None], layer: Place) -> bo
     # In a read-only cache the lower tier serves as well, without a warning.
     if not os.access(directory, os.W_OK):
         return False
+    lists = [layer.path(name) for name in files if name.startswith(LIST)]
+    if not all(manifests.copy(path, layer.root, Kind.KERNEL, here.root) for path in lists):
+        return False
     for name, found in files.items():
+        path = layer.path(name)
         content = found.content if found is not None else None
-        content = layer.read(layer.path(name)) if content is None else content
-        if content is None or not manifests.copy(layer.path(name), layer.root, Kind.KERNEL, here.root):
+        content = layer.read(path) if content is None else content
+        is_listed = path in lists or manifests.list_of(path, Kind.KERNEL) in lists
+        if content is None or not (manifests.copy(path, layer.root, Kind.KERNEL, here.root) or is_listed):
             return False
         if not _publish(here.path(name), content, here.root):
             return False

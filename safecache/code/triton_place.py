@@ -1,7 +1,8 @@
 """One cache key's directory in Triton's cache, or in a lower tier: files are verified before they are read.
 
 The files of a kernel form a group, and the record of its list states the digest of each. So a reader gets all of one
-writer's files or none, and the paths in the list, which hold only where it was written, do not matter.
+writer's files or none, and the paths in the list, which hold only where it was written, do not matter. A compile, which
+ends with the list, writes no other record.
 
 Triton reads back by name what it has just written. A network file system can fail at that, though the file is
 published, or somebody may have cleared the cache: the bytes then come from memory.
@@ -26,6 +27,7 @@ from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.signing import trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests, quarantine
+from safecache.store.manifests import LIST
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable
 
@@ -61,10 +63,13 @@ class _Written(threading.local):
 _written = _Written()
 
 
-def note(directory: str, name: str, content: bytes, readable: str, *, kept: bool) -> None:
-    """Remember that ``content`` was written to ``name``, and can be read at ``readable``; ``kept``: in the cache."""
+def note(directory: str, name: str, content: bytes, readable: str, digest: bytes | None) -> None:
+    """Remember that ``content`` was written to ``name``, and can be read at ``readable``.
+
+    ``digest``: its SHA-256, None if it is not in the cache.
+    """
     _begin(directory)
-    _written.digests[name] = hashlib.sha256(content).hexdigest() if kept else None
+    _written.digests[name] = None if digest is None else digest.hex()
     if not name.endswith(".so"):  # Triton does not read that back with its group
         _written.contents[readable] = content
 
@@ -142,7 +147,6 @@ def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[st
     return construct(copies)
 
 
-LIST = "__grp__"
 REMEDY = "It is compiled anew; make it readable or remove it."
 
 # SHA-256 digests by path, each with the file's stat when it was read, and when that was, on the monotonic clock.

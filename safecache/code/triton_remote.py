@@ -123,10 +123,10 @@ class Backend:
             self._learn(name, record)
             return None
         self._records.pop(name, None)
-        own = manifests.stored(path, root, Kind.KERNEL)
-        if gate.objection_by_record(own, path, Kind.KERNEL, digest.digest(), root) is None:
-            self._learn(name, own)
-            return None
+        for own in manifests.records(path, root, Kind.KERNEL):
+            if gate.objection_by_record(own, path, Kind.KERNEL, digest.digest(), root) is None:
+                self._learn(name, own)
+                return None
         if gate.is_known(path, content):
             return None
         if record is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from safecache.code import triton_files
 from safecache.isolation import asked
 
 __all__ = ["compile", "get_cache_key"]
@@ -14,7 +15,8 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
     """triton.compile: compiles a file of IR, which it would parse first of all, beforehand if the cache lacks it."""
 
     def compiled(src: Any, target: Any = None, options: Any = None, _env_vars: Any = None) -> Any:
-        return asked.compiled(src, (target, options, _env_vars), lambda: wrapped(*args, **kwargs))
+        with triton_files.compiling():
+            return asked.compiled(src, (target, options, _env_vars), lambda: wrapped(*args, **kwargs))
 
     return compiled(*args, **kwargs)
 

@@ -60,8 +60,6 @@ _RECORDED = (Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING)
 START = 4096
 # Where Triton's cache may lie in Inductor's: torch has one for each device.
 _AT = re.compile(r"triton/\d{1,4}|")
-# A bundle's list of its files, in Triton's cache: written last, since readers begin with it.
-_LIST = "__grp__"
 _LEVEL = 3
 # What it takes to read bytes that packed() does not make.
 _MALFORMED = (ValueError, TypeError, KeyError, RecursionError)
@@ -127,7 +125,7 @@ class Bundle(NamedTuple):
     def names(self) -> list[str]:
         """The names of its files, a list of them last. Raises OSError."""
         files = [self.only, self.only + layout.LOADED] if self.only else folders.names_in(self.directory)
-        return sorted(filter(self.owns, files), key=lambda name: (name.startswith(_LIST), name))
+        return sorted(filter(self.owns, files), key=lambda name: (name.startswith(manifests.LIST), name))
 
 
 def name_of(kind: Kind, key: str) -> str:
@@ -170,7 +168,7 @@ def collected(bundle: Bundle) -> tuple[File, ...]:
 
 
 def _is_list(file: File) -> bool:
-    return file.name.startswith(_LIST)
+    return file.name.startswith(manifests.LIST)
 
 
 def _has_all(file: File, names: Collection[str], bundle: Bundle) -> bool:

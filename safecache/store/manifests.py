@@ -3,6 +3,8 @@
 Each is bound to the path of its file below the cache: so a cache that is copied as a whole keeps them, and a file that
 is put in the place of another one has none. Inductor and Triton name a library after the hash of its source and of the
 command that builds it, so that its path is bound to both.
+
+A kernel's files need no record each: that of the list of their group states the digests of all.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import errno
 import hashlib
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from safecache.files import opening
@@ -25,13 +27,17 @@ from safecache.store import entry_files, quarantine
 from safecache.tiers import directory_faults, fallback
 
 __all__ = [
+    "LIST",
     "copy",
     "exists",
     "hashed_name",
+    "list_of",
     "name_of",
+    "named_in",
     "path_of",
     "publish",
     "read",
+    "records",
     "report_obstacle",
     "sealed",
     "stored",
@@ -39,6 +45,9 @@ __all__ = [
     "verify",
     "write",
 ]
+
+# What the name of the list of a kernel's files begins with, in Triton's cache; the rest is that of its metadata.
+LIST = "__grp__"
 
 # The last: a link that was put there since.
 _NONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
@@ -157,14 +166,45 @@ def name_of(path: str, kind: Kind, root: str = "") -> str:
     return f"{os.path.basename(directory)}/{name}" if kind in (Kind.KERNEL, Kind.NATIVE_CODE) else name
 
 
+def list_of(path: str, kind: Kind) -> str | None:
+    """The path, or the name as in name_of(), of the list of the group that a kernel's file is in, if it is in one.
+
+    None for a list itself, and for what Triton keeps by itself.
+    """
+    directory, name = os.path.split(path)
+    stem, _, ending = name.rpartition(".")
+    if kind is not Kind.KERNEL or not stem or ending == "so" or name.startswith(LIST):
+        return None
+    return os.path.join(directory, f"{LIST}{stem}.json")
+
+
 def hashed_name(name: str) -> str:
     """What the record of a file is called that name_of() calls so."""
     return hashlib.sha256(os.fsencode(name)).hexdigest()
 
 
+def records(path: str, root: str, kind: Kind) -> Iterator[bytes | None]:
+    """Those in the cache ``root`` that may attest the file: its group's if there is one, then its own; not verified.
+
+    None: it has none of its own. Raises as stored().
+    """
+    listed = list_of(path, kind)
+    of_group = stored(listed, root, kind) if listed is not None else None
+    if of_group is not None:
+        yield of_group
+    yield stored(path, root, kind)
+
+
 def read(path: str, root: str, kind: Kind) -> tuple[seal.Verdict, dict[str, Any]]:
-    """What the seal of the file's record says, and if it holds, what is stated there of the file. Raises Unreadable."""
-    return verify(stored(path, root, kind), path, kind, root)
+    """What the seal of the file's record says, and if it holds, what is stated there of the file. Raises Unreadable.
+
+    That is the record of its group, unless that does not attest it, whatever it holds.
+    """
+    for record in records(path, root, kind):
+        verdict, stated = verify(record, path, kind, root)
+        if verdict.reason is None:
+            break
+    return verdict, stated
 
 
 def verify(
@@ -172,16 +212,33 @@ def verify(
 ) -> tuple[seal.Verdict, dict[str, Any]]:
     """As read(), of this record; None, for there is none, is that of an unsealed file."""
     record, own = record or b"", name or name_of(path, kind, root)
-    verdict = seal.verify(record, kind, own, keyring.current().find, config.current().namespace)
+    named = named_in(record, own, kind)
+    verdict = seal.verify(record, kind, named, keyring.current().find, config.current().namespace)
     if verdict.reason is not None:
         return verdict, {}
-    stated = _statement(record)
-    return (verdict, stated) if stated else (verdict._replace(reason=Reason.UNKNOWN_FORMAT), {})
+    stated = unverified(record, own, kind)
+    if not stated:
+        return verdict._replace(reason=Reason.UNKNOWN_FORMAT if named == own else Reason.UNSEALED), {}
+    return verdict, stated
 
 
-def unverified(record: bytes | None) -> dict[str, Any]:
-    """What a record says, whoever wrote it: enough to object to something, and never to use it."""
-    return _statement(record or b"")
+def named_in(record: bytes, name: str, kind: Kind) -> str:
+    """What the record of a file that name_of() calls so is to be sealed for: that file, or the list of its group."""
+    listed = list_of(name, kind)
+    return listed if listed is not None and seal.stated_key(record) == listed else name
+
+
+def unverified(record: bytes | None, name: str = "", kind: Kind = Kind.KERNEL) -> dict[str, Any]:
+    """What a record says, whoever wrote it: enough to object to something, and never to use it.
+
+    ``name``: of which file of this kind, as name_of() calls it, where the record may be that of its group.
+    """
+    stated = _statement(record or b"")
+    if named_in(record or b"", name, kind) == name:
+        return stated
+    files = stated.get("files")
+    digest = files.get(os.path.basename(name)) if isinstance(files, dict) else None
+    return {"sha256": digest} if isinstance(digest, str) else {}
 
 
 def _statement(record: bytes) -> dict[str, Any]:
