@@ -400,7 +400,7 @@ def _siblings(directory: str, name: str) -> Iterator[Place]:
 
     It does so when it first makes an autotuner. Only an attested file of this ``name`` counts there.
     """
-    for cache in layout.triton_siblings(os.path.dirname(directory), config.child_environment()):
+    for cache in layout.triton_siblings(os.path.dirname(directory), config.environment()):
         place = Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
         if gate.is_attested(place.path(name), cache, Kind.KERNEL):
             yield place

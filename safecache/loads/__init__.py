@@ -100,7 +100,7 @@ def substitute(variable: str) -> tuple[str, str] | None:
 
 
 def _candidates() -> list[str]:
-    environment = config.child_environment()
+    environment = config.environment()
     home = environment.get("HOME", "")
     cache = environment.get("XDG_CACHE_HOME") or (os.path.join(home, ".cache") if home else "")
     return [path for path in (cache, home, "/var/tmp", _temporary(), os.getcwd()) if path]
@@ -192,7 +192,7 @@ def _missing_compiler(error: Exception, language: str) -> str | None:
     if isinstance(error, FileNotFoundError):
         # The program that subprocess could not start; a missing source or directory would have another name.
         named = error.filename
-        is_compiler = isinstance(named, str) and named == config.child_environment().get(variable)
+        is_compiler = isinstance(named, str) and named == config.environment().get(variable)
         return f"{variable} names {named}, which is not there" if is_compiler and shutil.which(named) is None else None
     # Messages of Triton; of torch's exception InvalidCxxCompiler; and of the shell that ninja starts.
     text = str(error)

@@ -74,8 +74,12 @@ def of_headers(_: Mapping[str, str]) -> str:
 
 def of_triton(environ: Mapping[str, str]) -> str:
     """Triton's own, likewise."""
+    return environ.get("TRITON_CACHE_DIR") or _triton_at_home(environ)
+
+
+def _triton_at_home(environ: Mapping[str, str]) -> str:
     home = environ.get("TRITON_HOME") or os.path.expanduser("~")
-    return environ.get("TRITON_CACHE_DIR") or os.path.join(home, ".triton", "cache")
+    return os.path.join(home, ".triton", "cache")
 
 
 def whole(root: str, environ: Mapping[str, str]) -> str:
@@ -114,6 +118,10 @@ def reap_once(directory: str) -> None:
         return
     _reaped.add(directory)
     root, key = os.path.split(directory)
+    with suppress(OSError):
+        # Its own name and "." in it: most file systems count what lies deeper too, and so tell that there is nothing.
+        if filesystem.lstat(directory).st_nlink == 2:
+            return
     with suppress(OSError), folders.opened(root, [key]) as folder:
         for name in folder.names():
             writer = _NAME.fullmatch(name)
@@ -252,7 +260,7 @@ def triton_caches(root: str) -> Iterator[str]:
 
 def triton_siblings(root: str, environ: Mapping[str, str]) -> list[str]:
     """Triton's own cache, for one of Inductor's folders for it, and these for that; none for any other directory."""
-    own = of_triton({name: value for name, value in environ.items() if name != "TRITON_CACHE_DIR"})
+    own = _triton_at_home(environ)
     with suppress(OSError):  # what cannot be listed, or has no place at all, holds nothing for us
         inductors = os.path.join(of_inductor(environ), TRITON_FOLDER)
         if os.path.abspath(root) == os.path.abspath(own):

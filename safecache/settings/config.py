@@ -16,6 +16,7 @@ __all__ = [
     "child_environment",
     "current",
     "end_redirection",
+    "environment",
     "flydsl_directory",
     "is_one",
     "is_switched_off",
@@ -162,6 +163,11 @@ def reload(without: Collection[str] = ()) -> Config:
 def is_switched_off() -> bool:
     """Whether SAFECACHE is off in the environment as it is now, whatever else is set. Raises ConfigError."""
     return not load({"SAFECACHE": os.environ.get("SAFECACHE", "")}).enabled
+
+
+def environment() -> Mapping[str, str]:
+    """This process's environment, to be read: no copy, which takes long where a container has hundreds of variables."""
+    return os.environ
 
 
 def child_environment() -> dict[str, str]:

@@ -42,7 +42,7 @@ def published(root: str) -> None:
     if time.monotonic() < _next.get(root, 0.0) or levels.is_shared(root):
         return
     _next[root] = time.monotonic() + _INTERVAL
-    top = layout.whole(root, config.child_environment())
+    top = layout.whole(root, config.environment())
     try:
         if _claim(top):
             _start([sys.executable or "python3", "-m", "safecache", "gc", "--quiet", top])
