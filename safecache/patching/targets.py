@@ -247,6 +247,12 @@ TARGETS: tuple[Target, ...] = (
         ("key, content",),
     ),
     Target(_AUTOGRAD_CACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
+    Target(
+        "torch._dynamo.convert_frame",
+        "ConvertFrame.__call__",
+        "convert_frame:convert",
+        ("self, frame, cache_entry, hooks, frame_state, skip=",),
+    ),
     Target(_AOT_COMPILE, "AOTCompiledFunction.serialize", "dynamo:serialize", ("cls, fn, external_data=",)),
     Target(
         _AOT_COMPILE,

@@ -54,6 +54,18 @@ def test_strict_mode_names_the_damage_in_an_error(warm, kind, how):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_strict_mode_is_not_suppressed(warm, kind):
+    damage_one(warm, kind, damage.flip_in_payload)
+    answer = warm.run(model_scenes.compile_suppressing, strict=True)
+    assert answer.errors[0] == "EntryRefusedError", answer
+
+
+def test_what_is_no_problem_of_a_cache_is_suppressed_in_strict_mode(home):
+    answer = home.run(model_scenes.suppress_the_error_of_a_backend, strict=True)
+    assert answer.result == [2, 2], answer
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     "how",
     [damage.truncate_to_half, damage.flip_in_payload, damage.entry_of_another_kind, damage.moved_to_another_key],

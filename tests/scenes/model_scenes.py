@@ -54,6 +54,26 @@ def compile_twice(**functorch):
     return compile_model(**functorch)
 
 
+def compile_suppressing(**functorch):
+    """compile_model where dynamo logs what a compile raises, and runs the function eagerly, as SGLang has it."""
+    from torch._dynamo import config as dynamo_config
+
+    with dynamo_config.patch(suppress_errors=True):
+        return compile_model(**functorch)
+
+
+def suppress_the_error_of_a_backend():
+    """What a function gives whose backend fails by itself, where dynamo runs it eagerly for that."""
+    import torch
+    from torch._dynamo import config as dynamo_config
+
+    def fail(graph, example_inputs):
+        raise RuntimeError("not a cache's")
+
+    with dynamo_config.patch(suppress_errors=True):
+        return torch.compile(lambda x: x + 1, backend=fail)(torch.ones(2)).tolist()
+
+
 def compile_with(injection, place, **functorch):
     """compile_model with an object that does not pickle in ``place``."""
     with injected(injection, place):

@@ -15,6 +15,7 @@ MODULES = (
     "torch._inductor.compile_fx",
     "torch._dynamo.aot_compile",
     "torch._dynamo.aot_compile_types",
+    "torch._dynamo.convert_frame",
     "torch._dynamo.package",
     "torch._dynamo.pgo",
     "torch._inductor.runtime.autotune_cache",
