@@ -2,6 +2,9 @@
 
 By the table vLLM finds the artifact of each graph, so it is attested like code; it reads none of the accounts.
 Source: vllm/compilation/backends.py, the same in vLLM 0.20 to 0.33.
+
+SGLang has an early copy of that code, for piecewise graphs, which one can ask for up to 0.5.21. A table that does not
+parse ends the server, which never looks anything up in it. Source: sglang/srt/compilation/backend.py.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import hashlib
 import io
 import locale
 import os
+import re
 from contextlib import suppress
 from types import TracebackType
 
@@ -22,15 +26,15 @@ from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 from safecache.tiers.directory_faults import Unreadable
 
-__all__ = ["ACCOUNTS", "TABLE", "Written", "table"]
+__all__ = ["ACCOUNTS", "TABLE", "UNUSED_TABLE", "Written", "empty_table", "is_account", "table"]
 
 TABLE = "vllm_compile_cache.py"
 ACCOUNTS = ("cache_key_factors.json", "computation_graph.py")
+UNUSED_TABLE = "sglang_compile_cache.py"
+_OF_SGLANG = re.compile(rf"{re.escape(UNUSED_TABLE)}|computation_graph_\d+\.\d+\.py")
 _EMPTY = "{}"
 _FOLDER = "torch_compile_cache"
-_REMEDY = (
-    "vLLM goes on, and compiles again at the next start. Make room there, or set VLLM_CACHE_ROOT to another place."
-)
+_REMEDY = "Make room there, or set {} to another place."
 
 
 def _root(path: str) -> str:
@@ -43,6 +47,16 @@ def _root(path: str) -> str:
     return above if os.path.basename(above) == _FOLDER else chosen
 
 
+def is_account(name: str) -> bool:
+    """Whether a file of this name is written for people to read, by vLLM or by SGLang."""
+    return name in ACCOUNTS or _OF_SGLANG.fullmatch(name) is not None
+
+
+def empty_table() -> io.StringIO:
+    """What does as well as SGLang's table, whatever is in that."""
+    return io.StringIO(_EMPTY)
+
+
 def table(path: str) -> io.StringIO:
     """The table at ``path``, and an empty one in place of any that is not attested, which is reported.
 
@@ -51,12 +65,12 @@ def table(path: str) -> io.StringIO:
     with events.reading():
         content = loading.read(Kind.TABLE, path)
         if content is None:
-            return io.StringIO(_EMPTY)
+            return empty_table()
         refusal = _objection(path, content)
         if refusal is not None:
             remedy = "What it lists is compiled again, and vLLM replaces it."
             loading.note(refusal.reason, Kind.TABLE, path, refusal.evidence, remedy)
-            return io.StringIO(_EMPTY)
+            return empty_table()
     return io.StringIO(content.decode(locale.getpreferredencoding(False)))
 
 
@@ -103,8 +117,13 @@ def _publish(path: str, content: bytes) -> None:
             entry_files.replace(path, content)
     except OSError as error:
         written = False
-        text = f"vLLM's {path} was not written: {error.strerror}."
-        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_REMEDY, error=error)
+        if _OF_SGLANG.fullmatch(os.path.basename(path)):
+            text = f"SGLang's {path} was not written: {error.strerror}. It goes on without."
+            remedy = _REMEDY.format("SGLANG_CACHE_DIR")
+        else:
+            text = f"vLLM's {path} was not written: {error.strerror}. It goes on, and compiles again at the next start."
+            remedy = _REMEDY.format("VLLM_CACHE_ROOT")
+        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=remedy, error=error)
     finally:
         if not written:
             with suppress(OSError), folders.opened(os.path.dirname(path)) as folder:  # there is none

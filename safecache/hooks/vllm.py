@@ -1,4 +1,4 @@
-"""vLLM's own: its loading of compiled models, and the text files beside them."""
+"""vLLM's own: its loading of compiled models, and the text files beside them, which SGLang has, too."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ def load_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 def open_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """open, as backends.py knows it: its table of artifacts is verified, and a full disk does not end the engine."""
+    """open, as the backends know it: its table of artifacts is verified, and a full disk does not end the engine."""
 
     def open_it(file: Any, mode: str = "r", *rest: Any, **named: Any) -> Any:
         name = os.path.basename(file) if isinstance(file, str) else ""
         if mode == "r" and name == vllm_files.TABLE:
             return vllm_files.table(file)
-        if mode == "w" and name in (vllm_files.TABLE, *vllm_files.ACCOUNTS):
+        if mode == "r" and name == vllm_files.UNUSED_TABLE:
+            return vllm_files.empty_table()
+        if mode == "w" and (name == vllm_files.TABLE or vllm_files.is_account(name)):
             return vllm_files.Written(file)
         return wrapped(file, mode, *rest, **named)
 

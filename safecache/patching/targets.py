@@ -682,13 +682,16 @@ TARGETS: tuple[Target, ...] = (
         needs="vllm",
     ),
     # Not the methods that write: one of the files is written amid a whole compile.
-    Target(
-        "vllm.compilation.backends",
-        "open",
-        "vllm:open_file",
-        ("file, mode=, buffering=, encoding=, errors=, newline=, closefd=, opener=",),
-        needs="vllm",
-        builtin=True,
+    *(
+        Target(
+            f"{server}.{module}",
+            "open",
+            "vllm:open_file",
+            ("file, mode=, buffering=, encoding=, errors=, newline=, closefd=, opener=",),
+            needs=server,
+            builtin=True,
+        )
+        for server, module in (("vllm", "compilation.backends"), ("sglang", "srt.compilation.backend"))
     ),
 )
 

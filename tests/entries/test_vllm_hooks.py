@@ -40,8 +40,13 @@ def stand_in(model, aot_compilation_path):
 
 
 def its_function(module, attribute):
-    """vLLM's own function, or method, on its own: what else is in its module needs a GPU or a hundred packages."""
-    tree = ast.parse((Path(WHEEL) / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
+    """vLLM's own function, or method, on its own."""
+    return function_of(WHEEL, module, attribute)
+
+
+def function_of(wheel, module, attribute):
+    """A server's own function, or method, on its own: what else is in its module needs a GPU or a hundred packages."""
+    tree = ast.parse((Path(wheel) / (module.replace(".", "/") + ".py")).read_text(encoding="utf-8"))
     found = tree
     for name in attribute.split("."):
         found = next(node for node in found.body if getattr(node, "name", None) == name)

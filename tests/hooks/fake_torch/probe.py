@@ -52,6 +52,7 @@ MODULES = (
     "torch._inductor.runtime.cache_dir_utils",
     "torch._export",
     "torch.export.pt2_archive._package",
+    "sglang.srt.compilation.backend",
     "vllm.compilation.backends",
     "vllm.compilation.decorators",
 )
