@@ -10,6 +10,7 @@ from typing import Any
 from torch._inductor.compile_worker.subproc_pool import SubprocPickler
 
 from safecache.patching import activation
+from safecache.remote import tier
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.tiers import directory_faults, fallback
@@ -38,27 +39,39 @@ def _importable_there() -> bool:
 
 
 class WorkerPickler(SubprocPickler):  # type: ignore[misc]
-    """Pickles jobs as torch's does, with a secret by which a worker attests its builds if there is no signing key."""
+    """Pickles jobs as torch's does, with what a worker cannot know.
+
+    A secret by which it attests its builds if there is no signing key, and for how long the remote is left alone, which
+    each worker would have to find out for itself.
+    """
 
     def dumps(self, obj: object) -> bytes:
         """The bytes of a job or, in a worker, of its result."""
-        is_job = not config.is_one() and keyring.current().signing is None
-        pickled: bytes = super().dumps(_Job(obj, keyring.hand_down()) if is_job else obj)
+        secret, seconds = (b"", 0.0) if config.is_one() else _handed_down()
+        pickled: bytes = super().dumps(_Job(obj, secret, seconds) if secret or seconds else obj)
         return pickled
 
 
-class _Job:
-    """A job and the secret; it unpickles to the job alone."""
+def _handed_down() -> tuple[bytes, float]:
+    secret = keyring.hand_down() if keyring.current().signing is None else b""
+    return secret, tier.left_alone()
 
-    def __init__(self, job: object, secret: bytes) -> None:
-        self._parts = secret, job
+
+class _Job:
+    """A job and what comes with it; it unpickles to the job alone."""
+
+    def __init__(self, job: object, secret: bytes, seconds: float) -> None:
+        self._parts = secret, seconds, job
 
     def __reduce__(self) -> tuple[object, ...]:
         return _received, self._parts
 
 
-def _received(secret: bytes, job: object) -> object:
-    keyring.take(secret)
+def _received(secret: bytes, seconds: float, job: object) -> object:
+    if secret:
+        keyring.take(secret)
+    if seconds:
+        tier.leave_alone(seconds)
     return job
 
 

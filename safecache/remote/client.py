@@ -59,7 +59,11 @@ class Breaker:
 
     def allows(self, *, writing: bool) -> bool:
         """Whether it may be read now, or written."""
-        return time.monotonic() >= self._open_until[writing]
+        return self.seconds(writing=writing) == 0.0
+
+    def seconds(self, *, writing: bool) -> float:
+        """For how long it may not."""
+        return max(0.0, self._open_until[writing] - time.monotonic())
 
 
 def told(error: BaseException, url: str) -> str:
@@ -92,7 +96,15 @@ class Client:
 
     def may_read(self) -> bool:
         """Whether it would be asked for anything now."""
-        return self._breaker.allows(writing=False) and time.monotonic() >= self._rests_until
+        return self.left_alone() == 0.0
+
+    def left_alone(self) -> float:
+        """For how many seconds from now it would not."""
+        return max(self._breaker.seconds(writing=False), self._rests_until - time.monotonic(), 0.0)
+
+    def leave_alone(self, seconds: float) -> None:
+        """Do not read it for so long."""
+        self._breaker.open(seconds, writing=False)
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
         """The contents under these names, as Store.read(). Raises Unavailable."""

@@ -45,11 +45,14 @@ def asked(bundle: Bundle) -> None:
 def send(bundle: Bundle, *, again: bool = False) -> None:
     """Have it sent, with what an entry needs; ``again``: something was added to it."""
     needed: list[Bundle] = []
-    if bundle.kind in ENTRIES:
+    if bundle.kind in (*ENTRIES, Kind.AOT_FUNCTION):
         with _lock:
             begun = _asked.get(bundle, 0)
             needed = [other for other, number in _asked.items() if number > begun and other != bundle]
-            needed = needed[-parcels.MOST_NEEDED :]
+    if bundle.kind is Kind.AOT_FUNCTION:
+        # It has the entries of its graphs in it.
+        needed = [other for other in needed if other.kind not in (*ENTRIES, Kind.TABLE)]
+    needed = needed[-parcels.MOST_NEEDED :]
     for other in (*needed, bundle):
         name = parcels.name_of(other.kind, other.key)
         # Entries of a key are added to those that it has.
@@ -148,7 +151,9 @@ def _fetch_ahead(parcel: Parcel, remote: Client) -> None:
         contents = remote.read(fitting) if fitting else {}
     except Unavailable:
         return
-    _absent.update(name for name in wanted if before + name not in sizes)
+    lacking = [name for name in wanted if before + name not in sizes]
+    tally.add(Count.REMOTE_MISS, len(lacking))
+    _absent.update(lacking)
     _ahead.update({full[len(before) :]: found for full, found in contents.items() if isinstance(found, bytes)})
 
 

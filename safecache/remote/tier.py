@@ -15,7 +15,18 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from safecache.remote.parcels import Bundle
 
-__all__ = ["asked", "asked_file", "fill", "fill_file", "is_on", "is_sending", "made", "made_file"]
+__all__ = [
+    "asked",
+    "asked_file",
+    "fill",
+    "fill_file",
+    "is_on",
+    "is_sending",
+    "leave_alone",
+    "left_alone",
+    "made",
+    "made_file",
+]
 
 # Precompiled headers have 150 MB each.
 _HEADERS = (".gch", ".pch")
@@ -29,6 +40,26 @@ def is_on() -> bool:
 def is_sending() -> bool:
     """Whether what this process compiles is sent. What a compile worker makes is sent with its parent's entry."""
     return is_on() and not config.current().remote_read_only and not config.is_one()
+
+
+def left_alone() -> float:
+    """For how many seconds from now this process does not read it, which has failed; 0 if it does."""
+    if not is_on():
+        return 0.0
+    from safecache.remote import client
+
+    remote = client.current()
+    return 0.0 if remote is None else remote.left_alone()
+
+
+def leave_alone(seconds: float) -> None:
+    """Do not read it for so long, as another process of this program has found that it fails."""
+    if is_on():
+        from safecache.remote import client
+
+        remote = client.current()
+        if remote is not None:
+            remote.leave_alone(seconds)
 
 
 def asked(kind: Kind, key: str, directory: str, root: str) -> None:
@@ -70,12 +101,15 @@ def fill_file(kind: Kind, path: str, root: str, key: str = "") -> bool:
     return exchange.fill(bundle)
 
 
-def made(kind: Kind, key: str, directory: str, root: str) -> None:
-    """Have this group sent, which this process has compiled, with what it has asked for since that."""
+def made(kind: Kind, key: str, directory: str, root: str, *, again: bool = False) -> None:
+    """Have this group sent, which this process has compiled, with what it has asked for since that.
+
+    ``again``: in place of what the remote has.
+    """
     if is_sending():
         from safecache.remote import exchange
 
-        exchange.send(_bundle(kind, key, directory, root))
+        exchange.send(_bundle(kind, key, directory, root), again=again)
 
 
 def made_file(kind: Kind, path: str, root: str, key: str = "", *, again: bool = False) -> None:

@@ -74,15 +74,15 @@ def test_what_is_there_is_left_alone(run, url, cache, tmp_path):
 
 
 def test_a_push_that_was_cut_short_is_taken_up(run, url, cache, monkeypatch):
-    stock, numbers = client.Client.write, itertools.count()
+    stock, numbers = client.Client._ask, itertools.count()
 
-    def write(remote, name, content):
-        if next(numbers) >= 3:
+    def ask(remote, request, *, writing=False):
+        if writing and next(numbers) >= 3:
             raise Unavailable
-        stock(remote, name, content)
+        return stock(remote, request, writing=writing)
 
     with monkeypatch.context() as patched:
-        patched.setattr(client.Client, "write", write)
+        patched.setattr(client.Client, "_ask", ask)
         said = counted(run("push", cache, "--json"), 1)
     assert said == {"sent": 3, "already_there": 0, "refused": 0, "failed": filled.BUNDLES - 3}
     assert told(run("push", cache, "--remote", url, "--json"))["sent"] == filled.BUNDLES - 3

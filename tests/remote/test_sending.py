@@ -13,7 +13,7 @@ from conftest import SOURCE, python
 from safecache.remote import client, exchange, parcels, sender, stores, tier
 from safecache.remote.parcels import Bundle
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
+from safecache.reporting.kinds import Count, Kind
 
 from .liars import Liar
 from .test_parcels import entry_bundle, kernels, sealed_entry
@@ -73,6 +73,22 @@ def test_what_is_needed_comes_in_one_go_with_who_needs_it(remote, tmp_path, monk
     for _ in range(3):
         assert not tier.fill(Kind.FX_ENTRY, "gabsent", str(tmp_path / "absent"), entry.root)
     assert len(requests) == 3
+
+
+def test_what_is_needed_and_not_there_is_counted_and_asked_for_once(remote, tmp_path):
+    test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path)
+    exchange.reset()
+    events.reset()
+    [kernel] = [name for name in remote.client().scan_iter() if b"/kernel" in name or b"/triton" in name]
+    remote.client().delete(kernel)
+    shutil.rmtree(tmp_path / "cache")
+    shutil.rmtree(tmp_path / "triton")
+    entry = entry_bundle(tmp_path)
+    assert tier.fill(entry.kind, entry.key, entry.directory, entry.root)
+    key, directory = "K" * 52, str(tmp_path / "triton" / ("K" * 52))
+    assert not tier.fill(Kind.KERNEL, key, directory, str(tmp_path / "triton"))
+    counted = events.counters()
+    assert counted[Count.REMOTE_MISS.value] == 1 and counted[Count.REMOTE_ASKED.value] == 2, counted
 
 
 def test_two_hosts_entries_for_one_key_are_joined(remote, tmp_path):
