@@ -19,6 +19,9 @@ __all__ = ["RedisStore", "connected", "of_client"]
 # Bytes of protocol around the contents of one answer.
 _AROUND = 1 << 20
 _BATCH = 1000
+# What a node of a cluster says about names that are another's.
+_OF_CLUSTER = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.exceptions.ClusterDownError)
+_NO_CLUSTER = "it is a node of a Redis Cluster, which is not supported: use a server that is in none, or an object store"
 
 
 def connected(url: str, terms: Terms) -> RedisStore:
@@ -77,6 +80,12 @@ def _bounded(base: Any, most: int) -> Any:
     class Bounded(base):  # type: ignore[misc]
         def _connect(self) -> Any:
             return _Bounded(super()._connect(), most)
+
+        def read_response(self, *args: Any, **named: Any) -> Any:
+            try:
+                return super().read_response(*args, **named)
+            except _OF_CLUSTER as error:
+                raise redis.ResponseError(_NO_CLUSTER) from error
 
     return Bounded
 

@@ -112,7 +112,13 @@ class _Plain(http.server.BaseHTTPRequestHandler):
         if content is None:
             return self._answer(404)
         wanted = self.headers["Range"]
-        return self._answer(206, content[int(wanted.partition("=")[2]) :]) if wanted else self._answer(200, content)
+        if wanted is None:
+            return self._answer(200, content)
+        return self._answer(206, content[int(wanted.partition("=")[2].partition("-")[0]) :])
+
+    def do_HEAD(self):
+        content = self.server.kept.get(self.path)
+        return self._answer(404) if content is None else self._answer(200, size=len(content))
 
     def log_message(self, *args):
         pass

@@ -8,6 +8,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import SOURCE
@@ -70,6 +71,34 @@ def test_valkeys_schemes_are_those_of_redis(redis_server, settings):
     settings(SAFECACHE_REMOTE=redis_server.url.replace("redis://", "valkey://"), SAFECACHE_REMOTE_TTL="1h")
     client.current().write("a", b"content")
     assert redis_server.client().get("a") == b"content" and 0 < redis_server.client().ttl("a") <= 3600
+
+
+@pytest.fixture
+def cluster(new_redis):
+    """Three nodes, each of which has a third of the names."""
+    nodes = [new_redis("--cluster-enabled", "yes", "--cluster-node-timeout", "2000") for _ in range(3)]
+    slots = [(0, 5460), (5461, 10922), (10923, 16383)]
+    for node, (first, last) in zip(nodes, slots, strict=True):
+        node.client().execute_command("CLUSTER", "ADDSLOTSRANGE", first, last)
+        nodes[0].client().execute_command("CLUSTER", "MEET", "127.0.0.1", node.port)
+    for _ in range(300):
+        states = [node.client().execute_command("CLUSTER", "INFO") for node in nodes]
+        if all(b"cluster_state:ok" in state for state in states):
+            return nodes
+        time.sleep(0.1)
+    raise AssertionError(states)
+
+
+def test_cluster_is_refused_by_name(cluster, settings, caplog):
+    settings(SAFECACHE_REMOTE=cluster[0].url, SAFECACHE_REMOTE_TIMEOUT="20")
+    names = [f"name {number}" for number in range(20)]
+    with pytest.raises(client.Unavailable):
+        client.current().read(names)
+    assert "a node of a Redis Cluster, which is not supported: use" in caplog.text
+    caplog.clear()
+    with pytest.raises(client.Unavailable):
+        [client.for_sending().write(name, b"content") for name in names]
+    assert "a node of a Redis Cluster, which is not supported: use" in caplog.text
 
 
 # Eight threads, each looking up one key after the other, and sending what nobody has: with contents that tell the key.
