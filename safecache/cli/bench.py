@@ -1,10 +1,14 @@
-"""``safecache bench``: what safecache costs against stock torch; ``bench isolate``: what isolated compiles cost."""
+"""``safecache bench``: what safecache costs against stock torch.
+
+``bench isolate``: what isolated compiles cost; ``bench remote``: how a second host starts that shares a remote cache.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -21,6 +25,7 @@ from rich.table import Table
 from safecache.cli import workload
 from safecache.cli.arguments import add_json, number
 from safecache.cli.workload import Cache
+from safecache.remote import extras
 from safecache.signing import key_changes, key_files, keys
 from safecache.signing.provenance import torch_version
 
@@ -43,7 +48,13 @@ _IMPORT = "import time; start = time.perf_counter(); import safecache; print((ti
 def add(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     parser.add_argument(
-        "what", nargs="?", choices=["isolate"], help="isolate: compiling kernels in processes of their own, instead"
+        "what",
+        nargs="?",
+        choices=["isolate", "remote"],
+        help="isolate: compiling kernels in processes of their own, instead; remote: the start of a second host",
+    )
+    parser.add_argument(
+        "--remote", metavar="URL", help="the remote of the second host; by default a directory, which needs obstore"
     )
     parser.add_argument("--pairs", type=number, default=7, metavar="N", help="pairs of runs a figure (default 7)")
     add_json(parser)
@@ -53,6 +64,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, and print the figures. Raises SafecacheError or OSError."""
     if arguments.what == "isolate":
         return show(rounds=arguments.pairs, as_json=arguments.json)
+    if arguments.what == "remote":
+        return _show_second_host(arguments.remote, pairs=arguments.pairs, as_json=arguments.json)
     return _show(pairs=arguments.pairs, as_json=arguments.json)
 
 
@@ -78,11 +91,66 @@ def _show(*, pairs: int, as_json: bool) -> int:
             *_warm_starts(base, pairs, step),
             *_cold_kernels(pairs, step),
         ]
+    return _told(figures, pairs, as_json=as_json)
+
+
+def _told(figures: list[Figure], pairs: int, *, as_json: bool) -> int:
     if as_json:
         print(json.dumps({"torch": torch_version(), "pairs": pairs, "figures": [f._asdict() for f in figures]}))
     else:
         _print(figures)
     return 0
+
+
+def _show_second_host(url: str | None, *, pairs: int, as_json: bool) -> int:
+    """Measure the starts of two hosts that share a remote, print a table or JSON, and return 0. Raises OSError."""
+    times: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="safecache-bench-") as name:
+        os.mkdir(os.path.join(name, "remote"))
+        remote = url or f"file://{name}/remote"
+        lacking = extras.missing(remote)
+        if lacking is not None:
+            raise OSError(f"{lacking[0]} is not installed: {lacking[1]}")
+        for pair in range(pairs):
+            # A namespace of its own: each pair begins with a remote that has nothing for it.
+            shared = {"SAFECACHE_REMOTE": remote, "SAFECACHE_NAMESPACE": f"bench-{os.getpid()}-{pair}"}
+            for what, seconds in _starts(Path(name) / str(pair), shared):
+                times.setdefault(what, []).append(seconds)
+    return _told(list(_of_second_host(times)), pairs, as_json=as_json)
+
+
+def _starts(base: Path, shared: dict[str, str]) -> Iterator[tuple[str, float]]:
+    """The seconds of the first step of stock torch, of a host, and of another with its keys alone, cold and warm."""
+    stock, first = Cache(base / "stock", stock=True), Cache(base / "first", stock=False, settings=shared)
+    for cache, who in ((stock, "stock"), (first, "first")):
+        cache.directory.mkdir(parents=True)
+        for how in ("cold", "warm"):
+            yield f"{who} {how}", _first_step(cache, hits=how == "warm")
+    second = Cache(base / "second", stock=False, settings=shared)
+    second.directory.mkdir(parents=True)
+    shutil.copytree(first.base / "config", second.base / "config")
+    yield "second", _first_step(second, hits=True)
+
+
+def _first_step(cache: Cache, *, hits: bool) -> float:
+    outcome = cache.run()
+    if outcome.error or outcome.hit != hits:
+        raise OSError(
+            f"{cache.base.name} has {'no hit' if hits else 'a hit'}: {outcome.answer} {outcome.stderr[-500:]}"
+        )
+    return float(outcome.answer["seconds"])
+
+
+def _of_second_host(times: dict[str, list[float]]) -> Iterator[Figure]:
+    for what, theirs, own in (
+        ("cold start; here it is sent too", "stock cold", "first cold"),
+        ("warm start, from a cache of its own", "stock warm", "first warm"),
+        ("second host, from the remote; stock cold", "stock cold", "second"),
+    ):
+        ratio = statistics.median(b / a for a, b in zip(times[theirs], times[own], strict=True))
+        yield Figure(what, "s", statistics.median(times[theirs]), statistics.median(times[own]), ratio)
+    ratios = [b / a for a, b in zip(times["first warm"], times["second"], strict=True)]
+    yield Figure("second host / warm start with safecache", "", None, statistics.median(ratios), None)
 
 
 def _imports(pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:

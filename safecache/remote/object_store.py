@@ -112,8 +112,8 @@ class ObjectStore:
                 return None
             # Azure has no ranges that count from the end.
             begin = max(0, len(known) - END)
-            condition = {"if_match": found["e_tag"]} if found["e_tag"] else {}
-            last = obstore.get(self._store, name, options={"range": (begin, len(known)), **condition}).bytes()
+            end: Any = {"range": (begin, len(known)), "if_match": found["e_tag"]}
+            last = obstore.get(self._store, name, options=end).bytes()
         except (FileNotFoundError, exceptions.PreconditionError):
             return None
         tags = {tag: str(found[tag]) for tag in ("e_tag", "version") if found.get(tag)}

@@ -21,7 +21,7 @@ _AROUND = 1 << 20
 _BATCH = 1000
 # What a node of a cluster says about names that are another's.
 _OF_CLUSTER = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.exceptions.ClusterDownError)
-_NO_CLUSTER = "it is a node of a Redis Cluster, which is not supported: use a server that is in none, or an object store"
+_NO_CLUSTER = "it is a node of a Redis Cluster, which is not supported: use a server in none, or an object store"
 
 
 def connected(url: str, terms: Terms) -> RedisStore:
