@@ -381,7 +381,7 @@ def strict(run):
         for path in arm.base.rglob("model"):
             damage(path)
         found = run.start(f"damaged model, {name}", arm, who, **settings)
-        refusal = [line[:300] for line in found["log"] if "EntryRefusedError" in line]
+        refusal = [line[:300] for line in found["log"] if "Error: safecache: " in line]
         say(phase="strict", case=name, up="up" in found, exit=found["exit"], refusal=refusal[-1:])
 
 
