@@ -128,6 +128,8 @@ def _holder(path: str) -> str:
         pid = int(held[0][4])
         if pid <= 0:
             return "a process of another container"
+        if pid == os.getpid():
+            return "another thread of this process"
         with open(f"/proc/{pid}/comm", errors="replace") as file:
             return f"process {pid} ({file.read().strip()})"
     return "a process that the kernel does not name, perhaps on another host,"

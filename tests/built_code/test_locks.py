@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 
 import pytest
 from filelock import FileLock, Timeout
@@ -53,6 +55,22 @@ def test_wait_that_ends_in_time_is_reported_with_the_holder(path, hold, caplog):
         assert lock.is_locked and lock.timeout == 100
     [line] = caplog.messages
     assert f"waiting for the lock {path} for at most 100 s (SAFECACHE_LOCK_TIMEOUT): process {pid} (py" in line
+
+
+def test_wait_for_another_thread_names_no_process(path, caplog):
+    held = threading.Event()
+
+    def hold():
+        with FileLock(path, thread_local=False):
+            held.set()
+            time.sleep(1)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    held.wait()
+    with enter(FileLock(path, timeout=100)):
+        holder.join()
+    assert "(SAFECACHE_LOCK_TIMEOUT): another thread of this process holds it." in caplog.text
 
 
 def test_wait_without_end_goes_on_after_the_report(path, hold, caplog):
