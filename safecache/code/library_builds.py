@@ -23,7 +23,7 @@ from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, fallback, layers
 
-__all__ = ["are_attested", "build", "failure", "guarding", "mark_loaded", "settle", "take", "tell_inputs"]
+__all__ = ["are_attested", "build", "failure", "guarding", "mark_loaded", "probing", "settle", "take", "tell_inputs"]
 
 _SCRATCH = "CxxBuild"
 
@@ -45,6 +45,28 @@ def failure() -> Exception | None:
     """The error of this thread's last guarded build or check, once: None if there was none since the last call."""
     failed, _thread.failure = _thread.failure, None
     return failed
+
+
+# Held by the thread that finds out which vector instructions this CPU has.
+_probing = threading.RLock()
+
+
+def probing() -> threading.RLock:
+    """The lock under which torch probes this CPU.
+
+    It changes the flags of an instruction set while it probes that, and another thread that came meanwhile would keep
+    those: what is built with them is looked for under another name than what the last process built.
+    """
+    return _probing
+
+
+def _renew_lock() -> None:
+    # A thread of the parent may hold it at the moment of the fork; the child has no such thread.
+    global _probing
+    _probing = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextmanager

@@ -32,6 +32,7 @@ __all__ = [
     "precompile_header",
     "probe_load",
     "run_compile_cmd",
+    "valid_vec_isa_list",
 ]
 
 # Seconds for which no header is precompiled after a failure, since another attempt may wait for a lock.
@@ -197,6 +198,12 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
             remedy="If only a warm cache is read, TORCHINDUCTOR_VEC_ISA_OK=1 does without the probe.",
         )
     return usable
+
+
+def valid_vec_isa_list(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """valid_vec_isa_list: one thread probes, and others that ask meanwhile wait for what it finds."""
+    with library_builds.probing():
+        return wrapped(*args, **kwargs)
 
 
 def _take_unless_attested(lock: lock_guards.Lock) -> None:

@@ -466,6 +466,7 @@ TARGETS: tuple[Target, ...] = (
         ("self, output_path",),
         since=(2, 13),
     ),
+    Target("torch._inductor.cpu_vec_isa", "valid_vec_isa_list", "cpp_codecache:valid_vec_isa_list", ("",)),
     Target(_CACHE_DIR, "cache_dir", "installation:cache_dir", ("",), copies=_CACHE_DIR_COPIES),
     Target("torch.utils._filelock", "FileLock.__enter__", "locks:enter", ("self",)),
     Target("torch.utils._filelock", "FileLock.__exit__", "locks:exit", ("self, exc_type, exc_value, traceback",)),

@@ -69,6 +69,15 @@ def test_probe_of_vector_instructions_waits_for_no_lock(home, run, marker):
         assert run(load_scenes.probe_vector_instructions) == found
 
 
+def test_threads_that_ask_at_once_build_with_the_same_flags(home, run):
+    """Torch changes the flags while it probes, and what another thread reads then stays: all it has built is no hit."""
+    (stock, also), (first, second) = (
+        run(load_scenes.ask_for_vector_instructions_at_once, stock=stock).values() for stock in (True, False)
+    )
+    assert first == second and [flags.count("-mavx512bf16") for flags in first] == [1]
+    assert stock != also
+
+
 def test_kernel_of_cutlass_waits_for_no_lock(home, run):
     source = 'extern "C" int answer() { return 42; }\n'
     run(load_scenes.load_cutlass_kernel, source=source)

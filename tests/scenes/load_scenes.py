@@ -261,6 +261,46 @@ def probe_vector_instructions():
     return isa.check_build(cpu_vec_isa.VecISA._avx_code)
 
 
+def ask_for_vector_instructions_at_once():
+    """The flags for AVX-512, as each of two threads is told that ask torch while it probes the CPU for the first of them."""
+    import threading
+    from unittest import mock
+
+    from torch._inductor import cpu_vec_isa
+
+    cpu_vec_isa.valid_vec_isa_list.cache_clear()
+    cpu_vec_isa.VecAVX512.__bool__.cache_clear()
+    probing, meanwhile, finished = threading.Event(), threading.Event(), threading.Event()
+
+    def check_build(isa, code):
+        if code is getattr(isa, "_avx512_bf16_code", ""):
+            mine, other = (meanwhile, finished) if probing.is_set() else (probing, meanwhile)
+            mine.set()
+            other.wait(2)
+        return True
+
+    said = {}
+
+    def ask(who):
+        said[who] = [isa.build_arch_flags() for isa in cpu_vec_isa.valid_vec_isa_list()]
+
+    def ask_meanwhile():
+        probing.wait(10)
+        ask("second")
+
+    with (
+        mock.patch.object(cpu_vec_isa.VecISA, "check_build", check_build),
+        mock.patch.object(cpu_vec_isa, "x86_isa_checker", lambda: ["avx512"]),
+        mock.patch("torch.cpu._is_avx512_bf16_supported", lambda: True),
+    ):
+        other = threading.Thread(target=ask_meanwhile)
+        other.start()
+        ask("first")
+        finished.set()
+        other.join()
+    return said
+
+
 def wait_for_baton(directory):
     """How torch up to 2.13 goes about the lock of a build directory that somebody else holds: with a guard, and with none."""
     import threading
