@@ -448,7 +448,8 @@ def main():
     with tempfile.TemporaryDirectory(prefix="vllm-engines-", dir=asked.base) as base:
         run = Run(Path(base), asked)
         # The first start of all reads libraries from the disk, and Python compiles what it imports.
-        run.start("first", run.arm(), "stock", options=MODES["eager"])
+        if "up" not in run.start("first", run.arm(), "stock", options=MODES["eager"]):
+            raise SystemExit("stock vLLM does not come up here")
         for phase, pairs in plan:
             run.pairs = pairs
             phase(run)
