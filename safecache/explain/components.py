@@ -9,6 +9,7 @@ triton/compiler/compiler.py, and ``cache_key`` in triton/runtime/jit.py (identic
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -117,11 +118,15 @@ def _of_system(part: str, digest: str, text: str, versions: Mapping[str, str]) -
         yield Component(f"system {part}", digest, key_records.capped(text))
 
 
+# The configurations of an autotuned kernel have the same lines.
+_digest_of_line = functools.lru_cache(maxsize=1024)(key_records.digest)
+
+
 def source_lines(name: str, text: str) -> Iterator[Component]:
     """A component for each non-blank line, in order, all with the same name."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     for line in lines[:_MOST_LINES]:
-        yield Component(name, key_records.digest(line), line[:_LONGEST_LINE])
+        yield Component(name, _digest_of_line(line), line[:_LONGEST_LINE])
     if lines[_MOST_LINES:]:
         yield Component(
             name, key_records.digest("\n".join(lines[_MOST_LINES:])), f"{len(lines) - _MOST_LINES} more lines"

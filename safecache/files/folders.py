@@ -76,15 +76,9 @@ class Folder:
         self.descriptor = descriptor
         self.place = place
 
-    @contextmanager
-    def _telling(self, name: str) -> Iterator[None]:
+    def _telling(self, name: str) -> _Telling:
         """In this block, add the directory's path to an OSError about ``name``."""
-        try:
-            yield
-        except OSError as error:
-            if error.filename == name:
-                error.filename = os.path.join(self.place, name)
-            raise
+        return _Telling(self.place, name)
 
     @cached_property
     def is_over_a_network(self) -> bool:
@@ -94,7 +88,7 @@ class Folder:
     @contextmanager
     def enter(self, path: str, *, make: bool = False) -> Iterator[Folder]:
         """Open the directory at ``path`` below this one, for this block; with ``make``, created if it is missing."""
-        with _closing(self._descend(path, make=make), os.path.join(self.place, path)) as folder:
+        with _Closing(self._descend(path, make=make), os.path.join(self.place, path)) as folder:
             yield folder
 
     def _descend(self, path: str, *, make: bool) -> int:
@@ -117,7 +111,7 @@ class Folder:
 
     def names(self) -> list[str]:
         """The names of all entries, in no particular order."""
-        with self._telling("."), _closing(filesystem.open(".", _LIST, dir_fd=self.descriptor), self.place) as folder:
+        with self._telling("."), _Closing(filesystem.open(".", _LIST, dir_fd=self.descriptor), self.place) as folder:
             return filesystem.listdir(folder.descriptor)
 
     def status(self, name: str) -> os.stat_result:
@@ -228,13 +222,35 @@ class Folder:
         return directories
 
 
-@contextmanager
-def _closing(descriptor: int, place: str) -> Iterator[Folder]:
-    try:
-        yield Folder(descriptor, place)
-    finally:
+# Both are no generators: a dozen of them are entered for each file that is published, and a generator takes longer.
+
+
+class _Telling:
+    """See Folder._telling()."""
+
+    def __init__(self, place: str, name: str) -> None:
+        self._place, self._name = place, name
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        if isinstance(error, OSError) and error.filename == self._name:
+            error.filename = os.path.join(self._place, self._name)
+
+
+class _Closing:
+    """The folder of a descriptor, which is closed after this block."""
+
+    def __init__(self, descriptor: int, place: str) -> None:
+        self._folder = Folder(descriptor, place)
+
+    def __enter__(self) -> Folder:
+        return self._folder
+
+    def __exit__(self, *_: object) -> None:
         with suppress(OSError):  # nothing was written through it
-            filesystem.close(descriptor)
+            filesystem.close(self._folder.descriptor)
 
 
 @contextmanager
@@ -248,9 +264,9 @@ def opened(root: str, folders: Iterable[str] = (), *, make: bool = False) -> Ite
     path = os.path.join(path, *folders)
     descriptor = filesystem.open(top, _ENTER)
     if path:
-        with _closing(descriptor, top) as folder:  # and no longer: a process may have few descriptors left
+        with _Closing(descriptor, top) as folder:  # and no longer: a process may have few descriptors left
             descriptor = folder._descend(path, make=make)
-    with _closing(descriptor, os.path.join(top, path) if path else top) as folder:
+    with _Closing(descriptor, os.path.join(top, path) if path else top) as folder:
         yield folder
 
 
@@ -301,7 +317,7 @@ def names_in(directory: str) -> list[str]:
     """The names of all entries of ``directory``, reached as by open_within(). Raises OSError."""
     if not config.within_cache(directory)[1]:
         return filesystem.listdir(directory)
-    with _closing(open_within(directory, _LIST), directory) as folder:
+    with _Closing(open_within(directory, _LIST), directory) as folder:
         return filesystem.listdir(folder.descriptor)
 
 
