@@ -17,6 +17,7 @@ from safecache.entries import loading
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import mounts, ownership
 from safecache.hooks import installation
+from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
@@ -85,13 +86,14 @@ def _forget(cache: Any, load: Callable[[], Any]) -> None:
 
 
 def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
-    """_precompile_header: None if there is no room for some 150 MB, no lock, or no signing key.
+    """_precompile_header: None if there is no room for some 150 MB, no lock, no signing key, or no need.
 
     Kernels are then built without a precompiled header: after a failure, for _PATIENCE seconds.
     """
     global _without_until
-    # Without a signing key the next process could not verify the header.
-    if time.monotonic() < _without_until or keyring.current().signing is None:
+    # Without a signing key the next process could not verify the header. Where a remote has given the entry it has the
+    # libraries too, and a header takes longer than all else: what it lacks is built without one.
+    if time.monotonic() < _without_until or keyring.current().signing is None or tier.has_given():
         return None
     try:
         path: str = wrapped(*args, **kwargs)

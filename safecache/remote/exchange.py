@@ -19,7 +19,7 @@ from safecache.settings import config
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 
-__all__ = ["asked", "fill", "forget_miss", "publish", "reset", "send"]
+__all__ = ["asked", "fill", "forget_miss", "has_given", "publish", "reset", "send"]
 
 # Bytes that are kept in memory until they are asked for, if they are.
 _MOST_AHEAD = 64 << 20
@@ -29,8 +29,10 @@ _lock = threading.Lock()
 _numbers = itertools.count(1)
 # What was asked for, with the number of the last time: what an entry needs is what was asked for since it was.
 _asked: dict[Bundle, int] = {}
-# By name in the remote: what was fetched ahead; what it has as far as is known, and lacks; and what is bad there.
+# By name in the remote: what was fetched ahead, and published; what it has as far as is known, and lacks; and what is
+# bad there.
 _ahead: dict[str, bytes] = {}
+_given: set[str] = set()
 _there: set[str] = set()
 _absent: set[str] = set()
 _bad: set[str] = set()
@@ -83,6 +85,7 @@ def fill(bundle: Bundle) -> bool:
         return False
     tally.add(Count.REMOTE_HIT)
     _there.add(name)
+    _given.add(name)
     if remote is not None:
         _fetch_ahead(found, remote)
     return True
@@ -91,6 +94,11 @@ def fill(bundle: Bundle) -> bool:
 def forget_miss(kind: Kind, key: str) -> None:
     """Ask the remote for it again: another host has sent it since, perhaps."""
     _absent.discard(parcels.name_of(kind, key))
+
+
+def has_given() -> bool:
+    """Whether anything that the remote had was published by this process."""
+    return bool(_given)
 
 
 def _fetched(remote: Client, name: str) -> bytes | None:
@@ -159,7 +167,7 @@ def _fetch_ahead(parcel: Parcel, remote: Client) -> None:
 
 def reset() -> None:
     """Forget what was asked for, fetched, and found missing."""
-    for known in (_asked, _ahead, _there, _absent, _bad):
+    for known in (_asked, _ahead, _given, _there, _absent, _bad):
         known.clear()
 
 

@@ -20,6 +20,7 @@ __all__ = [
     "asked_file",
     "fill",
     "fill_file",
+    "has_given",
     "is_on",
     "is_sending",
     "leave_alone",
@@ -40,6 +41,15 @@ def is_on() -> bool:
 def is_sending() -> bool:
     """Whether what this process compiles is sent. What a compile worker makes is sent with its parent's entry."""
     return is_on() and not config.current().remote_read_only and not config.is_one()
+
+
+def has_given() -> bool:
+    """Whether this process has had anything from it."""
+    if not is_on():
+        return False
+    from safecache.remote import exchange
+
+    return exchange.has_given()
 
 
 def left_alone() -> float:

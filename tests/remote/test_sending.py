@@ -10,6 +10,7 @@ import sys
 import pytest
 from conftest import SOURCE, python
 
+from safecache.hooks import cpp_codecache
 from safecache.remote import client, exchange, parcels, sender, stores, tier
 from safecache.remote.parcels import Bundle
 from safecache.reporting import events
@@ -89,6 +90,26 @@ def test_what_is_needed_and_not_there_is_counted_and_asked_for_once(remote, tmp_
     assert not tier.fill(Kind.KERNEL, key, directory, str(tmp_path / "triton"))
     counted = events.counters()
     assert counted[Count.REMOTE_MISS.value] == 1 and counted[Count.REMOTE_ASKED.value] == 2, counted
+
+
+def test_no_header_is_precompiled_where_the_remote_has_the_libraries(remote, settings, tmp_path):
+    """It takes longer than all else of a second host's start."""
+    made = []
+
+    def asked():
+        return cpp_codecache.precompile_header(lambda *args: made.append(args) or "a header", None, ("torch.h", ""), {})
+
+    written(entry_bundle(tmp_path), sealed_entry())
+    bundle = entry_bundle(tmp_path)
+    tier.made(bundle.kind, bundle.key, bundle.directory, bundle.root)
+    assert sender.flush(20) == 0
+    exchange.reset()
+    assert asked() == "a header"
+    there = entry_bundle(tmp_path / "second")
+    assert tier.fill(there.kind, there.key, there.directory, there.root)
+    assert asked() is None and len(made) == 1
+    settings(SAFECACHE_REMOTE="")
+    assert asked() == "a header"
 
 
 def test_two_hosts_entries_for_one_key_are_joined(remote, tmp_path):
