@@ -61,7 +61,7 @@ TESTS = {
     "store/manifests": ["tests/store/test_records.py", *_GATE],
     "code/gate": ["tests/built_code/test_disposal.py", *_GATE],
     "code/triton_remote": ["tests/built_code/test_triton_backend.py", "tests/built_code/test_triton_records.py"],
-    "remote/parcels": ["tests/remote/test_parcels.py"],
+    "remote/parcels": ["tests/remote/test_parcels.py", "tests/remote/test_vllm_remote.py"],
     "remote/client": ["tests/remote/test_clients.py"],
     "code/build_keys": ["tests/built_code/test_build_keys.py"],
     "isolation/crashes": ["tests/crashes/test_known_bad.py"],

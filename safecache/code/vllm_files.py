@@ -1,6 +1,7 @@
-"""The text files that vLLM keeps beside what it compiles: its table of artifacts, and accounts of what it did.
+"""The files that vLLM keeps beside torch's caches: models, artifacts, its table of those, and accounts of what it did.
 
-By the table vLLM finds the artifact of each graph, so it is attested like code; it reads none of the accounts.
+By the table vLLM finds the artifact of each graph, so it is attested like code; it reads none of the accounts. A model,
+and all artifacts with their table, are what a remote keeps of them.
 Source: vllm/compilation/backends.py, the same in vLLM 0.20 to 0.33.
 
 SGLang has an early copy of that code, for piecewise graphs, which one can ask for up to 0.5.21. A table that does not
@@ -20,20 +21,37 @@ from types import TracebackType
 from safecache.code import gate
 from safecache.entries import loading
 from safecache.files import folders
+from safecache.places import layout
+from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 from safecache.tiers.directory_faults import Unreadable
 
-__all__ = ["ACCOUNTS", "TABLE", "UNUSED_TABLE", "Written", "empty_table", "is_account", "table"]
+__all__ = [
+    "ACCOUNTS",
+    "TABLE",
+    "UNUSED_TABLE",
+    "Written",
+    "empty_table",
+    "fetch_artifacts",
+    "fetch_model",
+    "is_account",
+    "made_artifact",
+    "made_model",
+    "table",
+]
 
-TABLE = "vllm_compile_cache.py"
+TABLE = layout.VLLM_TABLE
 ACCOUNTS = ("cache_key_factors.json", "computation_graph.py")
 UNUSED_TABLE = "sglang_compile_cache.py"
 _OF_SGLANG = re.compile(rf"{re.escape(UNUSED_TABLE)}|computation_graph_\d+\.\d+\.py")
 _EMPTY = "{}"
 _FOLDER = "torch_compile_cache"
+# Below that, whatever a model was compiled from is in the hash. In a directory that a user has chosen it is not.
+_MODEL = re.compile(r"torch_aot_compile/[0-9a-f]{64}/rank_\d+_\d+/model")
+_PART = re.compile(r"[0-9a-f]{10}/rank_\d+_\d+/\w+")
 _REMEDY = "Make room there, or set {} to another place."
 
 
@@ -55,6 +73,44 @@ def is_account(name: str) -> bool:
 def empty_table() -> io.StringIO:
     """What does as well as SGLang's table, whatever is in that."""
     return io.StringIO(_EMPTY)
+
+
+def fetch_model(path: str) -> None:
+    """Have the model there that vLLM asks for, if the remote alone has it: what reads it verifies it again."""
+    root, key = _named(path, _MODEL)
+    if key and not os.path.lexists(path):
+        with events.reading():
+            tier.fill_file(Kind.AOT_FUNCTION, path, root, key)
+
+
+def made_model(path: str) -> None:
+    """Have the file sent that vLLM has just put there, if it is a model."""
+    root, key = _named(path, _MODEL)
+    if key:
+        tier.made_file(Kind.AOT_FUNCTION, path, root, key, again=True)
+
+
+def _named(path: str, pattern: re.Pattern[str]) -> tuple[str, str]:
+    """The cache that it lies in, and its path from there, which is all that vLLM looks it up by; "" if that differs."""
+    root, separator, below = os.path.abspath(path).rpartition(f"/{_FOLDER}/")
+    return (f"{root}/{_FOLDER}", below) if separator and pattern.fullmatch(below) else ("", "")
+
+
+def fetch_artifacts(directory: str) -> None:
+    """Have the table there that vLLM asks for, and all artifacts, if the remote alone has them."""
+    root, key = _named(directory, _PART)
+    if key and not os.path.lexists(os.path.join(directory, TABLE)):
+        with events.reading():
+            tier.fill(Kind.TABLE, key, directory, root)
+
+
+def made_artifact(path: str) -> None:
+    """Attest an artifact that vLLM has just saved, for those whom it is sent to; here what is in it is verified."""
+    directory, name = os.path.split(path)
+    root, key = _named(directory, _PART)
+    if key and tier.is_sending() and layout.VLLM_ARTIFACT.fullmatch(name) and os.path.isfile(path):
+        with suppress(OSError):  # without a record it is not sent
+            gate.keep(path, root, Kind.TABLE)
 
 
 def table(path: str) -> io.StringIO:
@@ -110,11 +166,16 @@ class Written(io.StringIO):
 
 def _publish(path: str, content: bytes) -> None:
     root = _root(path)
+    is_table = os.path.basename(path) == TABLE
     # A table without a record would be refused at each start; that there is none is reported already.
-    written = os.path.basename(path) != TABLE or gate.keep(path, root, Kind.TABLE, content)
+    written = not is_table or gate.keep(path, root, Kind.TABLE, content)
     try:
         if written:
             entry_files.replace(path, content)
+            directory = os.path.dirname(path)
+            key = _named(directory, _PART)[1]
+            if is_table and key:
+                tier.made(Kind.TABLE, key, directory, root, again=True)
     except OSError as error:
         written = False
         if _OF_SGLANG.fullmatch(os.path.basename(path)):

@@ -12,6 +12,7 @@ from typing import Any
 import wrapt
 
 from safecache import loads
+from safecache.code import vllm_files
 from safecache.entries import artifacts, loading, saving, searches
 from safecache.errors import RefusedArtifactError
 from safecache.places import layout
@@ -22,7 +23,6 @@ from safecache.store import quarantine
 
 __all__ = ["get_cached", "init", "insert_cached", "load", "save", "verifying_pickle"]
 
-_VLLM_TABLE = "vllm_compile_cache.py"
 _ARTIFACT_REMEDY = "Copy it from where it was made, or compile again."
 # Where torch reads an artifact.
 _READERS = ("_appending_byte_serializer.py", "standalone_compile.py")
@@ -65,6 +65,7 @@ def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     """CacheCompiledArtifact.save: torch's error for what cannot be saved names the object that does not pickle."""
     try:
         wrapped(*args, **kwargs)
+        vllm_files.made_artifact(kwargs.get("path", ""))
     except RuntimeError as error:
         said = saving.why_not(instance)
         if not said:
@@ -87,13 +88,13 @@ def _have_vllm_compile(path: str, error: Exception, *, told: bool) -> None:
     (CompilerManager.load in vllm/compilation/backends.py). Raises in strict mode, and leaves the table.
     """
     directory = os.path.dirname(path)
-    table = os.path.join(directory, _VLLM_TABLE)
+    table = os.path.join(directory, layout.VLLM_TABLE)
     if not directory or not os.path.lexists(table):
         return
     if not told:
         evidence = f"it does not load ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
         loading.note(
-            Reason.DAMAGED, Kind.OTHER, path, evidence, f"Without {_VLLM_TABLE} beside it vLLM compiles it again."
+            Reason.DAMAGED, Kind.OTHER, path, evidence, f"Without {layout.VLLM_TABLE} beside it vLLM compiles it again."
         )
     quarantine.quarantine(table, directory, Reason.DAMAGED)
 

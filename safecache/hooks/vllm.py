@@ -1,4 +1,4 @@
-"""vLLM's own: its loading of compiled models, and the text files beside them, which SGLang has, too."""
+"""vLLM's own: its loading and saving of compiled models, and the files beside them, some of which SGLang has, too."""
 
 from __future__ import annotations
 
@@ -6,16 +6,53 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+import wrapt
+
 from safecache.code import vllm_files
 from safecache.reporting import events
 
-__all__ = ["load_model", "open_file"]
+__all__ = ["initialize_cache", "load_model", "open_file", "sending_os"]
 
 
 def load_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_try_load_aot_compiled_fn: what strict mode raises leaves it; vLLM would log it, and compile."""
-    with events.reading():
-        return wrapped(*args, **kwargs)
+
+    def load(model: Any, aot_compilation_path: str) -> Any:
+        with events.reading():
+            vllm_files.fetch_model(aot_compilation_path)
+            return wrapped(model, aot_compilation_path)
+
+    return load(*args, **kwargs)
+
+
+class _SendingOs(wrapt.ObjectProxy[Any]):
+    """The module os, except that a model is sent to the remote once it has its name."""
+
+    def __init__(self, module: Any, enabled: Callable[[], bool]) -> None:
+        super().__init__(module)
+        self._self_enabled = enabled
+
+    def replace(self, source: Any, target: Any, *rest: Any, **named: Any) -> None:
+        """As os.replace."""
+        self.__wrapped__.replace(source, target, *rest, **named)
+        if self._self_enabled():
+            vllm_files.made_model(os.fspath(target))
+
+
+def sending_os(module: Any, *, enabled: Callable[[], bool]) -> Any:
+    """A proxy of the module ``os``, for the functions that save models."""
+    return _SendingOs(module, enabled)
+
+
+def initialize_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """CompilerManager.initialize_cache, which begins with the table: it may be in the remote alone."""
+
+    def initialize(cache_dir: str, disable_cache: bool = False, *rest: Any, **named: Any) -> None:
+        if not disable_cache:
+            vllm_files.fetch_artifacts(cache_dir)
+        wrapped(cache_dir, disable_cache, *rest, **named)
+
+    initialize(*args, **kwargs)
 
 
 def open_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

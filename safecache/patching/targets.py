@@ -131,8 +131,8 @@ _COMPILE_DLL = ("cls, source_code, dst_file_ext, extra_args=",)
 _TRITON_BUILD = "triton.runtime.build"
 # The marker in the modules that the source patch picklable-launchers changes.
 _PICKLABLE_LAUNCHERS = "_safecache_picklable_launchers"
-# In place of a signature: the symbol is a module global, which SealingPickle replaces.
-PICKLE_MODULE = "<module pickle>"
+# In place of a signature: the symbol is a module global, which a proxy replaces.
+PICKLE_MODULE, OS_MODULE = "<module pickle>", "<module os>"
 # Older releases unpack AOTInductor packages below /tmp, whatever TMPDIR says.
 PACKAGES_OBEY_TMPDIR_FROM = (2, 13)
 
@@ -680,6 +680,15 @@ TARGETS: tuple[Target, ...] = (
         "_try_load_aot_compiled_fn",
         "vllm:load_model",
         ("model, aot_compilation_path",),  # 0.20 to 0.33
+        needs="vllm",
+    ),
+    # Not what saves models: it is a function within a function.
+    Target("vllm.compilation.decorators", "os", "vllm:sending_os", (OS_MODULE,), needs="vllm"),
+    Target(
+        "vllm.compilation.backends",
+        "CompilerManager.initialize_cache",
+        "vllm:initialize_cache",
+        ("self, cache_dir, disable_cache=, prefix=",),
         needs="vllm",
     ),
     # Not the methods that write: one of the files is written amid a whole compile.

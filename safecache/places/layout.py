@@ -33,7 +33,9 @@ __all__ = [
     "PACKAGE_FILE",
     "TRITON_FOLDER",
     "TRITON_KEY",
+    "VLLM_ARTIFACT",
     "VLLM_CACHES",
+    "VLLM_TABLE",
     "Code",
     "Location",
     "cache_root",
@@ -271,6 +273,9 @@ def triton_siblings(root: str, environ: Mapping[str, str]) -> list[str]:
 
 # vLLM has torch and Triton keep theirs in directories of these names, in others of its own.
 VLLM_CACHES = ("inductor_cache", "triton_cache")
+# Below those, <hash>/rank_0_0/<part> has the table of a part's artifacts, and the artifacts, as they are listed there.
+VLLM_TABLE = "vllm_compile_cache.py"
+VLLM_ARTIFACT = re.compile(r"artifact_compile_range_[0-9A-Za-z_]+")
 _VLLM_FOLDER = re.compile(r"torch_compile_cache|torch_aot_compile|[0-9a-f]{10}|[0-9a-f]{64}|rank_\d+_\d+")
 _VLLM_DEPTH = 4
 

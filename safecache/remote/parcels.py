@@ -55,7 +55,9 @@ _LONGEST_NAME = 200
 # No plain key begins so.
 _HASHED = "~"
 # Kinds whose files carry no seal of their own, but have a record each.
-_RECORDED = (Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING)
+_RECORDED = (Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING, Kind.TABLE)
+# Kinds whose files have a seal that does not say which they are: their parcel's does.
+_UNNAMED = (Kind.AOT_FUNCTION,)
 # Bytes of a parcel's start that most headers fit into: see listing().
 START = 4096
 # Where Triton's cache may lie in Inductor's: torch has one for each device.
@@ -119,11 +121,13 @@ class Bundle(NamedTuple):
         """Whether a file of this name may belong to it."""
         if self.only:
             return name in (self.only, self.only + layout.LOADED)
+        if self.kind is Kind.TABLE:
+            return name == layout.VLLM_TABLE or layout.VLLM_ARTIFACT.fullmatch(name) is not None
         is_plain = os.path.basename(name) == name and not name.startswith(".") and "\0" not in name
         return bool(name) and is_plain and not layout.is_temporary(name)
 
     def names(self) -> list[str]:
-        """The names of its files, a list of them last. Raises OSError."""
+        """The names of its files, a list of them, or a table, last. Raises OSError."""
         files = [self.only, self.only + layout.LOADED] if self.only else folders.names_in(self.directory)
         return sorted(filter(self.owns, files), key=lambda name: (name.startswith(manifests.LIST), name))
 
@@ -150,7 +154,8 @@ def is_of_this_build(name: str, kind: Kind) -> bool:
 def collected(bundle: Bundle) -> tuple[File, ...]:
     """The bundle's files as they lie in the cache, with their records: those alone that verify. Raises OSError.
 
-    None of a kernel of which there is only a part: a list of files that are all there is what its readers begin with.
+    None of what there is only a part of: a list of files that are all there is what readers of a kernel begin with, and
+    vLLM ends if an artifact of its table does not load.
     """
     files = []
     for name in bundle.names():
@@ -164,7 +169,7 @@ def collected(bundle: Bundle) -> tuple[File, ...]:
     found = {file.name: file for file, refusal in _judged(files, bundle) if refusal is None}
     kept = tuple(file for file in found.values() if _has_all(file, found.keys(), bundle))
     is_part = bundle.kind is Kind.KERNEL and not any(_is_list(file) or file.name.endswith(".so") for file in kept)
-    return () if is_part else kept
+    return () if is_part or _lacking_in(kept, bundle) else kept
 
 
 def _is_list(file: File) -> bool:
@@ -233,8 +238,18 @@ def objection(parcel: Parcel, bundle: Bundle) -> Refusal | None:
         if refusal is not None:
             return refusal._replace(evidence=f"of {file.name[:64]!r} in it: {refusal.evidence}")
     lacking = _stated(parcel.files, bundle).keys() - {file.name for file in parcel.files}
+    lacking |= _lacking_in(parcel.files, bundle)
     # Its reader would ask for it again and again, and who compiles it would find the name taken.
     return Refusal(Reason.DAMAGED, f"it lacks {min(lacking)[:64]!r}, which its list names") if lacking else None
+
+
+def _lacking_in(files: Iterable[File], bundle: Bundle) -> set[str]:
+    """The names of artifacts, or of the table of them, that belong to this bundle and are not among its files."""
+    if bundle.kind is not Kind.TABLE:
+        return set()
+    found = {file.name: file.content for file in files}
+    listed = layout.VLLM_ARTIFACT.findall(found.get(layout.VLLM_TABLE, b"").decode(errors="replace"))
+    return {layout.VLLM_TABLE, *listed} - found.keys()
 
 
 def listing(start: bytes) -> Listing | None:
@@ -306,7 +321,8 @@ def _judged(files: Iterable[File], bundle: Bundle) -> Iterator[tuple[File, Refus
         elif bundle.kind in _RECORDED:
             yield file, _objection(file, bundle, stated)
         else:
-            found = trust.examine(file.content, bundle.kind, bundle.key, None)
+            key = "" if bundle.kind in _UNNAMED else bundle.key
+            found = trust.examine(file.content, bundle.kind, key, None)
             is_named = bundle.kind not in ENTRIES or file.name == layout.entry_name(file.content)
             objection = None if is_named else Refusal(Reason.DAMAGED, "its name is not the hash of its content")
             yield file, found if isinstance(found, Refusal) else objection
