@@ -53,7 +53,7 @@ class Server:
         self.cache = base / "vllm" / "torch_compile_cache"
 
     def run(self, full="", **environment):
-        kept = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
+        kept = {name: os.environ[name] for name in ("PATH", "LANG", "PYTHONPATH") if name in os.environ}
         own = {"HOME": str(self.base), "VLLM_CACHE_ROOT": str(self.base / "vllm"), "TMPDIR": str(self.base)}
         command = [PYTHON, ENGINE, self.model, full]
         environment = kept | own | SETTINGS | self.settings | environment
@@ -130,3 +130,21 @@ def test_full_disk_ends_no_engine(warmed, tmp_path):
     server = Server(tmp_path, warmed[0].model, **warmed[0].settings)
     done, said = server.run(full="computation_graph.py")
     assert said is not None and said["tokens"] == warmed[1], done.stderr[-3000:]
+
+
+def test_second_host_with_an_empty_cache_starts_warm(warmed, tmp_path):
+    """One model, two hosts with directories of their own, and a remote that they share."""
+    model, keys = warmed[0].model, tmp_path / "keys"
+    remote = {"SAFECACHE_REMOTE": f"file://{tmp_path}/remote", "SAFECACHE_REMOTE_FLUSH": "60"}
+    (tmp_path / "remote").mkdir()
+    said = []
+    for host in ("one", "two"):
+        (tmp_path / host).mkdir()
+        server = Server(tmp_path / host, model, **warmed[0].settings)
+        done, answer = server.run(XDG_CONFIG_HOME=str(keys), **remote)
+        assert answer is not None, done.stderr[-3000:]
+        assert answer["tokens"] == warmed[1] and "safecache" not in done.stderr, done.stderr[-3000:]
+        said.append(answer["stats"])
+    assert "model hit" not in said[0] and said[1]["model hit"] == 1, said
+    assert not [name for name in said[1] if " miss" in name and name != "remote miss"], said
+    assert not list((tmp_path / "two").rglob("*.gch")), "all libraries came from there"
