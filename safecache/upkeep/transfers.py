@@ -193,7 +193,9 @@ def pull(caches: Caches, remote: Client, tell: Tell) -> Summary:
     listings = _listings(remote, ours)
     tell(len(ours), None)
     summary = _summary(partial(_fetch, remote, caches, listings), list(ours.items()), tell)
-    return summary._replace(elsewhere=len(names) - len(ours))
+    # What vLLM keeps beside its caches is fetched by vLLM alone.
+    others = [name for name, kind in kinds if name not in ours and (kind is None or kind in _KEYS)]
+    return summary._replace(elsewhere=len(others))
 
 
 def _fetch(remote: Client, caches: Caches, listings: Mapping[str, Listing | None], item: tuple[str, Kind]) -> Step:

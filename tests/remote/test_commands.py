@@ -13,8 +13,9 @@ from helpers import in_process
 from helpers.caches import key
 
 import safecache
-from safecache.remote import client, parcels, stores
+from safecache.remote import client, parcels, sender, stores
 from safecache.remote.client import Unavailable
+from safecache.remote.parcels import Bundle
 from safecache.reporting.kinds import Kind
 from safecache.testing import failing
 
@@ -184,6 +185,14 @@ def test_other_builds_are_left_there(run, url, cache, tmp_path, monkeypatch):
     monkeypatch.setattr(parcels.provenance, "build_of", lambda kind: f"{stock(kind)[:-1]}_")
     said = told(run("pull", tmp_path / "there", "--json"))
     assert (said["fetched"], said["other_builds"]) == (0, filled.BUNDLES)
+
+
+def test_what_vllm_alone_looks_up_is_left_there_and_is_of_no_other_build(run, url, cache, tmp_path):
+    model = Bundle(Kind.AOT_FUNCTION, "torch_aot_compile/0/rank_0_0/model", str(tmp_path), str(tmp_path), "model")
+    filled.sealed(tmp_path / "model", Kind.AOT_FUNCTION, "", b"compiled")
+    assert sender.send(client.for_sending(), model).size
+    said = told(run("pull", tmp_path / "there", "--json"))
+    assert (said["fetched"], said["refused"], said["other_builds"]) == (0, 0, 0)
 
 
 def test_other_namespaces_are_left_there(run, url, cache, tmp_path, settings):
