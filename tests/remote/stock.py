@@ -49,7 +49,8 @@ def outcome(url: str | None, how: tuple[str, str, dict[str, str]], limit: float)
         except subprocess.TimeoutExpired:
             return f"hangs (ended after {limit:.0f} s)"
         if done.returncode:
-            return f"fails after {time.monotonic() - begun:.0f} s: {done.stderr.strip().splitlines()[-1][:90]}"
+            errors = [line for line in done.stderr.splitlines() if "Error: " in line] or [str(done.returncode)]
+            return f"fails after {time.monotonic() - begun:.0f} s: {errors[-1][:90]}"
         return f"{float(done.stdout.split()[-1]):.1f} s"
 
 
