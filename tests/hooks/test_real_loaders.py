@@ -16,6 +16,14 @@ from conftest import python
 LOAD = {
     "vllm": "alone('vllm', 'vllm.utils')\nfrom vllm.plugins import load_general_plugins as load",
     "sglang": "alone('sglang', 'sglang.srt')\nfrom sglang.srt.plugins import load_plugins as load",
+    # For models that make images.
+    "sglang-diffusion": """
+above = "sglang.multimodal_gen", "sglang.multimodal_gen.runtime", "sglang.multimodal_gen.runtime.platforms"
+alone('sglang', 'sglang.srt', *above)
+platforms = sys.modules[above[-1]]
+platforms.PLATFORM_PLUGINS_GROUP, platforms.get_selected_platform_dist = "sglang.multimodal_gen.platforms", lambda: None
+from sglang.multimodal_gen.runtime.platforms.plugins import load_plugins as load
+""",
 }
 START = """
 import sys, types
@@ -34,9 +42,10 @@ before, finders = snapshot(), list(sys.meta_path)
 @pytest.fixture(params=LOAD)
 def server(request, installed, fake_environment):
     """Run code where load() is the server's own."""
-    wheel = os.environ.get(f"SAFECACHE_TEST_{request.param.upper()}")
+    variable = f"SAFECACHE_TEST_{request.param.partition('-')[0].upper()}"
+    wheel = os.environ.get(variable)
     if not wheel:
-        pytest.skip(f"SAFECACHE_TEST_{request.param.upper()} names no directory with an unpacked wheel")
+        pytest.skip(f"{variable} names no directory with an unpacked wheel")
 
     def run(code, **environment):
         path = f"import sys; sys.path.insert(0, {str(Path(__file__).parent / 'fake_torch')!r}); wheel = {wheel!r}\n"
