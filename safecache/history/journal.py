@@ -46,6 +46,7 @@ class _Journal:
         self.root = ""
         self.counted: Counter[str] = Counter()
         self.awaits_end = False
+        self.has_failed = False
 
 
 _journal = _Journal()
@@ -101,7 +102,10 @@ def _append(line: dict[str, object], limit: int) -> bool:
     try:
         _write(content)
     except OSError as error:
-        events.say(logging.INFO, f"safecache: the journal {_journal.path} was not written: {error.strerror}")
+        # Each lookup tries it again, and a server may show all that is no debugging.
+        level = logging.DEBUG if _journal.has_failed else logging.INFO
+        _journal.has_failed = True
+        events.say(level, f"safecache: the journal {_journal.path} was not written: {error.strerror}")
         return False
     _journal.size += len(content)
     _journal.counted.clear()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import threading
 from contextlib import suppress
@@ -16,6 +17,7 @@ from safecache.entries import searches
 from safecache.history import journal, lookups
 from safecache.history.lookups import Lookup, Outcome
 from safecache.reporting.kinds import Kind, Reason
+from safecache.testing import failing
 
 HIT = Lookup(Kind.AOT_ENTRY, "akey", "", Outcome.HIT, None, "", 0.001, "")
 MISS = Lookup(Kind.FX_ENTRY, "fkey", "model (m.py:1)", Outcome.MISS, Reason.NEVER_SEEN, "", 0.002, "0/0")
@@ -66,6 +68,14 @@ def test_wait_for_a_lock_is_counted_from_a_millisecond_on(monkeypatch, fails):
         with suppress(TimeoutError):
             lock_guards.wait("lock", 1, attempt)
     assert journal._journal.counted == {"code ms waited": 3500}
+
+
+def test_journal_that_cannot_be_written_is_told_of_once(tmp_path, caplog):
+    with caplog.at_level(logging.INFO, "safecache"), failing("write", "ENOSPC", below=tmp_path):
+        for _ in range(3):
+            record(MISS, tmp_path)
+    (said,) = [line for line in caplog.messages if "journal" in line]
+    assert "No space left on device" in said
 
 
 def test_miss_is_written_at_once_with_the_hits_before_it(tmp_path, monkeypatch):
