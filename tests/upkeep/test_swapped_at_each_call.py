@@ -84,7 +84,7 @@ def world(tmp_path):
     return template, mirror, root
 
 
-@pytest.mark.timeout(1800 if MOMENTS > 10 else 300, method="thread")
+@pytest.mark.timeout(7200 if MOMENTS > 10 else 300, method="thread")
 @pytest.mark.parametrize("action", ACTIONS)
 def test_whatever_is_exchanged_and_when(world, moments, seam, monkeypatch, action):
     template, mirror, root = world
