@@ -10,7 +10,7 @@ from safecache.entries import loading, saving, searches
 from safecache.entries.searches import Search
 from safecache.explain import torch_keys
 from safecache.history import graph_names
-from safecache.hooks import installation
+from safecache.hooks import compile_scopes, installation
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 
@@ -23,6 +23,9 @@ __all__ = [
     "try_load",
     "write_to_local_cache",
 ]
+
+
+_OTHER_RANK = (Reason.OTHER_RANK_MISSED, "all ranks compile where one does")
 
 
 def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
@@ -59,8 +62,18 @@ def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     with events.reading(), torch_keys.lookup(given), searches.under_way(Kind.AOT_ENTRY, torch_keys.name) as search:
         installation.settle()
         saving.begin()
-        result = _load(wrapped, args, kwargs)
-        _end(search, result, given)
+        try:
+            result = _load(wrapped, args, kwargs)
+        except Exception:
+            compile_scopes.all_hit(False, Kind.AOT_ENTRY)
+            raise
+        hit = _loaded(result, given)[0] is not None
+        if compile_scopes.all_hit(hit, Kind.AOT_ENTRY) or not hit:
+            _end(search, result, given)
+            return result
+        with loading.without_candidates(Kind.AOT_ENTRY):
+            result = wrapped(*args, **kwargs)
+        search.missed(_OTHER_RANK)
         return result
 
 
@@ -79,7 +92,7 @@ def _end(search: Search, result: Any, given: Any) -> None:
 
     The configuration holds the cache key that torch will save under, unless it bypasses the cache.
     """
-    loaded, configuration = result if isinstance(result, tuple) else (result, given)
+    loaded, configuration = _loaded(result, given)
     if loaded is not None:
         search.hit()
         return
@@ -87,9 +100,13 @@ def _end(search: Search, result: Any, given: Any) -> None:
     if getattr(getattr(configuration, "cache_info", None), "cache_key", None) is None:
         search.bypassed(Reason.UPSTREAM_BYPASS, search.declined or "torch could not use the entry that it found")
     elif search.is_taken and getattr(_autograd_cache().config, "_sync_cache_decision_cross_ranks", False):
-        search.missed((Reason.OTHER_RANK_MISSED, "all ranks compile where one does"))
+        search.missed(_OTHER_RANK)
     else:
         search.missed()
+
+
+def _loaded(result: Any, given: Any) -> tuple[Any, Any]:
+    return result if isinstance(result, tuple) else (result, given)
 
 
 def autograd_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -12,7 +12,7 @@ from safecache import loads
 from safecache.code import exec_directory, gate, lock_guards
 from safecache.entries import artifacts, copies, loading, saving, searches
 from safecache.explain import torch_keys
-from safecache.hooks import installation
+from safecache.hooks import compile_scopes, installation
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.tiers import directory_faults, fallback, layers
@@ -28,6 +28,9 @@ __all__ = [
     "save_graph",
     "write_to_local_cache",
 ]
+
+
+_OTHER_RANK = (Reason.OTHER_RANK_MISSED, "all ranks compile where one does")
 
 
 def iterate_over_candidates(
@@ -69,11 +72,17 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         with searches.under_way(Kind.FX_ENTRY, name, key) as search:
             result = wrapped(*args, **kwargs)
             graph, info = result
+            # A graph with guards of its own is part of an AOTAutograd entry, which is then compiled as a whole.
+            is_part = evaluate_guards is not None
+            if not is_part and not compile_scopes.all_hit(graph is not None, Kind.FX_ENTRY) and graph is not None:
+                with loading.without_candidates(Kind.FX_ENTRY):
+                    result = wrapped(*args, **kwargs)
+                search.missed(_OTHER_RANK)
+                return result
             if graph is not None:
                 search.hit()
                 return result
-            # A graph with guards of its own is part of an AOTAutograd entry, which is then compiled as a whole.
-            if evaluate_guards is None:
+            if not is_part:
                 torch_keys.missed_graph(key, debug_lines, is_backward=is_backward)
             if search.is_taken and info.get("cache_status_detailed") == "guard_miss":
                 search.missed((Reason.GUARD_FAILED, "Triton's external libraries, such as libdevice, are others"))

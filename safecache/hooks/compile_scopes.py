@@ -6,11 +6,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache.flights import scopes
+from safecache.flights import agreement, scopes
 from safecache.patching import targets
 from safecache.reporting.kinds import Kind
 
-__all__ = ["compile_fx", "compile_fx_inner"]
+__all__ = ["all_hit", "compile_fx", "compile_fx_inner"]
 
 # A rank that has waited still has as long again to compile, before the others think that it hangs.
 _SHARE = 0.5
@@ -38,14 +38,29 @@ def _trains(inputs: Any) -> bool:
 
 def _most() -> float | None:
     """The seconds that a rank may wait for another; None where ranks meet in a compile, and infinity for no rank."""
+    distributed = _group()
+    if distributed is None:
+        return float("inf")
+    return None if _meet() else _SHARE * _timeout(distributed)
+
+
+def all_hit(hit: bool, kind: Kind) -> bool:
+    """Whether this rank may use what it has found: not where ranks meet in a compile, and one has to compile."""
+    if _group() is None or not _meet() or (kind is Kind.AOT_ENTRY and _is_set(targets.OWN_AGREEMENT)):
+        return hit
+    return agreement.unanimous(hit)
+
+
+def _group() -> Any:
+    """torch.distributed, if this process is one of several ranks."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
-        return float("inf")
-    if distributed.get_world_size() < 2:
-        return float("inf")
-    if any(map(_is_set, targets.COMPILE_COLLECTIVES)):
         return None
-    return _SHARE * _timeout(distributed)
+    return distributed if distributed.get_world_size() > 1 else None
+
+
+def _meet() -> bool:
+    return any(map(_is_set, targets.COMPILE_COLLECTIVES))
 
 
 def _is_set(place: tuple[str, str]) -> bool:

@@ -705,13 +705,15 @@ TARGETS: tuple[Target, ...] = (
     ),
 )
 
+# With it torch itself has all ranks miss in the AOTAutograd cache where one does.
+OWN_AGREEMENT = ("torch._functorch.config", "_sync_cache_decision_cross_ranks")  # from 2.15 on
 # Settings with which the ranks of a group meet in collectives while they compile: none may wait for another there.
 COMPILE_COLLECTIVES = (
     ("torch._functorch.config", "_sync_decision_cross_ranks"),
-    ("torch._functorch.config", "_sync_cache_decision_cross_ranks"),  # from 2.15 on
+    OWN_AGREEMENT,
     ("torch._inductor.config", "distributed_max_autotune_gemm"),
     ("torch._inductor.config", "aten_distributed_optimizations.enable_overlap_scheduling"),
-    ("torch._inductor.config", "aten_distributed_optimizations.spmd_check"),  # on by default in 2.12
+    ("torch._inductor.config", "reorder_for_compute_comm_overlap"),
     ("torch._inductor.config_comms", "runtime_estimations_align_across_all_distributed_ranks"),
 )
 # Seconds; a backend of which it is not known: that of NCCL, kProcessGroupNCCLDefaultTimeout, which is the shortest.

@@ -107,6 +107,40 @@ def test_ranks_that_meet_in_a_compile_do_not_wait_for_each_other(home):
     assert all("waited in vain" not in answer["stats"] for answer in answers), answers
 
 
+def test_rank_that_hits_compiles_with_one_that_does_not(home, new_home):
+    """Each has a cache of its own, of which one is warm: without agreement it would leave the other in a collective."""
+    configured = "torch._functorch.config._sync_decision_cross_ranks = True"
+    hosts = [home, new_home()]
+    for each in hosts[:1]:
+        with Together(each, 1, INFERENCE, configured) as processes:
+            processes.begin()
+            processes.answers()
+    prepare = "import os" + GROUP + MEETS + configured
+    with Together(home, 0, INFERENCE, prepare, homes=hosts, MEET=str(home.base / "meet")) as processes:
+        processes.begin()
+        answers = processes.answers()
+    assert total(answers, "fxgraph_cache_miss") == 2 and not said(answers), answers
+    assert answers[0]["stats"]["aot miss: other rank missed"] == 1, answers
+    assert len({answer["y"] for answer in answers}) == 1
+    with Together(home, 0, INFERENCE, prepare, homes=hosts, MEET=str(home.base / "meet again")) as processes:
+        processes.begin()
+        answers = processes.answers()
+    assert total(answers, "autograd_cache_hit") == 2 and not said(answers), answers
+
+
+def test_rank_that_does_not_come_is_not_waited_for(home):
+    """With a setting by which torch itself has a rank with no collectives in its graph wait for nobody."""
+    configured = (
+        "import torch._inductor.config_comms as comms\ncomms.runtime_estimations_align_across_all_distributed_ranks"
+    )
+    prepare = f"import os{GROUP}{configured} = True\nfrom safecache.flights import agreement\nagreement.MOST = 2.0"
+    run = "if os.environ['RANK'] == '1':\n    y = x\nelse:\n    " + INFERENCE.replace("\n", "\n    ")
+    with Together(home, 2, run, prepare, MEET=str(home.base / "meet")) as processes:
+        processes.begin()
+        answers = processes.answers()
+    assert [line for line in said(answers) if "not all ranks" in line] and len(said(answers)) == 1, answers
+
+
 KERNELS = f"""
 sys.path.insert(0, {str(SOURCE / "tests")!r})
 from scenes import kernel_scenes
