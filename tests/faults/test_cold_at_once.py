@@ -2,56 +2,27 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
-from conftest import SOURCE
+from helpers.together import Together, said
 
 pytestmark = pytest.mark.default_release
 
 pytest.importorskip("triton")
 
-PROCESSES = 3
-CODE = f"""
-import sys
-sys.path.insert(0, {str(SOURCE / "tests")!r})
-import json, logging, safecache
+RUN = """
 from scenes import kernel_scenes, model_scenes
-warnings = []
-handler = logging.Handler()
-handler.emit = lambda record: warnings.append(record.getMessage())
-logging.getLogger("safecache").addHandler(handler)
-print("ready", flush=True)
-input()
 for _ in range(3):
     kernel_scenes.compile_kernel()
 kernel_scenes.build_module()
 model_scenes.compile_model()
-print(json.dumps(dict(warnings=warnings, stats=safecache.stats())))
+y = x
 """
 
 
-def test_strict_processes_that_compile_at_once_refuse_nothing(home):
-    environment = os.environ | home.environment | {"SAFECACHE_STRICT": "1", "TMPDIR": str(home.base)}
-    environment |= {"PYTHONPATH": str(SOURCE), "OMP_NUM_THREADS": "1"}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    started = [
-        subprocess.Popen([sys.executable, "-c", CODE], env=environment, text=True, **pipes) for _ in range(PROCESSES)
-    ]
-    try:
-        assert [process.stdout.readline() for process in started] == ["ready\n"] * PROCESSES
-        for process in started:
-            process.stdin.write("\n")
-            process.stdin.flush()
-        said = [process.communicate(timeout=250) for process in started]
-    finally:
-        for process in started:
-            process.kill()
-            process.wait()
-    for process, (out, err) in zip(started, said, strict=True):
-        assert process.returncode == 0, err
-        answer = json.loads(out.splitlines()[-1])
-        assert answer["warnings"] == [] and "unsealed" not in answer["stats"], answer
+# Alone, each compiles all of it.
+@pytest.mark.parametrize("single_flight", ["0", "1"])
+def test_strict_processes_that_compile_at_once_refuse_nothing(home, single_flight):
+    with Together(home, 3, RUN, SAFECACHE_STRICT="1", SAFECACHE_SINGLE_FLIGHT=single_flight) as processes:
+        processes.begin()
+        answers = processes.answers()
+    assert not said(answers) and all("unsealed" not in answer["stats"] for answer in answers), answers

@@ -83,5 +83,5 @@ def total(answers, name) -> int:
 
 
 def said(answers):
-    """All lines but the notice of a wait, which a busy machine brings."""
-    return [line for answer in answers for line in answer["warnings"] if "waiting for process" not in line]
+    """All lines but those of waits for a process or a lock, which a busy machine brings."""
+    return [line for answer in answers for line in answer["warnings"] if "safecache: waiting for" not in line]
