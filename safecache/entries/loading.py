@@ -103,7 +103,8 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
 
 def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
     tried: set[str] = set()
-    yield from _candidates(source, source.directory, source.root, tried)
+    seen: set[str] = set()
+    yield from _candidates(source, source.directory, source.root, tried, seen)
     for directory, layer in source.lower:
         root = layer if layer == levels.counterpart(source.root) else ""
         # That a cache with a fallback directory cannot be listed has been reported already.
@@ -117,14 +118,17 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
         if flight.elsewhere:
             tier.fill(source.kind, source.cache_key, source.directory, source.root)
         try:
-            yield from _candidates(source, source.directory, source.root, tried)
+            # What was refused is so again, unless somebody has had the time to replace it.
+            yield from _candidates(source, source.directory, source.root, tried if flight.waited else tried | seen)
         except GeneratorExit:
             flight.found(source.root)
             raise
 
 
-def _candidates(source: Source, directory: str, root: str, tried: set[str]) -> Iterator[tuple[Any, bytes, bool]]:
-    """One cache's candidates whose names are not yet in ``tried``; adds them to it.
+def _candidates(
+    source: Source, directory: str, root: str, tried: set[str], seen: set[str] | None = None
+) -> Iterator[tuple[Any, bytes, bool]]:
+    """One cache's candidates whose names are not yet in ``tried``; adds them to it. ``seen``: gets all names there.
 
     ``root``: where refused ones are quarantined; "" in a layer, where they stay. Those of the shared level are copied.
     """
@@ -133,6 +137,8 @@ def _candidates(source: Source, directory: str, root: str, tried: set[str]) -> I
     except OSError as error:
         note(Reason.UNREADABLE, source.kind, directory, f"{error.strerror}", _READ_REMEDY, error)
         return
+    if seen is not None:
+        seen.update(names)
     for name in names:
         path = os.path.join(directory, name)
         content = read(source.kind, path, listed=True) if name not in tried else None

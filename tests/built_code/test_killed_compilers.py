@@ -31,7 +31,9 @@ def compiler(*ends):
         if isinstance(end, str):
             raise CompileError(f"C++ compile error\n\nOutput:\n{end}") from subprocess.CalledProcessError(1, "g++")
         if end:
-            kill = f"import os; os.kill(os.getpid(), {end})"
+            # Whoever has started the tests may ignore it, and what they start inherits that.
+            default = "" if end == signal.SIGKILL else f"signal.signal({end}, signal.SIG_DFL); "
+            kill = f"import os, signal; {default}os.kill(os.getpid(), {end})"
             subprocess.run([sys.executable, "-c", kill], check=True)
         return "made"
 

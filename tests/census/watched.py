@@ -24,6 +24,7 @@ _RENAMED = re.compile(
 # What is read below the directories and is no code, or is verified in another way: by path, with the reason.
 EXPECTED = {
     r"cache/locks/.*\.lock": "a lock, in which there is nothing",
+    r"(cache|triton)/\.safecache/leases/.*": "a lease, of which nothing depends on what is in it",
     r"config/safecache/.*": "keys, which are believed by the path that they lie at",
     r"ext/.*(\.ninja_log|\.ninja_deps|build\.ninja|\.o\.d)": "ninja's: what that calls up to date needs its record",
     r"ext/(.*/)?probe\.cpp": "the user's own source",

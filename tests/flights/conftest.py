@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -36,8 +38,13 @@ class Flyer:
 
     def await_lease(self) -> None:
         """Until it has opened one."""
-        while not any("/leases/" in os.readlink(each) for each in Path(f"/proc/{self.pid}/fd").iterdir()):
+        while not any("/leases/" in each for each in self._opened()):
             time.sleep(0.01)
+
+    def _opened(self) -> Iterator[str]:
+        for each in Path(f"/proc/{self.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                yield os.readlink(each)
 
     def go_on(self) -> None:
         """To its next step."""

@@ -160,6 +160,9 @@ def test_what_is_slow_to_tell_what_it_lacks_is_written_all_the_same(settings, mo
         def sizes(self, names):
             return {}
 
+        def close(self):
+            """Nothing is open."""
+
     monkeypatch.setattr(client.time, "monotonic", lambda: moments[0])
     monkeypatch.setattr(stores, "connected", lambda url, terms: Slow())
     for _ in range(3):
@@ -179,6 +182,9 @@ def test_time_that_nobody_waits_is_not_wasted(settings, monkeypatch):
         def read(self, names):
             time.sleep(0.02)
             return {}
+
+        def close(self):
+            """Nothing is open."""
 
     monkeypatch.setattr(stores, "connected", lambda url, terms: Slow())
     for _ in range(3):

@@ -191,7 +191,7 @@ def test_what_is_allowed_spells_out_every_choice(setting):
     choices = {"SAFECACHE_TRUST": settings.TRUST_MODES, "SAFECACHE_FSYNC": settings.FSYNC_MODES}
     choices["SAFECACHE_NAMESPACE"] = ("letters", "digits", ". _ - /", "128")
     choices["SAFECACHE_LOWER"] = ("absolute paths", ":")
-    for name in ("LOCK_TIMEOUT", "REMOTE_CONNECT", "REMOTE_TIMEOUT", "REMOTE_FLUSH"):
+    for name in ("LOCK_TIMEOUT", "SINGLE_FLIGHT_WAIT", "REMOTE_CONNECT", "REMOTE_TIMEOUT", "REMOTE_FLUSH"):
         choices[f"SAFECACHE_{name}"] = ("seconds", "0 to 86400")
     choices["SAFECACHE_REMOTE"] = ("URL", "redis", "rediss", "valkey", "s3", "gs", "az", "https", "file")
     choices["SAFECACHE_ISOLATE"] = (*settings._TRUE, *settings._FALSE, "workers")
@@ -313,6 +313,8 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_MAX_AGE": "unset",
         "SAFECACHE_MUST_HIT": "0",
         "SAFECACHE_LOCK_TIMEOUT": "120",
+        "SAFECACHE_SINGLE_FLIGHT": "1",
+        "SAFECACHE_SINGLE_FLIGHT_WAIT": "300",
         "SAFECACHE_EXEC_DIR": "unset",
         "SAFECACHE_ISOLATE": "0",
         "SAFECACHE_PREFETCH": "1",
