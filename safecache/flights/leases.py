@@ -42,6 +42,11 @@ class Holder(NamedTuple):
     began: float
 
     @property
+    def process(self) -> tuple[int, str]:
+        """Which process, whatever else it holds."""
+        return self.pid, self.namespace
+
+    @property
     def is_here(self) -> bool:
         """Whether this process can see it."""
         return self.namespace == _namespace()

@@ -158,7 +158,7 @@ def _wait(lease: Lease, kind: Kind, key: str, most: float) -> bool:
     began, pause = time.monotonic(), _SHORTEST
     holder = lease.holder()
     watch = holders.Watch(holder)
-    if holder in _given_up:
+    if holder is not None and holder.process in _given_up:
         return False
     while time.monotonic() - began < most:
         time.sleep(pause)
@@ -173,8 +173,10 @@ def _wait(lease: Lease, kind: Kind, key: str, most: float) -> bool:
         elif watch.is_stalled():
             break
     if holder is not None:
-        _given_up.add(holder)
-    events.say(logging.WARNING, f"safecache: {holders.describe(holder)} has not compiled it in time; it is compiled.")
+        _given_up.add(holder.process)
+    what = f"an entry of the {kind.cache} cache, key {key[:16]}…"
+    text = f"safecache: {holders.describe(holder)} has not compiled in time what this process needs too ({what})"
+    events.say(logging.WARNING, f"{text}: it is compiled here, and that process is not waited for again.")
     return False
 
 

@@ -110,7 +110,10 @@ def test_frozen_holder_is_given_up_and_not_waited_for_again(root, flyer, compili
     assert f"process {holder.pid} (python" in caplog.text and "compiled" in caplog.text, caplog.text
     assert events.counters()[Count.WAITED_IN_VAIN.value] == 1
     caplog.clear()
-    assert enter(root) is None and not caplog.text
+    again = leases.open_lease(Kind.FX_ENTRY, "what it holds besides", str(root))
+    assert again.try_to_hold()
+    again._write(f"{holder.pid}\n{leases._namespace()}\n0".encode())
+    assert enter(root, key="what it holds besides") is None and enter(root) is None and not caplog.text
 
 
 def test_time_is_up_though_the_holder_runs(root, flyer, compiling, settings):
