@@ -30,7 +30,6 @@ class Claim:
     def __init__(self, name: str) -> None:
         self._name, self._token, self._number = name, secrets.token_hex(16), 0
         self._lock = threading.Lock()
-        self._is_lost = False
 
     @property
     def _content(self) -> bytes:
@@ -45,8 +44,8 @@ class Claim:
         with self._lock:
             known = self._content
             self._number += 1
-            if not self._is_lost and not remote.replace(self._name, self._content, known):
-                self._is_lost = True
+            if not remote.replace(self._name, self._content, known):
+                _renewed.pop(self._name, None)  # another host has it, as this one was too late
 
     def release(self) -> None:
         """Once all that this process has compiled so far is sent: whoever waits finds it then."""
@@ -55,9 +54,8 @@ class Claim:
     def _end(self, remote: Client) -> None:
         _renewed.pop(self._name, None)
         with self._lock:
-            if not self._is_lost and remote.replace(self._name, _ENDED, self._content):
+            if remote.replace(self._name, _ENDED, self._content):
                 remote.remove(self._name)
-            self._is_lost = True
 
 
 # By name; a thread renews them.

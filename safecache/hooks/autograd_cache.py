@@ -25,9 +25,6 @@ __all__ = [
 ]
 
 
-_OTHER_RANK = (Reason.OTHER_RANK_MISSED, "all ranks compile where one does")
-
-
 def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """AOTAutogradCache.save: the compile goes on whatever fails in it, even where torch is strict."""
 
@@ -62,18 +59,15 @@ def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     with events.reading(), torch_keys.lookup(given), searches.under_way(Kind.AOT_ENTRY, torch_keys.name) as search:
         installation.settle()
         saving.begin()
-        try:
-            result = _load(wrapped, args, kwargs)
-        except Exception:
-            compile_scopes.all_hit(False, Kind.AOT_ENTRY)
-            raise
-        hit = _loaded(result, given)[0] is not None
-        if compile_scopes.all_hit(hit, Kind.AOT_ENTRY) or not hit:
+        result, is_dropped = compile_scopes.agreed(
+            Kind.AOT_ENTRY,
+            lambda: _load(wrapped, args, kwargs),
+            lambda found: _loaded(found, given)[0] is not None,
+        )
+        if is_dropped:
+            search.missed(compile_scopes.OTHER_RANK)
+        else:
             _end(search, result, given)
-            return result
-        with loading.without_candidates(Kind.AOT_ENTRY):
-            result = wrapped(*args, **kwargs)
-        search.missed(_OTHER_RANK)
         return result
 
 
@@ -100,7 +94,7 @@ def _end(search: Search, result: Any, given: Any) -> None:
     if getattr(getattr(configuration, "cache_info", None), "cache_key", None) is None:
         search.bypassed(Reason.UPSTREAM_BYPASS, search.declined or "torch could not use the entry that it found")
     elif search.is_taken and getattr(_autograd_cache().config, "_sync_cache_decision_cross_ranks", False):
-        search.missed(_OTHER_RANK)
+        search.missed(compile_scopes.OTHER_RANK)
     else:
         search.missed()
 

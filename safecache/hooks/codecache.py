@@ -30,9 +30,6 @@ __all__ = [
 ]
 
 
-_OTHER_RANK = (Reason.OTHER_RANK_MISSED, "all ranks compile where one does")
-
-
 def iterate_over_candidates(
     wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 ) -> Iterator[tuple[Any, bytes, bool]]:
@@ -70,17 +67,20 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     ) -> Any:
         name = partial(torch_keys.name_of_graph, is_backward=is_backward)
         with searches.under_way(Kind.FX_ENTRY, name, key) as search:
-            result = wrapped(*args, **kwargs)
-            graph, info = result
             # A graph with guards of its own is part of an AOTAutograd entry, which is then compiled as a whole.
-            is_part = evaluate_guards is not None
-            if not is_part and not compile_scopes.all_hit(graph is not None, Kind.FX_ENTRY) and graph is not None:
-                with loading.without_candidates(Kind.FX_ENTRY):
-                    result = wrapped(*args, **kwargs)
-                search.missed(_OTHER_RANK)
-                return result
+            is_part, is_dropped = evaluate_guards is not None, False
+            if is_part:
+                result = wrapped(*args, **kwargs)
+            else:
+                result, is_dropped = compile_scopes.agreed(
+                    Kind.FX_ENTRY, lambda: wrapped(*args, **kwargs), lambda found: found[0] is not None
+                )
+            graph, info = result
             if graph is not None:
                 search.hit()
+                return result
+            if is_dropped:
+                search.missed(compile_scopes.OTHER_RANK)
                 return result
             if not is_part:
                 torch_keys.missed_graph(key, debug_lines, is_backward=is_backward)

@@ -6,12 +6,15 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from safecache.entries import loading
 from safecache.flights import agreement, scopes
 from safecache.patching import targets
-from safecache.reporting.kinds import Kind
+from safecache.reporting.kinds import Kind, Reason
 
-__all__ = ["all_hit", "compile_fx", "compile_fx_inner"]
+__all__ = ["OTHER_RANK", "agreed", "compile_fx", "compile_fx_inner"]
 
+# Why a rank misses that has found what it was for.
+OTHER_RANK = (Reason.OTHER_RANK_MISSED, "all ranks compile where one does")
 # A rank that has waited still has as long again to compile, before the others think that it hangs.
 _SHARE = 0.5
 
@@ -44,8 +47,24 @@ def _most() -> float | None:
     return None if _meet() else _SHARE * _timeout(distributed)
 
 
-def all_hit(hit: bool, kind: Kind) -> bool:
-    """Whether this rank may use what it has found: not where ranks meet in a compile, and one has to compile."""
+def agreed(kind: Kind, look: Callable[[], Any], is_hit: Callable[[Any], bool]) -> tuple[Any, bool]:
+    """What ``look`` finds, and whether that is nothing only because another rank lacks it.
+
+    Ranks that meet in a compile agree. Raises what ``look`` does, once the others know that this one has to compile.
+    """
+    try:
+        found = look()
+    except Exception:
+        _all_hit(False, kind)
+        raise
+    hit = is_hit(found)
+    if _all_hit(hit, kind) or not hit:
+        return found, False
+    with loading.without_candidates(kind):
+        return look(), True
+
+
+def _all_hit(hit: bool, kind: Kind) -> bool:
     if _group() is None or not _meet() or (kind is Kind.AOT_ENTRY and _is_set(targets.OWN_AGREEMENT)):
         return hit
     return agreement.unanimous(hit)

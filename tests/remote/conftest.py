@@ -102,6 +102,12 @@ def s3():
     process.wait(20)
 
 
+def make_bucket(name: str, s3: dict[str, str]) -> None:
+    """On that S3 server."""
+    code = f"import boto3; boto3.client('s3').create_bucket(Bucket={name!r})"
+    subprocess.run([sys.executable, "-c", code], env=os.environ | s3, check=True)
+
+
 @pytest.fixture
 def redis_server(one_redis):
     """One redis-server for all tests of the run, empty."""

@@ -14,6 +14,7 @@ from conftest import SOURCE
 from safecache import testing
 from safecache.remote import client, exchange, sender
 
+from .conftest import make_bucket
 from .test_parcels import entry_bundle, sealed_entry
 from .test_sending import written
 
@@ -78,8 +79,7 @@ def test_no_entry_is_lost_in_redis(tmp_path, redis_server):
 
 
 def test_no_entry_is_lost_in_an_object_store(tmp_path, s3):
-    make = "import boto3; boto3.client('s3').create_bucket(Bucket='at-once')"
-    subprocess.run([sys.executable, "-c", make], env=os.environ | s3, check=True)
+    make_bucket("at-once", s3)
     assert add_at_once(tmp_path, **s3 | {"SAFECACHE_REMOTE": "s3://at-once/x"}) == 2 * EACH
 
 

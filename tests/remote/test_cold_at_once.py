@@ -17,6 +17,7 @@ from safecache.flights import fleet, scopes
 from safecache.remote import client, sender, stores
 from safecache.reporting.kinds import Kind
 
+from .conftest import make_bucket
 from .test_two_hosts import same_keys
 
 KIND, KEY = Kind.FX_ENTRY, "ahost"
@@ -40,11 +41,7 @@ def test_two_hosts_compile_once(home, hosts, redis_server):
 
 
 def test_store_without_redis(home, hosts, s3):
-    subprocess.run(
-        [sys.executable, "-c", "import boto3; boto3.client('s3').create_bucket(Bucket='flights')"],
-        env=os.environ | s3,
-        check=True,
-    )
+    make_bucket("flights", s3)
     env = s3 | {"SAFECACHE_REMOTE": "s3://flights/cache"}
     with Together(home, 0, INFERENCE, homes=hosts, **env) as hosts:
         hosts.begin()

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import http.server
-import os
 import shutil
-import subprocess
-import sys
 import threading
 from functools import partial
 
 import pytest
 from conftest import WARM
+
+from .conftest import make_bucket
 
 pytest.importorskip("zstandard")
 
@@ -50,11 +49,7 @@ def test_host_without_the_key_compiles_and_says_why(home, new_home, redis_server
 
 
 def test_object_store_that_speaks_s3(home, new_home, s3):
-    subprocess.run(
-        [sys.executable, "-c", "import boto3; boto3.client('s3').create_bucket(Bucket='kernels')"],
-        env=os.environ | s3,
-        check=True,
-    )
+    make_bucket("kernels", s3)
     env = s3 | {"SAFECACHE_REMOTE": "s3://kernels/of/ours"}
     cold = home.run(env=env)
     assert cold.ok and not cold.warnings and cold.stats["sent to the remote"] >= 3, cold
