@@ -13,9 +13,10 @@ from safecache.errors import printable
 from safecache.explain import explanations, key_records
 from safecache.explain.explanations import Explanation
 from safecache.explain.key_records import KeyRecord
-from safecache.history import run_summary
+from safecache.history import run_summary, shared_compiles
 from safecache.history.lookups import Outcome
 from safecache.history.run_summary import Line
+from safecache.history.shared_compiles import Shared
 from safecache.places import layout
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config, timestamps
@@ -76,14 +77,17 @@ def _of_caches(roots: Iterable[str], what: str, of_run: str | None) -> Iterator[
 def _of_cache(root: str, what: str, of_run: str | None, told: set[tuple[Kind, str]]) -> Iterator[dict[str, Any]]:
     """By the journal, where there is one; what it does not have, by the records alone, if they are not ``told``."""
     records = {(record.kind, record.key): record for record in key_records.every(root)}
-    for line in reversed(run_summary.read(root)):
+    lines = run_summary.read(root)
+    shared = shared_compiles.find(lines)
+    for line in reversed(lines):
         if of_run not in (None, line.run) or not (what in line.name or line.key.startswith(what)):
             continue
         kind, outcome, reason = _LABELS.get(line.label, (None, None, None))
         if kind is not None and outcome is Outcome.MISS and reason is not None:
             told.add((kind, line.key))
             record = records.pop((kind, line.key), None)
-            yield _of_miss(line, kind, reason, explanations.explain(record, root, saved=True) if record else None)
+            explanation = explanations.explain(record, root, saved=True) if record else None
+            yield _of_miss(line, kind, reason, explanation, shared.get((line.key, line.time)))
     if of_run is None:
         for record in (record for key, record in records.items() if key not in told):
             if what in record.name or record.key.startswith(what):
@@ -106,16 +110,26 @@ def _row(record: KeyRecord, explanation: Explanation) -> dict[str, Any]:
     }
 
 
-def _of_miss(line: Line, kind: Kind, reason: Reason, explanation: Explanation | None) -> dict[str, Any]:
-    """As the journal has it; with the differences where the key is what differs."""
+def _of_miss(
+    line: Line, kind: Kind, reason: Reason, explanation: Explanation | None, shared: Shared | None
+) -> dict[str, Any]:
+    """As the journal has it; with the differences where the key is what differs, and who waited for the compile."""
     said = f"{reason.value} {line.detail}".strip()
-    stated = {"layer": kind.word, "key": line.key, "name": line.name, "run": line.run, "reason": reason.value}
-    stated |= {"time": timestamps.write(line.time)}
+    stated: dict[str, Any] = {
+        "layer": kind.word,
+        "key": line.key,
+        "name": line.name,
+        "run": line.run,
+        "reason": reason.value,
+    }
+    stated |= {"time": timestamps.write(line.time), "host": line.host, "pid": line.pid}
+    stated |= {"shared": shared and shared.as_json()}
+    waits = f"; {shared}" if shared is not None else ""
     if explanation is None:
-        text = f"{kind.word} {line.name or line.key}: {said}"
+        text = f"{kind.word} {line.name or line.key}: {said}{waits}"
         return {**stated, "cause": said, "text": text, "nearest": None, "differences": []}
     row = _row(explanation.record, explanation)
-    return {**row, **stated, "text": f"{row['text']} [{said}]"}
+    return {**row, **stated, "text": f"{row['text']} [{said}]{waits}"}
 
 
 def _of_vllm(root: str) -> Iterator[dict[str, Any]]:

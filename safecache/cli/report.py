@@ -16,9 +16,10 @@ from safecache.cli import explain, ls, stats
 from safecache.doctor.examination import examine
 from safecache.doctor.finding import Finding
 from safecache.errors import printable
-from safecache.history import run_summary
+from safecache.history import run_summary, shared_compiles
 from safecache.history.lookups import Outcome, Time
 from safecache.history.run_summary import Line, Process, Summary
+from safecache.history.shared_compiles import Shared
 from safecache.reporting.kinds import LOOKED_UP, Kind
 from safecache.settings import timestamps
 from safecache.settings.units import write_age, write_size
@@ -86,7 +87,7 @@ class Facts(NamedTuple):
     ``start``, ``end``: of the run, as far as the journal has it. ``all_misses``: their number; ``misses`` is capped.
     ``by_process``: those that took longest. ``total``: how many groups the caches have, and their size.
     ``remote``: what the remote tier gave and cost, "" without one.
-    ``flights``: what was compiled once for several processes, "" if nothing was.
+    ``flights``: what was compiled once for several processes, "" if nothing was; ``shared``: the largest of that.
     """
 
     run: str
@@ -101,6 +102,7 @@ class Facts(NamedTuple):
     saved: str
     remote: str
     flights: str
+    shared: tuple[Shared, ...]
     misses: tuple[Miss, ...]
     all_misses: int
     biggest: tuple[Entry, ...]
@@ -118,6 +120,7 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
     of_run = [line for line in lines if run == run_summary.ALL or line.run == summary.run]
     misses = _misses(summary.missed, explain.causes(directories))
     biggest, oldest, total = _entries(directories)
+    shared = list(shared_compiles.find(lines, summary.run).values())
     return Facts(
         run=summary.run,
         start=timestamps.write(min(line.time for line in of_run)),
@@ -130,7 +133,8 @@ def gather(directories: Sequence[str], run: str) -> Facts | None:
         spent=stats.seconds(summary, Time.SPENT),
         saved=stats.seconds(summary, Time.SAVED),
         remote=stats.remote(summary),
-        flights=stats.flights(summary),
+        flights=stats.flights(summary, shared),
+        shared=tuple(shared[: stats.MOST_SHARED]),
         misses=misses[:_MOST_MISSES],
         all_misses=len(misses),
         biggest=biggest,

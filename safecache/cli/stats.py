@@ -17,19 +17,31 @@ from rich.text import Text
 from safecache.cli import ls
 from safecache.cli.arguments import add_directories, add_json
 from safecache.errors import printable
-from safecache.history import run_summary
+from safecache.history import run_summary, shared_compiles
 from safecache.history.lookups import Outcome, Time, time_label
 from safecache.history.run_summary import ALL, LAST, Line, Process, Summary
+from safecache.history.shared_compiles import Shared
 from safecache.places import layout
 from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, Count, Kind
 from safecache.settings import config, timestamps
 from safecache.settings.units import write_size
 from safecache.tiers import levels
 
-__all__ = ["MOST_PROCESSES", "add", "flights", "places_of", "remote", "run", "say_there_is_none", "seconds"]
+__all__ = [
+    "MOST_PROCESSES",
+    "MOST_SHARED",
+    "add",
+    "flights",
+    "places_of",
+    "remote",
+    "run",
+    "say_there_is_none",
+    "seconds",
+]
 
 _LABELS = run_summary.labels()
 MOST_PROCESSES = 64
+MOST_SHARED = 20
 _BAR = 20  # letters
 
 
@@ -53,10 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
     summary = run_summary.summarise(lines, arguments.run)
     if summary is None:
         return say_there_is_none(arguments, directories)
+    shared = list(shared_compiles.find(lines, summary.run).values())
     if arguments.json:
-        print(json.dumps(_report(summary)))
+        print(json.dumps(_report(summary, shared)))
     else:
-        _print(summary)
+        _print(summary, shared)
     return 0
 
 
@@ -80,13 +93,14 @@ def say_there_is_none(arguments: argparse.Namespace, directories: Sequence[str])
     return 1
 
 
-def _report(summary: Summary) -> dict[str, Any]:
+def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
+    counts = {count.name.lower(): summary.flights[count.value] for count in OF_FLIGHTS}
     return {
         "run": summary.run,
         "processes": summary.processes,
         "layers": {kind.word: _of(kind, summary.counts) for kind in LOOKED_UP},
         "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in sorted(summary.times.items())},
-        "single_flight": {count.name.lower(): summary.flights[count.value] for count in OF_FLIGHTS},
+        "single_flight": {**counts, "compiles": [each.as_json() for each in shared]},
         "remote": {count.name.lower(): summary.remote[count.value] for count in OF_REMOTE},
         "by_process": [each._asdict() for each in summary.by_process],
         "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
@@ -101,7 +115,7 @@ def _of(kind: Kind, counts: Counter[str]) -> dict[str, Any]:
     return {"lookups": sum(by_outcome.values()), **by_outcome, "reasons": dict(sorted(reasons.items()))}
 
 
-def _print(summary: Summary) -> None:
+def _print(summary: Summary, shared: list[Shared]) -> None:
     console = Console()
     title = _plain(f"run {summary.run}, processes: {summary.processes}")
     number = ["lookups", *(outcome.value for outcome in Outcome)]
@@ -115,9 +129,11 @@ def _print(summary: Summary) -> None:
     print(f"compiling: {spent} spent on what was saved, {saved} spared by hits")
     if any(each.seconds for each in summary.by_process):
         console.print(_by_process(summary.by_process))
-    for what, text in (("remote", remote(summary)), ("single flight", flights(summary))):
+    for what, text in (("remote", remote(summary)), ("single flight", flights(summary, shared))):
         if text:
             print(f"{what}: {text}")
+    if shared:
+        console.print(_shared(shared))
     if summary.missed:
         console.print(_missed(summary.missed))
 
@@ -137,14 +153,16 @@ def remote(summary: Summary) -> str:
     )
 
 
-def flights(summary: Summary) -> str:
+def flights(summary: Summary, shared: list[Shared]) -> str:
     """What was compiled once for several processes, in words; "" if nothing was."""
     left, vain = (summary.flights[each.value] for each in OF_FLIGHTS)
     if not left and not vain:
         return ""
     waited = sum(summary.times[time_label(kind, Time.WAITED)] for kind in LOOKED_UP) / 1000
     in_vain = f", and {vain} times in vain" if vain else ""
-    return f"{left} compiles left to other processes, {waited:.1f} s waited for them{in_vain}"
+    compiling = sum(each.compiling for each in shared)
+    spared = f" in place of {compiling:.1f} s of compiling" if shared else ""
+    return f"{left} compiles left to other processes, {waited:.1f} s waited for them{spared}{in_vain}"
 
 
 def seconds(summary: Summary, which: Time) -> str:
@@ -163,6 +181,16 @@ def _by_process(processes: list[Process]) -> Table:
         drawn = "".join(letter * round(_BAR * part / longest) for letter, part in zip("cwh", parts, strict=True))
         figures = (*(f"{part:.1f} s" for part in parts), str(each.hits), str(each.lookups))
         table.add_row(_plain(f"{each.pid} on {each.host}"), _plain(each.rank), *figures, drawn)
+    return table
+
+
+def _shared(shared: list[Shared]) -> Table:
+    """A row for each compile that others waited for."""
+    numbers = (Column(name, justify="right") for name in ("took", "processes", "waited"))
+    table = Table("cache", Column("name", overflow="fold"), "compiled by", *numbers)
+    for each in shared[:MOST_SHARED]:
+        what = (each.layer, _plain(each.name or each.key), _plain(each.by))
+        table.add_row(*what, f"{each.took:.1f} s", str(each.processes), f"{each.waited:.1f} s")
     return table
 
 

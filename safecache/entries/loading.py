@@ -112,7 +112,7 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
             yield from _candidates(source, directory, root, tried)
     if tier.fill(source.kind, source.cache_key, source.directory, source.root):
         yield from _candidates(source, source.directory, source.root, tried)
-    flight = scopes.enter(source.kind, source.cache_key, source.root)
+    flight = scopes.enter(source.kind, source.cache_key, source.root, lambda: searches.took(source.kind))
     if flight is not None:
         searches.waited(source.kind, flight.waited)
         if flight.elsewhere:

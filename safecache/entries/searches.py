@@ -23,6 +23,7 @@ __all__ = [
     "only_looking",
     "pass_over",
     "refuse",
+    "took",
     "under_way",
     "waited",
 ]
@@ -72,6 +73,13 @@ class Search:
         self._began += seconds
         if self._outer is not None:
             self._outer.waited(seconds)
+
+    def took(self) -> float:
+        """The seconds that a compile of this took when it was last saved here; 0 where that is not known."""
+        from safecache.explain import key_records
+
+        record = key_records.recall(self.kind, self.key, self._name(), self.root)
+        return record.took if record is not None else 0.0
 
     def hit(self) -> None:
         """It has found what it was for. Raises MissError for a miss inside of it that torch has swallowed."""
@@ -231,6 +239,12 @@ def decline(kind: Kind, detail: str) -> None:
     search = _innermost(kind)
     if search is not None:
         search.declined = detail
+
+
+def took(kind: Kind) -> float:
+    """What this thread's lookup says that a compile took before, if it is one of this kind; else 0."""
+    search = _innermost(kind)
+    return search.took() if search is not None else 0.0
 
 
 def waited(kind: Kind, seconds: float) -> None:

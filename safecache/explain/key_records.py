@@ -111,6 +111,7 @@ class KeyRecord(NamedTuple):
     """``name``: what stays the same when the key differs. ``first``, ``made``: when it was first and last saved.
 
     Both are seconds since the epoch. ``process``: an id shared by the records of one process and its forks.
+    ``took``: the seconds between the last miss and that save.
     """
 
     kind: Kind
@@ -120,6 +121,7 @@ class KeyRecord(NamedTuple):
     components: tuple[Component, ...]
     first: float = 0.0
     process: str = ""
+    took: float = 0.0
 
 
 class Absence(Enum):
@@ -140,11 +142,11 @@ def remember(record: KeyRecord, root: str) -> None:
     if not _KEY.fullmatch(record.key):
         return
     file, now = record.key + _SUFFIX, time.time()
-    places = _places(record.kind, record.name, root)
-    earlier = next(filter(None, (read(os.path.join(place, file)) for place in places)), None)
+    earlier = recall(record.kind, record.key, record.name, root)
     if earlier is not None and earlier.made >= record.made:
         return
-    content = _encoded(record._replace(made=now, first=earlier.first if earlier else now))
+    took = max(0.0, now - record.made)
+    content = _encoded(record._replace(made=now, first=earlier.first if earlier else now, took=took))
     if content is None:
         return
     for cache in _written(root):
@@ -163,7 +165,8 @@ def _written(root: str) -> list[str]:
 
 def recall(kind: Kind, key: str, name: str, root: str) -> KeyRecord | None:
     """The record of this key, if it was ever saved in the cache ``root`` or in a tier below it."""
-    return next((found for found in _of_name(kind, name, root) if found.key == key), None)
+    found = filter(None, (read(os.path.join(place, key + _SUFFIX)) for place in _places(kind, name, root)))
+    return next((each for each in found if (each.kind, each.name) == (kind, name)), None)
 
 
 def same_name(kind: Kind, name: str, root: str) -> list[KeyRecord]:
@@ -279,8 +282,8 @@ def _decoded(stated: Any) -> KeyRecord | None:
         return None
     components = tuple(Component(*map(str, each)) for each in stated["components"])
     key, name, process = (str(stated[each]) for each in ("key", "name", "process"))
-    made, first = (timestamps.checked(stated[each]) for each in ("made", "first"))
-    return KeyRecord(_KINDS[stated["layer"]], key, name, made, components, first, process)
+    made, first, took = (timestamps.checked(stated.get(each, 0.0)) for each in ("made", "first", "took"))
+    return KeyRecord(_KINDS[stated["layer"]], key, name, made, components, first, process, took)
 
 
 def _remove_oldest(place: str, root: str) -> None:

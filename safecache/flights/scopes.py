@@ -2,20 +2,22 @@
 
 A lease is held only for the time of the compile that it was taken in, and a wait is for something finer than all that
 the thread holds: so no two processes ever wait for each other. A wait ends when the holder publishes, fails or dies,
-and at the latest when it makes no progress or the time is up; the waiter compiles then.
+and at the latest when it makes no progress or the time is up, by what the key took before if that is known; the waiter
+compiles then.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from safecache.flights import holders
-from safecache.flights.leases import Lease, open_lease
+from safecache.flights.leases import Holder, Lease, open_lease
 from safecache.history import journal, lookups
 from safecache.history.lookups import Time
 from safecache.remote import tier
@@ -31,6 +33,10 @@ _ORDER = (Kind.AOT_ENTRY, Kind.FX_ENTRY, Kind.KERNEL)
 _AMONG_HOSTS = ENTRIES
 # Seconds between looks at a lease, at first and at most: nobody who waits is late by more.
 _SHORTEST, _LONGEST = 0.005, 0.1
+# What took long before may take longer by this much now, and anything may take these seconds, among many processes.
+_TIMES, _AT_LEAST = 10.0, 30.0
+# Seconds: more than any compile takes. Of a time that a lease says, nothing vouches.
+_DAY = 86_400.0
 # Seconds after which the first wait of a process is reported.
 NOTICE = 5.0
 _NOTE = "safecache: waiting for {0} to compile what this process needs too (an entry of the {1} cache, key {2}…)"
@@ -57,11 +63,15 @@ _is_noted = False
 class Flight:
     """The end of a wait, or a lease: in either case there may be something to be found now. ``waited``: in seconds.
 
-    ``elsewhere``: another host was waited for, so that the remote may have it now.
+    ``took``: how long it was held by whoever was waited for. ``elsewhere``: another host was waited for, so that the
+    remote may have it now.
     """
 
-    def __init__(self, scope: _Scope, lease: Lease | None, waited: float, *, elsewhere: bool) -> None:
-        self._scope, self._lease, self.waited, self.elsewhere = scope, lease, waited, elsewhere
+    def __init__(
+        self, scope: _Scope, key: str, lease: Lease | None, waited: float, took: float, *, elsewhere: bool
+    ) -> None:
+        self._scope, self._key, self._lease = scope, key, lease
+        self.waited, self.took, self.elsewhere = waited, took, elsewhere
 
     def found(self, root: str) -> None:
         """It has been found: nothing is compiled."""
@@ -69,7 +79,9 @@ class Flight:
             self._scope.leases.remove(self._lease)
             _release(self._lease)
         if self.waited:
-            _count(Count.LEFT_TO_OTHERS, root)
+            events.count(Count.LEFT_TO_OTHERS)
+            line = {"key": self._key, "waited": round(self.waited, 3), "took": round(self.took, 3)}
+            journal.write(Count.LEFT_TO_OTHERS.value, root, line)
 
 
 @contextmanager
@@ -89,28 +101,28 @@ def scope(kind: Kind, most: float | None) -> Iterator[None]:
             _release(lease)
 
 
-def enter(kind: Kind, key: str, root: str) -> Flight | None:
+def enter(kind: Kind, key: str, root: str, before: Callable[[], float] = float) -> Flight | None:
     """This thread has missed in the cache ``root``, and is about to compile.
 
     Waits for whoever compiles that already. None if there is no use in looking again, else whoever calls looks again.
+    ``before``: tells, if it is called, how many seconds that took the last time, 0 where nobody knows.
     """
     this = _thread.scopes[-1] if _thread.scopes else None
     if this is None or this.kind is not kind or this.most is None or not config.current().single_flight:
         return None
     try:
-        return _enter(this, kind, key, root)
+        return _enter(this, kind, key, root, before)
     except OSError:
         return None  # a cache that cannot be written, or full, has no leases, and nothing is published in it
 
 
-def _enter(this: _Scope, kind: Kind, key: str, root: str) -> Flight | None:
-    most = min(this.most or 0.0, config.current().single_flight_wait)
+def _enter(this: _Scope, kind: Kind, key: str, root: str, before: Callable[[], float]) -> Flight | None:
     lease = open_lease(kind, key, root)
     try:
-        waited, abroad, is_held = 0.0, 0.0, lease.try_to_hold()
+        waited, took, abroad, is_held = 0.0, 0.0, 0.0, lease.try_to_hold()
         if not is_held and _may_wait(kind) and not lease.is_foreign:
             began = time.monotonic()
-            is_held = _wait(lease, kind, key, most)
+            is_held, took = _wait(lease, kind, key, _patience(this, before))
             waited = time.monotonic() - began
             if not is_held:
                 _count(Count.WAITED_IN_VAIN, root)
@@ -119,24 +131,32 @@ def _enter(this: _Scope, kind: Kind, key: str, root: str) -> Flight | None:
         if mine:
             lease.sign(time.time())
             this.leases.append(lease)
-            abroad = _among_hosts(lease, kind, key, most)
+            abroad = _among_hosts(lease, kind, key, lambda: _patience(this, before))
             waited += abroad
+            took += abroad
             lookups.add_seconds(kind, Time.WAITED, abroad, root)
     except BaseException:
         lease.close(unlock=True)
         raise
     if not mine:
         lease.close(unlock=is_held)
-    return Flight(this, lease if mine else None, waited, elsewhere=abroad > 0) if is_held else None
+    return Flight(this, key, lease if mine else None, waited, took, elsewhere=abroad > 0) if is_held else None
 
 
-def _among_hosts(lease: Lease, kind: Kind, key: str, most: float) -> float:
+def _patience(this: _Scope, before: Callable[[], float]) -> float:
+    """How many seconds to wait at most: by what it took before, which anybody may have written, within the setting."""
+    took = before()
+    known = max(_AT_LEAST, _TIMES * took) if took > 0 else math.inf
+    return min(this.most or 0.0, config.current().single_flight_wait, known)
+
+
+def _among_hosts(lease: Lease, kind: Kind, key: str, most: Callable[[], float]) -> float:
     """How long other hosts were waited for, with the lease among them taken if it can be had."""
     if kind not in _AMONG_HOSTS or not tier.is_sending():
         return 0.0
     from safecache.flights import fleet
 
-    claim, waited = fleet.take(kind, key, most)
+    claim, waited = fleet.take(kind, key, most())
     if claim is not None:
         lease.then.append(claim.release)
     return waited
@@ -153,18 +173,18 @@ def _may_wait(kind: Kind) -> bool:
     return all(_ORDER.index(each) < _ORDER.index(kind) for each in held)
 
 
-def _wait(lease: Lease, kind: Kind, key: str, most: float) -> bool:
-    """Whether the lease could be locked in that time; False also if its holder gets nowhere."""
+def _wait(lease: Lease, kind: Kind, key: str, most: float) -> tuple[bool, float]:
+    """Whether the lease could be locked in that time, not if its holder gets nowhere; and how long that had held it."""
     began, pause = time.monotonic(), _SHORTEST
     holder = lease.holder()
     watch = holders.Watch(holder)
     if holder is not None and holder.process in _given_up:
-        return False
+        return False, 0.0
     while time.monotonic() - began < most:
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST)
         if lease.try_to_hold():
-            return True
+            return True, _held(holder, time.monotonic() - began)
         if time.monotonic() - began >= NOTICE:
             _say_once(_NOTE.format(holders.describe(lease.holder()), kind.cache, key[:16]) + _HOW.format(most))
         if lease.holder() != holder:
@@ -177,7 +197,12 @@ def _wait(lease: Lease, kind: Kind, key: str, most: float) -> bool:
     what = f"an entry of the {kind.cache} cache, key {key[:16]}…"
     text = f"safecache: {holders.describe(holder)} has not compiled in time what this process needs too ({what})"
     events.say(logging.WARNING, f"{text}: it is compiled here, and that process is not waited for again.")
-    return False
+    return False, 0.0
+
+
+def _held(holder: Holder | None, waited: float) -> float:
+    since = time.time() - holder.began if holder is not None and holder.is_here else 0.0
+    return since if waited <= since <= _DAY else waited
 
 
 def _say_once(text: str) -> None:

@@ -15,7 +15,7 @@ from safecache.files import opening
 from safecache.history import journal
 from safecache.history.lookups import Outcome, Time, label, time_label, time_labels
 from safecache.places import ours
-from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, Kind, Reason
+from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, Count, Kind, Reason
 
 __all__ = ["ALL", "LAST", "Line", "Process", "Summary", "labels", "read", "seconds", "summarise"]
 
@@ -28,7 +28,10 @@ _MOST = 2**63
 
 
 class Line(NamedTuple):
-    """A line of a journal: a lookup by its label(), "" if it is about none, and ``counts`` of others, and of times."""
+    """A line of a journal: a lookup by its label(), "" if it is about none, and ``counts`` of others, and of times.
+
+    Of one that was left to another process, labelled so, ``waited`` is for how long, and ``took`` what that took.
+    """
 
     time: float
     pid: int
@@ -41,6 +44,8 @@ class Line(NamedTuple):
     detail: str
     label: str
     counts: dict[str, int]
+    waited: float = 0.0
+    took: float = 0.0
 
 
 class Process(NamedTuple):
@@ -93,6 +98,8 @@ def labels() -> dict[str, tuple[Kind, Outcome, Reason | None]]:
 _LABELS = labels()
 _TIMES = time_labels()
 _REMOTE = frozenset(count.value for count in OF_REMOTE)
+_LEFT = Count.LEFT_TO_OTHERS.value
+_TIMES_OF_WAITS = ("waited", "took")
 _FLIGHTS = frozenset(count.value for count in OF_FLIGHTS)
 _KNOWN = _LABELS.keys() | _TIMES | _REMOTE | _FLIGHTS
 
@@ -139,7 +146,8 @@ def _parsed(text: bytes) -> Line | None:
     if not all(isinstance(text, str) for text in texts.values()) or not all(map(_is_count, counts.items())):
         return None
     moment = min(max(values["time"], 0.0), _LATEST)
-    return Line(time=moment, pid=pid, label=what, counts=counts, **texts)
+    times = {name: values[name] for name in _TIMES_OF_WAITS if what == _LEFT}
+    return Line(time=moment, pid=pid, label=what, counts=counts, **texts, **times)
 
 
 def _is_count(item: tuple[str, Any]) -> bool:
@@ -147,10 +155,17 @@ def _is_count(item: tuple[str, Any]) -> bool:
 
 
 def _label_of(values: Mapping[str, Any]) -> str | None:
+    if "waited" in values:
+        is_whole = all(map(_is_duration, map(values.get, _TIMES_OF_WAITS)))
+        return _LEFT if is_whole else None
     if "outcome" not in values:
         return ""
     what = f"{values.get('layer')} {values['outcome']}: {values.get('reason')}"
     return what if what in _LABELS else None
+
+
+def _is_duration(value: object) -> bool:
+    return isinstance(value, float) and 0.0 <= value <= _LATEST
 
 
 def summarise(lines: Iterable[Line], run: str) -> Summary | None:
@@ -162,7 +177,7 @@ def summarise(lines: Iterable[Line], run: str) -> Summary | None:
     if not chosen:
         return None
     counts = _counted(chosen)
-    missed = [line for line in chosen if line.label]
+    missed = [line for line in chosen if line.label in _LABELS]
     times = Counter({label: counts.pop(label) for label in _TIMES & counts.keys()})
     remote = Counter({label: counts.pop(label) for label in _REMOTE & counts.keys()})
     flights = Counter({label: counts.pop(label) for label in _FLIGHTS & counts.keys()})

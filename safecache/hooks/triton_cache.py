@@ -139,7 +139,7 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 def _awaited(search: Search, directory: str, filename: str) -> dict[str, str] | None:
     """What a process has compiled that this one has waited for; None where this one is to compile."""
-    flight = scopes.enter(Kind.KERNEL, search.key, search.root)
+    flight = scopes.enter(Kind.KERNEL, search.key, search.root, search.took)
     if flight is None:
         return None
     search.waited(flight.waited)

@@ -39,7 +39,7 @@ def test_record_is_recalled_as_it_was_with_the_time_of_its_save(root):
     before = time.time()
     key_records.remember(record(process="1"), root)
     found = key_records.recall(Kind.AOT_ENTRY, KEY, "model.f", root)
-    assert found == record(process="1", made=found.made, first=found.made)
+    assert found == record(process="1", made=found.made, first=found.made, took=found.made)
     assert before <= found.made <= time.time()
     assert key_records.every(root) == key_records.same_name(Kind.AOT_ENTRY, "model.f", root) == [found]
 
@@ -50,6 +50,13 @@ def test_second_save_of_a_key_keeps_the_time_of_the_first(root):
     key_records.remember(record(made=time.time()), root)
     again = key_records.recall(Kind.AOT_ENTRY, KEY, "model.f", root)
     assert first.made == again.first < again.made
+
+
+def test_record_says_how_long_it_was_from_the_miss_to_the_save(root):
+    key_records.remember(record(made=time.time() - 60), root)
+    assert 60 <= key_records.recall(Kind.AOT_ENTRY, KEY, "model.f", root).took < 90
+    key_records.remember(record(OTHER, made=time.time() + 60), root)
+    assert key_records.recall(Kind.AOT_ENTRY, OTHER, "model.f", root).took == 0
 
 
 def test_save_of_another_process_after_the_miss_is_no_eviction(root):

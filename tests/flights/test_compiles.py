@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 
 import pytest
 from conftest import SOURCE
 from helpers.together import INFERENCE, TRAINING, Together, said, total
+
+from safecache.history import run_summary, shared_compiles
 
 
 @pytest.mark.parametrize("strict", [0, 1])
@@ -19,6 +22,12 @@ def test_inference_is_compiled_once(home, strict):
     assert total(answers, "autograd_cache_hit") == 3 and not said(answers), answers
     assert len({answer["y"] for answer in answers}) == 1
     assert os.listdir(home.cache / ".safecache" / "leases") == []
+    pids = [process.pid for process in processes.processes]
+    waited = shared_compiles.find(run_summary.read(str(home.cache))).values()
+    assert sum(each.processes for each in waited) <= 3 and all(each.pid in pids for each in waited), waited
+    assert sum(answer["stats"].get("left to another process", 0) for answer in answers) == sum(
+        each.processes for each in waited
+    )
 
 
 def test_graphs_of_training_are_compiled_once(home):
@@ -35,6 +44,27 @@ def test_switched_off_each_compiles(home):
         processes.begin()
         answers = processes.answers()
     assert total(answers, "fxgraph_cache_miss") == 2, answers
+
+
+ASKED = """
+from safecache.flights import scopes
+plain = scopes._enter
+def enter(this, kind, key, root, before):
+    warnings.append(f"{kind.word} {before() > 0}")
+    return plain(this, kind, key, root, before)
+scopes._enter = enter
+"""
+
+
+def test_what_a_compile_took_is_known_when_its_entry_is_gone(home):
+    heard = []
+    for _ in range(2):
+        with Together(home, 1, INFERENCE, ASKED) as processes:
+            processes.begin()
+            heard += said(processes.answers())
+        for name in ("aotautograd", "fxgraph"):
+            shutil.rmtree(home.cache / name)
+    assert heard == ["aot False", "fx False", "aot True", "fx True"]
 
 
 # The first that generates code stops amid that, with its leases, and says who it is.

@@ -13,6 +13,7 @@ import threading
 import pytest
 
 from safecache.flights import holders, leases, scopes
+from safecache.history import journal, run_summary
 from safecache.places import ours
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind
@@ -61,7 +62,8 @@ def test_failed_compile_releases_it(root, flyer):
     assert other.says() in ("looks again", "holds")
 
 
-def test_second_waits_until_the_first_has_ended_and_looks_again(root, flyer, compiling):
+def test_second_waits_until_the_first_has_ended_and_looks_again(root, flyer, compiling, monkeypatch):
+    monkeypatch.setattr(journal, "_journal", journal._Journal())
     other = flyer(root, "FX_ENTRY", KEY)
     assert other.says() == "holds"
     threading.Timer(1.0, other.go_on).start()
@@ -70,6 +72,10 @@ def test_second_waits_until_the_first_has_ended_and_looks_again(root, flyer, com
     flight.found(str(root))
     assert events.counters()[Count.LEFT_TO_OTHERS.value] == 1
     assert other.says() == "released"
+    (line,) = (each for each in run_summary.read(str(root)) if each.label == Count.LEFT_TO_OTHERS.value)
+    assert (
+        line.key == KEY and 1.0 > line.took - line.waited >= 0 and flight.waited == pytest.approx(line.waited, abs=0.01)
+    )
 
 
 def test_what_was_found_is_released_at_once(root, flyer, compiling):
@@ -120,6 +126,25 @@ def test_time_is_up_though_the_holder_runs(root, flyer, compiling, settings):
     settings(SAFECACHE_SINGLE_FLIGHT_WAIT=1)
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
     assert enter(root) is None
+
+
+@pytest.mark.parametrize("before", [0.01, 0.001])
+def test_time_is_up_by_what_it_took_before(root, flyer, compiling, monkeypatch, before):
+    monkeypatch.setattr(scopes, "_AT_LEAST", 0.1)
+    assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
+    assert scopes.enter(Kind.FX_ENTRY, KEY, str(root), lambda: before) is None
+    assert events.counters()[Count.WAITED_IN_VAIN.value] == 1
+
+
+@pytest.mark.parametrize("before", [0.0, -1.0, math.nan, 1e300, math.inf])
+def test_no_more_than_the_setting_whatever_it_took(root, flyer, compiling, settings, before):
+    settings(SAFECACHE_SINGLE_FLIGHT_WAIT=1)
+    assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
+    assert scopes.enter(Kind.FX_ENTRY, KEY, str(root), lambda: before) is None
+
+
+def test_who_need_not_wait_asks_for_no_time(root, compiling):
+    assert scopes.enter(Kind.FX_ENTRY, KEY, str(root), lambda: pytest.fail("it is asked for")) is not None
 
 
 def test_rank_of_a_group_waits_no_longer_than_it_may(root, flyer):
