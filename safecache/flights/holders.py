@@ -21,13 +21,19 @@ class Watch:
     """Watches one holder of a lease, for as long as somebody waits for it."""
 
     def __init__(self, holder: Holder | None) -> None:
+        self._is_signed = holder is not None
         self._pid = holder.pid if holder is not None and holder.is_here else 0
         self._ran, self._moved = -1, time.monotonic()
         self._looked = 0.0
 
     def is_stalled(self) -> bool:
-        """Whether it, and all that it has started, has not run for STALLED seconds; False where that is not known."""
+        """Whether it, and all that it has started, has not run for STALLED seconds; False where that is not known.
+
+        One that has not said in that time who it is gets nowhere either: it is the first that it does.
+        """
         now = time.monotonic()
+        if not self._is_signed:
+            return now - self._moved >= STALLED
         if not self._pid or now - self._looked < _INTERVAL:
             return False
         self._looked = now

@@ -122,6 +122,13 @@ def test_frozen_holder_is_given_up_and_not_waited_for_again(root, flyer, compili
     assert enter(root, key="what it holds besides") is None and enter(root) is None and not caplog.text
 
 
+def test_holder_that_does_not_say_who_it_is_is_given_up(root, compiling, impatient):
+    """As one that was frozen between the two."""
+    lease = leases.open_lease(Kind.FX_ENTRY, KEY, str(root))
+    assert lease.try_to_hold()
+    assert enter(root) is None and events.counters()[Count.WAITED_IN_VAIN.value] == 1
+
+
 def test_time_is_up_though_the_holder_runs(root, flyer, compiling, settings):
     settings(SAFECACHE_SINGLE_FLIGHT_WAIT=1)
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"

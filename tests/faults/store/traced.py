@@ -22,6 +22,7 @@ import os, sys
 from safecache.places import layout
 from safecache.store import entry_files
 from safecache.reporting.kinds import Reason
+{imports}
 root = sys.argv[1]
 entry = os.path.join(root, "fxgraph", "key", "entry")
 os.path.exists({start!r})
@@ -36,7 +37,9 @@ ACTIONS = {
     "write": f"entry_files.write(entry, {NEW!r}, make_directories=True)",
     "get": "[entry_files.read_entry(os.path.dirname(entry) + '/' + name) for name in layout.list_entries(os.path.dirname(entry))]",
     "quarantine": f"print(entry_files.quarantine(entry, root, Reason.DAMAGED, {OLD!r}))",
+    "compile": "flyer.compile_once(root)",
 }
+_IMPORTS = {"compile": "from flights import flyer"}
 # Of memory, which changes nothing that outlives the process.
 _NOT_OF_FILES = {"mmap", "munmap", "mprotect", "brk", "+++"}
 
@@ -50,9 +53,9 @@ class Call(NamedTuple):
 
 def run(action: str, root: Path, *options: str, waits: str = "always") -> subprocess.CompletedProcess[str]:
     """Do it under strace, with these options."""
-    code = _CODE.format(start=_START, end=_END, action=ACTIONS[action])
+    code = _CODE.format(start=_START, end=_END, action=ACTIONS[action], imports=_IMPORTS.get(action, ""))
     command = ["strace", "-f", "-qq", "-o", str(root.parent / "trace"), *options, sys.executable, "-S", "-c", code]
-    paths = os.pathsep.join(map(str, [SOURCE, *sys.path[1:]]))
+    paths = os.pathsep.join(map(str, [SOURCE, *sys.path[1:], SOURCE / "tests"]))
     # The same calls each time.
     environment = {"PYTHONPATH": paths, "PYTHONHASHSEED": "0", "PYTHONDONTWRITEBYTECODE": "1", "HOME": str(root.parent)}
     environment |= {"SAFECACHE_FSYNC": waits, "PATH": os.environ["PATH"]}
