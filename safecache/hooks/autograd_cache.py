@@ -9,6 +9,7 @@ from typing import Any
 from safecache.entries import loading, saving, searches
 from safecache.entries.searches import Search
 from safecache.explain import torch_keys
+from safecache.flights import workers
 from safecache.history import graph_names
 from safecache.hooks import compile_scopes, installation
 from safecache.reporting import events
@@ -91,6 +92,7 @@ def _end(search: Search, result: Any, given: Any) -> None:
         search.hit()
         return
     torch_keys.missed()
+    workers.start()
     if getattr(getattr(configuration, "cache_info", None), "cache_key", None) is None:
         search.bypassed(Reason.UPSTREAM_BYPASS, search.declined or "torch could not use the entry that it found")
     elif search.is_taken and getattr(_autograd_cache().config, "_sync_cache_decision_cross_ranks", False):

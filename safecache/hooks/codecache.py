@@ -12,6 +12,7 @@ from safecache import loads
 from safecache.code import exec_directory, gate, lock_guards
 from safecache.entries import artifacts, copies, loading, saving, searches
 from safecache.explain import torch_keys
+from safecache.flights import workers
 from safecache.hooks import compile_scopes, installation
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
@@ -217,6 +218,7 @@ def fx_codegen_and_compile(wrapped: Callable[..., Any], instance: Any, args: Any
     if setting:
         name = partial(torch_keys.name_of_graph, is_backward=bool(kwargs.get("is_backward")))
         searches.bypass(Kind.FX_ENTRY, name, Reason.DISABLED, setting)
+    workers.start()
     return wrapped(*args, **kwargs)
 
 

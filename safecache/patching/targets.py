@@ -129,6 +129,7 @@ _CACHE_DIR_COPIES = (
 )
 _COMPILE_DLL = ("cls, source_code, dst_file_ext, extra_args=",)
 _TRITON_BUILD = "triton.runtime.build"
+_ASYNC_COMPILE = "torch._inductor.async_compile"
 # The marker in the modules that the source patch picklable-launchers changes.
 _PICKLABLE_LAUNCHERS = "_safecache_picklable_launchers"
 # In place of a signature: the symbol is a module global, which a proxy replaces.
@@ -343,6 +344,11 @@ TARGETS: tuple[Target, ...] = (
         "SubprocPool.__init__",
         "compile_workers:init_pool",
         ("self, nprocs, pickler=, kind=, quiesce=",),
+    ),
+    Target(_ASYNC_COMPILE, "AsyncCompile.wakeup", "async_compile:wakeup", ("cls",)),
+    Target(_ASYNC_COMPILE, "AsyncCompile.use_process_pool", "async_compile:use_process_pool", ("cls",)),
+    Target(
+        _ASYNC_COMPILE, "AsyncCompile.triton", "async_compile:triton", ("self, kernel_name, source_code, device_str=",)
     ),
     # No marker: the hook also keeps the cubin, which the source patch does not.
     Target(_HEURISTICS, "StaticTritonCompileResult.make_launcher", "triton_in_inductor:make_launcher", ("self",)),

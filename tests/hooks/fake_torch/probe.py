@@ -24,6 +24,7 @@ MODULES = (
     "torch.compiler",
     "torch._inductor.standalone_compile",
     "torch._inductor.compile_worker.subproc_pool",
+    "torch._inductor.async_compile",
     "torch._inductor.runtime.triton_heuristics",
     "torch._inductor.triton_bundler",
     "triton.runtime.build",

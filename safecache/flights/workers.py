@@ -1,0 +1,58 @@
+"""Torch's compile workers, started when something is to be compiled: a process that finds everything has none.
+
+Torch starts them, which takes some seconds of CPU time, before it looks anything up. Here they are started once a graph
+is not found, and so not while another process is waited for that compiles it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+__all__ = ["are_postponed", "found", "has_found", "postpone", "reset", "start"]
+
+_postponed: list[Callable[[], None]] = []
+
+
+class _Thread(threading.local):
+    has_found = False
+
+
+_thread = _Thread()
+
+
+def postpone(begin: Callable[[], None]) -> None:
+    """Call ``begin``, which starts the workers, once they are needed."""
+    _postponed[:] = [begin]
+
+
+def are_postponed() -> bool:
+    """Whether they are to be started later."""
+    return bool(_postponed)
+
+
+def start() -> None:
+    """They are needed now. Does nothing unless they were postponed."""
+    while _postponed:
+        _postponed.pop()()
+
+
+@contextmanager
+def found() -> Iterator[None]:
+    """In this block this thread takes a kernel that it has found, for which torch asks whether there are workers."""
+    before, _thread.has_found = _thread.has_found, True
+    try:
+        yield
+    finally:
+        _thread.has_found = before
+
+
+def has_found() -> bool:
+    """Whether this thread is in such a block."""
+    return _thread.has_found
+
+
+def reset() -> None:
+    """Forget what was postponed: torch starts them itself once it needs them."""
+    _postponed.clear()
