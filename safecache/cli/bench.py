@@ -56,6 +56,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--remote", metavar="URL", help="the remote of the second host; by default a directory, which needs obstore"
     )
+    parser.add_argument("--device", default="cpu", help="where the hosts compute, such as cuda; by default the CPU")
     parser.add_argument("--pairs", type=number, default=7, metavar="N", help="pairs of runs a figure (default 7)")
     add_json(parser)
 
@@ -65,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.what == "isolate":
         return show(rounds=arguments.pairs, as_json=arguments.json)
     if arguments.what == "remote":
-        return _show_second_host(arguments.remote, pairs=arguments.pairs, as_json=arguments.json)
+        return _show_second_host(arguments.remote, arguments.device, pairs=arguments.pairs, as_json=arguments.json)
     return _show(pairs=arguments.pairs, as_json=arguments.json)
 
 
@@ -102,7 +103,7 @@ def _told(figures: list[Figure], pairs: int, *, as_json: bool) -> int:
     return 0
 
 
-def _show_second_host(url: str | None, *, pairs: int, as_json: bool) -> int:
+def _show_second_host(url: str | None, device: str, *, pairs: int, as_json: bool) -> int:
     """Measure the starts of two hosts that share a remote, print a table or JSON, and return 0. Raises OSError."""
     times: dict[str, list[float]] = {}
     with tempfile.TemporaryDirectory(prefix="safecache-bench-") as name:
@@ -114,26 +115,26 @@ def _show_second_host(url: str | None, *, pairs: int, as_json: bool) -> int:
         for pair in range(pairs):
             # A namespace of its own: each pair begins with a remote that has nothing for it.
             shared = {"SAFECACHE_REMOTE": remote, "SAFECACHE_NAMESPACE": f"bench-{os.getpid()}-{pair}"}
-            for what, seconds in _starts(Path(name) / str(pair), shared):
+            for what, seconds in _starts(Path(name) / str(pair), device, shared):
                 times.setdefault(what, []).append(seconds)
     return _told(list(_of_second_host(times)), pairs, as_json=as_json)
 
 
-def _starts(base: Path, shared: dict[str, str]) -> Iterator[tuple[str, float]]:
+def _starts(base: Path, device: str, shared: dict[str, str]) -> Iterator[tuple[str, float]]:
     """The seconds of the first step of stock torch, of a host, and of another with its keys alone, cold and warm."""
     stock, first = Cache(base / "stock", stock=True), Cache(base / "first", stock=False, settings=shared)
     for cache, who in ((stock, "stock"), (first, "first")):
         cache.directory.mkdir(parents=True)
         for how in ("cold", "warm"):
-            yield f"{who} {how}", _first_step(cache, hits=how == "warm")
+            yield f"{who} {how}", _first_step(cache, device, hits=how == "warm")
     second = Cache(base / "second", stock=False, settings=shared)
     second.directory.mkdir(parents=True)
     shutil.copytree(first.base / "config", second.base / "config")
-    yield "second", _first_step(second, hits=True)
+    yield "second", _first_step(second, device, hits=True)
 
 
-def _first_step(cache: Cache, *, hits: bool) -> float:
-    outcome = cache.run()
+def _first_step(cache: Cache, device: str, *, hits: bool) -> float:
+    outcome = cache.run("--device", device)
     if outcome.error or outcome.hit != hits:
         raise OSError(
             f"{cache.base.name} has {'no hit' if hits else 'a hit'}: {outcome.answer} {outcome.stderr[-500:]}"

@@ -19,6 +19,7 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--stock", action="store_true", help="do not import safecache")
     parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--device", default="cpu")
     parser.add_argument("--launcher", action="store_true", help="put a launcher that does not pickle into every entry")
     parser.add_argument("--strict-autograd-cache", action="store_true", help="as torch sets it in aot_compile")
     return parser.parse_args()
@@ -40,17 +41,19 @@ def _plant_launcher() -> None:
     AOTAutogradCache.make_entry = staticmethod(make)
 
 
-def _train_step(layers: int) -> tuple[float, float]:
+def _train_step(layers: int, device: str) -> tuple[float, float]:
     """Compile and run one step. Returns its seconds, and the largest difference to eager, over result and gradients."""
     import torch
 
     torch.manual_seed(0)
     layer = torch.nn.TransformerEncoderLayer(64, 4, 128, dropout=0.0, batch_first=True)
-    model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
-    x = torch.randn(2, 16, 64)
+    model = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False).to(device)
+    x = torch.randn(2, 16, 64).to(device)
     start = time.perf_counter()
     y = torch.compile(model)(x)
     y.square().sum().backward()
+    if device != "cpu":
+        torch.accelerator.synchronize()
     seconds = time.perf_counter() - start
     gradients = [p.grad.clone() for p in model.parameters()]
     model.zero_grad()
@@ -84,7 +87,7 @@ def main() -> None:
     started = _cpu_seconds()
     try:
         with torch._functorch.config.patch(strict_autograd_cache=arguments.strict_autograd_cache):
-            answer["seconds"], answer["difference"] = _train_step(arguments.layers)
+            answer["seconds"], answer["difference"] = _train_step(arguments.layers, arguments.device)
     except Exception as error:
         answer["error"] = f"{type(error).__name__}: {str(error).splitlines()[0]}"
     answer["cpu_seconds"] = _cpu_seconds() - started
