@@ -1,0 +1,144 @@
+"""Ranks that train, each with a cache of its own, of which one is cold, damaged, full and so on: equal losses, no hang.
+
+Where ranks meet in their compiles, one that leaves another there would hang both: the group's limit ends it then.
+"""
+
+from __future__ import annotations
+
+import pytest
+from helpers.together import Together
+
+pytestmark = pytest.mark.default_release
+
+GROUP = """
+import datetime, os
+import torch.distributed as dist
+from torch.distributed import fsdp
+from torch.nn.parallel import DistributedDataParallel
+RANK, limit = int(os.environ["RANK"]), datetime.timedelta(seconds=60)
+meeting = "file://" + os.environ["MEET"]
+dist.init_process_group("gloo", init_method=meeting, rank=RANK, world_size=2, timeout=limit)
+mesh = dist.init_device_mesh("cpu", (2,))
+parallel = {"ddp": DistributedDataParallel, "fsdp": lambda model: fsdp.fully_shard(model, mesh=mesh)}["PARALLEL"]
+"""
+# As with compile-time collectives of torch's; for FSDP there are none in what it compiles.
+MEETS = """
+torch._functorch.config._sync_decision_cross_ranks = True
+from torch._inductor import graph
+plain = graph.GraphLowering.compile_to_module
+def compile_to_module(self):
+    dist.barrier()
+    return plain(self)
+graph.GraphLowering.compile_to_module = compile_to_module
+"""
+# The state of the second rank's cache, or what it does. With the last one it goes on in a directory of its own.
+CASES = ("all cold", "warm", "damaged", "cold", "late", "LAST")
+TRAIN = f"""
+import contextlib, shutil, time
+from pathlib import Path
+from safecache import testing
+cache = Path(os.environ["TORCHINDUCTOR_CACHE_DIR"])
+
+@contextlib.contextmanager
+def state_of(case):
+    with contextlib.ExitStack() as stack:
+        if case in ("cold", "full", "read-only"):
+            for name in ("aotautograd", "fxgraph"):
+                shutil.rmtree(cache / name, ignore_errors=True)
+        if case == "damaged":
+            for entry in testing.entries(cache):
+                testing.damage(entry, "flipped")
+        for call in {{"full": ["write"], "read-only": ["mkdir", "rename"]}}.get(case, []):
+            stack.enter_context(testing.failing(call, "ENOSPC" if case == "full" else "EROFS", cache))
+        if case == "late":
+            time.sleep(3)
+        yield
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = torch.nn.Linear(16, 16), torch.nn.Linear(16, 4)
+
+    def forward(self, x):
+        return self.down(torch.nn.functional.gelu(self.up(x)))
+
+def train():
+    torch.manual_seed(0)
+    model = parallel(Model())
+    optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), []
+    compiled = torch.compile(model)
+    for step in range(2):
+        optimizer.zero_grad()
+        loss = compiled(x + RANK).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses).sum()
+
+results = {{}}
+for case in {CASES!r}:
+    torch.compiler.reset()
+    counters.clear()
+    with state_of(case) if RANK else contextlib.nullcontext():
+        results[case + " loss"] = train().item()
+    results[case + " misses"] = counters["inductor"]["fxgraph_cache_miss"]
+counters["inductor"].update(results)
+y = torch.zeros(())
+"""
+
+
+@pytest.mark.parametrize(
+    ("prepare", "parallel", "last"),
+    [("", "ddp", "full"), ("", "fsdp", "read-only"), (MEETS, "ddp", "read-only"), (MEETS, "fsdp", "full")],
+    ids=["ddp", "fsdp", "ddp that meets", "fsdp that meets"],
+)
+def test_ranks_come_to_equal_losses_whatever_the_cache_of_one(home, new_home, prepare, parallel, last):
+    first, second = trained([home, new_home()], GROUP.replace("PARALLEL", parallel) + prepare, last)
+    cases = [case.replace("LAST", last) for case in CASES]
+    for rank in (first, second):
+        assert len({rank[f"{case} loss"] for case in cases}) == 1, rank
+    assert first["all cold misses"] == second["all cold misses"] == 2  # of the forward and of the backward
+    for case in cases[1:]:
+        own, others = second[f"{case} misses"], first[f"{case} misses"]
+        assert own == (0 if case in ("warm", "late") else 2), (case, second)
+        assert others == (own if prepare else 0), (case, first, second)
+
+
+def trained(hosts, prepare, last):
+    """What both ranks have counted."""
+    run = TRAIN.replace("LAST", last)
+    with Together(hosts[0], 0, run, prepare, homes=hosts, MEET=str(hosts[0].base / "meet")) as processes:
+        processes.begin()
+        return [answer["found"] for answer in processes.answers()]
+
+
+DIES = """
+import signal
+from torch._inductor import graph
+to_module = graph.GraphLowering.compile_to_module
+def compile_to_module(self):
+    if RANK and ("backward" if self.is_backward else "forward") == "AMID":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return to_module(self)
+graph.GraphLowering.compile_to_module = compile_to_module
+"""
+ENDS = """
+try:
+    {run}
+except RuntimeError as error:
+    warnings.append(f"torch: {{error}}")
+y = torch.zeros(())
+"""
+
+
+@pytest.mark.parametrize(("prepare", "amid"), [("", "forward"), (MEETS, "backward")], ids=["apart", "meeting"])
+def test_rank_that_is_killed_in_its_compile_leaves_nobody_waiting(home, prepare, amid):
+    """They share a cache, so that the other waits for its lease, or for it in a collective: which is torch's error."""
+    group = GROUP.replace("PARALLEL", "ddp") + prepare + DIES.replace("AMID", amid)
+    run = ENDS.format(run=TRAIN.replace("LAST", "warm").replace("\n", "\n    "))
+    with Together(home, 2, run, group, MEET=str(home.base / "meet")) as processes:
+        processes.begin()
+        (answer,) = processes.answers(killed=processes.processes[1:])
+    assert processes.processes[1].returncode == -9
+    assert [line for line in answer["warnings"] if line.startswith("torch: ")], answer
+    assert "waited in vain" not in answer["stats"], answer
