@@ -11,7 +11,6 @@ from __future__ import annotations
 import base64
 import errno
 import hashlib
-import json
 import os
 import re
 import shutil
@@ -38,30 +37,7 @@ from safecache.store import manifests
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable
 
-__all__ = ["Build", "admit", "build", "digest", "is_planning", "locked_late"]
-
-# What determines a call, by names that all Pythons, and torch's serializable form of a code object, have in common.
-_FIELDS = (
-    *("co_name", "co_firstlineno", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_code"),
-    *("co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_exceptiontable"),
-)
-
-
-def digest(code: Any, module: str) -> str:
-    """The SHA-256, in hex, of a code object and the name of the module whose globals it uses."""
-    return hashlib.sha256(json.dumps([module, _stated(code)]).encode()).hexdigest()
-
-
-def _stated(value: Any) -> Any:
-    """A JSON form that is the same in every process. It keeps types apart: 1, 1.0 and True are three constants."""
-    if hasattr(value, "co_code"):
-        return [[name, _stated(getattr(value, name, None))] for name in _FIELDS]
-    if isinstance(value, tuple):
-        return ["tuple", *map(_stated, value)]
-    if isinstance(value, frozenset):
-        return ["frozenset", *sorted(map(_stated, value), key=json.dumps)]
-    return [type(value).__name__, repr(value)]
-
+__all__ = ["Build", "admit", "build", "is_planning", "locked_late"]
 
 # The suffix torch adds to the name of an extension that a process loads again after its sources have changed.
 _VERSION = re.compile(r"_v\d+$")

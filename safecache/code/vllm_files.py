@@ -15,11 +15,13 @@ import io
 import locale
 import os
 import re
+from collections.abc import Collection
 from contextlib import suppress
 from types import TracebackType
 
 from safecache.code import gate
-from safecache.entries import loading
+from safecache.entries import artifacts, loading
+from safecache.errors import RefusedArtifactError
 from safecache.files import folders
 from safecache.places import layout
 from safecache.remote import tier
@@ -40,6 +42,7 @@ __all__ = [
     "is_account",
     "made_artifact",
     "made_model",
+    "require_parts",
     "table",
 ]
 
@@ -88,6 +91,19 @@ def made_model(path: str) -> None:
     root, key = _named(path, _MODEL)
     if key:
         tier.made_file(Kind.AOT_FUNCTION, path, root, key, again=True)
+
+
+def require_parts(names: Collection[str]) -> None:
+    """Report a model with no compiled part in it, and raise RefusedArtifactError in default mode too.
+
+    VLLM would take it for loaded, and run eagerly from then on (https://github.com/vllm-project/vllm/pull/56879).
+    """
+    if names:
+        return
+    with artifacts.asked_for(), events.reading():
+        evidence = "no compiled part is in it, so that vLLM would run the model eagerly, at this and every start"
+        loading.note(Reason.EMPTY, Kind.AOT_FUNCTION, "of vLLM", evidence, "VLLM compiles it again, and replaces it.")
+        raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
 
 
 def _named(path: str, pattern: re.Pattern[str]) -> tuple[str, str]:

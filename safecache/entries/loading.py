@@ -8,11 +8,13 @@ import pickle
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 from safecache.entries import copies, searches
 from safecache.files import opening
 from safecache.flights import scopes
+from safecache.omitted import fingerprints
 from safecache.places import layout
 from safecache.remote import tier
 from safecache.reporting import events, policy
@@ -112,7 +114,9 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
             yield from _candidates(source, directory, root, tried)
     if tier.fill(source.kind, source.cache_key, source.directory, source.root):
         yield from _candidates(source, source.directory, source.root, tried)
-    flight = scopes.enter(source.kind, source.cache_key, source.root, lambda: searches.took(source.kind))
+    took = partial(searches.took, source.kind)
+    key, root = source.cache_key, source.root
+    flight = None if fingerprints.differs_by_rank() else scopes.enter(source.kind, key, root, took)
     if flight is not None:
         searches.waited(source.kind, flight.waited)
         if flight.elsewhere:
@@ -234,7 +238,7 @@ def admit(
     words, which with a ``root`` is the path of a file whose name says nothing about its content. ``whole``: the file
     holds nothing else. Raises the reason's error in strict mode.
     """
-    refusal = trust.judge(content, kind, cache_key, path)
+    refusal = trust.judge(content, kind, cache_key, path, fingerprints.objection)
     if refusal is None:
         return True
     file = path or (origin if root else None)
@@ -252,7 +256,7 @@ def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: s
             events.count(Count.QUARANTINED)
         stays = f"It could not be moved away, or was replaced since: remove {path} if it stays."
         remedy = f"It was moved to {moved}." if moved else stays
-    note(refusal.reason, kind, path or origin, refusal.evidence, remedy, root=cache)
+    note(refusal.reason, kind, path or origin, refusal.evidence, remedy, cause=refusal.cause, root=cache)
 
 
 def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> Iterator[tuple[Any, bytes, bool]]:

@@ -21,6 +21,7 @@ from safecache.entries import copies
 from safecache.errors import CacheWriteError
 from safecache.history import lookups, misses
 from safecache.history.lookups import Time
+from safecache.omitted import fingerprints
 from safecache.places import layout
 from safecache.remote import tier
 from safecache.reporting import events
@@ -214,14 +215,14 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
     return _seal(content, this.kind, this.cache_key, this.also)
 
 
-def sealed(payload: bytes, kind: Kind, cache_key: str = "") -> bytes:
+def sealed(payload: bytes, kind: Kind, cache_key: str = "", also: Mapping[str, str] = MappingProxyType({})) -> bytes:
     """``payload`` with a seal; unchanged if it has one, or if there is no signing key, which is reported.
 
-    Raises KeyringError for the latter in strict mode.
+    ``also``: as for attempt(). Raises KeyringError for the latter in strict mode.
     """
     if seal.split(payload) is not None or not can_seal(kind):
         return payload
-    return _seal(payload, kind, cache_key)
+    return _seal(payload, kind, cache_key, also)
 
 
 def can_seal(kind: Kind) -> bool:
@@ -272,7 +273,7 @@ def _seal(payload: bytes, kind: Kind, cache_key: str, also: Mapping[str, str] = 
         return payload
     events.count(Count.SEALED)
     namespace = config.current().namespace
-    built = {**provenance.statement(kind), **also}
+    built = {**provenance.statement(kind), **fingerprints.statement(kind, cache_key), **also}
     return seal.attach(payload, kind, cache_key, keys.signing, built, namespace)
 
 

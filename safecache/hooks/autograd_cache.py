@@ -12,6 +12,7 @@ from safecache.explain import torch_keys
 from safecache.flights import workers
 from safecache.history import graph_names
 from safecache.hooks import compile_scopes, installation
+from safecache.omitted import fingerprints
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 
@@ -30,8 +31,10 @@ def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     """AOTAutogradCache.save: the compile goes on whatever fails in it, even where torch is strict."""
 
     def save_entry(key: str, entry: Any, *rest: Any, **named: Any) -> None:
-        with saving.attempt(Kind.AOT_ENTRY, key, entry):
-            if saving.saved_in_vain(_graph_keys(entry)):
+        keys = _graph_keys(entry)
+        parts = tuple((Kind.FX_ENTRY, each) for each in keys) or None
+        with saving.attempt(Kind.AOT_ENTRY, key, entry, fingerprints.statement(Kind.AOT_ENTRY, key, parts)):
+            if saving.saved_in_vain(keys):
                 saving.give_up(Reason.INCOMPLETE)
             wrapped(key, entry, *rest, **named)
 
@@ -57,7 +60,9 @@ def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, even where torch is strict."""
     given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
-    with events.reading(), torch_keys.lookup(given), searches.under_way(Kind.AOT_ENTRY, torch_keys.name) as search:
+    graph = fingerprints.looking_for(kwargs["mod"] if "mod" in kwargs else args[0])
+    search_for = searches.under_way(Kind.AOT_ENTRY, torch_keys.name)
+    with events.reading(), torch_keys.lookup(given), graph, search_for as search:
         installation.settle()
         saving.begin()
         result, is_dropped = compile_scopes.agreed(
@@ -93,7 +98,9 @@ def _end(search: Search, result: Any, given: Any) -> None:
         return
     torch_keys.missed()
     workers.start()
-    if getattr(getattr(configuration, "cache_info", None), "cache_key", None) is None:
+    key = getattr(getattr(configuration, "cache_info", None), "cache_key", None)
+    fingerprints.compiled(Kind.AOT_ENTRY, key or "")
+    if key is None:
         search.bypassed(Reason.UPSTREAM_BYPASS, search.declined or "torch could not use the entry that it found")
     elif search.is_taken and getattr(_autograd_cache().config, "_sync_cache_decision_cross_ranks", False):
         search.missed(compile_scopes.OTHER_RANK)

@@ -14,6 +14,7 @@ from safecache.entries import artifacts, copies, loading, saving, searches
 from safecache.explain import torch_keys
 from safecache.flights import workers
 from safecache.hooks import compile_scopes, installation
+from safecache.omitted import fingerprints
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.tiers import directory_faults, fallback, layers
@@ -84,6 +85,7 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
                 search.missed(compile_scopes.OTHER_RANK)
                 return result
             if not is_part:
+                fingerprints.compiled(Kind.FX_ENTRY, key)
                 torch_keys.missed_graph(key, debug_lines, is_backward=is_backward)
             if search.is_taken and info.get("cache_status_detailed") == "guard_miss":
                 search.missed((Reason.GUARD_FAILED, "Triton's external libraries, such as libdevice, are others"))
@@ -214,6 +216,7 @@ _ENTRY_TYPES: dict[Kind, Callable[[Any], bool]] = {Kind.FX_ENTRY: _is_fx_entry, 
 
 def fx_codegen_and_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """fx_codegen_and_compile, which every graph that was not found comes to: records what disables the cache, if so."""
+    fingerprints.compiling(kwargs["gm"] if "gm" in kwargs else args[0])
     setting = _what_disables()
     if setting:
         name = partial(torch_keys.name_of_graph, is_backward=bool(kwargs.get("is_backward")))

@@ -8,6 +8,7 @@ from typing import Any
 
 from safecache.entries import loading
 from safecache.flights import agreement, scopes
+from safecache.omitted import fingerprints
 from safecache.patching import targets
 from safecache.reporting.kinds import Kind, Reason
 
@@ -31,7 +32,8 @@ def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 def compile_fx_inner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_compile_fx_inner: of one graph."""
-    with scopes.scope(Kind.FX_ENTRY, _most()):
+    graph = fingerprints.looking_for(kwargs["gm"] if "gm" in kwargs else args[0])
+    with scopes.scope(Kind.FX_ENTRY, _most()), graph:
         return wrapped(*args, **kwargs)
 
 

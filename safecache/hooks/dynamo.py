@@ -9,11 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import loads
-from safecache.code import extension_builds
 from safecache.entries import artifacts, copies, loading, saving, searches
 from safecache.errors import RefusedArtifactError
 from safecache.history import graph_names
 from safecache.hooks.pickle_module import SealingPickle
+from safecache.omitted import fingerprints, functions
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 
@@ -36,7 +36,9 @@ __all__ = [
 def serialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """AOTCompiledFunction.serialize: seals the bytes, whoever writes them to a file."""
     result = wrapped(*args, **kwargs)
-    return dataclasses.replace(result, serialized_data=saving.sealed(result.serialized_data, Kind.AOT_FUNCTION))
+    stated = fingerprints.statement(Kind.AOT_FUNCTION, "", made=kwargs["fn"] if "fn" in kwargs else args[0])
+    sealed = saving.sealed(result.serialized_data, Kind.AOT_FUNCTION, also=stated)
+    return dataclasses.replace(result, serialized_data=sealed)
 
 
 def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -121,7 +123,7 @@ def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     def save(cache_entry: Any, path: str) -> None:
         if saving.can_seal(Kind.DYNAMO_PACKAGE):
             main = cache_entry.dynamo.codes[0]
-            of = {_FUNCTION: extension_builds.digest(main.python_code, main.python_module)}
+            of = {_FUNCTION: functions.code_digest(main.python_code, of=main.python_module, line=True)}
             with saving.attempt(Kind.DYNAMO_PACKAGE, _package_key(path), cache_entry, of):
                 wrapped(cache_entry, path)
                 copies.send(_package_file(instance, path), Kind.DYNAMO_PACKAGE, key=_package_key(path))
@@ -164,7 +166,7 @@ def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
     """Whether the entry is of this very function: torch's key is only its name and first line, whatever the file."""
     innermost = sys.modules["torch._dynamo.eval_frame"].innermost_fn(fn)
-    here = extension_builds.digest(innermost.__code__, innermost.__module__)
+    here = functions.code_digest(innermost.__code__, of=innermost.__module__, line=True)
     there = artifacts.stated(Kind.DYNAMO_PACKAGE, _package_key(key), content).get(_FUNCTION)
     if there == here:
         return True

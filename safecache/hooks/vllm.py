@@ -9,9 +9,10 @@ from typing import Any
 import wrapt
 
 from safecache.code import vllm_files
+from safecache.omitted import surroundings
 from safecache.reporting import events
 
-__all__ = ["initialize_cache", "load_model", "open_file", "sending_os"]
+__all__ = ["initialize_cache", "load_model", "open_file", "reconstruct", "sending_os"]
 
 
 def load_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -20,9 +21,20 @@ def load_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     def load(model: Any, aot_compilation_path: str) -> Any:
         with events.reading():
             vllm_files.fetch_model(aot_compilation_path)
+            surroundings.served(model)
             return wrapped(model, aot_compilation_path)
 
     return load(*args, **kwargs)
+
+
+def reconstruct(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """reconstruct_serializable_fn_from_mega_artifact. Raises RefusedArtifactError for one with no compiled part."""
+
+    def build(state: Any, standalone_compile_artifacts: Any, *rest: Any, **named: Any) -> Any:
+        vllm_files.require_parts(standalone_compile_artifacts.submodule_names())
+        return wrapped(state, standalone_compile_artifacts, *rest, **named)
+
+    return build(*args, **kwargs)
 
 
 class _SendingOs(wrapt.ObjectProxy[Any]):

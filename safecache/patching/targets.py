@@ -193,6 +193,12 @@ TARGETS: tuple[Target, ...] = (
         "codecache:save_graph",
         ("key, compiled_graph, example_inputs, local, remote_cache",),
     ),
+    Target(
+        "torch.library",
+        "Library.impl",
+        "custom_ops:implement",
+        ("self, op_name, fn, dispatch_key=, *with_keyset=, *allow_override=",),
+    ),
     Target(_CODECACHE, "FxGraphCache._write_to_local_cache", "codecache:write_to_local_cache", ("key, content",)),
     Target(_CODECACHE, "CppCodeCache._load_library", "codecache:load_library", ("cls, path, key",)),
     Target(_CODECACHE, "CUTLASSCodeCache.compile", "codecache:compile_dll", _COMPILE_DLL),
@@ -686,6 +692,15 @@ TARGETS: tuple[Target, ...] = (
         "_try_load_aot_compiled_fn",
         "vllm:load_model",
         ("model, aot_compilation_path",),  # 0.20 to 0.33
+        needs="vllm",
+    ),
+    Target(
+        "vllm.compilation.caching",
+        "reconstruct_serializable_fn_from_mega_artifact",
+        "vllm:reconstruct",
+        (  # 0.20 to 0.33
+            "state, standalone_compile_artifacts, vllm_config, sym_shape_indices_map, returns_tuple_map, fake_mode",
+        ),
         needs="vllm",
     ),
     # Not what saves models: it is a function within a function.

@@ -31,6 +31,9 @@ class Reason(Enum):
     OTHER_GPU = "other GPU"
     OTHER_BUILD = "other build"
     OUTDATED = "outdated"
+    STALE = "stale"
+    EMPTY = "empty"
+    OTHER_RANK = "other rank"
     UNSAFE_NAME = "unsafe name"
     EXPOSED_DIRECTORY = "exposed directory"
     # not read

@@ -36,17 +36,20 @@ _QUARANTINED = frozenset(
         Reason.OTHER_CACHE_KEY,
         Reason.OTHER_BUILD,
         Reason.OTHER_GPU,
+        Reason.STALE,
         Reason.WRONG_TYPE,
     }
 )
 
 # INCOMPLETE follows from another save that failed, which was said or raised there. OUTDATED follows from an upgrade.
+# What another rank has compiled is for that rank.
 # Beside a key that is refused the others go on working; what needed that one is refused, and raised, by itself.
 # What a lookup came to is for its journal: a miss alone is no problem of the cache.
 _SILENT = frozenset(
     {
         Reason.INCOMPLETE,
         Reason.OUTDATED,
+        Reason.OTHER_RANK,
         Reason.NEVER_SEEN,
         Reason.KEY_DIFFERS,
         Reason.EVICTED,

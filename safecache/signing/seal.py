@@ -38,6 +38,7 @@ __all__ = [
     "payload_of",
     "split",
     "stated_key",
+    "stated_provenance",
     "trailer",
     "verify",
 ]
@@ -112,13 +113,24 @@ def payload_of(content: bytes) -> bytes:
 
 def stated_key(content: bytes) -> str | None:
     """The cache key that the seal of ``content`` states, whoever sealed it; None if there is none to be read."""
+    stated = _stated(content).get("key")
+    return stated if isinstance(stated, str) else None
+
+
+def stated_provenance(content: bytes) -> Mapping[str, str]:
+    """The provenance that the seal of ``content`` states, whoever sealed it; empty if there is none to be read."""
+    stated = _stated(content).get("provenance")
+    return stated if isinstance(stated, dict) else {}
+
+
+def _stated(content: bytes) -> Mapping[str, object]:
     footer = split(content)
     parts = None if footer is None else _body_and_tag(footer, content, len(content))
     try:
-        stated = json.loads(parts[0])["key"] if parts is not None else None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
-    return stated if isinstance(stated, str) else None
+        stated = json.loads(parts[0]) if parts is not None else None
+    except (ValueError, RecursionError):
+        return {}
+    return stated if isinstance(stated, dict) else {}
 
 
 def _fits(footer: Footer, size: int) -> bool:

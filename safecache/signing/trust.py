@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from safecache.files import ownership
@@ -34,25 +34,35 @@ class Refusal(NamedTuple):
     """Why an entry is not used: evidence and remedy are clauses for a person.
 
     ``found``: what was judged, since the path may hold something else when it is quarantined; see quarantine().
+    ``cause``: what is warned of once, if not once for its kind of entry.
     """
 
     reason: Reason
     evidence: str
     remedy: str = ""
     found: bytes | os.stat_result | None = None
+    cause: str = ""
 
 
-def judge(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Refusal | None:
+def judge(
+    content: bytes,
+    kind: Kind,
+    cache_key: str,
+    path: str | None,
+    objection: Callable[[Kind, str, Mapping[str, str]], Refusal | None] = lambda *_: None,
+) -> Refusal | None:
     """None if ``content`` may be unpickled as this kind of entry under this cache key; if so, that is counted.
 
     ``path``: the file that it was read from; None for bytes from a remote cache or an artifact, which have no owner,
-    so that only their seal can be trusted.
+    so that only their seal can be trusted. ``objection``: to what is trusted, by the provenance that it states.
     """
     found = examine(content, kind, cache_key, path)
     if isinstance(found, Refusal):
         return found
-    events.count(found)
-    return None
+    refusal = objection(kind, cache_key, seal.stated_provenance(content))
+    if refusal is None:
+        events.count(found)
+    return refusal
 
 
 def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Count | Refusal:

@@ -54,7 +54,9 @@ MODULES = (
     "torch._export",
     "torch.export.pt2_archive._package",
     "sglang.srt.compilation.backend",
+    "torch.library",
     "vllm.compilation.backends",
+    "vllm.compilation.caching",
     "vllm.compilation.decorators",
 )
 

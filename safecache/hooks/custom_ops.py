@@ -1,0 +1,28 @@
+"""torch.library: what custom ops are made of, which the dispatcher does not give back.
+
+Torch imports this target early, and calls it a thousand times while it is imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from safecache.omitted import operators
+
+__all__ = ["implement"]
+
+
+def implement(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Library.impl: notes the function, if the op is no one of torch's."""
+
+    def note(op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **named: Any) -> None:
+        name = str(getattr(op_name, "_name", op_name))
+        operators.registered(
+            name if "::" in name else f"{instance.ns}::{name}", dispatch_key or instance.dispatch_key, fn
+        )
+
+    result = wrapped(*args, **kwargs)
+    if instance.ns not in operators.OF_TORCH:
+        note(*args, **kwargs)
+    return result

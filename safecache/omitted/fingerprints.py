@@ -1,0 +1,184 @@
+"""What is sealed with an entry of what its cache key leaves out, and how that is compared before the entry is used.
+
+A seal names the custom ops of its graph, with what each of them was. To compare, only those are looked at: the graph is
+only walked where something is compiled, and where a seal says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from safecache.omitted import operators, surroundings
+from safecache.omitted.table import PARTS
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind, Reason
+from safecache.signing.trust import Refusal
+
+__all__ = ["FIELD", "compiled", "compiling", "differs_by_rank", "looking_for", "objection", "reset", "statement"]
+
+# The field of a seal's provenance.
+FIELD = "omitted"
+_OPS = "ops"
+# The keys of the graphs, of those that an entry refers to, which have none: whatever is found for these fits.
+_PLAIN = "plain"
+# What holds a graph. The others are made of any number of graphs, of which nothing says which ones.
+_GRAPHS = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
+_WHOLE = (Kind.AOT_FUNCTION, Kind.AOT_MODEL, Kind.AOT_GRAPH, Kind.DYNAMO_PACKAGE, Kind.PRECOMPILED)
+
+_Stated = dict[str, dict[str, str]]
+
+
+# What is sealed as it is, and not as a digest.
+_SHOWN = ("schema", "tags", "rank", "speculation", "modalities")
+
+
+class _Thread(threading.local):
+    graph: Any = None
+
+
+_thread = _Thread()
+_lock = threading.Lock()
+# What each graph, by its key, was compiled with, and what everything that this process has compiled, or used, was.
+_compiled: dict[tuple[Kind, str], dict[str, Any]] = {}
+_met: _Stated = {}
+
+
+@contextmanager
+def looking_for(graph: Any) -> Iterator[None]:
+    """In this block, entries of this ``graph`` are looked for."""
+    outer, _thread.graph = _thread.graph, graph
+    try:
+        yield
+    finally:
+        _thread.graph = outer
+
+
+def compiling(graph: Any) -> None:
+    """Note what a graph has that is about to be compiled, for whatever that becomes a part of."""
+    stated = _state_of(graph)
+    with _lock:
+        _met.update(stated)
+
+
+def differs_by_rank() -> bool:
+    """Whether each rank compiles the graph, that this thread looks for, for itself: none has to wait for another."""
+    return surroundings.merges_collectives() and operators.collectives_in(_thread.graph)
+
+
+def compiled(kind: Kind, key: str) -> None:
+    """Note what the graph has that this thread has found no entry for, before it is compiled."""
+    stated: dict[str, Any] = {_OPS: _state_of(_thread.graph)}
+    if differs_by_rank():
+        stated |= surroundings.ranks()
+    with _lock:
+        _compiled[kind, key] = stated
+        _met.update(stated[_OPS])
+
+
+def _state_of(graph: Any) -> _Stated:
+    return {name: operators.stated(name) for name in operators.named_in(graph)}
+
+
+def statement(
+    kind: Kind, key: str, parts: tuple[tuple[Kind, str], ...] | None = (), made: Any = None
+) -> dict[str, str]:
+    """What a seal of this kind says. ``parts``: the entries it refers to; None: it holds graphs that are not known.
+
+    ``made``: a function that was compiled ahead of time.
+    """
+    if kind not in _GRAPHS and kind not in _WHOLE:
+        return {}
+    with _lock:
+        each = [_compiled.get(part, {}) for part in ((kind, key), *(parts or ()))]
+        ops = dict(_met) if kind in _WHOLE or parts is None else {}
+    stated: dict[str, Any] = {name: value for one in each for name, value in one.items()}
+    stated[_OPS] = {name: value for one in (*(one.get(_OPS, {}) for one in each), ops) for name, value in one.items()}
+    if parts:
+        stated[_PLAIN] = {key: "" for part, key in parts if not _compiled.get((part, key), {}).get(_OPS)}
+    stated |= surroundings.noted()
+    if kind is Kind.AOT_FUNCTION:
+        stated |= surroundings.of_function(made)
+    return {FIELD: json.dumps(stated, sort_keys=True, separators=(",", ":"))}
+
+
+def objection(kind: Kind, key: str, provenance: Mapping[str, str]) -> Refusal | None:
+    """Why an entry with this sealed provenance, or none, does not fit this process; None if it does."""
+    if kind not in _GRAPHS and kind not in _WHOLE:
+        return None
+    stated = _read(provenance)
+    if stated is None:
+        return _of_silence(kind, key)
+    refusal = _of_ops(stated.get(_OPS, {})) or _of_surroundings(stated)
+    if refusal is None:
+        with _lock:
+            _compiled.setdefault((kind, key), stated)
+            _met.update(stated.get(_OPS, {}))
+            _compiled.update({(Kind.FX_ENTRY, part): {} for part in stated.get(_PLAIN, {})})
+    return refusal
+
+
+def _read(provenance: Mapping[str, str]) -> dict[str, Any] | None:
+    try:
+        stated = json.loads(provenance[FIELD])
+    except (KeyError, ValueError):
+        return None
+    rows = [*stated.values(), *stated.get(_OPS, {}).values()] if isinstance(stated, dict) else [None]
+    return stated if all(isinstance(row, dict) for row in rows) else None
+
+
+def _of_ops(ops: _Stated) -> Refusal | None:
+    for name, there in ops.items():
+        here = operators.stated(name)
+        # What this process has no op of is not called by it.
+        for part in sorted({*there, *here} if here else ()):
+            if there.get(part, "") != here.get(part, ""):
+                return _refusal(part, name, there.get(part, ""), here.get(part, ""))
+    return None
+
+
+def _of_silence(kind: Kind, key: str) -> Refusal | None:
+    """Of an entry from before there were statements, from stock torch, or adopted: it proves nothing."""
+    known = _compiled.get((kind, key))
+    is_plain = known is not None and not known.get(_OPS)
+    names = operators.named_in(_thread.graph) if kind in _GRAPHS and not is_plain else ()
+    if not names:
+        _compiled.setdefault((kind, key), {})
+        return None
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    evidence = f"it does not say with which {names[0]}{more} it was compiled, and its cache key does not either"
+    return Refusal(Reason.STALE, evidence, cause=names[0])
+
+
+def _refusal(part: str, name: str, there: str, here: str) -> Refusal:
+    row = PARTS[part]
+    if part in _SHOWN:
+        change = f"was {there or 'none'!r} and is {here or 'none'!r} now"
+    else:
+        change = "has changed" if there and here else "is new" if here else "is gone"
+    evidence = f"the {row.title}{f', {name},' if name else ''} {change}, which its cache key leaves out ({row.issue})"
+    reason = Reason.OTHER_RANK if part == "rank" else Reason.STALE
+    return Refusal(reason, evidence, cause=f"{part} {name}")
+
+
+def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:
+    for part in PARTS.keys() & stated.keys():
+        for name in sorted({*stated[part], *surroundings.names(part)}):
+            was, here = stated[part].get(name, ""), surroundings.now(part, name)
+            if here is None or here == was:
+                continue
+            if PARTS[part].refuses:
+                return _refusal(part, name, was, here)
+            events.say(logging.DEBUG, f"safecache: an entry of another {PARTS[part].title} is used: {was}, not {here}")
+    return None
+
+
+def reset() -> None:
+    """Forget what was compiled."""
+    with _lock:
+        _compiled.clear()
+        _met.clear()

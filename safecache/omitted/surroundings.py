@@ -1,0 +1,160 @@
+"""What surrounds a compile and is in no cache key: ranks, servers, the driver, and functions that were inlined."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import re
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from safecache.omitted import functions
+from safecache.settings import config
+
+__all__ = ["merges_collectives", "names", "noted", "now", "of_function", "ranks", "served"]
+
+_DRIVER = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
+_SERVERS = ("vllm", "sglang")
+# Of variables that no server declares: what says where something lies or runs, or what is printed. Kubernetes adds
+# VLLM_SERVICE_HOST, VLLM_PORT_8000_TCP_ADDR and the like for a service of that name.
+_PLACES = re.compile(
+    r"_(ADDR|ADDRESS|API|CACHE|COLOR|DEBUG|DIR|DIRECTORY|ENDPOINT|FILE|FOLDER|HOME|HOST|HOSTNAME|ID|INTERVAL|IP|KEY|LEVEL"
+    r"|LOG|LOGGING|LOGS|METRICS|NAME|NAMESPACE|NODE|PASSWORD|PATH|PID|POD|PORT|PROFILE|PROFILER|PROTO|ROOT|SECRET|SERVICE"
+    r"|SOCKET|STATS|TCP|TIMEOUT|TOKEN|TRACE|UDP|UID|URI|URL|USAGE|USER|UUID)(?=_|$)"
+)
+# Names by which code asks for its rank, which Dynamo makes a constant of.
+_ASKS = frozenset({"get_rank", "get_world_size", "get_local_rank", "get_group_rank", "get_node_local_rank"})
+_DIGITS = 12
+
+
+class _Thread(threading.local):
+    served: Mapping[str, str] = MappingProxyType({})
+
+
+_thread = _Thread()
+
+
+def served(model: Any) -> None:
+    """Note what a ``model`` of vLLM is, before this thread loads a compiled function for it, or makes and saves one."""
+    settings = getattr(model, "vllm_config", None)
+    multimodal = getattr(getattr(settings, "model_config", None), "multimodal_config", None)
+    limits = getattr(multimodal, "limit_per_prompt", None) or {}
+    modules = [f"{name} {type(each).__module__}.{type(each).__qualname__}" for name, each in model.named_modules()]
+    _thread.served = {
+        "speculation": str(getattr(getattr(settings, "speculative_config", None), "num_speculative_tokens", None)),
+        "modalities": " ".join(f"{name}={limit}" for name, limit in sorted(limits.items())),
+        "model": _hashed("\n".join((*modules, *(name for name, _ in model.named_parameters())))),
+    }
+
+
+def merges_collectives() -> bool:
+    """Whether Inductor's passes put the rank into what they make of collectives: they run after the key is computed."""
+    settings = sys.modules.get("torch._inductor.config")
+    distributed = getattr(settings, "aten_distributed_optimizations", None)
+    return any(
+        (
+            getattr(settings, "bucket_all_gathers_fx", "none") != "none",
+            getattr(settings, "_micro_pipeline_tp", False),
+            getattr(distributed, "enable_overlap_scheduling", False),
+        )
+    )
+
+
+def ranks() -> dict[str, dict[str, str]]:
+    """The row of this process's rank; empty where it is not one of several."""
+    here = _rank("")
+    return {"rank": {"of the default group": here}} if here else {}
+
+
+def _rank(_: str) -> str:
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return ""
+    size = distributed.get_world_size()
+    return f"{distributed.get_rank()} of {size}" if size > 1 else ""
+
+
+def noted() -> dict[str, dict[str, str]]:
+    """The rows that refuse nothing."""
+    rows = {"driver": {"nvidia": _driver("nvidia")}, "server": {name: _version(name) for name in _SERVERS}}
+    return {part: {k: v for k, v in row.items() if v} for part, row in rows.items() if any(row.values())}
+
+
+@functools.lru_cache(maxsize=1)
+def _driver(_: str) -> str:
+    try:
+        with open("/proc/driver/nvidia/version", encoding="ascii", errors="replace") as file:
+            found = _DRIVER.search(file.read())
+    except OSError:
+        return ""
+    return found[1] if found else ""
+
+
+def _version(name: str) -> str:
+    return str(getattr(sys.modules.get(name), "__version__", ""))
+
+
+def of_function(made: Any) -> dict[str, dict[str, str]]:
+    """The rows of a function that was compiled ahead of time: nothing is traced again where it is loaded."""
+    inlined, asks = _inlined(made)
+    rows: dict[str, dict[str, str]] = {"inlined": inlined} if inlined else {}
+    if asks:
+        rows |= ranks()
+    rows |= {part: {"": value} for part, value in _thread.served.items()}
+    if _thread.served:
+        rows["variables"] = {name: _hashed(value) for name, value in _undeclared().items()}
+    return rows
+
+
+def _inlined(made: Any) -> tuple[dict[str, str], bool]:
+    """The digests of the functions that were traced, by name, and whether one of them asks for its rank."""
+    found, asks = {}, False
+    artifacts = getattr(made, "_artifacts", None)
+    for source in getattr(getattr(artifacts, "source_info", None), "inlined_sources", ()):
+        module = sys.modules.get(source.module)
+        name = functions.at_line(module, source.firstlineno) if module is not None else ""
+        digest = functions.named(source.module, name) if name else ""
+        asks = asks or any(each in _lines(source) for each in _ASKS)
+        if digest and source.module.partition(".")[0] != "torch":
+            found[f"{source.module}:{name}"] = digest
+    return found, asks
+
+
+def _lines(source: Any) -> str:
+    return "\n".join(source.content.splitlines()[source.firstlineno - 1 : source.lastlineno - 1])
+
+
+def now(part: str, name: str) -> str | None:
+    """What this process has under a ``name`` of a row; None if it cannot tell."""
+    if part == "inlined":
+        return functions.named(*name.split(":", 1)) or None
+    if part in ("model", "speculation", "modalities"):
+        return _thread.served.get(part)
+    if part == "variables":
+        value = _undeclared().get(name)
+        return "" if value is None else _hashed(value)
+    return _NOW[part](name) or None if part in _NOW else None
+
+
+def names(part: str) -> Iterable[str]:
+    """What there may be in a row now that was not there before."""
+    return _undeclared() if part == "variables" else ()
+
+
+_NOW: Mapping[str, Callable[[str], str]] = {"rank": _rank, "driver": _driver, "server": _version}
+
+
+def _undeclared() -> dict[str, str]:
+    declared = getattr(sys.modules.get("vllm.envs"), "environment_variables", {})
+    return {
+        name: value
+        for name, value in config.environment().items()
+        if name.startswith("VLLM_") and name not in declared and not _PLACES.search(name)
+    }
+
+
+def _hashed(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]

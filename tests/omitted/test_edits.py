@@ -1,0 +1,123 @@
+"""What a user edits, and torch's keys leave out: stock torch runs what was compiled before, and safecache compiles anew.
+
+The numbers come from real processes, cold, warm and edited, each beside stock torch's.
+"""
+
+from __future__ import annotations
+
+import pytest
+from scenes import omitted_scenes
+from scenes.omitted_scenes import CASES
+
+pytestmark = pytest.mark.default_release
+
+# Of a case: the row of the table, and what stock torch makes of the edit: a wrong number, or an error at each start.
+STALE = {
+    "mutates_args": ("schema", "wrong"),
+    "schema_default": ("schema", "wrong"),
+    "fake_stride": ("fake", "AssertionError"),
+    "fake_dtype": ("fake", "RuntimeError"),
+    "fake_shape": ("fake", "AssertionError"),
+    "autograd_formula": ("autograd", "wrong"),
+    "low_level_formula": ("autograd", "wrong"),
+    "composite_body": ("decomposition", "wrong"),
+    "triton_op_body": ("decomposition", "wrong"),
+    "opaque_callable": ("function allowed", "wrong"),
+}
+IN_KEY = ("inlined_helper", "rank_in_code")
+WORDS = {"schema": "schema of a", "fake": "fake implementation", "autograd": "gradient of"}
+
+
+def run(home, name, edition, **how):
+    return home.run(omitted_scenes.run, name=name, edition=edition, **how)
+
+
+def is_right(answer):
+    return answer.ok and answer.result["compiled"] == pytest.approx(answer.result["eager"], rel=1e-5)
+
+
+def test_every_case_has_a_verdict():
+    assert {*STALE, *IN_KEY} == set(CASES)
+
+
+@pytest.mark.parametrize("name", STALE)
+def test_an_edited_op_is_compiled_anew_where_stock_runs_the_old_graph(home, new_home, name):
+    part, stock = STALE[name]
+    assert run(home, name, 0).ok
+    warm = run(home, name, 0)
+    assert warm.ok and warm.result["hits"][0] == 1 and not warm.warnings, warm
+    edited = run(home, name, 1)
+    assert is_right(edited) and edited.result["hits"] == [0, 0], edited
+    assert edited.stats["stale"] == edited.stats["quarantined"] >= 1, edited
+    assert len(edited.warnings) == 1 and WORDS.get(part, part) in edited.warnings[0], edited
+    assert "https://github.com/" in edited.warnings[0], edited
+    again = run(home, name, 1)
+    assert is_right(again) and again.result["hits"][0] == 1 and not again.warnings, again
+
+    theirs = new_home()
+    assert run(theirs, name, 0, stock=True).ok
+    wrong = run(theirs, name, 1, stock=True)
+    if stock == "wrong":
+        assert wrong.ok and wrong.result["hits"][0] == 1 and not is_right(wrong), wrong
+    else:
+        assert wrong.error == stock, wrong
+
+
+@pytest.mark.parametrize("name", IN_KEY)
+def test_what_is_in_the_graph_is_in_the_key(home, name):
+    assert is_right(run(home, name, 0))
+    edited = run(home, name, 1)
+    assert is_right(edited) and "stale" not in edited.stats and not edited.warnings, edited
+
+
+def test_strict_mode_raises_and_the_next_start_is_right(home):
+    assert run(home, "mutates_args", 0).ok
+    assert "EntryRefusedError" in run(home, "mutates_args", 1, strict=True).errors
+    assert is_right(run(home, "mutates_args", 1, strict=True))
+
+
+def test_an_image_with_a_stale_entry_is_left_as_it_is(home):
+    """Each tier is judged in the same place, and what lies in a read-only one stays."""
+    assert run(home, "mutates_args", 0).ok
+    image = home.cache.rename(home.base / "image")
+    home.environment["SAFECACHE_LOWER"] = str(image)
+    before = sorted(path.name for path in image.rglob("*"))
+    edited = run(home, "mutates_args", 1)
+    assert is_right(edited) and edited.stats["stale"] >= 1 and "quarantined" not in edited.stats, edited
+    assert sorted(path.name for path in image.rglob("*")) == before
+    assert is_right(run(home, "mutates_args", 1))
+
+
+@pytest.mark.parametrize("bundled", [False, True], ids=["fx", "bundled"])
+def test_graphs_in_a_bundle_state_their_ops_too(home, bundled):
+    env = {"TORCHINDUCTOR_BUNDLED_AUTOGRAD_CACHE": str(int(bundled))}
+    assert run(home, "autograd_formula", 0, env=env).ok
+    assert is_right(run(home, "autograd_formula", 1, env=env))
+
+
+def test_entries_from_before_are_refused_once_where_custom_ops_are(home):
+    """That an entry states nothing proves nothing: its graph has an op of which nobody knows what it was."""
+    assert home.run(omitted_scenes.run_silently, name="mutates_args").ok
+    first = run(home, "mutates_args", 0)
+    assert first.ok and first.stats["stale"] == first.stats["quarantined"] >= 1, first
+    assert len(first.warnings) == 1 and "does not say" in first.warnings[0], first
+    again = run(home, "mutates_args", 0)
+    assert again.ok and again.result["hits"][0] == 1 and not again.warnings, again
+
+
+def test_entries_from_before_are_used_where_no_custom_op_is(home):
+    assert home.run(omitted_scenes.run_silently, name="inlined_helper").ok
+    answer = run(home, "inlined_helper", 0)
+    assert answer.ok and answer.result["hits"] == [1, 1] and not answer.warnings, answer
+
+
+def test_stock_torch_reads_entries_that_state_their_ops(home):
+    assert run(home, "mutates_args", 0).ok
+    answer = run(home, "mutates_args", 0, stock=True)
+    assert answer.ok and answer.result["hits"][0] == 1, answer
+
+
+def test_triton_kernels_have_their_constants_and_helpers_in_the_key(home):
+    pytest.importorskip("triton")
+    keys = [home.run(omitted_scenes.key_of_kernel, edition=edition).result for edition in (0, 0, 1, 2)]
+    assert keys[0] == keys[1] and len({*keys}) == 3, keys
