@@ -1,4 +1,4 @@
-"""What upstream's cache keys leave out: sealed with what is compiled, and compared before that is used
+"""What upstream's cache keys leave out: sealed with what is compiled, and compared before that is used.
 
 May import the rooms up to signing.
 """

@@ -134,8 +134,9 @@ def _read(provenance: Mapping[str, str]) -> dict[str, Any] | None:
 def _of_ops(ops: _Stated) -> Refusal | None:
     for name, there in ops.items():
         here = operators.stated(name)
+        unknown = {operators.UNSEEN, *(operators.HIDDEN if operators.UNSEEN in {*there, *here} else ())}
         # What this process has no op of is not called by it.
-        for part in sorted({*there, *here} if here else ()):
+        for part in sorted({*there, *here} - unknown if here else ()):
             if there.get(part, "") != here.get(part, ""):
                 return _refusal(part, name, there.get(part, ""), here.get(part, ""))
     return None

@@ -11,7 +11,7 @@ from typing import Any
 
 from safecache.omitted import functions
 
-__all__ = ["OF_TORCH", "collectives_in", "named_in", "registered", "stated"]
+__all__ = ["HIDDEN", "OF_TORCH", "UNSEEN", "collectives_in", "named_in", "registered", "stated"]
 
 # Those of torch 2.15; it has some of them registered only when they are first needed.
 OF_TORCH = frozenset(
@@ -28,6 +28,8 @@ _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "symm_mem", "_c10
 # Of what Library.impl() registers, what is not traced through, but called when the graph runs.
 _OPAQUE = ("CPU", "CUDA", "XPU", "HIP", "MPS", "HPU", "XLA", "PrivateUse1", "CompositeExplicitAutograd")
 _CALLABLE = "callable"
+# Stated of an op that was registered before this process had safecache: these parts of it are not known then.
+UNSEEN, HIDDEN = "unseen", ("autograd", "body")
 
 # By qualified name and dispatch key, what Library.impl() was given: the dispatcher does not give it back.
 _registered: dict[str, dict[str, Callable[..., Any]]] = {}
@@ -89,6 +91,8 @@ def stated(name: str) -> dict[str, str]:
         "autograd": functions.digest(_formulas(op)),
         "body": functions.digest(_bodies(op)),
     }
+    if _definition(op) is None and op._name not in _registered:
+        parts[UNSEEN] = "yes"
     return {part: value for part, value in parts.items() if value}
 
 
@@ -123,14 +127,14 @@ def _fakes(op: Any) -> Iterator[Any]:
         yield definition._abstract_fn
     elif entry is not None and entry.fake_impl.kernel is not None:
         yield entry.fake_impl.kernel.func
-    yield from _kernels(op, lambda key: key == "Meta")
 
 
 def _formulas(op: Any) -> Iterator[Any]:
     definition = _definition(op)
     if definition is not None:
         yield from (definition._backward_fn, definition._setup_context_fn)
-    yield from _kernels(op, lambda key: key.startswith("Autograd"))
+    else:
+        yield from _kernels(op, lambda key: key.startswith("Autograd"))
 
 
 def _bodies(op: Any) -> Iterator[Any]:
@@ -146,7 +150,8 @@ def _bodies(op: Any) -> Iterator[Any]:
     yield from op.py_kernels.values()
     for module, table in (("torch._decomp", "decomposition_table"), ("torch._inductor.lowering", "lowerings")):
         yield getattr(sys.modules.get(module), table, {}).get(op)
-    yield from _kernels(op, lambda key: key != "Meta" and not key.startswith("Autograd"))
+    if definition is None:
+        yield from _kernels(op, lambda key: not key.startswith("Autograd"))
 
 
 def _kernels(op: Any, wanted: Callable[[str], bool]) -> Iterable[Any]:

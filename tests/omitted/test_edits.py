@@ -111,6 +111,15 @@ def test_entries_from_before_are_used_where_no_custom_op_is(home):
     assert answer.ok and answer.result["hits"] == [1, 1] and not answer.warnings, answer
 
 
+@pytest.mark.parametrize("first", [omitted_scenes.run, omitted_scenes.run_unseen], ids=["seen first", "unseen first"])
+def test_an_op_that_was_registered_before_safecache_was_imported_is_used(home, first):
+    """Its gradient cannot be seen then, in one of two processes; the rest of it is compared."""
+    second = {omitted_scenes.run: omitted_scenes.run_unseen}.get(first, omitted_scenes.run)
+    assert home.run(first, name="low_level_formula", edition=0).ok
+    answer = home.run(second, name="low_level_formula", edition=0)
+    assert answer.ok and answer.result["hits"][0] == 1 and not answer.warnings, answer
+
+
 def test_stock_torch_reads_entries_that_state_their_ops(home):
     assert run(home, "mutates_args", 0).ok
     answer = run(home, "mutates_args", 0, stock=True)

@@ -334,8 +334,8 @@ def gather(rank, bucketing="all", size=2):
     return {"fx": counters["inductor"]["fxgraph_cache_hit"], "aot": counters["aot_autograd"]["autograd_cache_hit"]}
 
 
-def _edited(text, edition):
-    return _source("edited", text.format(edition + 2))
+def _edited(text, edition, above=""):
+    return _source("edited", above + text.format(edition + 2))
 
 
 def _ahead(function, example):
@@ -367,11 +367,11 @@ def save_helper(path, edition):
     _ahead(_edited(HELPER, edition).function, torch.ones(4)).save_compiled_function(path)
 
 
-def load_helper(path, edition, plugin=False):
+def load_helper(path, edition, plugin=False, above=""):
     """What it gives, and what the functions give now. ``plugin``: one that puts another forward into the layer."""
     import torch
 
-    module = _edited(HELPER, edition)
+    module = _edited(HELPER, edition, above)
     if plugin:
         module.Layer.forward = lambda self, x: x * 100
     with open(path, "rb") as file, torch.no_grad():
@@ -456,6 +456,14 @@ def run_silently(name):
 
     with mock.patch.object(fingerprints, "statement", lambda *_, **__: {}):
         return run(name, 0)
+
+
+def run_unseen(name, edition):
+    """A case whose op was registered before safecache was imported."""
+    from safecache.omitted import operators
+
+    with mock.patch.object(operators, "registered", lambda *_: None):
+        return run(name, edition)
 
 
 def key_of_kernel(edition):

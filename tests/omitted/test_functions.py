@@ -1,0 +1,106 @@
+"""The digest of a function: what an edit changes, and what a restart does not."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+
+import pytest
+
+from safecache.omitted import functions
+
+TEXT = """
+FACTOR = {factor}
+TABLE = {{"calls": {calls}}}
+count = {calls}
+
+def helper(x):
+    return x * {inner}
+
+def counted(x):
+    global count
+    count += 1
+    TABLE["calls"] += 1
+    return helper(x) * FACTOR
+
+def outer(by={default}):
+    def inner(x):
+        return x {sign} by
+    return inner
+"""
+PLAIN = {"factor": 2, "calls": 0, "inner": 3, "default": 4, "sign": "+"}
+
+
+def module(file="a.py", above="", **changes):
+    made = types.ModuleType("edited_module")
+    exec(compile(above + TEXT.format(**PLAIN | changes), file, "exec", dont_inherit=True), made.__dict__)
+    return made
+
+
+@pytest.mark.parametrize("change", [{"factor": 3}, {"inner": 4}, {"factor": "None"}], ids=repr)
+def test_what_it_refers_to_is_part_of_it(change):
+    assert functions.digest([module().counted]) != functions.digest([module(**change).counted])
+
+
+@pytest.mark.parametrize("change", [{"default": 5}, {"sign": "-"}], ids=repr)
+def test_what_it_encloses_is_part_of_it(change):
+    assert functions.digest([module().outer()]) != functions.digest([module(**change).outer()])
+
+
+@pytest.mark.parametrize(
+    "change", [{"file": "/elsewhere/b.py"}, {"above": "# a comment\n" * 9}, {"calls": 7}], ids=repr
+)
+def test_where_it_lies_and_how_often_it_was_called_is_not(change):
+    assert functions.digest([module().counted]) == functions.digest([module(**change).counted])
+
+
+def test_partials_methods_and_objects_are_followed():
+    class Called:
+        def __init__(self, by):
+            self.by = by
+
+        def __call__(self, x):
+            return module().helper(x)
+
+        @staticmethod
+        def apart(x):
+            return x + 1
+
+    first, second = module().helper, module(inner=9).helper
+    assert functions.digest([functools.partial(first, 1)]) != functions.digest([functools.partial(second, 1)])
+    assert functions.digest([Called(1)]) and functions.digest([Called(1).apart])
+
+
+def test_what_is_upstreams_alone_has_none():
+    assert functions.digest([functools.wraps, len, None, functools.partial(sorted)]) == ""
+
+
+def test_a_walk_ends():
+    def first():
+        return second()
+
+    def second():
+        return first()
+
+    assert functions.digest([first]) != functions.digest([second])
+
+
+def test_a_module_that_is_not_imported_stays_so(tmp_path, monkeypatch):
+    text = TEXT.format(**PLAIN) + "\nclass Layer:\n    def forward(self):\n        return 1\n\nraise SystemExit\n"
+    (tmp_path / "not_imported_yet.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    expected = functions.code_digest(module().helper.__code__)
+    assert functions.named("not_imported_yet", "helper") == expected
+    assert functions.named("not_imported_yet", "Layer.forward") and "not_imported_yet" not in sys.modules
+    assert functions.named("not_imported_yet", "gone") == functions.named("no_such_module_anywhere", "f") == ""
+    assert functions.named("no_such_package.inner", "f") == ""
+
+
+def test_functions_are_named_by_their_first_line(monkeypatch):
+    made = module()
+    made.helper.__module__ = "edited_module"
+    monkeypatch.setitem(sys.modules, "edited_module", made)
+    name = functions.at_line(made, made.helper.__code__.co_firstlineno)
+    assert name == "helper" and functions.named("edited_module", name)
+    assert functions.at_line(made, 10_000) == ""

@@ -1,0 +1,129 @@
+"""What vLLM's key leaves out of a compiled model, and a model with nothing compiled in it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from types import SimpleNamespace
+
+import pytest
+
+from safecache.code import vllm_files
+from safecache.errors import RefusedArtifactError
+from safecache.hooks import vllm
+from safecache.omitted import fingerprints, surroundings
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind, Reason
+
+
+class Layer:
+    """A module of a model."""
+
+
+class WithLoRA:
+    """What LoRA puts in place of one."""
+
+
+def model(layer=Layer, parameter="layers.0.weight", tokens=5, **limits):
+    settings = SimpleNamespace(
+        speculative_config=SimpleNamespace(num_speculative_tokens=tokens),
+        model_config=SimpleNamespace(multimodal_config=SimpleNamespace(limit_per_prompt=limits)),
+    )
+    return SimpleNamespace(
+        vllm_config=settings,
+        named_modules=lambda: [("layers.0", layer())],
+        named_parameters=lambda: [(parameter, None)],
+    )
+
+
+@pytest.fixture(autouse=True)
+def server(isolated, monkeypatch):
+    """VLLM with one variable that it declares."""
+    monkeypatch.setitem(sys.modules, "vllm.envs", SimpleNamespace(environment_variables={"VLLM_DECLARED": None}))
+    monkeypatch.setenv("VLLM_DECLARED", "1")
+    monkeypatch.setenv("VLLM_PLUGIN_SWITCH", "1")
+    yield
+    fingerprints.reset()
+    surroundings.served(model())
+
+
+def stated(served):
+    surroundings.served(served)
+    return fingerprints.statement(Kind.AOT_FUNCTION, "", made=None)
+
+
+def judged(sealed, served):
+    surroundings.served(served)
+    return fingerprints.objection(Kind.AOT_FUNCTION, "", sealed)
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (model(layer=WithLoRA, parameter="layers.0.base_layer.weight"), "modules of vLLM's model"),
+        (model(tokens=7), "number of speculative tokens was '5' and is '7' now"),
+        (model(image=0), "multimodal limits was 'none' and is 'image=0' now"),
+    ],
+    ids=["LoRA", "speculative tokens", "no images"],
+)
+def test_a_model_of_another_configuration_is_refused(other, said):
+    sealed = stated(model())
+    assert judged(sealed, model()) is None
+    refusal = judged(sealed, other)
+    assert refusal is not None and refusal.reason is Reason.STALE and said in refusal.evidence, refusal
+
+
+@pytest.mark.parametrize("change", [("VLLM_PLUGIN_SWITCH", "0"), ("VLLM_PLUGIN_SWITCH", None), ("VLLM_NEW", "1")])
+def test_a_variable_that_vllm_does_not_declare_is_part_of_a_model(monkeypatch, change):
+    sealed = stated(model())
+    name, value = change
+    monkeypatch.setenv(name, value) if value is not None else monkeypatch.delenv(name)
+    refusal = judged(sealed, model())
+    assert refusal is not None and name in refusal.evidence, refusal
+    assert "'1'" not in sealed[fingerprints.FIELD], "values may be secret"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "VLLM_DECLARED",
+        "VLLM_PORT",
+        "VLLM_SERVICE_HOST",
+        "VLLM_PORT_8000_TCP_ADDR",
+        "VLLM_MY_LOG_LEVEL",
+        "VLLM_POD_NAME",
+        "VLLM_HF_TOKEN",
+        "VLLM_MODEL_PATH",
+        "OTHER",
+    ],
+)
+def test_a_variable_that_says_where_something_is_is_not(monkeypatch, name):
+    sealed = stated(model())
+    monkeypatch.setenv(name, "another")
+    assert judged(sealed, model()) is None
+
+
+def test_another_server_or_driver_is_noted_and_used(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.22"))
+    sealed = stated(model())
+    assert json.loads(sealed[fingerprints.FIELD])["server"] == {"sglang": "0.5.22"}
+    monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.23"))
+    lines = []
+    monkeypatch.setattr(events, "say", lambda level, text: lines.append(text))
+    assert judged(sealed, model()) is None
+    assert len(lines) == 1 and "0.5.22" in lines[0] and "0.5.23" in lines[0], lines
+
+
+def test_a_model_with_no_compiled_part_is_an_error_by_name():
+    """Vllm's own load catches it, and compiles: _try_load_aot_compiled_fn."""
+    called = []
+    empty, whole = (SimpleNamespace(submodule_names=lambda names=names: names) for names in ([], ["submod_0"]))
+    with pytest.raises(RefusedArtifactError, match="no compiled part"):
+        vllm.reconstruct(lambda *args: called.append(args), None, ({}, empty), {})
+    assert not called and events.counters() == {"empty": 1}
+    vllm.reconstruct(lambda *args, **named: called.append(named), None, (), _named(whole))
+    assert called and vllm_files.require_parts(["submod_0"]) is None
+
+
+def _named(parts):
+    return {"state": {}, "standalone_compile_artifacts": parts, "vllm_config": None}
