@@ -21,10 +21,12 @@ _SERVERS = ("vllm", "sglang")
 # Of variables that no server declares: what says where something lies or runs, or what is printed. Kubernetes adds
 # VLLM_SERVICE_HOST, VLLM_PORT_8000_TCP_ADDR and the like for a service of that name.
 _PLACES = re.compile(
-    r"_(ADDR|ADDRESS|API|CACHE|COLOR|DEBUG|DIR|DIRECTORY|ENDPOINT|FILE|FOLDER|HOME|HOST|HOSTNAME|ID|INTERVAL|IP|KEY|LEVEL"
+    r"_(ADDR|ADDRESS|API|CACHE|COLOR|DEBUG|DIR|DIRECTORY|ENDPOINT|FILE|FOLDER|HOME|HOST|HOSTNAME|ID|IDENT|INTERVAL|IP|KEY|LEVEL"
     r"|LOG|LOGGING|LOGS|METRICS|NAME|NAMESPACE|NODE|PASSWORD|PATH|PID|POD|PORT|PROFILE|PROFILER|PROTO|ROOT|SECRET|SERVICE"
     r"|SOCKET|STATS|TCP|TIMEOUT|TOKEN|TRACE|UDP|UID|URI|URL|USAGE|USER|UUID)(?=_|$)"
 )
+# And paths, addresses, times and identifiers, which servers set for their own workers.
+_PLACE = re.compile(r"[/:]|\d{5}|[0-9a-f]{16}|[0-9a-f]{8}-[0-9a-f]{4}-")
 # Names by which code asks for its rank, which Dynamo makes a constant of.
 _ASKS = frozenset({"get_rank", "get_world_size", "get_local_rank", "get_group_rank", "get_node_local_rank"})
 _DIGITS = 12
@@ -41,13 +43,16 @@ def served(model: Any) -> None:
     """Note what a ``model`` of vLLM is, before this thread loads a compiled function for it, or makes and saves one."""
     settings = getattr(model, "vllm_config", None)
     multimodal = getattr(getattr(settings, "model_config", None), "multimodal_config", None)
-    limits = getattr(multimodal, "limit_per_prompt", None) or {}
-    modules = [f"{name} {type(each).__module__}.{type(each).__qualname__}" for name, each in model.named_modules()]
+    limits = getattr(multimodal, "limit_per_prompt", None)
+    stated = sorted(f"{name}={limit}" for name, limit in limits.items()) if isinstance(limits, dict) else []
     _thread.served = {
         "speculation": str(getattr(getattr(settings, "speculative_config", None), "num_speculative_tokens", None)),
-        "modalities": " ".join(f"{name}={limit}" for name, limit in sorted(limits.items())),
-        "model": _hashed("\n".join((*modules, *(name for name, _ in model.named_parameters())))),
+        "modalities": " ".join(stated),
     }
+    if hasattr(model, "named_modules"):
+        modules = [f"{name} {type(each).__module__}.{type(each).__qualname__}" for name, each in model.named_modules()]
+        names = [name for name, _ in model.named_parameters()]
+        _thread.served = {**_thread.served, "model": _hashed("\n".join((*modules, *names)))}
 
 
 def merges_collectives() -> bool:
@@ -152,7 +157,7 @@ def _undeclared() -> dict[str, str]:
     return {
         name: value
         for name, value in config.environment().items()
-        if name.startswith("VLLM_") and name not in declared and not _PLACES.search(name)
+        if name.startswith("VLLM_") and name not in declared and not _PLACES.search(name) and not _PLACE.search(value)
     }
 
 

@@ -155,7 +155,7 @@ def test_seal_tells_where_an_entry_came_from(warm, zygote):
         verdict = seal.verify(path.read_bytes(), Kind.AOT_ENTRY, path.parent.name, key.find)
         assert verdict.reason is None
         assert verdict.provenance["torch"] == zygote.torch
-        assert set(verdict.provenance) == {"torch", "triton", "python", "machine", "safecache", "gpu"}
+        assert set(verdict.provenance) == {"torch", "triton", "python", "machine", "safecache", "gpu", "omitted"}
         assert str(warm.base) not in str(verdict.provenance)
 
 

@@ -100,6 +100,35 @@ def test_warm_start_hits(server):
     assert not [name for name in said["stats"] if " miss" in name], said
 
 
+def test_restart_in_another_pod_hits(server):
+    pod = {
+        "HOSTNAME": "pod-7",
+        "VLLM_SERVICE_HOST": "10.0.0.7",
+        "VLLM_PORT_8000_TCP_ADDR": "10.0.0.7",
+        "VLLM_PORT": "8007",
+    }
+    _, said = server[0].run(VLLM_LOGGING_LEVEL="DEBUG", CUDA_VISIBLE_DEVICES="7", VLLM_MY_LOG_PATH="/tmp", **pod)
+    assert said["tokens"] == server[1] and said["stats"]["model hit"] == 1, said
+    assert not {"stale", "empty"} & {*said["stats"]}, said
+
+
+def test_model_of_another_undeclared_variable_is_compiled_again(server):
+    """A plugin that reads one may take another branch of the same files."""
+    for expected in ({"stale": 1}, {"model hit": 1}):
+        done, said = server[0].run(VLLM_MY_KERNELS="1")
+        assert said["tokens"] == server[1] and expected.items() <= said["stats"].items(), done.stderr[-3000:]
+    assert "safecache" not in done.stderr, done.stderr[-3000:]
+
+
+def test_plugin_that_replaces_a_forward_is_not_served_the_old_graph(server):
+    """Stock vLLM loads the old graph: the files that it compares are those of the code that was replaced."""
+    stock = server[0].run(SAFECACHE="0", REPLACED_FORWARD="1")[1]
+    assert stock["tokens"] == server[1], stock
+    done, said = server[0].run(REPLACED_FORWARD="1")
+    assert said["tokens"] != server[1] and said["stats"]["stale"] == 1, done.stderr[-3000:]
+    assert "LlamaMLP.forward" in done.stderr, done.stderr[-3000:]
+
+
 def test_damaged_model_is_compiled_again(server):
     damage(server[0])
     done, said = server[0].run()

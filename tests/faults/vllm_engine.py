@@ -41,7 +41,17 @@ def full_disk():
     return failing("rename", "ENOSPC", below=os.path.join(os.environ["VLLM_CACHE_ROOT"], "torch_compile_cache"))
 
 
+def replace_forward():
+    """As a plugin would: the files of the model stay as they are."""
+    from vllm.model_executor.models.llama import LlamaMLP
+
+    forward = LlamaMLP.forward
+    LlamaMLP.forward = lambda self, x: x - 3 * forward(self, x)
+
+
 def main():
+    if os.environ.get("REPLACED_FORWARD"):
+        replace_forward()
     llm = LLM(
         model=sys.argv[1],
         load_format="dummy",

@@ -103,6 +103,13 @@ def test_a_variable_that_says_where_something_is_is_not(monkeypatch, name):
     assert judged(sealed, model()) is None
 
 
+@pytest.mark.parametrize("value", ["/models/7", "10.0.0.7:80", "1763927461", "0f8b4c1e5d6a7b8c9d", "9c2f6d1e-1b2c-4d"])
+def test_a_value_that_is_of_one_start_is_not_part_of_a_model(monkeypatch, value):
+    sealed = stated(model())
+    monkeypatch.setenv("VLLM_SET_BY_A_LAUNCHER", value)
+    assert judged(sealed, model()) is None
+
+
 def test_another_server_or_driver_is_noted_and_used(monkeypatch):
     monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.22"))
     sealed = stated(model())
