@@ -9,9 +9,9 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from safecache.omitted import operators, surroundings
 from safecache.omitted.table import PARTS
@@ -30,6 +30,7 @@ _PLAIN = "plain"
 _GRAPHS = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
 _WHOLE = (Kind.AOT_FUNCTION, Kind.AOT_MODEL, Kind.AOT_GRAPH, Kind.DYNAMO_PACKAGE, Kind.PRECOMPILED)
 
+_T = TypeVar("_T")
 _Stated = dict[str, dict[str, str]]
 
 
@@ -67,7 +68,7 @@ def compiling(graph: Any) -> None:
 
 def differs_by_rank() -> bool:
     """Whether each rank compiles the graph, that this thread looks for, for itself: none has to wait for another."""
-    return surroundings.merges_collectives() and operators.collectives_in(_thread.graph)
+    return surroundings.merges_collectives() and _told(lambda: operators.collectives_in(_thread.graph), False)
 
 
 def compiled(kind: Kind, key: str) -> None:
@@ -81,7 +82,26 @@ def compiled(kind: Kind, key: str) -> None:
 
 
 def _state_of(graph: Any) -> _Stated:
-    return {name: operators.stated(name) for name in operators.named_in(graph)}
+    return {name: _stated_now(name) for name in _named_in(graph)}
+
+
+def _stated_now(name: str) -> dict[str, str]:
+    nothing: dict[str, str] = {}
+    return _told(lambda: operators.stated(name), nothing)
+
+
+def _named_in(graph: Any) -> tuple[str, ...]:
+    return _told(lambda: operators.named_in(graph), ())
+
+
+def _told(look: Callable[[], _T], otherwise: _T) -> _T:
+    """What ``look`` returns; ``otherwise`` where something of a user's raises on the way, which is reported."""
+    try:
+        return look()
+    except Exception as error:
+        text = f"{type(error).__name__}: {error}"
+        events.report(Reason.NOT_EXPLAINED, f"what a cache key leaves out was not looked at: {text}.", cause=text)
+        return otherwise
 
 
 def statement(
@@ -127,13 +147,14 @@ def _read(provenance: Mapping[str, str]) -> dict[str, Any] | None:
         stated = json.loads(provenance[FIELD])
     except (KeyError, ValueError):
         return None
-    rows = [*stated.values(), *stated.get(_OPS, {}).values()] if isinstance(stated, dict) else [None]
-    return stated if all(isinstance(row, dict) for row in rows) else None
+    if not isinstance(stated, dict) or not all(isinstance(row, dict) for row in stated.values()):
+        return None
+    return stated if all(isinstance(row, dict) for row in stated.get(_OPS, {}).values()) else None
 
 
 def _of_ops(ops: _Stated) -> Refusal | None:
     for name, there in ops.items():
-        here = operators.stated(name)
+        here = _stated_now(name)
         unknown = {operators.UNSEEN, *(operators.HIDDEN if operators.UNSEEN in {*there, *here} else ())}
         # What this process has no op of is not called by it.
         for part in sorted({*there, *here} - unknown if here else ()):
@@ -146,7 +167,7 @@ def _of_silence(kind: Kind, key: str) -> Refusal | None:
     """Of an entry from before there were statements, from stock torch, or adopted: it proves nothing."""
     known = _compiled.get((kind, key))
     is_plain = known is not None and not known.get(_OPS)
-    names = operators.named_in(_thread.graph) if kind in _GRAPHS and not is_plain else ()
+    names = _named_in(_thread.graph) if kind in _GRAPHS and not is_plain else ()
     if not names:
         _compiled.setdefault((kind, key), {})
         return None

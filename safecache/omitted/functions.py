@@ -144,14 +144,19 @@ def _within(value: Any) -> Iterator[Any]:
     elif isinstance(value, type):
         if value.__module__ != "builtins":
             yield from (each for each in vars(value).values() if _function_of(each) is not None)
-    elif hasattr(value, "_backward_fn"):  # a formula of a gradient, as torch keeps it
+    elif _is_formula(value):
         yield from (value._backward_fn, value._setup_context_fn)
     elif _top(type(value).__module__) not in _UPSTREAM and callable(value):
         yield vars(type(value)).get("__call__")
 
 
 def _is_followed(value: Any) -> bool:
-    return callable(value) or hasattr(value, "_backward_fn")
+    return callable(value) or _is_formula(value)
+
+
+def _is_formula(value: Any) -> bool:
+    """Whether torch keeps the formula of a gradient in it."""
+    return "_backward_fn" in getattr(value, "__dict__", ())
 
 
 def _is_plain(value: Any) -> bool:

@@ -8,7 +8,9 @@ import types
 
 import pytest
 
-from safecache.omitted import functions
+from safecache.omitted import fingerprints, functions, operators
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
 
 TEXT = """
 FACTOR = {factor}
@@ -104,3 +106,23 @@ def test_functions_are_named_by_their_first_line(monkeypatch):
     name = functions.at_line(made, made.helper.__code__.co_firstlineno)
     assert name == "helper" and functions.named("edited_module", name)
     assert functions.at_line(made, 10_000) == ""
+
+
+def test_an_op_that_raises_when_it_is_looked_at_is_reported_and_breaks_nothing(isolated, monkeypatch):
+    def fail(name):
+        raise RuntimeError("its property raises")
+
+    monkeypatch.setattr(operators, "stated", fail)
+    sealed = {fingerprints.FIELD: '{"ops":{"shop.op.default":{"schema":"shop::op() -> ()"}}}'}
+    assert fingerprints.objection(Kind.FX_ENTRY, "key", sealed) is None
+    assert events.counters() == {"not explained": 1}
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"ops":[]}', '{"ops":{"a":1}}', '{"rank":"1"}'])
+def test_a_statement_that_is_none_is_taken_for_none(isolated, text):
+    assert fingerprints.objection(Kind.FX_ENTRY, "key", {fingerprints.FIELD: text}) is None
+
+
+def test_a_part_of_a_newer_safecache_is_passed_over(isolated):
+    sealed = {fingerprints.FIELD: '{"ops":{},"weather":{"":"sunny"}}'}
+    assert fingerprints.objection(Kind.FX_ENTRY, "key", sealed) is None
