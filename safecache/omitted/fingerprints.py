@@ -43,7 +43,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_lock = threading.Lock()
 # What each graph, by its key, was compiled with, and what everything that this process has compiled, or used, was.
 _compiled: dict[tuple[Kind, str], dict[str, Any]] = {}
 _met: _Stated = {}
@@ -62,8 +61,7 @@ def looking_for(graph: Any) -> Iterator[None]:
 def compiling(graph: Any) -> None:
     """Note what a graph has that is about to be compiled, for whatever that becomes a part of."""
     stated = _state_of(graph)
-    with _lock:
-        _met.update(stated)
+    _met.update(stated)
 
 
 def differs_by_rank() -> bool:
@@ -76,9 +74,8 @@ def compiled(kind: Kind, key: str) -> None:
     stated: dict[str, Any] = {_OPS: _state_of(_thread.graph)}
     if differs_by_rank():
         stated |= surroundings.ranks()
-    with _lock:
-        _compiled[kind, key] = stated
-        _met.update(stated[_OPS])
+    _compiled[kind, key] = stated
+    _met.update(stated[_OPS])
 
 
 def _state_of(graph: Any) -> _Stated:
@@ -113,16 +110,16 @@ def statement(
     """
     if kind not in _GRAPHS and kind not in _WHOLE:
         return {}
-    with _lock:
-        each = [_compiled.get(part, {}) for part in ((kind, key), *(parts or ()))]
-        ops = dict(_met) if kind in _WHOLE or parts is None else {}
+    each = [_compiled.get(part, {}) for part in ((kind, key), *(parts or ()))]
+    ops = dict(_met) if kind in _WHOLE or parts is None else {}
     stated: dict[str, Any] = {name: value for one in each for name, value in one.items()}
     stated[_OPS] = {name: value for one in (*(one.get(_OPS, {}) for one in each), ops) for name, value in one.items()}
     if parts:
         stated[_PLAIN] = {key: "" for part, key in parts if not _compiled.get((part, key), {}).get(_OPS)}
     stated |= surroundings.noted()
     if kind is Kind.AOT_FUNCTION:
-        stated |= surroundings.of_function(made)
+        nothing: dict[str, dict[str, str]] = {}
+        stated |= _told(lambda: surroundings.of_function(made), nothing)
     return {FIELD: json.dumps(stated, sort_keys=True, separators=(",", ":"))}
 
 
@@ -135,10 +132,9 @@ def objection(kind: Kind, key: str, provenance: Mapping[str, str]) -> Refusal | 
         return _of_silence(kind, key)
     refusal = _of_ops(stated.get(_OPS, {})) or _of_surroundings(stated)
     if refusal is None:
-        with _lock:
-            _compiled.setdefault((kind, key), stated)
-            _met.update(stated.get(_OPS, {}))
-            _compiled.update({(Kind.FX_ENTRY, part): {} for part in stated.get(_PLAIN, {})})
+        _compiled.setdefault((kind, key), stated)
+        _met.update(stated.get(_OPS, {}))
+        _compiled.update({(Kind.FX_ENTRY, part): {} for part in stated.get(_PLAIN, {})})
     return refusal
 
 
@@ -176,6 +172,10 @@ def _of_silence(kind: Kind, key: str) -> Refusal | None:
     return Refusal(Reason.STALE, evidence, cause=names[0])
 
 
+def _now(part: str, name: str) -> str | None:
+    return _told(lambda: surroundings.now(part, name), None)
+
+
 def _refusal(part: str, name: str, there: str, here: str) -> Refusal:
     row = PARTS[part]
     if part in _SHOWN:
@@ -190,7 +190,7 @@ def _refusal(part: str, name: str, there: str, here: str) -> Refusal:
 def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:
     for part in PARTS.keys() & stated.keys():
         for name in sorted({*stated[part], *surroundings.names(part)}):
-            was, here = stated[part].get(name, ""), surroundings.now(part, name)
+            was, here = stated[part].get(name, ""), _now(part, name)
             if here is None or here == was:
                 continue
             if PARTS[part].refuses:
@@ -201,6 +201,5 @@ def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:
 
 def reset() -> None:
     """Forget what was compiled."""
-    with _lock:
-        _compiled.clear()
-        _met.clear()
+    _compiled.clear()
+    _met.clear()
