@@ -98,12 +98,12 @@ PARTS: dict[str, Part] = {
         "GPU driver",
         False,
         "kernels are compiled for the architecture, which is compared by itself; only measurements depend on it",
-        f"{_TORCH}/issues/188332",
+        f"{_TORCH}/pull/101027",
     ),
     "server": Part(
         "version of vLLM or SGLang",
         False,
         "what they put into a graph is in its key, and their ops are compared one by one",
-        f"{_VLLM}/pull/24274",
+        f"{_VLLM}/pull/11598",
     ),
 }
