@@ -27,6 +27,7 @@ from safecache.store import entry_files, manifests
 from safecache.store.quarantine import is_still, obstacle
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable, Unsettled
+from safecache.trials import first_runs
 
 __all__ = [
     "FRESH",
@@ -375,7 +376,10 @@ def not_loaded(refusal: Refusal, kind: Kind, path: str) -> EntryRefusedError:
 def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
     """None if a regular file lies at ``path`` and something attests it. Raises OSError."""
     try:
-        return judge(path, root, kind)
+        refusal = judge(path, root, kind)
+        if refusal is None:
+            first_runs.reads(path)
+        return refusal
     except opening.UnusableEntry as unusable:
         return of_unusable(unusable)
 

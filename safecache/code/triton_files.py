@@ -25,6 +25,7 @@ from safecache.settings import config
 from safecache.signing import keyring
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, layers, levels
+from safecache.trials import first_runs
 
 __all__ = [
     "accept",
@@ -245,6 +246,7 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
     is reported, and errors raised, as in put(); binary() finds it.
     """
     place = Place(directory)
+    first_runs.reads(directory)
     for lower in _lower(directory):
         is_shared = lower.directory == levels.counterpart(directory)
         if not is_shared and not os.path.isdir(directory) and _has(lower, contents):

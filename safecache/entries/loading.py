@@ -24,6 +24,7 @@ from safecache.signing import trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files
 from safecache.tiers import fallback, levels
+from safecache.trials import first_runs
 
 __all__ = [
     "RemoteCache",
@@ -92,6 +93,7 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
     In strict mode raises the reason's error for the first that may not.
     """
     searches.ask(source.kind, source.cache_key, source.root)
+    first_runs.settle(source.root)
     tier.asked(source.kind, source.cache_key, source.directory, source.root)
     if _blind.kind is source.kind:
         return
@@ -145,12 +147,24 @@ def _candidates(
         seen.update(names)
     for name in names:
         path = os.path.join(directory, name)
-        content = read(source.kind, path, listed=True) if name not in tried else None
+        if name in tried or _is_barred(source, path, root):
+            continue
+        content = read(source.kind, path, listed=True)
         if content is not None and admit(source.kind, source.cache_key, content, path=path, root=root):
             tried.add(name)
             if root not in ("", source.root):
                 copies.put(os.path.join(source.directory, name), content, source.root, source.kind)
             yield from _load(source, content, origin=path, root=root)
+
+
+def _is_barred(source: Source, path: str, root: str) -> bool:
+    """Whether processes have died of what is there, by its name, or of what its key has led to; reported, if so."""
+    against = first_runs.objection(source.root, source.kind, source.cache_key, os.path.basename(path))
+    if against:
+        moved = entry_files.quarantine(path, root, Reason.CRASHED_RUN) if root else None
+        remedy = f"It was moved to {moved}." if moved else "It is compiled anew."
+        note(Reason.CRASHED_RUN, source.kind, path, against, remedy, cause=first_runs.CAUSE)
+    return bool(against)
 
 
 _UNUSABLE_REMEDIES = {
@@ -268,7 +282,7 @@ def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> I
         note(Reason.UNLOADABLE, source.kind, origin, text, "The graph is compiled instead.", error)
         return
     if source.is_entry(entry):
-        searches.offer(source.kind, entry)
+        searches.offer(source.kind, entry, origin if root is not None else "")
         yield entry, content, root is not None
         searches.pass_over(source.kind)
     else:

@@ -23,6 +23,7 @@ __all__ = [
     "only_looking",
     "pass_over",
     "refuse",
+    "taken",
     "took",
     "under_way",
     "waited",
@@ -45,6 +46,7 @@ class Search:
         self.ended = False
         # The candidate that torch has been given and has not passed over.
         self.taken: object = None
+        self.path = ""
         self.declined = ""
         self._outer: Search | None = None
         self._name = name
@@ -254,11 +256,21 @@ def waited(kind: Kind, seconds: float) -> None:
         search.waited(seconds)
 
 
-def offer(kind: Kind, entry: object) -> None:
-    """Tell this thread's lookup that it is about to be given this candidate."""
+def offer(kind: Kind, entry: object, path: str) -> None:
+    """Tell this thread's lookup that it is about to be given this candidate, from the file at ``path`` or nowhere."""
     search = _innermost(kind)
     if search is not None:
-        search.taken = entry
+        search.taken, search.path = entry, path
+
+
+def taken() -> list[Search]:
+    """This thread's lookups that have been given a candidate from a file, the innermost first."""
+    found, search = [], _thread.search
+    while search is not None:
+        if search.is_taken and search.path:
+            found.append(search)
+        search = search._outer
+    return found
 
 
 def pass_over(kind: Kind) -> None:

@@ -18,8 +18,10 @@ from safecache.omitted import fingerprints
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.tiers import directory_faults, fallback, layers
+from safecache.trials import first_runs
 
 __all__ = [
+    "cache_hit_post_compile",
     "compile_dll",
     "fx_codegen_and_compile",
     "iterate_over_candidates",
@@ -92,6 +94,24 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             else:
                 search.missed()
         return result
+
+    return load(*args, **kwargs)
+
+
+def cache_hit_post_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """FxGraphCache.cache_hit_post_compile, which runs what a graph that was found consists of: its trial begins."""
+
+    def load(graph: Any, cache_info: Any, constants: Any) -> Any:
+        found = searches.taken()
+        names = [first_runs.name_of(each.kind, each.key, each.path) for each in found]
+        try:
+            return first_runs.load(_root(), names, graph, lambda: wrapped(graph, cache_info, constants))
+        except Exception as error:
+            # Within an AOTAutograd entry torch compiles for it; alone, it would end the compile.
+            if not found or found[0].kind is not Kind.FX_ENTRY or first_runs.is_by_others(error):
+                raise
+            found[0].refuse(Reason.FAILED_RUN, f"{type(error).__name__}: {error}")
+            return None, cache_info
 
     return load(*args, **kwargs)
 

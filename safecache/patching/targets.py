@@ -152,6 +152,12 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         _CODECACHE,
+        "FxGraphCache.cache_hit_post_compile",
+        "codecache:cache_hit_post_compile",
+        ("graph, cache_info, constants",),
+    ),
+    Target(
+        _CODECACHE,
         "FxGraphCache.prepare_key",
         "codecache:prepare_key",
         ("gm, example_inputs, fx_kwargs, inputs_to_check, remote",),
@@ -457,6 +463,12 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(_CPP_BUILDER, "CppBuilder.get_target_file_path", "generated_code:get_target_file_path", ("self",)),
     Target(_CPP_BUILDER, "CppBuilder.build", "generated_code:build", ("self",)),
+    Target(
+        _OUTPUT_CODE,
+        "CompiledFxGraph.post_compile",
+        "output_code:post_compile",
+        ("self, example_inputs, constants, graph_kwargs",),
+    ),
     Target(_OUTPUT_CODE, "CompiledFxGraph.write_to_disk", "generated_code:write_to_disk", ("self",)),
     Target(
         _OUTPUT_CODE,

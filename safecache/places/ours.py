@@ -5,11 +5,14 @@
 keys were made of. ``known_bad/<hash>``: what not to compile, for the compiler has crashed of it.
 ``leases/<word of the kind>-<digest of the key>``: who is compiling what is looked up under the key.
 ``quarantine/<name>``, ``<name>.json``: what was refused, and why. ``records/<two digits>/<hash>``: what is said, under
-a seal, of files that carry none. ``trash/<nonce>/``: what is being removed.
+a seal, of files that carry none. ``trash/<nonce>/``: what is being removed. ``trials/``: in
+``run-<process>-<nonce>`` what a process runs for the first time; in ``key-<digest>.<number>`` and ``file-…`` what others
+have died of.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 
 __all__ = [
@@ -23,13 +26,15 @@ __all__ = [
     "RECORDS",
     "STAMP",
     "TRASH",
+    "TRIALS",
+    "of_user",
     "path",
     "record",
 ]
 
 FOLDER = ".safecache"
 CRASHES, JOURNAL, KEYS, KNOWN_BAD, LEASES = "crashes", "journal", "keys", "known_bad", "leases"
-QUARANTINE, RECORDS, STAMP, TRASH = "quarantine", "records", "gc.stamp", "trash"
+QUARANTINE, RECORDS, STAMP, TRASH, TRIALS = "quarantine", "records", "gc.stamp", "trash", "trials"
 
 
 def path(root: str, *names: str) -> str:
@@ -40,3 +45,8 @@ def path(root: str, *names: str) -> str:
 def record(root: str, hashed: str) -> str:
     """The record, in the cache ``root``, of the file whose name has this hash."""
     return path(root, RECORDS, hashed[:2], hashed)
+
+
+def of_user(config_home: str, root: str) -> str:
+    """What takes the place of ``root``, a cache that cannot be written, among the user's own files."""
+    return os.path.join(config_home, "safecache", TRIALS, hashlib.sha256(os.fsencode(root)).hexdigest()[:32])

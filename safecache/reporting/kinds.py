@@ -36,6 +36,8 @@ class Reason(Enum):
     OTHER_RANK = "other rank"
     UNSAFE_NAME = "unsafe name"
     EXPOSED_DIRECTORY = "exposed directory"
+    CRASHED_RUN = "crashed the process that ran it"
+    FAILED_RUN = "failed in its first run"
     # not read
     UNREADABLE = "unreadable"
     UNLOADABLE = "unloadable"

@@ -38,6 +38,7 @@ _QUARANTINED = frozenset(
         Reason.OTHER_GPU,
         Reason.STALE,
         Reason.WRONG_TYPE,
+        Reason.CRASHED_RUN,
     }
 )
 
@@ -60,8 +61,8 @@ _SILENT = frozenset(
         Reason.LOOKUP_FAILED,
     }
 )
-# A crash is raised as what it is, and what is compiled in this process works as in stock. Without its remote a cache
-# is whole: what is missing is compiled.
+# A crash, or an exception, is raised as what it is, and what is compiled in this process works as in stock. Without its
+# remote a cache is whole: what is missing is compiled.
 _NEVER_RAISED = _SILENT | {
     Reason.STOOD_DOWN,
     Reason.KEY_REFUSED,
@@ -69,6 +70,8 @@ _NEVER_RAISED = _SILENT | {
     Reason.NOT_ISOLATED,
     Reason.CRASHED,
     Reason.CRASHED_BEFORE,
+    Reason.CRASHED_RUN,
+    Reason.FAILED_RUN,
     Reason.NOT_EXPLAINED,
     Reason.REMOTE_UNAVAILABLE,
 }

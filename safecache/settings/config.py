@@ -87,6 +87,7 @@ class Config:
     lock_timeout: float
     single_flight: bool
     single_flight_wait: float
+    trials: bool
     exec_dir: str | None
     isolate: bool | str
     prefetch: bool

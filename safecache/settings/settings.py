@@ -428,6 +428,17 @@ SETTINGS: tuple[Setting, ...] = (
         ),
     ),
     Setting(
+        name="trials",
+        variable="SAFECACHE_TRIALS",
+        default=True,
+        parse=switch,
+        allowed=_SWITCH,
+        help=(
+            "Of what a cache has supplied, a process notes what it is running for the first time; what it dies in, the "
+            "next process sets aside and compiles anew ([how](trials.md)). `0` notes nothing, and sets nothing aside."
+        ),
+    ),
+    Setting(
         name="exec_dir",
         variable="SAFECACHE_EXEC_DIR",
         default=None,

@@ -174,7 +174,7 @@ def _ours(root: str, directory: str) -> Iterator[Group | File]:
             yield from _journals(root, item.path)
         elif item.name == ours.KEYS:
             yield from _in_each(item, partial(_keys, root))
-        elif item.name in (ours.LEASES, ours.TRASH):
+        elif item.name in (ours.LEASES, ours.TRASH, ours.TRIALS):
             yield from (_directory(Kind.TEMPORARY, root, each.path) for each in listed(item.path))
         else:
             yield from below(item)

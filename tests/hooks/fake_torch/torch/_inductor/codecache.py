@@ -119,6 +119,10 @@ class FxGraphCache(GuardedCache):
         return torch.called("load_with_key", key)
 
     @staticmethod
+    def cache_hit_post_compile(graph, cache_info, constants):
+        return torch.called("cache_hit_post_compile", graph)
+
+    @staticmethod
     def prepare_key(gm, example_inputs, fx_kwargs, inputs_to_check, remote):
         return torch.called("prepare_key", gm)
 

@@ -29,5 +29,8 @@ class CompiledFxGraph:
     ):
         torch.called("CompiledFxGraph.__init__")
 
+    def post_compile(self, example_inputs, constants, graph_kwargs):
+        torch.called("CompiledFxGraph.post_compile")
+
     def write_to_disk(self):
         return torch.called("write_to_disk")

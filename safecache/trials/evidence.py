@@ -1,0 +1,128 @@
+"""What a crash leaves: the text of faulthandler in the marker, and whether the machine ran out of memory meanwhile.
+
+A program that has enabled faulthandler itself, before or meanwhile, keeps it as it is: nothing is left of a crash then.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import threading
+import weakref
+from contextlib import suppress
+from enum import Enum
+from typing import Any
+
+__all__ = ["Blame", "around", "begin", "end", "of_death", "of_exception", "reset", "signal_in"]
+
+
+class Blame(Enum):
+    """Whether what was run is to blame, in strikes."""
+
+    NONE = 0
+    UNSURE = 1
+    SURE = 2
+
+
+# Of what has run in the thread that crashed, as faulthandler writes it.
+_FATAL = re.compile(r"^Fatal Python error: ([^\n]{1,60})", re.MULTILINE)
+_FRAME = "/safecache/trials/first_runs.py"
+# What code that does not fit raises, where it raises it itself; any other may be due to what it was given.
+_UNFIT = (AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError)
+_OF_OTHERS = ("OutOfMemoryError", "DistBackendError", "DistNetworkError", "DistStoreError")
+
+
+class _File:
+    """The marker as faulthandler keeps it: who enables that meanwhile has it let go of this one."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def fileno(self) -> int:
+        """As of a file."""
+        return self._descriptor
+
+    def flush(self) -> None:
+        """As of a file."""
+
+
+_lock = threading.Lock()
+_trials = 0
+_file: weakref.ref[_File] | None = None
+
+
+def begin(descriptor: int) -> None:
+    """Have a crash leave its text in this file until end(), unless that of this program goes elsewhere."""
+    global _trials, _file
+    with _lock:
+        _trials += 1
+        if _trials == 1 and not faulthandler.is_enabled():
+            file = _File(descriptor)
+            _file = weakref.ref(file)
+            faulthandler.enable(file, all_threads=False)
+
+
+def end() -> None:
+    """See begin()."""
+    global _trials, _file
+    with _lock:
+        _trials = max(_trials - 1, 0)  # that of a child was the parent's
+        if not _trials and _file is not None:
+            is_ours, _file = _file() is not None, None
+            if is_ours:
+                faulthandler.disable()
+
+
+def around() -> dict[str, Any]:
+    """The host, and how many processes have been killed there for want of memory since it was started."""
+    found = {"host": os.uname().nodename, "killed": -1}
+    with suppress(OSError, ValueError), open("/proc/vmstat", "rb") as file:
+        found["killed"] = int(file.read().partition(b"\noom_kill ")[2].partition(b"\n")[0])
+    return found
+
+
+def of_death(said: str, then: dict[str, Any]) -> Blame:
+    """``said``: what the crash has left in the marker; ``then``: around() as it was when the process began."""
+    if signal_in(said):
+        if _FRAME in said:
+            return Blame.SURE
+        # In a thread of Python's that ran something else; a crash in one of OpenMP's has no such lines.
+        return Blame.NONE if '  File "' in said else Blame.UNSURE
+    now = around()
+    return Blame.NONE if now["host"] == then.get("host") and now["killed"] != then.get("killed") else Blame.UNSURE
+
+
+def signal_in(said: str) -> str:
+    """Such as "Segmentation fault"; "" for a death that has left nothing."""
+    found = _FATAL.search(said)
+    return found[1] if found is not None and found[1].isprintable() else ""
+
+
+def of_exception(error: BaseException, root: str) -> Blame:
+    """Of what has left a first run, or a load; ``root``: where generated code lies."""
+    names = {each.__name__ for each in type(error).__mro__}
+    if not isinstance(error, Exception) or isinstance(error, MemoryError) or names.intersection(_OF_OTHERS):
+        return Blame.NONE
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    is_own = where is not None and where.tb_frame.f_code.co_filename.startswith(os.path.join(root, ""))
+    return Blame.SURE if is_own and isinstance(error, _UNFIT) else Blame.UNSURE
+
+
+def reset() -> None:
+    """Leave faulthandler as it was found."""
+    global _trials
+    if _trials:
+        _trials = 1
+        end()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    reset()
+
+
+os.register_at_fork(after_in_child=_after_fork)

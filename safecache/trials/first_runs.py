@@ -1,0 +1,231 @@
+"""Trials: the load and the first run of each graph from a cache, and what follows from those that ended a process.
+
+A trial is armed in the marker of its process while it goes on. From the second run on nothing of it is left.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from safecache.errors import SafecacheError
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind, Reason
+from safecache.settings import config
+from safecache.tiers import fallback
+from safecache.trials import evidence, markers, strikes
+from safecache.trials.evidence import Blame
+from safecache.trials.markers import Death, Marker
+from safecache.trials.strikes import BARRED, Strikes
+
+__all__ = ["CAUSE", "Trial", "is_by_others", "load", "name_of", "objection", "reads", "reset", "settle", "watch"]
+
+
+# All that is said of this is said once.
+CAUSE = "trials"
+
+
+class _Cache:
+    """One cache in this process: where its markers lie, and what is against its entries."""
+
+    def __init__(self, root: str) -> None:
+        self.root = fallback.original(root) or root
+        self.place = markers.home(self.root)
+        self.strikes = strikes.NONE
+
+
+class _Thread(threading.local):
+    trial: Trial | None = None
+
+
+_thread = _Thread()
+_lock = threading.Lock()
+_caches: dict[str, _Cache] = {}
+# The graphs that were loaded and have not got their callable yet.
+_loaded: dict[int, tuple[weakref.ref[Any], Trial]] = {}
+
+
+class Trial:
+    """Of files in the cache ``root``, by their names there."""
+
+    def __init__(self, root: str, names: list[str]) -> None:
+        self.cache = settle(root)
+        self.names = names
+        self.is_over = False
+        self._armed: tuple[Marker, int] | None = None
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """This block is a part of it, in this thread. An exception that leaves it counts against the files."""
+        outer, _thread.trial = _thread.trial, self
+        marker = markers.own(self.cache.place)
+        slot = None if marker is None else marker.arm(self.names)
+        try:
+            if marker is None or slot is None:
+                yield
+                return
+            self._armed = marker, slot
+            evidence.begin(marker.descriptor)
+            try:
+                yield
+            finally:
+                evidence.end()
+                marker.disarm(slot)
+        except Exception as error:
+            self._fail(error)
+            raise
+        finally:
+            self._armed, _thread.trial = None, outer
+
+    def reads(self, path: str) -> None:
+        """It comes to this file too."""
+        prefix = os.path.join(self.cache.root, "")
+        name = path[len(prefix) :]
+        if path.startswith(prefix) and name not in self.names:
+            self.names.append(name)
+            if self._armed is not None:
+                marker, slot = self._armed
+                marker.rearm(slot, self.names)
+
+    def passed(self) -> None:
+        """It has run, and well."""
+        self.is_over = True
+        if self.cache.strikes.keys:
+            strikes.clear(self.cache.place, self.names)
+
+    def _fail(self, error: Exception) -> None:
+        self.is_over = True
+        if is_by_others(error):
+            return
+        blame = evidence.of_exception(error, self.cache.root)
+        text = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
+        _against(self.cache, self.names, blame, Reason.FAILED_RUN, float("inf"), f"it failed: {text}")
+
+
+def is_by_others(error: BaseException) -> bool:
+    """Whether an exception from a load or a first run is plainly no fault of what was loaded."""
+    return isinstance(error, SafecacheError) or evidence.of_exception(error, "") is Blame.NONE
+
+
+def settle(root: str) -> _Cache:
+    """Look, once, at what other processes have died of in the cache ``root``, before anything is loaded from it."""
+    cache = _caches.get(root)
+    if cache is not None:
+        return cache
+    with _lock:
+        if root not in _caches:
+            _caches[root] = _settled(root)
+    return _caches[root]
+
+
+def _settled(root: str) -> _Cache:
+    cache = _Cache(root)
+    # No such directory, or none that can be read: nothing is known.
+    with suppress(OSError):
+        if config.current().trials:
+            for death in markers.deaths(cache.place):
+                _judge(cache, death)
+            cache.strikes = strikes.read(cache.place)
+    return cache
+
+
+def _judge(cache: _Cache, death: Death) -> None:
+    if not death.running:
+        return
+    blame = evidence.of_death(death.said, death.around)
+    if blame is Blame.SURE and len(death.running) > 1:
+        blame = Blame.UNSURE  # which of them it was
+    if blame is Blame.NONE:
+        return
+    how = evidence.signal_in(death.said) or "nothing tells of what"
+    for names in death.running:
+        _against(cache, names, blame, Reason.CRASHED_RUN, death.began, f"process {death.pid} died in it ({how})")
+
+
+def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, began: float, what: str) -> None:
+    """Strikes, and a line if anything is set aside for them."""
+    with suppress(OSError):
+        moved = strikes.add(cache.place, cache.root, names, blame, reason, began)
+        if moved is not None:
+            rest = f" and {len(names) - 1} files that it came to" if len(names) > 1 else ""
+            where = (
+                f"They were moved to {os.path.dirname(moved[0])}" if moved else "They cannot be moved, and are not used"
+            )
+            message = f"{os.path.join(cache.root, names[0])}{rest} did not survive its first run: {what}."
+            events.report(reason, message, cause=CAUSE, remedy=f"{where}; it is compiled anew.")
+
+
+def objection(root: str, kind: Kind, key: str, name: str) -> str:
+    """Why the entry of this name is not to be loaded; "" if nothing is against it."""
+    found: Strikes = settle(root).strikes
+    if found.of_key(kind, key) >= BARRED:
+        return "what is loaded under its key has crashed again after it was compiled anew, within the last 30 days"
+    return "a process has died when it first ran it" if found.has_file(kind, key, name) else ""
+
+
+def name_of(kind: Kind, key: str, path: str) -> str:
+    """The entry at ``path``, by its name in whichever cache."""
+    return os.path.join(layout.directory_of(kind, key, ""), os.path.basename(path))
+
+
+def load(root: str, names: list[str], graph: Any, work: Callable[[], Any]) -> Any:
+    """What ``work`` returns, which loads this graph of the files of these names; watch() goes on with the trial."""
+    if not config.current().trials or not names:
+        return work()
+    trial = Trial(root, names)
+    with trial.on():
+        found = work()
+    number = id(graph)
+    _loaded[number] = weakref.ref(graph, lambda _: _loaded.pop(number, None)), trial
+    return found
+
+
+def reads(path: str) -> None:
+    """This thread comes to the file, or the kernel's directory, at this path."""
+    if _thread.trial is not None:
+        _thread.trial.reads(path)
+
+
+def watch(graph: Any) -> None:
+    """Have the first run of this graph be a trial, if it was loaded. After that its callable is what it was.
+
+    What it has started on a GPU may still be running when its first run returns: that is not waited for.
+    """
+    _, trial = _loaded.pop(id(graph), (None, None))
+    original, place = graph.current_callable, weakref.ref(graph)
+    if trial is None or original is None:
+        return
+
+    def run(inputs: Any) -> Any:
+        found = place()
+        if found is not None and found.current_callable is run:
+            found.current_callable = original
+        if trial.is_over:
+            return original(inputs)
+        trial.is_over = True
+        with trial.on():
+            result = original(inputs)
+        trial.passed()
+        return result
+
+    graph.current_callable = run
+
+
+def reset() -> None:
+    """Look again at what processes have died of."""
+    _caches.clear()
+    _loaded.clear()
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+    _thread.trial = None
+
+
+os.register_at_fork(after_in_child=_after_fork)

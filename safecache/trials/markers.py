@@ -1,0 +1,245 @@
+"""The marker of a process: a locked file, in the cache, that says what it is running for the first time.
+
+The kernel releases the lock when the process dies, however it dies (flock(2)), and what was written stays. That is done
+by pwrite(2): a mapping would save that call, but end the process (SIGBUS) where the disk is full or fails. Who can
+write to the cache can leave any marker there: all that follows from one is that something is compiled.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import json
+import os
+import random
+import re
+import secrets
+import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
+from typing import Any, NamedTuple
+
+from safecache.files import filesystem, folders
+from safecache.files.folders import Folder
+from safecache.places import ours
+from safecache.settings import config
+from safecache.trials import evidence
+
+__all__ = ["Death", "Marker", "deaths", "home", "opened", "own", "reset"]
+
+_NAME = re.compile(r"run-\d+-[0-9a-f]{12}")
+# First who it is of, then what each thread runs, and from _EVIDENCE on what faulthandler has written of a crash.
+_HEADER, _SLOT, _SLOTS = 4096, 64 << 10, 8
+_EVIDENCE, _LONGEST_EVIDENCE = _HEADER + _SLOT * _SLOTS, 16 << 10
+# Looked at in one go: a job of thousands of processes in one cache has as many.
+_MOST = 64
+# Seconds: for how long to wait for another process that looks at a marker, and between looks.
+_PATIENCE, _PAUSE = 2.0, 0.005
+
+_lock = threading.Lock()
+_own: dict[str, Marker | None] = {}
+
+
+class Death(NamedTuple):
+    """Of a process, as its marker tells. ``began``: in seconds since the epoch. ``running``: each trial's files.
+
+    ``said``: what faulthandler has written; ``around``: see evidence.around().
+    """
+
+    pid: int
+    began: float
+    around: dict[str, Any]
+    running: list[list[str]]
+    said: str
+
+
+class Marker:
+    """This process's, which it holds the lock of."""
+
+    def __init__(self, root: str, name: str, descriptor: int) -> None:
+        self.root, self.name, self.descriptor = root, name, descriptor
+        self._free = list(range(_SLOTS))
+
+    def arm(self, names: list[str]) -> int | None:
+        """Write that these files are being run; what to disarm() then. None if too much is run at once."""
+        with _lock:
+            slot = self._free.pop(0) if self._free else None
+        if slot is not None:
+            self.rearm(slot, names)
+        return slot
+
+    def rearm(self, slot: int, names: list[str]) -> None:
+        """As arm(), of what more belongs to that trial. What has no room is left out: the entries come first."""
+        content = b"[]"
+        for number in (len(names), len(names) // 2, 4):
+            content = json.dumps(names[:number]).encode()
+            if len(content) < _SLOT:
+                break
+        self._write(content[: _SLOT - 1] + b"\n", slot)
+
+    def disarm(self, slot: int) -> None:
+        """It has ended, well or by an exception."""
+        self._write(b"\n", slot)
+        with _lock:
+            self._free.append(slot)
+
+    def _write(self, content: bytes, slot: int) -> None:
+        with suppress(OSError):  # a full disk: a death is then not noticed, or by another's crash
+            os.pwrite(self.descriptor, content, _HEADER + slot * _SLOT)
+
+    def remove(self) -> None:
+        """Unlink and unlock it, at the end of this process."""
+        with suppress(OSError), opened(self.root) as folder:
+            folder.unlink(self.name)
+        self.close()
+
+    def close(self) -> None:
+        """As a child that has it from its parent, whose lock stays."""
+        descriptor, self.descriptor = self.descriptor, -1
+        with suppress(OSError):
+            filesystem.close(descriptor)
+
+
+def home(root: str) -> str:
+    """Where the markers of the cache ``root`` lie: there, or for one that cannot be written among the user's own."""
+    mine = config.current().config_home
+    if mine is None or not os.path.isdir(root) or os.access(root, os.W_OK, effective_ids=True):
+        return root
+    return ours.of_user(mine, root)
+
+
+def opened(place: str, *, make: bool = False) -> AbstractContextManager[Folder]:
+    """The folder of markers there, see home(). Raises OSError."""
+    return folders.opened(place, [ours.FOLDER, ours.TRIALS], make=make)
+
+
+def own(place: str) -> Marker | None:
+    """This process's marker there, made when it is first asked for; None, for good, where none can be made."""
+    if place not in _own:
+        with _lock:
+            _own.setdefault(place, _made(place))
+    return _own[place]
+
+
+def _made(place: str) -> Marker | None:
+    name = f"run-{os.getpid()}-{secrets.token_hex(6)}"
+    try:
+        if not os.path.isdir(place):
+            os.makedirs(place, mode=0o700, exist_ok=True)
+        with opened(place, make=True) as folder:
+            descriptor = folder.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+    except OSError:
+        return None
+    marker = Marker(place, name, descriptor)
+    try:
+        # An empty one is let be by others, until it is locked.
+        filesystem.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        header = {"pid": os.getpid(), "began": time.time(), "around": evidence.around()}
+        os.pwrite(descriptor, json.dumps(header).encode() + b"\n", 0)
+        os.lseek(descriptor, _EVIDENCE, os.SEEK_SET)
+    except OSError:
+        marker.remove()
+        return None
+    atexit.register(_end)
+    return marker
+
+
+def deaths(place: str) -> Iterator[Death]:
+    """Of the processes whose markers lie there, each once for all who ask, and its marker is gone after that.
+
+    Whoever is told of one holds it for that time, and others wait for it. Raises OSError.
+    """
+    with opened(place) as folder:
+        names = [name for name in folder.names() if _NAME.fullmatch(name)]
+        mine = {marker.name for marker in _own.values() if marker is not None}
+        for name in random.sample(names, min(len(names), _MOST)):
+            if name not in mine:
+                with suppress(OSError), _held(folder, name) as descriptor:
+                    found = _parsed(filesystem.pread(descriptor, _EVIDENCE + _LONGEST_EVIDENCE, 0))
+                    if found is not None:
+                        yield found
+                    folder.unlink(name)
+
+
+@contextmanager
+def _held(folder: Folder, name: str) -> Iterator[int]:
+    """The descriptor of a dead process's marker, locked for this block. Raises OSError if it is not to be judged."""
+    descriptor = folder.open(name, os.O_RDWR)
+    try:
+        _hold(descriptor)
+        status = filesystem.fstat(descriptor)
+        theirs = status.st_uid != os.geteuid() and not config.current().shared
+        if not stat.S_ISREG(status.st_mode) or not status.st_size or theirs:
+            raise OSError(errno.EPERM, "no marker of ours")
+        if not os.path.samestat(folder.status(name), status):
+            raise FileNotFoundError(errno.ENOENT, "another process has judged it")
+        yield descriptor
+    finally:
+        filesystem.close(descriptor)
+
+
+def _hold(descriptor: int) -> None:
+    """Lock it. Raises BlockingIOError for a process that lives, and after another's look at one that does not."""
+    try:
+        filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return
+    except BlockingIOError:
+        if _is_of_living(descriptor):
+            raise
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        with suppress(BlockingIOError):
+            filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        filesystem.sleep(_PAUSE)
+    raise BlockingIOError(errno.EAGAIN, "another process looks at it")
+
+
+def _is_of_living(descriptor: int) -> bool:
+    """Of a marker that cannot be locked: whose process shares it, while who looks at one excludes all others."""
+    try:
+        filesystem.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    filesystem.flock(descriptor, fcntl.LOCK_UN)
+    return True
+
+
+def _parsed(content: bytes) -> Death | None:
+    """None for what no process of ours has written, or had written when it was killed."""
+    try:
+        header = json.loads(content[:_HEADER].partition(b"\n")[0])
+        slots = [content[at : at + _SLOT].partition(b"\n")[0] for at in range(_HEADER, _EVIDENCE, _SLOT)]
+        running = [json.loads(each) for each in slots if each.strip(b"\0")]
+        death = Death(int(header["pid"]), float(header["began"]), dict(header["around"]), running, "")
+    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+        return None
+    if not all(isinstance(each, list) and all(isinstance(name, str) for name in each) for each in running):
+        return None
+    return death._replace(said=content[_EVIDENCE:].decode(errors="replace"))
+
+
+def _end() -> None:
+    for marker in filter(None, list(_own.values())):
+        marker.remove()
+    _own.clear()
+
+
+def reset() -> None:
+    """As a process that begins."""
+    _end()
+
+
+def _after_fork() -> None:
+    # The parent's trials are not the child's; and the lock lasts as long as any process has its descriptor.
+    global _lock
+    _lock = threading.Lock()
+    for marker in filter(None, list(_own.values())):
+        marker.close()
+    _own.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

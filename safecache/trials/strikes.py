@@ -1,0 +1,143 @@
+"""Strikes against what processes have died of, and what is set aside for them: names in the cache, and no content.
+
+Two strikes set the files of a trial aside. A crash that has left its text is two at once, any other death one. A first
+run that ends well takes back those of its keys: but where what was compiled anew crashes again when it is loaded, its
+key is not looked up for a month, or every second start would crash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from safecache.files.folders import Folder
+from safecache.places import layout
+from safecache.reporting import events
+from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.store.quarantine import quarantine
+from safecache.trials import markers
+from safecache.trials.evidence import Blame
+
+__all__ = ["BARRED", "NONE", "Strikes", "add", "clear", "read"]
+
+ASIDE, BARRED = 2, 4
+# Seconds.
+_LASTS = 30 * 86400.0
+_NAME = re.compile(r"(key|file)-([0-9a-f]{32})\.(\d)")
+# Libraries, sources and kernels that C++ names; in Triton's cache, a directory for each kernel.
+_CODE = re.compile(r"[a-z2-7]{2}/[A-Za-z0-9_.-]+\.(so|py|cpp|cubin|hsaco|spv)")
+_KERNEL = re.compile(rf"({layout.TRITON_FOLDER}/\d+/)?{layout.TRITON_KEY.pattern}")
+
+
+class Strikes(NamedTuple):
+    """What is against keys and files, by their digests."""
+
+    keys: dict[str, int]
+    files: frozenset[str]
+
+    def of_key(self, kind: Kind, key: str) -> int:
+        """How many strikes."""
+        return self.keys.get(_digest(kind.word, key), 0) if self.keys else 0
+
+    def has_file(self, kind: Kind, key: str, name: str) -> bool:
+        """Whether the entry of this name was set aside: another tier may have it too."""
+        return bool(self.files) and _digest(kind.word, key, name) in self.files
+
+
+NONE = Strikes({}, frozenset())
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def _keys_of(names: Iterable[str]) -> Iterator[tuple[Kind, str, str]]:
+    """Kind, key and own name of the entries among the files of a trial."""
+    for name in names:
+        found = layout.locate(os.path.join("/", name))
+        if found is not None:
+            yield found.kind, found.cache_key, os.path.basename(name)
+
+
+def read(place: str) -> Strikes:
+    """Those that count today. Raises OSError."""
+    keys: dict[str, int] = {}
+    files: set[str] = set()
+    with markers.opened(place) as folder:
+        for name, what, digest, number in _listed(folder):
+            with suppress(OSError):
+                if time.time() - folder.status(name).st_mtime > _LASTS:
+                    folder.unlink(name)
+                elif what == "file":
+                    files.add(digest)
+                else:
+                    keys[digest] = max(number, keys.get(digest, 0))
+    return Strikes(keys, frozenset(files))
+
+
+def _listed(folder: Folder) -> Iterator[tuple[str, str, str, int]]:
+    for name in folder.names():
+        found = _NAME.fullmatch(name)
+        if found is not None:
+            yield name, found[1], found[2], int(found[3])
+
+
+def add(place: str, root: str, names: list[str], blame: Blame, reason: Reason, began: float) -> list[str] | None:
+    """Strikes against the keys of these files; the new paths of what was set aside for that, None if nothing is yet.
+
+    ``began``: the process, in seconds since the epoch. Of what has begun before the last strike one is enough: those
+    are the processes that died together. Raises OSError.
+    """
+    own = list(_keys_of(names))
+    with markers.opened(place, make=True) as folder:
+        raised = [_raise(folder, _digest(kind.word, key), blame, began) for kind, key, _ in own]
+        if not any(raised):
+            return None
+        for kind, key, name in own:
+            _touch(folder, f"file-{_digest(kind.word, key, name)}.{ASIDE}")
+    moved = [quarantine(os.path.join(root, name), root, reason) for name in names if _is_ours(name)]
+    for _ in filter(None, moved):
+        events.count(Count.QUARANTINED)
+    return [path for path in moved if path is not None]
+
+
+def _raise(folder: Folder, digest: str, blame: Blame, began: float) -> bool:
+    """Whether these strikes are enough to set aside what they are against."""
+    had = {number: name for name, what, of, number in _listed(folder) if (what, of) == ("key", digest)}
+    before = max(had, default=0)
+    if before and folder.status(had[before]).st_mtime >= began:
+        return before % ASIDE == 0
+    # Doubt alone never bars a key, nor does it set aside twice what was compiled anew.
+    now = min(before + ASIDE, BARRED) if blame is Blame.SURE else max(before, min(before + 1, BARRED - 1))
+    _touch(folder, f"key-{digest}.{now}")
+    for number, name in had.items():
+        if number != now:
+            with suppress(OSError):
+                folder.unlink(name)
+    return now // ASIDE > before // ASIDE or (blame is Blame.SURE and now == BARRED)
+
+
+def _touch(folder: Folder, name: str) -> None:
+    with suppress(FileExistsError):
+        folder.write(name, b"")
+
+
+def clear(place: str, names: Iterable[str]) -> None:
+    """Take back those against the keys of these files."""
+    digests = {_digest(kind.word, key) for kind, key, _ in _keys_of(names)}
+    with suppress(OSError), markers.opened(place) as folder:
+        for name, what, digest, _ in _listed(folder):
+            if what == "key" and digest in digests:
+                folder.unlink(name)
+
+
+def _is_ours(name: str) -> bool:
+    """Whether a cache has such a file: whoever wrote the name, nothing else is moved."""
+    is_entry = layout.locate(os.path.join("/", name)) is not None
+    is_plain = os.path.normpath(name) == name and not name.startswith(("/", "."))
+    return is_plain and (is_entry or bool(_CODE.fullmatch(name) or _KERNEL.fullmatch(name)))

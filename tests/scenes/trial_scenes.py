@@ -1,0 +1,146 @@
+"""Entries that verify, and whose code ends the process, or fails, as soon as it is run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+
+from scenes import model_scenes
+
+# What the code of an entry does, where it stands: in the graph's own function, or at its import.
+SEGFAULT = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
+KILL = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+KILL_IF_TOLD = "import os, signal; 'KILL_ME' in os.environ and os.kill(os.getpid(), signal.SIGKILL)"
+FAIL = "raise AssertionError('expected size 8 == 9')"
+COMPLAIN = "import torch; torch.mm(torch.zeros(2, 3), torch.zeros(2, 3))"
+RUN_OUT = "import torch; raise torch.OutOfMemoryError('Tried to allocate 1 GiB')"
+INTERRUPT = "raise KeyboardInterrupt"
+
+
+def spoil(what, where="run"):
+    """Have the code of every FX graph entry do this as well, and seal it again, under the key of the test."""
+    import pickle
+
+    from torch._inductor.codecache import FxGraphCache, PyCodeCache
+
+    from safecache.entries import saving
+    from safecache.places import layout
+    from safecache.reporting.kinds import Kind
+    from safecache.signing import seal
+
+    keys = []
+    for entry in [each for each in layout.walk(_root()) if each.kind is Kind.FX_ENTRY]:
+        with open(entry.path, "rb") as file:
+            graph = pickle.loads(seal.payload_of(file.read()))
+        graph.source_code = _with(graph.source_code, what, where)
+        graph.cache_key, graph.cache_linemap = PyCodeCache.write(graph.source_code)[0], None
+        os.unlink(entry.path)
+        FxGraphCache._write_to_local_cache(
+            entry.cache_key, saving.sealed(pickle.dumps(graph), Kind.FX_ENTRY, entry.cache_key)
+        )
+        keys.append(entry.cache_key)
+    return keys
+
+
+def _with(source, what, where):
+    if where == "import":
+        return f"{what}\n{source}"
+    head = next(each for each in ("    def call(self, args):\n", "def call(args):\n") if each in source)
+    indent = "        " if "self" in head else "    "
+    return source.replace(head, f"{head}{indent}{what}\n")
+
+
+def spoil_library():
+    """Replace every built library by one that ends the process when it is loaded, and attest that under the test's key."""
+    from pathlib import Path
+
+    from safecache.code import gate
+
+    crash = "__attribute__((constructor)) static void f() { *(volatile int*)0 = 0; }"
+    found = sorted(Path(_root()).glob("??/*.so"))
+    for path in found:
+        path.unlink()
+        command = ["g++", "-xc++", "-", "-shared", "-fPIC", "-o", str(path)]
+        subprocess.run(command, input=crash, text=True, check=True)
+        gate.keep(str(path), _root())
+    return len(found)
+
+
+def _root():
+    return os.environ["TORCHINDUCTOR_CACHE_DIR"]
+
+
+def infer(times=1, faulthandler_to="", files=False):
+    """A model that is compiled for inference alone, checked against eager."""
+    import faulthandler
+
+    import torch
+    from torch._dynamo.utils import counters
+
+    if faulthandler_to:
+        faulthandler.enable(open(faulthandler_to, "w"))
+    torch.manual_seed(0)
+    x = torch.randn(8, 16)
+    with torch.no_grad():
+        compiled = torch.compile(_model)
+        for _ in range(times):
+            torch.testing.assert_close(compiled(x), _model(x))
+    hits = counters["aot_autograd"]["autograd_cache_hit"]
+    return {"hits": hits, "faulthandler": faulthandler.is_enabled(), "markers": _markers() if files else None}
+
+
+def _markers():
+    from pathlib import Path
+
+    found = Path(_root(), ".safecache", "trials").glob("run-*")
+    return [path.read_bytes().replace(b"\0", b"").decode() for path in found]
+
+
+def _model(x):
+    return (x.sin() @ x.T).relu()
+
+
+def infer_twice():
+    """Whether what the graph calls after its first run is what it would have called without a trial, by its module."""
+    from torch._inductor.output_code import CompiledFxGraph
+
+    called = []
+    original = CompiledFxGraph.__call__
+
+    def call(self, inputs):
+        called.append(self.current_callable.__module__)
+        return original(self, inputs)
+
+    CompiledFxGraph.__call__ = call
+    infer(times=3)
+    return called
+
+
+def infer_at_once(number):
+    """In so many forks of this process; how each ended, and what they have said."""
+    children = []
+    for _ in range(number):
+        read, write = os.pipe()
+        pid = os.fork()
+        if not pid:
+            os._exit(0 if _infer_and_say(write) else 1)
+        os.close(write)
+        children.append((pid, read))
+    ended = [os.waitpid(pid, 0)[1] for pid, _ in children]
+    said = []
+    for _, read in children:
+        with os.fdopen(read) as pipe:
+            said += pipe.read().splitlines()
+    return {"ended": ended, "said": said}
+
+
+def _infer_and_say(write):
+    import logging
+
+    handler = logging.StreamHandler(os.fdopen(write, "w"))
+    logging.getLogger("safecache").addHandler(handler)
+    return infer()["hits"] in (0, 1)
+
+
+def train():
+    return model_scenes.compile_model()
