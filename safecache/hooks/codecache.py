@@ -108,7 +108,7 @@ def cache_hit_post_compile(wrapped: Callable[..., Any], instance: Any, args: Any
             return first_runs.load(_root(), names, graph, lambda: wrapped(graph, cache_info, constants))
         except Exception as error:
             # Within an AOTAutograd entry torch compiles for it; alone, it would end the compile.
-            if not found or found[0].kind is not Kind.FX_ENTRY or first_runs.is_by_others(error):
+            if not found or found[0].kind is not Kind.FX_ENTRY or first_runs.is_by_others(error, _root()):
                 raise
             found[0].refuse(Reason.FAILED_RUN, f"{type(error).__name__}: {error}")
             return None, cache_info
@@ -157,7 +157,9 @@ def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """
 
     def load(path: str, key: str) -> Any:
-        return loads.explain_load(wrapped, (_admit(path), key), {}, "TORCHINDUCTOR_CACHE_DIR")
+        place = _admit(path)
+        explained = partial(loads.explain_load, wrapped, (place, key), {}, "TORCHINDUCTOR_CACHE_DIR")
+        return first_runs.load_library(path, explained)
 
     return load(*args, **kwargs)
 

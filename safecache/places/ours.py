@@ -5,9 +5,8 @@
 keys were made of. ``known_bad/<hash>``: what not to compile, for the compiler has crashed of it.
 ``leases/<word of the kind>-<digest of the key>``: who is compiling what is looked up under the key.
 ``quarantine/<name>``, ``<name>.json``: what was refused, and why. ``records/<two digits>/<hash>``: what is said, under
-a seal, of files that carry none. ``trash/<nonce>/``: what is being removed. ``trials/``: in
-``run-<process>-<nonce>`` what a process runs for the first time; in ``key-<digest>.<number>`` and ``file-…`` what others
-have died of.
+a seal, of files that carry none. ``trash/<nonce>/``: what is being removed. ``trials/run-<process>-<nonce>``: what a
+process runs for the first time; ``key-<digest>.<number>`` and ``file-…`` beside it: what others have died of.
 """
 
 from __future__ import annotations

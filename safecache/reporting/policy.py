@@ -39,6 +39,7 @@ _QUARANTINED = frozenset(
         Reason.STALE,
         Reason.WRONG_TYPE,
         Reason.CRASHED_RUN,
+        Reason.FAILED_RUN,
     }
 )
 

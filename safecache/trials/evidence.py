@@ -27,10 +27,11 @@ class Blame(Enum):
 
 # Of what has run in the thread that crashed, as faulthandler writes it.
 _FATAL = re.compile(r"^Fatal Python error: ([^\n]{1,60})", re.MULTILINE)
+# Its functions call what is on trial, so that their frames are below it: a block of a with statement leaves none.
 _FRAME = "/safecache/trials/first_runs.py"
 # What code that does not fit raises, where it raises it itself; any other may be due to what it was given.
 _UNFIT = (AssertionError, AttributeError, ImportError, LookupError, NameError, SyntaxError, TypeError)
-_OF_OTHERS = ("OutOfMemoryError", "DistBackendError", "DistNetworkError", "DistStoreError")
+_OF_OTHERS = ("OutOfMemoryError", "CppCompileError", "DistBackendError", "DistNetworkError", "DistStoreError")
 
 
 class _File:
@@ -99,16 +100,18 @@ def signal_in(said: str) -> str:
     return found[1] if found is not None and found[1].isprintable() else ""
 
 
-def of_exception(error: BaseException, root: str) -> Blame:
+def of_exception(error: Exception, root: str) -> Blame:
     """Of what has left a first run, or a load; ``root``: where generated code lies."""
     names = {each.__name__ for each in type(error).__mro__}
-    if not isinstance(error, Exception) or isinstance(error, MemoryError) or names.intersection(_OF_OTHERS):
+    if isinstance(error, MemoryError) or names.intersection(_OF_OTHERS):
         return Blame.NONE
     where = error.__traceback__
     while where is not None and where.tb_next is not None:
         where = where.tb_next
-    is_own = where is not None and where.tb_frame.f_code.co_filename.startswith(os.path.join(root, ""))
-    return Blame.SURE if is_own and isinstance(error, _UNFIT) else Blame.UNSURE
+    if where is not None and where.tb_frame.f_code.co_filename.startswith(os.path.join(root, "")):
+        return Blame.SURE if isinstance(error, _UNFIT) else Blame.UNSURE
+    # A library that cannot be loaded from where it lies, a disk.
+    return Blame.NONE if isinstance(error, (OSError, ImportError)) else Blame.UNSURE
 
 
 def reset() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,7 +24,19 @@ from safecache.trials.evidence import Blame
 from safecache.trials.markers import Death, Marker
 from safecache.trials.strikes import BARRED, Strikes
 
-__all__ = ["CAUSE", "Trial", "is_by_others", "load", "name_of", "objection", "reads", "reset", "settle", "watch"]
+__all__ = [
+    "CAUSE",
+    "Trial",
+    "is_by_others",
+    "load",
+    "load_library",
+    "name_of",
+    "objection",
+    "reads",
+    "reset",
+    "settle",
+    "watch",
+]
 
 
 # All that is said of this is said once.
@@ -37,6 +50,7 @@ class _Cache:
         self.root = fallback.original(root) or root
         self.place = markers.home(self.root)
         self.strikes = strikes.NONE
+        self.began = time.time()
 
 
 class _Thread(threading.local):
@@ -100,16 +114,18 @@ class Trial:
 
     def _fail(self, error: Exception) -> None:
         self.is_over = True
-        if is_by_others(error):
+        if is_by_others(error, self.cache.root):
             return
         blame = evidence.of_exception(error, self.cache.root)
         text = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
-        _against(self.cache, self.names, blame, Reason.FAILED_RUN, float("inf"), f"it failed: {text}")
+        _against(self.cache, self.names, blame, Reason.FAILED_RUN, self.cache.began, f"it failed: {text}")
 
 
-def is_by_others(error: BaseException) -> bool:
-    """Whether an exception from a load or a first run is plainly no fault of what was loaded."""
-    return isinstance(error, SafecacheError) or evidence.of_exception(error, "") is Blame.NONE
+def is_by_others(error: Exception, root: str) -> bool:
+    """Whether an exception from a load or a first run is plainly no fault of what the cache ``root`` has supplied."""
+    if isinstance(error, SafecacheError) or not config.current().trials:
+        return True
+    return evidence.of_exception(error, root) is Blame.NONE
 
 
 def settle(root: str) -> _Cache:
@@ -149,6 +165,7 @@ def _judge(cache: _Cache, death: Death) -> None:
 
 def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, began: float, what: str) -> None:
     """Strikes, and a line if anything is set aside for them."""
+    # Where none can be written, neither can a marker.
     with suppress(OSError):
         moved = strikes.add(cache.place, cache.root, names, blame, reason, began)
         if moved is not None:
@@ -183,6 +200,20 @@ def load(root: str, names: list[str], graph: Any, work: Callable[[], Any]) -> An
     number = id(graph)
     _loaded[number] = weakref.ref(graph, lambda _: _loaded.pop(number, None)), trial
     return found
+
+
+def load_library(path: str, work: Callable[[], Any]) -> Any:
+    """What ``work`` returns, which loads the library at ``path``: a trial of its own, unless part of a graph's."""
+    if _thread.trial is not None or not config.current().trials:
+        return work()
+    trial = Trial(config.cache_directory() or os.path.dirname(path), [])
+    trial.reads(path)
+    if not trial.names:
+        return work()
+    with trial.on():
+        loaded = work()
+    trial.passed()
+    return loaded
 
 
 def reads(path: str) -> None:

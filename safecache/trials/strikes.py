@@ -56,12 +56,11 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
 
 
-def _keys_of(names: Iterable[str]) -> Iterator[tuple[Kind, str, str]]:
-    """Kind, key and own name of the entries among the files of a trial."""
-    for name in names:
-        found = layout.locate(os.path.join("/", name))
-        if found is not None:
-            yield found.kind, found.cache_key, os.path.basename(name)
+def _keys_of(names: Iterable[str]) -> list[tuple[Kind, str, str]]:
+    """Kind, key and own name of the entries among the files of a trial; of libraries alone, the name is the key."""
+    found = filter(None, (layout.locate(os.path.join("/", name)) for name in names))
+    entries = [(each.kind, each.cache_key, os.path.basename(each.path)) for each in found]
+    return entries or [(Kind.NATIVE_CODE, name, name) for name in names]
 
 
 def read(place: str) -> Strikes:
@@ -93,7 +92,7 @@ def add(place: str, root: str, names: list[str], blame: Blame, reason: Reason, b
     ``began``: the process, in seconds since the epoch. Of what has begun before the last strike one is enough: those
     are the processes that died together. Raises OSError.
     """
-    own = list(_keys_of(names))
+    own = _keys_of(names)
     with markers.opened(place, make=True) as folder:
         raised = [_raise(folder, _digest(kind.word, key), blame, began) for kind, key, _ in own]
         if not any(raised):

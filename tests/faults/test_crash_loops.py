@@ -64,10 +64,12 @@ def test_entry_that_ends_the_process_ends_one(planted, where, strict):
     assert is_warm(again), again
 
 
-def test_library_that_ends_the_process_when_it_is_loaded_ends_one(home):
+def test_each_library_that_ends_the_process_when_it_is_loaded_ends_one(home):
+    """The second is met by the compile that the first has led to."""
     assert infer(home).ok
-    assert home.run(trial_scenes.spoil_library).result
-    assert died_of(infer(home)) == signal.SIGSEGV
+    number = home.run(trial_scenes.spoil_libraries).result
+    assert number == 2
+    assert [died_of(infer(home)) for _ in range(number)] == [signal.SIGSEGV] * number
     answer = infer(home)
     assert is_cold(answer), answer
     assert [path for path in home.quarantined if ".so." in path.name]
@@ -168,7 +170,9 @@ def test_key_that_crashes_again_after_a_compile_is_not_looked_up(planted):
 def test_processes_that_die_together_are_one_strike_and_those_after_them_live(planted):
     home = planted(SEGFAULT)
     first = home.run(trial_scenes.infer_at_once, number=8)
-    assert first.ok and first.result["ended"] == [signal.SIGSEGV] * 8, first
+    # Those that come late on a machine with few cores have seen the first die.
+    assert first.ok and set(first.result["ended"]) <= {0, signal.SIGSEGV}, first
+    assert signal.SIGSEGV in first.result["ended"], first
     second = home.run(trial_scenes.infer_at_once, number=8)
     assert second.ok and second.result["ended"] == [0] * 8, second
     assert is_warm(infer(home))
@@ -196,10 +200,7 @@ def test_nothing_is_left_of_a_trial_from_the_second_run_on(home):
 
 def test_process_that_was_killed_later_leaves_nothing_against_the_cache(home):
     assert infer(home).ok
-    answer = infer(home, files=True)  # ends without what atexit does
-    assert is_warm(answer) and len(answer.result["markers"]) == 1 and "fxgraph" not in answer.result["markers"][0], (
-        answer
-    )
-    again = infer(home, files=True)
-    assert is_warm(again) and len(again.result["markers"]) == 1, again
+    for _ in range(2):  # each ends without what atexit does
+        answer = infer(home, files=True)
+        assert is_warm(answer) and answer.result["markers"] == [[]], answer
     assert not home.quarantined and not list(home.cache.glob(".safecache/trials/key-*"))

@@ -50,14 +50,14 @@ def _with(source, what, where):
     return source.replace(head, f"{head}{indent}{what}\n")
 
 
-def spoil_library():
-    """Replace every built library by one that ends the process when it is loaded, and attest that under the test's key."""
+def spoil_libraries():
+    """Replace every library of a graph by one that ends the process when it is loaded, and attest that under the test's key."""
     from pathlib import Path
 
     from safecache.code import gate
 
     crash = "__attribute__((constructor)) static void f() { *(volatile int*)0 = 0; }"
-    found = sorted(Path(_root()).glob("??/*.so"))
+    found = sorted(Path(_root()).glob("??/*.main.so"))
     for path in found:
         path.unlink()
         command = ["g++", "-xc++", "-", "-shared", "-fPIC", "-o", str(path)]
@@ -78,7 +78,8 @@ def infer(times=1, faulthandler_to="", files=False):
     from torch._dynamo.utils import counters
 
     if faulthandler_to:
-        faulthandler.enable(open(faulthandler_to, "w"))
+        file = open(faulthandler_to, "w")  # noqa: SIM115  for as long as the process lives
+        faulthandler.enable(file)
     torch.manual_seed(0)
     x = torch.randn(8, 16)
     with torch.no_grad():
@@ -90,10 +91,13 @@ def infer(times=1, faulthandler_to="", files=False):
 
 
 def _markers():
+    """What is running, by all markers that are there."""
     from pathlib import Path
 
+    from safecache.trials import markers
+
     found = Path(_root(), ".safecache", "trials").glob("run-*")
-    return [path.read_bytes().replace(b"\0", b"").decode() for path in found]
+    return [markers._parsed(path.read_bytes()).running for path in found]
 
 
 def _model(x):

@@ -25,6 +25,7 @@ SWITCHES = (
     "SAFECACHE_MUST_HIT",
     "SAFECACHE_EXPLAIN",
     "SAFECACHE_METRICS",
+    "SAFECACHE_TRIALS",
 )
 HOME = {"HOME": "/home/user"}
 
@@ -60,6 +61,7 @@ DEFAULTS = {
     "SAFECACHE_LOCK_TIMEOUT": 120,
     "SAFECACHE_SINGLE_FLIGHT": True,
     "SAFECACHE_SINGLE_FLIGHT_WAIT": 300,
+    "SAFECACHE_TRIALS": True,
     "SAFECACHE_EXEC_DIR": None,
     "SAFECACHE_ISOLATE": False,
     "SAFECACHE_PREFETCH": True,
@@ -315,6 +317,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_LOCK_TIMEOUT": "120",
         "SAFECACHE_SINGLE_FLIGHT": "1",
         "SAFECACHE_SINGLE_FLIGHT_WAIT": "300",
+        "SAFECACHE_TRIALS": "1",
         "SAFECACHE_EXEC_DIR": "unset",
         "SAFECACHE_ISOLATE": "0",
         "SAFECACHE_PREFETCH": "1",

@@ -1,0 +1,412 @@
+"""Markers and strikes: what a death leaves, what follows from it, and what anybody can make of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from types import SimpleNamespace
+
+import pytest
+from conftest import needs_root
+
+from safecache.files import filesystem
+from safecache.places import ours
+from safecache.reporting import events
+from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.store import quarantine
+from safecache.trials import evidence, first_runs, markers, strikes
+from safecache.trials.evidence import Blame
+
+FX = "fxgraph/ab/fabkey/entry"
+AOT = "aotautograd/akey/entry"
+LIBRARY = "xy/cxyz.main.so"
+NAMES = [FX, AOT, LIBRARY]
+CRASH = f'Fatal Python error: Segmentation fault\n\nStack (most recent call first):\n  File "{first_runs.__file__}", line 1 in run\n'
+ELSEWHERE = 'Fatal Python error: Aborted\n\nStack (most recent call first):\n  File "/x/other.py", line 1 in f\n'
+NO_STACK = "Fatal Python error: Segmentation fault\n\n"
+
+
+@pytest.fixture
+def cache(tmp_path):
+    """A cache with an entry of each kind and a library."""
+    root = tmp_path / "cache"
+    for name in NAMES:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(b"content")
+    return root
+
+
+def trials(cache):
+    return cache / ours.FOLDER / ours.TRIALS
+
+
+def dies(cache, *, said="", names=NAMES, trial=True, number=1, around=None):
+    """Have so many processes die together, with this in their markers."""
+    pids = []
+    read, write = os.pipe()
+    for _ in range(number):
+        pid = os.fork()
+        if not pid:
+            marker = markers.own(str(cache))
+            if around is not None:
+                header = {"pid": os.getpid(), "began": time.time(), "around": around}
+                os.pwrite(marker.descriptor, json.dumps(header).encode() + b"\n", 0)
+            if trial:
+                marker.arm(list(names))
+            os.write(marker.descriptor, said.encode())
+            os.write(write, b"x")
+            signal.pause()
+        pids.append(pid)
+    left = number
+    while left:
+        left -= len(os.read(read, left))
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    os.close(read)
+    os.close(write)
+    return pids
+
+
+def looks(cache):
+    """What the next process finds: the files that are left."""
+    first_runs.reset()
+    first_runs.settle(str(cache))
+    return [name for name in NAMES if (cache / name).exists()]
+
+
+def runs(cache):
+    return [name for name in os.listdir(trials(cache)) if name.startswith("run-")]
+
+
+@pytest.mark.parametrize(
+    ("said", "deaths"),
+    [(CRASH, 1), (NO_STACK, 2), ("", 2)],
+    ids=["crash", "crash of a thread that Python does not know", "nothing"],
+)
+def test_so_many_deaths_set_aside_what_was_run(cache, said, deaths):
+    for _ in range(deaths - 1):
+        dies(cache, said=said)
+        assert looks(cache) == NAMES
+    dies(cache, said=said)
+    assert looks(cache) == [] and runs(cache) == []
+    assert events.counters()[Count.QUARANTINED.value] == len(NAMES)
+    assert events.counters()[Reason.CRASHED_RUN.value] == 1
+
+
+def test_crash_in_a_thread_that_ran_something_else_counts_for_nothing(cache):
+    for _ in range(3):
+        dies(cache, said=ELSEWHERE)
+        assert looks(cache) == NAMES
+
+
+def test_death_where_the_machine_ran_out_of_memory_counts_for_nothing(cache):
+    here = evidence.around()
+    assert here["killed"] >= 0
+    for _ in range(3):
+        dies(cache, around=here | {"killed": here["killed"] + 1})
+        assert looks(cache) == NAMES
+    dies(cache, around=here | {"killed": here["killed"] + 1}, said=CRASH)
+    assert looks(cache) == []
+
+
+def test_death_with_nothing_on_trial_counts_for_nothing(cache):
+    dies(cache, trial=False, said=CRASH)
+    assert looks(cache) == NAMES and runs(cache) == []
+
+
+def test_process_that_lives_is_let_be(cache):
+    marker = markers.own(str(cache))
+    marker.arm(NAMES)
+    pid = os.fork()
+    if not pid:
+        os._exit(len(looks(cache)))
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == len(NAMES)
+    assert runs(cache) == [marker.name]
+
+
+def test_process_is_dead_although_its_child_lives(cache):
+    read, write = os.pipe()
+    pid = os.fork()
+    if not pid:
+        markers.own(str(cache)).arm(NAMES)
+        if not os.fork():
+            os.write(write, b"%d" % os.getpid())
+            signal.pause()
+        time.sleep(0.2)
+        os.kill(os.getpid(), signal.SIGKILL)
+    child = int(os.read(read, 20))
+    os.waitpid(pid, 0)
+    try:
+        looks(cache)
+        assert runs(cache) == [] and first_runs.settle(str(cache)).strikes.keys
+    finally:
+        os.kill(child, signal.SIGKILL)
+
+
+def test_processes_that_die_together_are_one_strike(cache):
+    dies(cache, number=8, said=NO_STACK)
+    assert looks(cache) == NAMES and runs(cache) == []
+    dies(cache, number=8, said=NO_STACK)
+    assert looks(cache) == []
+    assert set(first_runs.settle(str(cache)).strikes.keys.values()) == {strikes.ASIDE}
+
+
+def test_many_that_look_at_once_all_see_what_was_set_aside(cache):
+    dies(cache, number=4, said=CRASH)
+    pids = []
+    for _ in range(8):
+        pid = os.fork()
+        if not pid:
+            os._exit(len(looks(cache)))
+        pids.append(pid)
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids] == [0] * 8
+    assert runs(cache) == []
+
+
+def _killing(monkeypatch, at):
+    """Have this process killed in its call of this number."""
+    calls = iter(range(1, at + 1))
+
+    def replaced(original):
+        def call(*arguments, **named):
+            if next(calls, at) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return original(*arguments, **named)
+
+        return call
+
+    for name in ("open", "flock", "rename", "unlink", "write", "mkdir", "fstat", "lstat", "pread", "close"):
+        monkeypatch.setattr(filesystem, name, replaced(getattr(filesystem, name)))
+
+
+def test_look_that_is_killed_anywhere_is_finished_by_the_next(cache, monkeypatch):
+    at, killed = 0, True
+    while killed:
+        at += 1
+        for name in NAMES:
+            (cache / name).write_bytes(b"content")
+        dies(cache, said=CRASH)
+        pid = os.fork()
+        if not pid:
+            _killing(monkeypatch, at)
+            looks(cache)
+            os._exit(0)
+        killed = os.waitpid(pid, 0)[1] != 0
+        looks(cache)
+        found = first_runs.settle(str(cache)).strikes
+        assert runs(cache) == [] and found.of_key(Kind.FX_ENTRY, "fabkey") >= strikes.ASIDE
+        assert not (cache / FX).exists() or found.has_file(Kind.FX_ENTRY, "fabkey", "entry")
+        for name in os.listdir(trials(cache)):
+            os.unlink(trials(cache) / name)
+    assert at > 30
+
+
+HOSTILE = [
+    "../outside",
+    "/etc/passwd",
+    "fxgraph/ab/../../../outside",
+    ".safecache/records/ab/abcd",
+    "../fxgraph/ab/fabkey/entry",
+    "xy",
+    "xy/../../outside.so",
+    "",
+    "\0",
+    "a" * 5000,
+]
+
+
+@pytest.mark.parametrize("name", HOSTILE, ids=range(len(HOSTILE)))
+def test_nothing_but_files_of_caches_is_moved(cache, name):
+    (cache.parent / "outside").write_bytes(b"mine")
+    (cache.parent / "outside.so").write_bytes(b"mine")
+    record = cache / ".safecache/records/ab/abcd"
+    record.parent.mkdir(parents=True)
+    record.write_bytes(b"record")
+    dies(cache, names=[FX, name], said=CRASH)
+    assert looks(cache) == [AOT, LIBRARY]
+    assert (cache.parent / "outside").exists() and (cache.parent / "outside.so").exists() and record.exists()
+    assert len([each for each in os.listdir(cache / ".safecache/quarantine") if not each.endswith(".json")]) == 1
+
+
+def _link(path):
+    path.symlink_to("/etc/passwd")
+
+
+GARBAGE = {
+    "empty": lambda path: path.write_bytes(b""),
+    "text": lambda path: path.write_bytes(b"garbage"),
+    "no header": lambda path: path.write_bytes(b"[]\n"),
+    "deep": lambda path: path.write_bytes(b'{"pid": 1, "began": 0, "around": {}}\n'.ljust(4096) + b"[" * 60000),
+    "no list": lambda path: path.write_bytes(
+        b'{"pid": 1, "began": 0, "around": {}}\n'.ljust(4096, b"\0") + b'{"a": 1}\n'
+    ),
+    "no names": lambda path: path.write_bytes(
+        b'{"pid": 1, "began": 0, "around": {}}\n'.ljust(4096, b"\0") + b"[[1]]\n"
+    ),
+    "infinite": lambda path: path.write_bytes(b'{"pid": 1, "began": 1e999, "around": {}}\n'),
+    "large": lambda path: os.truncate(os.open(path, os.O_CREAT | os.O_RDWR), 1 << 40),
+    "FIFO": lambda path: os.mkfifo(path),
+    "directory": lambda path: path.mkdir(),
+    "link": _link,
+}
+
+
+@pytest.mark.parametrize("make", GARBAGE.values(), ids=GARBAGE)
+def test_what_is_no_marker_does_no_harm(cache, make):
+    trials(cache).mkdir(parents=True)
+    make(trials(cache) / "run-1-0123456789ab")
+    dies(cache, said=CRASH)
+    assert looks(cache) == []
+
+
+@needs_root
+def test_marker_of_another_user_counts_only_in_a_shared_cache(cache, settings):
+    dies(cache, said=CRASH)
+    [name] = runs(cache)
+    os.chown(trials(cache) / name, 12345, 12345)
+    assert looks(cache) == NAMES
+    settings(SAFECACHE_SHARED="1")
+    assert looks(cache) == []
+
+
+def test_doubt_alone_sets_aside_once_and_bars_nothing(cache):
+    for number in range(6):
+        for name in NAMES:
+            (cache / name).write_bytes(b"content")
+        dies(cache)
+        assert (looks(cache) == []) is (number == 1)
+    assert max(first_runs.settle(str(cache)).strikes.keys.values()) < strikes.BARRED
+
+
+def test_strikes_end_after_a_month(cache):
+    dies(cache, said=CRASH)
+    looks(cache)
+    assert first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "entry")
+    for name in os.listdir(trials(cache)):
+        os.utime(trials(cache) / name, (0, 0))
+    looks(cache)
+    assert not first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "entry")
+    assert os.listdir(trials(cache)) == []
+
+
+def test_note_in_quarantine_says_why(cache):
+    dies(cache, said=CRASH)
+    looks(cache)
+    folder = cache / ours.FOLDER / ours.QUARANTINE
+    moved = next(name for name in os.listdir(folder) if name.startswith("entry.") and not name.endswith(".json"))
+    assert quarantine.note_at(str(folder / f"{moved}.json"))["reason"] == Reason.CRASHED_RUN.value
+
+
+def test_end_of_a_process_leaves_no_marker(cache):
+    assert markers.own(str(cache)) is not None and runs(cache)
+    markers.reset()
+    assert runs(cache) == []
+
+
+def test_more_at_once_than_there_is_room_for_is_not_noted(cache):
+    marker = markers.own(str(cache))
+    slots = [marker.arm(NAMES) for _ in range(20)]
+    assert slots.count(None) == 20 - markers._SLOTS
+    marker.disarm(slots[0])
+    assert marker.arm(NAMES) == slots[0]
+
+
+def test_entries_are_noted_where_there_is_no_room_for_all_names(cache):
+    dies(cache, names=[FX, AOT, *(f"xy/{number:0200}.so" for number in range(1000))], said=CRASH)
+    assert looks(cache) == [LIBRARY]
+
+
+def test_callable_is_what_it_was_after_the_first_run(cache):
+    called = []
+    graph = type("Graph", (SimpleNamespace,), {})(current_callable=None)
+
+    def original(inputs):
+        called.append(graph.current_callable)
+        return inputs
+
+    def load():
+        graph.current_callable = original
+        return graph
+
+    assert first_runs.load(str(cache), [FX], graph, load) is graph and graph.current_callable is original
+    first_runs.watch(graph)
+    assert graph.current_callable is not original
+    stale = graph.current_callable
+    assert graph.current_callable([1]) == [1] and called == [original]
+    assert graph.current_callable is original and stale([2]) == [2]
+    first_runs.watch(graph)
+    assert graph.current_callable is original
+
+
+def test_what_wraps_the_callable_meanwhile_stays(cache):
+    """As CUDA graphs do, or a user."""
+    graph = type("Graph", (SimpleNamespace,), {})(current_callable=lambda inputs: inputs)
+    first_runs.load(str(cache), [FX], graph, lambda: graph)
+    first_runs.watch(graph)
+    inner = graph.current_callable
+    graph.current_callable = wrapper = lambda inputs: inner(inputs)
+    assert [graph.current_callable([number]) for number in range(3)] == [[0], [1], [2]]
+    assert graph.current_callable is wrapper
+
+
+def test_graph_that_never_runs_is_forgotten(cache):
+    graphs = [type("Graph", (SimpleNamespace,), {})(current_callable=len)]
+    first_runs.load(str(cache), [FX], graphs[0], lambda: None)
+    assert first_runs._loaded
+    graphs.clear()
+    assert not first_runs._loaded
+
+
+def test_faulthandler_that_is_enabled_meanwhile_stays(cache, tmp_path):
+    import faulthandler
+
+    was_enabled = faulthandler.is_enabled()
+    faulthandler.disable()
+    try:
+        evidence.begin(1)
+        assert faulthandler.is_enabled()
+        evidence.begin(1)
+        evidence.end()
+        assert faulthandler.is_enabled()
+        evidence.end()
+        assert not faulthandler.is_enabled()
+        evidence.begin(1)
+        with open(tmp_path / "theirs", "w") as theirs:
+            faulthandler.enable(theirs)
+            evidence.end()
+            assert faulthandler.is_enabled()
+            faulthandler.disable()
+            faulthandler.enable(theirs)
+            evidence.begin(1)
+            evidence.end()
+            assert faulthandler.is_enabled()
+    finally:
+        faulthandler.disable()
+        if was_enabled:
+            faulthandler.enable()
+
+
+@pytest.mark.parametrize(
+    ("error", "blame"),
+    [
+        (MemoryError(), Blame.NONE),
+        (type("OutOfMemoryError", (RuntimeError,), {})(), Blame.NONE),
+        (OSError(28, "full"), Blame.NONE),
+        (RuntimeError("index out of range"), Blame.UNSURE),
+        (TypeError("of the caller"), Blame.UNSURE),
+    ],
+)
+def test_exceptions_from_elsewhere(cache, error, blame):
+    assert evidence.of_exception(error, str(cache)) is blame
+
+
+@pytest.mark.parametrize(
+    ("code", "blame"), [("f()", Blame.SURE), ("1 / 0", Blame.UNSURE), ("raise OSError", Blame.UNSURE)]
+)
+def test_exceptions_of_generated_code_itself(cache, code, blame):
+    with pytest.raises(Exception) as raised:
+        exec(compile(code, str(cache / "xy" / "cxyz.py"), "exec"), {})
+    assert evidence.of_exception(raised.value, str(cache)) is blame
