@@ -49,6 +49,7 @@ __all__ = [
     "fstat",
     "fsync",
     "identity",
+    "is_scarce",
     "link",
     "listdir",
     "lstat",
@@ -177,6 +178,24 @@ def _has_openat2() -> bool:
 def identity(status: stat_result) -> list[int]:
     """What no writer can leave as it was: the kernel sets the ctime, and always to the current time."""
     return [status.st_dev, status.st_ino, status.st_size, status.st_ctime_ns]
+
+
+# Descriptors. Torch itself needs about 10 at once.
+_SPARE = 16
+
+
+def is_scarce(descriptor: int) -> bool:
+    """Whether a compile may need all descriptors that this process has left."""
+    spare = []
+    try:
+        for _ in range(_SPARE):
+            spare.append(os.dup(descriptor))
+    except OSError:
+        return True
+    finally:
+        for each in spare:
+            os.close(each)
+    return False
 
 
 def write_all(descriptor: int, content: bytes) -> None:

@@ -26,8 +26,6 @@ __all__ = ["Holder", "Lease", "open_lease", "reset"]
 # What a holder leaves for those who wait for its file: it has ended, whether it has published anything or not.
 _ENDED = b"ended"
 _LARGEST = 4096
-# Torch itself needs about 10 at once.
-_SPARE = 16
 _HERE: list[str] = []
 
 # A child gets its parent's descriptors, and would hold its locks for as long as it lives.
@@ -136,7 +134,7 @@ def open_lease(kind: Kind, key: str, root: str) -> Lease:
     with folders.opened(root, [ours.FOLDER, ours.LEASES], make=True) as folder:
         descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
     lease = Lease(root, name, descriptor)
-    if _is_scarce(descriptor):
+    if filesystem.is_scarce(descriptor):
         lease.close()
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
     status = filesystem.fstat(descriptor)
@@ -144,20 +142,6 @@ def open_lease(kind: Kind, key: str, root: str) -> Lease:
         lease.close()
         raise OSError(f"the lease {name} is no lease")
     return lease
-
-
-def _is_scarce(descriptor: int) -> bool:
-    """Whether the compile may need all descriptors that this process has left."""
-    spare = []
-    try:
-        for _ in range(_SPARE):
-            spare.append(os.dup(descriptor))
-    except OSError:
-        return True
-    finally:
-        for each in spare:
-            os.close(each)
-    return False
 
 
 def _namespace() -> str:

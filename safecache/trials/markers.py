@@ -34,6 +34,7 @@ _NAME = re.compile(r"run-\d+-[0-9a-f]{12}")
 # First who it is of, then what each thread runs, and from _EVIDENCE on what faulthandler has written of a crash.
 _HEADER, _SLOT, _SLOTS = 4096, 64 << 10, 8
 _EVIDENCE, _LONGEST_EVIDENCE = _HEADER + _SLOT * _SLOTS, 16 << 10
+_MOST_OWN = 8
 # Looked at in one go: a job of thousands of processes in one cache has as many.
 _MOST = 64
 # Seconds: for how long to wait for another process that looks at a marker, and between looks.
@@ -117,11 +118,15 @@ def opened(place: str, *, make: bool = False) -> AbstractContextManager[Folder]:
 
 
 def own(place: str) -> Marker | None:
-    """This process's marker there, made when it is first asked for; None, for good, where none can be made."""
-    if place not in _own:
+    """This process's marker there, made when it is first asked for; None, for good, where none can be made.
+
+    Artifacts that are unpacked are caches of their own: the first few of a process have a marker, which stays open.
+    """
+    if place not in _own and len(_own) < _MOST_OWN:
         with _lock:
-            _own.setdefault(place, _made(place))
-    return _own[place]
+            if place not in _own:
+                _own[place] = _made(place)
+    return _own.get(place)
 
 
 def _made(place: str) -> Marker | None:
@@ -135,6 +140,8 @@ def _made(place: str) -> Marker | None:
         return None
     marker = Marker(place, name, descriptor)
     try:
+        if filesystem.is_scarce(descriptor):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         # An empty one is let be by others, until it is locked.
         filesystem.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         header = {"pid": os.getpid(), "began": time.time(), "around": evidence.around()}
