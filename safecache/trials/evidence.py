@@ -1,17 +1,22 @@
 """What a crash leaves: the text of faulthandler in the marker, and whether the machine ran out of memory meanwhile.
 
-A program that has enabled faulthandler itself, before or meanwhile, keeps it as it is: nothing is left of a crash then.
+A program that has enabled faulthandler itself, or handles such signals as a Java machine does, is left as it is, before
+and meanwhile: nothing is left of a crash then.
 """
 
 from __future__ import annotations
 
+import ctypes
 import faulthandler
 import os
 import re
+import signal
+import sys
 import threading
 import weakref
 from contextlib import suppress
 from enum import Enum
+from functools import cache
 from typing import Any
 
 __all__ = ["Blame", "around", "begin", "end", "of_death", "of_exception", "reset", "signal_in"]
@@ -48,20 +53,25 @@ class _File:
         """As of a file."""
 
 
+# Bytes; glibc's has 152.
+_LARGEST_SIGACTION = 512
 _lock = threading.Lock()
 _trials = 0
 _file: weakref.ref[_File] | None = None
+# The handler that faulthandler has set, as of sigaction(2).
+_handler = 0
 
 
 def begin(descriptor: int) -> None:
     """Have a crash leave its text in this file until end(), unless that of this program goes elsewhere."""
-    global _trials, _file
+    global _trials, _file, _handler
     with _lock:
         _trials += 1
-        if _trials == 1 and not faulthandler.is_enabled():
+        if _trials == 1 and not faulthandler.is_enabled() and not _handler_now():
             file = _File(descriptor)
             _file = weakref.ref(file)
             faulthandler.enable(file, all_threads=False)
+            _handler = _handler_now()
 
 
 def end() -> None:
@@ -70,9 +80,21 @@ def end() -> None:
     with _lock:
         _trials = max(_trials - 1, 0)  # that of a child was the parent's
         if not _trials and _file is not None:
-            is_ours, _file = _file() is not None, None
+            is_ours, _file = _file() is not None and _handler_now() == _handler, None
             if is_ours:
                 faulthandler.disable()
+
+
+def _handler_now() -> int:
+    """The address of what handles SIGSEGV, the first field of struct sigaction; 0 for nothing."""
+    found = ctypes.create_string_buffer(_LARGEST_SIGACTION)
+    _libc().sigaction(signal.SIGSEGV, None, found)
+    return int.from_bytes(found.raw[: ctypes.sizeof(ctypes.c_void_p)], sys.byteorder)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None)
 
 
 def around() -> dict[str, Any]:

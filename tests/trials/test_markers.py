@@ -389,6 +389,30 @@ def test_faulthandler_that_is_enabled_meanwhile_stays(cache, tmp_path):
             faulthandler.enable()
 
 
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_handler_of_the_program_stays(when):
+    """As that of a Java machine, which such signals are no crashes for."""
+    import faulthandler
+
+    was_enabled, handled = faulthandler.is_enabled(), []
+    faulthandler.disable()
+    try:
+        if when == "meanwhile":
+            evidence.begin(1)
+        signal.signal(signal.SIGSEGV, lambda *_: handled.append(1))
+        if when == "before":
+            evidence.begin(1)
+            assert not faulthandler.is_enabled()
+        evidence.end()
+        os.kill(os.getpid(), signal.SIGSEGV)
+        assert handled == [1]
+    finally:
+        faulthandler.disable()
+        signal.signal(signal.SIGSEGV, signal.SIG_DFL)
+        if was_enabled:
+            faulthandler.enable()
+
+
 @pytest.mark.parametrize(
     ("error", "blame"),
     [
