@@ -44,6 +44,7 @@ _GROUPS = {
         "adopt": ("entries", "seal the entries of a private cache directory, once, on your word"),
         "sign": ("entries", "seal with our key the entries that verify now, under any trusted key"),
         "verify": ("entries", "say which entries would be used, and why not the others"),
+        "audit": ("audit", "compile what is in a cache again, by running its program, and compare"),
     },
     "upkeep": {
         "gc": ("gc", "bring caches within their limits: the least recently used goes first"),

@@ -282,7 +282,7 @@ def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> I
         note(Reason.UNLOADABLE, source.kind, origin, text, "The graph is compiled instead.", error)
         return
     if source.is_entry(entry):
-        searches.offer(source.kind, entry, origin if root is not None else "")
+        searches.offer(source.kind, entry, content, origin, root)
         yield entry, content, root is not None
         searches.pass_over(source.kind)
     else:

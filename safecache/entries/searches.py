@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from safecache.errors import MissError
 from safecache.history import graph_names, lookups
@@ -14,11 +15,13 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
 __all__ = [
+    "Found",
     "Search",
     "ask",
     "bypass",
     "decline",
     "is_under_way",
+    "observe_hits",
     "offer",
     "only_looking",
     "pass_over",
@@ -31,6 +34,25 @@ __all__ = [
 
 # By key: torch looks a graph up again that an AOTAutograd entry refers to, when what was refused has been moved away.
 _refused: dict[tuple[Kind, str], tuple[Reason, str]] = {}
+
+
+class Found(NamedTuple):
+    """What a lookup was given, sealed. ``root``: the cache it lies in at ``origin``; "" or None for a lower tier."""
+
+    kind: Kind
+    key: str
+    content: bytes
+    origin: str
+    root: str | None
+
+
+_observer: Callable[[list[Found]], None] | None = None
+
+
+def observe_hits(observer: Callable[[list[Found]], None]) -> None:
+    """Have ``observer`` called at each hit, with what it has taken: an entry before those that it refers to."""
+    global _observer
+    _observer = observer
 
 
 class Search:
@@ -48,6 +70,7 @@ class Search:
         self.taken: object = None
         self.path = ""
         self.declined = ""
+        self.found: list[Found] = []
         self._outer: Search | None = None
         self._name = name
         self._began = time.perf_counter()
@@ -89,6 +112,10 @@ class Search:
         # That of a graph within an AOTAutograd entry is part of the entry's.
         if self._outer is None:
             lookups.add_time(self.kind, Time.SAVED, self.taken, self.root)
+            if _observer is not None:
+                _observer(self.found)
+        else:
+            self._outer.found += self.found
         _raise(self._end(Outcome.HIT, None, ""))
 
     def missed(self, found: tuple[Reason, str] | None = None) -> None:
@@ -256,11 +283,14 @@ def waited(kind: Kind, seconds: float) -> None:
         search.waited(seconds)
 
 
-def offer(kind: Kind, entry: object, path: str) -> None:
-    """Tell this thread's lookup that it is about to be given this candidate, from the file at ``path`` or nowhere."""
+def offer(kind: Kind, entry: object, content: bytes, origin: str, root: str | None) -> None:
+    """Tell this thread's lookup that it is about to be given this candidate."""
     search = _innermost(kind)
     if search is not None:
-        search.taken, search.path = entry, path
+        search.taken, search.path = entry, origin if root is not None else ""
+        if _observer is not None:  # or nobody wants the bytes, which may be many
+            # In place of a candidate that was passed over, with what that referred to.
+            search.found = [Found(kind, search.key, content, origin, root)]
 
 
 def taken() -> list[Search]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from safecache.entries import loading
@@ -11,6 +12,7 @@ from safecache.flights import agreement, scopes
 from safecache.omitted import fingerprints
 from safecache.patching import targets
 from safecache.reporting.kinds import Kind, Reason
+from safecache.settings import config
 
 __all__ = ["OTHER_RANK", "agreed", "compile_fx", "compile_fx_inner"]
 
@@ -24,10 +26,19 @@ def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """compile_fx: with AOTAutograd. What trains is saved only with its backward, after others would have waited."""
 
     def compile(model_: Any, example_inputs_: Any, *rest: Any, **named: Any) -> Any:
-        with scopes.scope(Kind.AOT_ENTRY, None if _trains(example_inputs_) else _most()):
+        most = None if _trains(example_inputs_) else _most()
+        with scopes.scope(Kind.AOT_ENTRY, most), _sampling(model_, example_inputs_, rest, named):
             return wrapped(*args, **kwargs)
 
     return compile(*args, **kwargs)
+
+
+def _sampling(*call: Any) -> AbstractContextManager[None]:
+    if not config.current().verify:
+        return nullcontext()
+    from safecache.verification import sampling
+
+    return sampling.sampling(*call)
 
 
 def compile_fx_inner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

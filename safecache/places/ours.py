@@ -1,6 +1,7 @@
 """Where safecache keeps what is its own in a cache: every path below ``<cache>/.safecache``, where nobody else looks.
 
-``crashes/<hash>/``: reports of crashes of Triton's compiler. ``gc.stamp``: when the last sweep was started.
+``crashes/<hash>/``: reports of crashes of Triton's compiler. ``differences/<word of the kind>-<digest of the key>/``:
+entries that are compiled otherwise now. ``gc.stamp``: when the last sweep was started.
 ``journal/<time>-<pid>-<nonce>.jsonl``: what lookups came to. ``keys/<word of the kind>/<digest of the name>/``: what
 keys were made of. ``known_bad/<hash>``: what not to compile, for the compiler has crashed of it.
 ``leases/<word of the kind>-<digest of the key>``: who is compiling what is looked up under the key.
@@ -16,6 +17,7 @@ import os
 
 __all__ = [
     "CRASHES",
+    "DIFFERENCES",
     "FOLDER",
     "JOURNAL",
     "KEYS",
@@ -32,7 +34,8 @@ __all__ = [
 ]
 
 FOLDER = ".safecache"
-CRASHES, JOURNAL, KEYS, KNOWN_BAD, LEASES = "crashes", "journal", "keys", "known_bad", "leases"
+CRASHES, DIFFERENCES, JOURNAL, KEYS = "crashes", "differences", "journal", "keys"
+KNOWN_BAD, LEASES = "known_bad", "leases"
 QUARANTINE, RECORDS, STAMP, TRASH, TRIALS = "quarantine", "records", "gc.stamp", "trash", "trials"
 
 

@@ -76,6 +76,9 @@ class Reason(Enum):
     CRASHED_BEFORE = "crashed before"
     # told apart from other keys
     NOT_EXPLAINED = "not explained"
+    # compiled again
+    DIFFERS = "compiled otherwise now"
+    NOT_RECOMPILED = "not compiled again"
 
 
 class Count(Enum):
@@ -102,6 +105,8 @@ class Count(Enum):
     # Of single flights.
     LEFT_TO_OTHERS = "left to another process"
     WAITED_IN_VAIN = "waited in vain"
+    # Of hits that are compiled again.
+    RECOMPILED = "compiled alike again"
 
 
 class Kind(Enum):

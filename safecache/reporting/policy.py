@@ -40,6 +40,7 @@ _QUARANTINED = frozenset(
         Reason.WRONG_TYPE,
         Reason.CRASHED_RUN,
         Reason.FAILED_RUN,
+        Reason.DIFFERS,
     }
 )
 
@@ -63,7 +64,7 @@ _SILENT = frozenset(
     }
 )
 # A crash, or an exception, is raised as what it is, and what is compiled in this process works as in stock. Without its
-# remote a cache is whole: what is missing is compiled.
+# remote a cache is whole: what is missing is compiled. What is compiled again is in no thread that could raise it.
 _NEVER_RAISED = _SILENT | {
     Reason.STOOD_DOWN,
     Reason.KEY_REFUSED,
@@ -75,6 +76,8 @@ _NEVER_RAISED = _SILENT | {
     Reason.FAILED_RUN,
     Reason.NOT_EXPLAINED,
     Reason.REMOTE_UNAVAILABLE,
+    Reason.DIFFERS,
+    Reason.NOT_RECOMPILED,
 }
 
 _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {

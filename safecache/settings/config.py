@@ -93,6 +93,7 @@ class Config:
     prefetch: bool
     compile_timeout: float | None
     compile_memory: int | None
+    verify: float
     explain: bool
     metrics: bool
     config_home: str | None

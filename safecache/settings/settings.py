@@ -26,6 +26,7 @@ __all__ = [
     "paths",
     "seconds",
     "settings_table",
+    "share",
     "switch",
     "url",
     "without_password",
@@ -90,6 +91,14 @@ def seconds(text: str) -> float:
     if not 0 <= seconds <= LONGEST_TIME:
         raise ValueError(text)
     return seconds
+
+
+def share(text: str) -> float:
+    """Parse a share, from 0 to 1."""
+    share = float(text)
+    if not 0 <= share <= 1:
+        raise ValueError(text)
+    return share
 
 
 def compile_timeout(text: str) -> float:
@@ -490,6 +499,17 @@ SETTINGS: tuple[Setting, ...] = (
         help=(
             "How much memory one such process may take (RLIMIT_DATA). Without it, 16 GB, or half of what there is if "
             "that is less, but 1 GB at least."
+        ),
+    ),
+    Setting(
+        name="verify",
+        variable="SAFECACHE_VERIFY",
+        default=0.0,
+        parse=share,
+        allowed="a number from 0 to 1",
+        help=(
+            "The share of hits that are compiled again, in a process of their own and in the background, and compared "
+            "with the entry ([how](verify.md)): `0.01` is one in a hundred."
         ),
     ),
     Setting(

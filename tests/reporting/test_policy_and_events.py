@@ -82,6 +82,8 @@ TABLE = {
     Reason.FAILED_RUN: (MOVED, SAID, None),
     Reason.NOT_EXPLAINED: (LEFT, SAID, None),
     Reason.REMOTE_UNAVAILABLE: (LEFT, SAID, None),
+    Reason.DIFFERS: (MOVED, SAID, None),
+    Reason.NOT_RECOMPILED: (LEFT, SAID, None),
 }
 BY_REASON = pytest.mark.parametrize("reason", Reason, ids=lambda reason: reason.value.replace(" ", "-"))
 

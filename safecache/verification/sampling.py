@@ -1,0 +1,65 @@
+"""Which hits are compiled again: a share of those in calls of compile_fx, whose graph is at hand there."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from safecache.entries import searches
+from safecache.entries.searches import Found
+from safecache.settings import config
+from safecache.verification import background, graphs, verdicts
+from safecache.verification.background import Job
+from safecache.verification.verdicts import Entry
+
+__all__ = ["sampling"]
+
+# Not the generator of the program, whose numbers are to be what they are without us.
+_random = random.SystemRandom()
+
+
+class _Thread(threading.local):
+    # What the call of compile_fx that this thread is in has hit; None outside of a sample.
+    hits: list[Found] | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def sampling(graph: Any, inputs: Sequence[Any], rest: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
+    """A call of compile_fx with these arguments: if it is of the sample, what it hits is compiled again later."""
+    # The same call again, inside of itself, where configuration is patched for it.
+    if _thread.hits is not None or _random.random() >= config.current().verify:
+        yield
+        return
+    searches.observe_hits(_hit)
+    # Now, for the call owns the graph and may change it.
+    taken, why_not = _taken(graph, inputs, rest, named)
+    hits = _thread.hits = []
+    try:
+        yield
+    finally:
+        _thread.hits = None
+    if hits and taken is None:
+        verdicts.unverified(f"{hits[0].kind.noun} {hits[0].key}", why_not)
+    elif hits and taken is not None:
+        entries = [Entry((each.kind, each.key), each.content, each.origin, each.root or "") for each in hits]
+        background.submit(Job(taken, entries))
+
+
+def _taken(graph: Any, inputs: Any, rest: Any, named: Any) -> tuple[bytes | None, str]:
+    try:
+        return graphs.take(graph, inputs, rest, named), ""
+    except graphs.UnverifiableError as error:
+        return None, str(error)
+    except Exception as error:  # of torch's, whose compile goes on
+        return None, f"it cannot be taken: {type(error).__name__}: {error}"
+
+
+def _hit(found: list[Found]) -> None:
+    if _thread.hits is not None:
+        _thread.hits += found
