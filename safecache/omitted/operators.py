@@ -21,7 +21,7 @@ OF_TORCH = frozenset(
         *("export", "flex_gemm", "flex_lib", "fsdp", "higher_order", "inductor", "inductor_prims", "mempool"),
         *("mkl", "mkldnn", "mkldnn_prepacked", "onednn", "onnx", "onnx_symbolic", "prim", "prims", "profiler"),
         *("quantization", "quantized", "quantized_decomposed", "rngprims", "sparse", "static_runtime", "streams"),
-        *("symm_mem"),
+        "symm_mem",
     )
 )
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "symm_mem", "_c10d_functional_autograd", "_dtensor")
