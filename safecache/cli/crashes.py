@@ -1,4 +1,4 @@
-"""``safecache ls --crashed`` and ``forget``: the kernels that have crashed Triton's compiler."""
+"""``safecache ls --crashed`` and ``forget``: the kernels that crash Triton's compiler, and first runs."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from safecache.isolation import crashes, reports
 from safecache.places import layout
 from safecache.settings import config, timestamps
 from safecache.tiers import levels
+from safecache.trials import markers, strikes
 
 __all__ = ["add", "run"]
 
@@ -25,20 +26,21 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("hash", nargs="?", metavar="HASH", help="as `safecache ls --crashed` shows it, or more of it")
-    which.add_argument("--all", action="store_true", help="all of them")
+    which.add_argument("--all", action="store_true", help="all, and the entries that crashed in their first run")
     parser.add_argument("--in", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
-    roots = list(_roots(arguments.directories))
+    caches = arguments.directories or levels.existing_caches(config.child_environment())
+    roots = list(_roots(caches))
     if arguments.command == "ls":
         return _list(roots, as_json=arguments.json)
-    return _forget(roots, arguments.hash)
+    return _forget(roots, arguments.hash, [] if arguments.hash else caches)
 
 
-def _roots(directories: list[str] | None) -> Iterator[str]:
-    for directory in directories or levels.existing_caches(config.child_environment()):
+def _roots(caches: list[str]) -> Iterator[str]:
+    for directory in caches:
         os.scandir(directory).close()
         yield from layout.triton_caches(directory)
 
@@ -83,10 +85,11 @@ def _rows(root: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _forget(roots: list[str], beginning: str | None) -> int:
-    """Forget the crashes whose hash has this beginning, or all; 1 if there is none with it."""
+def _forget(roots: list[str], beginning: str | None, caches: list[str]) -> int:
+    """Forget the crashes whose hash has this beginning, or all, and first runs in ``caches``; 1 for none with it."""
     found = [(root, hash) for root in roots for hash in crashes.hashes(root) if hash.startswith(beginning or "")]
     forgotten = sum(crashes.forget(root, hash) for root, hash in found)
+    forgotten += sum(strikes.forget(markers.home(cache)) for cache in caches)
     if beginning is not None and not forgotten:
         print(f"safecache forget: no kernel of the hash {printable(beginning)} is skipped", file=sys.stderr)
         return 1

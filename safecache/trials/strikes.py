@@ -23,7 +23,7 @@ from safecache.store.quarantine import quarantine
 from safecache.trials import markers
 from safecache.trials.evidence import Blame
 
-__all__ = ["BARRED", "NONE", "Strikes", "add", "clear", "read"]
+__all__ = ["BARRED", "NONE", "Strikes", "add", "clear", "forget", "read"]
 
 ASIDE, BARRED = 2, 4
 # Seconds.
@@ -133,6 +133,16 @@ def clear(place: str, names: Iterable[str]) -> None:
         for name, what, digest, _ in _listed(folder):
             if what == "key" and digest in digests:
                 folder.unlink(name)
+
+
+def forget(place: str) -> int:
+    """Take back all; of how many keys."""
+    forgotten = 0
+    with suppress(FileNotFoundError), markers.opened(place) as folder:
+        for name, what, _, _ in _listed(folder):
+            folder.unlink(name)
+            forgotten += what == "key"
+    return forgotten
 
 
 def _is_ours(name: str) -> bool:

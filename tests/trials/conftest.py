@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from helpers.in_process import isolated, settings
+from helpers.in_process import isolated, run, settings
 
-__all__ = ["isolated", "settings"]
+__all__ = ["isolated", "run", "settings"]

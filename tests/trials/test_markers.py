@@ -292,6 +292,21 @@ def test_strikes_end_after_a_month(cache):
     assert os.listdir(trials(cache)) == []
 
 
+def test_forget_takes_back_all_strikes_and_leaves_markers(cache, run):
+    for _ in range(2):
+        for name in NAMES:
+            (cache / name).write_bytes(b"content")
+        dies(cache, said=CRASH)
+        looks(cache)
+    assert "crashed again" in first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "entry")
+    dies(cache)
+    # One for each key: those of the entries.
+    assert run("forget", "--all", "--in", cache).lines == ["2 forgotten"]
+    assert os.listdir(trials(cache)) == runs(cache) != []
+    first_runs.reset()
+    assert not first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "other")
+
+
 def test_note_in_quarantine_says_why(cache):
     dies(cache, said=CRASH)
     looks(cache)
