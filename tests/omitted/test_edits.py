@@ -9,23 +9,20 @@ import pytest
 from scenes import omitted_scenes
 from scenes.omitted_scenes import CASES
 
-pytestmark = pytest.mark.default_release
-
-# Of a case: the row of the table, and what stock torch makes of the edit: a wrong number, or an error at each start.
+# Of a case: what the row of the table is called. Stock torch comes to a wrong number, or an error at each start, as the release may be.
 STALE = {
-    "mutates_args": ("schema", "wrong"),
-    "schema_default": ("schema", "wrong"),
-    "fake_stride": ("fake", "AssertionError"),
-    "fake_dtype": ("fake", "RuntimeError"),
-    "fake_shape": ("fake", "AssertionError"),
-    "autograd_formula": ("autograd", "wrong"),
-    "low_level_formula": ("autograd", "wrong"),
-    "composite_body": ("decomposition", "wrong"),
-    "triton_op_body": ("decomposition", "wrong"),
-    "opaque_callable": ("function allowed", "wrong"),
+    "mutates_args": "schema of a",
+    "schema_default": "schema of a",
+    "fake_stride": "fake implementation",
+    "fake_dtype": "fake implementation",
+    "fake_shape": "fake implementation",
+    "autograd_formula": "gradient of",
+    "low_level_formula": "gradient of",
+    "composite_body": "decomposition",
+    "triton_op_body": "decomposition",
+    "opaque_callable": "function allowed",
 }
 IN_KEY = ("inlined_helper", "rank_in_code")
-WORDS = {"schema": "schema of a", "fake": "fake implementation", "autograd": "gradient of"}
 
 
 def run(home, name, edition, **how):
@@ -42,14 +39,13 @@ def test_every_case_has_a_verdict():
 
 @pytest.mark.parametrize("name", STALE)
 def test_an_edited_op_is_compiled_anew_where_stock_runs_the_old_graph(home, new_home, name):
-    part, stock = STALE[name]
     assert run(home, name, 0).ok
     warm = run(home, name, 0)
     assert warm.ok and warm.result["hits"][0] == 1 and not warm.warnings, warm
     edited = run(home, name, 1)
     assert is_right(edited) and edited.result["hits"] == [0, 0], edited
     assert edited.stats["stale"] == edited.stats["quarantined"] >= 1, edited
-    assert len(edited.warnings) == 1 and WORDS.get(part, part) in edited.warnings[0], edited
+    assert len(edited.warnings) == 1 and STALE[name] in edited.warnings[0], edited
     assert "https://github.com/" in edited.warnings[0], edited
     again = run(home, name, 1)
     assert is_right(again) and again.result["hits"][0] == 1 and not again.warnings, again
@@ -57,10 +53,7 @@ def test_an_edited_op_is_compiled_anew_where_stock_runs_the_old_graph(home, new_
     theirs = new_home()
     assert run(theirs, name, 0, stock=True).ok
     wrong = run(theirs, name, 1, stock=True)
-    if stock == "wrong":
-        assert wrong.ok and wrong.result["hits"][0] == 1 and not is_right(wrong), wrong
-    else:
-        assert wrong.error == stock, wrong
+    assert not is_right(wrong) and (wrong.error or wrong.result["hits"][0] == 1), wrong
 
 
 @pytest.mark.parametrize("name", IN_KEY)
