@@ -1,4 +1,4 @@
-"""A program with a custom operator in a module beside it, whose schema can be changed without its cache key being."""
+"""A program with a custom operator in a module beside it, which can be changed without its cache key being."""
 
 from __future__ import annotations
 
@@ -11,39 +11,34 @@ from conftest import SOURCE
 
 from safecache.testing import isolated
 
+# Registered before safecache is there, which then does not know what the composite one is made of.
 OPERATORS = """
     import torch
 
-    @torch.library.custom_op("verified::store", mutates_args={mutates})
-    def store(x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        {body}
-        return x + 1
-
-    @store.register_fake
-    def _(x, out):
-        return torch.empty_like(x)
+    library = torch.library.Library("verified", "DEF")
+    library.define("shifted(Tensor x) -> Tensor")
+    library.impl("shifted", lambda x: x + {number}, "CompositeImplicitAutograd")
     """
 PROGRAM = """
     import json, os, sys
-    import safecache
     import torch
     import operators
+    import safecache
 
     if "SAFECACHE_VERIFY" in os.environ:
         from safecache.verification import background
         background.DEADLINE = float(os.environ.get("SECONDS", 250))
 
-    def stored(x):
-        out = torch.zeros_like(x)
-        return torch.ops.verified.store(x, out) + out
+    def shifted(x):
+        return torch.ops.verified.shifted(x) * 3
 
     def trained(x):
         return torch.relu(x @ x.T).sum()
 
     with torch.no_grad():
-        torch.compile(stored)(torch.ones(3))
+        torch.compile(shifted)(torch.ones(3))
         if "one" not in sys.argv:
-            torch.compile(stored, dynamic=True)(torch.ones(4, 5))
+            torch.compile(shifted, dynamic=True)(torch.ones(4, 5))
     if "one" not in sys.argv:
         torch.compile(trained)(torch.ones(3, 3, requires_grad=True)).backward()
     if "SAFECACHE_VERIFY" in os.environ:
@@ -53,7 +48,7 @@ PROGRAM = """
 
 
 class Program:
-    """``fixed``: whether the operator says what it mutates."""
+    """``write``: the operator as it adds a number."""
 
     def __init__(self, directory):
         self.directory = directory
@@ -63,12 +58,10 @@ class Program:
         self.environment |= {"TORCHINDUCTOR_CACHE_DIR": str(self.cache), "PYTHONWARNINGS": "ignore"}
         self.environment.pop("TRITON_CACHE_DIR", None)
         (directory / "program.py").write_text(textwrap.dedent(PROGRAM))
-        self.write(fixed=False)
+        self.write(number=1)
 
-    def write(self, *, fixed):
-        mutates, body = ('("out",)', "out.copy_(x)") if fixed else ("()", "pass")
-        text = textwrap.dedent(OPERATORS).format(mutates=mutates, body=body)
-        (self.directory / "operators.py").write_text(text)
+    def write(self, *, number):
+        (self.directory / "operators.py").write_text(textwrap.dedent(OPERATORS).format(number=number))
 
     @property
     def command(self):

@@ -25,9 +25,9 @@ def test_honest_cache_is_alike_and_a_stale_key_is_told_with_the_code_that_differ
     assert (report["differing"], report["uncompared"], report["alike"]) == ([], [], 7)
     assert not (program.cache / ".safecache" / "differences").exists()
 
-    program.write(fixed=True)
+    program.write(number=2)
     hit = program.run()
-    assert json.loads(hit.stdout)["aot hit"] == 3, "the key leaves the schema out"
+    assert json.loads(hit.stdout)["aot hit"] == 3, "the key leaves out what the operator does"
     stale = program.audit("--json")
     assert stale.returncode == 1
     report = json.loads(stale.stdout.splitlines()[-1])

@@ -27,7 +27,7 @@ def test_honest_hit_is_compiled_alike(program):
 
 
 def test_stale_hit_is_told_kept_as_evidence_and_set_aside(program):
-    program.write(fixed=True)
+    program.write(number=2)
     verified = program.run("one", SAFECACHE_VERIFY="1")
     stats = json.loads(verified.stdout)
     assert (stats["aot hit"], stats["compiled otherwise now"], stats["quarantined"]) == (1, 1, 1), verified.stderr
