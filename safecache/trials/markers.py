@@ -16,6 +16,7 @@ import random
 import re
 import secrets
 import stat
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -135,7 +136,7 @@ def _made(place: str) -> Marker | None:
         if not os.path.isdir(place):
             os.makedirs(place, mode=0o700, exist_ok=True)
         with opened(place, make=True) as folder:
-            descriptor = folder.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
+            descriptor = folder.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
     except OSError:
         return None
     marker = Marker(place, name, descriptor)
@@ -150,8 +151,16 @@ def _made(place: str) -> Marker | None:
     except OSError:
         marker.remove()
         return None
-    atexit.register(_end)
+    _await_end()
     return marker
+
+
+def _await_end() -> None:
+    atexit.register(_end)
+    # A child of multiprocessing ends without what is registered above.
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None:
+        multiprocessing.Finalize(None, _end, exitpriority=0)
 
 
 def deaths(place: str) -> Iterator[Death]:

@@ -107,6 +107,8 @@ ELSEWHERE = {
     "source_patches/publishing.py": "torch's and Triton's source",
     "code/private_build.py": "a private directory",
     "files/private_directory.py": "memory, and private directories",
+    "trials/markers.py": "the user's own place for those of a cache that cannot be written",
+    "verification/guardian.py": "a private directory",
     "store/entry_files.py": "what lies above a cache, or outside: a root that is made",
     "testing/__init__.py": "what a test damages",
     "code/triton_files.py": "dumps for people, where their setting says",

@@ -100,9 +100,13 @@ def run_scene(request):
         while seen is not None and len(answer["error_chain"]) < 10:
             answer["error_chain"].append([type(seen).__name__, str(seen)])
             seen = getattr(seen, "inner_exception", None) or seen.__cause__ or seen.__context__
+    # A fork ends without what atexit does.
     sender = sys.modules.get("safecache.remote.sender")
-    if sender is not None:  # a fork ends without what atexit does
+    if sender is not None:
         answer["unsent"] = sender.flush()
+    markers = sys.modules.get("safecache.trials.markers")
+    if markers is not None:
+        markers.reset()
     answer |= {
         "seen": list(noticed),
         "warnings": collector.ours,

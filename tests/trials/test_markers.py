@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import signal
 import time
@@ -290,6 +291,13 @@ def test_strikes_end_after_a_month(cache):
     looks(cache)
     assert not first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "entry")
     assert os.listdir(trials(cache)) == []
+
+
+def test_child_of_multiprocessing_leaves_none(cache):
+    child = multiprocessing.get_context("fork").Process(target=markers.own, args=(str(cache),))
+    child.start()
+    child.join()
+    assert child.exitcode == 0 and os.listdir(trials(cache)) == []
 
 
 def test_forget_takes_back_all_strikes_and_leaves_markers(cache, run):
