@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import Enum
 
-__all__ = ["ENTRIES", "LOOKED_UP", "OF_FLIGHTS", "OF_REMOTE", "Count", "Kind", "Reason"]
+__all__ = ["ENTRIES", "LOOKED_UP", "OF_FLIGHTS", "OF_REMOTE", "OF_VERIFICATION", "Count", "Kind", "Reason"]
 
 
 class Reason(Enum):
@@ -154,6 +154,7 @@ class Kind(Enum):
     TEMPORARY = "temporary", "temporary file", "temporary", "temporary files"
     QUARANTINE = "quarantine", "file in quarantine", "quarantine", "quarantine"
     CRASH_REPORT = "crash_report", "crash report", "crash", "crash reports"
+    DIFFERENCE = "difference", "entry compiled otherwise", "difference", "entries compiled otherwise"
     JOURNAL = "journal", "journal of lookups", "journal", "journals of lookups"
     KEY_RECORD = "key_record", "record of a key", "keys", "records of keys"
     RECORD = "record", "orphaned record", "record", "orphaned records"
@@ -164,6 +165,7 @@ class Kind(Enum):
 # What is counted of the remote tier.
 OF_REMOTE = tuple(count for count in Count if count.name.startswith("REMOTE_"))
 OF_FLIGHTS = (Count.LEFT_TO_OTHERS, Count.WAITED_IN_VAIN)
+OF_VERIFICATION = (Count.RECOMPILED, Reason.DIFFERS, Reason.NOT_RECOMPILED)
 # What torch keeps with its own seal, one file for each key and its guards.
 ENTRIES = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
 # What is looked up by a key. A model is only given to torch, as a file that was compiled ahead of time.

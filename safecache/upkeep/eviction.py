@@ -170,7 +170,7 @@ def _merge(source: Folder, place: str, destination: Folder, name: str) -> None:
 _FX_KEY = re.compile(rb"f[a-z2-7]{51}")
 _DAY = 86400.0
 # Of no use to any compile, so these go first.
-_WORTHLESS = (Kind.QUARANTINE, Kind.CRASH_REPORT, Kind.JOURNAL, Kind.RECORD, Kind.LOCK)
+_WORTHLESS = (Kind.QUARANTINE, Kind.CRASH_REPORT, Kind.DIFFERENCE, Kind.JOURNAL, Kind.RECORD, Kind.LOCK)
 # In the time in which no stamp is renewed, what refers to others goes before them, and last what took a compiler.
 _RANK = {kind: rank for rank, kind in enumerate(Kind)}
 _CODE = (Kind.NATIVE_CODE, Kind.KERNEL, Kind.HEADER)

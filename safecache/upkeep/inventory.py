@@ -28,6 +28,7 @@ __all__ = ["AOT_KEY", "FX_KEY", "Inventory", "take"]
 AOT_KEY, FX_KEY = re.compile(r"a[a-z2-7]{51}"), re.compile(r"f[a-z2-7]{51}")
 _CODE_NAME = re.compile(r"(c[a-z2-7]{51})\..+")
 _HASH = re.compile(r"[0-9a-f]{64}")
+_DRAFTED = {ours.CRASHES: Kind.CRASH_REPORT, ours.DIFFERENCES: Kind.DIFFERENCE}
 _TRITONS_TEMPORARY = re.compile(r"tmp\.(pid_\d+_)?[0-9a-f-]{36}")
 
 
@@ -158,7 +159,7 @@ def _locks(root: str, directory: str) -> Iterator[Group | File]:
 
 
 def _ours(root: str, directory: str) -> Iterator[Group | File]:
-    """Records, what is in quarantine with its notes, crashes, journals, and what a removal that was killed has left."""
+    """Records, quarantine with its notes, crashes, differences, journals, and what a killed removal has left."""
     for item in listed(directory):
         if not item.is_directory:
             yield from below(item)
@@ -166,8 +167,8 @@ def _ours(root: str, directory: str) -> Iterator[Group | File]:
             yield from _quarantine(root, item.path)
         elif item.name == ours.RECORDS:
             yield from _named_by_hash(root, item.path, Kind.RECORD)
-        elif item.name == ours.CRASHES:
-            yield from _crashes(root, item.path)
+        elif item.name in _DRAFTED:
+            yield from _drafted(root, item.path, _DRAFTED[item.name])
         elif item.name == ours.KNOWN_BAD:
             yield from _named_by_hash(root, item.path, Kind.KNOWN_BAD)
         elif item.name == ours.JOURNAL:
@@ -186,11 +187,12 @@ def _journals(root: str, directory: str) -> Iterator[Group | File]:
         yield Group(Kind.JOURNAL, root, name, [file.path], [file]) if journal.is_one(name) else file
 
 
-def _crashes(root: str, directory: str) -> Iterator[Group | File]:
+def _drafted(root: str, directory: str, kind: Kind) -> Iterator[Group | File]:
+    """Of directories that are written beside the others, under a name with a dot."""
     for item in listed(directory):
         if item.is_directory:
             is_draft = item.name.startswith(".")
-            yield _directory(Kind.TEMPORARY if is_draft else Kind.CRASH_REPORT, root, item.path)
+            yield _directory(Kind.TEMPORARY if is_draft else kind, root, item.path)
         else:
             yield from below(item)
 

@@ -78,6 +78,12 @@ class Cache:
         folder = self.root / "triton" / "0" / ".safecache" / "crashes" / hashlib.sha256(name.encode()).hexdigest()[:16]
         return [self.file(folder / file, age) for file in ("report.json", "stderr.txt", "reproduce.py")]
 
+    def difference(self, name: str, age: float) -> list[Path]:
+        """The evidence of an entry that is compiled otherwise now."""
+        folder = self.root / ".safecache" / "differences" / f"aot-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+        names = ("in_the_cache.entry", "compiled_now.entry", "difference.txt", "report.json")
+        return [self.file(folder / file, age) for file in names]
+
     def journal(self, name: str, age: float) -> Path:
         """That of a process's lookups."""
         return self.file(self.root / ".safecache" / "journal" / f"20270101T000000-1-{name}.jsonl", age)

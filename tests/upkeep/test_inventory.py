@@ -33,11 +33,24 @@ def group_of(cache, kind):
         (lambda cache: cache.header("a", HOUR), Kind.HEADER),
         (lambda cache: cache.quarantined("a", HOUR), Kind.QUARANTINE),
         (lambda cache: cache.crash("a", HOUR), Kind.CRASH_REPORT),
+        (lambda cache: cache.difference("a", HOUR), Kind.DIFFERENCE),
         (lambda cache: [cache.known_bad("a", HOUR)], Kind.KNOWN_BAD),
         (lambda cache: [cache.journal("a", HOUR)], Kind.JOURNAL),
         (lambda cache: [cache.key_record("a", HOUR)], Kind.KEY_RECORD),
     ],
-    ids=["aot", "fx", "code", "kernel", "header", "quarantine", "crash", "known-bad", "journal", "key-record"],
+    ids=[
+        "aot",
+        "fx",
+        "code",
+        "kernel",
+        "header",
+        "quarantine",
+        "crash",
+        "difference",
+        "known-bad",
+        "journal",
+        "key-record",
+    ],
 )
 def test_group_is_all_that_belongs_together(cache, make, kind):
     made = make(cache)
