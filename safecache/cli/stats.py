@@ -22,7 +22,7 @@ from safecache.history.lookups import Outcome, Time, time_label
 from safecache.history.run_summary import ALL, LAST, Line, Process, Summary
 from safecache.history.shared_compiles import Shared
 from safecache.places import layout
-from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, Count, Kind
+from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, OF_VERIFICATION, Count, Kind
 from safecache.settings import config, timestamps
 from safecache.settings.units import write_size
 from safecache.tiers import levels
@@ -101,6 +101,7 @@ def _report(summary: Summary, shared: list[Shared]) -> dict[str, Any]:
         "layers": {kind.word: _of(kind, summary.counts) for kind in LOOKED_UP},
         "seconds": {label.replace(" ms ", " "): round(ms / 1000, 3) for label, ms in sorted(summary.times.items())},
         "single_flight": {**counts, "compiles": [each.as_json() for each in shared]},
+        "verification": {each.name.lower(): summary.verified[each.value] for each in OF_VERIFICATION},
         "remote": {count.name.lower(): summary.remote[count.value] for count in OF_REMOTE},
         "by_process": [each._asdict() for each in summary.by_process],
         "missed": [dict(line._asdict(), time=timestamps.write(line.time), counts=None) for line in summary.missed],
@@ -129,7 +130,8 @@ def _print(summary: Summary, shared: list[Shared]) -> None:
     print(f"compiling: {spent} spent on what was saved, {saved} spared by hits")
     if any(each.seconds for each in summary.by_process):
         console.print(_by_process(summary.by_process))
-    for what, text in (("remote", remote(summary)), ("single flight", flights(summary, shared))):
+    said = {"remote": remote(summary), "single flight": flights(summary, shared), "verified hits": verified(summary)}
+    for what, text in said.items():
         if text:
             print(f"{what}: {text}")
     if shared:
@@ -163,6 +165,12 @@ def flights(summary: Summary, shared: list[Shared]) -> str:
     compiling = sum(each.compiling for each in shared)
     spared = f" in place of {compiling:.1f} s of compiling" if shared else ""
     return f"{left} compiles left to other processes, {waited:.1f} s waited for them{spared}{in_vain}"
+
+
+def verified(summary: Summary) -> str:
+    """What the hits came to that were to be compiled again, in words; "" if none were."""
+    count = summary.verified
+    return ", ".join(f"{count[each.value]} {each.value}" for each in OF_VERIFICATION) if any(count.values()) else ""
 
 
 def seconds(summary: Summary, which: Time) -> str:

@@ -7,7 +7,7 @@ import math
 import os
 import stat
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ from safecache.files import opening
 from safecache.history import journal
 from safecache.history.lookups import Outcome, Time, label, time_label, time_labels
 from safecache.places import ours
-from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, Count, Kind, Reason
+from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, OF_VERIFICATION, Count, Kind, Reason
 
 __all__ = ["ALL", "LAST", "Line", "Process", "Summary", "labels", "read", "seconds", "summarise"]
 
@@ -75,7 +75,7 @@ class Summary(NamedTuple):
     ``by_process``: those, with the ones first that took longest.
 
     ``missed``: the lines about what was no hit. ``remote``: what was counted of the remote tier, by OF_REMOTE.
-    ``flights``: of compiles that were left to others, by OF_FLIGHTS.
+    ``flights``: of compiles that were left to others, by OF_FLIGHTS. ``verified``: of hits, by OF_VERIFICATION.
     """
 
     run: str
@@ -86,6 +86,7 @@ class Summary(NamedTuple):
     by_process: list[Process]
     remote: Counter[str]
     flights: Counter[str]
+    verified: Counter[str]
 
 
 def labels() -> dict[str, tuple[Kind, Outcome, Reason | None]]:
@@ -101,7 +102,8 @@ _REMOTE = frozenset(count.value for count in OF_REMOTE)
 _LEFT = Count.LEFT_TO_OTHERS.value
 _TIMES_OF_WAITS = ("waited", "took")
 _FLIGHTS = frozenset(count.value for count in OF_FLIGHTS)
-_KNOWN = _LABELS.keys() | _TIMES | _REMOTE | _FLIGHTS
+_VERIFIED = frozenset(each.value for each in OF_VERIFICATION)
+_KNOWN = _LABELS.keys() | _TIMES | _REMOTE | _FLIGHTS | _VERIFIED
 
 
 def read(root: str) -> list[Line]:
@@ -178,11 +180,13 @@ def summarise(lines: Iterable[Line], run: str) -> Summary | None:
         return None
     counts = _counted(chosen)
     missed = [line for line in chosen if line.label in _LABELS]
-    times = Counter({label: counts.pop(label) for label in _TIMES & counts.keys()})
-    remote = Counter({label: counts.pop(label) for label in _REMOTE & counts.keys()})
-    flights = Counter({label: counts.pop(label) for label in _FLIGHTS & counts.keys()})
+    times, remote, flights, verified = (_taken(counts, of) for of in (_TIMES, _REMOTE, _FLIGHTS, _VERIFIED))
     processes = _processes(chosen)
-    return Summary(run, len(processes), counts, times, missed, processes, remote, flights)
+    return Summary(run, len(processes), counts, times, missed, processes, remote, flights, verified)
+
+
+def _taken(counts: Counter[str], labels: Set[str]) -> Counter[str]:
+    return Counter({label: counts.pop(label) for label in labels & counts.keys()})
 
 
 def _counted(lines: Iterable[Line]) -> Counter[str]:

@@ -57,6 +57,18 @@ def test_sums_are_over_all_processes_of_the_run(write, run):
     assert [row["name"] for row in said["missed"]] == ["model", "model"]
 
 
+def test_verified_hits_are_told_where_there_are_some(write, run, tmp_path):
+    root = write(line(time=1, run="none"), line(time=2, pid=1, counts={"compiled alike again": 3}), name="1")
+    write(line(time=3, pid=2, counts={"compiled otherwise now": 1, "compiled alike again": 2}), name="2")
+    said = json.loads(run("stats", root, "--json").out)
+    assert said["verification"] == {"recompiled": 5, "differs": 1, "not_recompiled": 0}
+    text = "5 compiled alike again, 1 compiled otherwise now, 0 not compiled again"
+    assert f"verified hits: {text}\n" in run("stats", root).out
+    assert run("report", root, "-o", tmp_path / "page.html").code == 0
+    assert f"<p>{text}</p>" in (tmp_path / "page.html").read_text()
+    assert "verified" not in run("stats", root, "--run", "none").out
+
+
 def test_times_are_told_of_each_process(write, run):
     """Those of AOTAutograd entries include their graphs'."""
     times = {"aot ms spent": 3000, "fx ms spent": 2500, "code ms waited": 1000}
