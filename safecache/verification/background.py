@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import queue
+import signal
 import subprocess
 import sys
 import threading
@@ -116,7 +117,7 @@ def _verify(job: Job) -> None:
     for each in answer["verdicts"]:
         key = (Kind[each["kind"]], each["key"])
         if not each["differences"]:
-            verdicts.alike(key)
+            verdicts.alike()
         else:
             differences = [Difference(*pair) for pair in each["differences"]]
             verdicts.differs(by_key[key], base64.b64decode(each["made"]), differences)
@@ -169,7 +170,10 @@ def _ending(status: int, said: Any) -> str:
     size = said.seek(0, os.SEEK_END)
     said.seek(max(0, size - _MOST_SAID))
     last = said.read().decode("utf-8", "replace").strip().splitlines()[-1:]
-    return f"the process that compiled it ended with status {status}{': ' if last else ''}{''.join(last)}"
+    # 128 and more: of the compile; below 0: of the process that watches it.
+    number = -status if status < 0 else status - 128
+    how = signal.Signals(number).name if number in set(signal.Signals) else f"status {status}"
+    return f"the process that compiled it ended with {how}{': ' if last else ''}{''.join(last)}"
 
 
 @atexit.register
@@ -178,6 +182,8 @@ def _end() -> None:
     process, _state.is_ending = _state.process, True
     if process is not None and process.stdin is not None:
         with suppress(OSError, subprocess.TimeoutExpired):
+            # To close it would not do: a child that was forked meanwhile holds it open.
+            process.stdin.write(b"end")
             process.stdin.close()
             process.wait(_GRACE)
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from safecache.files import folders
+from safecache.files.folders import Folder
 from safecache.places import ours
 from safecache.verification.comparison import Key
 
@@ -45,11 +46,16 @@ def keep(root: str, key: Key, found: bytes, made: bytes, text: str, facts: Mappi
             with suppress(OSError):
                 place.remove(draft)
             raise
-        kept = sorted(place.names(), key=lambda each: folders.modified(f"{place.path}/{each}"), reverse=True)
-        for each in kept[_MOST:]:
-            with suppress(OSError):  # another process has removed it
-                place.remove(each)
+        with suppress(OSError):  # it is kept, and the next makes room
+            _make_room(place)
     return ours.path(root, ours.DIFFERENCES, name)
+
+
+def _make_room(place: Folder) -> None:
+    kept = sorted(place.names(), key=lambda each: folders.modified(f"{place.path}/{each}"), reverse=True)
+    for each in kept[_MOST:]:
+        with suppress(FileNotFoundError):  # another process has removed it
+            place.remove(each)
 
 
 def _name(key: Key) -> str:

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 __all__ = ["UnverifiableError", "recompile", "take"]
 
 _OURS = frozenset({"aten", "prims", "prim", "inductor", "_inductor_test", "higher_order", "rngprims", "quantized"})
+# The program's main file, also in what multiprocessing has spawned.
+_PROGRAM = ("__main__", "__mp_main__")
 _TRITON = "triton_kernel_wrapper"
 # Keyword arguments of compile_fx that travel; any other has to be what it is without being named.
 _TRAVEL = ("config_patches", "ignore_shape_env", "compile_region_name")
@@ -150,7 +152,7 @@ def _defining(torch: Any, name: str) -> Iterator[str]:
         said = torch._C._dispatch_dump(name)
         files = {getattr(module, "__file__", None): each for each, module in list(sys.modules.items())}
         found = next((module for file, module in files.items() if file and f"{file}:" in said), "")
-    if found == "__main__":
+    if found in _PROGRAM:
         raise UnverifiableError(f"the program itself defines the operator {name}, in no module that can be imported")
     if found:
         yield found

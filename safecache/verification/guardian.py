@@ -36,6 +36,8 @@ def main(asked: int, answered: int, directory: str, seconds: float, parent: int)
     worker = os.fork()
     if worker == 0:
         _compile(asked, answered, own)
+    with suppress(OSError):  # Both do it: either may be the first that needs it.
+        os.setpgid(worker, worker)
     status = os.EX_TEMPFAIL
     try:
         status = _watch(worker, time.monotonic() + seconds, parent)

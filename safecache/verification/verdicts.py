@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import atexit
 import logging
+import os
+import sys
 from typing import NamedTuple
 
+from safecache.history import journal
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Reason
 from safecache.settings import config
@@ -13,7 +16,7 @@ from safecache.store import entry_files
 from safecache.verification import comparison, evidence
 from safecache.verification.comparison import Difference, Key
 
-__all__ = ["Entry", "alike", "differs", "unverified"]
+__all__ = ["Entry", "alike", "differs", "reset", "unverified"]
 
 _REMEDY = (
     "Something that decides about the code is not in its key, such as a custom operator's schema, or this graph is "
@@ -31,14 +34,20 @@ class Entry(NamedTuple):
     root: str
 
 
-def alike(_: Key) -> None:
-    """It is compiled now as it was then."""
+def alike() -> None:
+    """An entry is compiled now as it was then."""
     events.count(Count.RECOMPILED)
+    _journal(Count.RECOMPILED)
 
 
 def unverified(what: str, why: str) -> None:
     """It could not be compiled again."""
     events.report(Reason.NOT_RECOMPILED, f"{what} was not verified: {why}.", cause=why)
+    _journal(Reason.NOT_RECOMPILED)
+
+
+def _journal(what: Count | Reason) -> None:
+    journal.count(what.value, config.cache_directory() or "")
 
 
 def differs(entry: Entry, made: bytes, differences: list[Difference]) -> str:
@@ -55,6 +64,7 @@ def differs(entry: Entry, made: bytes, differences: list[Difference]) -> str:
         said = f"{said} {_moved(entry)}"
     text = f"{kind.noun} {entry.path or key} is compiled otherwise now: {comparison.show(differences)}\n"
     _remember(f"{kind.noun} {key}")
+    _journal(Reason.DIFFERS)
     events.report(Reason.DIFFERS, text, cause=key, remedy=f"{said} {_REMEDY}")
     return kept
 
@@ -78,16 +88,25 @@ def _moved(entry: Entry) -> str:
 
 
 def _remember(what: str) -> None:
-    if config.current().strict and not _differing:
-        atexit.register(_say_at_the_end)
+    # A process that multiprocessing has forked ends without what is registered below.
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    if multiprocessing is not None and not _differing:
+        multiprocessing.Finalize(None, _say_at_the_end, exitpriority=0)
     _differing.append(what)
 
 
+@atexit.register
 def _say_at_the_end() -> None:
-    text = f"safecache: {len(_differing)} entries that were used are compiled otherwise now: {', '.join(_differing)}"
-    events.say(logging.ERROR, text)
+    if _differing and config.current().strict:
+        which = ", ".join(_differing)
+        text = f"safecache: {len(_differing)} entries that were used are compiled otherwise now: {which}"
+        events.say(logging.ERROR, text)
+        reset()
 
 
 def reset() -> None:
-    """Forget what has differed."""
+    """Forget what has differed: so begins a forked child, which is to say nothing of what its parent has used."""
     _differing.clear()
+
+
+os.register_at_fork(after_in_child=reset)

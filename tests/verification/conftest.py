@@ -1,0 +1,7 @@
+"""Keys and settings of its own for each of these tests."""
+
+from __future__ import annotations
+
+from helpers.in_process import cache, isolated, settings
+
+__all__ = ["cache", "isolated", "settings"]

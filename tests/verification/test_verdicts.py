@@ -1,0 +1,190 @@
+"""What follows from an entry that is compiled otherwise now, on disks that are full, and at the end of the program."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import SOURCE
+from helpers.caches import key
+from helpers.listed import entry
+
+from safecache.files import folders
+from safecache.history import run_summary
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind
+from safecache.settings import config
+from safecache.testing import failing
+from safecache.verification import evidence, verdicts
+from safecache.verification.comparison import Difference
+
+DIFFERENCES = [Difference("source_code", "-a\n+b")]
+
+
+@pytest.fixture(autouse=True)
+def nothing_differs():
+    verdicts.reset()
+    yield
+    verdicts.reset()
+
+
+@pytest.fixture
+def hit(cache, monkeypatch):
+    """A sealed entry that was hit."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache.root))
+    path = entry(cache, "a")
+    return verdicts.Entry((Kind.AOT_ENTRY, key("a", "a")), path.read_bytes(), str(path), str(cache.root))
+
+
+def kept(cache):
+    place = cache.root / ".safecache" / "differences"
+    return sorted(place.iterdir()) if place.exists() else []
+
+
+def aside(cache):
+    return [each for each in (cache.root / ".safecache" / "quarantine").glob("*") if not each.name.endswith(".json")]
+
+
+def test_both_are_kept_and_the_entry_is_set_aside_but_not_twice(cache, hit, caplog):
+    caplog.set_level(logging.DEBUG, "safecache")
+    place = Path(verdicts.differs(hit, b"made", DIFFERENCES))
+    assert kept(cache) == [place]
+    assert (place / "in_the_cache.entry").read_bytes() == hit.content
+    assert (place / "compiled_now.entry").read_bytes() == b"made"
+    assert (place / "difference.txt").read_text() == "source_code:\n-a\n+b"
+    report = json.loads((place / "report.json").read_text())
+    assert (report["kind"], report["cache_key"], report["path"]) == ("aot_autograd", hit.key[1], hit.path)
+    [moved] = aside(cache)
+    assert moved.read_bytes() == hit.content and not os.path.exists(hit.path)
+    assert f"AOTAutograd entry {hit.path} is compiled otherwise now" in caplog.text
+    assert str(place) in caplog.text and f"moved to {moved}" in caplog.text and "+b" in caplog.text
+
+    entry(cache, "a")
+    assert verdicts.differs(hit, b"made", DIFFERENCES) == ""
+    assert os.path.exists(hit.path) and aside(cache) == [moved]
+    assert "It has differed before, and is left" in caplog.messages[-1]
+    assert events.counters() == {"compiled otherwise now": 2, "quarantined": 1}
+    assert [each.levelname for each in caplog.records] == ["WARNING", "DEBUG"], "said once"
+
+
+@pytest.mark.parametrize("call", ["mkdir", "write", "rename"])
+@pytest.mark.parametrize("is_all", [False, True])
+def test_full_disk_costs_the_evidence_and_no_more(cache, hit, caplog, call, is_all):
+    with failing(call, "ENOSPC", below=cache.root / ".safecache" / ("" if is_all else "differences")):
+        assert verdicts.differs(hit, b"made", DIFFERENCES) == ""
+    assert "Nothing could be kept as evidence: No space left on device." in caplog.text
+    assert kept(cache) == [], "nothing half"
+    [after] = [*aside(cache), *([Path(hit.path)] if os.path.exists(hit.path) else [])]
+    assert after.read_bytes() == hit.content
+    assert is_all or str(after) in caplog.text
+    # With room again, it is kept.
+    assert verdicts.differs(hit, b"made", DIFFERENCES) == str(kept(cache)[0])
+
+
+def test_entry_that_lies_nowhere_is_told_by_its_key(hit, caplog):
+    verdicts.differs(hit._replace(path="", root=""), b"made", DIFFERENCES)
+    assert f"AOTAutograd entry {hit.key[1]} is compiled otherwise now" in caplog.text
+
+
+def test_what_is_kept_is_told_though_no_room_can_be_made(hit, monkeypatch):
+    def names(folder):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(folders.Folder, "names", names)
+    place = verdicts.differs(hit, b"made", DIFFERENCES)
+    assert len(os.listdir(place)) == 4
+
+
+def test_the_latest_stay(cache):
+    root = str(cache.root)
+    for number in range(23):
+        place = evidence.keep(root, (Kind.FX_ENTRY, key("f", str(number))), b"a", b"b", "", {})
+        os.utime(place, (number, number))
+    assert [evidence.is_kept(root, (Kind.FX_ENTRY, key("f", str(number)))) for number in range(23)] == (
+        [False] * 3 + [True] * 20
+    )
+
+
+def test_what_another_process_has_saved_since_stays(cache, hit, caplog):
+    Path(hit.path).write_bytes(b"newer")
+    assert verdicts.differs(hit, b"made", DIFFERENCES)
+    assert Path(hit.path).read_bytes() == b"newer" and aside(cache) == []
+    assert "It could not be moved away, or was replaced since." in caplog.text
+    assert "quarantined" not in events.counters()
+
+
+@pytest.mark.parametrize("has_own", [True, False])
+def test_a_lower_tier_stays_as_it_is(cache, hit, caplog, tmp_path, monkeypatch, has_own):
+    (tmp_path / "own").mkdir()
+    own = str(tmp_path / "own") if has_own else None
+    monkeypatch.setattr(config, "cache_directory", lambda: own)
+    monkeypatch.chdir(tmp_path)
+    place = verdicts.differs(hit._replace(root=""), b"made", DIFFERENCES)
+    assert place.startswith(f"{tmp_path}/own/.safecache/") if has_own else place == ""
+    assert not (tmp_path / ".safecache").exists() and not (cache.root / ".safecache").exists()
+    assert Path(hit.path).read_bytes() == hit.content
+    assert "It lies in a lower tier, and stays." in caplog.text
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_strict_mode_raises_nothing_and_lists_what_has_differed_at_the_end(hit, settings, caplog, is_strict):
+    settings(SAFECACHE_STRICT=int(is_strict))
+    verdicts.differs(hit, b"made", DIFFERENCES)
+    verdicts.unverified("it", "somewhere")
+    verdicts._say_at_the_end()
+    verdicts._say_at_the_end()
+    said = [each.getMessage() for each in caplog.records if each.levelname == "ERROR"]
+    assert len(said) == is_strict
+    assert all(
+        f"1 entries that were used are compiled otherwise now: AOTAutograd entry {hit.key[1]}" in _ for _ in said
+    )
+
+
+FORKS = """
+import {imported}os, sys
+import safecache
+from safecache.reporting.kinds import Kind
+from safecache.verification import verdicts
+
+def differ(name):
+    verdicts.differs(verdicts.Entry((Kind.FX_ENTRY, name), b"a", "/no/where", "/no"), b"b", [])
+
+if {how!r} == "parent":
+    differ("the parent's")
+    if not os.fork():
+        sys.exit()
+    os.wait()
+else:
+    child = multiprocessing.get_context("fork").Process(target=differ, args=("the child's",))
+    child.start()
+    child.join()
+"""
+
+
+@pytest.mark.parametrize("how", ["parent", "child"])
+def test_each_process_lists_its_own_at_its_end(tmp_path, how):
+    code = FORKS.format(how=how, imported="" if how == "parent" else "multiprocessing, ")
+    environment = {"PYTHONPATH": str(SOURCE), "SAFECACHE_STRICT": "1", "HOME": str(tmp_path)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count(f"1 entries that were used are compiled otherwise now: FX graph entry the {how}'s") == 1
+
+
+def test_run_tells_what_was_verified(cache, hit, monkeypatch):
+    from safecache.history import journal
+
+    monkeypatch.setattr(journal, "_journal", journal._Journal())
+    journal._journal.awaits_end, journal._journal.root = True, str(cache.root)
+    verdicts.alike()
+    verdicts.alike()
+    verdicts.differs(hit, b"made", DIFFERENCES)
+    verdicts.unverified("it", "somewhere")
+    journal._end()
+    summary = run_summary.summarise(run_summary.read(str(cache.root)), run_summary.LAST)
+    assert summary.verified == {"compiled alike again": 2, "compiled otherwise now": 1, "not compiled again": 1}
