@@ -41,6 +41,7 @@ _KILLS = ["tests/isolation/test_service_kills.py", "tests/isolation/test_service
 _SERVICE = ["tests/isolation/test_service.py", *_KILLS]
 _COMPILING = ["tests/crashes/test_worker_results.py", "tests/crashes/test_compiling_ahead.py"]
 _COMPILING += ["tests/crashes/test_confirmation.py"]
+_VERDICTS = ["tests/verification/test_verdicts.py"]
 # The tests of each module, without torch, those that are most about it first.
 TESTS = {
     "store/entry_files": _STORE,
@@ -61,6 +62,11 @@ TESTS = {
     "trials/markers": ["tests/trials/test_markers.py"],
     "trials/strikes": ["tests/trials/test_markers.py"],
     "trials/evidence": ["tests/trials/test_markers.py"],
+    "verification/verdicts": _VERDICTS,
+    "verification/evidence": _VERDICTS,
+    "verification/guardian": ["tests/verification/test_guardian.py", "tests/verification/test_queue.py"],
+    "omitted/functions": ["tests/omitted/test_functions.py"],
+    "omitted/surroundings": ["tests/omitted/test_servers.py"],
     "store/manifests": ["tests/store/test_records.py", *_GATE],
     "code/gate": ["tests/built_code/test_disposal.py", *_GATE],
     "code/triton_remote": ["tests/built_code/test_triton_backend.py", "tests/built_code/test_triton_records.py"],

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import subprocess
 import sys
 import types
 
 import pytest
+from conftest import SOURCE
 
 from safecache.omitted import fingerprints, functions, operators
 from safecache.reporting import events
@@ -126,3 +128,26 @@ def test_a_statement_that_is_none_is_taken_for_none(isolated, text):
 def test_a_part_of_a_newer_safecache_is_passed_over(isolated):
     sealed = {fingerprints.FIELD: '{"ops":{},"weather":{"":"sunny"}}'}
     assert fingerprints.objection(Kind.FX_ENTRY, "key", sealed) is None
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (lambda x, by=2: x * by, lambda x, by=3: x * by),
+        (lambda x, *, by=2: x * by, lambda x, *, by=3: x * by),
+        (lambda x: x in {1, 2}, lambda x: x in {1, 3}),
+        (lambda x: x in (1, 2), lambda x: x in (1, 2.0)),
+        (lambda x: x in (1, 2), lambda x: x in {1, 2}),
+    ],
+    ids=["default", "default by name", "set", "type", "tuple and set"],
+)
+def test_defaults_and_constants_are_part_of_it(one, other):
+    assert functions.digest([one]) != functions.digest([other])
+
+
+def test_sets_have_no_order():
+    code = "import sys; from safecache.omitted import functions; print(functions.digest([eval(sys.argv[1])]))"
+    command = [sys.executable, "-c", code, "lambda x: x in {'a', 'b', 'c', 'd'}"]
+    environment = {"PYTHONPATH": str(SOURCE), "SAFECACHE": "0"}
+    made = {subprocess.check_output(command, env=environment | {"PYTHONHASHSEED": seed}) for seed in "123"}
+    assert len(made) == 1 and made != {b"\n"}
