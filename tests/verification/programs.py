@@ -71,6 +71,9 @@ class Program:
         command = [*self.command, *words]
         return self._run(command, settings)
 
+    def run_file(self, name, *words, **settings):
+        return self._run([sys.executable, name, *words], settings)
+
     def audit(self, *words):
         return self._run([sys.executable, "-m", "safecache", "audit", "--recompile", *words, "--", *self.command], {})
 
