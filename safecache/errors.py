@@ -13,6 +13,7 @@
     ├── LauncherError          a launcher from an entry cannot load its kernel, raised by its first call
     ├── VerifierError          what verifies is not on, and strict mode does not go on without it; raised by activate()
     │                          and by the import of the module that was to be verified
+    ├── PackRefusedError       a pack was not made by whom this process trusts, or is not as it was made
     ├── SourcePatchError       a source patch does not fit, or cannot be applied: nothing was changed
     └── TritonCompileCrash     Triton's compiler died of a kernel, in a process of its own
 
@@ -31,6 +32,7 @@ __all__ = [
     "KeyringError",
     "LauncherError",
     "MissError",
+    "PackRefusedError",
     "RefusedArtifactError",
     "SafecacheError",
     "SourcePatchError",
@@ -110,6 +112,12 @@ class LauncherError(SafecacheError, RuntimeError):
 
 class VerifierError(SafecacheError):
     """Names the hook that is not on, or what is wrong with the keys, and the remedy. Raised in strict mode alone."""
+
+
+class PackRefusedError(SafecacheError):
+    """Names the pack and why it is not used; ``reason``: that, as the value of a Reason."""
+
+    reason = ""
 
 
 class SourcePatchError(SafecacheError):

@@ -52,6 +52,10 @@ _GROUPS = {
         "quarantine": ("quarantine", "list, show, restore or remove what is in quarantine"),
         "push": ("remote", "send to the remote cache what lies in caches here and is not there"),
         "pull": ("remote", "fetch from the remote cache what caches here lack"),
+        "pack": ("pack", "make one signed file of caches, to be carried and read as it is"),
+        "unpack": ("pack", "have in caches here what a pack has and they lack"),
+        "diff": ("pack", "tell what differs between two packs or caches"),
+        "merge": ("pack", "make one pack of several packs or caches"),
         "forget": ("crashes", "have kernels compiled again that have crashed Triton's compiler"),
     },
 }

@@ -23,9 +23,9 @@ from safecache.tiers import levels
 from safecache.upkeep import transfers
 from safecache.upkeep.transfers import Caches, Fate, Step, Summary, Tell
 
-__all__ = ["add", "run"]
+__all__ = ["add", "progress", "run", "show"]
 
-_DONE = {"push": "sent", "pull": "fetched"}
+_DONE = {"push": "sent", "pull": "fetched", "pack": "packed", "merge": "packed", "unpack": "unpacked"}
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Run one of these commands; 1 if anything was refused or has failed. Raises SafecacheError or OSError."""
     remote = remote_of(arguments)
     try:
-        with _progress(arguments.command) as tell:
+        with progress(arguments.command) as tell:
             if arguments.command == "push":
                 summary = _push(arguments, remote, tell)
             else:
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
     except Unavailable:
         print(f"safecache {arguments.command}: {remote.shown} cannot be used now", file=sys.stderr)
         return EXIT_FINDINGS
-    _show(arguments, remote.shown, summary)
+    show(arguments, remote.shown, summary)
     return EXIT_FINDINGS if summary.problems else 0
 
 
@@ -72,7 +72,7 @@ def _caches(directory: str | None) -> Caches:
 
 
 @contextmanager
-def _progress(command: str) -> Iterator[Tell]:
+def progress(command: str) -> Iterator[Tell]:
     """Context of a function that advances a bar on a terminal, and else prints a line for each tenth that is done."""
     console, done = Console(stderr=True), 0
     columns = (*Progress.get_default_columns(), MofNCompleteColumn())
@@ -93,14 +93,15 @@ def _progress(command: str) -> Iterator[Tell]:
 _FEW = 100
 
 
-def _show(arguments: argparse.Namespace, shown: str, summary: Summary) -> None:
+def show(arguments: argparse.Namespace, shown: str, summary: Summary) -> None:
+    """Print what became of it; ``shown``: the remote, or the pack."""
     done = _DONE[arguments.command]
     counts = {done if fate is Fate.DONE else fate.value: summary.counts[fate] for fate in Fate}
     problems = [{"name": step.name, "what": step.fate.value, "why": step.detail} for step in summary.problems]
     if arguments.json:
         words = {what.replace(" ", "_"): number for what, number in counts.items()}
         others = {"bytes": summary.size, "other_builds": summary.elsewhere, "problems": problems}
-        print(json.dumps({"remote": shown, **words, **others}))
+        print(json.dumps({"remote" if arguments.command in ("push", "pull") else "pack": shown, **words, **others}))
         return
     counted = ", ".join(f"{number} {what}" for what, number in counts.items())
     elsewhere = f"; {summary.elsewhere} there are of other builds" if summary.elsewhere else ""

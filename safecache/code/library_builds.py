@@ -114,7 +114,7 @@ def settle(path: str) -> None:
         _thread.failure = error
         raise
     tier.asked_file(Kind.NATIVE_CODE, path, root)
-    if not is_there and path not in _thread.absent and (layers.exist(root) or tier.is_on()):
+    if not is_there and path not in _thread.absent and (layers.exist(root) or tier.is_below()):
         _take_from_below(path, root)
 
 

@@ -15,7 +15,7 @@ import io
 import locale
 import os
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from contextlib import suppress
 from types import TracebackType
 
@@ -28,7 +28,8 @@ from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing.trust import Refusal
-from safecache.store import entry_files, manifests
+from safecache.store import bundles, entry_files, manifests
+from safecache.store.bundles import Bundle
 from safecache.tiers.directory_faults import Unreadable
 
 __all__ = [
@@ -36,6 +37,7 @@ __all__ = [
     "TABLE",
     "UNUSED_TABLE",
     "Written",
+    "bundles_in",
     "empty_table",
     "fetch_artifacts",
     "fetch_model",
@@ -51,7 +53,6 @@ ACCOUNTS = ("cache_key_factors.json", "computation_graph.py")
 UNUSED_TABLE = "sglang_compile_cache.py"
 _OF_SGLANG = re.compile(rf"{re.escape(UNUSED_TABLE)}|computation_graph_\d+\.\d+\.py")
 _EMPTY = "{}"
-_FOLDER = "torch_compile_cache"
 # Below that, whatever a model was compiled from is in the hash. In a directory that a user has chosen it is not.
 _MODEL = re.compile(r"torch_aot_compile/[0-9a-f]{64}/rank_\d+_\d+/model")
 _PART = re.compile(r"[0-9a-f]{10}/rank_\d+_\d+/\w+")
@@ -65,7 +66,7 @@ def _root(path: str) -> str:
     """
     chosen = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(path))))
     above = os.path.dirname(chosen)
-    return above if os.path.basename(above) == _FOLDER else chosen
+    return above if os.path.basename(above) == layout.VLLM_FOLDER else chosen
 
 
 def is_account(name: str) -> bool:
@@ -106,10 +107,21 @@ def require_parts(names: Collection[str]) -> None:
         raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
 
 
+def bundles_in(root: str) -> Iterator[Bundle]:
+    """The models, and tables with their artifacts, in this directory of vLLM's, not verified. Raises OSError."""
+    for item in folders.below(root):
+        path = os.path.relpath(item.path, root)
+        part, name = os.path.split(path)
+        if _MODEL.fullmatch(path):
+            yield bundles.placed(Kind.AOT_FUNCTION, path, root)
+        elif name == TABLE and _PART.fullmatch(part):
+            yield bundles.placed(Kind.TABLE, part, root)
+
+
 def _named(path: str, pattern: re.Pattern[str]) -> tuple[str, str]:
     """The cache that it lies in, and its path from there, which is all that vLLM looks it up by; "" if that differs."""
-    root, separator, below = os.path.abspath(path).rpartition(f"/{_FOLDER}/")
-    return (f"{root}/{_FOLDER}", below) if separator and pattern.fullmatch(below) else ("", "")
+    root, separator, below = os.path.abspath(path).rpartition(f"/{layout.VLLM_FOLDER}/")
+    return (f"{root}/{layout.VLLM_FOLDER}", below) if separator and pattern.fullmatch(below) else ("", "")
 
 
 def fetch_artifacts(directory: str) -> None:

@@ -87,7 +87,7 @@ def _at_odds(environ: Mapping[str, str]) -> Iterator[Finding]:
                 remedy = f"export SAFECACHE_ISOLATE=1  # or unset {variable}"
                 yield finding.warning("settings-at-odds", evidence, remedy)
     for place in directories.caches(environ):
-        if any(os.path.realpath(layer) == os.path.realpath(place.path) for layer in settings.lower):
+        if any(os.path.realpath(layer) == os.path.realpath(place.path) for layer in settings.layers):
             evidence = f"SAFECACHE_LOWER names {place}, which is the cache itself."
             yield finding.warning("settings-at-odds", evidence, "Name a layer in SAFECACHE_LOWER that is not written.")
 

@@ -46,7 +46,7 @@ T = TypeVar("T")
 
 def check_contents(environ: Mapping[str, str]) -> Iterator[Finding]:
     """Findings about leftover, quarantined and refused files, in each cache directory that exists."""
-    for root in [*levels.existing_caches(environ), *filter(os.path.isdir, config.current().lower)]:
+    for root in [*levels.existing_caches(environ), *filter(os.path.isdir, config.current().layers)]:
         try:
             yield from _within(root)
         except OSError as error:

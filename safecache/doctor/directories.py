@@ -132,7 +132,7 @@ def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:
         if place.is_cache and os.path.isdir(place.path):
             yield from _exposed(place)
             yield from _linked(place)
-    for layer in config.current().lower:
+    for layer in config.current().layers:
         if not os.path.isdir(layer) or not os.access(layer, os.R_OK | os.X_OK, effective_ids=True):
             evidence = f"SAFECACHE_LOWER names {layer}, which {_state(layer)}: nothing is found there."
             yield finding.warning("layer-missing", evidence, "Mount it, or leave it out of SAFECACHE_LOWER.")

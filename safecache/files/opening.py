@@ -24,6 +24,7 @@ __all__ = [
     "digest_regular",
     "holds",
     "read_end",
+    "read_part",
     "read_regular",
     "type_name",
 ]
@@ -128,6 +129,21 @@ def read_end(
             return content, start + len(content)
 
     return filesystem.retried(read, passing)
+
+
+def read_part(path: str, check: Callable[[os.stat_result], None], start: int, most: int) -> tuple[bytes, int]:
+    """At most so many bytes of a file from ``start`` on, and the size in bytes of all. Opened as by read_regular()."""
+
+    def read() -> tuple[bytes, int]:
+        with _opened(path, check, 0) as (descriptor, size):
+            left, at, parts = min(most, max(0, size - start)), start, list[bytes]()
+            # The kernel reads 2 GB at once at most.
+            while left and (part := filesystem.pread(descriptor, left, at)):
+                parts.append(part)
+                left, at = left - len(part), at + len(part)
+            return b"".join(parts), size
+
+    return filesystem.retried(read, filesystem.READING)
 
 
 def holds(path: str, content: bytes, check: Callable[[os.stat_result], None], *, flags: int = 0) -> bool:

@@ -36,7 +36,7 @@ def use(path: str, status: os.stat_result) -> None:
         return
     owner = (status.st_dev, status.st_uid)
     # Clang compares headers' mtimes with those in a precompiled header. Layers below a cache are never written.
-    lower = any(path.startswith(os.path.join(layer, "")) for layer in config.current().lower)
+    lower = any(path.startswith(os.path.join(layer, "")) for layer in config.current().layers)
     if lower or path.endswith(".h") or owner in _refusing:
         return
     try:

@@ -9,7 +9,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
@@ -47,12 +47,13 @@ class Temporary:
             if not folder.is_over_a_network:
                 filesystem.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
-    def write(self, content: bytes, *, durably: bool) -> None:
-        """Write ``content``, and sync it if ``durably``. Raises OSError, also for errors that a close reports.
+    def write(self, parts: Iterable[bytes], *, durably: bool) -> None:
+        """Write these one after the other, and sync if ``durably``. Raises OSError, also for what a close reports.
 
         After an error the file is useless: data that could not be written back once counts as written in the next sync.
         """
-        filesystem.write_all(self._descriptor, content)
+        for part in parts:
+            filesystem.write_all(self._descriptor, part)
         if durably:
             filesystem.fsync(self._descriptor)
         # Some file systems report a full disk only on close. A duplicate is closed, as the file must stay locked.

@@ -35,6 +35,7 @@ __all__ = [
     "TRITON_KEY",
     "VLLM_ARTIFACT",
     "VLLM_CACHES",
+    "VLLM_FOLDER",
     "VLLM_TABLE",
     "Code",
     "Location",
@@ -273,10 +274,12 @@ def triton_siblings(root: str, environ: Mapping[str, str]) -> list[str]:
 
 # vLLM has torch and Triton keep theirs in directories of these names, in others of its own.
 VLLM_CACHES = ("inductor_cache", "triton_cache")
+# The directory of it all.
+VLLM_FOLDER = "torch_compile_cache"
 # Below those, <hash>/rank_0_0/<part> has the table of a part's artifacts, and the artifacts, as they are listed there.
 VLLM_TABLE = "vllm_compile_cache.py"
 VLLM_ARTIFACT = re.compile(r"artifact_compile_range_[0-9A-Za-z_]+")
-_VLLM_FOLDER = re.compile(r"torch_compile_cache|torch_aot_compile|[0-9a-f]{10}|[0-9a-f]{64}|rank_\d+_\d+")
+_OF_VLLM = re.compile(rf"{VLLM_FOLDER}|torch_aot_compile|[0-9a-f]{{10}}|[0-9a-f]{{64}}|rank_\d+_\d+")
 _VLLM_DEPTH = 4
 
 
@@ -284,7 +287,7 @@ def of_vllm(environ: Mapping[str, str]) -> str:
     """Where vLLM keeps what it compiles, whether that exists or not."""
     caches = environ.get("XDG_CACHE_HOME", os.path.join(os.path.expanduser("~"), ".cache"))
     root = environ.get("VLLM_CACHE_ROOT", os.path.join(caches, "vllm"))
-    return os.path.join(os.path.abspath(os.path.expanduser(root)), "torch_compile_cache")
+    return os.path.join(os.path.abspath(os.path.expanduser(root)), VLLM_FOLDER)
 
 
 def vllm_caches(root: str, depth: int = _VLLM_DEPTH) -> Iterator[str]:
@@ -292,7 +295,7 @@ def vllm_caches(root: str, depth: int = _VLLM_DEPTH) -> Iterator[str]:
     for path in _subdirectories(root):
         if os.path.basename(path) in VLLM_CACHES:
             yield path
-        elif depth and _VLLM_FOLDER.fullmatch(os.path.basename(path)):
+        elif depth and _OF_VLLM.fullmatch(os.path.basename(path)):
             yield from vllm_caches(path, depth - 1)
 
 

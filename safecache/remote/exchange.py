@@ -12,17 +12,20 @@ import threading
 
 from safecache.remote import client, parcels, sender, stores, tally
 from safecache.remote.client import Client, Unavailable
-from safecache.remote.parcels import Bundle, File, Parcel
+from safecache.remote.parcels import Parcel
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.settings import config
 from safecache.signing.trust import Refusal
-from safecache.store import entry_files, manifests
+from safecache.store import bundles
+from safecache.store.bundles import Bundle
 
-__all__ = ["asked", "fill", "forget_miss", "has_given", "publish", "reset", "send"]
+__all__ = ["ORIGIN", "asked", "fill", "forget_miss", "has_given", "reset", "send"]
 
 # Bytes that are kept in memory until they are asked for, if they are.
 _MOST_AHEAD = 64 << 20
+# Where it comes from, to a person.
+ORIGIN = "the remote cache"
 _REMEDY = "It is recompiled, and what the remote has is replaced."
 
 _lock = threading.Lock()
@@ -81,7 +84,7 @@ def fill(bundle: Bundle) -> bool:
     if not isinstance(found, parcels.Parcel):
         _refuse(found, bundle, name)
         return False
-    if not all(publish(file, bundle) for file in found.files):
+    if not all(bundles.publish(file, bundle, ORIGIN) for file in found.files):
         return False
     tally.add(Count.REMOTE_HIT)
     _there.add(name)
@@ -123,28 +126,11 @@ def _fetched(remote: Client, name: str) -> bytes | None:
 def _refuse(refusal: Refusal, bundle: Bundle, name: str) -> None:
     _absent.add(name)
     _bad.add(name)
-    where = f"{bundle.kind.noun} {bundle.key[:64]} from the remote cache"
+    where = f"{bundle.kind.noun} {bundle.key[:64]} from {ORIGIN}"
     message = f"{where} was not used: {refusal.evidence}."
     events.add_refusal(message)
     remedy = f"{refusal.remedy} {_REMEDY}".strip()
     events.report(refusal.reason, message, cause=f"remote {bundle.kind.value}", remedy=remedy)
-
-
-def publish(file: File, bundle: Bundle) -> bool:
-    """Put a verified file of the bundle into the cache, after its record; False, and reported, if that fails."""
-    path, kind = bundle.path(file.name), bundle.kind
-    if file.record is not None:
-        where, what = manifests.path_of(path, bundle.root, kind), f"the record of {kind.noun} {path}"
-        if not manifests.publish(where, file.record, bundle.root, what, kind):
-            return False
-    try:
-        entry_files.publish(path, file.content, bundle.root)
-    except OSError as error:
-        text = f"{kind.noun} {path} was not copied from the remote cache: {error.strerror}."
-        cause = f"{error.errno} {bundle.root}"
-        events.report(Reason.UNWRITABLE, text, cause=cause, remedy="Make room there.", error=error)
-        return False
-    return True
 
 
 def _fetch_ahead(parcel: Parcel, remote: Client) -> None:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.machinery
-import sys
-
-from safecache.settings import settings
+from safecache.settings import extras, settings
 
 __all__ = ["is_redis", "missing", "report"]
 
@@ -18,18 +15,8 @@ def is_redis(url: str) -> bool:
 def missing(url: str) -> tuple[str, str] | None:
     """The library that is not installed, and the line that installs it; None if nothing is missing."""
     extra, library = ("redis", "redis") if is_redis(url) else ("object", "obstore")
-    lacking = next((name for name in (library, "zstandard") if not _is_installed(name)), None)
-    return None if lacking is None else (lacking, f"pip install 'safecache[{extra}]'")
-
-
-def _is_installed(name: str) -> bool:
-    if name in sys.modules:
-        return sys.modules[name] is not None
-    if importlib.machinery.PathFinder.find_spec(name) is not None:
-        return True
-    from importlib.util import find_spec  # takes a millisecond to import, and asks other finders too
-
-    return find_spec(name) is not None
+    lacking = next((name for name in (library, "zstandard") if not extras.is_installed(name)), None)
+    return None if lacking is None else (lacking, extras.line(extra))
 
 
 def report(url: str) -> bool:

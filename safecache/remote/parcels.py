@@ -14,33 +14,27 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 import struct
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from safecache.files import folders, opening
-from safecache.places import layout
-from safecache.reporting.kinds import ENTRIES, Kind, Reason
+from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config, units
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.trust import Refusal
-from safecache.store import entry_files, manifests
+from safecache.store import bundles
+from safecache.store.bundles import AT, Bundle, File
 
 __all__ = [
     "MOST_NEEDED",
     "START",
-    "Bundle",
-    "File",
     "Listing",
     "Parcel",
-    "collected",
     "is_of_this_build",
     "kind_of",
     "listing",
     "name_of",
-    "objection",
     "opened",
     "packed",
     "unpacked",
@@ -54,25 +48,11 @@ _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*
 _LONGEST_NAME = 200
 # No plain key begins so.
 _HASHED = "~"
-# Kinds whose files carry no seal of their own, but have a record each.
-_RECORDED = (Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING, Kind.TABLE)
-# Kinds whose files have a seal that does not say which they are: their parcel's does.
-_UNNAMED = (Kind.AOT_FUNCTION,)
 # Bytes of a parcel's start that most headers fit into: see listing().
 START = 4096
-# Where Triton's cache may lie in Inductor's: torch has one for each device.
-_AT = re.compile(r"triton/\d{1,4}|")
 _LEVEL = 3
 # What it takes to read bytes that packed() does not make.
 _MALFORMED = (ValueError, TypeError, KeyError, RecursionError)
-
-
-class File(NamedTuple):
-    """``name``: below the directory of its bundle. ``record``: None if it has none."""
-
-    name: str
-    content: bytes
-    record: bytes | None
 
 
 class Parcel(NamedTuple):
@@ -95,43 +75,6 @@ class Listing(NamedTuple):
     names: frozenset[str]
 
 
-class Bundle(NamedTuple):
-    """What is sent and received as one: the files in ``directory``, or ``only`` that one, with its marker.
-
-    ``root``: the cache that keeps their records.
-    """
-
-    kind: Kind
-    key: str
-    directory: str
-    root: str
-    only: str = ""
-
-    def path(self, name: str) -> str:
-        """The path of the bundle's file of this name."""
-        return os.path.join(self.directory, name)
-
-    @property
-    def at(self) -> str:
-        """Of a kernel: which of Triton's caches in Inductor's it lies in, such as triton/0; "" if it lies in none."""
-        within = config.within_cache(self.root)[1] if self.kind is Kind.KERNEL else ""
-        return within if _AT.fullmatch(within) else ""
-
-    def owns(self, name: str) -> bool:
-        """Whether a file of this name may belong to it."""
-        if self.only:
-            return name in (self.only, self.only + layout.LOADED)
-        if self.kind is Kind.TABLE:
-            return name == layout.VLLM_TABLE or layout.VLLM_ARTIFACT.fullmatch(name) is not None
-        is_plain = os.path.basename(name) == name and not name.startswith(".") and "\0" not in name
-        return bool(name) and is_plain and not layout.is_temporary(name)
-
-    def names(self) -> list[str]:
-        """The names of its files, a list of them, or a table, last. Raises OSError."""
-        files = [self.only, self.only + layout.LOADED] if self.only else folders.names_in(self.directory)
-        return sorted(filter(self.owns, files), key=lambda name: (name.startswith(manifests.LIST), name))
-
-
 def name_of(kind: Kind, key: str) -> str:
     """What the remote calls the bundle of this key, as it is built here: with another torch, it is another one."""
     readable = _PLAIN.fullmatch(key) is not None and len(key) <= _LONGEST_NAME
@@ -149,44 +92,6 @@ def kind_of(name: str) -> Kind | None:
 def is_of_this_build(name: str, kind: Kind) -> bool:
     """Whether the name of such a bundle says that it was built as it would be here."""
     return name.rpartition("@")[2] == provenance.build_of(kind)
-
-
-def collected(bundle: Bundle) -> tuple[File, ...]:
-    """The bundle's files as they lie in the cache, with their records: those alone that verify. Raises OSError.
-
-    None of what there is only a part of: a list of files that are all there is what readers of a kernel begin with, and
-    vLLM ends if an artifact of its table does not load.
-    """
-    files = []
-    for name in bundle.names():
-        path = bundle.path(name)
-        try:
-            content = entry_files.read(path, entry_files.largest(bundle.kind))
-            record = manifests.stored(path, bundle.root, bundle.kind) if bundle.kind in _RECORDED else None
-        except (FileNotFoundError, opening.UnusableEntry):
-            continue
-        files.append(File(name, content, record))
-    found = {file.name: file for file, refusal in _judged(files, bundle) if refusal is None}
-    kept = tuple(file for file in found.values() if _has_all(file, found.keys(), bundle))
-    is_part = bundle.kind is Kind.KERNEL and not any(_is_list(file) or file.name.endswith(".so") for file in kept)
-    return () if is_part or _lacking_in(kept, bundle) else kept
-
-
-def _is_list(file: File) -> bool:
-    return file.name.startswith(manifests.LIST)
-
-
-def _has_all(file: File, names: Collection[str], bundle: Bundle) -> bool:
-    """Whether all are there that a list's verified record states; True of a file that is no list."""
-    if bundle.kind is not Kind.KERNEL or not _is_list(file):
-        return True
-    return set(names).issuperset(_stated_by(file, bundle))
-
-
-def _stated_by(file: File, bundle: Bundle) -> Mapping[str, object]:
-    """The digests, by name, that a list's record states; none if it states none."""
-    listed = manifests.verify(file.record, bundle.path(file.name), bundle.kind, bundle.root)[1].get("files")
-    return listed if isinstance(listed, dict) else {}
 
 
 def packed(parcel: Parcel, name: str) -> bytes | None:
@@ -218,7 +123,7 @@ def opened(content: bytes, name: str, bundle: Bundle, most: int) -> Parcel | Ref
     ``most``: bytes that it may hold once decompressed. Never raises for any content.
     """
     found = unpacked(content, name, most)
-    return found if isinstance(found, Refusal) else objection(found, bundle) or found
+    return found if isinstance(found, Refusal) else bundles.objection(found.files, bundle) or found
 
 
 def unpacked(content: bytes, name: str, most: int) -> Parcel | Refusal:
@@ -230,26 +135,6 @@ def unpacked(content: bytes, name: str, most: int) -> Parcel | Refusal:
         return _unpacked(seal.payload_of(content), most)
     except _MALFORMED as error:
         return Refusal(Reason.UNKNOWN_FORMAT, f"it cannot be unpacked: {type(error).__name__}: {error}")
-
-
-def objection(parcel: Parcel, bundle: Bundle) -> Refusal | None:
-    """Why what unpacked() returned is not used as this bundle; None if every file of it verifies."""
-    for file, refusal in _judged(parcel.files, bundle):
-        if refusal is not None:
-            return refusal._replace(evidence=f"of {file.name[:64]!r} in it: {refusal.evidence}")
-    lacking = _stated(parcel.files, bundle).keys() - {file.name for file in parcel.files}
-    lacking |= _lacking_in(parcel.files, bundle)
-    # Its reader would ask for it again and again, and who compiles it would find the name taken.
-    return Refusal(Reason.DAMAGED, f"it lacks {min(lacking)[:64]!r}, which its list names") if lacking else None
-
-
-def _lacking_in(files: Iterable[File], bundle: Bundle) -> set[str]:
-    """The names of artifacts, or of the table of them, that belong to this bundle and are not among its files."""
-    if bundle.kind is not Kind.TABLE:
-        return set()
-    found = {file.name: file.content for file in files}
-    listed = layout.VLLM_ARTIFACT.findall(found.get(layout.VLLM_TABLE, b"").decode(errors="replace"))
-    return {layout.VLLM_TABLE, *listed} - found.keys()
 
 
 def listing(start: bytes) -> Listing | None:
@@ -298,7 +183,7 @@ def _unpacked(payload: bytes, most: int) -> Parcel:
 def _place_in(header: Mapping[str, Any]) -> tuple[str, str]:
     """The key that it states, and where its files lay."""
     at = str(header.get("at", ""))
-    return str(header.get("key", "")), at if _AT.fullmatch(at) else ""
+    return str(header.get("key", "")), at if AT.fullmatch(at) else ""
 
 
 def _cut(listed: Iterable[tuple[str, int, int]], content: bytes) -> Iterator[File]:
@@ -309,53 +194,3 @@ def _cut(listed: Iterable[tuple[str, int, int]], content: bytes) -> Iterator[Fil
         end = start + size
         yield File(str(name), bytes(view[start:end]), bytes(view[end : end + record]) or None)
         start = end + record
-
-
-def _judged(files: Iterable[File], bundle: Bundle) -> Iterator[tuple[File, Refusal | None]]:
-    """Each file with what is against using it as the bundle's."""
-    files = list(files)
-    stated = _stated(files, bundle)
-    for file in files:
-        if not bundle.owns(file.name) or (file.record is not None and bundle.kind not in _RECORDED):
-            yield file, Refusal(Reason.UNSAFE_NAME, "it is no file of this bundle, or has a record that it should not")
-        elif bundle.kind in _RECORDED:
-            yield file, _objection(file, bundle, stated)
-        else:
-            key = "" if bundle.kind in _UNNAMED else bundle.key
-            found = trust.examine(file.content, bundle.kind, key, None)
-            is_named = bundle.kind not in ENTRIES or file.name == layout.entry_name(file.content)
-            objection = None if is_named else Refusal(Reason.DAMAGED, "its name is not the hash of its content")
-            yield file, found if isinstance(found, Refusal) else objection
-
-
-def _stated(files: Iterable[File], bundle: Bundle) -> Mapping[str, object]:
-    """The digests, by name, that the verified records of lists state of a bundle's other files."""
-    found: dict[str, object] = {}
-    for file in files:
-        if bundle.kind is Kind.KERNEL and _is_list(file) and _objection(file, bundle, {}) is None:
-            found |= _stated_by(file, bundle)
-    return found
-
-
-def _objection(file: File, bundle: Bundle, listed: Mapping[str, object]) -> Refusal | None:
-    digest = hashlib.sha256(_attested(file.content, bundle.kind)).hexdigest()
-    if file.record is None and listed.get(file.name) == digest:
-        return None
-    verdict, stated = manifests.verify(file.record, bundle.path(file.name), bundle.kind, bundle.root)
-    if verdict.reason in trust.UNATTESTED:
-        return trust.unattested(verdict, keyring.current(), "")
-    if verdict.reason is not None:
-        return Refusal(verdict.reason, trust.evidence(verdict))
-    if stated["sha256"] != digest:
-        return Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-    return trust.foreign(verdict, bundle.kind)
-
-
-def _attested(content: bytes, kind: Kind) -> bytes:
-    """What the record of such a file is of: autotuning results in one spelling, whoever wrote them."""
-    if kind is not Kind.AUTOTUNING:
-        return content
-    try:
-        return json.dumps(json.loads(content), sort_keys=True).encode()
-    except (ValueError, RecursionError):
-        return content

@@ -14,11 +14,13 @@ from typing import NamedTuple
 
 from safecache.remote import client, parcels, stores, tally
 from safecache.remote.client import Client, Unavailable
-from safecache.remote.parcels import Bundle, Parcel
+from safecache.remote.parcels import Parcel
 from safecache.remote.stores import Oversized
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.settings import config, units
+from safecache.store import bundles
+from safecache.store.bundles import Bundle
 
 __all__ = ["Sent", "afterwards", "flush", "offer", "reset", "send"]
 
@@ -155,7 +157,7 @@ def _joined(
     most = config.current().remote_max_bytes
     theirs = parcels.opened(known, name, bundle, most) if isinstance(known, bytes) else None
     theirs = theirs if isinstance(theirs, Parcel) else Parcel(())
-    files = parcels.collected(bundle)
+    files = bundles.collected(bundle)
     ours = {file.name for file in files}
     if not files or (theirs.files and ours <= {file.name for file in theirs.files}):
         return Sent(0)

@@ -1,4 +1,6 @@
-"""The remote as the last tier of a lookup, and where what was compiled goes; without SAFECACHE_REMOTE it does nothing.
+"""The last tiers of a lookup, packs and the remote, and where what was compiled goes.
+
+Without packs in SAFECACHE_LOWER and without SAFECACHE_REMOTE it does nothing.
 
 A group of files is named by its kind, its cache key, the directory that they lie in, and the cache that has their
 records; one that is a single file, by its path. The rest is imported when there is a remote.
@@ -13,7 +15,7 @@ from safecache.settings import config
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from safecache.remote.parcels import Bundle
+    from safecache.store.bundles import Bundle
 
 __all__ = [
     "asked",
@@ -21,6 +23,7 @@ __all__ = [
     "fill",
     "fill_file",
     "has_given",
+    "is_below",
     "is_on",
     "is_sending",
     "leave_alone",
@@ -38,13 +41,23 @@ def is_on() -> bool:
     return config.current().remote is not None
 
 
+def is_below() -> bool:
+    """Whether there is any such tier."""
+    return bool(config.current().packs) or is_on()
+
+
 def is_sending() -> bool:
     """Whether what this process compiles is sent. What a compile worker makes is sent with its parent's entry."""
     return is_on() and not config.current().remote_read_only and not config.is_one()
 
 
 def has_given() -> bool:
-    """Whether this process has had anything from it."""
+    """Whether this process has had anything from such a tier."""
+    if config.current().packs:
+        from safecache.packs import lower
+
+        if lower.has_given():
+            return True
     if not is_on():
         return False
     from safecache.remote import exchange
@@ -80,34 +93,38 @@ def asked(kind: Kind, key: str, directory: str, root: str) -> None:
         exchange.asked(_bundle(kind, key, directory, root))
 
 
-def asked_file(kind: Kind, path: str, root: str) -> None:
-    """As asked()."""
+def asked_file(kind: Kind, path: str, root: str, key: str = "") -> None:
+    """As asked(); the group's key is ``key``, or else the path below ``root``."""
     if is_on():
         from safecache.remote import exchange
 
-        exchange.asked(_of_file(kind, path, root, ""))
+        exchange.asked(_of_file(kind, path, root, key))
 
 
 def fill(kind: Kind, key: str, directory: str, root: str) -> bool:
-    """Publish this group in the cache, if the remote has it; False if not.
+    """Publish this group in the cache, if a pack or the remote has it; False if not.
 
     What is refused is reported; strict mode raises the reason's error.
     """
-    if not is_on():
-        return False
-    from safecache.remote import exchange
-
-    return exchange.fill(_bundle(kind, key, directory, root))
+    return is_below() and _fill(_bundle(kind, key, directory, root))
 
 
 def fill_file(kind: Kind, path: str, root: str, key: str = "") -> bool:
-    """As fill(); the group's key is ``key``, or else the path below ``root``."""
+    """As fill(), with a key as in asked_file()."""
+    asked_file(kind, path, root, key)
+    return is_below() and _fill(_of_file(kind, path, root, key))
+
+
+def _fill(bundle: Bundle) -> bool:
+    if config.current().packs:
+        from safecache.packs import lower
+
+        if lower.fill(bundle):
+            return True
     if not is_on():
         return False
     from safecache.remote import exchange
 
-    bundle = _of_file(kind, path, root, key)
-    exchange.asked(bundle)
     return exchange.fill(bundle)
 
 
@@ -123,7 +140,7 @@ def made(kind: Kind, key: str, directory: str, root: str, *, again: bool = False
 
 
 def made_file(kind: Kind, path: str, root: str, key: str = "", *, again: bool = False) -> None:
-    """As made(), with a key as in fill_file(); ``again``: something was added to it."""
+    """As made(), with a key as in asked_file(); ``again``: something was added to it."""
     if is_sending() and not path.endswith(_HEADERS):
         from safecache.remote import exchange
 
@@ -131,9 +148,9 @@ def made_file(kind: Kind, path: str, root: str, key: str = "", *, again: bool = 
 
 
 def _bundle(kind: Kind, key: str, directory: str, root: str, only: str = "") -> Bundle:
-    from safecache.remote import parcels
+    from safecache.store import bundles
 
-    return parcels.Bundle(kind, key, directory, root, only)
+    return bundles.Bundle(kind, key, directory, root, only)
 
 
 def _of_file(kind: Kind, path: str, root: str, key: str) -> Bundle:

@@ -102,6 +102,7 @@ class Count(Enum):
     REMOTE_ASKED = "requests to the remote"
     REMOTE_WAITED = "us waited for the remote"
     REMOTE_LEFT = "remote left alone"
+    PACK_HIT = "taken from a pack"
     # Of single flights.
     LEFT_TO_OTHERS = "left to another process"
     WAITED_IN_VAIN = "waited in vain"
@@ -159,6 +160,7 @@ class Kind(Enum):
     KEY_RECORD = "key_record", "record of a key", "keys", "records of keys"
     RECORD = "record", "orphaned record", "record", "orphaned records"
     LOCK = "lock", "orphaned lock", "lock", "orphaned locks"
+    PACK = "pack", "pack"
     PARCEL = "parcel", "group of files in the remote cache", "remote"
 
 

@@ -7,7 +7,7 @@ import sys
 import time
 
 from safecache.errors import ConfigError
-from safecache.settings.settings import ISOLATE, SETTINGS, without_password
+from safecache.settings.settings import ISOLATE, PACK, SETTINGS, without_password
 
 __all__ = [
     "EXIT_CONFIG",
@@ -19,6 +19,7 @@ __all__ = [
     "environment",
     "flydsl_directory",
     "is_one",
+    "is_pack",
     "is_switched_off",
     "isolate",
     "load",
@@ -100,6 +101,21 @@ class Config:
 
     def __init__(self, **values: Any) -> None:
         vars(self).update(values)
+
+    @property
+    def packs(self) -> tuple[str, ...]:
+        """Those of ``lower`` that are files, made by ``safecache pack``: they are told by their ending."""
+        return tuple(path for path in self.lower if is_pack(path))
+
+    @property
+    def layers(self) -> tuple[str, ...]:
+        """Those of ``lower`` that are cache directories."""
+        return tuple(path for path in self.lower if not is_pack(path))
+
+
+def is_pack(path: str) -> bool:
+    """Whether a file of this name is a pack: a directory ``.safecache`` is none."""
+    return os.path.splitext(path)[1] == PACK
 
 
 def load(environ: Mapping[str, str]) -> Config:

@@ -12,6 +12,7 @@ __all__ = [
     "LEAST_COMPILE_MEMORY",
     "LONGEST_NAMESPACE",
     "LONGEST_TIME",
+    "PACK",
     "REDIS",
     "REMOTES",
     "SETTINGS",
@@ -44,6 +45,8 @@ WORKERS = "workers"
 # Bytes. With less, valid compiles of large kernels fail.
 LEAST_COMPILE_MEMORY = 10**9
 LONGEST_NAMESPACE = 128
+# How the name of a pack ends.
+PACK = ".safecache"
 _NAMESPACE_LETTERS = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._/-")
 # Seconds.
 LONGEST_TIME = 86400.0
@@ -274,9 +277,9 @@ SETTINGS: tuple[Setting, ...] = (
         parse=paths,
         allowed="absolute paths, with : between them",
         help=(
-            "Cache directories that are read where the cache itself has nothing, the first of them first, and never "
-            "written: such as one that is part of a container's image. What lies there is verified like everything "
-            "else."
+            "Cache directories, and then packs (files named `*.safecache`, as `safecache pack` makes them), that are "
+            "read where the cache itself has nothing, the first of them first, and never written: such as one that is "
+            "part of a container's image. What lies there is verified like everything else."
         ),
     ),
     Setting(

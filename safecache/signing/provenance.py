@@ -47,7 +47,8 @@ _MATTERS = {
     Kind.PGO_STATE: (),
     Kind.MEMO: (),
     Kind.TABLE: (),
-    # What is in it is judged by itself.
+    # What is in them is judged by itself.
+    Kind.PACK: (),
     Kind.PARCEL: (),
 }
 _DIGITS = 12

@@ -20,6 +20,7 @@ from safecache.store.quarantine import quarantine
 __all__ = [
     "RECORD",
     "UNSEALED",
+    "assemble",
     "digest",
     "largest",
     "observe",
@@ -161,7 +162,7 @@ def write(path: str, content: bytes, *, make_directories: bool) -> None:
         made = _make_directories(directory) if make_directories else []
         with folders.opened(directory) as folder:
             durably = temporaries.is_wanted(folder)
-            _replace(folder, name, content, 0o666, durably=durably)
+            _replace(folder, name, (content,), 0o666, durably=durably)
             temporaries.reap_once(folder, directory)
         if durably:
             _sync(set(map(os.path.dirname, made)))
@@ -180,10 +181,10 @@ def _publish(path: str, content: bytes, root: str, mode: int) -> None:
         folder = _entered(stack, directory, root, made)
         durably = temporaries.is_wanted(folder)
         try:
-            _replace(folder, name, content, mode, durably=durably)
+            _replace(folder, name, (content,), mode, durably=durably)
         except IsADirectoryError:  # anything else that lies there is replaced
             _clear_way(path, root, folder.status(name), path)
-            _replace(folder, name, content, mode, durably=durably)
+            _replace(folder, name, (content,), mode, durably=durably)
         temporaries.reap_once(folder, directory)
     if durably:
         # Up to the root in any case: another process may have made them, and not have got as far as this.
@@ -265,15 +266,20 @@ def replace(path: str, content: bytes, mode: int = 0o666, *, durably: bool = Fal
 
     ``durably``: what was there, or else this, is there after a loss of power, whole.
     """
+    assemble(path, (content,), mode, durably=durably)
+
+
+def assemble(path: str, parts: Iterable[bytes], mode: int = 0o666, *, durably: bool = False) -> None:
+    """As replace(), of a file that is written in parts, and need not fit into memory."""
     directory, name = os.path.split(path)
     with folders.opened(directory or os.curdir) as folder:
-        _replace(folder, name, content, mode, durably=durably)
+        _replace(folder, name, parts, mode, durably=durably)
 
 
-def _replace(folder: Folder, name: str, content: bytes, mode: int, *, durably: bool) -> None:
+def _replace(folder: Folder, name: str, parts: Iterable[bytes], mode: int, *, durably: bool) -> None:
     temporary = temporaries.Temporary(folder, mode)
     try:
-        temporary.write(content, durably=durably)
+        temporary.write(parts, durably=durably)
         folder.rename(temporary.name, folder, name)
     except BaseException:
         with contextlib.suppress(OSError):

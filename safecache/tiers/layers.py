@@ -21,7 +21,7 @@ _REMEDY = "Look after it; it is tried again after a minute."
 
 def exist(root: str) -> bool:
     """Whether the cache ``root`` has any lower tier."""
-    return levels.find(root) is not None or fallback.counterpart(root) is not None or bool(config.current().lower)
+    return levels.find(root) is not None or fallback.counterpart(root) is not None or bool(config.current().layers)
 
 
 def below(path: str, root: str) -> Iterator[tuple[str, str]]:
@@ -32,7 +32,7 @@ def below(path: str, root: str) -> Iterator[tuple[str, str]]:
     """
     if not exist(root):
         return
-    relative, original, named = os.path.relpath(path, root), fallback.counterpart(root), config.current().lower
+    relative, original, named = os.path.relpath(path, root), fallback.counterpart(root), config.current().layers
     level = levels.find(root)
     if level is not None and _is_there(level.shared):
         yield level.counterpart(path), level.counterpart(root)

@@ -95,7 +95,7 @@ def test_over_a_network_nothing_is_locked_and_only_age_counts(tmp_path, monkeypa
 
 def test_size_of_what_was_removed_is_told(tmp_path, temporary):
     temporary, path = temporary
-    temporary.write(b"content", durably=False)
+    temporary.write([b"content"], durably=False)
     temporary.close()
     age(path, 2 * HOUR)
     assert reap(tmp_path) == len(b"content")

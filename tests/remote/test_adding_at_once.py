@@ -27,7 +27,7 @@ import sys
 from pathlib import Path
 from safecache.places import layout
 from safecache.remote import client, sender
-from safecache.remote.parcels import Bundle
+from safecache.store.bundles import Bundle
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal
 from safecache.store import entry_files

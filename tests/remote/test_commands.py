@@ -15,8 +15,9 @@ from helpers.caches import key
 import safecache
 from safecache.remote import client, parcels, sender, stores
 from safecache.remote.client import Unavailable
-from safecache.remote.parcels import Bundle
 from safecache.reporting.kinds import Kind
+from safecache.store import bundles
+from safecache.store.bundles import Bundle
 from safecache.testing import failing
 
 from . import filled
@@ -161,7 +162,7 @@ def sealed_as(kind: Kind, cache_key: str, content: bytes, **said: str) -> None:
     """Have the remote hold a parcel by our own key: one that a trusted builder was made to seal."""
     name = parcels.name_of(kind, cache_key)
     remote = client.for_sending()
-    parcel = parcels.Parcel((parcels.File("entry", content, None),), (), **said)
+    parcel = parcels.Parcel((bundles.File("entry", content, None),), (), **said)
     remote.write(stores.prefix() + name, parcels.packed(parcel, name))
 
 

@@ -14,10 +14,12 @@ from helpers.sealed import flipped
 from safecache.code import gate
 from safecache.places import layout
 from safecache.remote import parcels
-from safecache.remote.parcels import Bundle, File, Parcel
+from safecache.remote.parcels import Parcel
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
+from safecache.store import bundles
+from safecache.store.bundles import Bundle, File
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -75,7 +77,7 @@ def test_what_is_packed_comes_out_and_is_always_the_same(tmp_path):
 
 def test_kernel_travels_with_its_records(tmp_path):
     bundle = kernels(tmp_path)
-    files = parcels.collected(bundle)
+    files = bundles.collected(bundle)
     assert [file.name for file in files] == ["kernel.cubin", "kernel.json", "__grp__kernel.json"]
     found = opened(packed(files, bundle), bundle)
     assert found.files == files and files[-1].record is not None
@@ -179,7 +181,7 @@ def test_each_file_is_verified_by_itself(tmp_path):
 
 def test_kernel_whose_file_or_record_was_exchanged_is_refused(tmp_path):
     bundle = kernels(tmp_path)
-    cubin, metadata, listing = parcels.collected(bundle)
+    cubin, metadata, listing = bundles.collected(bundle)
     for files in (
         [cubin._replace(content=b"other"), metadata, listing],
         [cubin._replace(record=None, content=b"other"), metadata, listing],
@@ -197,11 +199,11 @@ def test_only_what_verifies_is_collected(tmp_path):
     with open(bundle.path("planted.so"), "wb") as file:
         file.write(b"nobody has sealed this")
     whole = ["kernel.cubin", "kernel.json", "__grp__kernel.json"]
-    assert [file.name for file in parcels.collected(bundle)] == whole
+    assert [file.name for file in bundles.collected(bundle)] == whole
     with open(bundle.path("kernel.cubin"), "ab") as file:
         file.write(b"more")
     # A part of it would be of no use to anybody, and in the way of the whole.
-    assert parcels.collected(bundle) == ()
+    assert bundles.collected(bundle) == ()
 
 
 def test_autotuning_result_is_compared_in_one_spelling(tmp_path):
@@ -213,7 +215,7 @@ def test_autotuning_result_is_compared_in_one_spelling(tmp_path):
     with open(path, "w") as file:
         json.dump(result, file, indent=3)
     bundle = Bundle(Kind.AUTOTUNING, "ab/cabc.best_config", os.path.dirname(path), root, "cabc.best_config")
-    (file,) = parcels.collected(bundle)
+    (file,) = bundles.collected(bundle)
     assert isinstance(opened(packed([file], bundle), bundle), Parcel)
     changed = file._replace(content=json.dumps(result | {"b": 2}).encode())
     assert opened(packed([changed], bundle), bundle).reason is Reason.DAMAGED
@@ -232,7 +234,7 @@ def test_name_tells_builds_and_strange_keys_apart(monkeypatch):
 
 def test_kernel_that_lacks_a_file_of_its_list_is_refused(tmp_path):
     bundle = kernels(tmp_path)
-    cubin, metadata, listing = parcels.collected(bundle)
+    cubin, metadata, listing = bundles.collected(bundle)
     refused = opened(packed([metadata, listing], bundle), bundle)
     assert refused.reason is Reason.DAMAGED and cubin.name in refused.evidence
 

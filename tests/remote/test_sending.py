@@ -12,9 +12,9 @@ from conftest import SOURCE, python
 
 from safecache.hooks import cpp_codecache
 from safecache.remote import client, exchange, parcels, sender, stores, tier
-from safecache.remote.parcels import Bundle
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind
+from safecache.store.bundles import Bundle
 
 from .liars import Liar
 from .test_parcels import entry_bundle, kernels, sealed_entry

@@ -107,7 +107,7 @@ import hashlib, json, os, random, sys, threading
 from pathlib import Path
 from safecache.places import layout
 from safecache.remote import client, exchange, parcels, sender
-from safecache.remote.parcels import Bundle
+from safecache.store.bundles import Bundle
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal

@@ -14,9 +14,9 @@ from safecache.history import journal, run_summary
 from safecache.places import layout
 from safecache.remote import client, exchange, sender, stores
 from safecache.remote.client import Unavailable
-from safecache.remote.parcels import Bundle
 from safecache.reporting import events
 from safecache.reporting.kinds import OF_REMOTE, Count, Kind
+from safecache.store.bundles import Bundle
 
 from . import filled
 

@@ -11,12 +11,13 @@ from safecache.code import gate, vllm_files
 from safecache.errors import EntryRefusedError
 from safecache.hooks import vllm
 from safecache.remote import exchange, parcels, sender, stores
-from safecache.remote.parcels import Bundle, Parcel
+from safecache.remote.parcels import Parcel
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
-from safecache.store import manifests
+from safecache.store import bundles, manifests
+from safecache.store.bundles import Bundle
 
 pytest.importorskip("zstandard")
 
@@ -149,7 +150,7 @@ def test_models_of_a_hostile_store_are_refused(hosts, remote, how):
     [name] = names(remote, Kind.AOT_FUNCTION)
     content, plain = remote.get(name), name.decode()[len(stores.prefix()) :]
     stranger = Key.derive(os.urandom(32))
-    file = parcels.File("model", model_of(b"planted", stranger), None)
+    file = bundles.File("model", model_of(b"planted", stranger), None)
     planted = {
         "garbage": b"no parcel",
         "bit": content[:60] + bytes([content[60] ^ 1]) + content[61:],

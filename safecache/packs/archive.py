@@ -1,0 +1,333 @@
+"""The file: a tar file of what lies in caches, compressed group by group, behind a manifest that is sealed.
+
+    pack      = frame of the manifest | a frame for each group | frame of the end
+    manifest  = manifest.json, an in-toto Statement; and manifest.seal, our seal of it
+    group     = its files with their records, below inductor/, triton/ or vllm/ as in a cache
+    end       = two blocks of zeros, as tar has them
+
+The frames are Zstandard's (RFC 8878) and make, one after the other, one compressed tar file: `tar --zstd -xf` reads it.
+The manifest states where each frame lies, its digest, its size once decompressed and the digests of the files in it:
+nothing is decompressed, but for the manifest, that no trusted key has sealed. Positions are counted from the end of the
+manifest's frame. The same groups, key and Zstandard library give the same bytes.
+
+Each file is verified once more by its own seal or record, as if it lay in a cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import re
+import tarfile
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from safecache.errors import PackRefusedError
+from safecache.files import opening
+from safecache.reporting.kinds import Kind, Reason
+from safecache.settings import config, units
+from safecache.signing import keyring, provenance, seal, trust
+from safecache.signing.trust import Refusal
+from safecache.store import bundles, manifests
+from safecache.store.bundles import Bundle, File
+
+__all__ = [
+    "INDUCTOR",
+    "TRITON",
+    "VLLM",
+    "Frame",
+    "Pack",
+    "Packed",
+    "beginning",
+    "end",
+    "frame",
+    "is_placed",
+    "objection",
+    "opened",
+    "refused",
+]
+
+INDUCTOR, TRITON, VLLM = "inductor", "triton", "vllm"
+_STATEMENT = "https://in-toto.io/Statement/v1"
+_PREDICATE = "urn:safecache:pack:1"
+_MANIFEST, _SEAL = "manifest.json", "manifest.seal"
+# Bytes of the manifest's frame, compressed or not, and of which of it is read at first.
+_LARGEST, _FIRST = 64 << 20, 256 << 10
+_LEVEL = 9
+_BLOCK = tarfile.BLOCKSIZE
+# The directories in a pack that have records, and what lies below vLLM's is named by.
+_ROOT = re.compile(rf"{INDUCTOR}(/triton/\d{{1,4}})?|{TRITON}|{VLLM}(/{bundles.PART})*")
+_KINDS = {kind.value: kind for kind in bundles.KEYS}
+# What it takes to read bytes that beginning() and frame() do not make.
+_MALFORMED = (ValueError, TypeError, KeyError, IndexError, RecursionError, EOFError, tarfile.TarError)
+
+
+class Packed(NamedTuple):
+    """A group in a pack: ``root`` and ``key`` say where its files belong. Sizes and the position are in bytes.
+
+    ``stored``, ``digest``: the size and the SHA-256 of its frame; ``size``: once decompressed; ``files``: the size and
+    the SHA-256 of each by its name.
+    """
+
+    kind: Kind
+    key: str
+    root: str
+    at: int
+    stored: int
+    size: int
+    digest: str
+    files: Mapping[str, tuple[int, str]]
+
+    @property
+    def name(self) -> str:
+        """What it is called to a person, and in a list of what is in the pack: no two have the same."""
+        return f"{self.root}:{self.kind.value}/{self.key}"
+
+
+class Frame(NamedTuple):
+    """A group that is compressed, and what the manifest says of it, but for where it lies."""
+
+    content: bytes
+    packed: Packed
+
+
+def is_placed(kind: Kind, key: str, root: str) -> bool:
+    """Whether a group of this kind and key may lie in this cache of a pack."""
+    return bundles.is_key(kind, key) and _ROOT.fullmatch(root) is not None
+
+
+def frame(kind: Kind, key: str, root: str, files: Iterable[File]) -> Frame:
+    """The group, compressed."""
+    import zstandard
+
+    bundle, kept = bundles.placed(kind, key, root), sorted(files)
+    content = b"".join(_member(name, data) for name, data in _members(bundle, kept).items())
+    compressed = zstandard.ZstdCompressor(level=_LEVEL).compress(content)
+    digests = {file.name: (len(file.content), hashlib.sha256(file.content).hexdigest()) for file in kept}
+    digest = hashlib.sha256(compressed).hexdigest()
+    return Frame(compressed, Packed(kind, key, root, 0, len(compressed), len(content), digest, digests))
+
+
+def _members(bundle: Bundle, files: Iterable[File]) -> dict[str, bytes]:
+    members = {}
+    for file in files:
+        path = bundle.path(file.name)
+        members[path] = file.content
+        if file.record is not None:
+            members[manifests.path_of(path, bundle.root, bundle.kind)] = file.record
+    return members
+
+
+def _member(name: str, content: bytes) -> bytes:
+    """It states no time, no owner and no mode but the usual: they would tell the same groups apart."""
+    about = tarfile.TarInfo(name)
+    about.size = len(content)
+    return about.tobuf(tarfile.PAX_FORMAT) + content + b"\0" * (-len(content) % _BLOCK)
+
+
+def beginning(groups: Iterable[Packed], said: Mapping[str, Any]) -> bytes:
+    """The frame of the manifest of these groups, which follow it in this order, with what else is ``said`` in it.
+
+    Raises KeyringError without a key to seal it, PackRefusedError where there are too many.
+    """
+    import zstandard
+
+    listed, subjects, position = [], [], 0
+    for each in groups:
+        files = [[name, *about] for name, about in sorted(each.files.items())]
+        listed.append([each.kind.value, each.key, each.root, position, each.stored, each.size, each.digest, files])
+        subjects.append({"name": each.name, "digest": {"sha256": each.digest}})
+        position += each.stored
+    predicate = {**said, "namespace": config.current().namespace, "body": position + len(end()), "groups": listed}
+    statement = {"_type": _STATEMENT, "subject": subjects, "predicateType": _PREDICATE, "predicate": predicate}
+    manifest = json.dumps(statement, sort_keys=True, indent=1).encode()
+    stated = provenance.statement(Kind.PACK)
+    sealed = seal.attach(manifest, Kind.PACK, _MANIFEST, keyring.sealing_key(), stated, config.current().namespace)
+    content = _member(_MANIFEST, manifest) + _member(_SEAL, sealed[len(manifest) :])
+    if len(content) > _LARGEST:
+        raise PackRefusedError(f"a pack of {len(listed)} groups has too long a manifest; make several packs")
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(content)
+
+
+def end() -> bytes:
+    """The last frame."""
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=_LEVEL).compress(b"\0" * 2 * _BLOCK)
+
+
+class Pack:
+    """A pack whose manifest is verified. The file is opened for each group: it may be replaced meanwhile.
+
+    ``digest``: the SHA-256 of its manifest, which names all that is in it.
+    """
+
+    def __init__(self, path: str, digest: str, manifest: Mapping[str, Any], begin: int) -> None:
+        self.path, self.digest, self.manifest, self._begin = path, digest, manifest, begin
+        self.groups = tuple(_packed(*row) for row in manifest["groups"])
+
+    def read(self, packed: Packed) -> tuple[File, ...]:
+        """The files of one of its groups, as the manifest names them, each not yet verified by itself.
+
+        Raises PackRefusedError for what the manifest does not state, and OSError.
+        """
+        compressed = self._frame(packed)
+        try:
+            return _files(_decompressed(compressed, packed.size), packed)
+        except _MALFORMED as error:
+            raise refused(self.path, f"{packed.name} in it cannot be read ({type(error).__name__})") from error
+
+    def check(self, packed: Packed) -> None:
+        """Raises PackRefusedError if the frame of this group is not what the manifest states, and OSError."""
+        self._frame(packed)
+
+    def _frame(self, packed: Packed) -> bytes:
+        content, _ = opening.read_part(self.path, opening.check_regular, self._begin + packed.at, packed.stored)
+        if hashlib.sha256(content).hexdigest() != packed.digest:
+            raise refused(self.path, f"{packed.name} in it is not what was packed")
+        return content
+
+
+def refused(path: str, why: str, reason: Reason = Reason.DAMAGED, remedy: str = "") -> PackRefusedError:
+    """The error for a pack."""
+    error = PackRefusedError(f"the pack {path} is not used: {why}.{f' {remedy}' if remedy else ''}")
+    error.reason = reason.value
+    return error
+
+
+def opened(path: str) -> Pack:
+    """The pack at ``path``. Raises PackRefusedError for what no trusted key has sealed as a pack, and OSError.
+
+    Also for one that is cut short, or longer than what was made. What is in its groups is verified as they are read.
+    """
+    try:
+        sealed, size = _sealed_manifest(path)
+    except opening.UnusableEntry as error:
+        raise refused(path, str(error), error.reason) from error
+    except _MALFORMED as error:
+        raise refused(path, f"it does not begin as a pack ({error})", Reason.UNKNOWN_FORMAT) from error
+    verdict = trust.examine(sealed, Kind.PACK, _MANIFEST, None)
+    if isinstance(verdict, Refusal):
+        raise refused(path, verdict.evidence, verdict.reason, verdict.remedy)
+    try:
+        manifest = seal.payload_of(sealed)
+        predicate = _predicate(manifest)
+        begin = size - predicate["body"]
+        pack = Pack(path, hashlib.sha256(manifest).hexdigest(), predicate, begin)
+    except _MALFORMED as error:
+        # A later safecache's, perhaps.
+        raise refused(path, f"its manifest cannot be read ({error})", Reason.UNKNOWN_FORMAT) from error
+    if not _ends_at(path, begin):
+        raise refused(path, f"it has {units.write_size(size)}, which is not as much as was packed: fetch it again")
+    return pack
+
+
+def _sealed_manifest(path: str) -> tuple[bytes, int]:
+    """The manifest with its seal, unverified, and the size of the file. Raises one of _MALFORMED, or OSError."""
+    import zstandard
+
+    most = _FIRST
+    while True:
+        start, size = opening.read_part(path, opening.check_regular, 0, most)
+        stated = _stated_size(start)
+        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(start), read_across_frames=False) as reader:
+            try:
+                content = reader.read(stated)
+            except zstandard.ZstdError as error:
+                raise ValueError(str(error)) from None
+        if len(content) == stated:
+            break
+        if most >= min(size, _LARGEST):
+            raise EOFError("it is cut short")
+        most = min(most * 8, _LARGEST)
+    found = _untarred(content)
+    return found[_MANIFEST] + found[_SEAL], size
+
+
+def _stated_size(start: bytes) -> int:
+    import zstandard
+
+    try:
+        stated: int = zstandard.get_frame_parameters(start).content_size
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+    if not 0 < stated <= _LARGEST:
+        raise ValueError("its manifest states no size, or too large a one")
+    return stated
+
+
+def _ends_at(path: str, begin: int) -> bool:
+    """Whether the manifest's frame, which was decompressed before, ends there."""
+    import zstandard
+
+    if not 0 < begin <= _LARGEST:
+        return False
+    decompressor = zstandard.ZstdDecompressor().decompressobj()
+    try:
+        decompressor.decompress(opening.read_part(path, opening.check_regular, 0, begin)[0])
+    except zstandard.ZstdError:
+        return False
+    return bool(decompressor.eof) and not decompressor.unused_data
+
+
+def _predicate(manifest: bytes) -> Mapping[str, Any]:
+    statement = json.loads(manifest)
+    if (statement["_type"], statement["predicateType"]) != (_STATEMENT, _PREDICATE):
+        raise ValueError("it is a statement about something else")
+    predicate: Mapping[str, Any] = statement["predicate"]
+    return predicate
+
+
+def _packed(kind: str, key: str, root: str, at: int, stored: int, size: int, digest: str, files: Any) -> Packed:
+    """Raises ValueError for what frame() does not make: a later safecache's manifest, or one of another program."""
+    found = _KINDS.get(kind)
+    if found is None or not is_placed(found, key, root):
+        raise ValueError(f"{kind} {key} has no place in it")
+    if min(at, stored, size) < 0:
+        raise ValueError(f"{kind} {key} lies nowhere in it")
+    named = {str(name): (int(length), str(each)) for name, length, each in files}
+    return Packed(found, key, root, at, stored, size, digest, named)
+
+
+def _decompressed(compressed: bytes, size: int) -> bytes:
+    import zstandard
+
+    try:
+        if zstandard.get_frame_parameters(compressed).content_size != size:
+            raise ValueError("its frame states another size")
+        return zstandard.ZstdDecompressor().decompress(compressed, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+
+
+def _untarred(content: bytes) -> dict[str, bytes]:
+    """The members, which are files, and of which no two have the same name. Raises one of _MALFORMED."""
+    found: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        for member in archive:
+            reader = archive.extractfile(member) if member.isreg() else None
+            if reader is None or member.name in found:
+                raise ValueError(f"{member.name[:64]!r} is no file, or there twice")
+            found[member.name] = reader.read()
+    return found
+
+
+def _files(content: bytes, packed: Packed) -> tuple[File, ...]:
+    """Raises one of _MALFORMED unless the members are those that the manifest lists, and their records."""
+    members, bundle = _untarred(content), bundles.placed(packed.kind, packed.key, packed.root)
+    files = []
+    for name, (_, digest) in packed.files.items():
+        path = bundle.path(name)
+        data = members.pop(path)
+        if not bundle.owns(name) or hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError(f"{name[:64]!r} is not what was packed")
+        files.append(File(name, data, members.pop(manifests.path_of(path, bundle.root, bundle.kind), None)))
+    if members:
+        raise ValueError(f"{min(members)[:64]!r} belongs to another group")
+    return tuple(files)
+
+
+def objection(files: tuple[File, ...], bundle: Bundle) -> Refusal | None:
+    """Why these are not used as this bundle of a cache here."""
+    return bundles.objection(files, bundle) if files else Refusal(Reason.EMPTY, "there is nothing in it")

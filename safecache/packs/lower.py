@@ -1,0 +1,124 @@
+"""Packs as tiers of a lookup: what caches lack is taken from those that SAFECACHE_LOWER names, which are never written.
+
+Each is opened once, as something is first looked for in it. What is taken is verified in memory, and published in the
+cache by the way of all files: its reader verifies it again, as if it had always been there.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from safecache.errors import PackRefusedError
+from safecache.packs import archive
+from safecache.packs.archive import Pack, Packed
+from safecache.reporting import events
+from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
+from safecache.settings import config, extras
+from safecache.store import bundles
+from safecache.store.bundles import Bundle
+
+__all__ = ["fill", "has_given", "reset"]
+
+_REMEDY = "What it has is compiled instead."
+_LIBRARY, _EXTRA = "zstandard", "pack"
+
+
+class _Tier:
+    """An open pack, and its groups by what is looked up."""
+
+    def __init__(self, pack: Pack) -> None:
+        self.pack = pack
+        self.groups = defaultdict[tuple[Kind, str], list[Packed]](list)
+        for group in pack.groups:
+            self.groups[group.kind, group.key].append(group)
+
+
+_tiers: dict[str, _Tier | None] = {}
+# Entries of a key are taken once: they are all there then, and the key is looked up again for other guards.
+_taken: set[tuple[Kind, str]] = set()
+_has_given = False
+
+
+def fill(bundle: Bundle) -> bool:
+    """Publish it in the cache, if a pack has it; False if not. Raises, in strict mode, the error for a refusal."""
+    global _has_given
+    wanted = (bundle.kind, bundle.key)
+    if wanted in _taken:
+        return False
+    for tier in _open():
+        for packed in tier.groups.get(wanted, ()):
+            if _take(tier.pack, packed, bundle):
+                events.count(Count.PACK_HIT)
+                _has_given = True
+                if bundle.kind in ENTRIES:
+                    _taken.add(wanted)
+                return True
+    return False
+
+
+def has_given() -> bool:
+    """Whether anything that a pack had was published by this process."""
+    return _has_given
+
+
+def _take(pack: Pack, packed: Packed, bundle: Bundle) -> bool:
+    try:
+        files = pack.read(packed)
+    except PackRefusedError as error:
+        _refuse(pack.path, error)
+        return False
+    except OSError as error:
+        _report(pack.path, error)
+        return False
+    refusal = archive.objection(files, bundle)
+    if refusal is not None:
+        message = f"{bundle.kind.noun} {bundle.key[:64]} from the pack {pack.path} was not used: {refusal.evidence}."
+        events.add_refusal(message)
+        remedy = f"{refusal.remedy} It is recompiled.".strip()
+        events.report(refusal.reason, message, cause=f"pack {bundle.kind.value}", remedy=remedy)
+        return False
+    return all(bundles.publish(file, bundle, f"the pack {pack.path}") for file in files)
+
+
+def _open() -> Iterator[_Tier]:
+    for path in config.current().packs:
+        if path not in _tiers:
+            _tiers[path] = _opened(path)
+        tier = _tiers[path]
+        if tier is not None:
+            yield tier
+
+
+def _opened(path: str) -> _Tier | None:
+    """None, and reported, for one that cannot be used: this process does without it."""
+    if not extras.is_installed(_LIBRARY):
+        text = f"the pack {path} is not used: {_LIBRARY} is not installed."
+        events.report(Reason.UNREADABLE, text, cause=_LIBRARY, remedy=extras.line(_EXTRA))
+        return None
+    try:
+        return _Tier(archive.opened(path))
+    except PackRefusedError as error:
+        _refuse(path, error)
+    except OSError as error:
+        _report(path, error)
+    return None
+
+
+def _report(path: str, error: OSError) -> None:
+    text = f"the pack {path} cannot be read: {error.strerror}."
+    events.report(Reason.UNREADABLE, text, cause=path, remedy=_REMEDY, error=error)
+
+
+def _refuse(path: str, error: PackRefusedError) -> None:
+    text = str(error)
+    events.add_refusal(text)
+    events.report(Reason(error.reason), text, cause=path, remedy=_REMEDY)
+
+
+def reset() -> None:
+    """Open the packs again, and take from them again."""
+    global _has_given
+    _tiers.clear()
+    _taken.clear()
+    _has_given = False

@@ -1,0 +1,255 @@
+"""Packs as a person makes and uses them: caches into one file, and out of it again; two compared, and several joined.
+
+Nothing is packed that does not verify here, and nothing unpacked before all of the pack has: then each group, as its
+reader would. What is in a cache already, and verifies, stays.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import metadata
+from typing import IO, NamedTuple
+
+from safecache.code import vllm_files
+from safecache.files import folders
+from safecache.packs import archive
+from safecache.packs.archive import INDUCTOR, TRITON, VLLM, Pack, Packed
+from safecache.places import layout
+from safecache.reporting.kinds import ENTRIES, Kind
+from safecache.settings import config
+from safecache.signing import keyring, provenance, seal
+from safecache.store import bundles, entry_files
+from safecache.store.bundles import Bundle, File
+from safecache.upkeep import bundled, transfers
+from safecache.upkeep.transfers import Fate, Step, Summary, Tell
+
+__all__ = ["Difference", "Targets", "compared", "pack", "unpack"]
+
+_CHUNK = 1 << 20
+# What a server's release changes in keys.
+_SERVERS = ("vllm", "sglang")
+_ORIGIN = "the pack"
+
+
+class Targets(NamedTuple):
+    """Where what is unpacked goes: Inductor's cache, Triton's own, vLLM's. ``only_triton``: all kernels to Triton's."""
+
+    inductor: str
+    triton: str
+    vllm: str
+    only_triton: bool = False
+
+    def of(self, root: str) -> str:
+        """The cache that corresponds to this one in a pack."""
+        top, _, below = root.partition("/")
+        place = {INDUCTOR: self.inductor, TRITON: self.triton, VLLM: self.vllm}[top]
+        if self.only_triton and (top == TRITON or below):
+            return self.triton
+        return os.path.join(place, below) if below else place
+
+
+class Difference(NamedTuple):
+    """Of one group: its name, and the files that only the first has, that only the second has, and that differ."""
+
+    name: str
+    first: tuple[str, ...]
+    second: tuple[str, ...]
+    both: tuple[str, ...]
+
+
+class _Group(NamedTuple):
+    """One of a cache or of a pack: how its files are read, none of them if they do not verify."""
+
+    kind: Kind
+    key: str
+    root: str
+    read: Callable[[], tuple[File, ...]]
+
+    @property
+    def name(self) -> str:
+        return Packed(self.kind, self.key, self.root, 0, 0, 0, "", {}).name
+
+
+def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
+    """Make the pack ``out`` of these cache directories and packs; of groups of the same name, the first that verifies.
+
+    Entries of one key are joined. Raises KeyringError without a key to seal it, PackRefusedError for a pack among the
+    sources that is not used, and OSError; what was at ``out`` is then left as it was.
+    """
+    keyring.sealing_key()
+    named: dict[str, list[_Group]] = {}
+    for source in sources:
+        for group in _groups(source):
+            named.setdefault(group.name, []).append(group)
+    tell(len(named), None)
+    made, stated = list[Packed](), _Stated()
+    with tempfile.TemporaryFile(dir=os.path.dirname(os.path.abspath(out))) as spool:
+        add = partial(_add, spool, made, stated)
+        summary = transfers.summarized(add, sorted(named.items()), tell, threads=1)
+        spool.seek(0)
+        said = {"made_with": stated.made_with()}
+        entry_files.assemble(out, _parts(archive.beginning(made, said), spool), durably=True)
+    return summary
+
+
+def _parts(beginning: bytes, spool: IO[bytes]) -> Iterator[bytes]:
+    yield beginning
+    yield from iter(partial(spool.read, _CHUNK), b"")
+    yield archive.end()
+
+
+class _Stated:
+    """What the seals of what is packed say that it was made for: GPUs, and CPU instructions."""
+
+    def __init__(self) -> None:
+        self._gpus, self._instructions = set[str](), set[str]()
+
+    def add(self, file: File) -> None:
+        stated = seal.stated_provenance(file.record if file.record is not None else file.content)
+        self._gpus.update(filter(None, stated.get("gpu", "").split(",")))
+        self._instructions.update(stated.get("cpu", "").split())
+
+    def made_with(self) -> dict[str, str]:
+        """With that, the releases that are installed here: what verifies was made with them."""
+        here = provenance.describe()
+        servers = {name: metadata.version(name) for name in _SERVERS if _is_installed(name)}
+        stated = {"gpu": ",".join(sorted(self._gpus)), "cpu": " ".join(sorted(self._instructions))}
+        return {**here, **servers, **stated}
+
+
+def _is_installed(name: str) -> bool:
+    return next(iter(metadata.distributions(name=name)), None) is not None
+
+
+def _add(spool: IO[bytes], made: list[Packed], stated: _Stated, item: tuple[str, list[_Group]]) -> Step:
+    """Write the group of this name, of those that are called so, and note it."""
+    name, groups = item
+    files = _joined(groups)
+    if not files:
+        return Step(name, Fate.REFUSED, 0, "nothing of it verifies: safecache verify")
+    for file in files:
+        stated.add(file)
+    frame = archive.frame(groups[0].kind, groups[0].key, groups[0].root, files)
+    spool.write(frame.content)
+    made.append(frame.packed._replace(at=spool.tell() - len(frame.content)))
+    return Step(name, Fate.DONE, len(frame.content))
+
+
+def _joined(groups: Iterable[_Group]) -> tuple[File, ...]:
+    found: dict[str, File] = {}
+    for group in groups:
+        for file in group.read():
+            found.setdefault(file.name, file)
+        if found and group.kind not in ENTRIES:
+            break
+    return tuple(found.values())
+
+
+def _groups(source: str) -> Iterator[_Group]:
+    """Those of a pack or of a cache directory. Raises PackRefusedError, and OSError."""
+    if config.is_pack(source):
+        found = archive.opened(source)
+        for packed in found.groups:
+            yield _Group(packed.kind, packed.key, packed.root, partial(_verified, found, packed))
+        return
+    for root, directory in _caches(os.path.realpath(source)):
+        config.name_cache(directory)
+        lying = vllm_files.bundles_in(directory) if root == VLLM else bundled.lying_in(directory)
+        for bundle in lying:
+            below = os.path.relpath(bundle.root, directory)
+            where = root if below == os.curdir else f"{root}/{below}"
+            if archive.is_placed(bundle.kind, bundle.key, where):
+                yield _Group(bundle.kind, bundle.key, where, partial(bundles.collected, bundle))
+
+
+def _verified(found: Pack, packed: Packed) -> tuple[File, ...]:
+    files = found.read(packed)
+    return () if bundles.objection(files, bundles.placed(packed.kind, packed.key, packed.root)) else files
+
+
+def _caches(directory: str) -> Iterator[tuple[str, str]]:
+    """The caches that a directory is, or has if it is vLLM's, each with what it is called in a pack. Raises OSError."""
+    below = os.path.join(directory, layout.VLLM_FOLDER)
+    top = below if os.path.isdir(below) else directory
+    nested = list(layout.vllm_caches(top))
+    if nested or os.path.basename(top) == layout.VLLM_FOLDER:
+        yield VLLM, top
+        yield from ((f"{VLLM}/{os.path.relpath(cache, top)}", cache) for cache in nested)
+    elif os.path.basename(directory) != layout.HEADERS_FOLDER:
+        yield (TRITON if _is_tritons(directory) else INDUCTOR), directory
+
+
+def _is_tritons(directory: str) -> bool:
+    """Whether it is Triton's own cache: Inductor's has no keys of Triton's at its top, or other folders too."""
+    names = folders.names_in(directory)
+    is_inductors = any(name in _INDUCTORS or layout.CODE_FOLDER.fullmatch(name) for name in names)
+    return not is_inductors and any(layout.TRITON_KEY.fullmatch(name) for name in names)
+
+
+_INDUCTORS = (layout.AOT_FOLDER, layout.FX_FOLDER, layout.TRITON_FOLDER, layout.DYNAMO_FOLDER)
+
+
+def unpack(path: str, targets: Targets, tell: Tell) -> Summary:
+    """Have in these caches what the pack has and they lack. One that was cut short goes on when it is done again.
+
+    Raises PackRefusedError, and OSError, before a file is written.
+    """
+    found = archive.opened(path)
+    for packed in found.groups:
+        found.check(packed)
+    for place in {targets.of(packed.root) for packed in found.groups}:
+        config.name_cache(place)
+    tell(len(found.groups), None)
+    items = [(packed.name, packed) for packed in found.groups]
+    return transfers.summarized(partial(_unpack, found, targets), items, tell)
+
+
+def _unpack(found: Pack, targets: Targets, item: tuple[str, Packed]) -> Step:
+    name, packed = item
+    bundle = bundles.placed(packed.kind, packed.key, targets.of(packed.root))
+    here = {file.name for file in _here(bundle)}
+    if here and (packed.kind not in ENTRIES or here.issuperset(packed.files)):
+        return Step(name, Fate.THERE)
+    files = found.read(packed)
+    refusal = archive.objection(files, bundle)
+    if refusal is not None:
+        return Step(name, Fate.REFUSED, 0, refusal.evidence)
+    lacking = [file for file in files if file.name not in here]
+    if not all(bundles.publish(file, bundle, f"{_ORIGIN} {found.path}") for file in lacking):
+        return Step(name, Fate.FAILED, 0, f"it cannot be written to {bundle.directory}")
+    return Step(name, Fate.DONE, packed.stored)
+
+
+def _here(bundle: Bundle) -> tuple[File, ...]:
+    try:
+        return bundles.collected(bundle)
+    except OSError:
+        return ()  # writing it says what is wrong with that
+
+
+def compared(first: str, second: str) -> Iterator[Difference]:
+    """What differs between two packs or cache directories, group by group. Raises PackRefusedError, and OSError."""
+    ours, theirs = _contents(first), _contents(second)
+    for name in sorted(ours.keys() | theirs.keys()):
+        one, other = ours.get(name, {}), theirs.get(name, {})
+        both = tuple(sorted(file for file in one.keys() & other.keys() if one[file] != other[file]))
+        difference = Difference(name, _only(one, other), _only(other, one), both)
+        if any(difference[1:]):
+            yield difference
+
+
+def _only(one: Mapping[str, bytes], other: Mapping[str, bytes]) -> tuple[str, ...]:
+    return tuple(sorted(one.keys() - other.keys()))
+
+
+def _contents(source: str) -> dict[str, dict[str, bytes]]:
+    """The digests of the files that verify, by the names of their groups."""
+    found: dict[str, dict[str, bytes]] = {}
+    for group in _groups(source):
+        files = {file.name: hashlib.sha256(file.content).digest() for file in group.read()}
+        found[group.name] = {**files, **found.get(group.name, {})}
+    return found
