@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 from collections.abc import Callable
@@ -15,12 +16,14 @@ from typing import NamedTuple
 from unittest import mock
 
 from helpers.key_cases import MAC
+from packs import forged
 
 from fuzz import mutators, reference, world
 from safecache.code import gate
 from safecache.doctor import load_check
 from safecache.entries import artifacts, loading, mega_caches
-from safecache.errors import KeyringError
+from safecache.errors import KeyringError, PackRefusedError
+from safecache.packs import archive
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import timestamps
 from safecache.signing import key_files, keyring, keys, provenance, seal, trust
@@ -244,6 +247,35 @@ def check_remote(content: bytes) -> None:
             assert admitted == bool(said and reference.runs_here(kind, said["provenance"])), said
 
 
+# --- packs
+
+
+def check_pack(content: bytes) -> None:
+    """Refused, or its manifest is genuine, and so is each file of each group that can be read."""
+
+    def read(_: str, __: object, start: int, most: int) -> tuple[bytes, int]:
+        return content[start : start + most], len(content)
+
+    with (
+        mock.patch.object(keyring, "current", lambda: _RING),
+        mock.patch.object(archive.opening, "read_part", read),
+        _here(),
+    ):
+        try:
+            found = archive.opened("a pack")
+        except PackRefusedError as error:
+            assert error.reason and "a pack" in str(error)
+            return
+        manifest = forged.members(forged.first_frame(content))
+        sealed = manifest["manifest.json"] + manifest["manifest.seal"]
+        payload = reference.payload_if_genuine(sealed, (Kind.PACK, "manifest.json", "default"))
+        assert payload is not None and json.loads(payload)["predicate"] == found.manifest
+        for group in found.groups:
+            with contextlib.suppress(PackRefusedError):
+                files = {file.name: hashlib.sha256(file.content).hexdigest() for file in found.read(group)}
+                assert files == {name: digest for name, (_, digest) in group.files.items()}
+
+
 # --- libraries that do not load
 
 
@@ -264,6 +296,7 @@ DECODERS = [
     Decoder("timestamp", mutators.change_text, check_timestamp),
     Decoder("name", mutators.change_text, check_name),
     Decoder("remote", mutators.change_remote, check_remote, changes=10_000),
+    Decoder("pack", mutators.change_pack, check_pack, changes=2_000),
     # A header that claims 65,000 others takes some milliseconds.
     Decoder("elf", mutators.change_bytes, check_elf, changes=1_000),
 ]

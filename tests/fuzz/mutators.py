@@ -10,9 +10,12 @@ import json
 from collections.abc import Callable
 from random import Random
 
+from packs import forged
+
 from fuzz import grammar, world
 from fuzz.grammar import Parts
 from safecache.reporting.kinds import Kind
+from safecache.signing import seal
 
 NUMBERS = (0, 1, 2, 31, 62, 63, 255, 256, 4096, 2**31 - 1, 2**31, 2**32 - 1, 2**32, 2**63 - 1, 2**63, 2**64 - 1)
 NAMES = ("kind", "key", "namespace", "provenance", "cpu", "sha256", "stamp", "secret", "public", "private", "format")
@@ -234,6 +237,27 @@ def change_text(content: bytes, chance: Random) -> bytes:
         return change_bytes(content, chance)
     at = chance.randint(0, len(content))
     return content[:at] + _hard(chance) + content[at:]
+
+
+def change_pack(content: bytes, chance: Random) -> bytes:
+    """A pack: its bytes, what its manifest says, with or without a seal of somebody's, or the tar file around it."""
+    try:
+        first, *rest = forged.frames(content)
+        members = forged.members(first)
+        manifest, sealed = members["manifest.json"], members["manifest.json"] + members["manifest.seal"]
+    except Exception:  # whatever it takes to read what is no pack any more
+        return change_bytes(content, chance)
+    how = chance.randrange(4)
+    if how == 0:
+        return change_bytes(content, chance)
+    if how == 1:
+        sealed = change_entry(sealed, chance)
+    elif how == 2:
+        question = (Kind.PACK, "manifest.json", "default")
+        sealed = world.sealed(chance.choice(world.KEYS), question, change_json(manifest, chance))
+    end = chance.randint(0, len(sealed)) if chance.random() < 0.2 else len(seal.payload_of(sealed))
+    tar = forged.tar(("manifest.json", sealed[:end]), ("manifest.seal", sealed[end:]))
+    return b"".join([forged.compress(change_bytes(tar, chance) if how == 3 else tar), *rest])
 
 
 def change_remote(content: bytes, chance: Random) -> bytes:

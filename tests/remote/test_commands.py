@@ -9,7 +9,7 @@ import struct
 import time
 
 import pytest
-from helpers import in_process
+from helpers import filled, in_process
 from helpers.caches import key
 
 import safecache
@@ -19,8 +19,6 @@ from safecache.reporting.kinds import Kind
 from safecache.store import bundles
 from safecache.store.bundles import Bundle
 from safecache.testing import failing
-
-from . import filled
 
 run = in_process.run
 

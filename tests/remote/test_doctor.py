@@ -10,7 +10,7 @@ import sys
 import time
 
 import pytest
-from helpers import in_process
+from helpers import filled, in_process
 
 import safecache
 from safecache.doctor import remote
@@ -18,7 +18,6 @@ from safecache.remote import client, redis_store, stores
 from safecache.settings import config
 from safecache.signing import keyring
 
-from . import filled
 from .conftest import free_port
 
 run = in_process.run

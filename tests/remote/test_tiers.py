@@ -7,7 +7,7 @@ import time
 
 import pytest
 from conftest import python
-from helpers import in_process
+from helpers import filled, in_process
 
 from safecache.cli import report
 from safecache.history import journal, run_summary
@@ -17,8 +17,6 @@ from safecache.remote.client import Unavailable
 from safecache.reporting import events
 from safecache.reporting.kinds import OF_REMOTE, Count, Kind
 from safecache.store.bundles import Bundle
-
-from . import filled
 
 run = in_process.run
 

@@ -9,7 +9,6 @@ import os
 from pathlib import Path
 
 from helpers.caches import key
-
 from safecache.places import layout
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal

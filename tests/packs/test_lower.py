@@ -1,0 +1,129 @@
+"""Packs as tiers of a lookup: what a cache lacks is taken from there, verified, and never written back."""
+
+from __future__ import annotations
+
+import pytest
+from helpers import filled
+from helpers.sealed import flipped
+
+from packs import forged
+from safecache.errors import EntryRefusedError
+from safecache.packs import archive, lower
+from safecache.places import layout
+from safecache.remote import tier
+from safecache.reporting import events
+from safecache.reporting.kinds import Count, Kind
+from safecache.store import bundles
+
+
+@pytest.fixture
+def use(settings, tmp_path, monkeypatch):
+    """Name packs, in a process whose caches are empty."""
+
+    def use(*packs, **more):
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "there"))
+        lower.reset()
+        events.reset()
+        return settings(SAFECACHE_LOWER=":".join(map(str, packs)), **more)
+
+    return use
+
+
+def everything(root, triton):
+    """Ask for one of each kind, as the places do that look them up."""
+    graph = layout.directory_of(Kind.FX_ENTRY, filled.GRAPH, str(root))
+    library = root / filled.LIBRARY[1:3] / f"{filled.LIBRARY}.so"
+    return [
+        tier.fill(Kind.FX_ENTRY, filled.GRAPH, graph, str(root)),
+        tier.fill(Kind.KERNEL, filled.KERNEL, str(triton / filled.KERNEL), str(triton)),
+        tier.fill_file(Kind.NATIVE_CODE, str(library), str(root)),
+        tier.fill_file(Kind.PGO_STATE, layout.profile(filled.JOB, str(root)), str(root), filled.JOB),
+    ]
+
+
+def test_what_is_not_here_is_taken_from_a_pack(use, pack, tmp_path):
+    use(pack)
+    there, before = tmp_path / "there", pack.read_bytes()
+    assert not tier.has_given()
+    # Wherever Triton keeps its kernels now.
+    assert everything(there, tmp_path / "triton") == [True] * 4
+    assert tier.has_given() and events.counters()[Count.PACK_HIT.value] == 4
+    assert (tmp_path / "triton" / filled.KERNEL / "k.cubin").read_bytes() == b"a cubin"
+    assert bundles.collected(bundles.placed(Kind.FX_ENTRY, filled.GRAPH, str(there)))
+    assert pack.read_bytes() == before
+
+
+def test_entries_of_a_key_are_taken_once(use, pack, tmp_path):
+    """They are looked up again for each set of guards."""
+    use(pack)
+    there = tmp_path / "there"
+    assert everything(there, tmp_path / "triton")[0] and not everything(there, tmp_path / "triton")[0]
+
+
+def test_the_first_pack_that_has_it_serves(use, pack, cache, run, tmp_path):
+    filled.kernel(cache / "triton" / "1", code=b"another cubin")
+    run("pack", cache, "-o", tmp_path / "second.safecache")
+    use(tmp_path / "second.safecache", pack)
+    everything(tmp_path / "there", tmp_path / "triton")
+    assert (tmp_path / "triton" / filled.KERNEL / "k.cubin").read_bytes() == b"another cubin"
+
+
+def test_a_group_that_was_changed_is_not_used_and_the_rest_is(use, pack, caplog, tmp_path):
+    found = archive.opened(str(pack))
+    (graph,) = [group for group in found.groups if group.key == filled.GRAPH]
+    begin = len(forged.frames(pack.read_bytes())[0]) + graph.at
+    pack.write_bytes(flipped(pack.read_bytes(), (begin + graph.stored // 2) * 8))
+    use(pack)
+    assert everything(tmp_path / "there", tmp_path / "triton") == [False, True, True, True]
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert str(pack) in warning.message and filled.GRAPH in warning.message
+
+
+@pytest.mark.parametrize("how", ["cut", "strangers", "missing", "directory"])
+def test_a_pack_that_cannot_be_used_is_named_once_and_done_without(how, use, pack, caplog, run, tmp_path):
+    if how == "cut":
+        pack.write_bytes(pack.read_bytes()[:-1])
+    elif how == "strangers":
+        use(pack, XDG_CONFIG_HOME=tmp_path / "another home")
+        archive.keyring.reset()
+    else:
+        pack.unlink()
+        if how == "directory":
+            pack.mkdir()
+    use(pack)
+    for _ in range(2):
+        assert everything(tmp_path / "there", tmp_path / "triton") == [False] * 4
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING" and "pack" in record.message]
+    assert str(pack) in warning.message
+
+
+def test_strict_mode_raises(use, pack, tmp_path):
+    pack.write_bytes(pack.read_bytes()[:-1])
+    use(pack, SAFECACHE_STRICT="1")
+    with pytest.raises(EntryRefusedError, match=str(pack)):
+        everything(tmp_path / "there", tmp_path / "triton")
+
+
+def test_a_cache_that_cannot_be_written_is_named(use, pack, caplog, tmp_path):
+    use(pack)
+    (tmp_path / "there").write_bytes(b"a file")
+    assert not everything(tmp_path / "there", tmp_path / "triton")[0]
+    assert any("was not copied from the pack" in record.message for record in caplog.records)
+
+
+def test_a_pack_that_is_replaced_while_it_is_in_use(use, pack, run, tmp_path, caplog):
+    """What it says no longer fits what lies there: nothing of that is used."""
+    use(pack)
+    graph = layout.directory_of(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there"))
+    assert tier.fill(Kind.FX_ENTRY, filled.GRAPH, graph, str(tmp_path / "there"))
+    filled.entry(tmp_path / "other", Kind.FX_ENTRY, filled.GRAPH, b"all that is in the new one")
+    assert run("pack", tmp_path / "other", "-o", pack).code == 0
+    assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [False] * 3
+    assert sum(str(pack) in record.message for record in caplog.records if record.levelname == "WARNING") == 1
+
+
+def test_directories_and_packs_may_be_mixed(use, pack, tmp_path):
+    chosen = use(tmp_path / "layer", pack)
+    assert chosen.layers == (str(tmp_path / "layer"),) and chosen.packs == (str(pack),)
+    hidden = use("/cache/.safecache")
+    assert hidden.packs == ()
