@@ -16,10 +16,12 @@ from safecache import loads
 from safecache.code import exec_directory
 from safecache.doctor import finding
 from safecache.doctor.finding import Finding
+from safecache.errors import PackRefusedError
 from safecache.files import mounts, ownership
+from safecache.packs import archive
 from safecache.patching import targets
 from safecache.places import layout
-from safecache.settings import config
+from safecache.settings import config, extras
 from safecache.settings.units import write_size
 from safecache.signing import provenance
 from safecache.tiers import levels
@@ -136,8 +138,24 @@ def check_access(environ: Mapping[str, str]) -> Iterator[Finding]:
         if not os.path.isdir(layer) or not os.access(layer, os.R_OK | os.X_OK, effective_ids=True):
             evidence = f"SAFECACHE_LOWER names {layer}, which {_state(layer)}: nothing is found there."
             yield finding.warning("layer-missing", evidence, "Mount it, or leave it out of SAFECACHE_LOWER.")
+    for why in filter(None, map(_refused, config.current().packs)):
+        evidence = f"SAFECACHE_LOWER names a pack of which nothing is used: {why}"
+        yield finding.warning("pack-unusable", evidence, "Make it again with safecache pack, or leave it out.")
     if config.current().shared:
         yield from _shared(environ)
+
+
+def _refused(path: str) -> str:
+    """Why nothing is taken from this pack; "" if it is used."""
+    if not extras.is_installed("zstandard"):
+        return f"{path} cannot be read: zstandard is not installed ({extras.line('pack')})."
+    try:
+        archive.opened(path)
+    except PackRefusedError as error:
+        return str(error)
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}."
+    return ""
 
 
 def _temporary(environ: Mapping[str, str]) -> Iterator[Finding]:

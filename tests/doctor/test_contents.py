@@ -116,6 +116,16 @@ def test_cache_that_cannot_be_looked_into_keeps_no_other_from_it(machine, cache)
     assert "entries" in report.codes and str(layer) in report.one("layer-missing", "warning")["evidence"]
 
 
+def test_pack_that_cannot_be_used_is_named(machine, cache):
+    pytest.importorskip("zstandard")
+    layers = [machine.base / "cut.safecache", machine.base / "gone.safecache"]
+    layers[0].write_bytes(b"no pack")
+    report = machine.examine(env={"SAFECACHE_LOWER": ":".join(map(str, layers))})
+    found = [each["evidence"] for each in report.findings if each["code"] == "pack-unusable"]
+    assert all(any(str(layer) in evidence for evidence in found) for layer in layers), found
+    assert "layer-missing" not in report.codes
+
+
 def test_quarantine_is_told_by_reason(machine, cache):
     for name, reason in (("a", "damaged"), ("b", "damaged"), ("c", "unsealed")):
         _, note = cache.quarantined(name, HOUR)
