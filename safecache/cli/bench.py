@@ -1,6 +1,7 @@
 """``safecache bench``: what safecache costs against stock torch.
 
-``bench isolate``: what isolated compiles cost; ``bench remote``: how a second host starts that shares a remote cache.
+``bench isolate``: what isolated compiles cost; ``bench remote``: how a second host starts that shares a remote cache,
+and ``bench pack``: how one starts that has a pack of the first one's.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from safecache.cli import workload
 from safecache.cli.arguments import add_json, number
 from safecache.cli.workload import Cache
 from safecache.remote import extras
+from safecache.settings import extras as installed
+from safecache.settings.settings import PACK
 from safecache.signing import key_changes, key_files, keys
 from safecache.signing.provenance import torch_version
 
@@ -50,8 +53,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "what",
         nargs="?",
-        choices=["isolate", "remote"],
-        help="isolate: compiling kernels in processes of their own, instead; remote: the start of a second host",
+        choices=["isolate", "pack", "remote"],
+        help="instead, isolate: compiling kernels in processes of their own; pack, remote: the start of a second host",
     )
     parser.add_argument(
         "--remote", metavar="URL", help="the remote of the second host; by default a directory, which needs obstore"
@@ -65,6 +68,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure, and print the figures. Raises SafecacheError or OSError."""
     if arguments.what == "isolate":
         return show(rounds=arguments.pairs, as_json=arguments.json)
+    if arguments.what == "pack":
+        return _show_packed_host(arguments.device, pairs=arguments.pairs, as_json=arguments.json)
     if arguments.what == "remote":
         return _show_second_host(arguments.remote, arguments.device, pairs=arguments.pairs, as_json=arguments.json)
     return _show(pairs=arguments.pairs, as_json=arguments.json)
@@ -131,6 +136,53 @@ def _starts(base: Path, device: str, shared: dict[str, str]) -> Iterator[tuple[s
     second.directory.mkdir(parents=True)
     shutil.copytree(first.base / "config", second.base / "config")
     yield "second", _first_step(second, device, hits=True)
+
+
+def _show_packed_host(device: str, *, pairs: int, as_json: bool) -> int:
+    """Measure the starts of a host that has a pack of another's caches, as _show_second_host()."""
+    if not installed.is_installed("zstandard"):
+        raise OSError(f"zstandard is not installed: {installed.line('pack')}")
+    times: dict[str, list[float]] = {}
+    with tempfile.TemporaryDirectory(prefix="safecache-bench-") as name:
+        for pair in range(pairs):
+            for what, seconds in _packed_starts(Path(name) / str(pair), device):
+                times.setdefault(what, []).append(seconds)
+    return _told(list(_of_packed_host(times)), pairs, as_json=as_json)
+
+
+def _packed_starts(base: Path, device: str) -> Iterator[tuple[str, float]]:
+    first, pack = Cache(base / "first", stock=False), base / f"bench{PACK}"
+    first.directory.mkdir(parents=True)
+    yield "cold", _first_step(first, device, hits=False)
+    yield "warm", _first_step(first, device, hits=True)
+    _command(first, "pack", "-o", str(pack))
+    for who, settings in (("below", {"SAFECACHE_LOWER": str(pack)}), ("unpacked", {})):
+        other = Cache(base / who, stock=False, settings=settings)
+        other.directory.mkdir(parents=True)
+        shutil.copytree(first.base / "config", other.base / "config")
+        if not settings:
+            _command(other, "unpack", str(pack))
+        yield who, _first_step(other, device, hits=True)
+
+
+def _command(cache: Cache, *words: str) -> None:
+    """Run a command of ours on its caches. Raises OSError if it fails."""
+    environment = workload.environment_with_safecache() | workload.places(cache.base)
+    command = [sys.executable, "-m", "safecache", *words]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise OSError(f"safecache {words[0]} failed: {done.stdout[-500:]} {done.stderr[-500:]}")
+
+
+def _of_packed_host(times: dict[str, list[float]]) -> Iterator[Figure]:
+    for what, name in (
+        ("cold start", "cold"),
+        ("warm start, from a cache of its own", "warm"),
+        ("other host, with a pack below an empty cache", "below"),
+        ("other host, with the pack unpacked", "unpacked"),
+    ):
+        ratio = statistics.median(b / a for a, b in zip(times["warm"], times[name], strict=True))
+        yield Figure(what, "s", None, statistics.median(times[name]), ratio)
 
 
 def _first_step(cache: Cache, device: str, *, hits: bool) -> float:
