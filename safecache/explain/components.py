@@ -10,25 +10,35 @@ from __future__ import annotations
 
 import ast
 import functools
+import os
 import re
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from typing import Any
 
 from safecache.explain import key_records
 from safecache.explain.key_records import Component, plain
 
 __all__ = [
+    "CHOSEN",
+    "ENVIRONMENT",
     "GRAPH",
     "GRAPH_LINE",
     "INPUT",
     "KERNEL",
     "OPTIONS",
+    "PLACE",
     "SOURCE_LINE",
+    "chosen",
     "components",
     "fields",
     "kernel_components",
     "name_of",
+    "places",
     "source_lines",
+    "triton_part",
+    "variable_part",
 ]
 
 GRAPH, GRAPH_LINE, INPUT = "graph", "graph line", "example input"
@@ -118,6 +128,32 @@ def _of_system(part: str, digest: str, text: str, versions: Mapping[str, str]) -
         yield Component(f"system {part}", digest, key_records.capped(text))
 
 
+# What is recorded beside the parts of a key, to tell where these come from: variables, settings that the program has
+# chosen itself, whatever the environment says, and places that are part of the commands that build libraries.
+ENVIRONMENT, CHOSEN, PLACE = "env ", "chosen ", "place of "
+
+
+def chosen(title: str, settings: Any, unset: object) -> Component:
+    """Which of torch's ``settings``, a config module, the program has set. ``unset``: torch's word for none."""
+    found = " ".join(sorted(name for name, entry in settings._config.items() if _is_chosen(entry, unset)))
+    return Component(f"{CHOSEN}{title}", key_records.digest(found), found)
+
+
+def _is_chosen(entry: Any, unset: object) -> bool:
+    own = entry.user_override
+    own = own.get() if isinstance(own, ContextVar) else own  # a plain value up to 2.14
+    # Torch copies a list or a dictionary there when it is read.
+    return own is not unset and not (isinstance(own, (list, dict, set)) and own == entry.default)
+
+
+def places(torch: str) -> Iterator[Component]:
+    """Where ``torch``, a directory, and Python's headers lie. What is below a home directory is not shown."""
+    home = os.path.join(os.path.expanduser("~"), "")
+    for what, path in (("torch", torch), ("Python's headers", sysconfig.get_paths()["include"])):
+        text = "(not shown)" if path.startswith(home) else key_records.capped(path)
+        yield Component(f"{PLACE}{what}", key_records.digest(path), text)
+
+
 # The configurations of an autotuned kernel have the same lines.
 _digest_of_line = functools.lru_cache(maxsize=1024)(key_records.digest)
 
@@ -192,16 +228,26 @@ def kernel_components(
     source: Any, backend: Any, options: Any, variables: Mapping[str, Any], triton_key: str, version: str
 ) -> tuple[Component, ...]:
     """The parts of the key that ``triton.compile`` has computed from these arguments."""
-    found = [Component("triton", key_records.digest(triton_key), f"{version} (files {triton_key[:6]})")]
+    found = [triton_part(triton_key, version)]
     target = backend.target
     found.append(plain("target", f"{target.backend} {target.arch}"))
     found.append(plain("ptxas" if target.backend == "cuda" else "backend", str(backend.hash())))
     found += _of_kernel(source) if getattr(source, "fn", None) is not None else source_lines(SOURCE_LINE, source.src)
     found += [plain(f"option {name}", str(value)) for name, value in sorted(vars(options).items())]
     found.append(Component(OPTIONS, key_records.digest(options.hash()), ""))
-    for name, value in sorted(variables.items()):
-        found.append(Component(f"env {name}", key_records.digest(str(value)), key_records.variable(name, str(value))))
+    found += [variable_part(name, value) for name, value in sorted(variables.items())]
     return tuple(found)
+
+
+def triton_part(triton_key: str, version: str) -> Component:
+    """Triton itself, in the key of a kernel."""
+    return Component("triton", key_records.digest(triton_key), f"{version} (files {triton_key[:6]})")
+
+
+def variable_part(name: str, value: object) -> Component:
+    """A variable, in the key of a kernel."""
+    text = str(value)
+    return Component(f"{ENVIRONMENT}{name}", key_records.digest(text), key_records.variable(name, text))
 
 
 def _of_kernel(source: Any) -> Iterator[Component]:

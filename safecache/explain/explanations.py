@@ -11,7 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from safecache.explain import key_records
-from safecache.explain.components import GRAPH, GRAPH_LINE, INPUT, KERNEL, OPTIONS, SOURCE_LINE, fields
+from safecache.explain.components import (
+    CHOSEN,
+    ENVIRONMENT,
+    GRAPH,
+    GRAPH_LINE,
+    INPUT,
+    KERNEL,
+    OPTIONS,
+    PLACE,
+    SOURCE_LINE,
+    fields,
+)
 from safecache.explain.key_records import Absence, Component, KeyRecord
 from safecache.files import folders, opening
 from safecache.places import layout, ours
@@ -157,13 +168,14 @@ def _follows_in_triton(name: str, pair: _Pair, changed: Mapping[str, _Pair]) -> 
 
 
 def _is_of_key(name: str, kind: Kind) -> bool:
-    """Of the environment, Triton has some variables in its keys, and torch none."""
-    return kind is Kind.KERNEL or not name.startswith("env ")
+    """Of the environment, Triton has some variables in its keys, and torch none; nor what is recorded beside a key."""
+    return kind is Kind.KERNEL or not name.startswith((ENVIRONMENT, CHOSEN, PLACE))
 
 
 def _decides(variable: str, changed: Iterable[str]) -> bool:
     """Whether the variable, which is not part of the key, is named after one of the settings that changed."""
-    settings = [name.rpartition(" ")[2].rpartition(".")[2].upper() for name in changed if " config " in name]
+    names = [name for name in changed if " config " in name and not name.startswith(CHOSEN)]
+    settings = [name.rpartition(" ")[2].rpartition(".")[2].upper() for name in names]
     return any(variable.endswith(setting) for setting in settings)
 
 

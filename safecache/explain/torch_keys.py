@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple
 from safecache.history import graph_names
 from safecache.reporting.kinds import Kind
 
-__all__ = ["asked", "collect", "lookup", "missed", "missed_graph", "name", "name_of_graph"]
+__all__ = ["CONFIGS", "asked", "collect", "lookup", "missed", "missed_graph", "name", "name_of_graph"]
 
 
 class _Asked(NamedTuple):
@@ -134,4 +135,24 @@ def _note(kind: Kind, key: str, graph: str, lines: list[str], functorch: dict[st
 
     environment = config.child_environment()
     parts = components.components(lines, provenance.describe(), functorch, environment)
+    parts += tuple(_beside())
     key_notes.note(kind, key, graph, sys.modules["torch._inductor.codecache"].cache_dir(), parts)
+
+
+# Config modules, and what the names of their settings begin with among the parts of a key.
+CONFIGS = {
+    "torch._inductor.config": "inductor config ",
+    "torch._inductor.config_comms": "inductor config comms.",
+    "torch._functorch.config": "functorch config ",
+}
+
+
+def _beside() -> Iterator[Any]:
+    """What no key has, and what says where its parts come from."""
+    from safecache.explain import components
+
+    unset = sys.modules["torch.utils._config_module"]._UNSET_SENTINEL
+    for module, title in CONFIGS.items():
+        if module in sys.modules:
+            yield components.chosen(title, sys.modules[module], unset)
+    yield from components.places(os.path.dirname(str(sys.modules["torch"].__file__)))
