@@ -11,7 +11,15 @@ from safecache._version import __version__
 from safecache.patching.activation import activate, deactivate, is_active, status
 from safecache.settings import config
 
-__all__ = ["__version__", "activate", "deactivate", "is_active", "isolate", "reset", "stats", "status"]
+# Not imported from typing, which would take half the time of `import safecache`.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from safecache.upkeep.warming import Warmed
+
+__all__ = ["__version__", "activate", "deactivate", "is_active", "isolate", "reset", "stats", "status", "warm"]
 
 
 def stats() -> dict[str, int]:
@@ -30,6 +38,17 @@ def isolate() -> None:
     A crash, a hang or a want of memory of its compiler becomes a TritonCompileCrash (safecache.errors).
     """
     config.isolate()
+
+
+def warm(function: Callable[..., object] | str, *arguments: Any, processes: int = 3) -> Warmed:
+    """Call ``function``, or what ``"module:name"`` names, in fresh processes until one of them compiles nothing.
+
+    In up to so many ``processes``. All of it has to pickle. What it returns says whether all hit, and what would still
+    miss: ``all_hit``, ``missing``, ``status``.
+    """
+    from safecache.upkeep import warming
+
+    return warming.call(function, *arguments, processes=processes)
 
 
 def reset() -> None:

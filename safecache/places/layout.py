@@ -48,6 +48,7 @@ __all__ = [
     "locate",
     "of_headers",
     "of_inductor",
+    "of_sglang",
     "of_triton",
     "of_vllm",
     "profile",
@@ -288,6 +289,12 @@ def of_vllm(environ: Mapping[str, str]) -> str:
     caches = environ.get("XDG_CACHE_HOME", os.path.join(os.path.expanduser("~"), ".cache"))
     root = environ.get("VLLM_CACHE_ROOT", os.path.join(caches, "vllm"))
     return os.path.join(os.path.abspath(os.path.expanduser(root)), VLLM_FOLDER)
+
+
+def of_sglang(environ: Mapping[str, str]) -> list[str]:
+    """Where SGLang has torch and Triton keep theirs, unless torch's own variables say where."""
+    root = os.path.expanduser(environ.get("SGLANG_CACHE_DIR") or os.path.join("~", ".cache", "sglang"))
+    return [os.path.join(os.path.abspath(root), name) for name in ("inductor", "triton")]
 
 
 def vllm_caches(root: str, depth: int = _VLLM_DEPTH) -> Iterator[str]:

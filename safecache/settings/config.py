@@ -12,6 +12,7 @@ from safecache.settings.settings import ISOLATE, PACK, SETTINGS, without_passwor
 __all__ = [
     "EXIT_CONFIG",
     "Config",
+    "as_run",
     "cache_directory",
     "child_environment",
     "current",
@@ -22,6 +23,7 @@ __all__ = [
     "is_pack",
     "is_switched_off",
     "isolate",
+    "lend",
     "load",
     "metrics_directory",
     "multiprocess_directory",
@@ -198,6 +200,25 @@ def name_run() -> None:
     if not run_id():
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         os.environ[_RUN] = f"{moment}-{os.urandom(4).hex()}"
+
+
+def lend(variables: Mapping[str, str | None]) -> dict[str, str | None]:
+    """Set these variables for the children that this process starts next; None unsets one.
+
+    Returns what they were, to be lent in turn.
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    for name, text in variables.items():
+        if text is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = text
+    return before
+
+
+def as_run(name: str) -> dict[str, str | None]:
+    """What to lend() to children that are to be the run of this name."""
+    return {_RUN: name}
 
 
 def run_id() -> str:

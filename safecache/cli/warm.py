@@ -1,0 +1,132 @@
+"""``safecache warm -- CMD``: run CMD until a fresh process finds everything in the caches, and say what it does not."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import signal
+import sys
+from typing import Any
+
+from safecache.cli import EXIT_FINDINGS, EXIT_USAGE
+from safecache.cli.arguments import add_json, number
+from safecache.cli.run import environment_for_children
+from safecache.errors import printable
+from safecache.upkeep import warming
+from safecache.upkeep.warming import Process, Warmed
+
+__all__ = ["add", "run"]
+
+_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+_CALL = "import pkgutil, sys; pkgutil.resolve_name(sys.argv[1])()"
+_MOST = 100
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Add its arguments."""
+    most = f"in how many processes to run it at most (default {warming.PROCESSES})"
+    parser.add_argument("--processes", type=number, default=warming.PROCESSES, metavar="N", help=most)
+    where = "a cache besides those of this environment, as for a command that chooses its own"
+    parser.add_argument("--in", dest="directories", action="append", default=[], metavar="DIR", help=where)
+    add_json(parser)
+    what = "the command and its arguments, or module:function"
+    parser.add_argument("argv", nargs=argparse.REMAINDER, metavar="-- CMD...", help=what)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 if all hit in the last process, CMD's status if that is not 0, else 1. Raises OSError."""
+    words = arguments.argv[1:] if arguments.argv[:1] == ["--"] else arguments.argv
+    if not words or not 1 <= arguments.processes <= _MOST:
+        print("safecache warm: no command given: safecache warm -- CMD...", file=sys.stderr)
+        return EXIT_USAGE
+    is_function = len(words) == 1 and _FUNCTION.fullmatch(words[0]) and shutil.which(words[0]) is None
+    command = [sys.executable, "-c", _CALL, words[0]] if is_function else words
+    path = {"PYTHONPATH": environment_for_children()["PYTHONPATH"]}
+    try:
+        # What it prints is not to be mixed with ours.
+        warmed = warming.run(
+            command, arguments.directories, arguments.processes, env=path, stdout=sys.stderr if arguments.json else None
+        )
+    except (FileNotFoundError, PermissionError, OSError) as error:
+        return _say_not_run(words[0], error)
+    print(json.dumps(_report(warmed))) if arguments.json else _print(warmed)
+    return _code(warmed)
+
+
+def _say_not_run(program: str, error: OSError) -> int:
+    """As a shell does. Raises what is not about the program."""
+    if error.filename != program:
+        raise error
+    print(printable(f"safecache warm: {program}: {error.strerror}"), file=sys.stderr)
+    return 127 if isinstance(error, FileNotFoundError) else 126
+
+
+def _code(warmed: Warmed) -> int:
+    if warmed.interrupted and not warmed.status:
+        return 128 + signal.Signals[warmed.interrupted]
+    return warmed.status or (0 if warmed.all_hit else EXIT_FINDINGS)
+
+
+def _report(warmed: Warmed) -> dict[str, Any]:
+    return {
+        "all_hit": warmed.all_hit,
+        "status": _code(warmed),
+        "interrupted": warmed.interrupted,
+        "processes": [each._asdict() for each in warmed.processes],
+        "missing": [each._asdict() for each in warmed.missing],
+        "never_cached": [each._asdict() for each in warmed.never_cached],
+        "obstacles": warmed.obstacles,
+    }
+
+
+def _print(warmed: Warmed) -> None:
+    for number_of, process in enumerate(warmed.processes, 1):
+        print(f"process {number_of}: {_of_process(process)}")
+        if process.status:
+            _complain(f"process {number_of} ended with status {_status(process.status)}")
+    if warmed.interrupted:
+        _complain(f"interrupted by {warmed.interrupted}")
+    for each in warmed.missing:
+        print(printable(f"still missing: {each.layer} {each.name or each.key}: {each.why}"))
+    for each in warmed.never_cached:
+        print(printable(f"never cached by torch, compiled in each process: {each.layer} {each.name}: {each.why}"))
+    if warmed.is_idle and not warmed.status:
+        print(_IDLE)
+    for obstacle in warmed.obstacles:
+        print(printable(obstacle))
+    if warmed.all_hit:
+        print("warm: a fresh process finds everything in the caches")
+
+
+_IDLE = (
+    "nothing was looked up: CMD has compiled nothing with torch or Triton, or keeps caches of its own choice, which"
+    " --in DIR names"
+)
+
+
+def _complain(text: str) -> None:
+    sys.stdout.flush()
+    print(f"safecache warm: {text}", file=sys.stderr)
+
+
+def _status(status: int) -> str:
+    try:
+        return f"{status} ({signal.Signals(status - 128).name})" if status > 128 else str(status)
+    except ValueError:
+        return str(status)
+
+
+def _of_process(process: Process) -> str:
+    compiled = ", ".join(f"{count} {kind}" for kind, count in process.compiled.items())
+    spent = f" in {process.compiling_seconds:.1f} s" if process.compiling_seconds else ""
+    parts = [f"{process.hits} of {process.lookups} lookups hit"]
+    parts.append(f"compiled and kept{spent}: {compiled}" if compiled else "nothing was compiled")
+    if process.missed and not compiled:
+        parts[-1] = f"{process.missed} missed, and nothing new was kept"
+    if process.unsent:
+        parts.append(f"{process.unsent} groups were not sent to the remote cache")
+    if process.left:
+        parts.append(f"{process.left} processes that it has started still run")
+    return f"{'; '.join(parts)} ({process.seconds:.1f} s)"

@@ -1,0 +1,395 @@
+"""Caches are filled by running a program until a fresh process of it finds everything there.
+
+What a process has compiled is told by its journal, and by what is new in the caches afterwards: libraries are built
+without a lookup, and a process that is killed may not have written what it has hit.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pkgutil
+import signal
+import subprocess
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any, NamedTuple, Protocol
+
+from safecache.explain import explanations, key_records
+from safecache.explain.key_records import Absence
+from safecache.history import run_summary
+from safecache.history.lookups import Outcome, Time
+from safecache.history.run_summary import Line, Summary
+from safecache.places import layout
+from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.settings import config
+from safecache.tiers import directory_faults, levels
+from safecache.upkeep import inventory
+
+__all__ = [
+    "PROCESSES",
+    "Missing",
+    "Process",
+    "Warmed",
+    "call",
+    "fill",
+    "places",
+    "run",
+]
+
+# How many processes a program is run in at most.
+PROCESSES = 3
+# Seconds to wait for what a program has left behind, such as a process that sends to a remote cache.
+_PATIENCE = 120.0
+_TICK = 0.05
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+# For the program: what is sent is waited for, and a miss is no error.
+_LENT: dict[str, str | None] = {"SAFECACHE_MUST_HIT": None, "SAFECACHE_REMOTE_FLUSH": "600"}
+_COUNTED = {
+    Kind.AOT_ENTRY: Kind.AOT_ENTRY.plural,
+    Kind.FX_ENTRY: Kind.FX_ENTRY.plural,
+    Kind.KERNEL: Kind.KERNEL.plural,
+    Kind.NATIVE_CODE: "libraries",
+    Kind.AUTOTUNING: Kind.AUTOTUNING.plural,
+}
+_BUILT = (".so", ".o")
+_LABELS = run_summary.labels()
+_AGAIN = "it was compiled in the process before, and was not saved: that process's warnings say why"
+
+
+class Missing(NamedTuple):
+    """What a fresh process would compile again. ``layer``: the word of its kind; ``name``, ``key``: "" if unknown."""
+
+    layer: str
+    name: str
+    key: str
+    why: str
+
+
+class Process(NamedTuple):
+    """One process of the program, with all that it has started.
+
+    ``status``: as a shell has it. ``compiled``: how many are new in the caches, by kind. ``compiling_seconds``: of
+    what was saved. ``missed``: how many lookups have, after which something is compiled. ``left``: of what it has
+    started, processes that still run.
+    """
+
+    status: int
+    seconds: float
+    compiled: dict[str, int]
+    compiling_seconds: float
+    lookups: int
+    hits: int
+    missed: int
+    unsent: int
+    left: int
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether it has compiled nothing."""
+        return self.status == 0 and not self.missed and not self.compiled
+
+
+class Warmed(NamedTuple):
+    """``missing``: what the last process has compiled. ``never_cached``: what torch keeps in no cache, each with why.
+
+    ``obstacles``: what keeps caches from being filled. ``interrupted``: the name of the signal that ended it, or "".
+    """
+
+    processes: list[Process]
+    missing: list[Missing]
+    never_cached: list[Missing]
+    obstacles: list[str]
+    interrupted: str = ""
+
+    @property
+    def status(self) -> int:
+        """That of the program, as a shell has it: the first that is not 0."""
+        return next((each.status for each in self.processes if each.status), 0)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing was looked up that is known of."""
+        return not any(each.lookups for each in self.processes)
+
+    @property
+    def all_hit(self) -> bool:
+        """Whether the last process has found everything in the caches."""
+        return bool(self.processes) and self.processes[-1].is_warm and not (self.interrupted or self.is_idle)
+
+
+class _Child(Protocol):
+    """Started as the leader of a session of its own."""
+
+    pid: int
+
+    def poll(self) -> int | None:
+        """Its status as Python has it; None while it runs."""
+
+
+def run(command: Sequence[str], directories: Sequence[str] = (), most: int = PROCESSES, **popen: Any) -> Warmed:
+    """Run ``command`` in up to ``most`` processes, one after the other, until one of them compiles nothing.
+
+    ``directories``: caches besides those of this environment. ``popen``: for the process. Raises OSError for a command
+    that cannot be run.
+    """
+
+    def start() -> subprocess.Popen[bytes]:
+        environment = {**config.child_environment(), **popen.get("env", {})}
+        return subprocess.Popen(command, start_new_session=True, **{**popen, "env": environment})
+
+    return fill(start, directories, most)
+
+
+class _Called:
+    """A process of multiprocessing, as a _Child."""
+
+    def __init__(self, function: Callable[..., object] | str, arguments: tuple[Any, ...]) -> None:
+        self._process = multiprocessing.get_context("spawn").Process(target=_do, args=(function, arguments))
+        self._process.start()
+        self.pid = self._process.pid or 0
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+
+def _do(function: Callable[..., object] | str, arguments: tuple[Any, ...]) -> None:
+    with suppress(PermissionError):  # it leads one already
+        os.setsid()
+    named = pkgutil.resolve_name(function) if isinstance(function, str) else function
+    named(*arguments)
+
+
+def call(function: Callable[..., object] | str, *arguments: Any, processes: int = PROCESSES) -> Warmed:
+    """As run(), of a function, or the ``module:name`` of one, in processes that multiprocessing spawns.
+
+    Like the arguments, it has to pickle; so a main module needs its ``if __name__ == "__main__"``.
+    """
+    return fill(lambda: _Called(function, arguments), (), processes)
+
+
+def fill(start: Callable[[], _Child], directories: Sequence[str], most: int) -> Warmed:
+    """As run(), of what ``start`` starts as the leader of a session."""
+    found: list[Process] = []
+    missing: list[Missing] = []
+    never: list[Missing] = []
+    before: set[tuple[str, str]] = set()
+    signals: list[str] = []
+    while len(found) < most:
+        process, missing, never = _one(start, directories, missing, signals)
+        found.append(process)
+        now = {(each.layer, each.key or each.name) for each in missing}
+        if process.status or signals or process.is_warm or (now and now == before):
+            break
+        before = now
+    warmed = Warmed(found, missing, never, [], signals[0] if signals else "")
+    return warmed if warmed.all_hit else warmed._replace(obstacles=_obstacles())
+
+
+def _one(
+    start: Callable[[], _Child], directories: Sequence[str], before: list[Missing], signals: list[str]
+) -> tuple[Process, list[Missing], list[Missing]]:
+    name = f"warm-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
+    there, began = _contents(directories), time.monotonic()
+    lent = config.lend({**_LENT, **config.as_run(name)})
+    try:
+        with _forwarding(signals) as tell:
+            child = start()
+            tell(child.pid)
+            status = _await(child)
+            left = _await_session(child.pid)
+    finally:
+        config.lend(lent)
+    took = time.monotonic() - began
+    caches = places(directories)
+    new = {path: kind for (path, inode), kind in _contents(directories).items() if (path, inode) not in there}
+    lines = [line for cache in caches for line in run_summary.read(cache)]
+    summary = run_summary.summarise(lines, name) or run_summary.Summary(
+        name, 0, Counter(), Counter(), [], [], Counter(), Counter(), Counter()
+    )
+    missed = [line for line in summary.missed if _is_miss(line.label)]
+    never = [line for line in summary.missed if _LABELS[line.label][2] is Reason.UPSTREAM_BYPASS]
+    stated = [_missing(line, caches, before) for line in missed]
+    process = _process(128 - status if status < 0 else status, took, new, summary, left)
+    return process, [*stated, *_unlooked(new, process)], _distinct([_stated(line) for line in never])
+
+
+def _process(status: int, took: float, new: dict[str, Kind], summary: Summary, left: int) -> Process:
+    groups = Counter(_COUNTED[kind] for _, kind in {(_group_of(path), kind) for path, kind in new.items()})
+    looked = {label: n for label, n in summary.counts.items() if label in _LABELS}
+    return Process(
+        status,
+        round(took, 3),
+        dict(sorted(groups.items())),
+        round(run_summary.seconds(summary.times, Time.SPENT), 3),
+        lookups=sum(looked.values()),
+        hits=sum(n for label, n in looked.items() if _LABELS[label][1] is Outcome.HIT),
+        missed=sum(n for label, n in looked.items() if _is_miss(label)),
+        unsent=summary.remote[Count.REMOTE_UNSENT.value],
+        left=left,
+    )
+
+
+def _group_of(path: str) -> str:
+    # Of a key's entries one is found; the object and the library of one source have the same name.
+    directory, name = os.path.split(path)
+    return os.path.join(directory, name.split(".")[0]) if name.endswith(_BUILT) else path
+
+
+def _is_miss(label: str) -> bool:
+    """Whether something is compiled after it that a cache could have had."""
+    kind, outcome, reason = _LABELS[label]
+    if outcome is Outcome.BYPASS:
+        # Without AOTAutograd's cache, the FX graph cache is asked; what torch never caches is told by itself.
+        return reason is not Reason.UPSTREAM_BYPASS and not (reason is Reason.DISABLED and kind is Kind.AOT_ENTRY)
+    return outcome is Outcome.MISS
+
+
+def _stated(line: Line) -> Missing:
+    kind, outcome, reason = _LABELS[line.label]
+    detail = f": {line.detail}" if line.detail else ""
+    return Missing(kind.word, line.name, line.key, f"{outcome.value}, {reason.value if reason else ''}{detail}")
+
+
+def _missing(line: Line, caches: Sequence[str], before: Sequence[Missing]) -> Missing:
+    """With the differences from the nearest key, as `safecache explain` tells them."""
+    found = _stated(line)
+    kind, _, reason = _LABELS[line.label]
+    if reason is Reason.DISABLED:
+        return found
+    if any((each.layer, each.key) == (found.layer, line.key) for each in before if line.key):
+        return found._replace(why=f"{found.why}: {_AGAIN}")
+    for cache in (root for place in caches for root in layout.triton_caches(place)):
+        record = key_records.recall(kind, line.key, line.name, cache)
+        if record is not None:
+            explained = explanations.explain(record, cache, saved=True)
+            if explained.absence is Absence.KEY_DIFFERS:
+                return found._replace(why=f"{found.why}: {explained.cause}")
+    return found
+
+
+def _distinct(found: list[Missing]) -> list[Missing]:
+    return list(dict.fromkeys(found))
+
+
+def _unlooked(new: dict[str, Kind], process: Process) -> list[Missing]:
+    """What was compiled although no lookup has missed."""
+    if process.missed:
+        return []
+    named = {(kind, os.path.basename(_group_of(path))) for path, kind in new.items()}
+    why = (
+        "of its kind nothing was looked up in vain, and it is new in the cache: such as a library that was built again"
+    )
+    return [Missing(kind.word, name, "", why) for kind, name in sorted(named, key=lambda each: (each[0].word, each[1]))]
+
+
+def places(directories: Sequence[str] = ()) -> list[str]:
+    """The caches of this environment that exist, vLLM's and SGLang's too, and these."""
+    environ = config.child_environment()
+    tops = [*levels.existing_caches(environ), *(each for each in layout.of_sglang(environ) if os.path.isdir(each))]
+    tops += [os.path.realpath(each) for each in directories if os.path.isdir(each)]
+    below = [cache for top in [layout.of_vllm(environ), *directories] for cache in layout.vllm_caches(top)]
+    found: list[str] = []
+    for path in (os.path.realpath(each) for each in [*tops, *below]):
+        if not any(f"{path}/".startswith(f"{other}/") for other in found):
+            found.append(path)
+    return found
+
+
+def _contents(directories: Sequence[str]) -> dict[tuple[str, int], Kind]:
+    """The files that are compiled, in all caches, by path and inode: of a library that is built anew it is another."""
+    found = {}
+    for place in places(directories):
+        if os.path.basename(place) == layout.HEADERS_FOLDER:
+            continue  # shared by all of the user's programs, whatever caches they have
+        for group in inventory.take(place).groups:
+            if group.kind in _COUNTED:
+                files = [file for file in group.files if group.kind is not Kind.NATIVE_CODE or _is_built(file.path)]
+                if group.kind is Kind.KERNEL:
+                    files = sorted(files)[:1]
+                found.update({(file.path, file.inode): group.kind for file in files})
+    return found
+
+
+def _is_built(path: str) -> bool:
+    return path.endswith(_BUILT)
+
+
+def _obstacles() -> list[str]:
+    """What keeps the caches of this environment from being filled, as far as that can be tried."""
+    environ = config.child_environment()
+    found = []
+    if not config.current().enabled:
+        found.append(f"SAFECACHE={environ.get('SAFECACHE', '')} is set: safecache does nothing, and notes no lookup")
+    for place in dict.fromkeys((layout.of_inductor(environ), layout.of_triton(environ))):
+        objection = directory_faults.probe(place)
+        if objection is not None:
+            found.append(f"nothing can be kept in the cache {place}: {objection}")
+    return found
+
+
+@contextmanager
+def _forwarding(signals: list[str]) -> Iterator[Callable[[int], None]]:
+    """Context of a function that takes the leader of a session: it gets the signals that this process does.
+
+    A terminal sends its own to this process alone, for the session is not the terminal's. Only a main thread may.
+    """
+    leader: list[int] = []
+    waiting: list[int] = []
+
+    def send(number: int) -> None:
+        with suppress(ProcessLookupError):
+            os.killpg(leader[0], number)
+
+    def forward(number: int, _: object) -> None:
+        signals.append(signal.Signals(number).name)
+        if leader:
+            send(number)
+        else:
+            waiting.append(number)
+
+    def tell(pid: int) -> None:
+        leader.append(pid)
+        for number in waiting:
+            send(number)
+
+    if threading.current_thread() is not threading.main_thread():
+        yield tell
+        return
+    before = {number: signal.signal(number, forward) for number in _FORWARDED}
+    try:
+        yield tell
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _await(child: _Child) -> int:
+    while (status := child.poll()) is None:
+        time.sleep(_TICK)
+    return status
+
+
+def _await_session(leader: int) -> int:
+    """Wait for what else is in the session of this leader, which has ended; how many processes still run then."""
+    end = time.monotonic() + _PATIENCE
+    while (left := _in_session(leader)) and time.monotonic() < end:
+        time.sleep(_TICK)
+    return left
+
+
+def _in_session(leader: int) -> int:
+    return sum(_session_of(pid) == leader for pid in os.listdir("/proc") if pid.isdecimal())
+
+
+def _session_of(pid: str) -> int:
+    """0 for a process that is gone, or has ended and is not waited for."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state, _, _, session, *_ = file.read().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return 0
+    return 0 if state == "Z" else int(session)

@@ -1,0 +1,80 @@
+"""Programs to be warmed up, each with caches and keys of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+from conftest import SOURCE
+
+from safecache.testing import isolated
+
+COMPILED = """
+    import torch
+
+    def scaled(x):
+        return torch.relu(x) * 3
+
+    with torch.no_grad():
+        torch.compile(scaled)(torch.ones(3))
+    """
+# Another graph in each process.
+RESTLESS = """
+    import random
+    import torch
+
+    number = random.random()
+
+    def scaled(x):
+        return torch.relu(x) * number
+
+    with torch.no_grad():
+        torch.compile(scaled)(torch.ones(3))
+    """
+
+
+class Home:
+    """Caches and keys below a directory, and a program there."""
+
+    def __init__(self, directory, program=COMPILED):
+        self.directory = directory
+        self.cache = directory / "caches" / "cache"
+        self.environment = os.environ | isolated(str(directory / "caches"))
+        for name in ("_SAFECACHE_RUN", "VLLM_CACHE_ROOT"):
+            self.environment.pop(name, None)
+        self.environment |= {"PYTHONPATH": str(SOURCE), "TORCHINDUCTOR_COMPILE_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        self.environment |= {"HOME": str(directory), "PYTHONWARNINGS": "ignore"}
+        self.write(program)
+
+    def write(self, program):
+        (self.directory / "program.py").write_text(textwrap.dedent(program))
+
+    @property
+    def command(self):
+        return [sys.executable, str(self.directory / "program.py")]
+
+    def start(self, *words, **settings):
+        environment = {**self.environment, **settings}
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+        command = [sys.executable, "-m", "safecache", *words]
+        return subprocess.Popen(command, env=environment, cwd=self.directory, **pipes)
+
+    def say(self, *words, **settings):
+        process = self.start(*words, **settings)
+        out, err = process.communicate(timeout=280)
+        return subprocess.CompletedProcess(words, process.returncode, out, err)
+
+    def python(self, *words, **settings):
+        environment = {**self.environment, **settings}
+        command = [sys.executable, *words]
+        return subprocess.run(command, env=environment, cwd=self.directory, capture_output=True, text=True, timeout=280)
+
+    def warm(self, *options, command=None, **settings):
+        return self.say("warm", *options, "--", *(command or self.command), **settings)
+
+    def report(self, *options, **how):
+        said = self.warm("--json", *options, **how)
+        return said.returncode, json.loads(said.stdout.splitlines()[-1])
