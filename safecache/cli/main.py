@@ -21,6 +21,7 @@ __all__ = ["main"]
 _GROUPS = {
     "use": {
         "run": ("run", "run a command with safecache active in it and in its children"),
+        "warm": ("warm", "run a command until its caches are filled, and say what would still miss"),
         "patches": ("patches", "the same behaviour as patches of the sources of torch and Triton"),
         "demo": ("demo", "a real model, cold and warm, and what faults do to stock torch and to us"),
         "bench": ("bench", "measure against stock torch in the same run, interleaved"),
@@ -29,6 +30,7 @@ _GROUPS = {
     "look": {
         "status": ("status", "import torch's cache modules and say what the hooks do there"),
         "doctor": ("doctor", "look for what keeps caches from working here, and say what to do"),
+        "preflight": ("preflight", "say whether a cache that was filled elsewhere can be used here, before a start"),
         "ls": ("ls", "list what lies in caches: kernels and graphs, their size, age, build, signer"),
         "show": ("show", "tell all about one of them: its build, files, signer, and if it is used"),
         "du": ("du", "say what caches hold, by kind, and when it was used"),
@@ -66,7 +68,10 @@ def _overview() -> argparse.ArgumentParser:
     groups = []
     for group, commands in _GROUPS.items():
         groups += [f"{group}:", *(f"  {command:<12}{what}" for command, (_, what) in commands.items()), ""]
-    codes = "exit codes: 0 fine, 1 findings or failure, 2 usage, 78 a setting with a bad value; of `run`: CMD's own"
+    codes = (
+        "exit codes: 0 fine, 1 findings or failure, 2 usage, 78 a setting with a bad value; of `run`, and of `warm` if"
+    )
+    codes += " CMD fails: CMD's own"
     parser = argparse.ArgumentParser(
         prog="safecache",
         usage="safecache [-h] [--version] COMMAND ...",

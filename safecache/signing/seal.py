@@ -38,6 +38,7 @@ __all__ = [
     "payload_of",
     "split",
     "stated_key",
+    "stated_namespace",
     "stated_provenance",
     "trailer",
     "verify",
@@ -113,19 +114,25 @@ def payload_of(content: bytes) -> bytes:
 
 def stated_key(content: bytes) -> str | None:
     """The cache key that the seal of ``content`` states, whoever sealed it; None if there is none to be read."""
-    stated = _stated(content).get("key")
+    stated = _stated(content, len(content)).get("key")
+    return stated if isinstance(stated, str) else None
+
+
+def stated_namespace(end: bytes, size: int) -> str | None:
+    """The namespace that the seal states of content of ``size`` bytes with this ``end``, likewise."""
+    stated = _stated(end, size).get("namespace")
     return stated if isinstance(stated, str) else None
 
 
 def stated_provenance(content: bytes) -> Mapping[str, str]:
     """The provenance that the seal of ``content`` states, whoever sealed it; empty if there is none to be read."""
-    stated = _stated(content).get("provenance")
+    stated = _stated(content, len(content)).get("provenance")
     return stated if isinstance(stated, dict) else {}
 
 
-def _stated(content: bytes) -> Mapping[str, object]:
-    footer = split(content)
-    parts = None if footer is None else _body_and_tag(footer, content, len(content))
+def _stated(end: bytes, size: int) -> Mapping[str, object]:
+    footer = split(end)
+    parts = None if footer is None else _body_and_tag(footer, end, size)
     try:
         stated = json.loads(parts[0]) if parts is not None else None
     except (ValueError, RecursionError):

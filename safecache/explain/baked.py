@@ -1,0 +1,99 @@
+"""What the keys of a cache were made of that does not depend on a graph: short enough to travel with the cache.
+
+From the records of keys, of what still lies there. Nothing attests those, so it explains, and decides nothing.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from safecache.explain import key_records
+from safecache.explain.components import CHOSEN, ENVIRONMENT, PLACE
+from safecache.explain.key_records import Component, KeyRecord
+from safecache.places import layout
+from safecache.reporting.kinds import ENTRIES, Kind
+
+__all__ = ["CONFIGS", "of_keys"]
+
+CONFIGS = ("inductor config ", "functorch config ")
+_KEPT = (PLACE, ENVIRONMENT)
+_PARTS = ("torch", "triton", "cuda", "hip", "device", "number of CPU threads")
+_UNSET = Component("", "", "unset")
+
+# Values by their digests, as text, by name.
+_Values = dict[str, dict[str, str]]
+
+
+def of_keys(roots: Iterable[str]) -> dict[str, Any]:
+    """What the records in these caches have, in JSON's types; the same records give the same.
+
+    ``parts``: of entries, settings that the program had not chosen itself, versions and places; ``environment``:
+    variables; ``kernels``: of Triton's keys, with ``compilers`` by target; ``records``: how many; ``unsure``: how many
+    of these do not say what the program had chosen.
+    """
+    caches = dict.fromkeys(cache for root in roots for cache in layout.triton_caches(root))
+    records = [record for cache in caches for record in key_records.every(cache) if _lies_there(record, cache)]
+    entries = [record for record in records if record.kind in ENTRIES]
+    kernels = [record for record in records if record.kind is Kind.KERNEL]
+    sure = [record for record in entries if any(each.name.startswith(CHOSEN) for each in record.components)]
+    parts = _values(map(_unchosen, entries))
+    return {
+        "records": len(records),
+        "unsure": len(entries) - len(sure),
+        "parts": {name: found for name, found in parts.items() if not name.startswith(ENVIRONMENT)},
+        "environment": _complete({n: v for n, v in parts.items() if n.startswith(ENVIRONMENT)}, map(_names, entries)),
+        "kernels": _complete(_values(map(_of_kernel, kernels)), map(_names, kernels)),
+        "compilers": _compilers(kernels),
+    }
+
+
+def _lies_there(record: KeyRecord, cache: str) -> bool:
+    return record.kind is not Kind.AOT_MODEL and os.path.isdir(layout.directory_of(record.kind, record.key, cache))
+
+
+def _unchosen(record: KeyRecord) -> Iterator[Component]:
+    """What the environment decides. Of a record that does not say what the program has chosen: without settings."""
+    lists = {each.name.removeprefix(CHOSEN): each.text for each in record.components if each.name.startswith(CHOSEN)}
+    chosen = {f"{title}{name}" for title, names in lists.items() for name in names.split()}
+    for each in record.components:
+        is_told = (
+            bool(lists) and each.name not in chosen if each.name.startswith(CONFIGS) else each.name.startswith(_KEPT)
+        )
+        if is_told or each.name in _PARTS:
+            yield each
+
+
+def _of_kernel(record: KeyRecord) -> Iterator[Component]:
+    yield from (each for each in record.components if each.name == "triton" or each.name.startswith(ENVIRONMENT))
+
+
+def _names(record: KeyRecord) -> set[str]:
+    return {each.name for each in record.components}
+
+
+def _values(found: Iterable[Iterable[Component]]) -> _Values:
+    values: _Values = {}
+    for each in (component for components in found for component in components):
+        values.setdefault(each.name, {})[each.digest] = each.text
+    return {name: dict(sorted(values[name].items())) for name in sorted(values)}
+
+
+def _complete(values: _Values, names: Iterable[set[str]]) -> _Values:
+    """With a variable that was not set for some of them: an empty digest."""
+    for present in names:
+        for name in values.keys() - present:
+            values[name] = {_UNSET.digest: _UNSET.text, **values[name]}
+    return values
+
+
+def _compilers(kernels: Iterable[KeyRecord]) -> dict[str, list[str]]:
+    """The digests of Triton's backend and the compiler that it runs, by target."""
+    found: dict[str, set[str]] = {}
+    for record in kernels:
+        parts: Mapping[str, Component] = {each.name: each for each in record.components}
+        backend = parts.get("ptxas") or parts.get("backend")
+        if "target" in parts and backend is not None:
+            found.setdefault(parts["target"].text, set()).add(backend.digest)
+    return {target: sorted(found[target]) for target in sorted(found)}
