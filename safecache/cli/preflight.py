@@ -8,7 +8,10 @@ import os
 
 from safecache.cli import EXIT_FINDINGS
 from safecache.cli.arguments import add_json
-from safecache.errors import printable
+from safecache.errors import ConfigError, PackRefusedError, printable
+from safecache.packs import archive
+from safecache.settings import config, extras
+from safecache.settings.settings import PACK
 from safecache.upkeep import preflight, warming
 from safecache.upkeep.preflight import Difference
 
@@ -17,25 +20,49 @@ __all__ = ["add", "run"]
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
-    text = "a cache directory, such as of an unpacked cache; by default the caches of this environment"
-    parser.add_argument("directories", nargs="*", metavar="DIR", help=text)
+    text = f"a pack (NAME{PACK}), or a cache directory; by default the caches of this environment"
+    parser.add_argument("sources", nargs="*", metavar="PACK|DIR", help=text)
     add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """1 if anything misses by a difference, or nothing lies there. Raises SafecacheError or OSError."""
-    directories = arguments.directories or warming.places()
+    groups, found = 0, list[Difference]()
+    packs = [source for source in arguments.sources if config.is_pack(source)]
+    directories = [source for source in arguments.sources if source not in packs]
+    for pack in packs:
+        count, differences = _of_pack(pack)
+        groups, found = groups + count, [*found, *differences]
+    if directories or not packs:
+        count, differences = _of_directories(directories or warming.places())
+        groups, found = groups + count, [*found, *differences]
+    misses = not groups or any(each.misses for each in found)
+    if arguments.json:
+        stated = [each._asdict() | {"text": str(each)} for each in found]
+        print(json.dumps({"groups": groups, "misses": misses, "differences": stated}))
+    else:
+        _print(groups, found)
+    return EXIT_FINDINGS if misses else 0
+
+
+def _of_pack(path: str) -> tuple[int, list[Difference]]:
+    """How many groups it has, and what differs; nothing that it says counts before its seal has been verified."""
+    if not extras.is_installed("zstandard"):
+        raise ConfigError(f"packs need zstandard: {extras.line('pack')}")
+    try:
+        manifest = archive.opened(path).manifest
+    except PackRefusedError as error:
+        return 1, [Difference("the pack", "sealed there", str(error), "A server would not use it either.")]
+    if not manifest.get("baked"):
+        return len(manifest["groups"]), [preflight.UNRECORDED]
+    return len(manifest["groups"]), preflight.differences(manifest["baked"], manifest.get("made_with"))
+
+
+def _of_directories(directories: list[str]) -> tuple[int, list[Difference]]:
     for directory in directories:
         os.scandir(directory).close()
     baked = preflight.collected(cache for directory in directories for cache in preflight.within(directory))
-    found = preflight.differences(baked) if baked["groups"] else []
-    misses = not baked["groups"] or any(each.misses for each in found)
-    if arguments.json:
-        stated = [each._asdict() | {"text": str(each)} for each in found]
-        print(json.dumps({"groups": baked["groups"], "misses": misses, "differences": stated}))
-    else:
-        _print(baked["groups"], found)
-    return EXIT_FINDINGS if misses else 0
+    return baked["groups"], preflight.differences(baked) if baked["groups"] else []
 
 
 def _print(groups: int, found: list[Difference]) -> None:

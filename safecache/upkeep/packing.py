@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import metadata
-from typing import IO, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from safecache.code import vllm_files
 from safecache.files import folders
@@ -24,7 +24,7 @@ from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
 from safecache.store import bundles, entry_files
 from safecache.store.bundles import Bundle, File
-from safecache.upkeep import bundled, transfers
+from safecache.upkeep import bundled, preflight, transfers
 from safecache.upkeep.transfers import Fate, Step, Summary, Tell
 
 __all__ = ["Difference", "Targets", "compared", "pack", "unpack"]
@@ -91,9 +91,17 @@ def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
         add = partial(_add, spool, made, stated)
         summary = transfers.summarized(add, sorted(named.items()), tell, threads=1)
         spool.seek(0)
-        said = {"made_with": stated.made_with()}
+        said = {"made_with": stated.made_with(), "baked": preflight.joined(map(_baked, sources))}
         entry_files.assemble(out, _parts(archive.beginning(made, said), spool), durably=True)
     return summary
+
+
+def _baked(source: str) -> Mapping[str, Any]:
+    """What it was made with, as preflight compares that. Raises PackRefusedError, and OSError."""
+    if config.is_pack(source):
+        baked: Mapping[str, Any] = archive.opened(source).manifest.get("baked", {})
+        return baked
+    return preflight.collected(directory for _, directory in _caches(os.path.realpath(source)))
 
 
 def _parts(beginning: bytes, spool: IO[bytes]) -> Iterator[bytes]:

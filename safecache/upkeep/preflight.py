@@ -28,7 +28,7 @@ from safecache.store.groups import Group
 from safecache.upkeep import catalogue, inventory
 from safecache.upkeep.catalogue import Signature
 
-__all__ = ["Difference", "collected", "differences", "made_with", "within"]
+__all__ = ["UNRECORDED", "Difference", "collected", "differences", "joined", "within"]
 
 _KINDS = (*ENTRIES, Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING)
 _BUILD = ("machine", "torch", "triton", "python", "gpu")
@@ -51,8 +51,17 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         if self.baked == self.here:
-            return f"{self.what} differs {_UNSHOWN}"
+            return f"{self.what} {'differs' if self.misses else 'may differ'} {_UNSHOWN}"
         return f'{self.what} differs: baked "{self.baked}", here "{self.here}"'
+
+
+UNRECORDED = Difference(
+    "what keys are made of, which is not recorded there,",
+    _UNSHOWN,
+    _UNSHOWN,
+    "Fill the cache with safecache active.",
+    misses=False,
+)
 
 
 def within(directory: str) -> list[str]:
@@ -104,11 +113,23 @@ def _stated(name: str, holding: Iterable[tuple[Kind, Signature]]) -> list[str]:
     return sorted({value for value in values if value})
 
 
-def made_with() -> dict[str, Any]:
-    """What a cache is filled with here: versions, machine, CPU, GPU and servers, "" for what is unknown."""
-    found: dict[str, Any] = {name: text for name, text in provenance.describe().items() if name != "gpu"}
-    found |= {"cpu": provenance.instructions(), "gpu": ",".join(sorted({each.architecture for each in _gpus()}))}
-    return found | {"servers": {name: version for name in _SERVERS if (version := _version(name))}}
+def joined(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """What is collected of several caches and packs, of all of them together. Of a pack nothing is refused."""
+    found: Any = {}
+    for part in parts:
+        found = _joined(found, part) if found else dict(part)
+    return {**found, "refused": {}}
+
+
+def _joined(one: Any, other: Any) -> Any:
+    if isinstance(one, dict):
+        return {
+            name: _joined(one[name], other[name]) if name in one and name in other else {**one, **other}[name]
+            for name in sorted({*one, *other})
+        }
+    if isinstance(one, list):
+        return sorted({*one, *other})
+    return one + other if isinstance(one, int) else one
 
 
 def _version(name: str) -> str:
@@ -140,7 +161,8 @@ def _gpus() -> list[_Gpu]:
 def differences(baked: Mapping[str, Any], made: Mapping[str, Any] | None = None) -> list[Difference]:
     """How this environment differs from what ``baked``, as of collected(), was made with: what misses by it first.
 
-    ``made``: as of made_with(). Raises SafecacheError if torch cannot be imported.
+    ``made``: what a pack says that it was made with, with the releases of servers. Raises SafecacheError if torch
+    cannot be imported.
     """
     keys = baked["keys"]
     here = this_environment.compute(sorted(keys["compilers"]))
@@ -154,14 +176,13 @@ def differences(baked: Mapping[str, Any], made: Mapping[str, Any] | None = None)
             *_of_device(keys, gpus),
         ]
     if not keys["records"]:
-        found.append(Difference(_NO_RECORDS, "none", "none", "Warm it with safecache active.", misses=False))
+        found.append(UNRECORDED)
     elif keys["unsure"]:
         remedy = "Warm it with this version of safecache, whose records say which settings the program has chosen."
         found.append(Difference("settings of older records", _UNSHOWN, _UNSHOWN, remedy, misses=False))
     return sorted(found, key=lambda each: not each.misses)
 
 
-_NO_RECORDS = "what keys were made of is not recorded: it"
 _REMEDIES = {
     Reason.UNKNOWN_KEY: "Give this process that key: SAFECACHE_KEY_FILE=FILE, or safecache trust FILE.",
     Reason.UNSEALED: "Fill the cache with safecache active, or seal it there once, on your word: safecache adopt DIR.",
@@ -232,7 +253,7 @@ def _of_cpus(baked: list[str]) -> Iterator[Difference]:
 
 
 def _of_servers(made: Mapping[str, Any]) -> Iterator[Difference]:
-    for name, version in sorted(made.get("servers", {}).items()):
+    for name, version in ((name, made[name]) for name in _SERVERS if name in made):
         here = _version(name)
         if here != version:
             remedy = f"pip install {name}=={version}, or fill the cache with this one."
@@ -244,7 +265,11 @@ def _of_parts(keys: Mapping[str, Any], here: Here, with_libraries: bool) -> Iter
     variables: dict[str, list[str]] = {}
     for name, values in keys["parts"].items():
         digest, text = here.parts.get(name, ("", "none"))
-        if name == "device" or digest in values or (name.startswith(PLACE) and not with_libraries):
+        if name == "device" or list(values) == [digest] or (name.startswith(PLACE) and not with_libraries):
+            continue
+        if digest in values:
+            others = " or ".join(value for other, value in values.items() if other != digest)
+            yield Difference(f"{name} of a part of it", others, text, "The other part can hit here.", misses=False)
             continue
         shown = " or ".join(dict.fromkeys(values.values()))
         variable = _variable_of(name, keys["environment"], here)

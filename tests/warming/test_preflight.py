@@ -170,7 +170,7 @@ def test_cache_without_anything_and_one_without_records_are_told_apart(copied, t
     assert copied.say("preflight", str(tmp_path / "none")).returncode == 1
     shutil.rmtree(copied.cache / ".safecache" / "keys")
     report = copied.check()
-    assert not report["misses"] and "not recorded" in report["differences"][0]["text"]
+    assert not report["misses"] and "is not recorded there" in report["differences"][0]["text"]
 
 
 def test_damaged_seal_is_named(copied):
@@ -249,3 +249,50 @@ def test_architecture_of_a_gpu_and_its_name_are_compared(monkeypatch):
     assert [each.what for each in preflight._of_device(keys, gpus)] == ["GPU's name"]
     assert list(preflight._of_device({"parts": {"device": {"1": "NVIDIA H200 sm_90"}}}, gpus)) == []
     assert list(preflight._of_device({"parts": {"device": {"1": "NVIDIA H200"}}}, gpus)) == []
+
+
+@pytest.fixture
+def pack(copied):
+    path = copied.directory / "model.safecache"
+    said = copied.say("pack", str(copied.cache), "-o", str(path))
+    assert said.returncode == 0, said.stdout + said.stderr
+    return path
+
+
+def test_pack_is_judged_by_its_manifest_alone(copied, pack):
+    shutil.rmtree(copied.cache)
+    said = copied.say("preflight", str(pack))
+    assert said.returncode == 0 and "every entry can hit here" in said.stdout, said.stdout + said.stderr
+    assert not copied.misses(SAFECACHE_LOWER=str(pack))
+    shutil.rmtree(copied.cache)
+    said = copied.say("preflight", str(pack), "--json", TORCHINDUCTOR_MAX_AUTOTUNE="1")
+    assert said.returncode == 1 and told(json.loads(said.stdout)) == [("TORCHINDUCTOR_MAX_AUTOTUNE", "unset", "1")]
+    assert copied.misses(SAFECACHE_LOWER=str(pack), TORCHINDUCTOR_MAX_AUTOTUNE="1")
+
+
+def test_pack_of_another_key_or_altered_says_nothing_but_that(copied, pack):
+    other = copied.directory / "other.key"
+    other.write_bytes(os.urandom(32))
+    other.chmod(0o600)
+    said = copied.say("preflight", str(pack), SAFECACHE_KEY_FILE=str(other))
+    assert said.returncode == 1 and "is not used" in said.stdout and "SAFECACHE_KEY_FILE" in said.stdout, said.stdout
+    assert said.stdout.count("misses:") == 1
+    content = bytearray(pack.read_bytes())
+    content[40] ^= 1
+    pack.write_bytes(content)
+    said = copied.say("preflight", str(pack), "--json")
+    assert said.returncode == 1 and [what for what, *_ in told(json.loads(said.stdout))] == ["the pack"]
+
+
+def test_packs_that_are_merged_keep_what_both_were_made_with(copied, pack):
+    joined = copied.directory / "joined.safecache"
+    assert (
+        copied.python("program.py", **copied._activated({"TORCHINDUCTOR_COMPREHENSIVE_PADDING": "0"})).returncode == 0
+    )
+    said = copied.say("merge", str(pack), str(copied.cache), "-o", str(joined))
+    assert said.returncode == 0, said.stdout + said.stderr
+    for value in ("0", "1"):
+        said = copied.say("preflight", str(joined), "--json", TORCHINDUCTOR_COMPREHENSIVE_PADDING=value)
+        assert said.returncode == 0 and "of a part of it" in said.stdout, said.stdout
+    merged = preflight.joined([_parts(gpu=["sm_80"]), _parts(gpu=["sm_90"])])
+    assert merged["builds"]["gpu"] == ["sm_80", "sm_90"] and merged["groups"] == 2
