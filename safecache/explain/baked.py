@@ -6,6 +6,7 @@ From the records of keys, of what still lies there. Nothing attests those, so it
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -15,23 +16,30 @@ from safecache.explain.key_records import Component, KeyRecord
 from safecache.places import layout
 from safecache.reporting.kinds import ENTRIES, Kind
 
-__all__ = ["CONFIGS", "of_keys"]
+__all__ = ["CONFIGS", "is_of_place", "of_keys"]
 
 CONFIGS = ("inductor config ", "functorch config ")
 _KEPT = (PLACE, ENVIRONMENT)
 _PARTS = ("torch", "triton", "cuda", "hip", "device", "number of CPU threads")
+# Variables that say where something lies or what is printed: no key depends on them, and what is collected must not.
+_OF_PLACES = re.compile(r"_(DIR|DIRECTORY|FILE|FOLDER|HOME|HOST|LEVEL|LOG|LOGGING|LOGS|PATH|PORT|ROOT|TRACE|URL)$")
 _UNSET = Component("", "", "unset")
 
 # Values by their digests, as text, by name.
 _Values = dict[str, dict[str, str]]
 
 
+def is_of_place(name: str) -> bool:
+    """Whether a part of this name is a variable that no key depends on."""
+    return name.startswith(ENVIRONMENT) and _OF_PLACES.search(name) is not None
+
+
 def of_keys(roots: Iterable[str]) -> dict[str, Any]:
     """What the records in these caches have, in JSON's types; the same records give the same.
 
     ``parts``: of entries, settings that the program had not chosen itself, versions and places; ``environment``:
-    variables; ``kernels``: of Triton's keys, with ``compilers`` by target; ``records``: how many; ``unsure``: how many
-    of these do not say what the program had chosen.
+    variables; ``kernels``: of Triton's keys, with ``compilers`` by target; ``recorded``: how many records;
+    ``unsure``: how many of these do not say what the program had chosen.
     """
     caches = dict.fromkeys(cache for root in roots for cache in layout.triton_caches(root))
     records = [record for cache in caches for record in key_records.every(cache) if _lies_there(record, cache)]
@@ -40,7 +48,7 @@ def of_keys(roots: Iterable[str]) -> dict[str, Any]:
     sure = [record for record in entries if any(each.name.startswith(CHOSEN) for each in record.components)]
     parts = _values(map(_unchosen, entries))
     return {
-        "records": len(records),
+        "recorded": len(records),
         "unsure": len(entries) - len(sure),
         "parts": {name: found for name, found in parts.items() if not name.startswith(ENVIRONMENT)},
         "environment": _complete({n: v for n, v in parts.items() if n.startswith(ENVIRONMENT)}, map(_names, entries)),

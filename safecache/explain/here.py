@@ -5,6 +5,7 @@ Torch computes them, from no graph, in a process of its own that sees no GPU: as
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -59,11 +60,11 @@ def compute(targets: Iterable[str]) -> Here:
 
 def main() -> None:
     """Print it, as JSON, for the targets that the arguments name."""
-    import torch
-
+    torch: Any = importlib.import_module("torch")
     found = [*_of_torch(torch), *components.places(os.path.dirname(str(torch.__file__)))]
     kernels, compilers = _of_triton(sys.argv[1:])
-    stated = {"parts": _by_name(found), "kernels": _by_name(kernels), "compilers": compilers}
+    # Up to 2.13 torch leaves Triton out of a key where there is no GPU. What it puts in is what Triton does.
+    stated = {"parts": _by_name([*kernels[:1], *found]), "kernels": _by_name(kernels), "compilers": compilers}
     print(json.dumps(stated))
 
 
@@ -73,9 +74,8 @@ def _by_name(found: Iterable[Component]) -> dict[str, tuple[str, str]]:
 
 def _of_torch(torch: Any) -> tuple[Component, ...]:
     """The names and arguments are those of torch 2.11 to 2.15: see codecache.py there."""
-    from torch._functorch import config as functorch
-    from torch._inductor import codecache
-
+    functorch: Any = importlib.import_module("torch._functorch.config")
+    codecache: Any = importlib.import_module("torch._inductor.codecache")
     # With a tensor on a CPU, or the number of threads would be left out.
     details = codecache.FxGraphHashDetails(None, [torch.ones(1)], {}, [])
     pickler = codecache.FxGraphCachePickler(torch.fx.GraphModule({}, torch.fx.Graph()))
@@ -89,21 +89,20 @@ def _of_torch(torch: Any) -> tuple[Component, ...]:
 
 def _of_triton(targets: Iterable[str]) -> tuple[list[Component], dict[str, str]]:
     try:
-        import triton
-        from triton._C.libtriton import get_cache_invalidating_env_vars
-        from triton.backends.compiler import GPUTarget
-        from triton.compiler.compiler import make_backend
-        from triton.runtime.cache import triton_key
+        version = importlib.import_module("triton").__version__
     except ImportError:
         return [], {}
-    found = [components.triton_part(triton_key(), triton.__version__)]
-    variables = sorted(get_cache_invalidating_env_vars().items())
+    binding, compiler = (importlib.import_module(f"triton.{name}") for name in ("_C.libtriton", "compiler.compiler"))
+    target_type = importlib.import_module("triton.backends.compiler").GPUTarget
+    triton_key = importlib.import_module("triton.runtime.cache").triton_key
+    found = [components.triton_part(triton_key(), version)]
+    variables = sorted(binding.get_cache_invalidating_env_vars().items())
     found += [components.variable_part(name, value) for name, value in variables]
     compilers = {}
     for target in targets:
         backend, _, arch = target.partition(" ")
         try:
-            made = make_backend(GPUTarget(backend, int(arch) if arch.isdecimal() else arch, 32))
+            made = compiler.make_backend(target_type(backend, int(arch) if arch.isdecimal() else arch, 32))
             compilers[target] = key_records.digest(str(made.hash()))
         except Exception:  # of a backend that this Triton lacks, or a compiler that it cannot run
             compilers[target] = ""

@@ -35,8 +35,6 @@ _BUILD = ("machine", "torch", "triton", "python", "gpu")
 _UNSHOWN = "(not shown)"
 _LONGEST_SEAL = 16 << 10
 _SERVERS = ("vllm", "sglang")
-# What says where something is kept or what is printed, and enters no key.
-_OF_PLACES = ("_DIR", "_PATH", "_HOME", "_ROOT", "_LOGS", "_TRACE", "_LEVEL", "_HOST", "_PORT", "_FILE")
 _SECONDS = 20.0
 
 
@@ -75,7 +73,7 @@ def within(directory: str) -> list[str]:
 def collected(directories: Iterable[str]) -> dict[str, Any]:
     """What the caches in these directories were made with, in JSON's types. Names no host, no user and no secret.
 
-    The same caches give the same. ``keys``: what keys were made of; ``signers``: the ids of the keys that sealed;
+    The same caches give the same. ``components``: what keys were made of; ``signers``: the ids of the keys that sealed;
     ``namespaces``; ``builds``: what built it, by what seals say that hold here; ``refused``: how many files have none
     that does, by reason; ``groups``: how many there are. Raises OSError.
     """
@@ -91,7 +89,7 @@ def collected(directories: Iterable[str]) -> dict[str, Any]:
         "namespaces": sorted({*foreign, *([config.current().namespace] if holding else [])}),
         "refused": dict(sorted(Counter(each.state for each in others).items())),
         "builds": {name: _stated(name, holding) for name in (*_BUILD, "cpu")},
-        "keys": of_records.of_keys(roots),
+        "components": of_records.of_keys(roots),
     }
 
 
@@ -164,7 +162,7 @@ def differences(baked: Mapping[str, Any], made: Mapping[str, Any] | None = None)
     ``made``: what a pack says that it was made with, with the releases of servers. Raises SafecacheError if torch
     cannot be imported.
     """
-    keys = baked["keys"]
+    keys = baked["components"]
     here = this_environment.compute(sorted(keys["compilers"]))
     gpus = _gpus()
     found = [*_of_seals(baked), *_of_builds(baked["builds"], gpus), *_of_servers(made or {})]
@@ -175,7 +173,7 @@ def differences(baked: Mapping[str, Any], made: Mapping[str, Any] | None = None)
             *_of_kernels(keys, here),
             *_of_device(keys, gpus),
         ]
-    if not keys["records"]:
+    if not keys["recorded"]:
         found.append(UNRECORDED)
     elif keys["unsure"]:
         remedy = "Warm it with this version of safecache, whose records say which settings the program has chosen."
@@ -327,7 +325,7 @@ def _of_vllm(environment: Mapping[str, dict[str, str]], here: Here) -> Iterator[
     """What vLLM reads may be in its own key, or decide what is compiled."""
     known = {*environment, *(name for name in here.parts if name.startswith(ENVIRONMENT))}
     for name in sorted(each for each in known if each.startswith(f"{ENVIRONMENT}VLLM_")):
-        if not name.endswith(_OF_PLACES) and _differs(name, environment, here.parts):
+        if not of_records.is_of_place(name) and _differs(name, environment, here.parts):
             yield _of_variable(name, environment, here.parts, misses=False)
 
 

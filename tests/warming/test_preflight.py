@@ -209,7 +209,7 @@ def test_what_is_collected_is_the_same_each_time_and_names_nobody(copied):
     code = "import json, sys; from safecache.upkeep import preflight; print(json.dumps(preflight.collected([sys.argv[1]])))"
     texts = {copied.python("-c", code, str(copied.cache), SAFECACHE="0", PYTHONHASHSEED=seed).stdout for seed in "12"}
     (text,) = texts
-    assert os.uname().nodename not in json.dumps({k: v for k, v in json.loads(text).items() if k != "keys"})
+    assert os.uname().nodename not in json.dumps({k: v for k, v in json.loads(text).items() if k != "components"})
     assert len(text) < 100_000
 
 
@@ -221,9 +221,9 @@ def test_secret_in_the_environment_is_not_collected(tmp_path):
 
 
 def _parts(**more):
-    keys = {"records": 1, "unsure": 0, "parts": {}, "environment": {}, "kernels": {}, "compilers": {}}
+    keys = {"recorded": 1, "unsure": 0, "parts": {}, "environment": {}, "kernels": {}, "compilers": {}}
     builds = {name: [] for name in ("machine", "torch", "triton", "python", "gpu", "cpu")}
-    return {"groups": 1, "signers": [], "namespaces": [], "refused": {}, "builds": builds | more, "keys": keys}
+    return {"groups": 1, "signers": [], "namespaces": [], "refused": {}, "builds": builds | more, "components": keys}
 
 
 def test_cpu_that_lacks_instructions_or_has_wider_ones_is_named():
