@@ -10,9 +10,9 @@ import time
 from typing import Any
 
 from safecache.cli.arguments import add_json
-from safecache.errors import printable
+from safecache.errors import KeyringError, printable
 from safecache.settings import config, timestamps
-from safecache.signing import key_changes, key_files, keyring
+from safecache.signing import key_changes, key_files, keyring, keys
 from safecache.signing.keys import ANY_NAMESPACE, Key
 
 __all__ = ["add", "run"]
@@ -29,6 +29,8 @@ def add(parser: argparse.ArgumentParser) -> None:
     if command == "keygen":
         _add_keygen(parser)
     elif command == "keys":
+        text = "print the public part of this key, by default of the one that seals, as cosign reads it (Ed25519)"
+        parser.add_argument("--pem", nargs="?", const="", metavar="ID", help=text)
         add_json(parser)
     elif command == "trust":
         parser.add_argument(
@@ -116,6 +118,13 @@ def _revoke(arguments: argparse.Namespace) -> int:
 
 
 def _keys(arguments: argparse.Namespace) -> int:
+    if arguments.pem is not None:
+        key = key_changes.find(arguments.pem) if arguments.pem else keyring.sealing_key()
+        public, problem = key.public_part().public, keys.problem()
+        if problem is not None:
+            raise KeyringError(problem)
+        print(keys.write_pem(public), end="")
+        return 0
     ring = keyring.current(tell=False)
     sealing = ring.signing.id if ring.signing is not None else None
     rows = [_row(key) | {"sealing": key.id == sealing} for _, key in sorted(ring.trusted.items())]

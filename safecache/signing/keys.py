@@ -27,6 +27,7 @@ __all__ = [
     "read_pem",
     "sign",
     "verify",
+    "write_pem",
 ]
 
 ID_SIZE = 8
@@ -205,3 +206,12 @@ def read_pem(content: bytes) -> tuple[bytes, bytes]:
     except Exception as error:
         raise KeyringError(f"is no PEM file of an Ed25519 key without a password ({type(error).__name__})") from None
     raise KeyringError("is a PEM file of another kind of key: safecache takes Ed25519 alone")
+
+
+def write_pem(public: bytes) -> str:
+    """The PEM file of a public key (RFC 8410), as openssl and cosign read it."""
+    from cryptography.hazmat.primitives import serialization
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return Ed25519PublicKey.from_public_bytes(public).public_bytes(serialization.Encoding.PEM, form).decode()
