@@ -3,6 +3,7 @@
     SafecacheError
     ├── ConfigError            a setting has a value that is not allowed
     ├── KeyringError           a key is missing, unreadable, or its file is open to others
+    ├── RegistryError          a registry of container images cannot be used, or what it has is refused
     ├── EntryRefusedError      an entry failed verification; raised in strict mode, and by a load that cannot recompile
     │   └── RefusedArtifactError   what did is an artifact that the program has named; in default mode too
     ├── CacheReadError         an entry, its directory or the remote cache could not be read (strict mode)
@@ -34,6 +35,7 @@ __all__ = [
     "MissError",
     "PackRefusedError",
     "RefusedArtifactError",
+    "RegistryError",
     "SafecacheError",
     "SourcePatchError",
     "TritonCompileCrash",
@@ -73,6 +75,10 @@ class ConfigError(SafecacheError, ValueError):
 
 class KeyringError(SafecacheError):
     """Names the key file and what is wrong with it."""
+
+
+class RegistryError(SafecacheError):
+    """Names the registry, what was asked for and why it is refused; no password, token or signed URL."""
 
 
 class EntryRefusedError(SafecacheError):

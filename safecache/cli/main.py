@@ -52,8 +52,11 @@ _GROUPS = {
         "gc": ("gc", "bring caches within their limits: the least recently used goes first"),
         "clean": ("gc", "remove all of a cache that no running job uses"),
         "quarantine": ("quarantine", "list, show, restore or remove what is in quarantine"),
-        "push": ("remote", "send to the remote cache what lies in caches here and is not there"),
-        "pull": ("remote", "fetch from the remote cache what caches here lack"),
+        "push": (
+            "exchange",
+            "send to the remote cache what lies in caches and is not there, or a pack to a registry",
+        ),
+        "pull": ("exchange", "fetch from the remote cache what caches here lack, or a pack from a registry"),
         "pack": ("pack", "make one signed file of caches, to be carried and read as it is"),
         "unpack": ("pack", "have in caches here what a pack has and they lack"),
         "diff": ("pack", "tell what differs between two packs or caches"),

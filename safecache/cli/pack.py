@@ -17,7 +17,7 @@ from safecache.tiers import levels
 from safecache.upkeep import packing
 from safecache.upkeep.packing import Targets
 
-__all__ = ["add", "run"]
+__all__ = ["add", "output", "run", "sources", "targets"]
 
 _SOURCE = f"a cache directory, or a pack (NAME{PACK})"
 
@@ -36,11 +36,12 @@ def add(parser: argparse.ArgumentParser) -> None:
         text = f"{DIRECTORY_HELP}, and vLLM; or a pack" if command == "pack" else _SOURCE
         parser.add_argument("sources", nargs="*" if command == "pack" else "+", metavar="DIR", help=text)
         name = f"NAME{PACK}"
-        parser.add_argument("-o", "--output", required=True, type=_output, metavar=name, help="the pack to make")
+        parser.add_argument("-o", "--output", required=True, type=output, metavar=name, help="the pack to make")
     add_json(parser)
 
 
-def _output(text: str) -> str:
+def output(text: str) -> str:
+    """An argparse type: the name of a pack to write."""
     if not config.is_pack(text):
         raise argparse.ArgumentTypeError(f"the name of a pack ends in {PACK}, by which it is known")
     return text
@@ -54,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
         return _diff(arguments)
     with progress(arguments.command) as tell:
         if arguments.command == "unpack":
-            place, summary = arguments.pack, packing.unpack(arguments.pack, _targets(arguments.directory), tell)
+            place, summary = arguments.pack, packing.unpack(arguments.pack, targets(arguments.directory), tell)
         else:
             place, summary = arguments.output, packing.pack(arguments.sources or sources(), arguments.output, tell)
     show(arguments, place, summary)
@@ -67,7 +68,8 @@ def sources() -> list[str]:
     return [*levels.existing_caches(environ), *filter(os.path.isdir, [layout.of_vllm(environ)])]
 
 
-def _targets(directory: str | None) -> Targets:
+def targets(directory: str | None) -> Targets:
+    """Where what a pack has goes: to this cache, or to those that this environment uses."""
     environ = config.child_environment()
     triton, vllm = os.path.realpath(layout.of_triton(environ)), layout.of_vllm(environ)
     if directory is None:

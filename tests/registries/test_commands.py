@@ -1,0 +1,204 @@
+"""`safecache push oci://…` and `pull`: only what a trusted key has sealed is sent, kept or unpacked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from helpers import filled
+
+pytest.importorskip("requests")
+pytest.importorskip("docker")
+pytest.importorskip("zstandard")
+
+from safecache.upkeep import oci, registry
+
+from .conftest import PASSWORD
+
+
+@pytest.fixture
+def cache(tmp_path):
+    return filled.fill(tmp_path / "cache")
+
+
+@pytest.fixture
+def place(served, request):
+    """A repository of the test's own."""
+    return f"oci://{served.host}/{request.node.originalname}:v1"
+
+
+def told(said, code=0):
+    assert said.code == code, (said.out, said.err)
+    return json.loads(said.out)
+
+
+def test_a_cache_goes_there_and_comes_back(run, place, cache, tmp_path):
+    pushed = told(run("push", place, cache, "--plain-http", "--json"))
+    assert (pushed["groups"], pushed["signature"], pushed["problems"]) == (filled.BUNDLES, None, [])
+    pulled = told(run("pull", place, tmp_path / "there", "--plain-http", "--json"))
+    assert (pulled["fetched"], pulled["refused"], pulled["remote"]) == (filled.BUNDLES, 0, pushed["reference"])
+    assert filled.contents(tmp_path / "there") == filled.contents(cache)
+    assert run("verify", tmp_path / "there").code == 0
+    again = told(run("pull", f"oci://{pushed['reference']}", tmp_path / "there", "--plain-http", "--json"))
+    assert again["already_there"] == filled.BUNDLES
+
+
+def test_a_pack_goes_there_as_it_is_and_is_kept_without_being_unpacked(run, place, cache, tmp_path):
+    mine, copy = tmp_path / "mine.safecache", tmp_path / "copy.safecache"
+    assert run("pack", cache, "-o", mine).code == 0
+    said = run("push", place, mine, "--plain-http")
+    assert said.code == 0 and "sent" in said.lines[0] and "@sha256:" in said.lines[1]
+    assert "already there" in run("push", place, mine, "--plain-http").out
+    before = sorted(path for path in tmp_path.rglob("*") if path.name != copy.name)
+    assert run("pull", place, "-o", copy, "--plain-http").code == 0
+    assert copy.read_bytes() == mine.read_bytes()
+    assert sorted(path for path in tmp_path.rglob("*") if path != copy) == before
+
+
+def test_both_at_once_and_as_an_image(run, place, cache, tmp_path):
+    assert run("push", place, cache, "--image", "--plain-http").code == 0
+    copy = tmp_path / "copy.safecache"
+    assert run("pull", place, tmp_path / "there", "-o", copy, "--plain-http").code == 0
+    assert filled.contents(tmp_path / "there") == filled.contents(cache)
+    assert run("diff", copy, cache).code == 0
+
+
+def test_by_default_it_fills_the_caches_of_this_environment(run, place, cache, tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(cache))
+    monkeypatch.setenv("TRITON_CACHE_DIR", "")
+    monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "vllm"))
+    assert run("push", place, "--plain-http").code == 0
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "new"))
+    assert run("pull", place, "--plain-http").code == 0
+    assert filled.contents(tmp_path / "new") == filled.contents(cache)
+    assert not list((tmp_path / "new").glob("*.tmp")) + list((tmp_path / "new").glob(".*.tmp"))
+
+
+def refused(said, *words):
+    assert said.code == 1, (said.out, said.err)
+    for word in words:
+        assert word in said.err
+
+
+@pytest.fixture
+def of_another(place, served, cache, tmp_path, run, settings, monkeypatch):
+    """A pack there that another key has sealed."""
+    with monkeypatch.context() as theirs:
+        theirs.setenv("XDG_CONFIG_HOME", str(tmp_path / "theirs"))
+        settings()
+        import safecache
+
+        safecache.reset()
+        filled.fill(tmp_path / "made")
+        assert run("push", place, tmp_path / "made", "--plain-http").code == 0
+    settings()
+    safecache.reset()
+
+
+def test_what_another_key_has_sealed_is_not_kept_and_not_unpacked(run, place, of_another, tmp_path):
+    (tmp_path / "there").mkdir()
+    copy = tmp_path / "there" / "copy.safecache"
+    copy.write_bytes(b"what was there")
+    refused(run("pull", place, "-o", copy, "--plain-http"), "v1 is refused", "key")
+    assert copy.read_bytes() == b"what was there"
+    refused(run("pull", place, tmp_path / "there", "--plain-http"), "v1 is refused")
+    assert list((tmp_path / "there").iterdir()) == [copy]
+
+
+def test_a_file_that_is_no_pack_is_not_sent(run, place, served, tmp_path):
+    (tmp_path / "a.safecache").write_bytes(b"no pack")
+    assert run("push", place, tmp_path / "a.safecache", "--plain-http").code == 1
+    to = registry.parse(place)
+    with registry.Registry(to.host, to.name, plain=True) as there:
+        assert there.manifest("v1") is None
+
+
+def test_a_pack_that_was_changed_there_is_refused(run, place, served, cache, tmp_path):
+    """With digests that are right: whoever may write to the registry has made them."""
+    mine = tmp_path / "mine.safecache"
+    run("pack", cache, "-o", mine)
+    content = bytearray(mine.read_bytes())
+    content[-200] ^= 1
+    mine.write_bytes(content)
+    to = registry.parse(place)
+    with registry.Registry(to.host, to.name, plain=True) as there:
+        oci.push(to, str(mine), {}, there)
+    there = tmp_path / "there"
+    refused(run("pull", place, there, "--plain-http"), "v1 is refused", "is not what was packed")
+    assert [path for path in there.rglob("*") if path.is_file()] == []
+
+
+def test_nothing_is_not_pushed(run, place, tmp_path):
+    (tmp_path / "empty").mkdir()
+    refused(run("push", place, tmp_path / "empty", "--plain-http"), "nothing that verifies")
+
+
+def test_a_pack_is_signed_for_cosign_and_the_key_is_shown_for_it(run, place, cache, tmp_path, settings):
+    pytest.importorskip("cryptography")
+    assert run("keygen", "--ed25519", "--out", tmp_path / "key").code == 0
+    settings(SAFECACHE_KEY_FILE=tmp_path / "key")
+    filled.fill(cache)
+    pushed = told(run("push", place, cache, "--cosign", "--plain-http", "--json"))
+    to = registry.parse(place)
+    with registry.Registry(to.host, to.name, plain=True) as there:
+        content, _ = there.manifest(pushed["signature"])
+        (layer,) = json.loads(content)["layers"]
+        with open(tmp_path / "payload", "w+b") as file:
+            there.download(registry.Blob(layer["digest"], layer["size"]), file)
+    import base64
+
+    (tmp_path / "key.pem").write_text(run("keys", "--pem").out)
+    signature = base64.b64decode(layer["annotations"]["dev.cosignproject.cosign/signature"])
+    (tmp_path / "signature").write_bytes(signature)
+    openssl = ["openssl", "pkeyutl", "-verify", "-pubin", "-inkey", "key.pem", "-rawin", "-in", "payload"]
+    done = subprocess.run([*openssl, "-sigfile", "signature"], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_without_a_key_of_ed25519_nothing_is_sent_to_be_signed(run, place, cache):
+    refused(run("push", place, cache, "--cosign", "--plain-http"), "keygen --ed25519")
+    to = registry.parse(place)
+    with registry.Registry(to.host, to.name, plain=True) as there:
+        assert there.manifest("v1") is None
+
+
+def test_a_mac_key_has_no_pem(run):
+    refused(run("keys", "--pem"), "MAC key")
+
+
+def test_a_reference_with_a_password_is_not_shown(run, cache):
+    refused(run("push", f"oci://user:{PASSWORD}@127.0.0.1:1/a:v1", cache), "docker login")
+    assert PASSWORD not in run("push", f"oci://user:{PASSWORD}@127.0.0.1:1/a:v1", cache).err
+
+
+def test_a_pack_larger_than_is_allowed(run, place, cache, tmp_path):
+    run("push", place, cache, "--plain-http")
+    refused(run("pull", place, tmp_path / "there", "--max-size", "1k", "--plain-http"), "more than the 1000")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("push", "oci://a.b/c:v1", "--remote", "redis://x"),
+        ("push", "oci://a.b/c:v1", "--again"),
+        ("push", "somewhere", "--cosign"),
+        ("push", "--image"),
+        ("pull", "here", "there"),
+        ("pull", "-o", "a.safecache"),
+        ("pull", "oci://a.b/c:v1", "-o", "a.tar"),
+        ("pull", "oci://a.b/c:v1", "--max-size", "much"),
+        ("pull", "oci://a.b/c:v1", "here", "there"),
+    ],
+)
+def test_misused(run, words):
+    assert run(*words).code == 2
+
+
+@pytest.mark.parametrize("library", ["requests", "docker", "zstandard"])
+def test_what_is_not_installed_is_named_with_the_line_that_installs_it(run, cache, monkeypatch, library):
+    monkeypatch.setitem(sys.modules, library, None)
+    said = run("push", "oci://127.0.0.1:1/a:v1", cache)
+    assert said.code == 78
+    assert f"registries need {library}: pip install 'safecache[oci]'" in said.err
