@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import json
 import os
 from collections.abc import Callable
@@ -22,12 +23,13 @@ from fuzz import mutators, reference, world
 from safecache.code import gate
 from safecache.doctor import load_check
 from safecache.entries import artifacts, loading, mega_caches
-from safecache.errors import KeyringError, PackRefusedError
+from safecache.errors import KeyringError, PackRefusedError, RegistryError
 from safecache.packs import archive
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import timestamps
 from safecache.signing import key_files, keyring, keys, provenance, seal, trust
 from safecache.signing.keys import Algorithm, Key
+from safecache.upkeep import oci, registry
 
 CORPUS = Path(__file__).parent / "corpus"
 
@@ -276,6 +278,27 @@ def check_pack(content: bytes) -> None:
                 assert files == {name: digest for name, (_, digest) in group.files.items()}
 
 
+# --- what a registry of container images says
+
+
+def check_registry(content: bytes) -> None:
+    """Blobs that have a digest, the pack's a size too; or RegistryError."""
+    with contextlib.suppress(RegistryError):
+        blob, _, _ = oci._read_manifest(content, "", "a pack")
+        assert registry.DIGEST.fullmatch(blob.digest) and blob.size >= 0
+    with contextlib.suppress(RegistryError):
+        layers = oci._signatures((content, ""), "signatures")
+        assert all(registry.DIGEST.fullmatch(layer["digest"]) for layer in layers)
+
+
+def check_layer(content: bytes) -> None:
+    """A pack of at most the size that is allowed, or RegistryError."""
+    file = io.BytesIO()
+    with contextlib.suppress(RegistryError):
+        oci._unwrap(io.BytesIO(content), file, 4096, "a pack")
+    assert len(file.getvalue()) <= 4096
+
+
 # --- libraries that do not load
 
 
@@ -297,6 +320,8 @@ DECODERS = [
     Decoder("name", mutators.change_text, check_name),
     Decoder("remote", mutators.change_remote, check_remote, changes=10_000),
     Decoder("pack", mutators.change_pack, check_pack, changes=2_000),
+    Decoder("registry", mutators.change_text, check_registry),
+    Decoder("layer", mutators.change_bytes, check_layer, changes=5_000),
     # A header that claims 65,000 others takes some milliseconds.
     Decoder("elf", mutators.change_bytes, check_elf, changes=1_000),
 ]
