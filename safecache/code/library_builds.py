@@ -23,7 +23,20 @@ from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, fallback, layers
 
-__all__ = ["are_attested", "build", "failure", "guarding", "mark_loaded", "probing", "settle", "take", "tell_inputs"]
+__all__ = [
+    "are_attested",
+    "build",
+    "failure",
+    "guarding",
+    "is_found",
+    "looking",
+    "mark_loaded",
+    "probing",
+    "settle",
+    "take",
+    "tell_inputs",
+    "tell_source",
+]
 
 _SCRATCH = "CxxBuild"
 
@@ -31,6 +44,8 @@ _SCRATCH = "CxxBuild"
 class _Thread(threading.local):
     guarded = False
     failure: Exception | None = None
+    # In looking(): that of the library, once it is known.
+    source = ""
     # Paths that no tier has, in this lookup so far: torch asks for the same path more than once.
     absent: set[str]
 
@@ -79,6 +94,35 @@ def guarding(guarded: bool = True) -> Iterator[None]:
         yield
     finally:
         _thread.guarded = outer
+
+
+# As torch ends the name of the source that the library of a kernel is named after.
+_MAIN = ".main.cpp"
+
+
+@contextmanager
+def looking() -> Iterator[None]:
+    """Wrap the search for one library, up to where it is built if it is not there: is_found() tells of this library."""
+    _thread.source = ""
+    try:
+        yield
+    finally:
+        _thread.source = ""
+
+
+def tell_source(path: str) -> None:
+    """Note, for looking(), that a source was written or found at ``path``."""
+    if path.endswith(_MAIN):
+        _thread.source = path
+
+
+def is_found() -> bool:
+    """In looking(): whether the library is there and attested, or in a lower tier, from which it is copied then."""
+    if not _thread.source:
+        return False
+    path = _thread.source.removesuffix(".cpp") + ".so"
+    root = root_of(path)
+    return gate.is_attested(path, root) or take(path, root) is not None
 
 
 def are_attested(paths: Iterable[str]) -> bool:

@@ -46,7 +46,7 @@ def load_async(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """CppCodeCache.load_async: writes, builds and loads again in the fallback directory if the cache is unusable."""
 
     def start() -> Callable[[], Any]:
-        with lock_guards.guarding(_spare):
+        with library_builds.looking(), lock_guards.guarding(_spare):
             load: Callable[[], Any] = wrapped(*args, **kwargs)
         return load
 
@@ -88,9 +88,13 @@ def _forget(cache: Any, load: Callable[[], Any]) -> None:
 def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
     """_precompile_header: None if there is no room for some 150 MB, no lock, no signing key, or no need.
 
-    Kernels are then built without a precompiled header: after a failure, for _PATIENCE seconds.
+    Kernels are then built without a precompiled header: after a failure, for _PATIENCE seconds. There is no need for
+    one where the library is there. Torch asks for it all the same, and it does not lie in the cache: where that was
+    copied to, or mounted, or another user has it, a hit would compile one.
     """
     global _without_until
+    if library_builds.is_found():
+        return None
     # Without a signing key the next process could not verify the header. Where a remote has given the entry it has the
     # libraries too, and a header takes longer than all else: what it lacks is built without one.
     if time.monotonic() < _without_until or keyring.current().signing is None or tier.has_given():

@@ -28,7 +28,9 @@ def write(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
     def write_source(content: str | bytes, *rest: Any, **named: Any) -> Any:
         if "specified_dir" in named:
             named["specified_dir"] = generated.header_directory(named["specified_dir"])
-        return generated.put(lambda: wrapped(content, *rest, **named), content)
+        name, path = generated.put(lambda: wrapped(content, *rest, **named), content)
+        library_builds.tell_source(path)
+        return name, path
 
     if kwargs.get("specified_dir"):  # of the precompiled headers: precompile_header handles its failures
         return write_source(*args, **kwargs)
