@@ -1,0 +1,50 @@
+"""The table of paths in keys knows the settings of the torch that is installed, and the guide has what it has."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from conftest import NEEDS_TORCH
+
+import safecache
+from moving.places import Place
+from safecache.explain import paths
+
+PAGE = (Path(safecache.__file__).parent / "guide" / "moving.md").read_text()
+# Settings that only sound as if they named a path.
+ELSE = {"inductor config assume_unaligned_fallback_output"}
+
+
+@NEEDS_TORCH
+def test_each_setting_that_names_a_path_is_known(session_directory):
+    outcome = Place(session_directory / "settings").run("settings")["settings"]
+    assert "inductor config cpp.cxx" in outcome["result"], outcome
+    names = set(outcome["result"]) - ELSE
+    assert [name for name in names if paths.of(name) is None] == []
+    assert [name for name in names if re.split(r"[ .]", name)[-1] not in PAGE] == []
+
+
+@pytest.mark.parametrize("name", ["MLIR_DUMP_PATH", "LLVM_PASS_PLUGIN_PATH", "TRITON_PLUGIN_PATHS"])
+def test_guide_names_each_variable_of_triton(name):
+    assert paths.of(f"env {name}") is not None and f"`{name}`" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("component", "path"),
+    [
+        ("inductor config cpp.cxx", "the compiler, from CXX"),
+        ("inductor config rocm.ck_dir", "ROCm, and TORCHINDUCTOR_CK_DIR"),
+        ("inductor config cpp.threads", None),
+        ("graph", None),
+    ],
+)
+def test_component_is_looked_up(component, path):
+    found = paths.of(component)
+    assert (found and found.path) == path
+
+
+def test_those_that_differ_are_told_once_in_their_order():
+    differing = ["env MLIR_DUMP_PATH", "graph", "inductor config cpp.cxx", "env TRITON_PLUGIN_PATHS"]
+    assert [known.path for known in paths.at_odds(differing)] == ["the compiler, from CXX", "a variable of Triton's"]
