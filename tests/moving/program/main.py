@@ -76,6 +76,8 @@ def ahead_of_time():
 
     path = os.path.join(os.environ["TORCHINDUCTOR_CACHE_DIR"], "ahead.bin")
     if not os.path.exists(path):
+        if hasattr(torch._dynamo.config, "enable_aot_compile"):
+            torch._dynamo.config.enable_aot_compile = True
         compiled = torch.compile(model.ahead, fullgraph=True).aot_compile(((torch.ones(4, 8),), {}))
         compiled.save_compiled_function(path)
     with open(path, "rb") as file:
