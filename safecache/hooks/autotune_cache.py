@@ -11,6 +11,7 @@ from typing import Any
 
 from safecache.code import gate
 from safecache.entries import artifacts, copies, loading
+from safecache.places import layout
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
@@ -81,11 +82,21 @@ def _judged(instance: Any) -> Iterator[_Results]:
     local = instance.local_cache
     results = _Results(local[0] if local else None)
     if local:
-        instance.local_cache = (results, *local[1:])
+        instance.local_cache = (results, _here(local[1]), *local[2:])
     try:
         yield results
     finally:
         instance.local_cache = local
+
+
+def _here(path: str) -> str:
+    """Where the cache here keeps it: an autotuner in an entry names the directory that the entry was made in.
+
+    That may be gone, or be another user's, which this one may not enter.
+    """
+    above, name = os.path.split(path)
+    folder = os.path.basename(above)
+    return os.path.join(_root(), folder, name) if layout.CODE_FOLDER.fullmatch(folder) else path
 
 
 def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

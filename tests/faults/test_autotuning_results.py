@@ -54,6 +54,20 @@ def test_result_is_read_in_a_fresh_process_and_by_stock_torch(kernel, coordesc):
         assert answer.ok and answer.result["size"] == size and not answer.warnings, answer
 
 
+def test_result_belongs_to_the_cache_here_whatever_cache_an_autotuner_names(kernel):
+    """One in an entry that has moved names the directory that it was made in, which may be there, and another's."""
+    kernel.save(CANDIDATES[1])
+    elsewhere = kernel.home.base / "elsewhere"
+    elsewhere.write_text("where nothing can be opened")
+    kernel.filename = str(elsewhere / "ab" / "cab.py")
+    answer = kernel.read()
+    assert answer.ok and answer.result["size"] == CANDIDATES[1] and not answer.warnings, answer
+    assert kernel.read(stock=True).errors == ["NotADirectoryError"]
+    elsewhere.unlink()
+    kernel.save(CANDIDATES[0])
+    assert kernel.read().result["size"] == CANDIDATES[0] and not list(elsewhere.rglob("*.best_config"))
+
+
 def test_result_of_stock_torch_chooses_among_the_candidates(kernel):
     kernel.save(CANDIDATES[1], stock=True)
     answer = kernel.read(strict=True)
