@@ -231,3 +231,31 @@ def test_library_that_is_built_again_counts_though_all_lookups_hit(tmp_path):
     code, report = home.report()
     assert code == 1 and report["processes"][1]["hits"] == 2, report
     assert any("librar" in each["why"] for each in report["missing"]), report["missing"]
+
+
+def test_what_is_compiled_has_been_sent_to_the_remote_when_it_ends(tmp_path):
+    """Though the program leaves no time for that: its own limit is not kept."""
+    pytest.importorskip("obstore")
+    store = tmp_path / "store"
+    store.mkdir()
+    code, report = Home(tmp_path).report(SAFECACHE_REMOTE=f"file://{store}")
+    assert code == 0 and [each["unsent"] for each in report["processes"]] == [0, 0], report
+    assert len([path for path in store.rglob("*") if path.is_file()]) >= 3
+
+
+def test_what_only_a_later_process_reaches_is_compiled_by_another_one(tmp_path):
+    """As shapes that become dynamic, or what is tuned: a second process that compiles is no end."""
+    later = """
+    import os
+    if os.path.exists("seen"):
+        def shifted(x):
+            return torch.relu(x) + 5
+
+        with torch.no_grad():
+            torch.compile(shifted)(torch.ones(3))
+    open("seen", "w")
+    """
+    code, report = Home(tmp_path, COMPILED + later).report()
+    first, second, third = report["processes"]
+    assert code == 0 and second["hits"] == 2 and second["missed"] == 2, report
+    assert first["missed"] == 2 and third["hits"] == third["lookups"] == 4 and report["missing"] == []
