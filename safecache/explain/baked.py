@@ -84,8 +84,14 @@ def _names(record: KeyRecord) -> set[str]:
 def _values(found: Iterable[Iterable[Component]]) -> _Values:
     values: _Values = {}
     for each in (component for components in found for component in components):
-        values.setdefault(each.name, {})[each.digest] = each.text
+        values.setdefault(each.name, {})[each.digest] = _shown(each.text)
     return {name: dict(sorted(values[name].items())) for name in sorted(values)}
+
+
+def _shown(text: str) -> str:
+    """The text, unless it has a path that would name this user."""
+    home = os.path.join(os.path.expanduser("~"), "")
+    return "(not shown)" if home != os.sep and home in text else text
 
 
 def _complete(values: _Values, names: Iterable[set[str]]) -> _Values:

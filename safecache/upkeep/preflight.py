@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from safecache.explain import baked as of_records
 from safecache.explain import here as this_environment
+from safecache.explain import paths
 from safecache.explain.components import ENVIRONMENT, PLACE
 from safecache.explain.here import Here
 from safecache.files import opening
@@ -284,7 +285,10 @@ def _remedy(name: str, shown: str) -> str:
     if name == "number of CPU threads":
         return f"export OMP_NUM_THREADS={shlex.quote(shown.partition(' or ')[0])}, there and here."
     if name.startswith(PLACE):
-        return "Install it at the same path: the commands that build libraries name it, and so do their keys."
+        return "Install it at the same path, or start Python through a link there: the keys of libraries have it."
+    known = paths.of(name)
+    if known is not None:
+        return f"{known.path}: {known.remedy}."
     if name.startswith(of_records.CONFIGS):
         return "Set it as it was there: by its variable, or in a sitecustomize, as the program has not chosen it."
     return _REBUILT

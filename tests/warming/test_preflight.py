@@ -118,6 +118,7 @@ def test_setting_that_is_decided_otherwise_is_named_and_misses(copied):
     report = copied.check(CXX=str(other))
     # The other is of what has just been compiled.
     assert [what for what, *_ in told(report)] == ["inductor config cpp.cxx", "number of CPU threads of a part of it"]
+    assert "name it without a path" in report["differences"][0]["remedy"]
     assert copied.misses(CXX=str(other))
 
 
@@ -297,3 +298,14 @@ def test_packs_that_are_merged_keep_what_both_were_made_with(copied, pack):
         assert said.returncode == 0 and "of a part of it" in said.stdout, said.stdout
     merged = preflight.joined([_parts(gpu=["sm_80"]), _parts(gpu=["sm_90"])])
     assert merged["builds"]["gpu"] == ["sm_80", "sm_90"] and merged["groups"] == 2
+
+
+def test_path_in_the_home_of_whoever_filled_it_is_not_collected(tmp_path):
+    """Of the compiler, which is in keys: it differs, and is not shown."""
+    compiler = tmp_path / "g++-own"
+    compiler.symlink_to(shutil.which("g++"))
+    home = Baked(tmp_path, CXX=str(compiler))
+    code = "import json, sys; from safecache.upkeep import preflight; print(json.dumps(preflight.collected([sys.argv[1]])))"
+    said = home.python("-c", code, str(home.cache), SAFECACHE="0")
+    assert said.returncode == 0 and "inductor config cpp.cxx" in said.stdout and str(tmp_path) not in said.stdout
+    assert [(what, there) for what, there, _ in told(home.check())] == [("inductor config cpp.cxx", "(not shown)")]
