@@ -133,11 +133,11 @@ def fetch_artifacts(directory: str) -> None:
 
 
 def made_artifact(path: str) -> None:
-    """Attest an artifact that vLLM has just saved, for those whom it is sent to; here what is in it is verified."""
+    """Attest an artifact that vLLM has just saved, for who gets it with its table; here what is in it is verified."""
     directory, name = os.path.split(path)
     root, key = _named(directory, _PART)
-    if key and tier.is_sending() and layout.VLLM_ARTIFACT.fullmatch(name) and os.path.isfile(path):
-        with suppress(OSError):  # without a record it is not sent
+    if key and layout.VLLM_ARTIFACT.fullmatch(name) and os.path.isfile(path):
+        with suppress(OSError):  # without a record it is neither sent nor packed
             gate.keep(path, root, Kind.TABLE)
 
 

@@ -61,6 +61,15 @@ class Server:
         said = next((json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"tokens"')), None)
         return done, said
 
+    def say(self, *words, **environment):
+        """Run a command of safecache there."""
+        own = {"HOME": str(self.base), "VLLM_CACHE_ROOT": str(self.base / "vllm"), "TMPDIR": str(self.base)}
+        command = [PYTHON, "-m", "safecache", *map(str, words)]
+        done = subprocess.run(
+            command, env=os.environ | own | environment, capture_output=True, text=True, timeout=120, check=False
+        )
+        assert done.returncode == 0, (done.stdout, done.stderr)
+
     def only(self, pattern):
         (path,) = self.cache.rglob(pattern)
         return path
@@ -159,6 +168,23 @@ def test_full_disk_ends_no_engine(warmed, tmp_path):
     server = Server(tmp_path, warmed[0].model, **warmed[0].settings)
     done, said = server.run(full="computation_graph.py")
     assert said is not None and said["tokens"] == warmed[1], done.stderr[-3000:]
+
+
+def test_host_with_a_pack_starts_warm(warmed, tmp_path):
+    """As it is, below empty caches; and unpacked into others."""
+    first = warmed[0]
+    keys, pack = {"XDG_CONFIG_HOME": str(first.base / ".config")}, tmp_path / "model.safecache"
+    first.say("pack", "-o", pack)
+    for host, environment in (("below", {"SAFECACHE_LOWER": str(pack)}), ("unpacked", {})):
+        (tmp_path / host).mkdir()
+        server = Server(tmp_path / host, first.model, **first.settings)
+        if not environment:
+            server.say("unpack", pack, **keys)
+        done, said = server.run(**keys, **environment)
+        assert said is not None and said["tokens"] == warmed[1], done.stderr[-3000:]
+        assert said["stats"]["model hit"] == 1 and "safecache" not in done.stderr, done.stderr[-3000:]
+        assert not [name for name in said["stats"] if " miss" in name], said
+        assert not list((tmp_path / host).rglob("*.gch")), "all libraries came with it"
 
 
 def test_second_host_with_an_empty_cache_starts_warm(warmed, tmp_path):

@@ -12,7 +12,7 @@ from helpers.sealed import flipped
 
 from packs import forged
 from safecache.errors import PackRefusedError
-from safecache.packs import archive
+from safecache.packs import archive, lower
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring
 from safecache.store import bundles
@@ -208,7 +208,9 @@ def test_group_that_grows_beyond_what_a_trusted_key_states(tmp_path):
 def test_statement_of_another_safecache(change, pack, tmp_path):
     _, *rest = forged.frames(pack.read_bytes())
     stated = forged.statement(pack.read_bytes()) | change
-    refused(tmp_path / "new.safecache", b"".join([forged.manifest(stated), *rest]))
+    (tmp_path / "new.safecache").write_bytes(b"".join([forged.manifest(stated), *rest]))
+    with pytest.raises(PackRefusedError, match="manifest cannot be read"):
+        archive.opened(str(tmp_path / "new.safecache"))
 
 
 def test_what_is_no_file(tmp_path):
@@ -219,14 +221,34 @@ def test_what_is_no_file(tmp_path):
             archive.opened(str(tmp_path / f"{name}.safecache"))
 
 
-def test_entry_for_another_key_though_the_pack_is_ours(cache, tmp_path, run):
+@pytest.fixture
+def swapped(tmp_path):
     """A signer's pack in which an entry lies under another graph's key: its own seal says so."""
     theirs = filled.entry(tmp_path / "other", Kind.FX_ENTRY, "f" + "b" * 51, b"another graph")
     content = theirs.read_bytes()
     members = forged.tar((f"{WHERE}/{theirs.name}", content))
-    (tmp_path / "swapped.safecache").write_bytes(forged.with_groups([(*GOOD, members, {theirs.name: content})]))
-    said = run("unpack", tmp_path / "swapped.safecache", tmp_path / "there")
+    path = tmp_path / "swapped.safecache"
+    path.write_bytes(forged.with_groups([(*GOOD, members, {theirs.name: content})], made_with={}))
+    return path
+
+
+def test_entry_for_another_key_is_not_unpacked_though_the_pack_is_ours(swapped, tmp_path, run):
+    said = run("unpack", swapped, tmp_path / "there")
     assert said.code == 1 and "refused" in said.out and not below(tmp_path / "there")
+
+
+def test_nor_is_it_packed_again(swapped, tmp_path, run):
+    said = run("merge", swapped, "-o", tmp_path / "merged.safecache")
+    assert said.code == 1 and "nothing of it verifies" in said.out
+    assert archive.opened(str(tmp_path / "merged.safecache")).groups == ()
+
+
+def test_nor_taken_by_a_lookup(swapped, tmp_path, settings, caplog):
+    settings(SAFECACHE_LOWER=swapped)
+    there = tmp_path / "there"
+    bundle = bundles.placed(Kind.FX_ENTRY, filled.GRAPH, str(there))
+    assert not lower.fill(bundle) and not below(there)
+    assert any(str(swapped) in record.message for record in caplog.records)
 
 
 def test_links_in_the_target_lead_nowhere(pack, run, tmp_path):

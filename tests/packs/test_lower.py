@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 from helpers import filled
 from helpers.sealed import flipped
@@ -95,6 +97,14 @@ def test_a_pack_that_cannot_be_used_is_named_once_and_done_without(how, use, pac
         assert everything(tmp_path / "there", tmp_path / "triton") == [False] * 4
     (warning,) = [record for record in caplog.records if record.levelname == "WARNING" and "pack" in record.message]
     assert str(pack) in warning.message
+
+
+def test_without_zstandard_it_says_what_to_install(use, pack, caplog, tmp_path, monkeypatch):
+    use(pack)
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    assert everything(tmp_path / "there", tmp_path / "triton") == [False] * 4
+    (warning,) = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert "pip install 'safecache[pack]'" in warning.message
 
 
 def test_strict_mode_raises(use, pack, tmp_path):
