@@ -8,11 +8,26 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 from conftest import SOURCE
 
 from safecache.testing import isolated
 
+# Each of these tests starts two to six programs that import torch.
+EXHAUSTIVE = pytest.mark.skipif(
+    not os.environ.get("SAFECACHE_TEST_EXHAUSTIVE"), reason="takes long: SAFECACHE_TEST_EXHAUSTIVE=1 runs it"
+)
+# A product has no kernel of ours, and so no library to build, which takes longer than all else.
 COMPILED = """
+    import torch
+
+    def scaled(x):
+        return torch.mm(x, x)
+
+    with torch.no_grad():
+        torch.compile(scaled)(torch.ones(3, 3))
+    """
+WITH_LIBRARY = """
     import torch
 
     def scaled(x):
@@ -29,10 +44,10 @@ RESTLESS = """
     number = random.random()
 
     def scaled(x):
-        return torch.relu(x) * number
+        return torch.addmm(x, x, x, alpha=number)
 
     with torch.no_grad():
-        torch.compile(scaled)(torch.ones(3))
+        torch.compile(scaled)(torch.ones(3, 3))
     """
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from warming.programs import Home
+from warming.programs import EXHAUSTIVE, Home
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.default_release
@@ -61,6 +61,7 @@ def test_variable_in_the_keys_of_kernels_is_named_and_misses(home):
     assert misses(home, DISABLE_PTXAS_OPT="1") and not misses(home, TRITON_CACHE_AUTOTUNING="1")
 
 
+@EXHAUSTIVE
 def test_other_compiler_of_kernels_is_named_and_misses(home):
     """Of the variables that name it, which releases of Triton share; all that it is in keys is what it prints."""
     other = home.directory / "ptxas"

@@ -10,7 +10,7 @@ import pytest
 
 from safecache.signing import provenance
 from safecache.upkeep import preflight
-from warming.programs import COMPILED, Home
+from warming.programs import COMPILED, EXHAUSTIVE, Home
 
 pytestmark = pytest.mark.default_release
 COUNTING = COMPILED + "    import json, safecache\n    print(json.dumps(safecache.stats()))\n"
@@ -23,10 +23,10 @@ CHOOSING = """
     torch._inductor.config.epilogue_fusion = False
 
     def scaled(x):
-        return torch.relu(x) * 3
+        return torch.mm(x, x)
 
     with torch.no_grad():
-        torch.compile(scaled, options={"max_fusion_size": 7})(torch.ones(3))
+        torch.compile(scaled, options={"max_fusion_size": 7})(torch.ones(3, 3))
     print(json.dumps(safecache.stats()))
     """
 
@@ -95,8 +95,8 @@ def test_cache_from_elsewhere_with_its_key_is_green_and_hits(copied):
     "name, value",
     [
         ("TORCHINDUCTOR_MAX_AUTOTUNE", "1"),
-        ("TORCHINDUCTOR_FREEZING", "1"),
-        ("TORCHINDUCTOR_COMPREHENSIVE_PADDING", "0"),
+        pytest.param("TORCHINDUCTOR_FREEZING", "1", marks=EXHAUSTIVE),
+        pytest.param("TORCHINDUCTOR_COMPREHENSIVE_PADDING", "0", marks=EXHAUSTIVE),
     ],
 )
 def test_variable_of_a_setting_is_named_with_its_remedy_and_misses(copied, name, value):
@@ -106,6 +106,7 @@ def test_variable_of_a_setting_is_named_with_its_remedy_and_misses(copied, name,
     assert copied.misses(**{name: value})
 
 
+@EXHAUSTIVE
 def test_setting_that_is_decided_otherwise_is_named_and_misses(copied):
     """By a variable that is not of torch's name, and by the machine."""
     report = copied.check(OMP_NUM_THREADS="2")
@@ -122,6 +123,7 @@ def test_setting_that_is_decided_otherwise_is_named_and_misses(copied):
     assert copied.misses(CXX=str(other))
 
 
+@EXHAUSTIVE
 def test_value_that_was_set_there_is_to_be_exported(tmp_path):
     home = Baked(tmp_path, TORCHINDUCTOR_COMPREHENSIVE_PADDING="0")
     report = home.check()
@@ -131,6 +133,7 @@ def test_value_that_was_set_there_is_to_be_exported(tmp_path):
     assert not home.misses(TORCHINDUCTOR_COMPREHENSIVE_PADDING="0") and home.misses()
 
 
+@EXHAUSTIVE
 def test_what_the_program_chooses_itself_is_no_difference(tmp_path):
     home = Baked(tmp_path, CHOOSING)
     report = home.check()
@@ -150,10 +153,12 @@ def test_other_key_and_namespace_are_named_and_miss(copied):
     assert copied.misses(SAFECACHE_KEY_FILE=str(other))
 
 
+@EXHAUSTIVE
 def test_other_namespace_misses(copied):
     assert copied.misses(SAFECACHE_NAMESPACE="production")
 
 
+@EXHAUSTIVE
 def test_other_torch_is_named_alone(copied):
     """By the version that it says it has, as of a real process."""
     site = copied.directory / "site"
@@ -165,6 +170,7 @@ def test_other_torch_is_named_alone(copied):
     assert [(what, here) for what, _, here in told(report)] == [("torch", "2.99.0")], report
 
 
+@EXHAUSTIVE
 def test_cache_without_anything_and_one_without_records_are_told_apart(copied, tmp_path):
     (tmp_path / "empty").mkdir()
     said = copied.say("preflight", str(tmp_path / "empty"))
@@ -182,12 +188,14 @@ def test_damaged_seal_is_named(copied):
     assert report["misses"] and told(report)[0][:2] == ("seals of 1 files", "unsealed")
 
 
+@EXHAUSTIVE
 def test_unpacked_directory_is_looked_into(copied, tmp_path):
     shutil.move(copied.cache, tmp_path / "unpacked" / "inductor")
     said = copied.say("preflight", str(tmp_path / "unpacked"), "--json")
     assert said.returncode == 0 and json.loads(said.stdout)["groups"] > 3
 
 
+@EXHAUSTIVE
 def test_cuda_is_not_initialised_and_no_gpu_is_a_note(copied):
     """What is collected may be of kernels and of a GPU."""
     code = """
@@ -215,6 +223,7 @@ def test_what_is_collected_is_the_same_each_time_and_names_nobody(copied):
     assert len(text) < 100_000
 
 
+@EXHAUSTIVE
 def test_secret_in_the_environment_is_not_collected(tmp_path):
     home = Baked(tmp_path, TORCHINDUCTOR_REDIS_URL="redis://:hunter2@localhost", TORCH_AUTH_TOKEN="hunter2")
     code = "import json, sys; from safecache.upkeep import preflight; print(json.dumps(preflight.collected([sys.argv[1]])))"
@@ -300,6 +309,7 @@ def test_packs_that_are_merged_keep_what_both_were_made_with(copied, pack):
     assert merged["builds"]["gpu"] == ["sm_80", "sm_90"] and merged["groups"] == 2
 
 
+@EXHAUSTIVE
 def test_path_in_the_home_of_whoever_filled_it_is_not_collected(tmp_path):
     """Of the compiler, which is in keys: it differs, and is not shown."""
     compiler = tmp_path / "g++-own"
