@@ -232,13 +232,19 @@ def headers(home: Home) -> list[Path]:
     return found
 
 
+def without_libraries(home):
+    """A header is asked for where a library is built."""
+    for path in home.cache.rglob("*.so"):
+        path.unlink()
+
+
 def header(home, trojan):
     scene = {"scene": load_scenes.build_with_header, "directory": str(home.base / "headers")}
+    without_libraries(home)
     built = _must(home.run(**scene))
     assert [name[-2:] for name in built.result] == [".h", "ch"], built
     _must(home.run(**scene, stock=True))
-    for path in files(home, "*.so"):
-        path.unlink()
+    without_libraries(home)
     for path in headers(home):
         path.write_text(f"{INCLUDES}{CONSTRUCTOR}")
         path.with_suffix(".h.gch").unlink()
@@ -249,6 +255,7 @@ def precompiled_header(home, trojan):
     """Precompiled with the flags of the kernels, or the compiler would not take it."""
     directory = str(home.base / "headers")
     command = _must(home.run(load_scenes.header_command, directory=directory)).result
+    without_libraries(home)
     _must(home.run(load_scenes.build_with_header, directory=directory))
     genuine = headers(home)[0].read_text()
     scene = header(home, trojan)
