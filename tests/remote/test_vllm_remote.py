@@ -259,9 +259,10 @@ def test_directories_that_a_user_has_chosen_do_not_travel(hosts, remote, tmp_pat
     assert not names(remote, Kind.TABLE) and not names(remote, Kind.AOT_FUNCTION)
 
 
-def test_without_a_remote_no_artifact_gets_a_record(settings, tmp_path):
+def test_artifacts_get_records_without_a_remote_too_so_that_a_pack_has_them(settings, tmp_path):
     settings()
     part = Host(tmp_path).saves_artifacts()
     root = str(tmp_path / "vllm" / "torch_compile_cache")
-    having = [name for name in (*ARTIFACTS, vllm_files.TABLE) if manifests.exists(str(part / name), root, Kind.TABLE)]
-    assert having == [vllm_files.TABLE]
+    assert all(manifests.exists(str(part / name), root, Kind.TABLE) for name in (*ARTIFACTS, vllm_files.TABLE))
+    (bundle,) = vllm_files.bundles_in(root)
+    assert {file.name for file in bundles.collected(bundle)} == {*ARTIFACTS, vllm_files.TABLE}
