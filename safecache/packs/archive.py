@@ -43,6 +43,7 @@ __all__ = [
     "end",
     "frame",
     "is_placed",
+    "name_of",
     "objection",
     "opened",
     "refused",
@@ -82,7 +83,7 @@ class Packed(NamedTuple):
     @property
     def name(self) -> str:
         """What it is called to a person, and in a list of what is in the pack: no two have the same."""
-        return f"{self.root}:{self.kind.value}/{self.key}"
+        return name_of(self.kind, self.key, self.root)
 
 
 class Frame(NamedTuple):
@@ -90,6 +91,11 @@ class Frame(NamedTuple):
 
     content: bytes
     packed: Packed
+
+
+def name_of(kind: Kind, key: str, root: str) -> str:
+    """See Packed.name."""
+    return f"{root}:{kind.value}/{key}"
 
 
 def is_placed(kind: Kind, key: str, root: str) -> bool:

@@ -15,7 +15,16 @@ from importlib.machinery import PathFinder
 from safecache._version import __version__
 from safecache.reporting.kinds import Kind, Reason
 
-__all__ = ["build_of", "describe", "instructions", "mismatch", "statement", "torch_release", "torch_version"]
+__all__ = [
+    "build_of",
+    "describe",
+    "installed",
+    "instructions",
+    "mismatch",
+    "statement",
+    "torch_release",
+    "torch_version",
+]
 
 _USER_INSTRUCTIONS = re.compile(
     r"(s?sse|avx|amx|fma|f16c|bmi|abm|adx|v?aes|v?pclmul|sha|gfni|movbe|movdir|popcnt|rd(rand|seed)|xsave|cl(fl|wb)|sm[34])"
@@ -103,7 +112,7 @@ def describe() -> dict[str, str]:
 
 def torch_version() -> str:
     """The version of the imported torch, or else the installed one, with its local part; empty if there is none."""
-    return str(getattr(sys.modules.get("torch"), "__version__", "")) or _version_in_file() or _installed("torch")
+    return str(getattr(sys.modules.get("torch"), "__version__", "")) or _version_in_file() or installed("torch")
 
 
 def _version_in_file() -> str:
@@ -132,11 +141,12 @@ def _versions() -> dict[str, str]:
         "python": platform.python_version(),
         "machine": platform.machine(),
         "torch": torch_version(),
-        "triton": _installed("triton"),
+        "triton": installed("triton"),
     }
 
 
-def _installed(name: str) -> str:
+def installed(name: str) -> str:
+    """The installed version of a distribution; "" if there is none."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -11,7 +11,6 @@ import os
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from importlib import metadata
 from typing import IO, Any, NamedTuple
 
 from safecache.code import vllm_files
@@ -30,8 +29,6 @@ from safecache.upkeep.transfers import Fate, Step, Summary, Tell
 __all__ = ["Difference", "Targets", "compared", "pack", "unpack"]
 
 _CHUNK = 1 << 20
-# What a server's release changes in keys.
-_SERVERS = ("vllm", "sglang")
 _ORIGIN = "the pack"
 
 
@@ -71,7 +68,7 @@ class _Group(NamedTuple):
 
     @property
     def name(self) -> str:
-        return Packed(self.kind, self.key, self.root, 0, 0, 0, "", {}).name
+        return archive.name_of(self.kind, self.key, self.root)
 
 
 def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
@@ -124,13 +121,9 @@ class _Stated:
     def made_with(self) -> dict[str, str]:
         """With that, the releases that are installed here: what verifies was made with them."""
         here = provenance.describe()
-        servers = {name: metadata.version(name) for name in _SERVERS if _is_installed(name)}
+        servers = {name: version for name in preflight.SERVERS if (version := provenance.installed(name))}
         stated = {"gpu": ",".join(sorted(self._gpus)), "cpu": " ".join(sorted(self._instructions))}
         return {**here, **servers, **stated}
-
-
-def _is_installed(name: str) -> bool:
-    return next(iter(metadata.distributions(name=name)), None) is not None
 
 
 def _add(spool: IO[bytes], made: list[Packed], stated: _Stated, item: tuple[str, list[_Group]]) -> Step:

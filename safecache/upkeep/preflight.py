@@ -12,7 +12,6 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from importlib import metadata
 from typing import Any, NamedTuple
 
 from safecache.explain import baked as of_records
@@ -29,13 +28,13 @@ from safecache.store.groups import Group
 from safecache.upkeep import catalogue, inventory
 from safecache.upkeep.catalogue import Signature
 
-__all__ = ["UNRECORDED", "Difference", "collected", "differences", "joined", "within"]
+__all__ = ["SERVERS", "UNRECORDED", "Difference", "collected", "differences", "joined", "within"]
 
 _KINDS = (*ENTRIES, Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING)
 _BUILD = ("machine", "torch", "triton", "python", "gpu")
 _UNSHOWN = "(not shown)"
 _LONGEST_SEAL = 16 << 10
-_SERVERS = ("vllm", "sglang")
+SERVERS = ("vllm", "sglang")
 _SECONDS = 20.0
 
 
@@ -129,13 +128,6 @@ def _joined(one: Any, other: Any) -> Any:
     if isinstance(one, list):
         return sorted({*one, *other})
     return one + other if isinstance(one, int) else one
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return ""
 
 
 class _Gpu(NamedTuple):
@@ -252,8 +244,8 @@ def _of_cpus(baked: list[str]) -> Iterator[Difference]:
 
 
 def _of_servers(made: Mapping[str, Any]) -> Iterator[Difference]:
-    for name, version in ((name, made[name]) for name in _SERVERS if name in made):
-        here = _version(name)
+    for name, version in ((name, made[name]) for name in SERVERS if name in made):
+        here = provenance.installed(name)
         if here != version:
             remedy = f"pip install {name}=={version}, or fill the cache with this one."
             yield Difference(name, version, here or "none", remedy)

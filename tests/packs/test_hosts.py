@@ -25,25 +25,18 @@ def say(home, *arguments, code=0):
 
 
 @pytest.fixture
-def host(home, new_home):
+def host(warm, new_home):
     """Another host: another home, with the keys of the first."""
     other = new_home()
-    shutil.copytree(home.keys, other.keys)
+    shutil.copytree(warm.keys, other.keys)
     yield other
     shutil.rmtree(other.base, ignore_errors=True)
 
 
 @pytest.fixture
-def home(home, warm_template):
-    """One with a warm cache."""
-    shutil.copytree(warm_template.base, home.base, dirs_exist_ok=True, symlinks=True)
-    return home
-
-
-@pytest.fixture
-def pack(home, tmp_path):
+def pack(warm, tmp_path):
     path = tmp_path / "model.safecache"
-    say(home, "pack", home.cache, "-o", path)
+    say(warm, "pack", warm.cache, "-o", path)
     return path
 
 
@@ -103,28 +96,28 @@ def test_damaged_pack_costs_no_more_than_a_compile(pack, host):
     assert answer.ok and answer.warnings and all(str(pack) in line for line in answer.warnings), answer
 
 
-def test_tritons_kernels(home, host, tmp_path):
+def test_tritons_kernels(warm, host, tmp_path):
     pytest.importorskip("triton")
-    cold = home.run(kernel_scenes.compile_kernel)
+    cold = warm.run(kernel_scenes.compile_kernel)
     assert cold.ok and cold.result["compiled"], cold
-    say(home, "pack", "-o", tmp_path / "kernels.safecache")
+    say(warm, "pack", "-o", tmp_path / "kernels.safecache")
     warm = host.run(kernel_scenes.compile_kernel, env={"SAFECACHE_LOWER": str(tmp_path / "kernels.safecache")})
     assert warm.ok and not warm.result["compiled"] and warm.result["cubin"] == cold.result["cubin"], warm
     assert not warm.warnings and all(str(host.base) in path for path in warm.result["files"]), warm
 
 
-def test_two_hosts_caches_as_one(home, host, new_home, tmp_path):
+def test_two_hosts_caches_as_one(warm, host, new_home, tmp_path):
     """Each has compiled something: a third hits both."""
     pytest.importorskip("triton")
     cold = host.run(kernel_scenes.compile_kernel)
     assert cold.ok and cold.result["compiled"], cold
     one, two, both = (tmp_path / f"{name}.safecache" for name in ("one", "two", "both"))
-    say(home, "pack", "-o", one)
+    say(warm, "pack", "-o", one)
     say(host, "pack", "-o", two)
     say(host, "merge", one, two, "-o", both)
     assert json.loads(say(host, "diff", one, both, "--json", code=1))["differences"]
     third = new_home()
-    shutil.copytree(home.keys, third.keys)
+    shutil.copytree(warm.keys, third.keys)
     env = {"SAFECACHE_LOWER": str(both), **MUST_HIT}
     kernel, model = third.run(kernel_scenes.compile_kernel, env=env), third.run(env=env)
     assert kernel.ok and not kernel.result["compiled"] and model.ok and model.hits == WARM, (kernel, model)

@@ -100,5 +100,5 @@ def test_version_of_a_torch_without_that_file_is_the_one_of_its_metadata(monkeyp
     (package / "__init__.py").touch()
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "torch", raising=False)
-    monkeypatch.setattr(provenance, "_installed", lambda name: f"{name} of the metadata")
+    monkeypatch.setattr(provenance, "installed", lambda name: f"{name} of the metadata")
     assert provenance.torch_version() == "torch of the metadata"
