@@ -15,8 +15,9 @@ import io
 import locale
 import os
 import re
+import threading
 from collections.abc import Collection, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from types import TracebackType
 
 from safecache.code import gate
@@ -38,6 +39,8 @@ __all__ = [
     "UNUSED_TABLE",
     "Written",
     "bundles_in",
+    "can_compile",
+    "compiling_otherwise",
     "empty_table",
     "fetch_artifacts",
     "fetch_model",
@@ -57,6 +60,28 @@ _EMPTY = "{}"
 _MODEL = re.compile(r"torch_aot_compile/[0-9a-f]{64}/rank_\d+_\d+/model")
 _PART = re.compile(r"[0-9a-f]{10}/rank_\d+_\d+/\w+")
 _REMEDY = "Make room there, or set {} to another place."
+
+
+class _State(threading.local):
+    can_compile = False
+
+
+_state = _State()
+
+
+@contextmanager
+def compiling_otherwise() -> Iterator[None]:
+    """In this block vLLM loads an artifact in this thread, and compiles if there is none."""
+    outer, _state.can_compile = _state.can_compile, True
+    try:
+        yield
+    finally:
+        _state.can_compile = outer
+
+
+def can_compile() -> bool:
+    """Whether this thread is inside compiling_otherwise()."""
+    return _state.can_compile
 
 
 def _root(path: str) -> str:

@@ -19,7 +19,6 @@ from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import seal
-from safecache.store import quarantine
 
 __all__ = ["get_cached", "init", "insert_cached", "load", "save", "verifying_pickle"]
 
@@ -44,14 +43,17 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
                 search.hit()
                 return artifact
         except Exception as error:
+            can_compile = vllm_files.can_compile() and not _is_of_memory(error)
+            if can_compile and not events.refusals():
+                evidence = f"it does not load ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})"
+                loading.note(Reason.DAMAGED, Kind.OTHER, path, evidence, "vLLM compiles it again, and replaces it.")
             refused = events.refusals()
-            _have_vllm_compile(path, error, told=bool(refused))
+            if refused and (can_compile or _is_miss(error)):
+                raise RefusedArtifactError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error
             if not refused and os.path.exists(path) and _is_of_reader(error):
                 said = f"(safecache: {path} is damaged, of another torch, or not of this format. {_ARTIFACT_REMEDY})"
                 raise loads.appended(error, said) from error
-            if not refused or not _is_miss(error):
-                raise
-            raise RefusedArtifactError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error
+            raise
 
 
 def init(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
@@ -79,24 +81,6 @@ def _refuse_what_is_waited_for(path: str) -> None:
         mode = os.stat(path).st_mode
         if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):
             raise RefusedArtifactError(f"safecache: the artifact {path} cannot be loaded: it is no file.")
-
-
-def _have_vllm_compile(path: str, error: Exception, *, told: bool) -> None:
-    """Quarantine the table in which vLLM finds the artifact at ``path``, if it is vLLM's, so that vLLM compiles again.
-
-    Otherwise vLLM would ask for the artifact again at once, not catch the error, and exit, at this and every start
-    (CompilerManager.load in vllm/compilation/backends.py). Raises in strict mode, and leaves the table.
-    """
-    directory = os.path.dirname(path)
-    table = os.path.join(directory, layout.VLLM_TABLE)
-    if not directory or not os.path.lexists(table):
-        return
-    if not told:
-        evidence = f"it does not load ({type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''})"
-        loading.note(
-            Reason.DAMAGED, Kind.OTHER, path, evidence, f"Without {layout.VLLM_TABLE} beside it vLLM compiles it again."
-        )
-    quarantine.quarantine(table, directory, Reason.DAMAGED)
 
 
 class _VerifyingPickle(wrapt.ObjectProxy[Any]):
@@ -136,6 +120,11 @@ def _is_of_reader(error: Exception) -> bool:
         where = where.tb_next
     file = os.path.basename(where.tb_frame.f_code.co_filename) if where is not None else ""
     return type(error) in (RuntimeError, AssertionError) and file in _READERS
+
+
+def _is_of_memory(error: Exception) -> bool:
+    """Whether there is no room for it, nor would be for another."""
+    return isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError"
 
 
 def _is_miss(error: Exception) -> bool:

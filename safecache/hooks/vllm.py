@@ -9,10 +9,11 @@ from typing import Any
 import wrapt
 
 from safecache.code import vllm_files
+from safecache.errors import RefusedArtifactError
 from safecache.omitted import surroundings
 from safecache.reporting import events
 
-__all__ = ["initialize_cache", "load_model", "open_file", "reconstruct", "sending_os"]
+__all__ = ["initialize_cache", "load_artifact", "load_model", "open_file", "reconstruct", "sending_os"]
 
 
 def load_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -65,6 +66,20 @@ def initialize_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
         wrapped(cache_dir, disable_cache, *rest, **named)
 
     initialize(*args, **kwargs)
+
+
+def load_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """CompilerManager.load: None for an artifact that is refused, so that vLLM compiles; raises that in strict mode.
+
+    vLLM catches nothing that its loading raises, and would ask for the same artifact at every start.
+    """
+    try:
+        with vllm_files.compiling_otherwise():
+            return wrapped(*args, **kwargs)
+    except RefusedArtifactError as error:
+        if error.is_strict:
+            raise
+        return None
 
 
 def open_file(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -19,11 +19,11 @@ __all__ = ["merges_collectives", "names", "noted", "now", "of_function", "ranks"
 _DRIVER = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
 _SERVERS = ("vllm", "sglang")
 # Of variables that no server declares: what says where something lies or runs, or what is printed. Kubernetes adds
-# VLLM_SERVICE_HOST, VLLM_PORT_8000_TCP_ADDR and the like for a service of that name.
+# VLLM_SERVICE_HOST, VLLM_PORT_8000_TCP_ADDR and the like for a service of that name; vLLM marks what it has set itself.
 _PLACES = re.compile(
     r"_(ADDR|ADDRESS|API|CACHE|COLOR|DEBUG|DIR|DIRECTORY|ENDPOINT|FILE|FOLDER|HOME|HOST|HOSTNAME|ID|IDENT|INTERVAL|IP|KEY|LEVEL"
     r"|LOG|LOGGING|LOGS|METRICS|NAME|NAMESPACE|NODE|PASSWORD|PATH|PID|POD|PORT|PROFILE|PROFILER|PROTO|ROOT|SECRET|SERVICE"
-    r"|SOCKET|STATS|TCP|TIMEOUT|TOKEN|TRACE|UDP|UID|URI|URL|USAGE|USER|UUID)(?=_|$)"
+    r"|SET_BY_VLLM|SOCKET|STATS|TCP|TIMEOUT|TOKEN|TRACE|UDP|UID|URI|URL|USAGE|USER|UUID)(?=_|$)"
 )
 # And paths, addresses, times and identifiers, which servers set for their own workers.
 _PLACE = re.compile(r"[/:]|\d{5}|[0-9a-f]{16}|[0-9a-f]{8}-[0-9a-f]{4}-")

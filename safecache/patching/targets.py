@@ -724,6 +724,13 @@ TARGETS: tuple[Target, ...] = (
         ("self, cache_dir, disable_cache=, prefix=",),
         needs="vllm",
     ),
+    Target(
+        "vllm.compilation.backends",
+        "CompilerManager.load",
+        "vllm:load_artifact",
+        ("self, graph, example_inputs, graph_index, compile_range",),  # 0.20 to 0.33
+        needs="vllm",
+    ),
     # Not the methods that write: one of the files is written amid a whole compile.
     *(
         Target(

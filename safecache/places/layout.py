@@ -263,13 +263,21 @@ def triton_caches(root: str) -> Iterator[str]:
 
 
 def triton_siblings(root: str, environ: Mapping[str, str]) -> list[str]:
-    """Triton's own cache, for one of Inductor's folders for it, and these for that; none for any other directory."""
-    own = _triton_at_home(environ)
+    """Triton's own cache, for one of Inductor's folders for it, and these for that; none for any other directory.
+
+    In vLLM, whose models have caches of their own in one process, those of all of them and Triton's own.
+    """
+    own, here = os.path.abspath(_triton_at_home(environ)), os.path.abspath(root)
     with suppress(OSError):  # what cannot be listed, or has no place at all, holds nothing for us
-        inductors = os.path.join(of_inductor(environ), TRITON_FOLDER)
-        if os.path.abspath(root) == os.path.abspath(own):
-            return list(_subdirectories(inductors))
-        return [own] if os.path.dirname(os.path.abspath(root)) == inductors else []
+        inductor = of_inductor(environ)
+        vllm, is_vllm, _ = inductor.rpartition(f"/{VLLM_FOLDER}/")
+        if is_vllm and (here == own or here.startswith(vllm + is_vllm)):
+            found = [own, *(cache for each in vllm_caches(vllm + is_vllm) for cache in triton_caches(each))]
+            return [cache for cache in found if cache != here]
+        folder = os.path.join(inductor, TRITON_FOLDER)
+        if here == own:
+            return list(_subdirectories(folder))
+        return [own] if os.path.dirname(here) == folder else []
     return []
 
 

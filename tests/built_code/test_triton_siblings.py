@@ -42,6 +42,26 @@ def test_kernel_is_found_in_the_other_place(place, kept, asked):
     assert read(place(asked)) == {"one"}, "it is copied: stock Triton finds it too"
 
 
+HASHES = ["a" * 64, "b" * 64]
+VLLMS = "vllm/torch_compile_cache/torch_aot_compile"
+OF_MODELS = [f"{VLLMS}/{each}/{cache}" for each in HASHES for cache in ("inductor_cache/triton/0", "triton_cache")]
+
+
+@pytest.mark.parametrize("asked", [OWN, *OF_MODELS])
+@pytest.mark.parametrize("kept", [OWN, *OF_MODELS])
+def test_kernel_is_found_where_another_model_of_vllm_has_kept_it(place, monkeypatch, tmp_path, kept, asked):
+    """Both are models of one engine, which draft and check; who comes first differs from start to start."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / VLLMS / HASHES[1] / "inductor_cache"))
+    write(place(kept), "one")
+    assert read(place(asked)) == {"one"}
+
+
+def test_directory_chosen_for_vllm_is_the_only_one(place, monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / VLLMS / HASHES[1] / "inductor_cache"))
+    write(place(OF_MODELS[0]), "one")
+    assert read(place("chosen")) is None
+
+
 @BOTH_WAYS
 def test_what_lies_where_it_is_asked_for_comes_first(place, kept, asked):
     write(place(kept), "one")

@@ -8,11 +8,10 @@ from scenes import model_scenes
 
 @pytest.fixture
 def artifact(home):
-    """One by standalone_compile, beside the table by which vLLM finds it."""
+    """One by standalone_compile, where vLLM keeps them."""
     path = home.base / "rank_0_0" / "backbone" / "artifact_compile_range_1_256_subgraph_0"
     path.parent.mkdir(parents=True)
     assert home.run(model_scenes.standalone, save=str(path), fmt="binary").ok
-    (path.parent / "vllm_compile_cache.py").write_text("{}")
     return path
 
 
@@ -33,26 +32,28 @@ HARMS = [
 @pytest.mark.parametrize("harm", HARMS)
 def test_vllm_compiles_again_what_does_not_load(home, artifact, harm):
     harm(artifact)
-    answer = home.run(model_scenes.load_standalone, path=str(artifact), fmt="binary")
-    assert not answer.ok and len(answer.warnings) == 1 and artifact.name in answer.warnings[0], answer
-    assert not (artifact.parent / "vllm_compile_cache.py").exists()
-    assert [kept.name[:-9] for kept in (artifact.parent / ".safecache" / "quarantine").glob("*.py.????????")]
+    answer = home.run(model_scenes.load_for_vllm, path=str(artifact))
+    assert answer.ok and answer.result is None, answer
+    assert len(answer.warnings) == 1 and artifact.name in answer.warnings[0], answer
 
 
-def test_strict_mode_leaves_it_to_a_person(home, artifact):
+def test_strict_mode_stops_vllm(home, artifact):
     flip(artifact)
-    answer = home.run(model_scenes.load_standalone, path=str(artifact), fmt="binary", strict=True)
+    answer = home.run(model_scenes.load_for_vllm, path=str(artifact), strict=True)
     assert answer.errors[0] == "RefusedArtifactError" and "does not load" in answer.messages[0], answer
-    assert (artifact.parent / "vllm_compile_cache.py").exists()
 
 
-def test_table_stays_where_the_artifact_loads(home, artifact):
-    assert home.run(model_scenes.load_standalone, path=str(artifact), fmt="binary").ok
-    assert (artifact.parent / "vllm_compile_cache.py").exists()
+def test_want_of_memory_is_no_fault_of_the_artifact(home, artifact):
+    answer = home.run(model_scenes.load_for_vllm_without_memory, path=str(artifact))
+    assert answer.errors[0] == "OutOfMemoryError" and answer.warnings == [], answer
+
+
+def test_artifact_that_loads_is_vllms(home, artifact):
+    answer = home.run(model_scenes.load_for_vllm, path=str(artifact))
+    assert answer.result is True and answer.warnings == [], answer
 
 
 def test_artifact_that_is_not_vllms_fails_as_ever(home, artifact):
-    (artifact.parent / "vllm_compile_cache.py").unlink()
     flip(artifact)
     answer = home.run(model_scenes.load_standalone, path=str(artifact), fmt="binary")
-    assert not answer.ok and answer.warnings == [] and not (artifact.parent / ".safecache").exists(), answer
+    assert not answer.ok and answer.warnings == [], answer

@@ -92,6 +92,7 @@ def test_a_variable_that_vllm_does_not_declare_is_part_of_a_model(monkeypatch, c
         "VLLM_PORT_8000_TCP_ADDR",
         "VLLM_MY_LOG_LEVEL",
         "VLLM_POD_NAME",
+        "VLLM_OMP_NUM_THREADS_SET_BY_VLLM",
         "VLLM_HF_TOKEN",
         "VLLM_MODEL_PATH",
         "OTHER",

@@ -153,6 +153,24 @@ def load_standalone(path, fmt="binary"):
     return True
 
 
+def load_for_vllm(path, fmt="binary"):
+    """Whether vLLM gets an artifact; if not, it compiles."""
+    from safecache.hooks import vllm
+
+    return vllm.load_artifact(lambda: load_standalone(path, fmt), None, (), {})
+
+
+def load_for_vllm_without_memory(path):
+    import torch
+
+    from safecache.hooks import standalone_compile, vllm
+
+    def fails(path):
+        raise torch.OutOfMemoryError("no room")
+
+    return vllm.load_artifact(lambda: standalone_compile.load(fails, None, (), {"path": path}), None, (), {})
+
+
 def load_with_key(path, key):
     """Load a standalone artifact with nothing in it, and this for a key."""
     import torch
