@@ -9,7 +9,7 @@ Phases, of three pairs unless it says how many, each with caches, HOME and TMPDI
 * ``readonly``: those, bind-mounted read-only as in an image; needs root. The lines that stock does not write are shown.
 * ``throughput``: 16 layers; milliseconds a token of one prompt, and tokens a second of 64. Two engines are up, of which one
   works at a time, in turns. Both load the same kernels, which safecache's have tuned alone and stock then reads. With
-  CUDA graphs, without, and without torch.compile.
+  CUDA graphs, without, and without torch.compile: each of these alone is ``graphs``, ``no-graphs``, ``eager``.
 * ``strict``: one bit of the AOT model is flipped: stock, safecache, and safecache in strict mode, which is not to come up.
 
 Needs vLLM (written for 0.33.0) in this Python, or on its PYTHONPATH; safecache is taken from this checkout, and its
@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import hashlib
 import itertools
 import json
@@ -98,14 +99,16 @@ def load_engine(spec):
     return llm, kernels
 
 
-def generate(llm, prompts, length):
+def generate(llm, prompts, length, adapter=None):
     """The tokens for so many fixed prompts, and the seconds they took."""
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
 
     asked = SamplingParams(max_tokens=length, temperature=0, detokenize=False, ignore_eos=True)
     given = [{"prompt_token_ids": [3 + (7 * place + step) % 200 for step in range(24)]} for place in range(prompts)]
     start = time.perf_counter()
-    outputs = llm.generate(given, asked, use_tqdm=False)
+    adapted = LoRARequest("adapter", 1, adapter) if adapter else None
+    outputs = llm.generate(given, asked, use_tqdm=False, lora_request=adapted)
     return [list(output.outputs[0].token_ids) for output in outputs], time.perf_counter() - start
 
 
@@ -143,7 +146,7 @@ def engine_main(text):
     start = time.perf_counter()
     llm, kernels = load_engine(spec)
     engine = time.perf_counter() - start
-    tokens = generate(llm, 4, 16)[0]
+    tokens = generate(llm, 4, 16, spec["adapter"])[0]
     seconds = {"engine": round(engine, 2), "up": round(time.time() - spec["began"], 2)}
     answer(seconds | {"tokens": hashlib.sha256(repr(tokens).encode()).hexdigest()[:12], "kernels": kernels} | counted())
     for _ in sys.stdin:
@@ -156,9 +159,10 @@ def engine_main(text):
 class Engine:
     """A process with an engine: it is up once this is made, or has said why not."""
 
-    def __init__(self, run, arm, who, *, options=None, layers=4, read_only=False, **settings):
+    def __init__(self, run, arm, who, *, options=None, layers=4, adapter=None, read_only=False, **settings):
         self.arm, self.run = arm, run
-        spec = {"model": str(run.model(layers)), "gpu": run.gpu, "options": options or {}, "began": time.time()}
+        spec = {"model": str(run.model(layers)), "gpu": run.gpu, "options": options or {}, "adapter": adapter}
+        spec["began"] = time.time()
         command = [*arm.mounts(read_only), sys.executable, __file__, "--engine", json.dumps(spec)]
         self.log = arm.base / "log"
         with open(self.log, "wb") as log:
@@ -354,8 +358,9 @@ def readonly(run):
     warm(run, "readonly", read_only=True)
 
 
-def throughput(run):
-    for mode, options in MODES.items() if run.gpu else [("cpu", {}), ("eager", MODES["eager"])]:
+def throughput(run, modes=MODES):
+    for mode in modes:
+        options = MODES[mode] if run.gpu or mode == "eager" else {}
         ours = run.arm()
         if mode != "eager":
             run.start(f"{mode} fill", ours, "safecache", options=options, layers=16)
@@ -386,6 +391,7 @@ def strict(run):
 
 
 PHASES = {"cold": cold, "warm": warm, "readonly": readonly, "throughput": throughput, "strict": strict}
+PHASES |= {mode: functools.partial(throughput, modes=[mode]) for mode in MODES}
 
 
 def damage(path):
@@ -443,17 +449,17 @@ def main():
     parser.add_argument("--base", type=Path)
     parser.add_argument("--processes", action="store_true")
     asked = parser.parse_args()
-    plan = [(PHASES[name], int(pairs or 3)) for name, _, pairs in (text.partition(":") for text in asked.phases)]
+    plan = [(name, int(pairs or 3)) for name, _, pairs in (text.partition(":") for text in asked.phases)]
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="vllm-engines-", dir=asked.base) as base:
         run = Run(Path(base), asked)
         # The first start of all reads libraries from the disk, and Python compiles what it imports.
         if "up" not in run.start("first", run.arm(), "stock", options=MODES["eager"]):
             raise SystemExit("stock vLLM does not come up here")
-        for phase, pairs in plan:
+        for name, pairs in plan:
             run.pairs = pairs
-            phase(run)
-            say(done=phase.__name__, seconds=round(time.monotonic() - began))
+            PHASES[name](run)
+            say(done=name, seconds=round(time.monotonic() - began))
 
 
 if __name__ == "__main__":
