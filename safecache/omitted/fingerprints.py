@@ -195,7 +195,8 @@ def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:
                 continue
             if PARTS[part].refuses:
                 return _refusal(part, name, was, here)
-            events.say(logging.DEBUG, f"safecache: an entry of another {PARTS[part].title} is used: {was}, not {here}")
+            title = f"{PARTS[part].title}{f' ({name})' if name else ''}"
+            events.say(logging.DEBUG, f"safecache: an entry of another {title} is used: {was}, not {here}")
     return None
 
 

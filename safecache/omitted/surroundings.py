@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -34,6 +35,7 @@ _DIGITS = 12
 
 class _Thread(threading.local):
     served: Mapping[str, str] = MappingProxyType({})
+    settings: Mapping[str, str] = MappingProxyType({})
 
 
 _thread = _Thread()
@@ -50,9 +52,42 @@ def served(model: Any) -> None:
         "modalities": " ".join(stated),
     }
     if hasattr(model, "named_modules"):
-        modules = [f"{name} {type(each).__module__}.{type(each).__qualname__}" for name, each in model.named_modules()]
+        modules = [f"{name} {_class_of(each)}" for name, each in model.named_modules()]
         names = [name for name, _ in model.named_parameters()]
         _thread.served = {**_thread.served, "model": _hashed("\n".join((*modules, *names)))}
+    _thread.settings = dict(_resolved(settings))
+
+
+def _class_of(module: Any) -> str:
+    # Of vLLM's CustomOp, what it chose for this platform, with these plugins.
+    chosen = getattr(getattr(module, "_forward_method", None), "__qualname__", "")
+    return f"{type(module).__module__}.{type(module).__qualname__} {chosen}".rstrip()
+
+
+def _resolved(settings: Any) -> Iterator[tuple[str, str]]:
+    """What vLLM is to do, by name, and the variables that it declares: those that say what, not where, as digests."""
+    for section, values in _fields(settings):
+        for field, value in _fields(values):
+            if not _PLACES.search(f"_{field.upper()}") and _is_plain(value):
+                yield f"{section}.{field}", _hashed(repr(value))
+    for name, text in config.environment().items():
+        if name in _declared() and not _PLACES.search(name):
+            yield name, _hashed(text)
+
+
+def _fields(of: Any) -> Iterable[tuple[str, Any]]:
+    if not dataclasses.is_dataclass(of):
+        return ()
+    return ((field.name, getattr(of, field.name, None)) for field in dataclasses.fields(of))
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether its text is the same in every process."""
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, (*value, *value.values())))
+    return value is None or isinstance(value, (bool, int, float, str))
 
 
 def merges_collectives() -> bool:
@@ -111,6 +146,7 @@ def of_function(made: Any) -> dict[str, dict[str, str]]:
     rows |= {part: {"": value} for part, value in _thread.served.items()}
     if _thread.served:
         rows["variables"] = {name: _hashed(value) for name, value in _undeclared().items()}
+        rows["configuration"] = dict(_thread.settings)
     return rows
 
 
@@ -141,19 +177,28 @@ def now(part: str, name: str) -> str | None:
     if part == "variables":
         value = _undeclared().get(name)
         return "" if value is None else _hashed(value)
+    if part == "configuration":
+        return _thread.settings.get(name, "")
     return _NOW[part](name) or None if part in _NOW else None
 
 
 def names(part: str) -> Iterable[str]:
     """What there may be in a row now that was not there before."""
+    if part == "configuration":
+        return _thread.settings
     return _undeclared() if part == "variables" else ()
 
 
 _NOW: Mapping[str, Callable[[str], str]] = {"rank": _rank, "driver": _driver, "server": _version}
 
 
+def _declared() -> Mapping[str, Any]:
+    declared: Mapping[str, Any] = getattr(sys.modules.get("vllm.envs"), "environment_variables", {})
+    return declared
+
+
 def _undeclared() -> dict[str, str]:
-    declared = getattr(sys.modules.get("vllm.envs"), "environment_variables", {})
+    declared = _declared()
     return {
         name: value
         for name, value in config.environment().items()

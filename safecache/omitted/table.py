@@ -73,7 +73,7 @@ PARTS: dict[str, Part] = {
     "model": Part(
         "modules of vLLM's model",
         True,
-        "LoRA and plugins put others in place of them; the graph names their parameters",
+        "LoRA and plugins put others in place of them, or choose another kernel; the graph names their parameters",
         f"{_VLLM}/issues/55383",
     ),
     "speculation": Part(
@@ -93,6 +93,12 @@ PARTS: dict[str, Part] = {
         True,
         "a model or a plugin that reads one takes another branch; those that name places, ports or logs are left out",
         "https://github.com/1CatAI/1Cat-vLLM/pull/536",
+    ),
+    "configuration": Part(
+        "vLLM's configuration, and VLLM_* variables that it declares",
+        False,
+        "what the graph can see of them is in vLLM's key, or in a row above",
+        f"{_VLLM}/pull/26468",
     ),
     "driver": Part(
         "GPU driver",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 
 import pytest
@@ -24,10 +26,38 @@ class WithLoRA:
     """What LoRA puts in place of one."""
 
 
-def model(layer=Layer, parameter="layers.0.weight", tokens=5, **limits):
-    settings = SimpleNamespace(
+class CustomOp:
+    """One of vLLM's, which has chosen what it calls."""
+
+    def __init__(self, native=False):
+        self._forward_method = self.forward_native if native else self.forward_cuda
+
+    def forward_native(self):
+        pass
+
+    def forward_cuda(self):
+        pass
+
+
+@dataclass
+class CacheConfig:
+    kv_sharing_fast_prefill: bool = False
+    offload_port: int = 1
+    hooks: object = field(default_factory=object)
+
+
+@dataclass
+class VllmConfig:
+    speculative_config: SimpleNamespace
+    model_config: SimpleNamespace
+    cache_config: CacheConfig
+
+
+def model(layer=Layer, parameter="layers.0.weight", tokens=5, cache=None, **limits):
+    settings = VllmConfig(
         speculative_config=SimpleNamespace(num_speculative_tokens=tokens),
         model_config=SimpleNamespace(multimodal_config=SimpleNamespace(limit_per_prompt=limits)),
+        cache_config=cache or CacheConfig(),
     )
     return SimpleNamespace(
         vllm_config=settings,
@@ -71,6 +101,34 @@ def test_a_model_of_another_configuration_is_refused(other, said):
     assert judged(sealed, model()) is None
     refusal = judged(sealed, other)
     assert refusal is not None and refusal.reason is Reason.STALE and said in refusal.evidence, refusal
+
+
+def test_a_kernel_that_was_chosen_anew_is_another_model():
+    assert judged(stated(model(CustomOp)), model(CustomOp)) is None
+    assert judged(stated(model(CustomOp)), model(lambda: CustomOp(native=True))) is not None
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        (model(cache=CacheConfig(kv_sharing_fast_prefill=True)), "cache_config.kv_sharing_fast_prefill"),
+        (model(cache=CacheConfig(offload_port=2)), None),
+        (model(cache=CacheConfig(hooks=object())), None),
+    ],
+    ids=["what", "where", "an object"],
+)
+def test_a_setting_that_vllms_key_leaves_out_is_used_and_noted(caplog, changed, said):
+    caplog.set_level(logging.DEBUG, "safecache")
+    sealed = stated(model())
+    assert "kv_sharing" in sealed[fingerprints.FIELD] and judged(sealed, changed) is None
+    assert [said in line for line in caplog.messages] == ([True] if said else []), caplog.messages
+
+
+def test_a_variable_that_vllm_declares_is_used_and_noted(caplog, monkeypatch):
+    caplog.set_level(logging.DEBUG, "safecache")
+    sealed = stated(model())
+    monkeypatch.setenv("VLLM_DECLARED", "2")
+    assert judged(sealed, model()) is None and "VLLM_DECLARED" in caplog.text
 
 
 @pytest.mark.parametrize("change", [("VLLM_PLUGIN_SWITCH", "0"), ("VLLM_PLUGIN_SWITCH", None), ("VLLM_NEW", "1")])
