@@ -60,7 +60,7 @@ class SafecacheError(Exception):
     """The base of all of them. An Exception, so that a server that catches those falls back to a compile.
 
     As text it is one line that a log or a terminal can take, whatever the names of files in it.
-    ``is_strict``: strict mode has made it of what is a warning otherwise, so nobody may swallow it.
+    ``is_strict``: strict mode, or SAFECACHE_MUST_HIT, has made it of what is none otherwise, so nobody may swallow it.
     """
 
     is_strict = False

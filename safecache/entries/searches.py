@@ -11,6 +11,7 @@ from typing import NamedTuple
 from safecache.errors import MissError
 from safecache.history import graph_names, lookups
 from safecache.history.lookups import Lookup, Outcome, Time
+from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
@@ -192,7 +193,7 @@ def _in_words(error: BaseException) -> str:
 
 def _raise(error: MissError | None) -> None:
     if error is not None:
-        raise error
+        events.insist(error)
 
 
 class _Thread(threading.local):

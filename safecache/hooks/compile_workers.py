@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib.machinery import PathFinder
 from typing import Any
 
 from torch._inductor.compile_worker.subproc_pool import SubprocPickler
 
+from safecache.errors import SafecacheError
 from safecache.patching import activation
 from safecache.remote import tier
 from safecache.settings import config
@@ -50,6 +52,20 @@ class WorkerPickler(SubprocPickler):  # type: ignore[misc]
         secret, seconds = (b"", 0.0) if config.is_one() else _handed_down()
         pickled: bytes = super().dumps(_Job(obj, secret, seconds) if secret or seconds else obj)
         return pickled
+
+    def loads(self, data: bytes) -> object:
+        """A result or, in a worker, a job, whose error reaches the compile as what it is, if nobody may swallow it."""
+        found: Any = super().loads(data)
+        return partial(_done, found) if config.is_one() else found
+
+
+def _done(job: Callable[[], object]) -> object:
+    try:
+        return job()
+    except SafecacheError as error:
+        if not error.is_strict:
+            raise
+        return error  # torch raises an exception that is returned; of one that is raised it makes a text
 
 
 def _handed_down() -> tuple[bytes, float]:

@@ -11,7 +11,7 @@ __all__ = ["convert"]
 
 
 def convert(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """ConvertFrame.__call__: what strict mode raises leaves it; with suppress_errors it would run the frame eagerly.
+    """ConvertFrame.__call__: what nobody may swallow leaves it; with suppress_errors it would run the frame eagerly.
 
     SGLang sets that for FlashInfer's attention. Without it, such an error leaves the frame within torch's own.
     """

@@ -9,6 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import NoReturn
 
 from safecache.errors import SafecacheError, printable
 from safecache.reporting import policy
@@ -20,6 +21,7 @@ __all__ = [
     "artifact",
     "count",
     "counters",
+    "insist",
     "instead",
     "label",
     "notify",
@@ -106,7 +108,7 @@ _reading = _Reading()
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Run torch's lookup; what report() raises inside it leaves this block even where torch swallowed it.
+    """Run torch's lookup; what insist() raises inside it leaves this block even where torch swallowed it.
 
     So does what it raises in a thread of a pool that the block waits for, if it passes through a block of this thread.
     """
@@ -127,6 +129,14 @@ def reading() -> Iterator[None]:
         _reading.since = outer
     if _reading.error is not None:
         raise _reading.error from _reading.error.__cause__
+
+
+def insist(error: SafecacheError, cause: BaseException | None = None) -> NoReturn:
+    """Raise ``error``, which leaves each reading() of this thread that it is raised in, whoever catches it before."""
+    error.is_strict = True
+    if _reading.depth:
+        _reading.error = _reading.error or error
+    raise error from cause
 
 
 def instead(raised: SafecacheError, better: SafecacheError) -> SafecacheError:
@@ -193,11 +203,7 @@ def report(
     action = policy.decide(reason, strict=config.current().strict)
     text = printable(f"safecache: {message} [{reason.value}]" + (f" {remedy}" if remedy else ""))
     if action.error is not None:
-        raised: SafecacheError = action.error(text)
-        raised.is_strict = True
-        if _reading.depth:
-            _reading.error = raised
-        raise raised from error
+        insist(action.error(text), error)
     with _lock:
         first = (reason, cause) not in _warned
         _warned.add((reason, cause))

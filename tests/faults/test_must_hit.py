@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 import pytest
-from scenes import kernel_scenes, lookup_scenes
+from scenes import kernel_scenes, lookup_scenes, model_scenes
 from scenes.ir import SEVEN
 
 pytestmark = pytest.mark.default_release
@@ -66,10 +66,39 @@ def test_what_torch_never_caches_is_no_error(warm):
     assert warm.run(lookup_scenes.compile_with_a_pass, env=MUST_HIT).ok
 
 
+@pytest.mark.parametrize("functorch", [{}, {"enable_autograd_cache": False}], ids=["", "no AOTAutograd cache"])
+def test_miss_is_not_suppressed(home, functorch):
+    """SGLang has dynamo log what a compile raises, and run the function eagerly."""
+    answer = home.run(model_scenes.compile_suppressing, env=MUST_HIT, **functorch)
+    assert answer.errors[0] == "MissError" and "[never seen]" in answer.messages[0], answer
+    assert files(home) == []
+
+
+def test_graph_that_is_gone_is_not_suppressed(warm):
+    for entry in warm.fx_entries:
+        shutil.rmtree(entry.parent)
+    answer = warm.run(model_scenes.compile_suppressing, env=MUST_HIT)
+    assert answer.errors[0] == "MissError" and "FX graph cache" in answer.messages[0], answer
+
+
+def test_warm_start_that_suppresses_errors_is_no_error(warm):
+    answer = warm.run(model_scenes.compile_suppressing, env=MUST_HIT)
+    assert answer.ok and answer.hits == (1, 2) and not answer.warnings, answer
+
+
 def test_strict_mode_keeps_its_own_error(warm):
     warm.aot_entries[0].write_bytes(warm.aot_entries[0].read_bytes()[:-200])
     answer = warm.run(env=MUST_HIT, strict=True)
     assert answer.errors[:2] == ["BackendCompilerFailed", "EntryRefusedError"], answer
+
+
+def test_kernel_that_misses_in_a_compile_worker_is_the_same_error(home):
+    """Torch makes a text of what a worker raises, and what reads the caches would not know it for ours."""
+    pytest.importorskip("triton")
+    answer = home.run(kernel_scenes.compile_kernel_in_a_worker, env=MUST_HIT)
+    assert answer.errors == ["MissError"] and "Triton cache" in answer.messages[0], answer
+    assert home.run(kernel_scenes.compile_kernel).ok
+    assert not home.run(kernel_scenes.compile_kernel_in_a_worker, env=MUST_HIT).result["compiled"]
 
 
 def test_kernel_that_misses_is_an_error_before_it_is_compiled(home):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from safecache.errors import (
     EntryRefusedError,
     ExecutionError,
     KeyringError,
+    MissError,
     SafecacheError,
     UnpicklableEntryError,
 )
@@ -196,3 +198,12 @@ def test_forked_child_can_count_though_a_thread_held_the_lock():
         cwd=Path(__file__).parent,
     )
     assert done.stdout == "0\n", done.stderr
+
+
+def test_first_of_what_nobody_may_swallow_leaves_each_block_that_it_was_raised_in():
+    with pytest.raises(MissError, match="first"), events.reading():
+        for text in ("first", "second"):
+            with suppress(MissError):
+                events.insist(MissError(text))
+    with events.reading(), suppress(MissError):
+        raise MissError("that somebody may swallow")

@@ -36,6 +36,17 @@ def compile_kernel(block=128):
     }
 
 
+def compile_kernel_in_a_worker():
+    """compile_kernel, by one of Inductor's compile workers."""
+    from torch._inductor.compile_worker.subproc_pool import SubprocPool
+
+    pool = SubprocPool(1)
+    try:
+        return pool.submit(compile_kernel).result(timeout=100)
+    finally:
+        pool.shutdown()
+
+
 def compile_ir(path):
     """The kernel of a file of IR."""
     import triton
