@@ -1,7 +1,8 @@
 """The journal of lookups: a file of JSON lines for each process.
 
-What was no hit is written at once, since a compile follows; hits are counted, and written with the next line or when
-the process ends. Nothing that happens to the journal is of any consequence to a compile.
+What was no hit is written at once, since a compile follows. Hits are counted, and written with the next line, when the
+process ends, or a moment later, by a thread, since a server may be killed. What happens to the journal is of no
+consequence to a compile: so it is no mapped file, where a full disk would end the process (SIGBUS).
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ LARGEST = 1 << 18
 MOST_FILES = 1000
 # Letters of a text, such as of upstream's reason for a bypass.
 LONGEST_TEXT = 300
+# Seconds from the first of some hits until they are written: they come in bursts.
+_PAUSE = 1.0
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 
 
@@ -46,6 +49,7 @@ class _Journal:
         self.root = ""
         self.counted: Counter[str] = Counter()
         self.awaits_end = False
+        self.is_awaited = False
         self.has_failed = False
 
 
@@ -58,12 +62,15 @@ def is_one(name: str) -> bool:
 
 
 def count(label: str, root: str, number: int = 1) -> None:
-    """Add to what is written under ``label`` with the next line, or at the end of the process."""
+    """Add to what is written under ``label`` with the next line, or soon."""
     with _journal.lock:
         _journal.counted[label] += number
         _journal.root = _journal.root or root
         if not _journal.awaits_end:
             _await_end()
+        if not _journal.is_awaited:
+            _journal.is_awaited = True
+            _write_soon()
 
 
 def write(label: str, root: str, line: dict[str, object]) -> None:
@@ -83,6 +90,19 @@ def _await_end() -> None:
     multiprocessing = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None:
         multiprocessing.Finalize(None, _end, exitpriority=0)
+
+
+def _write_soon() -> None:
+    with suppress(RuntimeError):  # no thread can be started, such as while the interpreter ends: then that writes it
+        threading.Thread(target=_work, name="safecache-journal", daemon=True).start()
+
+
+def _work() -> None:
+    """Write what is counted for as long as something is; half of a file is left to what misses."""
+    while _journal.is_awaited:
+        time.sleep(_PAUSE)
+        with _journal.lock:
+            _journal.is_awaited = bool(_journal.counted) and _append({}, LARGEST // 2)
 
 
 def _end() -> None:

@@ -18,6 +18,7 @@ import safecache
 from helpers.caches import Cache
 from helpers.fresh import forget_levels
 from safecache.cli.main import main
+from safecache.history import journal
 from safecache.settings import config
 from safecache.tiers import fallback
 from safecache.upkeep import eviction
@@ -33,6 +34,7 @@ def isolated(monkeypatch, tmp_path):
         monkeypatch.delenv(name)
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(config, "_current", None)
+    monkeypatch.setattr(journal, "_write_soon", lambda: None)  # it would write after the test
     safecache.reset()
     umask = os.umask(0o022)  # the files that tests make are private, whatever the caller's umask
     yield

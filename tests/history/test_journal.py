@@ -1,20 +1,24 @@
-"""The journal of lookups: one file a process, written at a miss or at the end, and of no consequence where it cannot be."""
+"""The journal of lookups: one file a process, written at a miss, after hits and at the end, of no consequence to any."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from conftest import python
+from conftest import SOURCE, python
 
 from safecache.code import lock_guards
 from safecache.entries import searches
-from safecache.history import journal, lookups
+from safecache.history import journal, lookups, run_summary
 from safecache.history.lookups import Lookup, Outcome
 from safecache.reporting.kinds import Kind, Reason
 from safecache.testing import failing
@@ -131,9 +135,54 @@ def test_process_that_only_hits_writes_when_it_ends(tmp_path):
     assert done.returncode == 0 and [line["counts"] for line in lines(tmp_path)] == [{"aot hit": 1}], done.stderr
 
 
-def test_process_that_only_hits_and_is_killed_leaves_nothing(tmp_path):
+def test_process_that_only_hits_and_is_killed_at_once_leaves_nothing(tmp_path):
     python(f"{END}os.kill(os.getpid(), 9)", arguments=(str(tmp_path),), env={"SAFECACHE": "0"})
     assert os.listdir(tmp_path) == []
+
+
+LATER = f"""{END}
+input()
+record(Outcome.HIT)
+if not os.fork():
+    record(Outcome.HIT)
+input()
+"""
+
+
+def eventually(counts, root):
+    """Wait until that is what has been written; the test's own timeout ends it."""
+    while sorted(line["counts"]["aot hit"] for line in lines(root)) != counts:
+        time.sleep(0.05)
+
+
+@pytest.mark.timeout(60)
+def test_process_that_only_hits_and_is_killed_has_written_that_soon_after(tmp_path):
+    """As a server is: it is killed long after its last hit. It forks another, that has a journal of its own."""
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "SAFECACHE": "0"}
+    how = {"env": environment, "stdin": subprocess.PIPE, "text": True, "start_new_session": True}
+    with subprocess.Popen([sys.executable, "-c", LATER, str(tmp_path)], **how) as process:
+        try:
+            eventually([1], tmp_path)
+            process.stdin.write("\n")
+            process.stdin.flush()
+            eventually([1, 1, 1], tmp_path)
+        finally:
+            os.killpg(process.pid, signal.SIGKILL)
+    assert process.returncode == -signal.SIGKILL and len(files(tmp_path)) == 2
+    summary = run_summary.summarise(run_summary.read(str(tmp_path)), run_summary.LAST)
+    assert (summary.processes, summary.counts) == (2, {"aot hit": 3})
+
+
+def test_hits_leave_room_for_what_misses_later(tmp_path, monkeypatch):
+    monkeypatch.setattr(journal, "LARGEST", 2000)
+    monkeypatch.setattr(journal, "_PAUSE", 0.0)
+    for _ in range(20):
+        record(HIT, tmp_path)
+        journal._work()
+    assert 0 < files(tmp_path)[0].stat().st_size <= 1000
+    record(MISS, tmp_path)
+    assert lines(tmp_path)[-1]["outcome"] == "miss"
+    assert sum(line["counts"]["aot hit"] for line in lines(tmp_path)) == 20
 
 
 FORK = f"""{END}
