@@ -140,6 +140,7 @@ def _identity() -> dict[str, object]:
 def _write(content: bytes) -> None:
     if not _journal.path:
         _journal.path = _new_path()
+        os.makedirs(_cache(), exist_ok=True)  # as torch does, which a process that only uses Triton does not ask to
         with _folder() as folder:
             _make_room(folder)
     # Each time: the directory may be removed, and a descriptor that is kept is one less for the program.
@@ -151,8 +152,12 @@ def _write(content: bytes) -> None:
 
 
 def _folder() -> AbstractContextManager[Folder]:
-    directory = os.path.dirname(_journal.path)
-    return folders.at(directory.removesuffix(ours.path("", ours.JOURNAL)), directory, make=True)
+    return folders.at(_cache(), os.path.dirname(_journal.path), make=True)
+
+
+def _cache() -> str:
+    """The one that has the journal."""
+    return os.path.dirname(_journal.path).removesuffix(ours.path("", ours.JOURNAL))
 
 
 def _open() -> int:

@@ -178,9 +178,6 @@ def fill(start: Callable[[], _Child], directories: Sequence[str], most: int) -> 
     never: list[Missing] = []
     before: set[tuple[str, str]] = set()
     signals: list[str] = []
-    # Where the journals go, also of a program that only uses Triton, which does not make it.
-    with suppress(OSError):  # what is wrong with it is told at the end
-        os.makedirs(layout.of_inductor(config.child_environment()), exist_ok=True)
     while len(found) < most:
         process, missing, never = _one(start, directories, missing, signals)
         found.append(process)

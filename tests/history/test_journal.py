@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -232,6 +233,17 @@ def test_journal_that_cannot_be_written_is_of_no_consequence(tmp_path, fault, ca
     record(HIT, root)
     journal._end()
     assert lookups.counts() == {"aot hit": 1, "fx miss: never seen": 1} and not caplog.records
+
+
+def test_directory_that_torch_would_make_is_made(tmp_path, monkeypatch):
+    """A process that only uses Triton has it named, and nobody makes it."""
+    named = tmp_path / "not" / "there"
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(named))
+    record(MISS, tmp_path / "triton")
+    assert len(lines(named)) == 1 and not (tmp_path / "triton").exists()
+    shutil.rmtree(tmp_path / "not")
+    record(MISS, tmp_path / "triton")
+    assert not named.exists(), "it is not made where somebody has removed it since"
 
 
 def test_journal_that_was_removed_is_begun_again(tmp_path):
