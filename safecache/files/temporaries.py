@@ -15,7 +15,7 @@ from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.settings import config
 
-__all__ = ["Temporary", "beside", "is_temporary", "is_wanted", "reap", "reap_once", "reset"]
+__all__ = ["Temporary", "beside", "is_temporary", "is_wanted", "lock", "reap", "reap_once", "reset"]
 
 
 def is_wanted(folder: Folder) -> bool:
@@ -43,9 +43,7 @@ class Temporary:
     def __init__(self, folder: folders.Folder, mode: int) -> None:
         self.name = _new_name()
         self._descriptor = folder.open(self.name, _CREATE, mode)
-        with contextlib.suppress(OSError):  # a file system without locks
-            if not folder.is_over_a_network:
-                filesystem.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(folder, self._descriptor)
 
     def write(self, parts: Iterable[bytes], *, durably: bool) -> None:
         """Write these one after the other, and sync if ``durably``. Raises OSError, also for what a close reports.
@@ -67,6 +65,13 @@ class Temporary:
 def _new_name() -> str:
     # Random: two containers on one volume can have the same pid and thread id, of which torch makes its names.
     return f".{secrets.token_hex(8)}.tmp"
+
+
+def lock(folder: Folder, descriptor: int) -> None:
+    """Have reap() leave this new file in ``folder`` alone for as long as it is open, if possible."""
+    with contextlib.suppress(OSError):  # a file system without locks
+        if not folder.is_over_a_network:
+            filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 @contextlib.contextmanager
@@ -94,8 +99,8 @@ def reap_once(folder: folders.Folder, directory: str) -> None:
             reap(folder)
 
 
-def reap(folder: folders.Folder) -> int:
-    """Remove temporary files of dead writers, torch's among them, and return their size in bytes.
+def reap(folder: folders.Folder, *, only_ours: bool = False) -> int:
+    """Remove temporary files of dead writers, torch's among them unless ``only_ours``, and return their size in bytes.
 
     Raises OSError if the directory cannot be read.
     """
@@ -103,7 +108,7 @@ def reap(folder: folders.Folder) -> int:
     locks = not folder.is_over_a_network
     for name in folder.names():
         ours = _OURS.fullmatch(name) is not None
-        if ours or _TORCHS.fullmatch(name):
+        if ours or (_TORCHS.fullmatch(name) and not only_ours):
             with contextlib.suppress(OSError):
                 size += _remove_if_dead(folder, name, locked=ours and locks)
     return size

@@ -64,7 +64,7 @@ def _parts(root: str, *, nested: bool = False) -> Iterator[Group | File]:
     for item in listed(root):
         name = item.name
         if not item.is_directory:
-            yield from below(item)
+            yield from (_temporary_or_other(root, file) for file in below(item))
         elif name == layout.AOT_FOLDER:
             yield from _keyed(root, item.path, Kind.AOT_ENTRY, AOT_KEY)
         elif name == layout.FX_FOLDER:

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 from safecache.errors import KeyringError, RegistryError
-from safecache.files import filesystem, temporaries
+from safecache.files import folders, temporaries
 from safecache.signing import keyring
 from safecache.signing.keys import Algorithm, Key
 from safecache.upkeep import registry
@@ -193,12 +193,13 @@ def fetched(what: Reference, there: Registry, directory: str, most: int) -> Iter
 
 @contextlib.contextmanager
 def _new(directory: str) -> Iterator[tuple[str, IO[bytes]]]:
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    with (
-        temporaries.beside(os.path.join(directory, FILE)) as path,
-        open(filesystem.open(path, flags, 0o666), "w+b") as file,
-    ):
-        yield path, file
+    with temporaries.beside(os.path.join(directory, FILE)) as path, folders.opened(directory) as folder:
+        with contextlib.suppress(OSError):  # it cannot be listed
+            temporaries.reap(folder, only_ours=True)
+        descriptor = folder.open(os.path.basename(path), os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        temporaries.lock(folder, descriptor)
+        with open(descriptor, "w+b") as file:
+            yield path, file
 
 
 def _read_manifest(content: bytes, kind: str, shown: str) -> tuple[Blob, bool, dict[str, str]]:

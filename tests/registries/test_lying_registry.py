@@ -6,11 +6,17 @@ import base64
 import gzip
 import itertools
 import json
+import os
+import subprocess
+import sys
 import tarfile
+import threading
+import time
 from functools import partial
 from pathlib import Path
 
 import pytest
+from conftest import SOURCE
 
 pytest.importorskip("requests")
 pytest.importorskip("docker")
@@ -191,6 +197,56 @@ def test_a_blob_that_comes_by_drops(liar, pushed, refused, monkeypatch):
     monkeypatch.setattr(registry.time, "monotonic", lambda: 50.0 * next(clock))
     liar.answer("GET", blob_of(liar, pushed), lambda said: said.stream(b"x", 5000))
     refused("sends too slowly")
+
+
+KILLED = """
+import sys
+from safecache.upkeep import oci, registry
+what = registry.parse(sys.argv[1])
+with oci.fetched(what, registry.Registry(what.host, what.name, plain=True), sys.argv[2], 1 << 30):
+    pass
+"""
+
+
+def aged(path):
+    os.utime(path, (0, 0), follow_symlinks=False)
+
+
+def test_what_a_killed_download_has_left_is_removed_by_the_next(liar, pushed, pack, tmp_path):
+    target, content = tmp_path / "target", pack.read_bytes()
+    target.mkdir()
+    hanging = threading.Event()
+
+    def hang(said):
+        said.say(200, content[:-1], Content_Length=str(len(content)))
+        said.wfile.flush()
+        hanging.wait(60)
+
+    def next_one():
+        with oci.fetched(*at(liar), str(target), MOST) as found:
+            assert Path(found.path).read_bytes() == content
+
+    others = [target / name for name in (".0123456789abcde.tmp", ".1.2.tmp", "kept.tmp", ".fedcba9876543210.tmp")]
+    for path in others[:-1]:
+        path.write_bytes(b"not ours")
+    others[-1].symlink_to(pack)
+    liar.answer("GET", blob_of(liar, pushed), hang)
+    environment = os.environ | {"PYTHONPATH": str(SOURCE)}
+    command = [sys.executable, "-c", KILLED, f"oci://{liar.host}/team/model:v1", str(target)]
+    with subprocess.Popen(command, env=environment) as process:
+        while not (left := [path for path in target.iterdir() if path not in others and path.stat().st_size]):
+            time.sleep(0.05)
+        liar.lies.clear()
+        for path in [*left, *others]:
+            aged(path)
+        next_one()
+        assert left[0].exists(), "its process lives, however long it takes"
+        process.kill()
+        process.wait()
+    hanging.set()
+    aged(left[0])
+    next_one()
+    assert sorted(target.iterdir()) == sorted(others) and pack.read_bytes() == content
 
 
 def test_a_blob_that_is_missing(liar, pushed, refused):
