@@ -10,6 +10,7 @@ process that it spawns imports this module, too.
 import contextlib
 import json
 import sys
+import time
 import types
 from pathlib import Path
 
@@ -87,6 +88,7 @@ def main():
     asked = {"max_new_tokens": 8, "temperature": 0}
     (answer,) = engine.generate(input_ids=[[5, 6, 7, 8]], sampling_params=asked)
     print(json.dumps({"tokens": answer["output_ids"]}), flush=True)
+    time.sleep(3)  # a server lives on after its last hit
     engine.shutdown()
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from faults.test_real_vllm import LLAMA
+from safecache.history import run_summary
 
 PYTHON = os.environ.get("SAFECACHE_TEST_SGLANG_PYTHON")
 pytestmark = [
@@ -82,6 +83,9 @@ def test_warm_start_hits(server):
     done, tokens, stats, lines = server[0].run()
     assert tokens == server[1] and not lines, done.stderr[-3000:]
     assert stats["aot hit"] > 0 and not [name for name in stats if " miss" in name or " bypass" in name], stats
+    # It was killed, by SIGKILL.
+    told = run_summary.summarise(run_summary.read(str(server[0].cache)), run_summary.LAST)
+    assert told.counts["aot hit"] == stats["aot hit"], told
 
 
 def test_damaged_entries_are_compiled_again(server):
@@ -97,6 +101,14 @@ def test_damaged_entry_stops_a_strict_server(server, suppress):
     done, tokens, _, _ = server[0].run(suppress=suppress, SAFECACHE_STRICT="1")
     assert tokens is None and done.returncode != 0
     assert "safecache: AOTAutograd entry" in done.stderr and "[damaged]" in done.stderr, done.stderr[-3000:]
+
+
+@pytest.mark.parametrize("suppress", [False, True], ids=["", "suppress-errors"])
+def test_miss_stops_a_server_that_must_hit(server, suppress):
+    shutil.rmtree(server[0].cache / "aotautograd")
+    done, tokens, _, _ = server[0].run(suppress=suppress, SAFECACHE_MUST_HIT="1")
+    assert tokens is None and done.returncode != 0
+    assert "SAFECACHE_MUST_HIT is set [evicted]" in done.stderr, done.stderr[-3000:]
 
 
 def test_full_disk_ends_no_engine(warmed, tmp_path):
