@@ -25,7 +25,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind
 from safecache.settings import config
 
-__all__ = ["Flight", "enter", "reset", "scope"]
+__all__ = ["Flight", "Postponed", "enter", "not_waiting", "reset", "scope"]
 
 # From coarse to fine: while a process has a lease on one, it waits only for those after it.
 _ORDER = (Kind.AOT_ENTRY, Kind.FX_ENTRY, Kind.KERNEL)
@@ -43,6 +43,13 @@ _NOTE = "safecache: waiting for {0} to compile what this process needs too (an e
 _HOW = ", for at most {0:g} s (SAFECACHE_SINGLE_FLIGHT_WAIT); SAFECACHE_SINGLE_FLIGHT=0 ends such waits."
 
 
+class Postponed(BaseException):
+    """Ends a lookup in a block of not_waiting(): another process compiles what it is for.
+
+    Not an Exception, which code on the way might report or take for a failure.
+    """
+
+
 class _Scope:
     def __init__(self, kind: Kind, most: float | None) -> None:
         self.kind, self.most = kind, most
@@ -52,6 +59,7 @@ class _Scope:
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.scopes: list[_Scope] = []
+        self.waits = True
 
 
 _thread = _Thread()
@@ -101,11 +109,22 @@ def scope(kind: Kind, most: float | None) -> Iterator[None]:
             _release(lease)
 
 
+@contextmanager
+def not_waiting() -> Iterator[None]:
+    """In this block, enter() raises Postponed in this thread where it would wait."""
+    before, _thread.waits = _thread.waits, False
+    try:
+        yield
+    finally:
+        _thread.waits = before
+
+
 def enter(kind: Kind, key: str, root: str, before: Callable[[], float] = float) -> Flight | None:
     """This thread has missed in the cache ``root``, and is about to compile.
 
     Waits for whoever compiles that already. None if there is no use in looking again, else whoever calls looks again.
-    ``before``: tells, if it is called, how many seconds that took the last time, 0 where nobody knows.
+    ``before``: tells, if it is called, how many seconds that took the last time, 0 where nobody knows. Raises Postponed
+    in a block of not_waiting().
     """
     this = _thread.scopes[-1] if _thread.scopes else None
     if this is None or this.kind is not kind or this.most is None or not config.current().single_flight:
@@ -121,6 +140,8 @@ def _enter(this: _Scope, kind: Kind, key: str, root: str, before: Callable[[], f
     try:
         waited, took, abroad, is_held = 0.0, 0.0, 0.0, lease.try_to_hold()
         if not is_held and _may_wait(kind) and not lease.is_foreign:
+            if not _thread.waits:
+                raise Postponed
             began = time.monotonic()
             is_held, took = _wait(lease, kind, key, _patience(this, before))
             waited = time.monotonic() - began
@@ -227,6 +248,7 @@ def reset() -> None:
 def _after_fork() -> None:
     # The parent's compile is not the child's.
     _thread.scopes.clear()
+    _thread.waits = True
 
 
 os.register_at_fork(after_in_child=_after_fork)

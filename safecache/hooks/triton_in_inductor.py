@@ -12,6 +12,7 @@ from typing import Any
 from safecache import launchers
 from safecache.code import gate, triton_files
 from safecache.entries import loading, saving
+from safecache.flights import tuning
 from safecache.launchers import kernel_recipe
 from safecache.places import layout
 from safecache.reporting import events
@@ -23,6 +24,8 @@ __all__ = [
     "collect",
     "getstate",
     "make_launcher",
+    "precompile_config",
+    "precompile_worker",
     "put_static_autotuner",
     "read_and_emit",
     "reload_cubin_path",
@@ -102,6 +105,21 @@ def build_fast_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, k
 def getstate(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CachingAutotuner.__getstate__, of a prepared copy, since torch's asserts that there are no launchers."""
     return wrapped.__func__(kernel_recipe.autotuner(instance))  # type: ignore[attr-defined]
+
+
+def precompile_worker(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """CachingAutotuner._precompile_worker: compiles each configuration, unless they came compiled."""
+    with tuning.of(instance, () if instance.compile_results else instance.configs or ()):
+        wrapped(*args, **kwargs)
+
+
+def precompile_config(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """CachingAutotuner._precompile_config: of one configuration; not again if it was compiled before its turn."""
+
+    def compile(cfg: Any, **named: Any) -> Any:
+        return wrapped(cfg, **named) if named else tuning.compiled(instance, cfg, wrapped)
+
+    return compile(*args, **kwargs)
 
 
 def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -392,6 +392,13 @@ TARGETS: tuple[Target, ...] = (
         since=(2, 13),
         marker=_PICKLABLE_LAUNCHERS,
     ),
+    Target(_HEURISTICS, "CachingAutotuner._precompile_worker", "triton_in_inductor:precompile_worker", ("self",)),
+    Target(
+        _HEURISTICS,
+        "CachingAutotuner._precompile_config",
+        "triton_in_inductor:precompile_config",
+        ("self, cfg", "self, cfg, *cc_override="),  # to 2.13
+    ),
     Target(_TRITON_BUILD, "_load_module_from_path", "triton_runtime:load_module_from_path", ("name, path",)),
     Target(
         _TRITON_BUILD,

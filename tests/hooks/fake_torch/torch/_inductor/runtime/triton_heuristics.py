@@ -18,6 +18,12 @@ class CachingAutotuner:
     def __getstate__(self):
         return {}
 
+    def _precompile_worker(self):
+        return torch.called("_precompile_worker")
+
+    def _precompile_config(self, cfg, *, cc_override=None):
+        return torch.called("_precompile_config", cfg)
+
     def _build_fast_launcher(self, launcher):
         return torch.called("_build_fast_launcher", launcher)
 

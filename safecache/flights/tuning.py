@@ -1,0 +1,78 @@
+"""A kernel's configurations, shared out among the processes that tune it: what one compiles, another leaves for last.
+
+All go through them in the same order, and would wait at each of them for whoever is there first.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+from safecache.flights import scopes
+from safecache.settings import config as settings
+
+__all__ = ["compiled", "of"]
+
+
+class _Tuning:
+    """Those of ``tuner``, which are asked for one after the other; ``_made``: what was compiled before its turn."""
+
+    def __init__(self, tuner: object, configs: Sequence[Any]) -> None:
+        self.tuner = tuner
+        self._left = list(configs)
+        self._made: dict[int, Future[Any]] = {}
+
+    def compiled(self, config: Any, compile: Callable[[Any], Any]) -> Any:
+        if not self._left or self._left[0] is not config:
+            return compile(config)  # not in torch's order, or not one of these
+        del self._left[0]
+        made = self._made.pop(id(config), None) or _attempt(config, compile)
+        if made is not None:
+            return made.result()
+        for other in self._left:
+            if id(other) not in self._made and (ahead := _attempt(other, compile)) is not None:
+                self._made[id(other)] = ahead
+        return compile(config)
+
+
+def _attempt(config: Any, compile: Callable[[Any], Any]) -> Future[Any] | None:
+    """What became of its compile; None if another process is at it."""
+    made: Future[Any] = Future()
+    try:
+        with scopes.not_waiting():
+            made.set_result(compile(config))
+    except scopes.Postponed:
+        return None
+    except Exception as error:
+        made.set_exception(error)
+    return made
+
+
+class _Thread(threading.local):
+    current: _Tuning | None = None
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def of(tuner: object, configs: Sequence[Any]) -> Iterator[None]:
+    """In this block, this thread compiles these configurations for ``tuner``, in this order."""
+    is_shared = len(configs) > 1 and settings.current().single_flight
+    before, _thread.current = _thread.current, _Tuning(tuner, configs) if is_shared else None
+    try:
+        yield
+    finally:
+        _thread.current = before
+
+
+def compiled(tuner: object, config: Any, compile: Callable[[Any], Any]) -> Any:
+    """What ``compile`` returns of this configuration. Raises what that does.
+
+    If another process is compiling it, the ones after it are compiled first, as far as nobody is compiling them.
+    """
+    current = _thread.current
+    return compile(config) if current is None or current.tuner is not tuner else current.compiled(config, compile)
