@@ -8,6 +8,7 @@ import signal
 
 import pytest
 from conftest import SOURCE
+from helpers import memory
 from helpers.together import INFERENCE, TRAINING, Together, said, total
 
 from safecache.history import run_summary, shared_compiles
@@ -67,6 +68,7 @@ def test_what_a_compile_took_is_known_when_its_entry_is_gone(home):
     assert heard == ["aot False", "fx False", "aot True", "fx True"]
 
 
+MANY = 32
 # The first that generates code stops amid that, with its leases, and says who it is.
 STOPS = """
 import os, signal
@@ -82,10 +84,15 @@ graph.GraphLowering.compile_to_module = compile_to_module
 """
 
 
-@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)"], ids=["killed", "exits"])
-def test_holder_that_dies_in_its_compile_has_one_successor(home, how):
+def in_body(code: str) -> str:
+    """As the end of what STOPS defines."""
+    return code.strip().replace("\n", "\n    ")
+
+
+def assert_one_succeeds(home, number, how, **environment):
+    """Of so many processes, the one that comes to ``how`` dies of it, and one of the others compiles."""
     first = str(home.base / "first")
-    with Together(home, 4, INFERENCE, STOPS.format(how=how), FIRST=first) as processes:
+    with Together(home, number, INFERENCE, STOPS.format(how=in_body(how)), FIRST=first, **environment) as processes:
         processes.begin()
         for process in processes.processes:
             process.wait(280)
@@ -94,6 +101,27 @@ def test_holder_that_dies_in_its_compile_has_one_successor(home, how):
     assert len(dead) == 1 and dead[0].returncode in (-signal.SIGKILL, 3)
     assert total(answers, "fxgraph_cache_miss") == 1 and not said(answers), answers
     assert len({answer["y"] for answer in answers}) == 1
+
+
+@pytest.mark.parametrize("how", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)"], ids=["killed", "exits"])
+def test_holder_that_dies_in_its_compile_has_one_successor(home, how):
+    assert_one_succeeds(home, 4, how)
+
+
+def test_holder_that_runs_out_of_memory_has_one_successor(home):
+    with memory.little_memory() as environment:
+        assert_one_succeeds(home, 3, memory.FILL, **environment)
+
+
+@pytest.mark.skipif(not os.environ.get("SAFECACHE_TEST_EXHAUSTIVE"), reason="takes 32 processes some minutes")
+@pytest.mark.timeout(1800)
+def test_of_many_processes_one_compiles_and_one_succeeds_it(home, new_home):
+    with Together(home, MANY, INFERENCE) as processes:
+        processes.begin()
+        answers = processes.answers()
+    assert total(answers, "fxgraph_cache_miss") == 1 and total(answers, "fxgraph_cache_hit") == MANY - 1, answers
+    assert not said(answers) and len({answer["y"] for answer in answers}) == 1, answers
+    assert_one_succeeds(new_home(), MANY, "os.kill(os.getpid(), signal.SIGKILL)")
 
 
 def test_compile_that_fails_does_not_keep_the_others(home):
