@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import pytest
 from conftest import SOURCE
 from helpers import memory
 from helpers.together import INFERENCE, TRAINING, Together, said, total
+from scenes import crowd_scenes
 
 from safecache.history import run_summary, shared_compiles
 
@@ -113,15 +115,14 @@ def test_holder_that_runs_out_of_memory_has_one_successor(home):
         assert_one_succeeds(home, 3, memory.FILL, **environment)
 
 
-@pytest.mark.skipif(not os.environ.get("SAFECACHE_TEST_EXHAUSTIVE"), reason="takes 32 processes some minutes")
-@pytest.mark.timeout(1800)
-def test_of_many_processes_one_compiles_and_one_succeeds_it(home, new_home):
-    with Together(home, MANY, INFERENCE) as processes:
-        processes.begin()
-        answers = processes.answers()
-    assert total(answers, "fxgraph_cache_miss") == 1 and total(answers, "fxgraph_cache_hit") == MANY - 1, answers
-    assert not said(answers) and len({answer["y"] for answer in answers}) == 1, answers
-    assert_one_succeeds(new_home(), MANY, "os.kill(os.getpid(), signal.SIGKILL)")
+@pytest.mark.parametrize("dies", [False, True], ids=["", "of which the first is killed"])
+def test_of_many_processes_one_compiles(home, dies):
+    answer = home.run(crowd_scenes.compile_in_many, processes=MANY, first=str(home.base / "first") if dies else None)
+    assert answer.ok and not answer.warnings, answer
+    found = [json.loads(each) for each, _ in answer.result if each]
+    assert sorted(status for _, status in answer.result) == [0] * (MANY - dies) + [signal.SIGKILL] * dies, answer
+    assert len(found) == MANY - dies and len({each["y"] for each in found}) == 1, answer
+    assert sum(each["miss"] for each in found) == 1 and sum(each["hit"] for each in found) == len(found) - 1, answer
 
 
 def test_compile_that_fails_does_not_keep_the_others(home):
