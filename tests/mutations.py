@@ -67,6 +67,7 @@ TESTS = {
     "verification/guardian": ["tests/verification/test_guardian.py", "tests/verification/test_queue.py"],
     "omitted/functions": ["tests/omitted/test_functions.py"],
     "omitted/surroundings": ["tests/omitted/test_servers.py"],
+    "flights/tuning": ["tests/flights/test_tunings.py"],
     "store/manifests": ["tests/store/test_records.py", *_GATE],
     "code/gate": ["tests/built_code/test_disposal.py", *_GATE],
     "code/triton_remote": ["tests/built_code/test_triton_backend.py", "tests/built_code/test_triton_records.py"],

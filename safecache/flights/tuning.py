@@ -5,16 +5,21 @@ All go through them in the same order, and would wait at each of them for whoeve
 
 from __future__ import annotations
 
+import hashlib
+import os
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 from safecache.flights import scopes
 from safecache.settings import config as settings
 
-__all__ = ["compiled", "of"]
+__all__ = ["compiled", "in_own_order", "of"]
+
+_T = TypeVar("_T")
 
 
 class _Tuning:
@@ -26,9 +31,7 @@ class _Tuning:
         self._made: dict[int, Future[Any]] = {}
 
     def compiled(self, config: Any, compile: Callable[[Any], Any]) -> Any:
-        if not self._left or self._left[0] is not config:
-            return compile(config)  # not in torch's order, or not one of these
-        del self._left[0]
+        self._left = [other for other in self._left if other is not config]
         made = self._made.pop(id(config), None) or _attempt(config, compile)
         if made is not None:
             return made.result()
@@ -61,8 +64,7 @@ _thread = _Thread()
 @contextmanager
 def of(tuner: object, configs: Sequence[Any]) -> Iterator[None]:
     """In this block, this thread compiles these configurations for ``tuner``, in this order."""
-    is_shared = len(configs) > 1 and settings.current().single_flight
-    before, _thread.current = _thread.current, _Tuning(tuner, configs) if is_shared else None
+    before, _thread.current = _thread.current, _Tuning(tuner, configs) if len(configs) > 1 else None
     try:
         yield
     finally:
@@ -76,3 +78,25 @@ def compiled(tuner: object, config: Any, compile: Callable[[Any], Any]) -> Any:
     """
     current = _thread.current
     return compile(config) if current is None or current.tuner is not tuner else current.compiled(config, compile)
+
+
+# Of this process alone: process ids are the same in many containers.
+_own = secrets.token_bytes(16)
+
+
+def in_own_order(choices: Sequence[_T], name: Callable[[_T], str]) -> list[_T]:
+    """These, as several processes each begin with others: always in one order in one process, by their names.
+
+    For what is compiled by threads or workers, which cannot leave one for last.
+    """
+    if not settings.current().single_flight:
+        return list(choices)
+    return sorted(choices, key=lambda choice: hashlib.sha256(_own + name(choice).encode()).digest())
+
+
+def _after_fork() -> None:
+    global _own
+    _own = secrets.token_bytes(16)
+
+
+os.register_at_fork(after_in_child=_after_fork)

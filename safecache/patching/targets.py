@@ -399,6 +399,15 @@ TARGETS: tuple[Target, ...] = (
         "triton_in_inductor:precompile_config",
         ("self, cfg", "self, cfg, *cc_override="),  # to 2.13
     ),
+    Target(
+        "torch._inductor.select_algorithm",
+        "AlgorithmSelectorCache.make_precompile_fn",
+        "select_algorithm:make_precompile_fn",
+        (
+            "self, choices, name, inputs_key, precompilation_timeout_seconds=",  # to 2.14
+            "self, choices, name, inputs_key, benchmark_inputs_key=, precompilation_timeout_seconds=",
+        ),
+    ),
     Target(_TRITON_BUILD, "_load_module_from_path", "triton_runtime:load_module_from_path", ("name, path",)),
     Target(
         _TRITON_BUILD,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import math
+import os
 import threading
 
 import pytest
-from conftest import SOURCE
-from helpers.together import Together
+from conftest import python
 
 from safecache.flights import scopes, tuning
 from safecache.reporting.kinds import Kind
@@ -23,10 +22,11 @@ class Tuner:
     """
 
     def __init__(self, root, **meanwhile) -> None:
-        self.root, self.meanwhile, self.here = root, meanwhile, []
+        self.root, self.meanwhile, self.here, self.asked = root, meanwhile, [], []
 
     def compile(self, config):
         """Find it, or compile it under a lease."""
+        self.asked.append(config)
         with scopes.scope(Kind.KERNEL, math.inf):
             if not published(self.root, config).exists():
                 flight = scopes.enter(Kind.KERNEL, config, str(self.root))
@@ -35,10 +35,10 @@ class Tuner:
                     self.meanwhile.get(config, list)()
         return f"compiled {config}"
 
-    def tune(self):
+    def tune(self, configs=CONFIGS):
         found = []
-        with tuning.of(self, CONFIGS):
-            for config in CONFIGS:
+        with tuning.of(self, configs):
+            for config in configs:
                 try:
                     found.append(tuning.compiled(self, config, self.compile))
                 except ValueError:
@@ -91,6 +91,18 @@ def test_what_a_process_that_died_had_is_compiled_here(root, other):
     assert tuner.tune() == ALL and tuner.here == ["first", "third", "second"]
 
 
+def test_none_is_compiled_beforehand_twice(root, other):
+    one, two = other("first"), other("second")
+    tuner = Tuner(root, third=lambda: (one.publish(), threading.Timer(1.0, two.publish).start()))
+    assert tuner.tune() == ALL and tuner.here == ["third"]
+
+
+def test_only_one_is_waited_for_at_once(root, other):
+    busy, tuner = other("first"), Tuner(root)
+    threading.Timer(0.2, busy.publish).start()
+    assert tuner.tune(["first"]) == ALL[:1] and tuner.asked == ["first"]
+
+
 def test_error_beforehand_is_raised_on_its_turn(root, other):
     busy = other("first")
     refused = Tuner(root, second=raising(ValueError()), third=busy.publish)
@@ -124,9 +136,10 @@ def test_wait_in_no_tuning_of_its_own_is_not_cut_short(root, other):
 
 def test_configuration_of_no_tuning_is_compiled(root):
     tuner = Tuner(root)
-    with tuning.of(tuner, CONFIGS):
-        assert tuning.compiled(tuner, "scaled", tuner.compile) == "compiled scaled"
-        assert tuning.compiled(tuner, "first", tuner.compile) == ALL[0]
+    with tuning.of(tuner, CONFIGS[:2]):
+        for config in ("scaled", "first", "second", "third"):
+            assert tuning.compiled(tuner, config, tuner.compile) == f"compiled {config}"
+    assert tuner.here == tuner.asked == ["scaled", *CONFIGS]
 
 
 def test_switched_off_all_is_compiled_in_order(root, other, settings):
@@ -136,45 +149,31 @@ def test_switched_off_all_is_compiled_in_order(root, other, settings):
     assert tuner.tune() == ALL and tuner.here == CONFIGS
 
 
-PREPARE = f"""
-sys.path.insert(0, {str(SOURCE / "tests")!r})
-from scenes import tuning_scenes
-tuning_scenes.autotuners.autotuner()
-"""
-TUNE = """
-warnings.append(tuning_scenes.tune({how}))
-y = torch.zeros(())
-"""
+CHOICES = [f"choice {number}" for number in range(20)]
+ORDER = f"from safecache.flights import tuning; print(tuning.in_own_order({CHOICES}, str))"
 
 
-@pytest.fixture
-def together(home):
-    """What each of some processes has come to that tune one kernel at once."""
-    pytest.importorskip("triton")
-
-    def tune(number, how=""):
-        marks = home.base / "marks"
-        marks.mkdir()
-        run = TUNE.format(how=how)
-        with Together(home, number, run, PREPARE, MARKS=str(marks), SAFECACHE_SINGLE_FLIGHT_WAIT="30") as processes:
-            processes.begin()
-            answers = processes.answers()
-        return [next(each for each in answer["warnings"] if isinstance(each, dict)) for answer in answers]
-
-    return tune
+def test_each_process_has_an_order_of_its_own_and_keeps_to_it():
+    own = tuning.in_own_order(CHOICES, str)
+    assert sorted(own) == sorted(CHOICES) and own == tuning.in_own_order(CHOICES[::-1], str) != CHOICES
+    assert python(ORDER).stdout.strip() != str(own)
+    assert tuning.in_own_order(["b 2", "a 1", "b 1"], lambda choice: choice[0]) in (
+        ["b 2", "b 1", "a 1"],
+        ["a 1", "b 2", "b 1"],
+    )
 
 
-BLOCKS = [32 << number for number in range(6)]
+def test_forked_process_has_another_order():
+    answer, to_answer = os.pipe()
+    if os.fork() == 0:
+        os.write(to_answer, str(tuning.in_own_order(CHOICES, str)).encode())
+        os._exit(0)
+    os.close(to_answer)
+    with open(answer) as file:
+        assert file.read() != str(tuning.in_own_order(CHOICES, str))
+    os.wait()
 
 
-@pytest.mark.parametrize("number", [2, 3])
-def test_each_is_compiled_once_and_by_several(together, number):
-    found = together(number)
-    here = [each["here"] for each in found]
-    assert sorted(itertools.chain(*here)) == BLOCKS and [32] in here, here
-    assert all(each["blocks"] == BLOCKS and not each["error"] for each in found), found
-
-
-def test_refused_one_is_left_out_by_all(together):
-    found = together(3, "fails=[64, 128]")
-    assert all(each["blocks"] == [32, 256, 512, 1024] and not each["error"] for each in found), found
+def test_switched_off_the_order_is_as_given(settings):
+    settings(SAFECACHE_SINGLE_FLIGHT=0)
+    assert tuning.in_own_order(CHOICES, str) == CHOICES

@@ -45,3 +45,33 @@ def tune(together=True, fails=()):
             told["error"] = f"{type(error).__name__}: {error}"
         told["blocks"] = [result.config.kwargs["XBLOCK"] for result in tuner.compile_results]
     return told
+
+
+def precompile_choices():
+    """In what order torch has choices for a template compiled, of which each is a kernel; and in what order it should."""
+    from torch._inductor import config, ir, select_algorithm
+
+    from safecache.flights import tuning
+
+    compiled = []
+
+    class Choice(ir.ChoiceCaller):
+        def __init__(self, block):
+            super().__init__("a template", [], None, "")
+            self.block = block
+
+        def kernel_hash_key(self):
+            return f"XBLOCK {self.block}"
+
+        hash_key = kernel_hash_key
+
+        def precompile(self):
+            compiled.append(self.block)
+            autotuners.autotuner(configs=[{"XBLOCK": self.block}])._precompile_worker()
+
+    blocks = [config["XBLOCK"] for config in CONFIGS]
+    choices = [Choice(block) for block in blocks]
+    with autotuners.driver(), config.patch(compile_threads=1):
+        times = select_algorithm.AlgorithmSelectorCache().make_precompile_fn(choices, "a template", "its inputs")()
+    own = [choice.block for choice in tuning.in_own_order(choices, Choice.kernel_hash_key)]
+    return {"compiled": compiled, "own": own, "timed": len(times)}

@@ -26,6 +26,7 @@ MODULES = (
     "torch._inductor.compile_worker.subproc_pool",
     "torch._inductor.async_compile",
     "torch._inductor.runtime.triton_heuristics",
+    "torch._inductor.select_algorithm",
     "torch._inductor.triton_bundler",
     "triton.runtime.build",
     "triton.runtime.autotuner",
