@@ -26,7 +26,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     """Add its arguments."""
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("hash", nargs="?", metavar="HASH", help="as `safecache ls --crashed` shows it, or more of it")
-    which.add_argument("--all", action="store_true", help="all, and the entries that crashed in their first run")
+    which.add_argument("--all", action="store_true", help="all, and what crashed in its first run")
     parser.add_argument("--in", dest="directories", action="append", metavar="DIR", help=DIRECTORY_HELP)
 
 
@@ -36,7 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
     roots = list(_roots(caches))
     if arguments.command == "ls":
         return _list(roots, as_json=arguments.json)
-    return _forget(roots, arguments.hash, [] if arguments.hash else caches)
+    return _forget(roots, arguments.hash)
 
 
 def _roots(caches: list[str]) -> Iterator[str]:
@@ -85,11 +85,12 @@ def _rows(root: str) -> Iterator[dict[str, Any]]:
         }
 
 
-def _forget(roots: list[str], beginning: str | None, caches: list[str]) -> int:
-    """Forget the crashes whose hash has this beginning, or all, and first runs in ``caches``; 1 for none with it."""
+def _forget(roots: list[str], beginning: str | None) -> int:
+    """Forget the crashes whose hash has this beginning, or all, and first runs; 1 for none with it."""
     found = [(root, hash) for root in roots for hash in crashes.hashes(root) if hash.startswith(beginning or "")]
     forgotten = sum(crashes.forget(root, hash) for root, hash in found)
-    forgotten += sum(strikes.forget(markers.home(cache)) for cache in caches)
+    if beginning is None:
+        forgotten += sum(strikes.forget(markers.home(root)) for root in roots)
     if beginning is not None and not forgotten:
         print(f"safecache forget: no kernel of the hash {printable(beginning)} is skipped", file=sys.stderr)
         return 1

@@ -25,8 +25,9 @@ from safecache.settings import config
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keys import Key
 from safecache.signing.trust import Refusal
+from safecache.trials import strikes
 
-__all__ = ["admitted", "adopt", "holds_code", "made"]
+__all__ = ["admitted", "adopt", "holds_code", "made", "name_of"]
 
 # Endings of what a process, or the library in a package, loads from it.
 CODE = (".so", ".o", *generated.ENDINGS)
@@ -165,6 +166,14 @@ def admitted(target: Any) -> Iterator[Any]:
             yield place
         finally:
             _thread.admitted = outer
+
+
+def name_of(place: str) -> str:
+    """What an admitted package goes by in trials: its end has the checksums of all that is in it, and the seal."""
+    if os.path.isdir(place):
+        return strikes.artifact(place, "")
+    end, size = opening.read_end(place, opening.check_regular, _LONGEST_SEAL)
+    return strikes.artifact(hashlib.sha256(end).hexdigest(), str(size))
 
 
 def _is_missing(target: Any) -> bool:

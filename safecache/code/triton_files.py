@@ -361,7 +361,7 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 
     A lower tier's group is copied into the cache: torch looks there for the binary, and for what it bundles.
     """
-    for place in _places(directory, LIST + name):
+    for place in () if first_runs.is_barred(directory) else _places(directory, LIST + name):
         found = place.group(name)
         if found is not None and place.is_layer:
             found = _copied(directory, name, place, found) or found

@@ -40,6 +40,7 @@ __all__ = [
     "digest",
     "forget_written",
     "is_plain",
+    "is_written",
     "names_in",
     "note",
     "note_aside",
@@ -101,6 +102,11 @@ def digest(directory: str, name: str) -> tuple[bool, str | None]:
     """Whether this thread has written the file, and its SHA-256 in hex, None if it was not kept."""
     written = _written.digests if directory == _written.directory else {}
     return name in written, written.get(name)
+
+
+def is_written(directory: str) -> bool:
+    """Whether this thread has just written what lies in this directory, and has not read it back yet."""
+    return directory == _written.directory
 
 
 def forget_written() -> None:

@@ -22,6 +22,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, seal
 from safecache.tiers import layers
+from safecache.trials import first_runs
 
 __all__ = [
     "VerifiedRemote",
@@ -29,13 +30,16 @@ __all__ = [
     "asked_for",
     "is_autotuning_name",
     "is_plain",
+    "objection_to",
     "only",
     "only_was_set",
     "origin",
     "read",
     "require",
+    "require_tried",
     "stated",
     "told_origin",
+    "unpacking",
     "unpickle",
 ]
 
@@ -92,6 +96,37 @@ def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
     with asked_for(), events.reading():
         if not loading.admit(kind, cache_key, content, origin=told_origin() or "given as bytes"):
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} Compile it anew.")
+
+
+@contextmanager
+def unpacking(bundle: Any) -> Iterator[None]:
+    """In this block this thread loads the graphs that this AOTAutograd entry has in it: no two took the same time."""
+    with first_runs.of_artifact(f"{bundle.forward_time_taken_ns} {bundle.backward_time_taken_ns}"):
+        yield
+
+
+def objection_to(bundle: Any, root: str) -> str:
+    """Why nothing in such an entry is to be run, as the cache ``root`` knows; "" if nothing is against it."""
+    graphs = [getattr(getattr(bundle, name, None), "result", None) for name in ("compiled_fw", "compiled_bw")]
+    codes = list(filter(None, (getattr(graph, "source_code", None) for graph in graphs)))
+    if not codes:
+        return ""
+    with unpacking(bundle):
+        names = [first_runs.name_in_artifact(code) for code in codes]
+    return next(filter(None, (first_runs.objection_to(root, name) for name in names)), "")
+
+
+def require_tried(kind: Kind, name: str, root: str) -> None:
+    """Raise RefusedArtifactError, in default mode too, if processes have died of the artifact of this name.
+
+    ``root``: the cache that knows.
+    """
+    against = first_runs.objection_to(root, name)
+    if against:
+        where, remedy = told_origin() or "given as bytes", "Compile it anew."
+        with asked_for(), events.reading():
+            loading.note(Reason.CRASHED_RUN, kind, where, against, remedy, cause=first_runs.CAUSE)
+            raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} {remedy}")
 
 
 def read(kind: Kind, cache_key: str, path: str, root: str = "") -> bytes | None:

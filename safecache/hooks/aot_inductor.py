@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,8 @@ from safecache.patching import targets
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import provenance
+from safecache.signing.trust import Refusal
+from safecache.trials import first_runs
 
 __all__ = [
     "compile",
@@ -88,7 +92,19 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     name, rest, named = _first(args, kwargs, "path", "file")
     with packages.admitted(name) as place:
         moves = provenance.torch_release() >= targets.PACKAGES_OBEY_TMPDIR_FROM
-        return loads.explain_load(wrapped, (place, *rest), named, "TMPDIR" if moves else None)
+        explained = partial(loads.explain_load, wrapped, (place, *rest), named, "TMPDIR" if moves else None)
+        if not os.path.lexists(place):
+            return explained()
+        root, which = _cache(), packages.name_of(place)
+        against = first_runs.objection_to(root, which)
+        if against:
+            raise gate.not_loaded(Refusal(Reason.CRASHED_RUN, against, "Make it anew."), Kind.PACKAGE, str(name))
+        return first_runs.load_model(root, which, explained)
+
+
+def _cache() -> str:
+    root: str = importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir()
+    return root
 
 
 def load_pt2(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

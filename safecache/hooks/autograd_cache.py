@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache.entries import loading, saving, searches
+from safecache.entries import artifacts, loading, saving, searches
 from safecache.entries.searches import Search
 from safecache.explain import torch_keys
 from safecache.flights import workers
@@ -20,6 +20,7 @@ __all__ = [
     "autograd_cache_key",
     "get_hash",
     "handle_save_error",
+    "load_artifact",
     "save",
     "should_use_remote_autograd_cache",
     "try_load",
@@ -166,3 +167,13 @@ def _what_disables_remote() -> str:
     if sys.modules["torch._inductor.config"].force_disable_caches:
         return "TORCHINDUCTOR_FORCE_DISABLE_CACHES, or force_disable_caches of torch.compiler.config"
     return "enable_autograd_cache of torch._functorch.config is off"
+
+
+def load_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """deserialize_bundled_cache_entry, of what was compiled ahead of time: its graphs are on trial, see codecache."""
+
+    def load(entry: Any) -> Any:
+        with artifacts.unpacking(entry):
+            return wrapped(entry)
+
+    return load(*args, **kwargs)

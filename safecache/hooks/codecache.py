@@ -104,6 +104,10 @@ def cache_hit_post_compile(wrapped: Callable[..., Any], instance: Any, args: Any
     def load(graph: Any, cache_info: Any, constants: Any) -> Any:
         found = searches.taken()
         names = [first_runs.name_of(each.kind, each.key, each.path) for each in found]
+        artifact = first_runs.name_in_artifact(graph.source_code)
+        if artifact:
+            names = [artifact]
+            artifacts.require_tried(Kind.AOT_GRAPH, artifact, _root())
         try:
             return first_runs.load(_root(), names, graph, lambda: wrapped(graph, cache_info, constants))
         except Exception as error:

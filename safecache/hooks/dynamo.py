@@ -16,6 +16,7 @@ from safecache.hooks.pickle_module import SealingPickle
 from safecache.omitted import fingerprints, functions
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.trials import first_runs
 
 __all__ = [
     "deserialize",
@@ -158,9 +159,20 @@ def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
             if content is None or (content and not _is_of(fn, key, content, _package_file(instance, key))):
                 return None
             with artifacts.only(Kind.DYNAMO_PACKAGE, content):
-                return wrapped(fn)
+                found = wrapped(fn)
+            return None if found is None or _is_crashing(found, _package_file(instance, key), root) else found
 
     return find(*args, **kwargs)
+
+
+def _is_crashing(package: Any, path: str, root: str) -> bool:
+    """Whether processes have died of a graph in it; reported, if so. Torch fails if it does not load later."""
+    found = (artifacts.objection_to(getattr(each, "content", None), root) for each in package.backends.values())
+    against = next(filter(None, found), "")
+    if against:
+        remedy = "The function is compiled anew."
+        loading.note(Reason.CRASHED_RUN, Kind.DYNAMO_PACKAGE, path, against, remedy, cause=first_runs.CAUSE)
+    return bool(against)
 
 
 def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:

@@ -19,6 +19,7 @@ from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import seal
+from safecache.trials import first_runs
 
 __all__ = ["get_cached", "init", "insert_cached", "load", "save", "verifying_pickle"]
 
@@ -33,8 +34,8 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     Raises RefusedArtifactError, in default mode too, if the artifact holds a refused entry: no graph can be recompiled.
     If torch itself cannot read it, its error names the file too.
     """
-    with artifacts.asked_for(), events.reading():
-        path = kwargs.get("path", "")
+    path = kwargs.get("path", "")
+    with artifacts.asked_for(), events.reading(), artifacts.origin(path), first_runs.forgiving():
         try:
             # Which of the two classes is asked does the lookup, and the other it does not.
             with searches.under_way(Kind.AOT_ENTRY, lambda: os.path.basename(path), must_ask=True) as search:

@@ -18,6 +18,7 @@ from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.tiers import directory_faults
+from safecache.trials import first_runs
 
 __all__ = [
     "build_fast_launcher",
@@ -41,7 +42,7 @@ def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     If that fails it is reported, and torch's launcher returned.
     """
     kernel_recipe.keep_cubin(instance)
-    function = wrapped(*args, **kwargs)
+    function = first_runs.load_kernel(instance.kernel, lambda: wrapped(*args, **kwargs))
     if not isinstance(function, types.FunctionType):
         return function  # picklable already, by the source patch picklable-launchers
     try:

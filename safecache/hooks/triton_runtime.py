@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
+import base64
+import os
+import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from safecache import loads
 from safecache.code import exec_directory, triton_place
 from safecache.isolation import asked
 from safecache.settings import config as settings
+from safecache.trials import first_runs
 
-__all__ = ["bench", "build", "init_kernel", "load_module_from_path", "prune_configs", "raise_triton_cache_load_error"]
+__all__ = [
+    "bench",
+    "build",
+    "do_compile",
+    "init_kernel",
+    "load_module_from_path",
+    "prune_configs",
+    "raise_triton_cache_load_error",
+]
 
 
 def init_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """CompiledKernel.__init__, which reads the files of a group by name: from memory if they cannot be read again."""
+    """CompiledKernel.__init__, which reads the files of a group by name: from memory if they cannot be read again.
+
+    What was found in a cache is on trial when it is loaded, see do_compile().
+    """
 
     def make(src: Any, metadata_group: Mapping[str, str], hash: str) -> None:
+        directory = _directory(hash)
+        is_made = triton_place.is_written(directory)
         triton_place.read_by(lambda group: wrapped(src, group, hash), metadata_group)
+        if not is_made:
+            first_runs.found_kernel(instance, directory)
 
     make(*args, **kwargs)
+
+
+def _directory(hash: str) -> str:
+    """Where the kernel lies with this hash of its cache key, in hex: triton.runtime.cache, get_cache_manager()."""
+    name = base64.b32encode(bytes.fromhex(hash)).decode().rstrip("=")
+    return os.path.join(sys.modules["triton"].knobs.cache.dir, name)
+
+
+def do_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """JITFunction._do_compile, before a kernel's first launch: one that was found in a cache is on trial until then."""
+    kernel = wrapped(*args, **kwargs)
+    first_runs.watch_kernel(kernel)
+    return kernel
 
 
 def prune_configs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -57,7 +90,8 @@ def load_module_from_path(wrapped: Callable[..., Any], instance: Any, args: Any,
     """_load_module_from_path: explains a failure to load from a noexec mount."""
 
     def load(name: str, path: str) -> Any:
-        return loads.explain_load(wrapped, (name, exec_directory.place(path)), {}, "TRITON_CACHE_DIR")
+        explained = partial(loads.explain_load, wrapped, (name, exec_directory.place(path)), {}, "TRITON_CACHE_DIR")
+        return first_runs.load_library(path, explained, os.path.dirname(os.path.dirname(path)))
 
     return load(*args, **kwargs)
 

@@ -261,6 +261,12 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(_AUTOGRAD_CACHE, "pickle", "pickle_module:sealing_pickle", (PICKLE_MODULE,)),
     Target(
+        "torch._functorch._aot_autograd.aot_autograd_result",
+        "deserialize_bundled_cache_entry",
+        "autograd_cache:load_artifact",
+        ("entry",),
+    ),
+    Target(
         "torch._dynamo.convert_frame",
         "ConvertFrame.__call__",
         "convert_frame:convert",
@@ -693,6 +699,12 @@ TARGETS: tuple[Target, ...] = (
         "CompiledKernel.__init__",
         "triton_runtime:init_kernel",
         ("self, src, metadata_group, hash",),
+    ),
+    Target(
+        "triton.runtime.jit",
+        "JITFunction._do_compile",
+        "triton_runtime:do_compile",
+        ("self, key, signature, device, constexprs, options, attrs, warmup",),
     ),
     Target(
         "triton.compiler.compiler",

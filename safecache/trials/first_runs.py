@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+import wrapt
+
 from safecache.errors import SafecacheError
 from safecache.places import layout
 from safecache.reporting import events
@@ -27,15 +29,24 @@ from safecache.trials.strikes import BARRED, Strikes
 __all__ = [
     "CAUSE",
     "Trial",
+    "forgiving",
+    "found_kernel",
+    "is_barred",
     "is_by_others",
     "load",
+    "load_kernel",
     "load_library",
+    "load_model",
+    "name_in_artifact",
     "name_of",
     "objection",
+    "objection_to",
+    "of_artifact",
     "reads",
     "reset",
     "settle",
     "watch",
+    "watch_kernel",
 ]
 
 
@@ -55,6 +66,8 @@ class _Cache:
 
 class _Thread(threading.local):
     trial: Trial | None = None
+    artifact: str | None = None
+    forgives = False
 
 
 _thread = _Thread()
@@ -65,11 +78,12 @@ _loaded: dict[int, tuple[weakref.ref[Any], Trial]] = {}
 
 
 class Trial:
-    """Of files in the cache ``root``, by their names there."""
+    """Of files in the cache ``root``, by their names there. ``forgives``: an exception does not count against them."""
 
-    def __init__(self, root: str, names: list[str]) -> None:
+    def __init__(self, root: str, names: list[str], *, forgives: bool = False) -> None:
         self.cache = settle(root)
         self.names = names
+        self.forgives = forgives
         self.is_over = False
         self._armed: tuple[Marker, int] | None = None
 
@@ -114,7 +128,7 @@ class Trial:
 
     def _fail(self, error: Exception) -> None:
         self.is_over = True
-        if is_by_others(error, self.cache.root):
+        if self.forgives or is_by_others(error, self.cache.root):
             return
         blame = evidence.of_exception(error, self.cache.root)
         text = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
@@ -173,7 +187,10 @@ def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, bega
             where = (
                 f"They were moved to {os.path.dirname(moved[0])}" if moved else "They cannot be moved, and are not used"
             )
-            message = f"{os.path.join(cache.root, names[0])}{rest} did not survive its first run: {what}."
+            first = os.path.join(cache.root, names[0])
+            if strikes.is_artifact(names[0]):
+                first, where = "what was compiled ahead of time", "What it is loaded from is refused"
+            message = f"{first}{rest} did not survive its first run: {what}."
             events.report(reason, message, cause=CAUSE, remedy=f"{where}; it is compiled anew.")
 
 
@@ -190,23 +207,64 @@ def name_of(kind: Kind, key: str, path: str) -> str:
     return os.path.join(layout.directory_of(kind, key, ""), os.path.basename(path))
 
 
+@contextmanager
+def of_artifact(which: str) -> Iterator[None]:
+    """In this block this thread loads the graphs of an artifact; ``which``: what differs if it is compiled anew."""
+    outer, _thread.artifact = _thread.artifact, which
+    try:
+        yield
+    finally:
+        _thread.artifact = outer
+
+
+@contextmanager
+def forgiving() -> Iterator[None]:
+    """In this block artifacts are loaded that no guards are evaluated for: an exception may be due to arguments.
+
+    So it counts for nothing.
+    """
+    outer, _thread.forgives = _thread.forgives, True
+    try:
+        yield
+    finally:
+        _thread.forgives = outer
+
+
+def name_in_artifact(code: str) -> str:
+    """That of the graph with this code in the artifact that this thread loads; "" if it loads none."""
+    return strikes.artifact(code, _thread.artifact) if _thread.artifact is not None else ""
+
+
+def objection_to(root: str, name: str) -> str:
+    """As objection(), of an artifact."""
+    [(kind, key, own)] = strikes.keys_of([name])
+    return objection(root, kind, key, own)
+
+
 def load(root: str, names: list[str], graph: Any, work: Callable[[], Any]) -> Any:
     """What ``work`` returns, which loads this graph of the files of these names; watch() goes on with the trial."""
     if not config.current().trials or not names:
         return work()
-    trial = Trial(root, names)
+    trial = Trial(root, names, forgives=_thread.forgives and strikes.is_artifact(names[0]))
     with trial.on():
         found = work()
-    number = id(graph)
-    _loaded[number] = weakref.ref(graph, lambda _: _loaded.pop(number, None)), trial
+    _keep(graph, trial)
     return found
 
 
-def load_library(path: str, work: Callable[[], Any]) -> Any:
-    """What ``work`` returns, which loads the library at ``path``: a trial of its own, unless part of a graph's."""
+def _keep(loaded: Any, trial: Trial) -> None:
+    number = id(loaded)
+    _loaded[number] = weakref.ref(loaded, lambda _: _loaded.pop(number, None)), trial
+
+
+def load_library(path: str, work: Callable[[], Any], root: str = "") -> Any:
+    """What ``work`` returns, which loads the library at ``path``: a trial of its own, unless part of a graph's.
+
+    ``root``: the cache that it lies in, if not Inductor's.
+    """
     if _thread.trial is not None or not config.current().trials:
         return work()
-    trial = Trial(config.cache_directory() or os.path.dirname(path), [])
+    trial = Trial(root or config.cache_directory() or os.path.dirname(path), [])
     trial.reads(path)
     if not trial.names:
         return work()
@@ -214,6 +272,52 @@ def load_library(path: str, work: Callable[[], Any]) -> Any:
         loaded = work()
     trial.passed()
     return loaded
+
+
+class _Loader(wrapt.ObjectProxy[Any]):
+    """What runs a model from a package, until it has run it once: see load_model()."""
+
+    def __init__(self, loader: Any, model: Any, trial: Trial) -> None:
+        super().__init__(loader)
+        self._self_model, self._self_trial = weakref.ref(model), trial
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        """As its own."""
+        return self._self_first(self.__wrapped__.run, args, kwargs)
+
+    def boxed_run(self, *args: Any, **kwargs: Any) -> Any:
+        """As its own."""
+        return self._self_first(self.__wrapped__.boxed_run, args, kwargs)
+
+    def _self_first(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        model = self._self_model()
+        if model is not None and model.loader is self:
+            model.loader = self.__wrapped__
+        return _first(self._self_trial, call, *args, **kwargs)
+
+
+def load_model(root: str, name: str, work: Callable[[], Any]) -> Any:
+    """What ``work`` returns, AOTInductor's model from the package of this name: a trial that its first run ends.
+
+    After that its loader is what it was.
+    """
+    if _thread.trial is not None or not config.current().trials:
+        return work()
+    trial = Trial(root, [name], forgives=True)
+    with trial.on():
+        model = work()
+    model.loader = _Loader(model.loader, model, trial)
+    return model
+
+
+def _first(trial: Trial, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if trial.is_over:
+        return call(*args, **kwargs)
+    trial.is_over = True
+    with trial.on():
+        result = call(*args, **kwargs)
+    trial.passed()
+    return result
 
 
 def reads(path: str) -> None:
@@ -228,23 +332,70 @@ def watch(graph: Any) -> None:
     What it has started on a GPU may still be running when its first run returns: that is not waited for.
     """
     _, trial = _loaded.pop(id(graph), (None, None))
-    original, place = graph.current_callable, weakref.ref(graph)
-    if trial is None or original is None:
-        return
+    if trial is not None and graph.current_callable is not None:
+        _watch(graph, "current_callable", trial)
 
-    def run(inputs: Any) -> Any:
+
+def _watch(holder: Any, attribute: str, trial: Trial) -> None:
+    original, place = getattr(holder, attribute), weakref.ref(holder)
+
+    def run(*args: Any, **kwargs: Any) -> Any:
         found = place()
-        if found is not None and found.current_callable is run:
-            found.current_callable = original
-        if trial.is_over:
-            return original(inputs)
-        trial.is_over = True
-        with trial.on():
-            result = original(inputs)
-        trial.passed()
-        return result
+        if found is not None and getattr(found, attribute) is run:
+            setattr(found, attribute, original)
+        return _first(trial, original, *args, **kwargs)
 
-    graph.current_callable = run
+    setattr(holder, attribute, run)
+
+
+def is_barred(directory: str) -> bool:
+    """Whether processes have died of this kernel, and again once it was compiled anew; reported, if so."""
+    root, name = os.path.split(directory)
+    barred = settle(root).strikes.of_key(Kind.NATIVE_CODE, name) >= BARRED
+    if barred:
+        message = f"{Kind.KERNEL.noun} {directory} was not used: processes have died of it, and of it compiled anew."
+        events.report(Reason.CRASHED_RUN, message, cause=CAUSE, remedy="It is compiled anew.")
+    return barred
+
+
+def found_kernel(kernel: Any, directory: str) -> None:
+    """This kernel of Triton's was found in a cache, where it lies in this directory, and is not loaded yet."""
+    if config.current().trials:
+        root, name = os.path.split(directory)
+        _keep(kernel, Trial(root, [name], forgives=True))
+
+
+def load_kernel(kernel: Any, work: Callable[[], Any]) -> Any:
+    """What ``work`` returns, which loads this kernel for Inductor: a trial, if it was found in a cache."""
+    _, trial = _loaded.pop(id(kernel), (None, None))
+    return work() if trial is None else _load_kernel(trial, work)
+
+
+def _load_kernel(trial: Trial, work: Callable[[], Any]) -> Any:
+    if _thread.trial is not None:
+        _thread.trial.reads(os.path.join(trial.cache.root, trial.names[0]))
+        return work()
+    with trial.on():
+        return work()
+
+
+def watch_kernel(kernel: Any) -> None:
+    """Have the load and the first launch of this kernel of Triton's be a trial, if it was found in a cache.
+
+    After that nothing is left of it: Triton asks for the load at each launch. See watch().
+    """
+    _, trial = _loaded.pop(id(kernel), (None, None))
+    if trial is None:
+        return
+    place = weakref.ref(kernel)
+
+    def load() -> None:
+        found: Any = place()
+        vars(found).pop("_init_handles", None)
+        _load_kernel(trial, found._init_handles)
+        _watch(found, "_run", trial)
+
+    kernel._init_handles = load
 
 
 def reset() -> None:

@@ -23,15 +23,17 @@ from safecache.store.quarantine import quarantine
 from safecache.trials import markers
 from safecache.trials.evidence import Blame
 
-__all__ = ["BARRED", "NONE", "Strikes", "add", "clear", "forget", "read"]
+__all__ = ["BARRED", "NONE", "Strikes", "add", "artifact", "clear", "forget", "is_artifact", "keys_of", "read"]
 
 ASIDE, BARRED = 2, 4
 # Seconds.
 _LASTS = 30 * 86400.0
 _NAME = re.compile(r"(key|file)-([0-9a-f]{32})\.(\d)")
-# Libraries, sources and kernels that C++ names; in Triton's cache, a directory for each kernel.
+# Libraries, sources and kernels that C++ names; in Triton's cache, a directory for each kernel or library.
 _CODE = re.compile(r"[a-z2-7]{2}/[A-Za-z0-9_.-]+\.(so|py|cpp|cubin|hsaco|spv)")
-_KERNEL = re.compile(rf"({layout.TRITON_FOLDER}/\d+/)?{layout.TRITON_KEY.pattern}")
+# Of what has no place in the cache: what is the same when it is compiled anew, and what is not.
+_ARTIFACT = re.compile(r"artifact/([0-9a-f]{32})/([0-9a-f]{32})")
+_KERNEL = re.compile(rf"({layout.TRITON_FOLDER}/\d+/)?{layout.TRITON_KEY.pattern}(/[A-Za-z0-9_.-]+\.so)?")
 
 
 class Strikes(NamedTuple):
@@ -56,10 +58,21 @@ def _digest(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
 
 
-def _keys_of(names: Iterable[str]) -> list[tuple[Kind, str, str]]:
-    """Kind, key and own name of the entries among the files of a trial; of libraries alone, the name is the key."""
+def artifact(key: str, which: str) -> str:
+    """The name of an artifact: ``key`` stays when it is compiled anew, and ``which`` does not."""
+    return f"artifact/{_digest(key)}/{_digest(key, which)}"
+
+
+def is_artifact(name: str) -> bool:
+    """Whether artifact() has made that name."""
+    return _ARTIFACT.fullmatch(name) is not None
+
+
+def keys_of(names: Iterable[str]) -> list[tuple[Kind, str, str]]:
+    """Kind, key and own name of the entries, or artifacts, in a trial; of libraries alone, the name is the key."""
     found = filter(None, (layout.locate(os.path.join("/", name)) for name in names))
     entries = [(each.kind, each.cache_key, os.path.basename(each.path)) for each in found]
+    entries += [(Kind.OTHER, each[1], each[2]) for each in map(_ARTIFACT.fullmatch, names) if each is not None]
     return entries or [(Kind.NATIVE_CODE, name, name) for name in names]
 
 
@@ -92,7 +105,7 @@ def add(place: str, root: str, names: list[str], blame: Blame, reason: Reason, b
     ``began``: the process, in seconds since the epoch. Of what has begun before the last strike one is enough: those
     are the processes that died together. Raises OSError.
     """
-    own = _keys_of(names)
+    own = keys_of(names)
     with markers.opened(place, make=True) as folder:
         raised = [_raise(folder, _digest(kind.word, key), blame, began) for kind, key, _ in own]
         if not any(raised):
@@ -128,7 +141,7 @@ def _touch(folder: Folder, name: str) -> None:
 
 def clear(place: str, names: Iterable[str]) -> None:
     """Take back those against the keys of these files."""
-    digests = {_digest(kind.word, key) for kind, key, _ in _keys_of(names)}
+    digests = {_digest(kind.word, key) for kind, key, _ in keys_of(names)}
     with suppress(OSError), markers.opened(place) as folder:
         for name, what, digest, _ in _listed(folder):
             if what == "key" and digest in digests:

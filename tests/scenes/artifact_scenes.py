@@ -118,6 +118,10 @@ def load_bundled(path):
     return _check_standalone(module.AOTCompiledArtifact.deserialize(_read(path)))
 
 
+def save_bundled_as_file(path):
+    _standalone(aot=True).save(path=path)
+
+
 def save_graph_module(path):
     import torch
     from torch._dynamo.aot_compile_types import GraphModuleSerializableCallable as Callable

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import pkgutil
+import shutil
 import subprocess
 
 from scenes import model_scenes
@@ -148,3 +151,79 @@ def _infer_and_say(write):
 
 def train():
     return model_scenes.compile_model()
+
+
+@contextlib.contextmanager
+def spoiling(what):
+    """What is saved in this block does this as well, when it is run."""
+    from unittest import mock
+
+    from torch._inductor.codecache import PyCodeCache
+    from torch._inductor.output_code import CompiledFxGraph
+
+    prepare = CompiledFxGraph.prepare_for_serialization
+
+    def prepare_it(graph):
+        prepare(graph)
+        graph.source_code = _with(graph.source_code, what, "run")
+        graph.cache_key, graph.cache_linemap = PyCodeCache.write(graph.source_code)[0], None
+
+    with mock.patch.object(CompiledFxGraph, "prepare_for_serialization", prepare_it):
+        yield
+
+
+def save_spoiled(save, path, what=""):
+    """Have one of artifact_scenes save an artifact, compiled anew, which does this as well when it is run."""
+    _forget_entries()
+    with spoiling(what) if what else contextlib.nullcontext():
+        pkgutil.resolve_name(save)(path)
+    _forget_entries()
+
+
+def _forget_entries():
+    for folder in ("aotautograd", "fxgraph"):
+        shutil.rmtree(os.path.join(_root(), folder), ignore_errors=True)
+
+
+def package_spoiled(path, what=""):
+    """A model packaged by AOTInductor, whose code has this at the beginning of its run."""
+    from unittest import mock
+
+    from torch._inductor.codecache import AotCodeCompiler
+
+    from scenes import sink_scenes
+
+    original = AotCodeCompiler.compile
+
+    def compile_it(graph, wrapper_code, *rest, **named):
+        head = wrapper_code.index("{", wrapper_code.index("AOTInductorModel::run_impl(")) + 1
+        return original(graph, f"{wrapper_code[:head]}\n{what}\n{wrapper_code[head:]}", *rest, **named)
+
+    with mock.patch.object(AotCodeCompiler, "compile", compile_it):
+        sink_scenes.package_model(path)
+
+
+def run_package(path):
+    """Load it, and run it twice: what its loader is before and after."""
+    import torch
+
+    model = torch._inductor.aoti_load_package(path)
+    loaders = [type(model.loader).__name__]
+    for _ in range(2):
+        torch.testing.assert_close(model(torch.ones(4)), torch.tanh(torch.ones(4)) + 1)
+        loaders.append(type(model.loader).__name__)
+    return loaders
+
+
+def run_package_from_file(path):
+    import torch
+
+    with open(path, "rb") as file:
+        torch._inductor.aoti_load_package(file)(torch.ones(4))
+
+
+def run_package_by_export(path):
+    import torch
+    from torch.export.pt2_archive._package import load_pt2
+
+    load_pt2(path).aoti_runners["model"](torch.ones(4))

@@ -11,6 +11,7 @@ AUTOGRAD_CACHE = "torch._functorch._aot_autograd.autograd_cache"
 MODULES = (
     CODECACHE,
     AUTOGRAD_CACHE,
+    "torch._functorch._aot_autograd.aot_autograd_result",
     "torch._functorch.aot_autograd",
     "torch._inductor.compile_fx",
     "torch._dynamo.aot_compile",
@@ -31,6 +32,7 @@ MODULES = (
     "triton.runtime.build",
     "triton.runtime.autotuner",
     "triton.runtime.cache",
+    "triton.runtime.jit",
     "triton.compiler.compiler",
     "triton.compiler",
     "triton",
