@@ -1,4 +1,4 @@
-"""``safecache ls --crashed`` and ``forget``: the kernels that crash Triton's compiler, and first runs."""
+"""``safecache ls --crashed`` and ``forget``: what crashes Triton's compiler, and what crashes when it is run."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from safecache.places import layout
 from safecache.settings import config, timestamps
 from safecache.tiers import levels
 from safecache.trials import markers, strikes
+from safecache.upkeep import struck
 
 __all__ = ["add", "run"]
 
@@ -47,8 +48,10 @@ def _roots(caches: list[str]) -> Iterator[str]:
 
 def _list(roots: list[str], *, as_json: bool) -> int:
     found = [row for root in roots for row in _rows(root)]
+    first_runs = list(struck.listed(roots))
     if as_json:
-        print(json.dumps({"crashed": found}))
+        rows = [each._asdict() | {"moment": timestamps.write(each.moment), "state": each.state} for each in first_runs]
+        print(json.dumps({"crashed": found, "first_runs": rows}))
         return 0
     for row in found:
         state = "skipped" if row["skipped"] else "compiled again"
@@ -56,6 +59,10 @@ def _list(roots: list[str], *, as_json: bool) -> int:
         print(printable(f"{row['hash'][:_SHOWN]} {row['time']} {crash} ({state})"))
         if row["report"]:
             print(printable(f"  {row['report']}"))
+    for each in first_runs:
+        print(
+            printable(f"{each.hash[:_SHOWN]} {timestamps.write(each.moment)} first run of {each.what} ({each.state})")
+        )
     return 0
 
 

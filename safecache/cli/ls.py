@@ -63,7 +63,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--sort", choices=("size", "age", "used", "name"), default="used", help="by default, used last")
     parser.add_argument("--limit", type=number, metavar="N", help="the first N")
     parser.add_argument(
-        "--crashed", action="store_true", help="the kernels that have crashed Triton's compiler, instead"
+        "--crashed", action="store_true", help="what has crashed Triton's compiler, or a first run, instead"
     )
     add_json(parser)
 

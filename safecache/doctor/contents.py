@@ -20,7 +20,7 @@ from safecache.settings import config
 from safecache.settings.units import write_age, write_size
 from safecache.store.groups import Group
 from safecache.tiers import levels
-from safecache.upkeep import audit, inventory, quarantined
+from safecache.upkeep import audit, inventory, quarantined, struck
 from safecache.upkeep.audit import Audit, Refused
 
 __all__ = ["check_contents", "check_hits"]
@@ -58,7 +58,18 @@ def _within(root: str) -> Iterator[Finding]:
     groups = inventory.take(root).groups
     yield from _left_behind(root, groups)
     yield from _quarantined(root, [group for group in groups if group.kind is Kind.QUARANTINE])
+    yield from _struck(root)
     yield from _verified(root)
+
+
+def _struck(root: str) -> Iterator[Finding]:
+    found = list(struck.listed(layout.triton_caches(root)))
+    if found:
+        shown = "; ".join(f"{each.what} ({each.state})" for each in found[:_SHOWN])
+        evidence = f"In {root} processes have died in the first run of {shown}{'; …' if len(found) > _SHOWN else ''}."
+        place = shlex.quote(root)
+        remedy = f"safecache ls --crashed {place}  # and to have all tried again: safecache forget --all --in {place}"
+        yield finding.warning("crashed-first-runs", evidence, remedy)
 
 
 def _left_behind(root: str, groups: list[Group]) -> Iterator[Finding]:

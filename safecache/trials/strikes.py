@@ -23,7 +23,21 @@ from safecache.store.quarantine import quarantine
 from safecache.trials import markers
 from safecache.trials.evidence import Blame
 
-__all__ = ["BARRED", "NONE", "Strikes", "add", "artifact", "clear", "forget", "is_artifact", "keys_of", "read"]
+__all__ = [
+    "ASIDE",
+    "BARRED",
+    "NONE",
+    "Strikes",
+    "add",
+    "artifact",
+    "clear",
+    "dated",
+    "digest",
+    "forget",
+    "is_artifact",
+    "keys_of",
+    "read",
+]
 
 ASIDE, BARRED = 2, 4
 # Seconds.
@@ -44,23 +58,24 @@ class Strikes(NamedTuple):
 
     def of_key(self, kind: Kind, key: str) -> int:
         """How many strikes."""
-        return self.keys.get(_digest(kind.word, key), 0) if self.keys else 0
+        return self.keys.get(digest(kind.word, key), 0) if self.keys else 0
 
     def has_file(self, kind: Kind, key: str, name: str) -> bool:
         """Whether the entry of this name was set aside: another tier may have it too."""
-        return bool(self.files) and _digest(kind.word, key, name) in self.files
+        return bool(self.files) and digest(kind.word, key, name) in self.files
 
 
 NONE = Strikes({}, frozenset())
 
 
-def _digest(*parts: str) -> str:
+def digest(*parts: str) -> str:
+    """What stands for a key, by the word of its kind and itself, or for a file, by its name too."""
     return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
 
 
 def artifact(key: str, which: str) -> str:
     """The name of an artifact: ``key`` stays when it is compiled anew, and ``which`` does not."""
-    return f"artifact/{_digest(key)}/{_digest(key, which)}"
+    return f"artifact/{digest(key)}/{digest(key, which)}"
 
 
 def is_artifact(name: str) -> bool:
@@ -81,15 +96,30 @@ def read(place: str) -> Strikes:
     keys: dict[str, int] = {}
     files: set[str] = set()
     with markers.opened(place) as folder:
-        for name, what, digest, number in _listed(folder):
+        for name, what, of, number in _listed(folder):
             with suppress(OSError):
                 if time.time() - folder.status(name).st_mtime > _LASTS:
                     folder.unlink(name)
                 elif what == "file":
-                    files.add(digest)
+                    files.add(of)
                 else:
-                    keys[digest] = max(number, keys.get(digest, 0))
+                    keys[of] = max(number, keys.get(of, 0))
     return Strikes(keys, frozenset(files))
+
+
+def dated(place: str) -> dict[str, tuple[int, float]]:
+    """How many count today against each key, by its digest, and when the last was, in seconds since the epoch.
+
+    Raises OSError.
+    """
+    found: dict[str, tuple[int, float]] = {}
+    with suppress(FileNotFoundError), markers.opened(place) as folder:
+        for name, what, of, number in _listed(folder):
+            with suppress(OSError):
+                moment = folder.status(name).st_mtime
+                if what == "key" and time.time() - moment <= _LASTS:
+                    found[of] = max((number, moment), found.get(of, (0, 0.0)))
+    return found
 
 
 def _listed(folder: Folder) -> Iterator[tuple[str, str, str, int]]:
@@ -107,26 +137,26 @@ def add(place: str, root: str, names: list[str], blame: Blame, reason: Reason, b
     """
     own = keys_of(names)
     with markers.opened(place, make=True) as folder:
-        raised = [_raise(folder, _digest(kind.word, key), blame, began) for kind, key, _ in own]
+        raised = [_raise(folder, digest(kind.word, key), blame, began) for kind, key, _ in own]
         if not any(raised):
             return None
         for kind, key, name in own:
-            _touch(folder, f"file-{_digest(kind.word, key, name)}.{ASIDE}")
+            _touch(folder, f"file-{digest(kind.word, key, name)}.{ASIDE}")
     moved = [quarantine(os.path.join(root, name), root, reason) for name in names if _is_ours(name)]
     for _ in filter(None, moved):
         events.count(Count.QUARANTINED)
     return [path for path in moved if path is not None]
 
 
-def _raise(folder: Folder, digest: str, blame: Blame, began: float) -> bool:
+def _raise(folder: Folder, of: str, blame: Blame, began: float) -> bool:
     """Whether these strikes are enough to set aside what they are against."""
-    had = {number: name for name, what, of, number in _listed(folder) if (what, of) == ("key", digest)}
+    had = {number: name for name, what, key, number in _listed(folder) if (what, key) == ("key", of)}
     before = max(had, default=0)
     if before and folder.status(had[before]).st_mtime >= began:
         return before % ASIDE == 0
     # Doubt alone never bars a key, nor does it set aside twice what was compiled anew.
     now = min(before + ASIDE, BARRED) if blame is Blame.SURE else max(before, min(before + 1, BARRED - 1))
-    _touch(folder, f"key-{digest}.{now}")
+    _touch(folder, f"key-{of}.{now}")
     for number, name in had.items():
         if number != now:
             with suppress(OSError):
@@ -141,10 +171,10 @@ def _touch(folder: Folder, name: str) -> None:
 
 def clear(place: str, names: Iterable[str]) -> None:
     """Take back those against the keys of these files."""
-    digests = {_digest(kind.word, key) for kind, key, _ in keys_of(names)}
+    digests = {digest(kind.word, key) for kind, key, _ in keys_of(names)}
     with suppress(OSError), markers.opened(place) as folder:
-        for name, what, digest, _ in _listed(folder):
-            if what == "key" and digest in digests:
+        for name, what, of, _ in _listed(folder):
+            if what == "key" and of in digests:
                 folder.unlink(name)
 
 

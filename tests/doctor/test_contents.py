@@ -13,9 +13,11 @@ from helpers.caches import DAY, HOUR, Cache
 
 from safecache.doctor import contents
 from safecache.places import layout
-from safecache.reporting.kinds import Kind
+from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import seal
 from safecache.signing.keys import Key
+from safecache.trials import strikes
+from safecache.trials.evidence import Blame
 
 # Root whom modes bind.
 BOUND = ("--bounding-set=-dac_override,-dac_read_search", "--inh-caps=-dac_override,-dac_read_search")
@@ -54,6 +56,22 @@ def test_damaged_entry_is_named(machine, cache):
     damaged = entry(cache, 3, damaged=True)
     found = machine.examine().one("damaged-entries", "warning")
     assert f"1 would be refused: {damaged}" in found["evidence"] and "safecache verify" in found["remedy"]
+
+
+def test_what_processes_have_died_of_is_named_with_how_to_see_and_lift_that(machine, cache):
+    path = entry(cache, 2)
+    key, place = os.path.basename(os.path.dirname(path)), str(machine.inductor)
+    name = os.path.relpath(path, machine.inductor)
+    machine.inductor.joinpath("triton", "0").mkdir(parents=True)
+    assert "crashed-first-runs" not in machine.examine().codes
+    strikes.add(place, place, [name], Blame.UNSURE, Reason.CRASHED_RUN, time.time())
+    kernel = os.path.join(place, "triton", "0")
+    strikes.add(kernel, kernel, ["A" * 52], Blame.SURE, Reason.CRASHED_RUN, time.time())
+    found = machine.examine().one("crashed-first-runs", "warning")
+    assert f"AOTAutograd entry {key} (set aside at the next death)" in found["evidence"]
+    assert "(set aside)" in found["evidence"]
+    assert f"safecache ls --crashed {place}" in found["remedy"]
+    assert f"safecache forget --all --in {place}" in found["remedy"]
 
 
 def test_unsealed_entries_can_be_adopted(machine, cache):

@@ -16,9 +16,11 @@ from safecache.files import filesystem
 from safecache.places import ours
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.settings import timestamps
 from safecache.store import quarantine
 from safecache.trials import evidence, first_runs, markers, strikes
 from safecache.trials.evidence import Blame
+from safecache.upkeep import struck
 
 FX = "fxgraph/ab/fabkey/entry"
 AOT = "aotautograd/akey/entry"
@@ -313,6 +315,30 @@ def test_forget_takes_back_all_strikes_and_leaves_markers(cache, run):
     assert os.listdir(trials(cache)) == runs(cache) != []
     first_runs.reset()
     assert not first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "other")
+
+
+def test_what_was_set_aside_and_why_is_listed_by_name(cache, run):
+    artifact = strikes.artifact("code", "a compile")
+    dies(cache, names=[FX])
+    looks(cache)
+    dies(cache, names=[LIBRARY], said=CRASH)
+    dies(cache, names=[artifact], said=CRASH)
+    for _ in range(2):
+        (cache / AOT).write_bytes(b"content")
+        dies(cache, names=[AOT], said=CRASH)
+        looks(cache)
+    found = json.loads(run("ls", "--crashed", "--json", cache).out)["first_runs"]
+    assert {(each["what"], each["state"]) for each in found} == {
+        ("FX graph entry fabkey", "set aside at the next death"),
+        ("AOTAutograd entry akey", "not looked up for 30 days"),
+        (LIBRARY, "set aside"),
+        (struck._ELSEWHERE, "set aside"),
+    }
+    assert all(timestamps.parse(each["moment"]) <= time.time() and each["root"] == str(cache) for each in found)
+    lines = run("ls", "--crashed", cache).lines
+    assert len(lines) == 4 and any(line.endswith(f"first run of {LIBRARY} (set aside)") for line in lines)
+    run("forget", "--all", "--in", cache)
+    assert run("ls", "--crashed", cache).lines == []
 
 
 def test_note_in_quarantine_says_why(cache):
