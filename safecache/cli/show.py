@@ -16,6 +16,7 @@ from safecache.cli.ls import Row
 from safecache.cli.tables import Heading
 from safecache.errors import printable
 from safecache.files import opening
+from safecache.omitted import fingerprints
 from safecache.places.layout import Code, Location
 from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.settings import config
@@ -193,10 +194,22 @@ def _lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for signer in report["signers"]:
         trusted = "trusted here" if signer["trusted"] else "not trusted here"
         yield "signer", " ".join(filter(None, (signer["id"], signer["name"], f"({trusted})")))
-    others = {name: value for name, value in report["provenance"].items() if name not in _BUILD and value}
-    yield from others.items()
+    for name, value in report["provenance"].items():
+        if name not in (*_BUILD, "gpu", fingerprints.FIELD):
+            label, text = _FIELDS.get(name, (name, "{}"))
+            yield label, text.format(value) if value else ""
+    for refuses, text in fingerprints.described(report["provenance"]):
+        yield ("compared" if refuses else "noted"), text
     yield "kernels", ", ".join(report["kernels"][1:] and report["kernels"])
     yield "refers to", ", ".join(report["refers_to"])
 
 
 _BUILD = ("torch", "triton", "python", "safecache")
+# What a seal says besides, and what that means.
+_FIELDS = {
+    "machine": ("machine", "{}"),
+    "cpu": ("needs", "a CPU with {}"),
+    "adopted": ("adopted", "{}: a user has said that it is good, and not who made it"),
+    "countersigned": ("countersigned", "it was sealed by {} before"),
+    "function": ("function", "of the digest {}"),
+}

@@ -19,7 +19,17 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing.trust import Refusal
 
-__all__ = ["FIELD", "compiled", "compiling", "differs_by_rank", "looking_for", "objection", "reset", "statement"]
+__all__ = [
+    "FIELD",
+    "compiled",
+    "compiling",
+    "described",
+    "differs_by_rank",
+    "looking_for",
+    "objection",
+    "reset",
+    "statement",
+]
 
 # The field of a seal's provenance.
 FIELD = "omitted"
@@ -121,6 +131,27 @@ def statement(
         nothing: dict[str, dict[str, str]] = {}
         stated |= _told(lambda: surroundings.of_function(made), nothing)
     return {FIELD: json.dumps(stated, sort_keys=True, separators=(",", ":"))}
+
+
+def described(provenance: Mapping[str, str]) -> Iterator[tuple[bool, str]]:
+    """What such a seal says, for a person: whether an entry is refused that differs in it, and what it is, and was.
+
+    One that is malformed says nothing.
+    """
+    stated = _read(provenance) or {}
+    for op, parts in sorted(stated.get(_OPS, {}).items()):
+        yield from (_described(part, op, parts[part]) for part in PARTS if part in parts)
+        if operators.UNSEEN in parts:
+            hidden = " and ".join(PARTS[part].title for part in operators.HIDDEN)
+            yield False, f"{op}: {hidden} not known, since it was registered before safecache was imported"
+    for part in PARTS:
+        yield from (_described(part, name, value) for name, value in sorted(stated.get(part, {}).items()))
+
+
+def _described(part: str, name: str, value: object) -> tuple[bool, str]:
+    is_readable = part in _SHOWN or not PARTS[part].refuses
+    named = f"{PARTS[part].title}{f', {name}' if name else ''}"
+    return PARTS[part].refuses, f"{named}: {value}" if is_readable else f"{named}: digest {value}"
 
 
 def objection(kind: Kind, key: str, provenance: Mapping[str, str]) -> Refusal | None:

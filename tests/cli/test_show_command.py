@@ -62,6 +62,37 @@ def test_entry_is_told_with_its_build_signer_files_and_what_it_refers_to(cache, 
         assert text in said
 
 
+def test_what_a_seal_says_is_told_in_words_and_as_it_is_with_json(cache, run, shown):
+    said = {
+        "ops": {"my.op.default": {"schema": "my::op(Tensor x) -> Tensor", "fake": "0123456789ab", "unseen": "yes"}},
+        "rank": {"of the default group": "1 of 4"},
+        "driver": {"nvidia": "580.1"},
+        "plain": {"fkey": ""},
+    }
+    build = {**BUILD, "cpu": "avx2 x86_64", "adopted": "yes", "omitted": json.dumps(said)}
+    entry(cache, "a", build=build)
+    lines = run("show", key("a", "a"), "--in", cache.root).lines
+    for line in (
+        "needs:       a CPU with avx2 x86_64",
+        "adopted:     yes: a user has said that it is good, and not who made it",
+        "compared:    schema of a custom op, my.op.default: my::op(Tensor x) -> Tensor",
+        "compared:    fake implementation of a custom op, my.op.default: digest 0123456789ab",
+        "compared:    rank, or number of ranks, of the default group: 1 of 4",
+        "noted:       GPU driver, nvidia: 580.1",
+    ):
+        assert line in lines, lines
+    assert any(line.startswith("noted:       my.op.default: gradient of a custom op and ") for line in lines), lines
+    assert not any("{" in line for line in lines), lines
+    assert shown(key("a", "a"))["provenance"] == build
+
+
+@pytest.mark.parametrize("said", ["", "[]", '{"ops": []}', '{"ops": {"a": 1}}', '{"rank": "1"}', "{"])
+def test_statement_that_is_malformed_says_nothing(cache, run, said):
+    entry(cache, "a", build={**BUILD, "omitted": said})
+    lines = run("show", key("a", "a"), "--in", cache.root).lines
+    assert not any(line.startswith(("compared", "noted", "omitted")) for line in lines), lines
+
+
 def test_group_is_found_by_each_of_its_names(cache, shown, monkeypatch):
     folder = kernel(cache, "k", {"name": "add_kernel", "num_warps": 8})
     entry(cache, "a")
