@@ -10,6 +10,7 @@ from typing import Any
 
 from safecache.entries import searches
 from safecache.entries.searches import Found
+from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.verification import background, graphs, verdicts
 from safecache.verification.background import Job
@@ -24,6 +25,7 @@ _random = random.SystemRandom()
 class _Thread(threading.local):
     # What the call of compile_fx that this thread is in has hit; None outside of a sample.
     hits: list[Found] | None = None
+    calls = 0
 
 
 _thread = _Thread()
@@ -32,11 +34,25 @@ _thread = _Thread()
 @contextmanager
 def sampling(graph: Any, inputs: Sequence[Any], rest: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
     """A call of compile_fx with these arguments: if it is of the sample, what it hits is compiled again later."""
-    # The same call again, inside of itself, where configuration is patched for it.
-    if _thread.hits is not None or _random.random() >= config.current().verify:
-        yield
-        return
     searches.observe_hits(_hit)
+    _thread.calls += 1
+    try:
+        # The same call again, inside of itself, where configuration is patched for it.
+        if _thread.hits is not None or not _is_of_sample():
+            yield
+        else:
+            with _sampled(graph, inputs, rest, named):
+                yield
+    finally:
+        _thread.calls -= 1
+
+
+def _is_of_sample() -> bool:
+    return _random.random() < config.current().verify
+
+
+@contextmanager
+def _sampled(graph: Any, inputs: Sequence[Any], rest: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
     # Now, for the call owns the graph and may change it.
     taken, why_not = _taken(graph, inputs, rest, named)
     hits = _thread.hits = []
@@ -63,3 +79,7 @@ def _taken(graph: Any, inputs: Any, rest: Any, named: Any) -> tuple[bytes | None
 def _hit(found: list[Found]) -> None:
     if _thread.hits is not None:
         _thread.hits += found
+    elif not _thread.calls and found and found[0].kind is Kind.FX_ENTRY and _is_of_sample():
+        # The graph that AOTAutograd has split it off from is gone.
+        what = f"{Kind.FX_ENTRY.noun} {found[0].key}"
+        verdicts.unverified(what, "it was looked up by itself, as a backward graph is whose forward graph was compiled")

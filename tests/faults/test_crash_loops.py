@@ -6,6 +6,7 @@ import os
 import signal
 
 import pytest
+from conftest import WARM
 from scenes import model_scenes, trial_scenes
 from scenes.trial_scenes import COMPLAIN, FAIL, INTERRUPT, KILL, KILL_IF_TOLD, RUN_OUT, SEGFAULT
 
@@ -85,6 +86,18 @@ def test_backward_graph_that_ends_the_process_ends_one(warm):
     # The forward graph first, then, of what was there, the backward graph.
     assert died <= 2 and len(answer.warnings) == 1, answer
     assert warm.run(model_scenes.compile_model).hits[0] == 1
+
+
+def test_backward_graph_that_is_looked_up_by_itself_ends_one_process(warm):
+    """AOTAutograd does so when it has compiled the forward graph, since the entry of both is gone."""
+    for entry in warm.aot_entries:
+        entry.unlink()
+    assert len(warm.run(trial_scenes.spoil, what=SEGFAULT, is_backward=True).result) == 1
+    assert died_of(warm.run(model_scenes.compile_model)) == signal.SIGSEGV
+    answer = warm.run(model_scenes.compile_model)
+    # That of both was saved again, before the backward graph ran.
+    assert answer.ok and answer.hits == (0, 2) and len(answer.warnings) == 1, answer
+    assert warm.run(model_scenes.compile_model).hits == WARM
 
 
 def test_death_of_which_nothing_is_left_counts_once_it_happens_again(planted):

@@ -20,8 +20,11 @@ RUN_OUT = "import torch; raise torch.OutOfMemoryError('Tried to allocate 1 GiB')
 INTERRUPT = "raise KeyboardInterrupt"
 
 
-def spoil(what, where="run"):
-    """Have the code of every FX graph entry do this as well, and seal it again, under the key of the test."""
+def spoil(what, where="run", is_backward=False):
+    """Have the code of every FX graph entry do this as well, and seal it again, under the key of the test.
+
+    ``is_backward``: of backward graphs alone.
+    """
     import pickle
 
     from torch._inductor.codecache import FxGraphCache, PyCodeCache
@@ -35,6 +38,8 @@ def spoil(what, where="run"):
     for entry in [each for each in layout.walk(_root()) if each.kind is Kind.FX_ENTRY]:
         with open(entry.path, "rb") as file:
             graph = pickle.loads(seal.payload_of(file.read()))
+        if is_backward and not graph.fx_kwargs["is_backward"]:
+            continue
         graph.source_code = _with(graph.source_code, what, where)
         graph.cache_key, graph.cache_linemap = PyCodeCache.write(graph.source_code)[0], None
         os.unlink(entry.path)
