@@ -28,8 +28,8 @@ _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "symm_mem", "_c10
 # Of what Library.impl() registers, what is not traced through, but called when the graph runs.
 _OPAQUE = ("CPU", "CUDA", "XPU", "HIP", "MPS", "HPU", "XLA", "PrivateUse1", "CompositeExplicitAutograd")
 _CALLABLE = "callable"
-# Stated of an op that was registered before this process had safecache: these parts of it are not known then.
-UNSEEN, HIDDEN = "unseen", ("autograd", "body")
+# Stated of an op of which something was registered before this process had safecache: these parts are not known then.
+UNSEEN, HIDDEN = "unseen", ("autograd", "kernels")
 
 # By qualified name and dispatch key, what Library.impl() was given: the dispatcher does not give it back.
 _registered: dict[str, dict[str, Callable[..., Any]]] = {}
@@ -90,10 +90,24 @@ def stated(name: str) -> dict[str, str]:
         "fake": functions.digest(_fakes(op)),
         "autograd": functions.digest(_formulas(op)),
         "body": functions.digest(_bodies(op)),
+        "kernels": functions.digest(_kernels(op, lambda key: not key.startswith("Autograd"))),
     }
-    if _definition(op) is None and op._name not in _registered:
+    if _is_unseen(op):
         parts[UNSEEN] = "yes"
     return {part: value for part, value in parts.items() if value}
+
+
+def _is_unseen(op: Any) -> bool:
+    """Whether Library.impl() was given something for it that was not noted: torch keeps the names of all of that."""
+    library, entry = sys.modules.get("torch.library"), _entry(op)
+    if _definition(op) is not None:
+        return False
+    noted = {*_registered.get(op._name, ()), *_OPAQUE}
+    if entry is not None and entry.fake_impl.kernel is not None:
+        noted.add("Meta")  # torch's own, which calls that
+    before = f"{op._name.replace('::', '/')}/"
+    given = (each[len(before) :] for each in getattr(library, "_impls", ()) if each.startswith(before))
+    return any(key not in noted for key in given)
 
 
 def _callable(name: str) -> Any:
@@ -150,10 +164,9 @@ def _bodies(op: Any) -> Iterator[Any]:
     yield from op.py_kernels.values()
     for module, table in (("torch._decomp", "decomposition_table"), ("torch._inductor.lowering", "lowerings")):
         yield getattr(sys.modules.get(module), table, {}).get(op)
-    if definition is None:
-        yield from _kernels(op, lambda key: not key.startswith("Autograd"))
 
 
 def _kernels(op: Any, wanted: Callable[[str], bool]) -> Iterable[Any]:
-    kernels = _registered.get(op._name, {})
+    """What Library.impl() was given for it; of a custom_op() that is torch's own, which calls what the others have."""
+    kernels = _registered.get(op._name, {}) if _definition(op) is None else {}
     return [kernels[key] for key in sorted(kernels) if wanted(key)]

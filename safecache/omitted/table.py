@@ -49,7 +49,13 @@ PARTS: dict[str, Part] = {
     "body": Part(
         "decomposition of a custom op",
         True,
-        "a composite implementation, a triton_op's body, a decomposition or a lowering is traced through",
+        "a triton_op's body, a decomposition or a lowering is traced through",
+        f"{_TORCH}/issues/160472",
+    ),
+    "kernels": Part(
+        "decomposition of a custom op by the dispatcher",
+        True,
+        "a composite implementation that a library was given is traced through, and one for Meta gives shapes",
         f"{_TORCH}/issues/160472",
     ),
     "callable": Part(

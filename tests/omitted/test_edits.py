@@ -19,6 +19,7 @@ STALE = {
     "autograd_formula": "gradient of",
     "low_level_formula": "gradient of",
     "composite_body": "decomposition",
+    "python_lowering": "decomposition",
     "triton_op_body": "decomposition",
     "opaque_callable": "function allowed",
 }
@@ -111,6 +112,32 @@ def test_an_op_that_was_registered_before_safecache_was_imported_is_used(home, f
     assert home.run(first, name="low_level_formula", edition=0).ok
     answer = home.run(second, name="low_level_formula", edition=0)
     assert answer.ok and answer.result["hits"][0] == 1 and not answer.warnings, answer
+
+
+def test_what_can_be_seen_of_an_op_that_was_registered_before_safecache_was_imported_is_compared(home):
+    assert home.run(omitted_scenes.run_unseen, name="python_lowering", edition=0).ok
+    edited = home.run(omitted_scenes.run_unseen, name="python_lowering", edition=1)
+    assert is_right(edited) and "decomposition" in edited.warnings[0], edited
+
+
+def test_gradient_that_was_registered_before_safecache_was_imported_is_not_compared(home):
+    """The limit that the guide names: the dispatcher does not give back what it was given."""
+    assert home.run(omitted_scenes.run_unseen, name="low_level_formula", edition=0).ok
+    answer = home.run(omitted_scenes.run_unseen, name="low_level_formula", edition=1)
+    assert answer.ok and answer.result["hits"][0] == 1 and not is_right(answer) and not answer.warnings, answer
+
+
+def test_fake_implementation_in_cpp_is_not_stated(home):
+    """The limit that the guide names, by an op of torch's own."""
+    answer = home.run(omitted_scenes.state_of, name="aten.add.Tensor")
+    has_meta, stated = answer.result
+    assert has_meta and "schema" in stated and "fake" not in stated, answer
+
+
+def test_op_of_which_there_is_nothing_to_see_is_compared_whole(home):
+    """As one of a library in C++: that a gradient is new in Python is a difference then."""
+    before, after = home.run(omitted_scenes.state_of_unseen).result
+    assert "unseen" not in before and after["unseen"] == "yes" and before["schema"] == after["schema"]
 
 
 def test_stock_torch_reads_entries_that_state_their_ops(home):

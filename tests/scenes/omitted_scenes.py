@@ -237,6 +237,34 @@ def composite_body(edition, compiler):
 
 
 @functools.cache
+def _lowered(edition):
+    import torch
+    from torch._inductor import lowering
+
+    library, factor = _library(), (2.0, 3.0)[edition]
+    library.define("lowered(Tensor x) -> Tensor")
+    library.impl("lowered", lambda x: x * factor, "CPU")
+    torch.library.register_fake("shop::lowered", torch.empty_like, lib=library)
+    torch.library.register_autograd("shop::lowered", lambda ctx, grad: grad * 2, lib=library)
+    aten = torch.ops.aten
+
+    def lower(x):
+        return lowering.lowerings[aten.mul.Tensor](x, factor)
+
+    lowering.register_lowering(torch.ops.shop.lowered.default)(lower)
+
+
+@case
+def python_lowering(edition, compiler):
+    """What Inductor makes of an op."""
+    import torch
+
+    _lowered(edition)
+    with torch.no_grad():
+        return compiler(lambda x: torch.ops.shop.lowered(x) + 1)(torch.ones(4)).sum().item()
+
+
+@functools.cache
 def _triton_op(edition):
     import torch
 
@@ -464,6 +492,32 @@ def run_unseen(name, edition):
 
     with mock.patch.object(operators, "registered", lambda *_: None):
         return run(name, edition)
+
+
+def state_of(name):
+    """Whether the op has a kernel for Meta, and what is stated of it."""
+    import torch
+
+    from safecache.omitted import operators
+
+    namespace, rest = name.split(".", 1)
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"{namespace}::{rest}", "Meta"), operators.stated(name)
+
+
+def state_of_unseen():
+    """What is stated of an op with no more than a kernel and a fake one, and once a gradient is there, all unseen."""
+    import torch
+
+    from safecache.omitted import operators
+
+    with mock.patch.object(operators, "registered", lambda *_: None):
+        library = _library()
+        library.define("bare(Tensor x) -> Tensor")
+        library.impl("bare", lambda x: x.clone(), "CPU")
+        torch.library.register_fake("shop::bare", torch.empty_like, lib=library)
+        before = operators.stated("shop.bare.default")
+        library.impl("bare", lambda x: x.clone(), "Autograd")
+        return before, operators.stated("shop.bare.default")
 
 
 def key_of_kernel(edition):
