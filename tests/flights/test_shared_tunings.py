@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 
 import pytest
 from conftest import SOURCE
@@ -54,6 +55,9 @@ def test_refused_one_is_left_out_by_all(together):
     assert all(each["blocks"] == [32, 256, 512, 1024] and not each["error"] for each in found), found
 
 
+@pytest.mark.skipif(
+    (3, 11) <= sys.version_info < (3, 11, 9), reason="torch has none compiled beforehand: python/cpython#106905"
+)
 def test_templates_are_compiled_in_an_order_of_the_process(home):
     answer = home.run(tuning_scenes.precompile_choices, env={"TORCHINDUCTOR_COMPILE_THREADS": "1"})
     assert answer.ok and sorted(answer.result["compiled"]) == BLOCKS, answer
