@@ -76,8 +76,76 @@ def test_partials_methods_and_objects_are_followed():
     assert functions.digest([Called(1)]) and functions.digest([Called(1).apart])
 
 
+@pytest.mark.parametrize(
+    "argument", [lambda helper: functools.partial(print, end=helper), lambda helper: lambda: helper]
+)
+def test_what_is_called_inside_or_given_by_name_is_followed(argument):
+    assert functions.digest([argument(module().helper)]) != functions.digest([argument(module(inner=9).helper)])
+
+
+def test_globals_of_functions_within_are_part_of_it():
+    def made(factor):
+        found = types.ModuleType("edited_module")
+        exec(f"FACTOR = {factor}\ndef outer():\n    return lambda x: x * FACTOR", found.__dict__)
+        return found.outer
+
+    assert functions.digest([made(2)]) != functions.digest([made(3)])
+
+
+def test_both_halves_of_a_gradient_are_part_of_it():
+    def made(backward, setup):
+        return types.SimpleNamespace(_backward_fn=backward.helper, _setup_context_fn=setup.helper)
+
+    same, other = module(), module(inner=9)
+    assert len({functions.digest([made(*each)]) for each in ((same, same), (same, other), (other, same))}) == 3
+
+
+def test_objects_among_constants_do_not_differ_from_one_process_to_the_next():
+    first, second = object(), object()
+    assert functions.digest([lambda x, by=(first,): x]) == functions.digest([lambda x, by=(second,): x])
+
+
+def test_a_variable_that_is_not_bound_yet_breaks_nothing():
+    def outer():
+        def inner(x):
+            return later(x)
+
+        found = functions.digest([inner])
+        later = None
+        return found, later
+
+    assert outer()[0]
+
+
+def test_a_walk_through_very_many_functions_is_cut_off():
+    """Or the first compile of a large program would read all of it."""
+
+    def made(last):
+        many = [types.FunctionType((lambda: 0).__code__, {}) for _ in range(300)]
+        return [*many, module(inner=last).helper]
+
+    assert functions.digest(made(1)) == functions.digest(made(2)) != ""
+
+
 def test_what_is_upstreams_alone_has_none():
     assert functions.digest([functools.wraps, len, None, functools.partial(sorted)]) == ""
+
+
+def test_what_upstream_keeps_is_not_part_of_what_uses_it():
+    """Its counters and settings, for instance, which differ from one start to the next."""
+    state = types.ModuleType("torch.state")
+    theirs = types.FunctionType((lambda: state).__code__, {}, closure=(types.CellType(1),))
+    theirs.__module__ = "torch.state"
+    assert functions.digest([theirs]) == ""
+
+    def made(value):
+        state.calls = value
+        found = types.ModuleType("edited_module")
+        found.state = state
+        exec("def function(x):\n    return x * state.calls", found.__dict__)
+        return functions.digest([found.function])
+
+    assert made(1) == made(2) != ""
 
 
 def test_a_walk_ends():
@@ -99,6 +167,30 @@ def test_a_module_that_is_not_imported_stays_so(tmp_path, monkeypatch):
     assert functions.named("not_imported_yet", "Layer.forward") and "not_imported_yet" not in sys.modules
     assert functions.named("not_imported_yet", "gone") == functions.named("no_such_module_anywhere", "f") == ""
     assert functions.named("no_such_package.inner", "f") == ""
+
+
+def test_a_package_that_is_not_imported_stays_so(tmp_path, monkeypatch):
+    (tmp_path / "closed_package").mkdir()
+    (tmp_path / "closed_package" / "__init__.py").write_text("raise SystemExit")
+    (tmp_path / "closed_package" / "inner.py").write_text("def f():\n    return 1\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert functions.named("closed_package.inner", "f") == "" and "closed_package" not in sys.modules
+
+
+def test_of_two_functions_of_one_name_the_last_is_meant(tmp_path, monkeypatch):
+    (tmp_path / "defined_twice.py").write_text("def f():\n    return 1\n\ndef f():\n    return 2\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    before = functions.named("defined_twice", "f")
+    import defined_twice
+
+    assert before == functions.code_digest(defined_twice.f.__code__)
+
+
+def test_what_a_module_has_from_another_is_not_named_by_its_line(monkeypatch):
+    made, other = types.ModuleType("importing_module"), module(above="\n" * 500)
+    made.borrowed = other.helper
+    assert other.helper.__module__ != "importing_module"
+    assert functions.at_line(made, other.helper.__code__.co_firstlineno) == ""
 
 
 def test_functions_are_named_by_their_first_line(monkeypatch):

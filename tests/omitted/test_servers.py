@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import types
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -193,3 +194,42 @@ def test_a_model_with_no_compiled_part_is_an_error_by_name():
 
 def _named(parts):
     return {"state": {}, "standalone_compile_artifacts": parts, "vllm_config": None}
+
+
+@pytest.mark.parametrize(("size", "said"), [(1, {}), (4, {"rank": {"of the default group": "2 of 4"}})])
+def test_rank_is_one_of_several(monkeypatch, size, said):
+    def yes():
+        return True
+
+    group = {"is_available": yes, "is_initialized": yes, "get_world_size": lambda: size, "get_rank": lambda: 2}
+    monkeypatch.setitem(sys.modules, "torch.distributed", SimpleNamespace(**group))
+    assert surroundings.ranks() == said
+    asks = made_of(
+        "edited_module", "def f(): return get_rank()\ndef g(): return 1\n", first=1, last=2, monkeypatch=monkeypatch
+    )
+    plain = made_of(
+        "edited_module", "def f(): return 1\ndef g(): return get_rank()\n", first=1, last=2, monkeypatch=monkeypatch
+    )
+    assert surroundings.of_function(asks).get("rank", {}) == said.get("rank", {})
+    assert "rank" not in surroundings.of_function(plain)
+
+
+def made_of(name, text, first, last, monkeypatch):
+    """What was compiled ahead of time, and has inlined a function of such a module, in these lines of its file."""
+    module = types.ModuleType(name)
+    exec(text, module.__dict__)
+    monkeypatch.setitem(sys.modules, name, module)
+    source = SimpleNamespace(module=name, firstlineno=first, lastlineno=last, content=text)
+    return SimpleNamespace(_artifacts=SimpleNamespace(source_info=SimpleNamespace(inlined_sources=[source])))
+
+
+@pytest.mark.parametrize(("name", "is_stated"), [("edited_module", True), ("torch.edited_module", False)])
+def test_inlined_functions_are_stated_but_for_those_of_torch(monkeypatch, name, is_stated):
+    rows = surroundings.of_function(made_of(name, "def f(): return 1\n", first=1, last=2, monkeypatch=monkeypatch))
+    assert ("inlined" in rows) is is_stated
+
+
+def test_names_of_parameters_are_part_of_a_model():
+    sealed = stated(model())
+    assert judged(sealed, model()) is None
+    assert judged(sealed, model(parameter="layers.0.base_layer.weight")).reason is Reason.STALE

@@ -56,6 +56,9 @@ def ended(pids):
 def test_nothing_is_left(tmp_path, how):
     process, pids = start(tmp_path / "its own", 1 if how == "takes too long" else 1000)
     assert len(pids) == 2
+    # The pipe by which the program's end is known is not the compile's to read.
+    assert how == "takes too long" or os.readlink(f"/proc/{pids[0]}/fd/0") == os.devnull
+    assert how == "takes too long" or os.sched_getscheduler(pids[0]) == os.SCHED_IDLE
     assert how == "takes too long" or all(map(is_alive, pids))
     if how == "program ends":
         process.stdin.close()
@@ -71,3 +74,24 @@ def test_nothing_is_left(tmp_path, how):
         assert not (tmp_path / "its own").exists()
     process.stdout.close()
     process.stdin.close()
+
+
+# A program that ends at once, while another process holds the other end of its pipe.
+PROGRAM = (
+    "import subprocess, sys;"
+    "process = subprocess.Popen([sys.executable, '-c', *sys.argv[1:]], stdout=subprocess.PIPE, start_new_session=True);"
+    "print(process.stdout.readline().decode(), flush=True)"
+)
+
+
+def test_nothing_is_left_where_another_process_holds_the_pipe_of_a_program_that_has_ended(tmp_path):
+    (tmp_path / "its own").mkdir()
+    read, write = os.pipe()
+    command = [sys.executable, "-c", PROGRAM, HANGS, str(tmp_path / "its own"), "1000"]
+    environment = os.environ | {"PYTHONPATH": str(SOURCE), "SAFECACHE": "0"}
+    with os.fdopen(read), os.fdopen(write, "w"):
+        done = subprocess.run(
+            command, stdin=read, capture_output=True, text=True, env=environment, timeout=60, check=True
+        )
+        pids = [int(pid) for pid in done.stdout.split()]
+        assert len(pids) == 2 and ended(pids)
