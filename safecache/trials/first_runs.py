@@ -187,11 +187,10 @@ def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, bega
             where = (
                 f"They were moved to {os.path.dirname(moved[0])}" if moved else "They cannot be moved, and are not used"
             )
-            first = os.path.join(cache.root, names[0])
+            first, remedy = os.path.join(cache.root, names[0]), f"{where}; it is compiled anew."
             if strikes.is_artifact(names[0]):
-                first, where = "what was compiled ahead of time", "What it is loaded from is refused"
-            message = f"{first}{rest} did not survive its first run: {what}."
-            events.report(reason, message, cause=CAUSE, remedy=f"{where}; it is compiled anew.")
+                first, remedy = "what was compiled ahead of time", "It is refused until it is made anew."
+            events.report(reason, f"{first}{rest} did not survive its first run: {what}.", cause=CAUSE, remedy=remedy)
 
 
 def objection(root: str, kind: Kind, key: str, name: str) -> str:
