@@ -73,9 +73,9 @@ def test_second_waits_until_the_first_has_ended_and_looks_again(root, flyer, com
     assert events.counters()[Count.LEFT_TO_OTHERS.value] == 1
     assert other.says() == "released"
     (line,) = (each for each in run_summary.read(str(root)) if each.label == Count.LEFT_TO_OTHERS.value)
-    assert (
-        line.key == KEY and 1.0 > line.took - line.waited >= 0 and flight.waited == pytest.approx(line.waited, abs=0.01)
-    )
+    assert line.key == KEY and flight.waited == pytest.approx(line.waited, abs=0.01)
+    # Of this process and of the other one, each rounded for itself.
+    assert 1.0 > line.took - line.waited >= -0.01
 
 
 def test_what_was_found_is_released_at_once(root, flyer, compiling):
