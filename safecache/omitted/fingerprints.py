@@ -48,6 +48,10 @@ _Stated = dict[str, dict[str, str]]
 _SHOWN = ("schema", "tags", "rank", "speculation", "modalities")
 
 
+# Rows of one part that a person would read.
+_MOST = 50
+
+
 class _Thread(threading.local):
     graph: Any = None
 
@@ -145,7 +149,11 @@ def described(provenance: Mapping[str, str]) -> Iterator[tuple[bool, str]]:
             hidden = " and ".join(PARTS[part].title for part in operators.HIDDEN)
             yield False, f"{op}: {hidden} not known, since it was registered before safecache was imported"
     for part in PARTS:
-        yield from (_described(part, name, value) for name, value in sorted(stated.get(part, {}).items()))
+        rows = stated.get(part, {})
+        if len(rows) > _MOST:
+            yield PARTS[part].refuses, f"{PARTS[part].title}: {len(rows)}, as digests"
+        else:
+            yield from (_described(part, name, value) for name, value in sorted(rows.items()))
 
 
 def _described(part: str, name: str, value: object) -> tuple[bool, str]:

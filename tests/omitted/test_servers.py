@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import types
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -233,3 +233,10 @@ def test_names_of_parameters_are_part_of_a_model():
     sealed = stated(model())
     assert judged(sealed, model()) is None
     assert judged(sealed, model(parameter="layers.0.base_layer.weight")).reason is Reason.STALE
+
+
+def test_a_person_is_told_of_a_whole_configuration_in_one_line():
+    settings = make_dataclass("CacheConfig", [(f"switch_{number}", int, number) for number in range(60)])()
+    told = [text for _, text in fingerprints.described(stated(model(cache=settings)))]
+    (line,) = (text for text in told if "configuration" in text)
+    assert line.endswith(": 61, as digests"), told
