@@ -113,7 +113,7 @@ def trained(hosts, prepare, last):
 
 
 DIES = """
-import signal
+import signal, time
 from torch._inductor import graph
 to_module = graph.GraphLowering.compile_to_module
 def compile_to_module(self):
@@ -121,6 +121,13 @@ def compile_to_module(self):
         os.kill(os.getpid(), signal.SIGKILL)
     return to_module(self)
 graph.GraphLowering.compile_to_module = compile_to_module
+# The other one comes to it later, or would compile for both.
+from torch._inductor import compile_fx as inductor
+compile_fx = inductor.compile_fx
+def compile_later(*args, **named):
+    time.sleep(0 if RANK else 3)
+    return compile_fx(*args, **named)
+inductor.compile_fx = compile_later
 """
 ENDS = """
 try:
