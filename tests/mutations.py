@@ -39,6 +39,7 @@ _GATE = [
 _GATE += ["tests/built_code/test_private_build.py"]
 _KILLS = ["tests/isolation/test_service_kills.py", "tests/isolation/test_service_deaths.py"]
 _SERVICE = ["tests/isolation/test_service.py", *_KILLS]
+_FLIGHTS = ["tests/flights/test_leases.py", "tests/flights/test_each_call.py"]
 _COMPILING = ["tests/crashes/test_worker_results.py", "tests/crashes/test_compiling_ahead.py"]
 _COMPILING += ["tests/crashes/test_confirmation.py"]
 _VERDICTS = ["tests/verification/test_verdicts.py"]
@@ -68,6 +69,9 @@ TESTS = {
     "omitted/functions": ["tests/omitted/test_functions.py"],
     "omitted/surroundings": ["tests/omitted/test_servers.py"],
     "flights/tuning": ["tests/flights/test_tunings.py"],
+    "flights/scopes": _FLIGHTS,
+    "flights/leases": _FLIGHTS,
+    "flights/holders": _FLIGHTS,
     "store/manifests": ["tests/store/test_records.py", *_GATE],
     "code/gate": ["tests/built_code/test_disposal.py", *_GATE],
     "code/triton_remote": ["tests/built_code/test_triton_backend.py", "tests/built_code/test_triton_records.py"],

@@ -1,7 +1,8 @@
 """Who compiles a key, and who waits for it: the first that misses takes a lease on it, and all others wait.
 
 A lease is held only for the time of the compile that it was taken in, and a wait is for something finer than all that
-the thread holds: so no two processes ever wait for each other. A wait ends when the holder publishes, fails or dies,
+the thread holds: so no two processes ever wait for each other. A rank that measures on its GPU for long may wait for
+what another one has to send, and lets go of what it holds. A wait ends when the holder publishes, fails or dies,
 and at the latest when it makes no progress or the time is up, by what the key took before if that is known; the waiter
 compiles then.
 """
@@ -16,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from safecache.flights import holders
+from safecache.flights import holders, workers
 from safecache.flights.leases import Holder, Lease, open_lease
 from safecache.history import journal, lookups
 from safecache.history.lookups import Time
@@ -25,7 +26,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind
 from safecache.settings import config
 
-__all__ = ["Flight", "Postponed", "enter", "not_waiting", "reset", "scope"]
+__all__ = ["Flight", "Postponed", "enter", "is_compiled_elsewhere", "measuring", "not_waiting", "reset", "scope"]
 
 # From coarse to fine: while a process has a lease on one, it waits only for those after it.
 _ORDER = (Kind.AOT_ENTRY, Kind.FX_ENTRY, Kind.KERNEL)
@@ -37,6 +38,10 @@ _SHORTEST, _LONGEST = 0.005, 0.1
 _TIMES, _AT_LEAST = 10.0, 30.0
 # Seconds: more than any compile takes. Of a time that a lease says, nothing vouches.
 _DAY = 86_400.0
+# Seconds after which a rank that measures lets go: a measurement takes some 25 ms.
+_MEASURED = 2.0
+# Seconds for which who has compiled the last graph, and has compile workers, is let come first to the next.
+_HEAD_START = 2.0
 # Seconds after which the first wait of a process is reported.
 NOTICE = 5.0
 _NOTE = "safecache: waiting for {0} to compile what this process needs too (an entry of the {1} cache, key {2}…)"
@@ -51,9 +56,20 @@ class Postponed(BaseException):
 
 
 class _Scope:
-    def __init__(self, kind: Kind, most: float | None) -> None:
-        self.kind, self.most = kind, most
+    def __init__(self, kind: Kind, most: float | None, *, waits: bool) -> None:
+        self.kind, self.most, self.waits = kind, most, waits
         self.leases: list[Lease] = []
+        self.is_compiled_elsewhere = False
+
+    def release(self, lease: Lease, how: Callable[[Lease], None]) -> None:
+        """``how`` it is ended, unless it is no more: of a rank that measures, by another thread."""
+        try:
+            self.leases.remove(lease)
+        except ValueError:
+            return
+        how(lease)
+        for action in lease.then:
+            action()
 
 
 class _Thread(threading.local):
@@ -66,6 +82,8 @@ _thread = _Thread()
 # Processes that were waited for until the time was up: for none of them again.
 _given_up: set[object] = set()
 _is_noted = False
+# Whether the last graph was found after a wait, and none was asked for since.
+_has_been_left_one = False
 
 
 class Flight:
@@ -83,30 +101,61 @@ class Flight:
 
     def found(self, root: str) -> None:
         """It has been found: nothing is compiled."""
+        global _has_been_left_one
         if self._lease is not None:
-            self._scope.leases.remove(self._lease)
-            _release(self._lease)
+            self._scope.release(self._lease, Lease.release)
         if self.waited:
+            _has_been_left_one = True
             events.count(Count.LEFT_TO_OTHERS)
             line = {"key": self._key, "waited": round(self.waited, 3), "took": round(self.took, 3)}
             journal.write(Count.LEFT_TO_OTHERS.value, root, line)
 
 
 @contextmanager
-def scope(kind: Kind, most: float | None) -> Iterator[None]:
+def scope(kind: Kind, most: float | None, *, waits: bool = True) -> Iterator[None]:
     """A compile of this kind by this thread, for this block: lookups of the kind in it may take leases until its end.
 
     ``most``: the seconds that it may wait, besides what the setting says; None if neither is it to wait, nor anybody
-    for it.
+    for it. ``waits``: else a lookup only finds out whether another process is compiling that, on this host.
     """
-    this = _Scope(kind, most)
+    this = _Scope(kind, most, waits=waits)
     _thread.scopes.append(this)
     try:
         yield
     finally:
         _thread.scopes.pop()
-        for lease in this.leases:
-            _release(lease)
+        for lease in list(this.leases):
+            this.release(lease, Lease.release)
+
+
+def is_compiled_elsewhere() -> bool:
+    """Whether what this thread has looked up, in the scope that it is in, is compiled by another process: not waited for."""
+    return bool(_thread.scopes) and _thread.scopes[-1].is_compiled_elsewhere
+
+
+@contextmanager
+def measuring() -> Iterator[None]:
+    """In this block, this thread waits until its GPU has done all that it was given.
+
+    That may be what another rank has to send which waits for this compile: after a time one of those who wait goes on
+    with it, and this one compiles without a lease.
+    """
+    held = [(each, lease) for each in _thread.scopes if each.most != math.inf for lease in each.leases]
+    if not held:
+        yield
+        return
+    timer = threading.Timer(_MEASURED, _let_go, [held])
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+def _let_go(held: list[tuple[_Scope, Lease]]) -> None:
+    for each, lease in held:
+        each.release(lease, lambda lease: lease.close(unlock=True))
 
 
 @contextmanager
@@ -138,8 +187,10 @@ def enter(kind: Kind, key: str, root: str, before: Callable[[], float] = float) 
 def _enter(this: _Scope, kind: Kind, key: str, root: str, before: Callable[[], float]) -> Flight | None:
     lease = open_lease(kind, key, root)
     try:
+        _let_others_begin(lease, kind)
         waited, took, abroad, is_held = 0.0, 0.0, 0.0, lease.try_to_hold()
-        if not is_held and _may_wait(kind) and not lease.is_foreign:
+        this.is_compiled_elsewhere = not is_held and not this.waits
+        if not is_held and this.waits and _may_wait(kind) and not lease.is_foreign:
             if not _thread.waits:
                 raise Postponed
             began = time.monotonic()
@@ -152,7 +203,7 @@ def _enter(this: _Scope, kind: Kind, key: str, root: str, before: Callable[[], f
         if mine:
             lease.sign(time.time())
             this.leases.append(lease)
-            abroad = _among_hosts(lease, kind, key, lambda: _patience(this, before))
+            abroad = _among_hosts(this, lease, kind, key, lambda: _patience(this, before))
             waited += abroad
             took += abroad
             lookups.add_seconds(kind, Time.WAITED, abroad, root)
@@ -164,6 +215,16 @@ def _enter(this: _Scope, kind: Kind, key: str, root: str, before: Callable[[], f
     return Flight(this, key, lease if mine else None, waited, took, elsewhere=abroad > 0) if is_held else None
 
 
+def _let_others_begin(lease: Lease, kind: Kind) -> None:
+    """For some time, if this process would have to start its workers for what one that has them comes to as well."""
+    global _has_been_left_one
+    if kind is Kind.FX_ENTRY and _has_been_left_one and workers.are_postponed():
+        until = time.monotonic() + _HEAD_START
+        while lease.holder() is None and time.monotonic() < until:
+            time.sleep(_LONGEST / 2)
+        _has_been_left_one = False
+
+
 def _patience(this: _Scope, before: Callable[[], float]) -> float:
     """How many seconds to wait at most: by what it took before, which anybody may have written, within the setting."""
     took = before()
@@ -171,9 +232,9 @@ def _patience(this: _Scope, before: Callable[[], float]) -> float:
     return min(this.most or 0.0, config.current().single_flight_wait, known)
 
 
-def _among_hosts(lease: Lease, kind: Kind, key: str, most: Callable[[], float]) -> float:
+def _among_hosts(this: _Scope, lease: Lease, kind: Kind, key: str, most: Callable[[], float]) -> float:
     """How long other hosts were waited for, with the lease among them taken if it can be had."""
-    if kind not in _AMONG_HOSTS or not tier.is_sending():
+    if kind not in _AMONG_HOSTS or not this.waits or not tier.is_sending():
         return 0.0
     from safecache.flights import fleet
 
@@ -181,12 +242,6 @@ def _among_hosts(lease: Lease, kind: Kind, key: str, most: Callable[[], float]) 
     if claim is not None:
         lease.then.append(claim.release)
     return waited
-
-
-def _release(lease: Lease) -> None:
-    lease.release()
-    for action in lease.then:
-        action()
 
 
 def _may_wait(kind: Kind) -> bool:
@@ -240,9 +295,9 @@ def _count(what: Count, root: str) -> None:
 
 def reset() -> None:
     """Wait for everybody again."""
-    global _is_noted
+    global _is_noted, _has_been_left_one
     _given_up.clear()
-    _is_noted = False
+    _is_noted = _has_been_left_one = False
 
 
 def _after_fork() -> None:

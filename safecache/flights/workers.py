@@ -1,7 +1,7 @@
 """Torch's compile workers, started when something is to be compiled: a process that finds everything has none.
 
-Torch starts them, which takes some seconds of CPU time, before it looks anything up. Here they are started once a graph
-is not found, and so not while another process is waited for that compiles it.
+Torch starts them, which takes some seconds of CPU time, before it looks anything up. Here they are started once an
+entry is not found, or, where another process compiles that, once a graph of it is not.
 """
 
 from __future__ import annotations

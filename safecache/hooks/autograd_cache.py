@@ -9,7 +9,7 @@ from typing import Any
 from safecache.entries import artifacts, loading, saving, searches
 from safecache.entries.searches import Search
 from safecache.explain import torch_keys
-from safecache.flights import workers
+from safecache.flights import scopes, workers
 from safecache.history import graph_names
 from safecache.hooks import compile_scopes, installation
 from safecache.omitted import fingerprints
@@ -98,7 +98,8 @@ def _end(search: Search, result: Any, given: Any) -> None:
         search.hit()
         return
     torch_keys.missed()
-    workers.start()
+    if not scopes.is_compiled_elsewhere():
+        workers.start()
     key = getattr(getattr(configuration, "cache_info", None), "cache_key", None)
     fingerprints.compiled(Kind.AOT_ENTRY, key or "")
     if key is None:

@@ -26,8 +26,8 @@ def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """compile_fx: with AOTAutograd. What trains is saved only with its backward, after others would have waited."""
 
     def compile(model_: Any, example_inputs_: Any, *rest: Any, **named: Any) -> Any:
-        most = None if _trains(example_inputs_) else _most()
-        with scopes.scope(Kind.AOT_ENTRY, most), _sampling(model_, example_inputs_, rest, named):
+        waits = not _trains(example_inputs_)
+        with scopes.scope(Kind.AOT_ENTRY, _most(), waits=waits), _sampling(model_, example_inputs_, rest, named):
             return wrapped(*args, **kwargs)
 
     return compile(*args, **kwargs)

@@ -130,6 +130,11 @@ _CACHE_DIR_COPIES = (
 _COMPILE_DLL = ("cls, source_code, dst_file_ext, extra_args=",)
 _TRITON_BUILD = "triton.runtime.build"
 _ASYNC_COMPILE = "torch._inductor.async_compile"
+_BENCHMARKING = "torch._inductor.runtime.benchmarking"
+_BENCHMARK_GPU = (
+    "self, _callable, estimation_iters=, memory_warmup_iters=, benchmark_iters=, max_benchmark_duration=, "
+    "return_mode=, grad_to_none="
+)
 # The marker in the modules that the source patch picklable-launchers changes.
 _PICKLABLE_LAUNCHERS = "_safecache_picklable_launchers"
 # In place of a signature: the symbol is a module global, which a proxy replaces.
@@ -413,6 +418,39 @@ TARGETS: tuple[Target, ...] = (
             "self, choices, name, inputs_key, precompilation_timeout_seconds=",  # to 2.14
             "self, choices, name, inputs_key, benchmark_inputs_key=, precompilation_timeout_seconds=",
         ),
+    ),
+    *(
+        Target(_BENCHMARKING, f"{each}.benchmark_gpu", "benchmarking:measure", signatures, since=since)
+        for each, since, signatures in (
+            ("TritonBenchmarker", TORCH_FROM, ("self, _callable, is_vetted_benchmarking=, kwargs",)),
+            (
+                "InductorBenchmarker",
+                TORCH_FROM,
+                (
+                    f"{_BENCHMARK_GPU}, is_vetted_benchmarking=, kwargs",  # to 2.12
+                    f"{_BENCHMARK_GPU}, is_vetted_benchmarking=, device_type=, kwargs",
+                ),
+            ),
+            (
+                "TorchProfilerBenchmarker",
+                (2, 13),
+                (
+                    "self, _callable, warmup=, rep=, estimation_iters=, memory_warmup_iters=, max_benchmark_duration=, "
+                    "return_mode=, grad_to_none=, device_type=, kwargs",
+                ),
+            ),
+        )
+    ),
+    Target(
+        _BENCHMARKING,
+        "Benchmarker.benchmark_gpu_with_cuda_graph",
+        "benchmarking:measure",
+        (
+            "self, _callable, kwargs",  # to 2.13
+            "self, _callable, grad_to_none=, kwargs",  # 2.14
+            "self, _callable, grad_to_none=, cudagraph_unroll=, kwargs",
+        ),
+        since=(2, 12),
     ),
     Target(_TRITON_BUILD, "_load_module_from_path", "triton_runtime:load_module_from_path", ("name, path",)),
     Target(

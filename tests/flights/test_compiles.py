@@ -166,6 +166,39 @@ def test_ranks_that_meet_in_a_compile_do_not_wait_for_each_other(home):
     assert all("waited in vain" not in answer["stats"] for answer in answers), answers
 
 
+# Who generates code first measures something on its device, which has first to end what waits for the other rank.
+MEASURES = """
+import os
+from torch._inductor import graph
+from torch._inductor.runtime.benchmarking import TritonBenchmarker
+benchmarker = TritonBenchmarker()
+benchmarker.triton_do_bench = lambda fn, return_mode: fn()
+store = dist.distributed_c10d._get_default_store()
+plain = graph.GraphLowering.compile_to_module
+def compile_to_module(self):
+    try:
+        os.mkdir(os.environ["FIRST"])
+    except FileExistsError:
+        return plain(self)
+    benchmarker.benchmark_gpu(lambda: store.wait(["sent"]))
+    return plain(self)
+graph.GraphLowering.compile_to_module = compile_to_module
+"""
+
+
+def test_rank_that_measures_lets_go_of_what_the_other_waits_for(home):
+    """As stages of a pipeline with equal graphs: without that, both stand until the wait is given up."""
+    group = GROUP.replace("world_size=2", "world_size=2, timeout=__import__('datetime').timedelta(seconds=60)")
+    run = f"{INFERENCE}\nstore.set('sent', b'')"
+    meet, first = str(home.base / "meet"), str(home.base / "first")
+    with Together(home, 2, run, "import os" + group + MEASURES, MEET=meet, FIRST=first) as processes:
+        processes.begin()
+        answers = processes.answers()
+    assert total(answers, "fxgraph_cache_miss") == 2 and not said(answers), answers
+    assert all("waited in vain" not in answer["stats"] for answer in answers), answers
+    assert len({answer["y"] for answer in answers}) == 1
+
+
 def test_rank_that_hits_compiles_with_one_that_does_not(home, new_home):
     """Each has a cache of its own, of which one is warm: without agreement it would leave the other in a collective."""
     configured = "torch._functorch.config._sync_decision_cross_ranks = True"

@@ -9,10 +9,11 @@ import pwd
 import select
 import signal
 import threading
+import time
 
 import pytest
 
-from safecache.flights import holders, leases, scopes
+from safecache.flights import holders, leases, scopes, workers
 from safecache.history import journal, run_summary
 from safecache.places import ours
 from safecache.reporting import events
@@ -76,6 +77,38 @@ def test_second_waits_until_the_first_has_ended_and_looks_again(root, flyer, com
     assert line.key == KEY and flight.waited == pytest.approx(line.waited, abs=0.01)
     # Of this process and of the other one, each rounded for itself.
     assert 1.0 > line.took - line.waited >= -0.01
+
+
+@pytest.fixture
+def left_one(root, flyer, compiling, monkeypatch):
+    """This process has found a graph that another one compiled, and has started no compile workers."""
+    monkeypatch.setattr(workers, "_postponed", [lambda: None])
+    other = flyer(root, "FX_ENTRY", KEY)
+    assert other.says() == "holds"
+    threading.Timer(0.5, other.go_on).start()
+    enter(root).found(str(root))
+
+
+def test_next_graph_is_left_to_who_has_workers_too(root, flyer, left_one, monkeypatch):
+    monkeypatch.setattr(scopes, "_HEAD_START", 60.0)
+    other = flyer(root, "FX_ENTRY", "the next")
+
+    def compile() -> None:
+        other.says()
+        time.sleep(0.5)
+        other.go_on()
+
+    threading.Thread(target=compile).start()
+    assert enter(root, key="the next").waited > 0 and not is_held()
+
+
+def test_next_graph_is_compiled_if_nobody_comes(root, left_one, monkeypatch):
+    slept = []
+    monkeypatch.setattr(scopes, "_HEAD_START", 0.2)
+    monkeypatch.setattr(scopes.time, "sleep", lambda seconds, sleep=time.sleep: slept.append(sleep(seconds)))
+    assert enter(root, key="the next") is not None and is_held() and slept
+    slept.clear()
+    assert enter(root, key="one more") is not None and not slept, "once"
 
 
 def test_what_was_found_is_released_at_once(root, flyer, compiling):
@@ -160,6 +193,48 @@ def test_rank_of_a_group_waits_no_longer_than_it_may(root, flyer):
         assert enter(root) is None
     with scopes.scope(Kind.FX_ENTRY, None):
         assert enter(root, key="another") is None and not is_held()
+
+
+@pytest.fixture
+def a_moment(monkeypatch):
+    """After a quarter of a second, a measurement has taken long."""
+    monkeypatch.setattr(scopes, "_MEASURED", 0.25)
+
+
+def test_rank_that_measures_for_long_has_one_successor(root, flyer, a_moment):
+    with scopes.scope(Kind.FX_ENTRY, 60.0):
+        assert enter(root) is not None and is_held()
+        waiting = [flyer(root, "FX_ENTRY", KEY) for _ in range(2)]
+        with scopes.measuring():
+            ready, _, _ = select.select([each.process.stdout for each in waiting], [], [], 60)
+            assert len(ready) == 1 and not is_held()
+        (successor,) = (each for each in waiting if each.process.stdout in ready)
+        assert successor.says() == "holds"
+    assert len(os.listdir(folder(root))) == 1, "the lease is the successor's now"
+    successor.go_on()
+    assert sorted(each.says() for each in waiting) == ["looks again", "released"]
+
+
+def test_what_was_found_while_it_was_let_go_is_no_error(root, a_moment):
+    with scopes.scope(Kind.FX_ENTRY, 60.0):
+        flight = enter(root)
+        with scopes.measuring():
+            while is_held():
+                time.sleep(0.01)
+        flight.found(str(root))
+
+
+@pytest.mark.parametrize("most", [60.0, math.inf], ids=["a short measurement", "no rank"])
+def test_measurement_that_keeps_nobody_waiting_lets_nothing_go(root, a_moment, most):
+    with scopes.scope(Kind.FX_ENTRY, most):
+        enter(root)
+        before = threading.active_count()
+        with scopes.measuring():
+            assert threading.active_count() == before + (most == 60.0)
+            if most != 60.0:
+                time.sleep(0.5)
+        time.sleep(0.5)
+        assert is_held() and threading.active_count() == before
 
 
 def test_nobody_waits_for_what_is_as_coarse_as_what_they_hold(root, flyer):

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import math
+import os
+import shutil
+
 from helpers.together import Together, said
 
-from safecache.flights import workers
+from safecache.flights import scopes, workers
+from safecache.reporting.kinds import Kind
 
 # Where the pool is started (and not: it would only be killed again), and what is compiled meanwhile.
 COUNTED = """
@@ -55,6 +60,19 @@ except Exception:
     warnings.append("is compiled")
 """
     assert starts(home, RUN + lookups) == ["found", "starts in launcher", "is compiled"]
+
+
+def test_who_trains_what_another_process_compiles_has_them_once_a_graph_is_not_found(home):
+    """Its AOTAutograd entry is saved only with the backward; its graphs may be found before."""
+    starts(home)
+    (key,) = os.listdir(home.cache / "aotautograd")
+    shutil.rmtree(home.cache / "aotautograd")
+    with scopes.scope(Kind.AOT_ENTRY, math.inf):
+        assert scopes.enter(Kind.AOT_ENTRY, key, str(home.cache)) is not None
+        assert starts(home) == []
+        for name in ("aotautograd", "fxgraph"):
+            shutil.rmtree(home.cache / name)
+        assert starts(home) == ["starts in codegen"]
 
 
 def test_packages_and_switched_off_caches_have_them_at_once(home):

@@ -20,6 +20,7 @@ MODULES = (
     "torch._dynamo.package",
     "torch._dynamo.pgo",
     "torch._inductor.runtime.autotune_cache",
+    "torch._inductor.runtime.benchmarking",
     "torch._inductor.runtime.caching.implementations",
     "torch.compiler._cache",
     "torch.compiler",
