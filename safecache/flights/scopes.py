@@ -129,7 +129,7 @@ def scope(kind: Kind, most: float | None, *, waits: bool = True) -> Iterator[Non
 
 
 def is_compiled_elsewhere() -> bool:
-    """Whether what this thread has looked up, in the scope that it is in, is compiled by another process: not waited for."""
+    """Whether what this thread has looked up here is compiled by another process, for which it has not waited."""
     return bool(_thread.scopes) and _thread.scopes[-1].is_compiled_elsewhere
 
 

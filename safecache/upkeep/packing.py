@@ -6,6 +6,7 @@ reader would. What is in a cache already, and verifies, stays.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import tempfile
@@ -14,7 +15,7 @@ from functools import partial
 from typing import IO, Any, NamedTuple
 
 from safecache.code import vllm_files
-from safecache.files import folders
+from safecache.files import folders, temporaries
 from safecache.packs import archive
 from safecache.packs.archive import INDUCTOR, TRITON, VLLM, Pack, Packed
 from safecache.places import layout
@@ -84,7 +85,10 @@ def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
             named.setdefault(group.name, []).append(group)
     tell(len(named), None)
     made, stated = list[Packed](), _Stated()
-    with tempfile.TemporaryFile(dir=os.path.dirname(os.path.abspath(out))) as spool:
+    directory = os.path.dirname(os.path.abspath(out))
+    with contextlib.suppress(OSError), folders.opened(directory) as folder:  # it cannot be listed
+        temporaries.reap(folder, only_ours=True)
+    with tempfile.TemporaryFile(dir=directory) as spool:
         add = partial(_add, spool, made, stated)
         summary = transfers.summarized(add, sorted(named.items()), tell, threads=1)
         spool.seek(0)

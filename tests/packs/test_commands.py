@@ -114,6 +114,15 @@ def test_a_pack_that_cannot_be_written_leaves_what_was_there(cache, pack, run, t
     assert sorted(path.name for path in tmp_path.iterdir() if path.name.endswith(".tmp")) == []
 
 
+def test_what_a_killed_packing_left_is_removed(cache, run, tmp_path):
+    left, others = tmp_path / ".0123456789abcdef.tmp", tmp_path / ".1.2.tmp"
+    for path in (left, others):
+        path.write_bytes(b"part of a pack")
+        os.utime(path, (0, 0))
+    assert run("pack", cache, "-o", tmp_path / "model.safecache").code == 0
+    assert not left.exists() and others.exists(), "what is not ours stays"
+
+
 def test_sealed_with_a_private_key_it_is_read_with_the_public_one(cache, run, settings, tmp_path):
     put(PRIVATE)
     keyring.reset()
