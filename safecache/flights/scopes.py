@@ -40,7 +40,8 @@ _TIMES, _AT_LEAST = 10.0, 30.0
 _DAY = 86_400.0
 # Seconds after which a rank that measures lets go: a measurement takes some 25 ms.
 _MEASURED = 2.0
-# Seconds for which who has compiled the last graph, and has compile workers, is let come first to the next.
+# Seconds for which who has compiled the last graph, and has compile workers, is let come first to the next: until
+# nobody has come once.
 _HEAD_START = 2.0
 # Seconds after which the first wait of a process is reported.
 NOTICE = 5.0
@@ -82,8 +83,8 @@ _thread = _Thread()
 # Processes that were waited for until the time was up: for none of them again.
 _given_up: set[object] = set()
 _is_noted = False
-# Whether the last graph was found after a wait, and none was asked for since.
-_has_been_left_one = False
+# Whether the last graph was found after a wait, and none was asked for since; and whether nobody came to one first.
+_has_been_left_one = _nobody_came = False
 
 
 class Flight:
@@ -217,11 +218,12 @@ def _enter(this: _Scope, kind: Kind, key: str, root: str, before: Callable[[], f
 
 def _let_others_begin(lease: Lease, kind: Kind) -> None:
     """For some time, if this process would have to start its workers for what one that has them comes to as well."""
-    global _has_been_left_one
-    if kind is Kind.FX_ENTRY and _has_been_left_one and workers.are_postponed():
+    global _has_been_left_one, _nobody_came
+    if kind in ENTRIES and _has_been_left_one and not _nobody_came and workers.are_postponed():
         until = time.monotonic() + _HEAD_START
-        while lease.holder() is None and time.monotonic() < until:
+        while lease.holder() is None and not _nobody_came:
             time.sleep(_LONGEST / 2)
+            _nobody_came = time.monotonic() >= until
         _has_been_left_one = False
 
 
@@ -295,9 +297,9 @@ def _count(what: Count, root: str) -> None:
 
 def reset() -> None:
     """Wait for everybody again."""
-    global _is_noted, _has_been_left_one
+    global _is_noted, _has_been_left_one, _nobody_came
     _given_up.clear()
-    _is_noted = _has_been_left_one = False
+    _is_noted = _has_been_left_one = _nobody_came = False
 
 
 def _after_fork() -> None:
