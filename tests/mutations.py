@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import itertools
 import os
 import re
 import shutil
@@ -132,15 +133,16 @@ def _read(module: str) -> str:
 def mutants(module: str) -> list[Mutant]:
     """All of a module, in order."""
     text = _read(module)
-    starts = [0]
-    for line in text.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+    lines = text.splitlines(keepends=True)
+    starts = [0, *itertools.accumulate(map(len, lines))]
     found = set()
     for node, new in _changes(ast.parse(text)):
         old = ast.get_source_segment(text, node)
-        assert old is not None and text.isascii()
+        assert old is not None
+        line = node.lineno - 1
+        column = len(lines[line].encode()[: node.col_offset].decode())
         if old != new:
-            found.add(Mutant(module, node.lineno, starts[node.lineno - 1] + node.col_offset, old, new))
+            found.add(Mutant(module, node.lineno, starts[line] + column, old, new))
     return sorted(found, key=lambda mutant: (mutant.start, len(mutant.old), mutant.new))
 
 
