@@ -16,7 +16,7 @@ TMPDIR of its own for each of the two:
   come up. The server says which kinds there are; vLLM calls the phase ``strict``, too.
 
 safecache is taken from this checkout, and its plugin is declared for the engines that are to have it alone. No network, no
-weights: the model is a random Llama. No pair starts after ``--seconds``; it says how many are left out. ``--options`` are
+weights: the model is a random one. No pair starts after ``--seconds``; it says how many are left out. ``--options`` are
 more arguments of each engine. Nothing else may run on that machine.
 """
 
@@ -39,7 +39,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +77,8 @@ class Server:
     first: str
     # Patterns of the files that are damaged together.
     faults: dict[str, tuple[str, ...]]
+    # What is in the model's configuration in place of what is in a Llama's.
+    model: dict[str, Any] = field(default_factory=dict)
     # Seconds until an engine is given up.
     patience: float = 240
 
@@ -268,7 +270,7 @@ class Run:
     def model(self, layers):
         place = self.base / f"model-{layers}"
         if not place.exists():
-            write_model(place, layers, *((512, 8, 32000) if self.gpu else (64, 2, 256)))
+            write_model(place, layers, *((512, 8, 32000) if self.gpu else (64, 2, 256)), **self.server.model)
         return place
 
     def arm(self):
@@ -439,7 +441,7 @@ def declare(place):
     (metadata / "entry_points.txt").write_text("\n".join(sections))
 
 
-def write_model(place, layers, width, heads, words):
+def write_model(place, layers, width, heads, words, **other):
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -455,7 +457,7 @@ def write_model(place, layers, width, heads, words):
         "vocab_size": words,
     }
     place.mkdir()
-    (place / "config.json").write_text(json.dumps(config))
+    (place / "config.json").write_text(json.dumps(config | other))
 
 
 def arguments(server, description):
