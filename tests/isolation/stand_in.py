@@ -113,7 +113,9 @@ def hang_in_program(directory):
     """As ptxas would, were it stubborn too; tells its pid."""
     child = subprocess.Popen([sys.executable, "-S", "-c", STUBBORN], stdout=subprocess.PIPE)
     child.stdout.readline()
-    Path(directory, "program").write_text(str(child.pid))
+    draft = Path(directory, "draft")
+    draft.write_text(str(child.pid))
+    draft.rename(Path(directory, "program"))
     child.wait()
 
 
