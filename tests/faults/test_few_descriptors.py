@@ -26,9 +26,13 @@ def compile_with(home, warm_template, is_warm, **how):
 def test_compile_ends_as_that_of_stock_torch_and_the_next_process_recovers(home, warm_template, spare, is_warm):
     stock = compile_with(home, warm_template, is_warm, spare=spare, stock=True)
     ours = compile_with(home, warm_template, is_warm, spare=spare)
-    assert ours.errors == stock.errors and (ours.ok or "Too many open files" in ours.messages[-1]), (ours, stock)
+    # The same cause. Stock torch up to 2.14 fails as early as in the lookup of an FX entry, under another exception.
+    assert ours.errors[-1:] == stock.errors[-1:] and (ours.ok or "Too many open files" in ours.messages[-1]), (
+        ours,
+        stock,
+    )
     # Entries that cannot be opened, if any, and what is compiled for it: no directory is used in place of theirs.
-    assert all(re.search(r"Too many open files\. \[un(read|writ)able]", warning) for warning in ours.warnings), ours
+    assert all(re.search(r"\[un(read|writ)able\]: .*Too many open files", warning) for warning in ours.warnings), ours
     if ours.ok:
         assert ours.hits == stock.hits, (ours, stock)
     again = home.run()

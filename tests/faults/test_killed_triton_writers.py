@@ -18,6 +18,7 @@ from conftest import SOURCE
 pytestmark = [
     pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed"),
     pytest.mark.default_release,
+    pytest.mark.timeout(1800),  # some hundred processes, on a machine that may be busy
 ]
 
 NAMES = ("k.cubin", "k.json")
@@ -97,6 +98,5 @@ def test_writer_that_is_killed_leaves_a_whole_group_or_none(tmp_path, process, c
         assert not quarantined or there, f"{call} {number}"
         for path in root.rglob(".*.tmp"):
             os.utime(path, (time.time() - 7200,) * 2)
-        assert process(WRITE, directory, "new").returncode == 0
-        assert process(READ, directory).stdout.startswith('[["new", "new"], '), f"{call} {number}"
+        assert process(WRITE + READ, directory, "new").stdout.startswith('[["new", "new"], '), f"{call} {number}"
         assert sorted(path.name for path in directory.iterdir()) == sorted([*NAMES, "__grp__k.json"])

@@ -147,7 +147,7 @@ def test_frozen_holder_is_given_up_and_not_waited_for_again(root, flyer, compili
     os.kill(holder.pid, signal.SIGSTOP)
     with caplog.at_level(logging.WARNING):
         assert enter(root) is None
-    assert f"process {holder.pid} (python" in caplog.text and "compiled" in caplog.text, caplog.text
+    assert f"gave up waiting for process {holder.pid} (python" in caplog.text, caplog.text
     assert events.counters()[Count.WAITED_IN_VAIN.value] == 1
     caplog.clear()
     again = leases.open_lease(Kind.FX_ENTRY, "what it holds besides", str(root))
@@ -208,7 +208,9 @@ def test_rank_that_measures_for_long_has_one_successor(root, flyer, a_moment):
         waiting = [flyer(root, "FX_ENTRY", KEY) for _ in range(2)]
         with scopes.measuring():
             ready, _, _ = select.select([each.process.stdout for each in waiting], [], [], 60)
-            assert len(ready) == 1 and not is_held()
+            assert len(ready) == 1
+            while is_held():  # its lock is let go first, by another thread
+                time.sleep(0.01)
         (successor,) = (each for each in waiting if each.process.stdout in ready)
         assert successor.says() == "holds"
     assert len(os.listdir(folder(root))) == 1, "the lease is the successor's now"
@@ -299,8 +301,8 @@ def test_notice_names_the_holder_once(root, flyer, compiling, monkeypatch, setti
         enter(root)
         scopes._given_up.clear()
         enter(root)
-    lines = [line for line in caplog.messages if "waiting for" in line]
-    assert len(lines) == 1 and f"process {holder.pid}" in lines[0] and "FX graph cache" in lines[0], lines
+    lines = [line for line in caplog.messages if "safecache: waiting for" in line]
+    assert len(lines) == 1 and f"process {holder.pid}" in lines[0] and "FX graph entry" in lines[0], lines
 
 
 # What somebody who can write to the cache can do to a lease: nothing outside of it, and nobody hangs.

@@ -66,7 +66,7 @@ def command_line(fake_environment, tmp_path):
         if pythonpath:
             environment["PYTHONPATH"] = os.pathsep.join(map(str, pythonpath))
         command = [sys.executable, "-m", "safecache", *arguments]
-        return Said(subprocess.run(command, env=environment, cwd=cwd, text=True, capture_output=True, timeout=60))
+        return Said(subprocess.run(command, env=environment, cwd=cwd, text=True, capture_output=True, timeout=240))
 
     return run
 

@@ -149,7 +149,8 @@ def test_paths_in_variables_of_triton_are_in_its_keys(moved):
 
 def test_payloads_still_tell_where_they_were_made(first, kept):
     """Nothing reads those paths; but who gives a cache away shows them."""
-    told = {"aotautograd/*/*": first.project, "*/*.main.so": first.cache, "triton/0/*/*.ptx": first.project}
+    # So do libraries, but here harness/caching_compiler.py may have made one for another test.
+    told = {"aotautograd/*/*": first.project, "triton/0/*/*.ptx": first.project}
     for pattern, path in told.items():
         assert any(os.fsencode(path) in file.read_bytes() for file in kept.glob(pattern)), pattern
     records = [path for path in kept.rglob("*") if path.is_file() and path.parts[-4:-2] == (".safecache", "records")]
