@@ -10,12 +10,13 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from safecache.cli.arguments import add_json
@@ -186,23 +187,26 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _play(stock: Cache, ours: Cache, base: Path, faults: tuple[tuple[str, Scene], ...]) -> Iterator[Row]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn())
+    steps = [(scenario, scene, cache) for scenario, scene in (*_FIRST, *faults) for cache in (stock, ours)]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
+    start = time.monotonic()
+    texts: list[str] = []
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task("", total=2 * (len(_FIRST) + len(faults)))
-        for scenario, scene in (*_FIRST, *faults):
-            texts = []
-            fine = False
-            for cache in (stock, ours):
-                progress.update(task, description=f"{scenario}: {cache.base.name}")
-                if not console.is_terminal:
-                    print(f"{scenario}: {cache.base.name}", file=sys.stderr, flush=True)
-                if scene in dict(faults).values():
-                    cache = cache.copy(base / f"{cache.base.name}-{scene.__name__}")
-                text, fine = scene(cache)
-                texts.append(text)
-                progress.advance(task)
-            yield Row(scenario, texts[0], texts[1], fine)
+        task = progress.add_task("", total=len(steps))
+        for number, (scenario, scene, cache) in enumerate(steps, 1):
+            described = f"{scenario}: {cache.base.name}"
+            progress.update(task, description=described)
+            if not console.is_terminal:
+                passed = f"{time.monotonic() - start:.0f} s"
+                print(f"step {number} of {len(steps)}, after {passed}: {described}", file=sys.stderr, flush=True)
+            if scene in dict(faults).values():
+                cache = cache.copy(base / f"{cache.base.name}-{scene.__name__}")
+            text, fine = scene(cache)
+            texts.append(text)
+            progress.advance(task)
+            if not cache.stock:
+                yield Row(scenario, texts[-2], texts[-1], fine)
 
 
 def _print(console: Console, rows: list[Row]) -> None:

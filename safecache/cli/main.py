@@ -36,7 +36,7 @@ _GROUPS = {
         "du": ("du", "say what caches hold, by kind, and when it was used"),
         "stats": ("stats", "say what the processes of a run have looked up, and why it was missed"),
         "explain": ("explain", "say why lookups missed: which parts of which key differ"),
-        "report": ("report", "write a page of HTML about a run: its lookups, misses and caches"),
+        "report": ("report", "write an HTML page about a run to a file: its lookups, misses and caches"),
     },
     "keys": {
         "keygen": ("keys", "make a key: a MAC key, or one whose public part verifies alone"),

@@ -245,5 +245,5 @@ def run(arguments: argparse.Namespace) -> int:
         return stats.say_there_is_none(arguments, directories)
     path = os.path.abspath(arguments.output)
     entry_files.replace(path, render(found).encode())
-    print(path)
+    print(f"report written to {printable(path)}")
     return 0

@@ -42,6 +42,7 @@ __all__ = [
 _LABELS = run_summary.labels()
 MOST_PROCESSES = 64
 MOST_SHARED = 20
+_MOST_OTHERS = 3
 _BAR = 20  # letters
 
 
@@ -66,10 +67,14 @@ def run(arguments: argparse.Namespace) -> int:
     if summary is None:
         return say_there_is_none(arguments, directories)
     shared = list(shared_compiles.find(lines, summary.run).values())
+    others = [] if summary.run == ALL else sorted({line.run for line in lines} - {summary.run})
     if arguments.json:
-        print(json.dumps(_report(summary, shared)))
-    else:
-        _print(summary, shared)
+        print(json.dumps(_report(summary, shared) | {"other_runs": others}))
+        return 0
+    _print(summary, shared)
+    if others:
+        shown = printable(", ".join(others[-_MOST_OTHERS:]))
+        print(f"other runs recorded here: {len(others)}, among them {shown}. Show them with --run ID or --run {ALL}")
     return 0
 
 

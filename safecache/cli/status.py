@@ -177,9 +177,12 @@ def _print(report: dict[str, Any], hooks: list[dict[str, str]], *, everything: b
     console.print(printable(key), markup=False)
     for problem in report["refused_keys"]:
         console.print(printable(f"key refused: {problem}"), markup=False)
-    for part, states in _parts(hooks).items():
+    absent = {hook["reason"] for hook in hooks if hook["state"] == "not for this torch" and hook["reason"]}
+    for part, states in _parts([hook for hook in hooks if hook["reason"] not in absent]).items():
         counts = ", ".join(f"{count} {state}" for state, count in states.items())
         console.print(f"{part:<18} {counts}", highlight=False)
+    if absent:
+        console.print(", ".join(sorted(absent)), highlight=False)
     shown = hooks if everything else [hook for hook in hooks if hook["state"] not in _HEALTHY]
     if not shown:
         return

@@ -171,7 +171,7 @@ def _settle_marker(path: str, root: str, is_there: bool) -> None:
 
 
 def mark_loaded(path: str, root: str) -> None:
-    """Attest the empty file that torch, from 2.14 on, puts beside a probe that it could load, not to load it again."""
+    """Attest the empty file that torch is about to write beside a probe that it could load, not to load it again."""
     marker = path + LOADED
     gate.keep(marker, root, content=b"")
     copies.send_content(marker, b"", Kind.NATIVE_CODE, record=gate.record_of(marker, b"", Kind.NATIVE_CODE, {}, root))
@@ -321,8 +321,8 @@ def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
         refusal = gate.judge(place, layer, kind)
     except directory_faults.Unreadable as error:
         # For a cache that has a fallback directory, this was reported under the same cause.
-        text = f"{kind.noun} {place} was not used: {error.evidence}."
-        events.report(Reason.UNREADABLE, text, cause=layer, remedy=_REMEDY, error=error)
+        message = f"refused {kind.noun} {place}"
+        events.report(Reason.UNREADABLE, message, why=error.evidence, cause=layer, remedy=_REMEDY, error=error)
         return None
     if refusal is not None:
         note(refusal.reason, kind, place, refusal.evidence, _REMEDY)

@@ -25,6 +25,7 @@ from safecache.explain.components import (
 )
 from safecache.explain.key_records import Absence, Component, KeyRecord
 from safecache.files import folders, opening
+from safecache.history.graph_names import BACKWARD
 from safecache.places import layout, ours
 from safecache.reporting.kinds import Kind
 from safecache.settings import timestamps
@@ -272,8 +273,13 @@ def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
         return Explanation(own, Absence.EVICTED, refusals(record.key, root), None, [], remains)
     others = _earlier(key_records.same_name(record.kind, record.name, root), record, saved)
     absence = Absence.KEY_DIFFERS if others else Absence.NEVER_SEEN
-    # Of another name: what a function is called now, that was moved or renamed.
-    others = others or _earlier(key_records.every(root, record.kind), record, saved)
+    # Of another name: what a function is called now, that was moved or renamed. Its forward graph says nothing of its
+    # backward graph.
+    others = others or [
+        other
+        for other in _earlier(key_records.every(root, record.kind), record, saved)
+        if other.name.endswith(BACKWARD) == record.name.endswith(BACKWARD)
+    ]
     nearest = nearest_of(record, others)
     differences = compare(nearest, record) if nearest else []
     return Explanation(record, absence, [], nearest, differences)

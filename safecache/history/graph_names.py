@@ -15,7 +15,10 @@ from collections.abc import Mapping
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-__all__ = ["frame", "of_aot_graph", "of_current", "of_function", "of_fx_graph"]
+__all__ = ["BACKWARD", "frame", "of_aot_graph", "of_current", "of_function", "of_fx_graph"]
+
+# How the name of a backward graph ends.
+BACKWARD = " backward"
 
 _COMPILE = ("torch._dynamo.convert_frame", "_compile")
 _WRAPPER = "torch._dynamo.external_utils"

@@ -153,11 +153,11 @@ def what_must_hit_raises(lookup: Lookup) -> MissError | None:
 def _text(lookup: Lookup) -> str:
     reason = lookup.reason.value if lookup.reason is not None else ""
     detail = f": {lookup.detail}" if lookup.detail else ""
-    name = lookup.name or "a graph"
+    where = f"the {lookup.kind.cache} cache for {lookup.name or 'a graph'}"
     return (
-        f"safecache: nothing in the {lookup.kind.cache} cache can be used for {name}, and SAFECACHE_MUST_HIT is set"
-        f" [{reason}]{detail} (key {lookup.key or 'unknown'}). Warm the cache with this very code, configuration and"
-        " environment, or unset SAFECACHE_MUST_HIT."
+        f"safecache: miss in {where} [{reason}]{detail} (key {lookup.key or 'unknown'}), and SAFECACHE_MUST_HIT forbids"
+        " compiling. Help: safecache explain; warm the cache with the same code, settings and environment; or unset"
+        " SAFECACHE_MUST_HIT"
     )
 
 

@@ -17,11 +17,12 @@ from safecache.entries import loading
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import mounts, ownership
 from safecache.hooks import installation
+from safecache.patching import targets
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
-from safecache.signing import keyring
+from safecache.signing import keyring, provenance
 from safecache.tiers import directory_faults, fallback
 from safecache.tiers.directory_faults import Fault
 
@@ -199,7 +200,7 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         events.report(
             Reason.NOT_EXECUTABLE,
             "torch cannot tell which vector instructions this CPU has, and compiles slow kernels without any: "
-            f"its probe lies{loads.advice(cache, 'TORCHINDUCTOR_CACHE_DIR')}",
+            f"its probe is{loads.advice(cache, 'TORCHINDUCTOR_CACHE_DIR')}",
             cause=cache,
             remedy="If only a warm cache is read, TORCHINDUCTOR_VEC_ISA_OK=1 does without the probe.",
         )
@@ -229,7 +230,7 @@ def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
         root = sys.modules["torch._inductor.codecache"].cache_dir()
         verified, content = gate.admit_code(output_path, root)
         loaded = wrapped(exec_directory.place(output_path, content) if config.current().exec_dir else verified)
-        if loaded:
+        if loaded and provenance.torch_release() >= targets.PROBE_MARKERS_FROM:
             library_builds.mark_loaded(output_path, root)
         return loaded
 

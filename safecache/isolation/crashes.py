@@ -8,23 +8,27 @@ import re
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from safecache.entries import loading
 from safecache.errors import TritonCompileCrash
 from safecache.files import folders
 from safecache.isolation import client, reports
-from safecache.isolation.attempts import Request
 from safecache.isolation.client import Outcome
 from safecache.isolation.crash import Crash, diagnose, make
 from safecache.isolation.limits import Limits
 from safecache.places import layout, ours
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.remedies import suggest_fix
 from safecache.settings import config, timestamps
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.trust import Refusal
 from safecache.store import entry_files
+
+if TYPE_CHECKING:
+    # It imports Triton, and the commands that list crashes have to work without.
+    from safecache.isolation.attempts import Request
 
 __all__ = ["Note", "confirmed", "diagnosed", "find", "forget", "hashes", "listed", "remember", "reset", "skipped"]
 
@@ -71,9 +75,9 @@ def remember(root: str, hash: str, note: Note) -> None:
     try:
         entry_files.publish(_path(root, hash), sealed, root)
     except OSError as error:
-        text = f"the note of a crash {_path(root, hash)} was not written: {error.strerror}."
-        remedy = "Only this process skips the configuration. Let TRITON_CACHE_DIR name a directory that can be written."
-        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=remedy, error=error)
+        message, cause = f"could not write the note of a crash {_path(root, hash)}", f"{error.errno} {root}"
+        remedy = f"Only this process skips the configuration. {suggest_fix(error, 'TRITON_CACHE_DIR')}"
+        events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
 
 
 def find(root: str, hash: str, *, timeout: float, memory: int) -> Note | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 __all__ = [
     "MODULES",
     "PACKAGES_OBEY_TMPDIR_FROM",
+    "PROBE_MARKERS_FROM",
     "TARGETS",
     "TORCH_FROM",
     "TORCH_UNTIL",
@@ -31,8 +32,9 @@ class Target:
 
     ``since``: the first torch that has it; ``until``: the first that does not need the hook. ``copies``: modules that
     import it by name, and so may hold the unhooked function. ``marker``: an attribute that its module has if a source
-    patch (patches/) does all of the hook's work. ``needs``: a third-party package that its module imports. ``builtin``:
-    the symbol is a built-in function that the module calls.
+    patch (patches/) does all of the hook's work. ``needs``: the third-party package without which the module cannot be
+    imported, by default the one that it is part of. ``builtin``: the symbol is a built-in function that the module
+    calls.
     """
 
     def __init__(
@@ -51,7 +53,7 @@ class Target:
     ) -> None:
         self.copies = copies
         self.marker = marker
-        self.needs = needs
+        self.needs = needs or module.partition(".")[0]
         self.builtin = builtin
         self.since = since
         self.until = until
@@ -141,6 +143,8 @@ _PICKLABLE_LAUNCHERS = "_safecache_picklable_launchers"
 PICKLE_MODULE, OS_MODULE = "<module pickle>", "<module os>"
 # Older releases unpack AOTInductor packages below /tmp, whatever TMPDIR says.
 PACKAGES_OBEY_TMPDIR_FROM = (2, 13)
+# Older releases probe the CPU's vector instructions in every process, and leave no marker that a probe was loaded.
+PROBE_MARKERS_FROM = (2, 14)
 
 TARGETS: tuple[Target, ...] = (
     Target(
@@ -770,7 +774,6 @@ TARGETS: tuple[Target, ...] = (
         "_try_load_aot_compiled_fn",
         "vllm:load_model",
         ("model, aot_compilation_path",),  # 0.20 to 0.33
-        needs="vllm",
     ),
     Target(
         "vllm.compilation.caching",
@@ -779,23 +782,20 @@ TARGETS: tuple[Target, ...] = (
         (  # 0.20 to 0.33
             "state, standalone_compile_artifacts, vllm_config, sym_shape_indices_map, returns_tuple_map, fake_mode",
         ),
-        needs="vllm",
     ),
     # Not what saves models: it is a function within a function.
-    Target("vllm.compilation.decorators", "os", "vllm:sending_os", (OS_MODULE,), needs="vllm"),
+    Target("vllm.compilation.decorators", "os", "vllm:sending_os", (OS_MODULE,)),
     Target(
         "vllm.compilation.backends",
         "CompilerManager.initialize_cache",
         "vllm:initialize_cache",
         ("self, cache_dir, disable_cache=, prefix=",),
-        needs="vllm",
     ),
     Target(
         "vllm.compilation.backends",
         "CompilerManager.load",
         "vllm:load_artifact",
         ("self, graph, example_inputs, graph_index, compile_range",),  # 0.20 to 0.33
-        needs="vllm",
     ),
     # Not the methods that write: one of the files is written amid a whole compile.
     *(
@@ -804,7 +804,6 @@ TARGETS: tuple[Target, ...] = (
             "open",
             "vllm:open_file",
             ("file, mode=, buffering=, encoding=, errors=, newline=, closefd=, opener=",),
-            needs=server,
             builtin=True,
         )
         for server, module in (("vllm", "compilation.backends"), ("sglang", "srt.compilation.backend"))

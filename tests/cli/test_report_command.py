@@ -54,7 +54,7 @@ def page(run, cache, tmp_path):
     def make(*options):
         done = run("report", cache.root, "-o", tmp_path / "page.html", *options)
         assert done.code == 0, done.err
-        assert done.out.strip() == str(tmp_path / "page.html")
+        assert done.out == f"report written to {tmp_path / 'page.html'}\n"
         return Page((tmp_path / "page.html").read_text())
 
     return make

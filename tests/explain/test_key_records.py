@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from safecache.explain import key_records
+from safecache.explain import explanations, key_records
 from safecache.explain.key_records import Absence, Component, KeyRecord
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
@@ -80,6 +80,14 @@ def test_save_of_another_process_after_the_miss_is_no_eviction(root):
 def test_reason_of_an_absence_follows_from_what_was_saved(root, kind, key, name, expected):
     key_records.remember(record(), root)
     assert key_records.why_absent(kind, key, name, root) is expected
+
+
+@pytest.mark.parametrize(("half", "compared"), [("backward", False), ("forward", True)])
+def test_backward_graph_is_not_compared_with_a_forward_one_of_another_name(root, half, compared):
+    key_records.remember(record(kind=Kind.FX_ENTRY, name="model.f forward"), root)
+    missed = record(OTHER, f"model.g {half}", Kind.FX_ENTRY)
+    explanation = explanations.explain(missed, root, saved=False)
+    assert (explanation.nearest is not None) is compared and explanation.absence is Absence.NEVER_SEEN
 
 
 def test_tier_below_the_cache_knows_what_was_saved_there(root, tmp_path, monkeypatch):

@@ -9,6 +9,7 @@ import pytest
 from scenes import launch_scenes
 from scenes.launch_scenes import LAUNCHED, LOADED
 
+pytest.importorskip("triton")
 WHERE = pytest.mark.parametrize("what", [LOADED, LAUNCHED], ids=["load", "launch"])
 
 # Of a trial: what launches is the driver's, and what loads is Triton's.

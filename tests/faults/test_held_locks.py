@@ -69,6 +69,12 @@ def test_probe_of_vector_instructions_waits_for_no_lock(home, run, marker):
         assert run(load_scenes.probe_vector_instructions) == found
 
 
+def test_warm_probe_of_vector_instructions_seals_nothing(home):
+    """Torch before 2.14 leaves no marker beside a probe that it could load: there is none to be sealed."""
+    first, second = (home.run(load_scenes.probe_vector_instructions) for _ in range(2))
+    assert first.code_stats["code sealed"] and "code sealed" not in second.code_stats, second
+
+
 def test_threads_that_ask_at_once_build_with_the_same_flags(home, run):
     """Torch changes the flags while it probes, and what another thread reads then stays: all it has built is no hit."""
     (stock, also), (first, second) = (

@@ -57,6 +57,13 @@ def test_sums_are_over_all_processes_of_the_run(write, run):
     assert [row["name"] for row in said["missed"]] == ["model", "model"]
 
 
+def test_other_runs_are_named(write, run):
+    root = write(miss(time=1, run="first"), miss(time=2, run="second"), miss(time=3, run="third"))
+    assert json.loads(run("stats", root, "--json").out)["other_runs"] == ["first", "second"]
+    assert "other runs recorded here: 2, among them first, second." in run("stats", root).out
+    assert "other runs" not in run("stats", root, "--run", "all").out
+
+
 def test_verified_hits_are_told_where_there_are_some(write, run, tmp_path):
     root = write(line(time=1, run="none"), line(time=2, pid=1, counts={"compiled alike again": 3}), name="1")
     write(line(time=3, pid=2, counts={"compiled otherwise now": 1, "compiled alike again": 2}), name="2")

@@ -15,6 +15,7 @@ from conftest import NEEDS_TORCH, SOURCE, isolated_environment
 from .conftest import FAKE_TORCH
 
 pytestmark = NEEDS_TORCH
+pytest.importorskip("triton", reason="torch would find the fake torch's Triton")
 
 # Behind everything else, so that only the probe is found there: torch itself is the installed one.
 START = f"""

@@ -15,6 +15,7 @@ from safecache.isolation.client import Limits, ServiceUnavailable
 
 
 def test_the_server_has_triton_and_neither_torch_nor_site_nor_threads(service):
+    pytest.importorskip("triton")
     seen = service(imports=("triton",)).reply("surroundings")
     modules = set(seen["modules"])
     assert "triton" in modules and seen["threads"] == 1

@@ -36,9 +36,9 @@ import importlib
 from safecache.signing import provenance
 from safecache.patching.targets import VERIFYING, TARGETS
 release = provenance.torch_release()
-for name in sorted({{target.module for target in TARGETS if not target.needs and not target.is_not_for(release)}}):
-    if not name.startswith("triton") or {triton}:
-        importlib.import_module(name)
+needed = ["torch", "triton"] if {triton} else ["torch"]
+for name in sorted({{target.module for target in TARGETS if target.needs in needed and not target.is_not_for(release)}}):
+    importlib.import_module(name)
 import safecache
 def states():
     return {{hook.name: [hook.state, hook.reason] for hook in safecache.status()}}

@@ -162,7 +162,7 @@ def test_all_patches_go_together(patched, tmp_path):
     """Each module that one of them changes can be imported, and entries hit."""
     site = patched(*_all_names())
     modules = {path.removesuffix(".py").removesuffix("/__init__").replace("/", ".") for path in _all_files()}
-    modules = sorted(modules - {target.module for target in TARGETS if target.needs})
+    modules = sorted(modules - {target.module for target in TARGETS if target.needs not in ("torch", "triton")})
     code = f"import importlib\nfor name in {modules!r}: importlib.import_module(name)\n{MODEL}{PRINT}"
     assert site.said(code, tmp_path)["hits"] == [0, 0]
     said = site.said(code, tmp_path)
