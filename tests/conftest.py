@@ -13,6 +13,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from harness import selection
 from scenes import model_scenes
 
 from safecache.testing import isolated as isolated_environment
@@ -37,6 +38,13 @@ def pytest_configure(config: pytest.Config) -> None:
     path.chmod(0o755)
     os.environ["PATH"] = os.pathsep.join([store.name, os.environ["PATH"]])
     config.add_cleanup(store.cleanup)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark what is not run by default: see harness/selection.py."""
+    for item in selection.left_out(items):
+        item.add_marker("full")
 
 
 @pytest.fixture(autouse=True)

@@ -170,9 +170,9 @@ def _conditions(node: ast.AST) -> list[ast.expr]:
     return [inner.value for inner in ast.walk(node) if isinstance(inner, ast.Return) and inner.value] if is_bool else []
 
 
-def _test(copy: Path, tests: list[str]) -> str | None:
+def _test(copy: Path, tests: list[str], marker: str) -> str | None:
     """The first test that fails; None if all pass."""
-    options = ["-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-o", "timeout=60"]
+    options = ["-x", "-q", "-p", "no:randomly", "-p", "no:cacheprovider", "-o", "timeout=60", "-m", marker]
     there = [path for path in dict.fromkeys(tests) if (copy / path).exists()]
     command = [sys.executable, "-m", "pytest", *options, *there]
     environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1", "PYTHONPATH": str(copy)}
@@ -183,12 +183,12 @@ def _test(copy: Path, tests: list[str]) -> str | None:
     return failed[1] if failed else (done.stdout + done.stderr).strip().splitlines()[-1][:100]
 
 
-def _outcome(mutant: Mutant, copies: SimpleQueue[Path]) -> str | None:
+def _outcome(mutant: Mutant, copies: SimpleQueue[Path], marker: str) -> str | None:
     copy = copies.get()
     target = copy / "safecache" / f"{mutant.module}.py"
     try:
         target.write_text(mutant.source, encoding="utf-8")
-        return _test(copy, TESTS[mutant.module])
+        return _test(copy, TESTS[mutant.module], marker)
     finally:
         target.write_text(_read(mutant.module), encoding="utf-8")
         copies.put(copy)
@@ -211,6 +211,7 @@ def main() -> int:
     parser.add_argument("module", nargs="*", metavar="MODULE", help=f"of {', '.join(TESTS)}; all, without one")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--list", action="store_true", help="only say what would be changed")
+    parser.add_argument("-m", dest="marker", default="", help='as of pytest, such as "not full"; all tests, without it')
     chosen = parser.parse_args()
     todo = [mutant for module in chosen.module or TESTS for mutant in mutants(module)]
     if chosen.list:
@@ -219,7 +220,8 @@ def main() -> int:
     survived = 0
     with tempfile.TemporaryDirectory() as base, ThreadPoolExecutor(chosen.jobs) as pool:
         copies = _copies(base, chosen.jobs)
-        for mutant, killer in zip(todo, pool.map(lambda mutant: _outcome(mutant, copies), todo), strict=True):
+        killers = pool.map(lambda mutant: _outcome(mutant, copies, chosen.marker), todo)
+        for mutant, killer in zip(todo, killers, strict=True):
             why = EQUIVALENT.get((mutant.module, " ".join(mutant.old.split()), mutant.new))
             survived += killer is None and why is None
             print(f"{mutant}: {killer or (f'changes nothing: {why}' if why else 'SURVIVED')}", flush=True)
