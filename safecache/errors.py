@@ -18,7 +18,8 @@
     ├── SourcePatchError       a source patch does not fit, or cannot be applied: nothing was changed
     └── TritonCompileCrash     Triton's compiler died of a kernel, in a process of its own
 
-In default mode the five before the last five do not reach a compile: they become one warning and a recompile.
+In default mode EntryRefusedError, CacheReadError, UnpicklableEntryError, CacheWriteError and ExecutionError do not
+reach a compile: each becomes one warning and a recompile.
 Each takes a single message by position, so that all of them survive the pickling of a worker's result.
 """
 

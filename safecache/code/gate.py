@@ -75,9 +75,10 @@ def of_unusable(unusable: opening.UnusableEntry) -> Refusal:
 
 
 def settled(judged: Callable[[], Refusal | None], discarded: Callable[[Refusal], bool]) -> bool:
-    """Whether ``judged`` has nothing against what lies there; else that was ``discarded``, or is replaced for ever.
+    """Judge the file, and discard it if it is refused. Return whether it was accepted.
 
-    Both are called again if ``set_aside`` returns False: another file, perhaps a good one, lies there by now.
+    ``discarded`` returns False if another process has replaced the file in between: it is then judged again, up to
+    three times.
     """
     for _ in range(_MOST_REPLACED):
         refusal = judged()
@@ -98,9 +99,9 @@ def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> bool:
         raise _immovable(refusal, kind, path, root)
     if policy.decide(refusal.reason, strict=False).quarantine:
         events.count(Count.QUARANTINED)
-    where = f"It was moved to {moved}." if moved else "Another process has moved it away."
+    where = f"Rebuilding; moved to {moved}." if moved else "Rebuilding; another process has moved it away."
     cache = root if kind is Kind.KERNEL or root == config.cache_directory() else ""
-    loading.note(refusal.reason, kind, path, refusal.evidence, f"{where} It is made anew.", root=cache)
+    loading.note(refusal.reason, kind, path, refusal.evidence, where, root=cache)
     return True
 
 

@@ -21,6 +21,7 @@ from safecache.places import layout
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.remedies import suggest_fix
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.store import entry_files, manifests
@@ -204,9 +205,9 @@ def _publish(path: str, content: bytes, root: str) -> bool:
 
 
 def _report_unwritable(what: str, variable: str, root: str, error: OSError) -> None:
-    remedy = f"Make room there, or let {variable} name a directory that can be written."
-    text = f"{what} was not written: {error.strerror}."
-    events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=remedy, error=error)
+    remedy = f"Other processes will recompile it. {suggest_fix(error, variable)}"
+    message, cause = f"could not write {what}", f"{error.errno} {root}"
+    events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
 
 
 def put_aside(name: str, content: bytes, error: OSError) -> str:

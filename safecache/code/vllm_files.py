@@ -28,6 +28,7 @@ from safecache.places import layout
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.remedies import suggest_fix
 from safecache.signing.trust import Refusal
 from safecache.store import bundles, entry_files, manifests
 from safecache.store.bundles import Bundle
@@ -59,7 +60,6 @@ _EMPTY = "{}"
 # Below that, whatever a model was compiled from is in the hash. In a directory that a user has chosen it is not.
 _MODEL = re.compile(r"torch_aot_compile/[0-9a-f]{64}/rank_\d+_\d+/model")
 _PART = re.compile(r"[0-9a-f]{10}/rank_\d+_\d+/\w+")
-_REMEDY = "Make room there, or set {} to another place."
 
 
 class _State(threading.local):
@@ -232,12 +232,11 @@ def _publish(path: str, content: bytes) -> None:
     except OSError as error:
         written = False
         if _OF_SGLANG.fullmatch(os.path.basename(path)):
-            text = f"SGLang's {path} was not written: {error.strerror}. It goes on without."
-            remedy = _REMEDY.format("SGLANG_CACHE_DIR")
+            server, remedy = "SGLang", f"SGLang runs without it. {suggest_fix(error, 'SGLANG_CACHE_DIR')}"
         else:
-            text = f"vLLM's {path} was not written: {error.strerror}. It goes on, and compiles again at the next start."
-            remedy = _REMEDY.format("VLLM_CACHE_ROOT")
-        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=remedy, error=error)
+            server, remedy = "vLLM", f"The next start recompiles. {suggest_fix(error, 'VLLM_CACHE_ROOT')}"
+        message, cause = f"could not write {server}'s {path}", f"{error.errno} {root}"
+        events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
     finally:
         if not written:
             with suppress(OSError), folders.opened(os.path.dirname(path)) as folder:  # there is none

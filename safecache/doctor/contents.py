@@ -144,8 +144,8 @@ def _refused(root: str, said: str, found: Audit) -> Iterator[Finding]:
         yield finding.warning("damaged-entries", f"{said}, and {_text(damaged)}.", remedy)
     unsealed = by_reason.pop(Reason.UNSEALED, [])
     if unsealed:
-        evidence = f"{said}, and {_text(unsealed)}. They are not used: each is compiled anew."
-        remedy = f"safecache adopt {quoted}  # if nobody else could write there"
+        evidence = f"{said}, and {_text(unsealed)}: they have no seal, and will be recompiled."
+        remedy = f"safecache adopt {quoted}  # only if no one else could write there"
         yield finding.warning("unsealed-entries", evidence, remedy)
     built_elsewhere = [each for reason in Reason if reason in _OF_OTHERS for each in by_reason.pop(reason, [])]
     if built_elsewhere:

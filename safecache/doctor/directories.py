@@ -182,8 +182,8 @@ def _unusable(place: Place) -> Iterator[Finding]:
         evidence = f"{place}: {above if os.path.exists(above) else place.path} is not a directory."
         yield finding.error("not-a-directory", evidence, elsewhere(place.variable))
     elif not os.access(above, _USE, effective_ids=True):
-        doing = "cannot be used" if above == place.path else "cannot be made"
-        evidence = f"{place} {doing}: {above} {_state(above)}. Each process compiles anew, in a directory of its own."
+        doing = "is not writable" if above == place.path else "cannot be made"
+        evidence = f"{place} {doing}: {above} {_state(above)}. Nothing new is cached; every process recompiles."
         yield finding.error("not-writable", evidence, elsewhere(place.variable))
 
 

@@ -128,8 +128,10 @@ def _standing_down(hooks: list[dict[str, str]]) -> Iterator[Finding]:
             by_reason[hook["reason"] or hook["state"]].append(hook["name"])
     for reason, names in by_reason.items():
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        evidence = f"{', '.join(names[:_SHOWN])}{more} work as in stock torch: {reason}."
-        yield finding.warning("hook-standing-down", evidence, "safecache status")
+        shown = f"{', '.join(names[:_SHOWN])}{more}"
+        how_many = "1 hook is" if len(names) == 1 else f"{len(names)} hooks are"
+        evidence = f"{how_many} inactive ({shown}): {reason}. What they guard works as in stock torch."
+        yield finding.warning("hook-standing-down", evidence, "pip install -U safecache  # then: safecache status")
     active = sum(hook["state"] in ("active", "in the source") for hook in hooks)
     if not by_reason:
         yield finding.ok("hooks", f"All {active} hooks are active.")

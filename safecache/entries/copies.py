@@ -9,6 +9,7 @@ from safecache.files import opening
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.remedies import suggest_fix
 from safecache.settings import config
 from safecache.store import entry_files, manifests
 from safecache.tiers import layers, levels
@@ -24,8 +25,9 @@ def put(path: str, content: bytes, root: str, kind: Kind, mode: int = 0o666) -> 
     try:
         entry_files.publish(path, content, root, mode)
     except OSError as error:
-        text = f"{kind.noun} {path} was not copied from a lower layer: {error.strerror}."
-        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy="Make room there.", error=error)
+        message, cause = f"could not copy {kind.noun} {path} from a lower tier", f"{error.errno} {root}"
+        remedy = f"Using the lower tier. {suggest_fix(error)}"
+        events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
         return False
     return True
 

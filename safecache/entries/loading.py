@@ -162,16 +162,16 @@ def _is_barred(source: Source, path: str, root: str) -> bool:
     against = first_runs.objection(source.root, source.kind, source.cache_key, os.path.basename(path))
     if against:
         moved = entry_files.quarantine(path, root, Reason.CRASHED_RUN) if root else None
-        remedy = f"It was moved to {moved}." if moved else "It is compiled anew."
+        remedy = f"Recompiling; moved to {moved}." if moved else "Recompiling."
         note(Reason.CRASHED_RUN, source.kind, path, against, remedy, cause=first_runs.CAUSE)
     return bool(against)
 
 
 _UNUSABLE_REMEDIES = {
-    Reason.FOREIGN_OWNER: "It is skipped; remove it, or set SAFECACHE_SHARED=1 if users share this cache on purpose.",
-    Reason.TOO_LARGE: "It is skipped; remove it, or trust the key that has sealed it: safecache trust FILE.",
+    Reason.FOREIGN_OWNER: "Recompiling. Help: remove it, or set SAFECACHE_SHARED=1 if users share the cache on purpose",
+    Reason.TOO_LARGE: "Recompiling. Help: remove it, or trust the key that has sealed it: safecache trust FILE",
 }
-_READ_REMEDY = "The graph is compiled instead; make it readable or remove it."
+_READ_REMEDY = "Recompiling. Help: make it readable, or remove it"
 
 
 def read(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
@@ -206,7 +206,7 @@ def may_be_read(kind: Kind, path: str) -> bool:
 
 
 def _note_unusable(unusable: opening.UnusableEntry, kind: Kind, path: str) -> None:
-    remedy = _UNUSABLE_REMEDIES.get(unusable.reason, "It is skipped; remove it.")
+    remedy = _UNUSABLE_REMEDIES.get(unusable.reason, "Recompiling. Help: remove it")
     note(unusable.reason, kind, path, f"it is {unusable.detail}", remedy)
 
 
@@ -225,7 +225,7 @@ def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
         return base64.b64decode(data)
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
-        remedy = "The graph is compiled instead; look after the remote cache."
+        remedy = "Recompiling. Help: safecache doctor"
         note(Reason.REMOTE_FAILED, kind, origin_of(remote), text, remedy, error)
         return None
 
@@ -268,8 +268,10 @@ def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: s
         moved = entry_files.quarantine(path, root, refusal.reason, content)
         if moved is not None:
             events.count(Count.QUARANTINED)
-        stays = f"It could not be moved away, or was replaced since: remove {path} if it stays."
-        remedy = f"It was moved to {moved}." if moved else stays
+        stays = "Could not quarantine it: no permission, or another process replaced it."
+        remedy = f"Recompiling. {stays} Help: if this repeats, delete {path}"
+        if moved:
+            remedy = f"Recompiling; moved to {moved}. Help: safecache quarantine show {os.path.basename(moved)}"
     note(refusal.reason, kind, path or origin, refusal.evidence, remedy, cause=refusal.cause, root=cache)
 
 
@@ -292,8 +294,8 @@ def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> I
 
 # Said once for all of a cache, whatever is found in it first.
 _STOCK = (
-    "So it is with all that stock torch has left in {0}: it is compiled anew, and code that lies where that is built is"
-    " moved to quarantine. If nobody else could write there, seal all of it first, and it is used: safecache adopt {0}"
+    "Recompiling it and everything else unsealed in {0}; unsealed libraries and kernels go to quarantine. Help: if only"
+    " you could write there, run `safecache adopt {0}` before the next start"
 )
 
 
@@ -313,10 +315,10 @@ def note(
     ``cause``: what is warned of once, if not once for this kind. ``root``: the cache that it lies in, if
     ``safecache adopt`` would seal it there.
     """
-    message, cause = f"{kind.noun} {where} was not used: {evidence}.", cause or kind.value
+    cause = cause or kind.value
     if root and reason is Reason.UNSEALED:
         cause = config.within_cache(root)[0]  # Triton's for a device lies in another
         remedy = f"{remedy} {_STOCK.format(cause)}".lstrip()
     searches.refuse(kind, reason, f"{where}: {evidence}")
-    events.add_refusal(message)
-    events.report(reason, message, cause=cause, remedy=remedy, error=error)
+    events.add_refusal(f"refused {kind.noun} {where}: {evidence}.")
+    events.report(reason, f"refused {kind.noun} {where}", why=evidence, cause=cause, remedy=remedy, error=error)

@@ -26,6 +26,7 @@ from safecache.places import layout
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
+from safecache.reporting.remedies import suggest_fix
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
 from safecache.store import entry_files
@@ -69,8 +70,8 @@ class SaveAborted(BaseException):
 
     def report(self, what: str) -> None:
         """Report that ``what`` was not saved. Raises the reason's error in strict mode."""
-        message = f"{what} was not saved: {self}."
-        events.report(self.reason, message, cause=self.cause, remedy=self.remedy, error=self.error)
+        message = f"could not save {what}"
+        events.report(self.reason, message, why=str(self), cause=self.cause, remedy=self.remedy, error=self.error)
 
 
 class _Attempt:
@@ -88,19 +89,20 @@ class _Attempt:
         if self.pickled:
             # Local writes of entries report their own failures: this is another file, the remote cache, or the like.
             message, reason = "it could not be stored everywhere", Reason.UNWRITABLE
-            remedy = _SPACE_REMEDY if _names_a_file(error) else _REMOTE_REMEDY
+            failed = _file_error(error)
+            remedy = f"{_CONSEQUENCE} {suggest_fix(failed)}" if failed is not None else _REMOTE_REMEDY
         else:
             message, reason, remedy = "it could not be prepared", Reason.UNPREPARED, _PICKLE_REMEDY
         text = _error_text(error)
         return SaveAborted(reason, f"{message}: {text}", cause=text, remedy=remedy, error=error)
 
 
-def _names_a_file(error: BaseException) -> bool:
-    """Whether an error comes from the file system, however often torch wrapped it."""
+def _file_error(error: BaseException) -> OSError | None:
+    """The error of the file system that torch may have wrapped in others; None if it is of something else."""
     root = error
     while root.__cause__ is not None:
         root = root.__cause__
-    return getattr(root, "filename", None) is not None
+    return root if isinstance(root, OSError) and root.filename is not None else None
 
 
 class _Current(threading.local):
@@ -115,13 +117,15 @@ _blamed: WeakKeyDictionary[object, str] = WeakKeyDictionary()
 # FX entries that this process failed to save: an AOT entry that refers to one would always miss.
 _unsaved: set[str] = set()
 
+_CONSEQUENCE = "Other processes will recompile it."
 _PICKLE_REMEDY = (
-    "This graph compiles anew in every process, until the object can be pickled or is kept out of the graph."
+    "Every process recompiles this graph. Help: make the object picklable, or keep it out of the compiled graph"
 )
-_ARTIFACT_REMEDY = "Nothing can be saved until the object can be pickled or is kept out of the graph."
-_KEY_REMEDY = "Name a key that can seal in SAFECACHE_KEY_FILE, or make $XDG_CONFIG_HOME writable."
-_REMOTE_REMEDY = "Look after the remote cache."
-_SPACE_REMEDY = "Make room there, or let TORCHINDUCTOR_CACHE_DIR name a directory that can be written."
+_ARTIFACT_REMEDY = "Nothing can be saved. Help: make the object picklable, or keep it out of the compiled graph"
+_KEY_REMEDY = (
+    "Every process recompiles. Help: set SAFECACHE_KEY_FILE to a private key, or make $XDG_CONFIG_HOME writable"
+)
+_REMOTE_REMEDY = f"{_CONSEQUENCE} Help: safecache doctor"
 
 
 @contextmanager
@@ -231,7 +235,8 @@ def can_seal(kind: Kind) -> bool:
     if keys.signing is not None:
         return True
     problem = keys.problem or "no key could be had"
-    events.report(Reason.NO_KEY, f"{kind.noun} was not sealed: {problem}.", cause=problem, remedy=_KEY_REMEDY)
+    why = f"no signing key: {problem}"
+    events.report(Reason.NO_KEY, f"not saving {kind.noun}", why=why, cause=problem, remedy=_KEY_REMEDY)
     return False
 
 
@@ -262,9 +267,7 @@ def _unpicklable(obj: object, error: Exception) -> SaveAborted:
         text = cause = _error_text(error)
     else:
         text, cause = str(culprit), f"{culprit.type_name} {culprit.defined_at}"
-    return SaveAborted(
-        Reason.UNPICKLABLE, f"it cannot be pickled: {text}", cause=cause, remedy=_PICKLE_REMEDY, error=error
-    )
+    return SaveAborted(Reason.UNPICKLABLE, text, cause=cause, remedy=_PICKLE_REMEDY, error=error)
 
 
 def _seal(payload: bytes, kind: Kind, cache_key: str, also: Mapping[str, str] = MappingProxyType({})) -> bytes:
@@ -294,7 +297,8 @@ def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes)
             # The rest of this compile, and later ones, go where this process may read them again.
             return write(fallback.moved(directory, root), fallback.moved(root, root), kind, cache_key, content)
         text = f"{path}: {error.strerror or error}"
-        failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=_SPACE_REMEDY, error=error)
+        remedy = f"{_CONSEQUENCE} {suggest_fix(error)}"
+        failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=remedy, error=error)
         return _not_written(failure, kind, cache_key)
     events.count(Count.SAVED)
     if kind in ENTRIES:

@@ -21,8 +21,9 @@ __all__ = ["reset", "unanimous"]
 MOST = 60.0
 _PREFIX = "safecache/agreement"
 _TOO_LATE = (
-    "safecache: not all ranks have looked up what this one has, within {0:g} s ({1}). This process asks them no more: "
-    "one that finds in its cache what another lacks goes on alone. Give all ranks the same cache, or none."
+    "safecache: not all ranks reached this cache lookup within {0:g} s ({1}). This process stops coordinating and uses "
+    "its own cache; ranks may hang in a collective if their caches differ. Help: give every rank the same cache "
+    "directory, or an empty one"
 )
 
 _numbers = itertools.count(1)

@@ -45,8 +45,14 @@ _MEASURED = 2.0
 _HEAD_START = 2.0
 # Seconds after which the first wait of a process is reported.
 NOTICE = 5.0
-_NOTE = "safecache: waiting for {0} to compile what this process needs too (an entry of the {1} cache, key {2}…)"
-_HOW = ", for at most {0:g} s (SAFECACHE_SINGLE_FLIGHT_WAIT); SAFECACHE_SINGLE_FLIGHT=0 ends such waits."
+_NOTE = (
+    "safecache: waiting for {0} to finish {1} {2}…; compiling it here after {3:g} s at most"
+    " (SAFECACHE_SINGLE_FLIGHT_WAIT). Help: SAFECACHE_SINGLE_FLIGHT=0 disables waiting"
+)
+_GIVEN_UP = (
+    "safecache: gave up waiting for {0}: {1} {2}… not finished after {3:.0f} s, or the process is not running."
+    " Compiling it here; not waiting for that process again"
+)
 
 
 class Postponed(BaseException):
@@ -264,7 +270,7 @@ def _wait(lease: Lease, kind: Kind, key: str, most: float) -> tuple[bool, float]
         if lease.try_to_hold():
             return True, _held(holder, time.monotonic() - began)
         if time.monotonic() - began >= NOTICE:
-            _say_once(_NOTE.format(holders.describe(lease.holder()), kind.cache, key[:16]) + _HOW.format(most))
+            _say_once(_NOTE.format(holders.describe(lease.holder()), kind.noun, key[:16], most))
         if lease.holder() != holder:
             holder = lease.holder()
             watch = holders.Watch(holder)
@@ -272,9 +278,8 @@ def _wait(lease: Lease, kind: Kind, key: str, most: float) -> tuple[bool, float]
             break
     if holder is not None:
         _given_up.add(holder.process)
-    what = f"an entry of the {kind.cache} cache, key {key[:16]}…"
-    text = f"safecache: {holders.describe(holder)} has not compiled in time what this process needs too ({what})"
-    events.say(logging.WARNING, f"{text}: it is compiled here, and that process is not waited for again.")
+    text = _GIVEN_UP.format(holders.describe(holder), kind.noun, key[:16], time.monotonic() - began)
+    events.say(logging.WARNING, text)
     return False, 0.0
 
 

@@ -15,6 +15,7 @@ from safecache.places import layout
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.remedies import suggest_fix
 from safecache.store import manifests
 from safecache.tiers import layers, levels
 from safecache.tiers.directory_faults import Unreadable
@@ -191,7 +192,6 @@ def load_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
 
 _LOCAL_REMEDY = "What it holds is measured again."
-_WRITE_REMEDY = "Make room there, or let TORCHINDUCTOR_CACHE_DIR name a directory that can be written."
 
 
 def get_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -225,11 +225,6 @@ def update_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kw
         wrapped(*args, **kwargs)
     except OSError as error:
         path = str(instance.get_local_cache_path())
-        text = f"{Kind.AUTOTUNING.noun} {path} was not saved: {error.strerror}."
-        events.report(
-            Reason.UNWRITABLE,
-            text,
-            cause=f"{error.errno} {path}",
-            remedy=f"{_LOCAL_REMEDY} {_WRITE_REMEDY}",
-            error=error,
-        )
+        message, remedy = f"could not save {Kind.AUTOTUNING.noun} {path}", f"{_LOCAL_REMEDY} {suggest_fix(error)}"
+        cause = f"{error.errno} {path}"
+        events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)

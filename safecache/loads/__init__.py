@@ -35,7 +35,7 @@ __all__ = [
 
 # As the dynamic loader words it, after the path; the errno is EPERM, but it does not say so.
 REFUSED = "failed to map segment from shared object"
-_LOAD_LEAD = "safecache: the file lies"
+_LOAD_LEAD = "safecache: the file is"
 # The wording of ours, and of a source with the patch noexec-guidance.
 _NOEXEC = "is mounted noexec: no code can be loaded from there."
 # AOTInductor's loader puts "Error in dlopen: " before the path.
@@ -75,15 +75,14 @@ def is_explained(error: BaseException) -> bool:
 def advice(path: str, variable: str | None) -> str:
     """On which mount ``path`` lies, and how to move it to a directory of this machine where code can be loaded."""
     mount = mounts.mount_of(path)
-    where = f" on {mount}" if mount else ""
-    said = f"{where}, and that {_NOEXEC}"
+    said = f" on {mount or 'a file system'}, which {_NOEXEC}"
     if variable is None:
         point = mount.point if mount else os.path.dirname(path)
-        return f"{said} This release of torch cannot be told another place: mount -o remount,exec {point}"
+        return f"{said} This release of torch has no setting for this directory. Help: mount -o remount,exec {point}"
     found = substitute(variable)
     if found is None:
-        return f"{said} Let {variable} name a directory on a file system that is not; none was found on this machine."
-    return f"{said} Code can be loaded from {found[0]}: {found[1]}"
+        return f"{said} Help: set {variable} to a directory that is not mounted noexec; none was found on this machine"
+    return f"{said} Help: {found[1]} (checked: writable, not noexec)"
 
 
 def substitute(variable: str) -> tuple[str, str] | None:

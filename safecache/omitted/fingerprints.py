@@ -221,9 +221,10 @@ def _refusal(part: str, name: str, there: str, here: str) -> Refusal:
         change = f"was {there or 'none'!r} and is {here or 'none'!r} now"
     else:
         change = "has changed" if there and here else "is new" if here else "is gone"
-    evidence = f"the {row.title}{f', {name},' if name else ''} {change}, which its cache key leaves out ({row.issue})"
+    what = f"the {row.title}{f', {name},' if name else ''} {change}"
+    evidence = f"{what} since it was compiled, which torch's cache key does not cover ({row.issue})"
     reason = Reason.OTHER_RANK if part == "rank" else Reason.STALE
-    return Refusal(reason, evidence, cause=f"{part} {name}")
+    return Refusal(reason, evidence, "Recompiling.", cause=f"{part} {name}")
 
 
 def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:

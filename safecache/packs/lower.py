@@ -73,10 +73,10 @@ def _take(pack: Pack, packed: Packed, bundle: Bundle) -> bool:
         return False
     refusal = archive.objection(files, bundle)
     if refusal is not None:
-        message = f"{bundle.kind.noun} {bundle.key[:64]} from the pack {pack.path} was not used: {refusal.evidence}."
-        events.add_refusal(message)
-        remedy = f"{refusal.remedy} It is recompiled.".strip()
-        events.report(refusal.reason, message, cause=f"pack {bundle.kind.value}", remedy=remedy)
+        message = f"refused {bundle.kind.noun} {bundle.key[:64]} from the pack {pack.path}"
+        events.add_refusal(f"{message}: {refusal.evidence}.")
+        remedy, cause = f"{refusal.remedy} It is recompiled.".strip(), f"pack {bundle.kind.value}"
+        events.report(refusal.reason, message, why=refusal.evidence, cause=cause, remedy=remedy)
         return False
     return all(bundles.publish(file, bundle, f"the pack {pack.path}") for file in files)
 

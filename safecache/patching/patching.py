@@ -71,7 +71,10 @@ _RENAMED = {
     "triton_compiler:init": "init_kernel",
 }
 _REMEDY = "What it guards is as in stock torch; a newer safecache may know this release."
-_STRICT_REMEDY = "A newer safecache may know this release; SAFECACHE_STRICT=0 goes on without it."
+_STRICT_REMEDY = (
+    "Strict mode refuses to start. Help: upgrade safecache (this release supports torch {}.{} to before {}.{}), or set"
+    " SAFECACHE_STRICT=0 to run without this check"
+).format(*targets.TORCH_FROM, *targets.TORCH_UNTIL)
 
 
 class StandDown(Enum):
@@ -203,7 +206,7 @@ class Patch:
                 error=error,
             )
             if config.current().strict and self.target.hook in targets.VERIFYING:
-                text = f"safecache: {hook} verifies, and stands down: {self.reason}. {_STRICT_REMEDY}"
+                text = f"safecache: cannot verify loads through {self.target.name}: {self.reason}. {_STRICT_REMEDY}"
                 raise VerifierError(text) from error
 
     def _apply(self, module: types.ModuleType) -> None:

@@ -31,8 +31,11 @@ PATIENCE = 30.0
 # How much longer a request in the background may take than one that a compile waits for.
 _LEISURE = 10.0
 _LONGEST_ERROR = 400
-_REMEDY = "What it has is compiled instead; it is asked again after 30 s. Look after it: safecache doctor."
-_WRITE_REMEDY = "SAFECACHE_REMOTE_READ_ONLY=1 if that is meant; otherwise see safecache doctor, then safecache push."
+_REMEDY = "Compiling locally; retrying in 30 s. Help: safecache doctor"
+_SLOW_REMEDY = "Not read for 30 s; uploads continue."
+_WRITE_REMEDY = (
+    "Not written for 30 s. Help: safecache doctor, then safecache push; SAFECACHE_REMOTE_READ_ONLY=1 if that is meant"
+)
 
 
 class Unavailable(Exception):
@@ -148,7 +151,7 @@ class Client:
         try:
             yield from self._connected().names(below)
         except Exception as error:
-            self._fail(f"failed: {type(error).__name__}: {told(error, self._url)}", error)
+            self._fail(f"{type(error).__name__}: {told(error, self._url)}", error)
 
     def _ask(self, request: Callable[[Store], _Result], *, writing: bool = False) -> _Result:
         if not (self._breaker.allows(writing=True) if writing else self.may_read()):
@@ -169,14 +172,14 @@ class Client:
         try:
             is_answer, answer = answers.get(timeout=self._terms.timeout)
         except queue.Empty:
-            self._fail(f"did not answer within {self._terms.timeout:g} s", None, writing=writing)
+            how = f"no answer within {self._terms.timeout:g} s (SAFECACHE_REMOTE_TIMEOUT)"
+            self._fail(how, None, writing=writing)
         finally:
             if not self._in_background:
                 tally.add(Count.REMOTE_ASKED)
                 tally.add(Count.REMOTE_WAITED, round(1e6 * (time.monotonic() - begun)))
         if not is_answer:
-            done = "could not be written" if writing else "failed"
-            self._fail(f"{done}: {type(answer).__name__}: {told(answer, self._url)}", answer, writing=writing)
+            self._fail(f"{type(answer).__name__}: {told(answer, self._url)}", answer, writing=writing)
         result: _Result = answer
         return result
 
@@ -193,9 +196,9 @@ class Client:
         """
         self._wasted += 0.0 if self._in_background else seconds
         if self._wasted > self._terms.timeout:
-            how = f"took {self._wasted:.1f} s to tell that it lacks what was asked for"
+            how = f"{self._wasted:.1f} s spent on lookups that found nothing"
             self._wasted, self._rests_until = 0.0, time.monotonic() + PATIENCE
-            self._leave(how, writing=False, remedy=_REMEDY)
+            self._leave("is too slow", how, writing=False, remedy=_SLOW_REMEDY)
 
     def _fail(self, how: str, error: BaseException | None, *, writing: bool = False) -> NoReturn:
         self._wasted = 0.0
@@ -204,14 +207,15 @@ class Client:
             # Ends the request that was given up, which may hold a lock of the library's.
             threading.Thread(target=store.close, name="safecache-remote", daemon=True).start()
         self._breaker.open(PATIENCE, writing=writing)
-        self._leave(how, writing=writing, remedy=_WRITE_REMEDY if writing else _REMEDY, error=error)
+        state = "cannot be written" if writing else "is unavailable"
+        self._leave(state, how, writing=writing, remedy=_WRITE_REMEDY if writing else _REMEDY, error=error)
         raise Unavailable from error
 
-    def _leave(self, how: str, *, writing: bool, remedy: str, error: BaseException | None = None) -> None:
-        """Report that it is left alone from now on."""
+    def _leave(self, state: str, how: str, *, writing: bool, remedy: str, error: BaseException | None = None) -> None:
+        """Report that it is not used for some time."""
         tally.add(Count.REMOTE_LEFT)
-        text = f"the remote cache {self.shown} {how}."
-        events.report(Reason.REMOTE_UNAVAILABLE, text, cause=f"{writing} {self.shown}", remedy=remedy, error=error)
+        message, cause = f"remote cache {self.shown} {state}", f"{writing} {self.shown}"
+        events.report(Reason.REMOTE_UNAVAILABLE, message, why=how, cause=cause, remedy=remedy, error=error)
 
     def close(self) -> None:
         """Close its connections; it is not used afterwards."""

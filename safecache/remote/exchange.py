@@ -126,11 +126,10 @@ def _fetched(remote: Client, name: str) -> bytes | None:
 def _refuse(refusal: Refusal, bundle: Bundle, name: str) -> None:
     _absent.add(name)
     _bad.add(name)
-    where = f"{bundle.kind.noun} {bundle.key[:64]} from {ORIGIN}"
-    message = f"{where} was not used: {refusal.evidence}."
-    events.add_refusal(message)
-    remedy = f"{refusal.remedy} {_REMEDY}".strip()
-    events.report(refusal.reason, message, cause=f"remote {bundle.kind.value}", remedy=remedy)
+    message = f"refused {bundle.kind.noun} {bundle.key[:64]} from {ORIGIN}"
+    events.add_refusal(f"{message}: {refusal.evidence}.")
+    remedy, cause = f"{refusal.remedy} {_REMEDY}".strip(), f"remote {bundle.kind.value}"
+    events.report(refusal.reason, message, why=refusal.evidence, cause=cause, remedy=remedy)
 
 
 def _fetch_ahead(parcel: Parcel, remote: Client) -> None:

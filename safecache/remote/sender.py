@@ -180,8 +180,14 @@ def _at_exit() -> None:
     begun = time.monotonic()
     left = flush()
     if left:
-        text = f"{left} bundles of files were not sent to the remote cache within {time.monotonic() - begun:.0f} s."
-        events.report(Reason.REMOTE_UNAVAILABLE, text, cause="flush", remedy="safecache push sends them.")
+        took = f"{time.monotonic() - begun:.0f} s"
+        events.report(
+            Reason.REMOTE_UNAVAILABLE,
+            "uploads to the remote cache did not finish",
+            why=f"{left} are left after {took} (SAFECACHE_REMOTE_FLUSH)",
+            cause="flush",
+            remedy="Other hosts will recompile them. Help: safecache push",
+        )
 
 
 def _flush_at_exit() -> None:

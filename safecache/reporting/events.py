@@ -191,24 +191,34 @@ def counters() -> dict[str, int]:
 
 
 def report(
-    reason: Reason, message: str, *, cause: str = "", remedy: str = "", error: BaseException | None = None
+    reason: Reason,
+    message: str,
+    *,
+    why: str = "",
+    cause: str = "",
+    remedy: str = "",
+    error: BaseException | None = None,
 ) -> None:
     """Count and trace ``reason``; then, as the policy says, warn once for this reason and ``cause``, or raise.
+
+    The line is ``message [reason]: why. remedy``, where ``remedy`` says what safecache does and what the user can do.
 
     What was said already, or is not worth it, is logged for those alone who ask for that: TORCH_LOGS=+safecache.
     Raises the SafecacheError that the policy names for this reason, in strict mode, with ``error`` as its cause.
     """
     count(reason)
-    artifact(reason.value, {"reason": reason.value, "what": message, "cause": cause, "remedy": remedy})
+    what = f"{message}: {why}." if why else message
+    artifact(reason.value, {"reason": reason.value, "what": what, "cause": cause, "remedy": remedy})
     action = policy.decide(reason, strict=config.current().strict)
-    text = printable(f"safecache: {message} [{reason.value}]" + (f" {remedy}" if remedy else ""))
+    said = f"{message} [{reason.value}]" + (f": {why}." if why else "")
+    text = printable(f"safecache: {said} {remedy}".rstrip())
     if action.error is not None:
         insist(action.error(text), error)
     with _lock:
         first = (reason, cause) not in _warned
         _warned.add((reason, cause))
     if first and action.warn:
-        say(logging.WARNING, f"{text} (Said once; safecache.stats() counts the rest.)")
+        say(logging.WARNING, f"{text} (logged once per process)")
     else:
         say(logging.DEBUG, text)
 

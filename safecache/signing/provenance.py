@@ -102,7 +102,7 @@ def _objection(kind: Kind, name: str, there: str, here: str) -> tuple[Reason, st
         return (Reason.OTHER_GPU, text) if set(there.split(",")).isdisjoint(here.split(",")) else None
     # A library keeps its name from one torch release to the next: an old one is nobody's fault.
     reason = Reason.OUTDATED if kind is Kind.NATIVE_CODE and name == "torch" else Reason.OTHER_BUILD
-    return reason, f"it was built with {name} {there}, and this process has {here}"
+    return reason, f"built with {name} {there}, this process runs {here}"
 
 
 def describe() -> dict[str, str]:

@@ -108,7 +108,7 @@ def foreign(verdict: seal.Verdict, kind: Kind) -> Refusal | None:
 
 
 _EVIDENCE = {
-    Reason.DAMAGED: "its digest does not match its content",
+    Reason.DAMAGED: "its content does not match the digest in its seal",
     Reason.BAD_SEAL: "its seal does not match: it was altered or forged",
     Reason.OTHER_KIND: "it was sealed as another kind of entry",
     Reason.OTHER_CACHE_KEY: "it was sealed for another cache key",
@@ -136,7 +136,7 @@ def evidence(verdict: seal.Verdict) -> str:
 def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Refusal:
     """The refusal for a verdict whose reason is one of UNATTESTED."""
     if verdict.key_id is None:
-        evidence = "it carries no seal, as when stock torch wrote it, or its end is missing"
+        evidence = "no seal: it was written without safecache, or truncated"
         return Refusal(Reason.UNSEALED, evidence, remedy)
     why_not = keys.why_not(verdict.key_id)
     if why_not:
@@ -144,13 +144,13 @@ def unattested(verdict: seal.Verdict, keys: keyring.Keyring, remedy: str) -> Ref
     if keys.signing is None:
         ours = f"no key could be had: {keys.problem}"
     else:
-        ours = f"this process holds {keys.signing.id.hex()}" + (", made just now" if keys.fresh else "")
+        ours = f"its own key is {keys.signing.id.hex()}" + (", generated just now" if keys.fresh else "")
     if len(keys.trusted) > 1:
-        ours += f", and trusts {len(keys.trusted)} keys in all"
+        ours += f", and it trusts {len(keys.trusted)} keys in all"
     return Refusal(
         Reason.UNKNOWN_KEY,
-        f"it is sealed by key {verdict.key_id.hex()}, and {ours}",
-        f"Give this process that key with SAFECACHE_KEY_FILE or `safecache trust`. {remedy}",
+        f"sealed by key {verdict.key_id.hex()}, which this process does not trust: {ours}",
+        f"Recompiling. Help: mount that key and set SAFECACHE_KEY_FILE, or run `safecache trust FILE`. {remedy}",
     )
 
 

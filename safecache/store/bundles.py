@@ -13,6 +13,7 @@ from safecache.files import folders, opening
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Kind, Reason
+from safecache.reporting.remedies import suggest_fix
 from safecache.settings import config
 from safecache.signing import keyring, trust
 from safecache.signing.trust import Refusal
@@ -172,9 +173,9 @@ def publish(file: File, bundle: Bundle, origin: str) -> bool:
     try:
         entry_files.publish(path, file.content, bundle.root)
     except OSError as error:
-        text = f"{kind.noun} {path} was not copied from {origin}: {error.strerror}."
-        cause = f"{error.errno} {bundle.root}"
-        events.report(Reason.UNWRITABLE, text, cause=cause, remedy="Make room there.", error=error)
+        message, cause = f"could not copy {kind.noun} {path} from {origin}", f"{error.errno} {bundle.root}"
+        remedy = f"Recompiling. {suggest_fix(error)}"
+        events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
         return False
     return True
 

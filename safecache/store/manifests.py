@@ -20,6 +20,7 @@ from safecache.files import opening
 from safecache.places import ours
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.reporting.remedies import suggest_fix
 from safecache.settings import config
 from safecache.signing import keyring, seal
 from safecache.signing.keys import Key
@@ -99,10 +100,10 @@ def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool
         if in_the_way is not None:
             report_obstacle(root, f"{what} was not written: {in_the_way} is no directory", error)
             return False
-        text = f"{what} was not written: {error.strerror}."
         variable = "TRITON_CACHE_DIR" if kind is Kind.KERNEL else "TORCHINDUCTOR_CACHE_DIR"
-        remedy = f"It will be made anew. Make room there, or let {variable} name a directory that can be written."
-        events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=remedy, error=error)
+        message, cause = f"could not write {what}", f"{error.errno} {root}"
+        remedy = f"Other processes will rebuild it. {suggest_fix(error, variable)}"
+        events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
         return False
     return True
 

@@ -108,7 +108,7 @@ def objection_to_code(directory: str, variable: str) -> str | None:
     """
     if config.current().exec_dir is not None or not mounts.forbids_execution(directory):
         return None
-    return f"it lies{loads.advice(directory, variable)}"
+    return f"it is{loads.advice(directory, variable)}"
 
 
 def _is_read_only(directory: str) -> bool:
@@ -201,9 +201,11 @@ def instead() -> str | None:
     against = probe(directory)
     if against is None:
         return None
-    message = f"the temporary directory cannot be used: {against}."
-    remedy = "Compilers use another one for now; make room there, or let TMPDIR name one that has it."
-    events.report(Reason.UNUSABLE_DIRECTORY, message, cause=directory, remedy=remedy)
+    message = "cannot use the temporary directory"
+    remedy = (
+        "Compilers use another one for now. Help: free space there, or set TMPDIR to a directory that can be written"
+    )
+    events.report(Reason.UNUSABLE_DIRECTORY, message, why=against, cause=directory, remedy=remedy)
     with suppress(OSError):  # the compiler's own error is raised then
         if os.getpid() not in _places:
             _places[os.getpid()] = private_directory.lasting(lambda path: probe(path) is None)
@@ -211,8 +213,8 @@ def instead() -> str | None:
 
 
 _REMEDY = (
-    "What is sealed is used, and what is not is never; but others can remove it, and see what you compile. Take their "
-    "right to write (chmod go-w), name another directory, or set SAFECACHE_SHARED=1 if it is shared on purpose."
+    "Only sealed files are used; others can still delete files, or read what you compile. Help: chmod -R go-w {0}, or "
+    "SAFECACHE_SHARED=1 if it is shared on purpose"
 )
 
 # The directories that this process need not check again.
@@ -232,8 +234,9 @@ def check(root: str) -> None:
         # Only now, since it may have to ask a server.
         objection = ownership.why_not_private(root, group=ownership.own_group())
     if objection is not None and not (_parent_tells and not config.current().strict):
-        message = f"others can write to the cache directory {root}, or replace it: {objection}."
-        events.report(Reason.EXPOSED_DIRECTORY, message, cause=objection, remedy=_REMEDY)
+        message = f"cache directory {root} is writable by other users"
+        remedy = _REMEDY.format(root)
+        events.report(Reason.EXPOSED_DIRECTORY, message, why=objection, cause=objection, remedy=remedy)
     _settled.add(root)
 
 

@@ -105,10 +105,13 @@ _T = TypeVar("_T")
 _PATIENCE = 60.0
 # Retrying a directory whose locks are not granted can take as long as the timeout: at most a sixth of the time.
 _LOCK_PATIENCE = 5
-_REMEDY = "Make it usable, or let TORCHINDUCTOR_CACHE_DIR name another directory; SAFECACHE_LOWER reads one on purpose."
-_LOCAL_REMEDY = "Make it usable, for this user alone, or let SAFECACHE_LOCAL name another directory."
+_REMEDY = (
+    "Help: free space, or fix permissions. If {0} is read-only on purpose, set SAFECACHE_LOWER={0} and"
+    " TORCHINDUCTOR_CACHE_DIR to a writable directory"
+)
+_LOCAL_REMEDY = "Help: make {0} usable for this user alone, or set SAFECACHE_LOCAL to another directory"
 _LOCK_REMEDY = (
-    "Find out who holds it, and whether that process is frozen; SAFECACHE_LOCK_TIMEOUT sets how long to wait."
+    "Help: find the process that holds it, and whether it is frozen; SAFECACHE_LOCK_TIMEOUT sets how long to wait"
 )
 
 _good_until: dict[str, float] = {}
@@ -163,8 +166,8 @@ def _leave_local_level(
     _remember(place, fault)
     config.redirect_cache(shared, None)
     if strictly or not config.current().strict:  # otherwise torch may be in the middle of its import
-        text = f"the local level {place} cannot be used for now: {fault.text}. {shared} is used without one."
-        _report(place, fault, text, error)
+        action = f"Using {shared} without a local level."
+        _report(place, fault, f"cannot use the local level {place}", action, error)
     return True
 
 
@@ -245,20 +248,17 @@ def _replace(directory: str, fault: Fault, error: BaseException | None, *, stric
     _remember(directory, fault)
     strict = config.current().strict
     if strict and strictly:
-        _report(directory, fault, f"The cache directory {directory} cannot be used: {fault.text}.", error)
+        _report(directory, fault, f"cannot write to cache directory {directory}", "", error)
     try:
         place = begin(directory)
     except OSError as failure:
         if strictly or not strict:  # otherwise torch may be in the middle of its import
-            text = f"there is no other directory for what would be in {directory} ({fault.text}): {failure}."
-            _report(directory, fault, text, error)
+            message = f"cannot write to cache directory {directory}, and no other directory can be used ({failure})"
+            _report(directory, fault, message, "", error)
         return False
     if not strict:
-        text = (
-            f"the cache directory {directory} cannot be used for now: {fault.text}. What is there is read, and what is "
-            f"compiled is kept in {place} until this process ends."
-        )
-        _report(directory, fault, text, error)
+        action = f"Reading existing entries; new ones go to {place} and are deleted when this process exits."
+        _report(directory, fault, f"cannot write to cache directory {directory}", action, error)
     return True
 
 
@@ -271,11 +271,12 @@ def _remember(directory: str, fault: Fault) -> None:
     _faults[directory] = fault
 
 
-def _report(directory: str, fault: Fault, text: str, error: BaseException | None) -> None:
+def _report(directory: str, fault: Fault, message: str, action: str, error: BaseException | None) -> None:
     if not _parent_tells or config.current().strict:
         remedy = _LOCAL_REMEDY if levels.is_local(directory) else _REMEDY
         remedy = _LOCK_REMEDY if fault.reason is Reason.LOCK_HELD else remedy
-        events.report(fault.reason, text, cause=directory, remedy=remedy, error=error)
+        remedy = f"{action} {remedy.format(directory)}".lstrip()
+        events.report(fault.reason, message, why=fault.text, cause=directory, remedy=remedy, error=error)
 
 
 def leave_to_parent() -> None:

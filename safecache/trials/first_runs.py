@@ -174,7 +174,7 @@ def _judge(cache: _Cache, death: Death) -> None:
         return
     how = evidence.signal_in(death.said) or "nothing tells of what"
     for names in death.running:
-        _against(cache, names, blame, Reason.CRASHED_RUN, death.began, f"process {death.pid} died in it ({how})")
+        _against(cache, names, blame, Reason.CRASHED_RUN, death.began, f"process {death.pid} died in it: {how}")
 
 
 def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, began: float, what: str) -> None:
@@ -183,21 +183,24 @@ def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, bega
     with suppress(OSError):
         moved = strikes.add(cache.place, cache.root, names, blame, reason, began)
         if moved is not None:
-            rest = f" and {len(names) - 1} files that it came to" if len(names) > 1 else ""
-            where = (
-                f"They were moved to {os.path.dirname(moved[0])}" if moved else "They cannot be moved, and are not used"
-            )
-            first, remedy = os.path.join(cache.root, names[0]), f"{where}; it is compiled anew."
+            rest = f" and {len(names) - 1} files it loaded" if len(names) > 1 else ""
+            where = f" in {os.path.dirname(moved[0])}" if moved else " where possible; what stays is not used"
+            graph = f"cached graph {os.path.join(cache.root, names[0])}"
+            remedy = f"Quarantined it{rest}{where}. Recompiling. Help: safecache ls --crashed"
             if strikes.is_artifact(names[0]):
-                first, remedy = "what was compiled ahead of time", "It is refused until it is made anew."
-            events.report(reason, f"{first}{rest} did not survive its first run: {what}.", cause=CAUSE, remedy=remedy)
+                graph = "a graph compiled ahead of time"
+                remedy = "It is refused until it is compiled again. Help: safecache ls --crashed"
+            events.report(reason, f"{graph} did not survive its first run", why=what, cause=CAUSE, remedy=remedy)
 
 
 def objection(root: str, kind: Kind, key: str, name: str) -> str:
     """Why the entry of this name is not to be loaded; "" if nothing is against it."""
     found: Strikes = settle(root).strikes
     if found.of_key(kind, key) >= BARRED:
-        return "what is loaded under its key has crashed again after it was compiled anew, within the last 30 days"
+        return (
+            "crashed again after a recompile; this key is compiled at every start for 30 days (after fixing the cause: "
+            "safecache forget --all)"
+        )
     return "a process has died when it first ran it" if found.has_file(kind, key, name) else ""
 
 
@@ -352,8 +355,11 @@ def is_barred(directory: str) -> bool:
     root, name = os.path.split(directory)
     barred = settle(root).strikes.of_key(Kind.NATIVE_CODE, name) >= BARRED
     if barred:
-        message = f"{Kind.KERNEL.noun} {directory} was not used: processes have died of it, and of it compiled anew."
-        events.report(Reason.CRASHED_RUN, message, cause=CAUSE, remedy="It is compiled anew.")
+        message, why = (
+            f"refused {Kind.KERNEL.noun} {directory}",
+            "crashed on its first run, and again after a recompile",
+        )
+        events.report(Reason.CRASHED_RUN, message, why=why, cause=CAUSE, remedy="Recompiling.")
     return barred
 
 

@@ -347,7 +347,7 @@ def test_refusal_says_what_is_wrong_with_the_record(source, monkeypatch):
     (record,) = source.parents[1].glob(".safecache/records/*/*")
     record.write_bytes(b"x" + record.read_bytes()[1:])
     forget(monkeypatch)
-    assert judge(source).evidence == "its digest does not match its content"
+    assert judge(source).evidence == "its content does not match the digest in its seal"
 
 
 @pytest.mark.parametrize("moved", [None, "elsewhere"], ids=["moved-by-another", "made-anew-by-another"])

@@ -74,9 +74,9 @@ def test_what_would_be_refused_again_stays_and_says_why(cache, ask, run):
     path = entry(cache, "a")
     path.write_bytes(b"x" + path.read_bytes()[1:])
     moved = aside(path, cache.root, Reason.DAMAGED)
-    assert "digest does not match" in ask("show", moved.name)["refused"]
+    assert "does not match the digest" in ask("show", moved.name)["refused"]
     said = ask("restore", moved.name, code=1)
-    assert "would be refused again: its digest does not match" in said
+    assert "would be refused again: its content does not match" in said
     assert moved.exists() and Path(f"{moved}.json").exists() and not path.exists()
     assert "would be refused again" in run("quarantine", "show", moved.name, "--in", cache.root).out
 

@@ -109,9 +109,11 @@ def test_what_a_load_would_refuse_is_told_with_its_evidence(cache, shown, run):
     path.write_bytes(b"x" + content[1:])
     told = shown(key("a", "a"), code=1)
     assert told["states"] == {"sealed": 1}, "its seal is genuine"
-    assert told["contents"][0]["refused"] == "its digest does not match its content [damaged]"
+    assert told["contents"][0]["refused"] == "its content does not match the digest in its seal [damaged]"
     said = run("show", key("a", "a"), "--in", cache.root)
-    assert said.code == 1 and f"refused {path}: its digest does not match its content [damaged]" in said.lines
+    assert (
+        said.code == 1 and f"refused {path}: its content does not match the digest in its seal [damaged]" in said.lines
+    )
 
 
 def test_kernel_is_judged_file_by_file(cache, shown):

@@ -101,7 +101,7 @@ def test_lost_key_is_said_once_with_both_ways_out(warm):
     assert first.ok and first.result["aot"]["saved"] == 1, first
     assert first.stats["unknown key"] == 4, "three entries and a library"
     about_entries = [text for text in first.warnings if " entry " in text]
-    assert about_entries and len({text.split(" ")[1] for text in first.warnings}) == len(first.warnings), first
+    assert about_entries and len({text.split(" ")[2] for text in first.warnings}) == len(first.warnings), first
     assert "SAFECACHE_KEY_FILE" in about_entries[0] and f"safecache adopt {warm.cache}" in about_entries[0], first
     second = warm.run()
     assert second.ok and second.hits == WARM, second

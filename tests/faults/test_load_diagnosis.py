@@ -518,7 +518,7 @@ def test_noexec_mount_is_named_with_a_line_that_moves_the_cache(shop, noexec, mo
     assert "failed to map segment from shared object" in shop.load(path)
     evidence = shop.finding(path, "noexec")
     assert f"{path} lies on {noexec} (tmpfs: rw,noexec" in evidence
-    assert re.search(rf"from (/\S+): export {variable}=\1", evidence)
+    assert re.search(rf"Help: export {variable}=/\S+ \(checked: writable, not noexec\)", evidence)
 
 
 @needs_root

@@ -26,7 +26,7 @@ def test_cold_start_is_an_error_that_names_cache_function_reason_and_key(home):
     text = missed(home.run(env=MUST_HIT))
     assert (
         "AOTAutograd cache" in text
-        and "for scenes.models.model, " in text
+        and "for scenes.models.model [" in text
         and "[never seen]" in text
         and "(key a" in text
     )
@@ -105,12 +105,12 @@ def test_kernel_that_misses_is_an_error_before_it_is_compiled(home):
     pytest.importorskip("triton")
     answer = home.run(kernel_scenes.compile_kernel, env=MUST_HIT)
     assert answer.errors == ["MissError"], answer
-    assert "Triton cache" in answer.messages[0] and "for scenes.triton_kernels.triton_poi_scale, " in answer.messages[0]
+    assert "Triton cache" in answer.messages[0] and "for scenes.triton_kernels.triton_poi_scale [" in answer.messages[0]
     path = home.base / "seven.ttir"
     path.write_text(SEVEN)
     for isolate in "01":
         env = MUST_HIT | {"SAFECACHE_ISOLATE": isolate}
         answer = home.run(kernel_scenes.compile_ir, path=str(path), env=env)
-        assert answer.errors == ["MissError"] and "for @seven, " in answer.messages[0], answer
+        assert answer.errors == ["MissError"] and "for @seven [" in answer.messages[0], answer
         assert not list(home.base.rglob("@seven*")), "nothing was compiled"
     assert home.run(kernel_scenes.compile_kernel).ok and home.run(kernel_scenes.compile_kernel, env=MUST_HIT).ok

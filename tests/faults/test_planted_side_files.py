@@ -38,7 +38,7 @@ def test_planted_bisection_runs_on_stock_torch(home, bisection):
 def test_planted_bisection_is_not_evaluated(home, bisection):
     answer = home.run(sink_scenes.bisect)
     assert answer.ok and answer.result["config"] is None and not bisection.exists(), answer
-    assert any("bisect_status.txt was not used" in warning for warning in answer.warnings), answer
+    assert any("bisect_status.txt [" in warning for warning in answer.warnings), answer
     assert home.run(sink_scenes.bisect).warnings == []
 
 
@@ -97,7 +97,7 @@ def test_planted_compiler_is_not_run(home, planted_compiler):
     answer = home.run(sink_scenes.compile_anew, env=CONDA)
     assert answer.ok and not planted_compiler.exists(), answer
     (warning,) = answer.warnings
-    assert f"{home.cache}/gcc/bin/g++ was not used" in warning and "export CXX=" in warning
+    assert f"{home.cache}/gcc/bin/g++ [" in warning and "export CXX=" in warning
 
 
 def test_planted_compiler_is_an_error_in_strict_mode(home, planted_compiler):
@@ -354,7 +354,7 @@ def test_graph_is_compiled_anew_whose_kernel_nothing_attests(home):
     kernel.write_bytes(b"\x7fELF planted")
     answer = home.run(sink_scenes.call_cpp_wrapper)
     assert answer.result == {"hits": 0} and kernel.read_bytes() == b"\x7fELF kernel", answer
-    assert len(answer.warnings) == 1 and f"{kernel} was not used" in answer.warnings[0], answer
+    assert len(answer.warnings) == 1 and f"{kernel} [" in answer.warnings[0], answer
     answer = home.run(sink_scenes.call_cpp_wrapper)
     assert answer.result == {"hits": 1} and answer.warnings == [], answer
     kernel.write_bytes(b"\x7fELF planted")

@@ -52,7 +52,7 @@ def test_an_interrupt_passes_through_untouched(home, place):
 def test_text_tells_type_definition_and_remedy(home):
     (text,) = home.run(model_scenes.compile_with, injection="lambda", place="aot").warnings
     assert "scenes.py:" in text and "<lambda>" in text and "is a function" in text
-    assert "compiles anew in every process" in text
+    assert "Every process recompiles this graph" in text
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -78,7 +78,7 @@ def test_standalone_compile_goes_on(home, place, functorch):
 
 
 CULPRIT = r"injected\[0\]\['launcher'\] is a function, defined at \S*scenes.py:\d+ .*"
-REMEDY = r"Nothing can be saved until the object can be pickled or is kept out of the graph\.\)"
+REMEDY = r"Nothing can be saved\. Help: make the object picklable, or keep it out of the compiled graph\)"
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -102,5 +102,5 @@ def test_remote_that_cannot_be_written_is_read_and_its_password_is_told_to_nobod
         with pytest.raises(client.Unavailable):
             remote.write("a", b"content")
     assert remote.read(["a"]) == {"a": b"content"}
-    assert caplog.text.count("could not be written") == 1
+    assert caplog.text.count("cannot be written") == 1
     assert "hunter2" not in caplog.text and "inner state" not in caplog.text

@@ -51,4 +51,4 @@ def test_remote_that_has_failed_for_the_parent_is_not_asked_by_a_worker(tmp_path
     server.close()
     # By the one of them that was the first to ask.
     assert server.asked == 1
-    assert done.stderr.count("did not answer") == (0 if parent == "asks" else 1), done.stderr
+    assert done.stderr.count("no answer within") == (0 if parent == "asks" else 1), done.stderr

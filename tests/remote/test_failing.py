@@ -91,4 +91,4 @@ def test_full_and_read_only_servers_are_read(home, new_home, new_redis):
     read = same_keys(home, new_home).run(env={"SAFECACHE_REMOTE": replica.url})
     assert read.ok and read.hits == WARM and not read.warnings, read
     cold = new_home().run(env={"SAFECACHE_REMOTE": replica.url, "SAFECACHE_NAMESPACE": "another"})
-    assert cold.ok and len(cold.warnings) == 1 and "could not be written" in cold.warnings[0], cold
+    assert cold.ok and len(cold.warnings) == 1 and "cannot be written" in cold.warnings[0], cold

@@ -60,7 +60,7 @@ def test_name_of_a_refused_entry_is_one_line_in_the_log(cache, log):
     plant(cache)
     assert look_up(cache, cache.root / "aotautograd" / key("a", "a") / "entry") == []
     assert log().count("\n") == 1 and is_plain(log()) and SHOWN in log()
-    assert log().startswith("safecache: AOTAutograd entry ")
+    assert log().startswith("safecache: refused AOTAutograd entry ")
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir], ids=lambda make: make.__name__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import threading
@@ -23,6 +24,7 @@ from safecache.errors import (
 )
 from safecache.reporting import events, policy
 from safecache.reporting.kinds import Count, Reason
+from safecache.reporting.remedies import suggest_fix
 
 MOVED, LEFT = True, False
 SAID, SILENT = True, False
@@ -108,13 +110,30 @@ def test_default_mode_never_raises_and_does_the_rest_alike(reason):
 def test_default_mode_warns_once_and_counts_every_time(reason, caplog):
     for _ in range(3):
         events.report(reason, "what happened.", cause="a cause", remedy="The remedy.")
-    text = f"safecache: what happened. [{reason.value}] The remedy. (Said once; safecache.stats() counts the rest.)"
+    text = f"safecache: what happened. [{reason.value}] The remedy. (logged once per process)"
     text += f" [pid {os.getpid()}]"
     said = TABLE[reason][1]
     assert [(r.name, r.levelno, r.getMessage()) for r in caplog.records] == [
         ("safecache", logging.WARNING, text)
     ] * said
     assert events.counters() == {reason.value: 3}
+
+
+def test_line_says_what_happened_why_what_follows_and_what_helps(caplog):
+    events.report(Reason.UNWRITABLE, "could not save K", why="P: no space", remedy="Recompiling. Help: gc")
+    [line] = caplog.messages
+    assert line.startswith("safecache: could not save K [unwritable]: P: no space. Recompiling. Help: gc (logged once")
+
+
+ERRNOS = ["ENOSPC", "EDQUOT", "EACCES", "EROFS", "EIO", "ESTALE", "EMFILE"]
+
+
+def test_each_error_of_a_write_has_a_remedy_of_its_own():
+    fixes = {name: suggest_fix(OSError(getattr(errno, name), "no"), "VARIABLE") for name in ERRNOS}
+    assert len(set(fixes.values())) == len(ERRNOS)
+    assert all("VARIABLE" in fix for name, fix in fixes.items() if name != "EMFILE"), fixes
+    assert f"uid {os.geteuid()}" in fixes["EACCES"] and "safecache gc" in fixes["ENOSPC"]
+    assert suggest_fix(OSError("no number")) == "Help: set TORCHINDUCTOR_CACHE_DIR to a directory that can be written"
 
 
 @pytest.mark.parametrize("reason", [r for r, row in TABLE.items() if row[2]], ids=lambda reason: reason.value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-_LINE = re.compile(r"^safecache: .+? \[(?P<reason>[A-Za-z ]+)\] \S.+ \(Said once.*pid (?P<pid>\d+)\]$")
+_LINE = re.compile(r"^safecache: .+? \[(?P<reason>[A-Za-z ]+)\]:? \S.+ \(logged once.*pid (?P<pid>\d+)\]$")
 
 
 def reasons(log: str) -> list[list[str]]:

@@ -71,7 +71,9 @@ def test_private_trust_takes_what_nobody_else_could_have_written(tmp_path, setti
 def test_key_is_named_where_the_refusal_is_about_it(about_key):
     reason = Reason.REVOKED_KEY if about_key else Reason.DAMAGED
     verdict = seal.Verdict(reason, b"\xab" * 8)
-    assert trust.evidence(verdict).endswith("revoked: " + "ab" * 8 if about_key else "does not match its content")
+    assert trust.evidence(verdict).endswith(
+        "revoked: " + "ab" * 8 if about_key else "does not match the digest in its seal"
+    )
     assert not trust.evidence(verdict._replace(key_id=None)).endswith(":")
     assert trust.evidence(verdict._replace(reason=None)) == ""
 
@@ -82,9 +84,9 @@ OURS, THEIRS = keys.Key.derive(b"o" * 32), keys.Key.derive(b"t" * 32)
 @pytest.mark.parametrize(
     ("ring", "said"),
     [
-        (Keyring(OURS), f"and this process holds {OURS.id.hex()}"),
-        (Keyring(OURS, fresh=True), f"and this process holds {OURS.id.hex()}, made just now"),
-        (Keyring(OURS, trusted={OURS.id: OURS, b"8" * 8: OURS}), ", and trusts 2 keys in all"),
+        (Keyring(OURS), f"its own key is {OURS.id.hex()}"),
+        (Keyring(OURS, fresh=True), f"its own key is {OURS.id.hex()}, generated just now"),
+        (Keyring(OURS, trusted={OURS.id: OURS, b"8" * 8: OURS}), ", and it trusts 2 keys in all"),
         (Keyring(None, problem="the disk is full"), "no key could be had: the disk is full"),
         (Keyring(OURS, refused={THEIRS.id: "its file has mode 0666"}), "is not used: its file has mode 0666"),
     ],

@@ -45,7 +45,12 @@ def test_is_said_once_with_the_evidence_and_every_remedy(exposed, caplog):
     for _ in range(3):
         directory_faults.check(str(exposed))
     (record,) = caplog.records
-    for words in (f"directory {exposed},", f"{exposed} has mode 0777", "chmod go-w", "another", "SAFECACHE_SHARED=1"):
+    for words in (
+        f"directory {exposed} ",
+        f"{exposed} has mode 0777",
+        f"chmod -R go-w {exposed}",
+        "SAFECACHE_SHARED=1",
+    ):
         assert words in record.getMessage()
     assert events.counters() == {"exposed directory": 1}
 
