@@ -1,4 +1,4 @@
-"""What a person does about a file that could not be written, by the system's error."""
+"""Suggest remedies for failed writes, one per errno."""
 
 from __future__ import annotations
 
