@@ -247,18 +247,19 @@ def moved(path: str, root: str) -> str:
 def _replace(directory: str, fault: Fault, error: BaseException | None, *, strictly: bool = True) -> bool:
     _remember(directory, fault)
     strict = config.current().strict
+    # Of a lock that is held, or a noexec mount, the directory itself may well be writable.
+    message = f"cannot {'write to' if fault.reason is Reason.UNUSABLE_DIRECTORY else 'use'} cache directory {directory}"
     if strict and strictly:
-        _report(directory, fault, f"cannot write to cache directory {directory}", "", error)
+        _report(directory, fault, message, "", error)
     try:
         place = begin(directory)
     except OSError as failure:
         if strictly or not strict:  # otherwise torch may be in the middle of its import
-            message = f"cannot write to cache directory {directory}, and no other directory can be used ({failure})"
-            _report(directory, fault, message, "", error)
+            _report(directory, fault, f"{message}, and no other directory can be used ({failure})", "", error)
         return False
     if not strict:
         action = f"Reading existing entries; new ones go to {place} and are deleted when this process exits."
-        _report(directory, fault, f"cannot write to cache directory {directory}", action, error)
+        _report(directory, fault, message, action, error)
     return True
 
 
