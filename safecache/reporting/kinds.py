@@ -53,6 +53,7 @@ class Reason(Enum):
     UPSTREAM_BYPASS = "upstream bypass"
     DISABLED = "disabled"
     LOOKUP_FAILED = "lookup failed"
+    FEATURE_FAILED = "feature failed"
     # not saved
     UNPICKLABLE = "unpicklable"
     UNPREPARED = "unprepared"
@@ -162,6 +163,8 @@ class Kind(Enum):
     LOCK = "lock", "orphaned lock", "lock", "orphaned locks"
     PACK = "pack", "pack"
     PARCEL = "parcel", "group of files in the remote cache", "remote"
+    # What safecache itself notes: see signing.side_records.
+    SIDE_RECORD = "side_record", "record beside a cache"
 
 
 # What is counted of the remote tier.

@@ -84,6 +84,7 @@ _STRICT_ERRORS: dict[Reason, type[SafecacheError]] = {
     Reason.UNREADABLE: CacheReadError,
     Reason.UNLOADABLE: CacheReadError,
     Reason.REMOTE_FAILED: CacheReadError,
+    Reason.FEATURE_FAILED: CacheReadError,
     Reason.ENTRY_MISSING: CacheReadError,
     Reason.UNPICKLABLE: UnpicklableEntryError,
     Reason.UNPREPARED: UnpicklableEntryError,

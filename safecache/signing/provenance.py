@@ -59,6 +59,7 @@ _MATTERS = {
     # What is in them is judged by itself.
     Kind.PACK: (),
     Kind.PARCEL: (),
+    Kind.SIDE_RECORD: (),
 }
 _DIGITS = 12
 _ALL = ("machine", "torch", "triton", "gpu")

@@ -66,6 +66,7 @@ TABLE = {
     Reason.UPSTREAM_BYPASS: (LEFT, SILENT, None),
     Reason.DISABLED: (LEFT, SILENT, None),
     Reason.LOOKUP_FAILED: (LEFT, SILENT, None),
+    Reason.FEATURE_FAILED: (LEFT, SAID, CacheReadError),
     Reason.UNPICKLABLE: (LEFT, SAID, UnpicklableEntryError),
     Reason.UNPREPARED: (LEFT, SAID, UnpicklableEntryError),
     Reason.NOT_CACHEABLE: (LEFT, SAID, UnpicklableEntryError),

@@ -1,0 +1,58 @@
+"""The boundary around a feature: what fails in it is one report, and the compile goes on without the feature.
+
+A cache, a pack, a remote or a side file may hold any bytes, and a parser of them may raise any exception. None of those
+reaches a compile: each entry point of a feature stands in one of these blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from safecache.errors import SafecacheError
+from safecache.reporting import events
+from safecache.reporting.kinds import Reason
+
+__all__ = ["contain_errors", "contain_iteration"]
+
+Item = TypeVar("Item")
+
+
+@contextmanager
+def contain_errors(feature: str, effect: str) -> Iterator[None]:
+    """Report any Exception that leaves this block, once for each feature and type, and go on after the block.
+
+    ``feature`` is a noun phrase, such as "the remote cache", and ``effect`` a sentence that tells what happens instead.
+    Errors that strict mode has raised pass unchanged. In strict mode any other raises CacheReadError from it.
+    """
+    try:
+        yield
+    except Exception as error:
+        _report_failure(feature, effect, error)
+
+
+def contain_iteration(feature: str, effect: str, items: Iterable[Item]) -> Iterator[Item]:
+    """Yield ``items``; an Exception that their iterator raises ends them, and is reported as in contain_errors().
+
+    What the consumer of an item raises is not the iterator's, and passes unchanged.
+    """
+    iterator = iter(items)
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        except Exception as error:
+            _report_failure(feature, effect, error)
+            return
+        yield item
+
+
+def _report_failure(feature: str, effect: str, error: Exception) -> None:
+    if isinstance(error, SafecacheError) and error.is_strict:
+        raise error
+    why = f"{type(error).__name__}: {error}"
+    cause = f"{feature} {type(error).__name__}"
+    remedy = f"{effect} Help: safecache doctor"
+    events.report(Reason.FEATURE_FAILED, f"{feature} failed", why=why, cause=cause, remedy=remedy, error=error)

@@ -1,0 +1,53 @@
+"""Side records: what safecache notes beside a cache, or in a remote, and believes only under a seal.
+
+A strike, a lease or a verdict decides what is compiled, and for how long a process waits. So each of them is a small
+JSON object with a seal over it that also states its ``subject``: a record of one subject is none of another.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from safecache.reporting.kinds import Kind
+from safecache.settings import config
+from safecache.signing import keyring, provenance, seal, trust
+
+__all__ = ["LARGEST", "is_own", "open_record", "seal_record"]
+
+# Bytes of a record with its seal.
+LARGEST = 64 << 10
+
+
+def seal_record(subject: str, content: Mapping[str, Any]) -> bytes | None:
+    """Return ``content`` as JSON with this user's seal; None for a process that has no key to seal with."""
+    key = keyring.current(tell=False).signing
+    if key is None:
+        return None
+    payload = json.dumps(content, sort_keys=True).encode()
+    stated = provenance.statement(Kind.SIDE_RECORD)
+    return seal.attach(payload, Kind.SIDE_RECORD, subject, key, stated, config.current().namespace)
+
+
+def open_record(unverified: bytes, subject: str, *, own: bool) -> dict[str, Any] | None:
+    """Return the content of a record that a trusted key has sealed for this ``subject``; None for any other bytes.
+
+    With ``own``, only what this user's own key has sealed counts: other trusted keys vouch for entries, not for what
+    this user's processes have seen. Raises nothing for any bytes.
+    """
+    if len(unverified) > LARGEST or (own and not is_own(unverified)):
+        return None
+    if isinstance(trust.examine(unverified, Kind.SIDE_RECORD, subject, None), trust.Refusal):
+        return None
+    try:
+        content = json.loads(seal.payload_of(unverified))
+    except (ValueError, RecursionError):
+        return None
+    return content if isinstance(content, dict) else None
+
+
+def is_own(unverified: bytes) -> bool:
+    """Return whether the bytes name this user's own key as the one that has sealed them, which is not verified here."""
+    footer, key = seal.split(unverified), keyring.current(tell=False).signing
+    return footer is not None and key is not None and footer.key_id == key.id
