@@ -6,25 +6,26 @@ Correctness depends on no lock here: a file used without one was verified, and e
 from __future__ import annotations
 
 import logging
+import math
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import TypeVar
 
+from safecache.flights import holders
 from safecache.history import lookups
 from safecache.history.lookups import Time
-from safecache.reporting import events
+from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 
-__all__ = ["NOTICE", "Lock", "ask", "guarding", "source_of", "wait"]
+__all__ = ["Lock", "ask", "guarding", "source_of", "wait"]
 
-# Seconds after which a wait is reported: a server that is probed has not many more.
-NOTICE = 5.0
-_LOCKS = "/proc/locks"
+# Seconds between looks at who holds a lock.
+_STEP = 0.25
 
 # Inductor names a source's lock after the source.
 _OF_SOURCE = re.compile(r"(c[a-z2-7]{51})\.lock")
@@ -93,9 +94,10 @@ T = TypeVar("T")
 
 
 def wait(path: str, most: float, attempt: Callable[[float], T]) -> T:
-    """What ``attempt`` returns, which waits for the lock so many seconds, without end if negative; ``most`` in all.
+    """What ``attempt`` returns, which waits for the lock so many seconds; ``most`` in all, without end if negative.
 
-    After five seconds a line says who holds it. Raises what ``attempt`` does: filelock.Timeout at the end.
+    After five seconds a line says who holds it. Raises what ``attempt`` does: filelock.Timeout at the end, and sooner
+    for a holder that gets nowhere or does not prove that it works for this user, or once the budget is spent.
     """
     began = time.perf_counter()
     try:
@@ -106,30 +108,34 @@ def wait(path: str, most: float, attempt: Callable[[float], T]) -> T:
 
 
 def _wait(path: str, most: float, attempt: Callable[[float], T]) -> T:
-    if 0 <= most <= NOTICE:
-        return attempt(most)
     from filelock import Timeout
 
     try:
-        return attempt(NOTICE)
-    except Timeout:
-        limit = f"for at most {most:g} s (SAFECACHE_LOCK_TIMEOUT)" if most >= 0 else "without a limit, as torch does"
-        events.say(logging.WARNING, f"safecache: waiting for the lock {path} {limit}: {_holder(path)} holds it.")
-    return attempt(most - NOTICE if most >= 0 else most)
-
-
-def _holder(path: str) -> str:
-    """The process that the kernel names in /proc/locks, proc(5); without the arguments, in which a secret can be."""
-    with suppress(OSError, ValueError, IndexError):
-        status = os.stat(path)
-        place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        with open(_LOCKS) as file:
-            held = [fields for fields in map(str.split, file) if fields[5] == place and fields[1] == "FLOCK"]
-        pid = int(held[0][4])
-        if pid <= 0:
-            return "a process of another container"
-        if pid == os.getpid():
-            return "another thread of this process"
-        with open(f"/proc/{pid}/comm", errors="replace") as file:
-            return f"process {pid} ({file.read().strip()})"
-    return "a process that the kernel does not name, perhaps on another host,"
+        return attempt(0.0)
+    except Timeout as error:
+        timeout = error
+    limit = waits.remaining(most if most >= 0 else math.inf)
+    watch, began = holders.Watch(os.stat(path)), time.monotonic()
+    waited, is_told, is_taken = 0.0, False, False
+    try:
+        while waited < limit and not watch.is_in_vain():
+            if waited >= waits.NOTICE and not is_told:
+                is_told = True
+                until = (
+                    f"at most {most:g} s (SAFECACHE_LOCK_TIMEOUT)"
+                    if most >= 0
+                    else "as long as it takes, as torch does"
+                )
+                who = holders.describe(watch.holder)
+                events.say(logging.WARNING, f"safecache: waiting for the lock {path}, {until}: {who} holds it.")
+            try:
+                taken = attempt(min(_STEP, limit - waited))
+                is_taken = True
+                return taken
+            except Timeout:
+                waited = time.monotonic() - began
+        watch.give_up()
+        raise timeout
+    finally:
+        # Another user could let go of each lock just in time, and nothing would be there.
+        waits.charge(time.monotonic() - began, in_vain=not (is_taken and watch.is_own))

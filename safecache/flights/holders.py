@@ -1,56 +1,139 @@
-"""Whether the process that holds a lease still gets anywhere, as far as /proc tells, proc(5)."""
+"""Who holds a lock, by the kernel, and whether that process still gets anywhere, as far as /proc tells, proc(5).
+
+What a file says of its holder proves nothing: whoever can write to a cache writes what they like.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from contextlib import suppress
+from typing import NamedTuple
 
-from safecache.flights.leases import Holder
+from safecache.files import ownership
+from safecache.reporting import waits
+from safecache.settings import config
 
-__all__ = ["Watch", "describe"]
+__all__ = ["Holder", "Watch", "describe", "find_holder", "reset"]
 
 # Seconds: how often to look, and how long a process without a moment on any core counts as alive. A compile that waits
 # wakes up several times a second.
 _INTERVAL = 1.0
 STALLED = 10.0
 _MOST = 1000
+_LOCKS = "/proc/locks"
+
+# Seconds that were waited for holders which proved nothing, by uid: that of the holder, or else of the file.
+_unproven: dict[int, float] = {}
+# Who was waited for until the time was up.
+_given_up: set[tuple[str, int]] = set()
+
+
+class Holder(NamedTuple):
+    """The process that the kernel names as the holder of a lock; ``uid``: who has started it."""
+
+    pid: int
+    uid: int
+
+    @property
+    def name(self) -> str:
+        """Its name, without its arguments, in which a secret can be."""
+        try:
+            return _read(f"/proc/{self.pid}/comm").strip()
+        except OSError:
+            return "gone"
 
 
 class Watch:
-    """Watches one holder of a lease, for as long as somebody waits for it."""
+    """Watches who holds the lock (flock(2)) on one file, for as long as this process waits for it."""
 
-    def __init__(self, holder: Holder | None) -> None:
-        self._is_signed = holder is not None
-        self._pid = holder.pid if holder is not None and holder.is_here else 0
-        self._ran, self._moved = -1, time.monotonic()
-        self._looked = 0.0
+    def __init__(self, status: os.stat_result) -> None:
+        self._status = status
+        self.holder = find_holder(status)
+        self._seen = self._looked = self._moved = time.monotonic()
+        self._ran = -1
 
-    def is_stalled(self) -> bool:
-        """Whether it, and all that it has started, has not run for STALLED seconds; False where that is not known.
+    @property
+    def is_proven(self) -> bool:
+        """Whether the kernel names a holder that works for this user, or for one whom SAFECACHE_SHARED=1 includes."""
+        return self.is_own or (self.holder is not None and config.current().shared)
 
-        One that has not said in that time who it is gets nowhere either: it is the first that it does.
+    @property
+    def is_own(self) -> bool:
+        """Whether the kernel names a process of this user."""
+        return self.holder is not None and ownership.own_uid(self.holder.uid)
+
+    @property
+    def is_given_up(self) -> bool:
+        """Whether who holds it was waited for in vain before."""
+        return self._waited_for in _given_up or (
+            not self.is_proven and _unproven.get(self._user, 0.0) >= waits.UNPROVEN
+        )
+
+    @property
+    def _user(self) -> int:
+        return self._status.st_uid if self.holder is None else self.holder.uid
+
+    @property
+    def _waited_for(self) -> tuple[str, int]:
+        """This user's process, or another user as a whole, who may start as many processes as they like."""
+        return ("process", self.holder.pid) if self.holder is not None and self.is_own else ("user", self._user)
+
+    def is_in_vain(self) -> bool:
+        """Return whether to wait no longer: after STALLED seconds without progress, or waits.UNPROVEN without a proof.
+
+        Seconds without a proof add up for each user, over all waits of this process.
         """
         now = time.monotonic()
-        if not self._is_signed:
-            return now - self._moved >= STALLED
-        if not self._pid or now - self._looked < _INTERVAL:
-            return False
+        since, self._seen = now - self._seen, now
+        if not self.is_proven:
+            _unproven[self._user] = _unproven.get(self._user, 0.0) + since
+        if now - self._looked >= _INTERVAL:
+            self._look(now)
+        return self.is_given_up or (self.is_proven and now - self._moved >= STALLED)
+
+    def give_up(self) -> None:
+        """Wait for it in no later wait: see is_given_up."""
+        if self.is_proven:
+            _given_up.add(self._waited_for)
+
+    def _look(self, now: float) -> None:
         self._looked = now
-        ran = _ran(self._pid)
-        if ran is None or ran != self._ran:
-            self._ran, self._moved = ran or -1, now
-        return now - self._moved >= STALLED
+        holder = find_holder(self._status)
+        ran = _ran(holder.pid) if holder is not None else None
+        if holder != self.holder or ran is None or ran != self._ran:
+            self.holder, self._ran, self._moved = holder, ran or -1, now
+
+
+def find_holder(status: os.stat_result) -> Holder | None:
+    """Return the process that holds the lock on the file of this status; None where the kernel names none.
+
+    So it is with one in another container or on another host, or where /proc is hidden.
+    """
+    try:
+        with open(_LOCKS) as file:
+            held = [fields for fields in map(str.split, file) if len(fields) > 5 and fields[1] == "FLOCK"]
+        device = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}"
+        # Some file systems (btrfs, overlayfs) state another device in stat(2) than the kernel has.
+        inode = [fields for fields in held if fields[5].endswith(f":{status.st_ino}")]
+        found = [fields for fields in inode if fields[5].startswith(device)] or inode
+        if len({fields[4] for fields in found}) != 1 or (pid := int(found[0][4])) <= 0:
+            return None
+        # Not the owner of /proc/<pid>, which is root for a process that may not be traced; nor the effective uid, which
+        # is another user's while a set-user-ID program runs.
+        (line,) = (line for line in _read(f"/proc/{pid}/status").splitlines() if line.startswith("Uid:"))
+        return Holder(pid, int(line.split()[1]))
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def describe(holder: Holder | None) -> str:
-    """In words, without its arguments, in which a secret can be."""
-    if holder is None or not holder.is_here:
+    """Return how to name it to a person."""
+    if holder is None:
         return "a process that is not seen from here"
-    name = "gone"
-    with suppress(OSError), open(f"/proc/{holder.pid}/comm", errors="replace") as file:
-        name = file.read().strip()
-    return f"process {holder.pid} ({name}), since {max(0.0, time.time() - holder.began):.0f} s,"
+    if holder.pid == os.getpid():
+        return "another thread of this process"
+    return f"process {holder.pid} ({holder.name})"
 
 
 def _ran(pid: int) -> int | None:
@@ -71,5 +154,11 @@ def _ran(pid: int) -> int | None:
 
 
 def _read(path: str) -> str:
-    with open(path) as file:
+    with open(path, errors="replace") as file:
         return file.read()
+
+
+def reset() -> None:
+    """Wait for everybody again."""
+    _unproven.clear()
+    _given_up.clear()

@@ -14,40 +14,20 @@ import stat
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
 
 from safecache.files import filesystem, folders
 from safecache.places import ours
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 
-__all__ = ["Holder", "Lease", "open_lease", "reset"]
+__all__ = ["Lease", "open_lease", "reset"]
 
 # What a holder leaves for those who wait for its file: it has ended, whether it has published anything or not.
 _ENDED = b"ended"
 _LARGEST = 4096
-_HERE: list[str] = []
 
 # A child gets its parent's descriptors, and would hold its locks for as long as it lives.
 _open: weakref.WeakSet[Lease] = weakref.WeakSet()
-
-
-class Holder(NamedTuple):
-    """Who says that they hold a lease; ``namespace``: which process ids are meant, on which host."""
-
-    pid: int
-    namespace: str
-    began: float
-
-    @property
-    def process(self) -> tuple[int, str]:
-        """Which process, whatever else it holds."""
-        return self.pid, self.namespace
-
-    @property
-    def is_here(self) -> bool:
-        """Whether this process can see it."""
-        return self.namespace == _namespace()
 
 
 class Lease:
@@ -61,9 +41,22 @@ class Lease:
         _open.add(self)
 
     @property
-    def is_foreign(self) -> bool:
-        """Whether it is another user's, although this cache is not shared on purpose."""
-        return filesystem.fstat(self._descriptor).st_uid != os.geteuid() and not config.current().shared
+    def status(self) -> os.stat_result:
+        """That of the file which is locked. Raises OSError."""
+        return filesystem.fstat(self._descriptor)
+
+    def is_genuine(self, *, shared: bool) -> bool:
+        """Whether it may be written: a file of this name alone, and, unless ``shared``, of this user. Raises OSError.
+
+        Another name of it, or what it holds, would tell of a file that somebody has put in the place of a lease.
+        """
+        status = self.status
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST or status.st_nlink != 1:
+            return False
+        if status.st_uid != os.geteuid() and not shared:
+            return False
+        content = self._content()
+        return content in (b"", _ENDED) or _moment(content) is not None
 
     def try_to_hold(self) -> bool:
         """Lock it; False if somebody else has. What was written in it before stays there. Raises OSError."""
@@ -79,23 +72,19 @@ class Lease:
         Call it with the lock held: what its last holder could not remove is removed.
         """
         with suppress(FileNotFoundError), self._folder() as folder:
-            if os.path.samestat(folder.status(self.name), filesystem.fstat(self._descriptor)):
+            if os.path.samestat(folder.status(self.name), self.status):
                 if self._content() != _ENDED:
                     return False
                 folder.unlink(self.name)
         return True
 
     def sign(self, began: float) -> None:
-        """Write into it, once it is locked, that this process holds it. Raises OSError."""
-        self._write(f"{os.getpid()}\n{_namespace()}\n{began}".encode())
+        """Write into it, once it is locked, since when it is held, in seconds since the epoch. Raises OSError."""
+        self._write(str(began).encode())
 
-    def holder(self) -> Holder | None:
-        """Who has signed it; None if that cannot be read."""
-        try:
-            pid, namespace, began = self._content().decode().split("\n")
-            return Holder(int(pid), namespace, float(began))
-        except (OSError, ValueError):
-            return None
+    def began(self) -> float | None:
+        """Since when it is held, as anybody may have written; None if nobody has."""
+        return _moment(self._content())
 
     def release(self) -> None:
         """End it, for all who wait: they look again. It is unlocked in any case."""
@@ -129,40 +118,57 @@ class Lease:
 
 
 def open_lease(kind: Kind, key: str, root: str) -> Lease:
-    """The lease on this key in the cache ``root``. Raises OSError, also for what is no file of ours."""
+    """The lease on this key in the cache ``root``. Raises OSError, also for what is no lease of this user.
+
+    Only with SAFECACHE_SHARED=1 are there leases which others can open, and so hold.
+    """
     name = f"{kind.word}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
-    with folders.opened(root, [ours.FOLDER, ours.LEASES], make=True) as folder:
-        descriptor = folder.open(name, os.O_RDWR | os.O_CREAT)
+    shared = config.current().shared
+    with folders.opened(root, [ours.FOLDER], make=True) as above:
+        with suppress(FileExistsError):
+            filesystem.mkdir(ours.LEASES, 0o777 if shared else 0o700, dir_fd=above.descriptor)
+        with above.enter(ours.LEASES) as folder:
+            if not shared:
+                _close_to_others(folder)
+            descriptor = folder.open(name, os.O_RDWR | os.O_CREAT, 0o666 if shared else 0o600)
     lease = Lease(root, name, descriptor)
-    if filesystem.is_scarce(descriptor):
+    try:
+        if filesystem.is_scarce(descriptor):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if not lease.is_genuine(shared=shared):
+            raise OSError(f"the lease {name} is no lease")
+    except OSError:
         lease.close()
-        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-    status = filesystem.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST:
-        lease.close()
-        raise OSError(f"the lease {name} is no lease")
+        raise
     return lease
 
 
-def _namespace() -> str:
-    """Processes with the same one see each other in /proc: those of the same namespace of ids since the same boot."""
-    if not _HERE:
-        with suppress(OSError), open("/proc/sys/kernel/random/boot_id") as file:
-            _HERE.append(f"{file.read().strip()} {os.stat('/proc/self/ns/pid').st_ino}")
-    return _HERE[0] if _HERE else f"unknown {os.getpid()}"
+def _close_to_others(folder: folders.Folder) -> None:
+    """Raises PermissionError for another user's folder."""
+    status = filesystem.fstat(folder.descriptor)
+    if status.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "another user's leases", folder.place)
+    if status.st_mode & 0o077:
+        os.chmod(folder.path, 0o700)
+
+
+def _moment(content: bytes) -> float | None:
+    try:
+        # Its last line: earlier releases have written the process before it.
+        return float(content.decode().rpartition("\n")[2])
+    except ValueError:
+        return None
 
 
 def reset() -> None:
     """End what this process holds."""
     for lease in list(_open):
         lease.close(unlock=True)
-    _HERE.clear()
 
 
 def _after_fork() -> None:
     for lease in list(_open):
         lease.close()
-    _HERE.clear()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from safecache.flights import holders, workers
-from safecache.flights.leases import Holder, Lease, open_lease
+from safecache.flights.leases import Lease, open_lease
 from safecache.history import journal, lookups
 from safecache.history.lookups import Time
 from safecache.remote import tier
-from safecache.reporting import events
+from safecache.reporting import events, waits
 from safecache.reporting.kinds import ENTRIES, Count, Kind
 from safecache.settings import config
 
@@ -43,8 +43,6 @@ _MEASURED = 2.0
 # Seconds for which who has compiled the last graph, and has compile workers, is let come first to the next: until
 # nobody has come once.
 _HEAD_START = 2.0
-# Seconds after which the first wait of a process is reported.
-NOTICE = 5.0
 _NOTE = (
     "safecache: waiting for {0} to finish {1} {2}…; compiling it here after {3:g} s at most"
     " (SAFECACHE_SINGLE_FLIGHT_WAIT). Help: SAFECACHE_SINGLE_FLIGHT=0 disables waiting"
@@ -86,8 +84,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-# Processes that were waited for until the time was up: for none of them again.
-_given_up: set[object] = set()
 _is_noted = False
 # Whether the last graph was found after a wait, and none was asked for since; and whether nobody came to one first.
 _has_been_left_one = _nobody_came = False
@@ -112,6 +108,7 @@ class Flight:
         if self._lease is not None:
             self._scope.release(self._lease, Lease.release)
         if self.waited:
+            waits.refund(self.waited)
             _has_been_left_one = True
             events.count(Count.LEFT_TO_OTHERS)
             line = {"key": self._key, "waited": round(self.waited, 3), "took": round(self.took, 3)}
@@ -197,12 +194,13 @@ def _enter(this: _Scope, kind: Kind, key: str, root: str, before: Callable[[], f
         _let_others_begin(lease, kind)
         waited, took, abroad, is_held = 0.0, 0.0, 0.0, lease.try_to_hold()
         this.is_compiled_elsewhere = not is_held and not this.waits
-        if not is_held and this.waits and _may_wait(kind) and not lease.is_foreign:
+        if not is_held and this.waits and _may_wait(kind):
             if not _thread.waits:
                 raise Postponed
             began = time.monotonic()
             is_held, took = _wait(lease, kind, key, _patience(this, before))
             waited = time.monotonic() - began
+            waits.charge(waited, in_vain=True)  # until it is found
             if not is_held:
                 _count(Count.WAITED_IN_VAIN, root)
             lookups.add_seconds(kind, Time.WAITED, waited, root)
@@ -226,10 +224,11 @@ def _let_others_begin(lease: Lease, kind: Kind) -> None:
     """For some time, if this process would have to start its workers for what one that has them comes to as well."""
     global _has_been_left_one, _nobody_came
     if kind in ENTRIES and _has_been_left_one and not _nobody_came and workers.are_postponed():
-        until = time.monotonic() + _HEAD_START
-        while lease.holder() is None and not _nobody_came:
+        began = time.monotonic()
+        while lease.began() is None and not _nobody_came:
             time.sleep(_LONGEST / 2)
-            _nobody_came = time.monotonic() >= until
+            _nobody_came = time.monotonic() - began >= _HEAD_START
+        waits.charge(time.monotonic() - began, in_vain=False)
         _has_been_left_one = False
 
 
@@ -237,7 +236,7 @@ def _patience(this: _Scope, before: Callable[[], float]) -> float:
     """How many seconds to wait at most: by what it took before, which anybody may have written, within the setting."""
     took = before()
     known = max(_AT_LEAST, _TIMES * took) if took > 0 else math.inf
-    return min(this.most or 0.0, config.current().single_flight_wait, known)
+    return min(this.most or 0.0, waits.remaining(config.current().single_flight_wait), known)
 
 
 def _among_hosts(this: _Scope, lease: Lease, kind: Kind, key: str, most: Callable[[], float]) -> float:
@@ -260,32 +259,22 @@ def _may_wait(kind: Kind) -> bool:
 def _wait(lease: Lease, kind: Kind, key: str, most: float) -> tuple[bool, float]:
     """Whether the lease could be locked in that time, not if its holder gets nowhere; and how long that had held it."""
     began, pause = time.monotonic(), _SHORTEST
-    holder = lease.holder()
-    watch = holders.Watch(holder)
-    if holder is not None and holder.process in _given_up:
-        return False, 0.0
-    while time.monotonic() - began < most:
-        time.sleep(pause)
+    watch, since = holders.Watch(lease.status), lease.began()
+    while most > 0 and not watch.is_given_up:
+        waited = time.monotonic() - began
+        if waited >= most or watch.is_in_vain():
+            watch.give_up()
+            events.say(logging.WARNING, _GIVEN_UP.format(holders.describe(watch.holder), kind.noun, key[:16], waited))
+            break
+        if waited >= waits.NOTICE:
+            _say_once(_NOTE.format(holders.describe(watch.holder), kind.noun, key[:16], most))
+        time.sleep(min(pause, most - waited))
         pause = min(2 * pause, _LONGEST)
         if lease.try_to_hold():
-            return True, _held(holder, time.monotonic() - began)
-        if time.monotonic() - began >= NOTICE:
-            _say_once(_NOTE.format(holders.describe(lease.holder()), kind.noun, key[:16], most))
-        if lease.holder() != holder:
-            holder = lease.holder()
-            watch = holders.Watch(holder)
-        elif watch.is_stalled():
-            break
-    if holder is not None:
-        _given_up.add(holder.process)
-    text = _GIVEN_UP.format(holders.describe(holder), kind.noun, key[:16], time.monotonic() - began)
-    events.say(logging.WARNING, text)
+            waited = time.monotonic() - began
+            held = time.time() - since if since is not None else 0.0
+            return True, held if waited <= held <= _DAY else waited
     return False, 0.0
-
-
-def _held(holder: Holder | None, waited: float) -> float:
-    since = time.time() - holder.began if holder is not None and holder.is_here else 0.0
-    return since if waited <= since <= _DAY else waited
 
 
 def _say_once(text: str) -> None:
@@ -303,7 +292,6 @@ def _count(what: Count, root: str) -> None:
 def reset() -> None:
     """Wait for everybody again."""
     global _is_noted, _has_been_left_one, _nobody_came
-    _given_up.clear()
     _is_noted = _has_been_left_one = _nobody_came = False
 
 

@@ -11,6 +11,7 @@ from safecache.entries import loading
 from safecache.flights import agreement, scopes
 from safecache.omitted import fingerprints
 from safecache.patching import targets
+from safecache.reporting import waits
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
@@ -58,6 +59,24 @@ def _most() -> float | None:
     if distributed is None:
         return float("inf")
     return None if _meet() else _SHARE * _timeout(distributed)
+
+
+def _find_group() -> tuple[float, int] | None:
+    """Return the seconds for waits of this rank between two collectives, and how many collectives there were."""
+    distributed = _group()
+    if distributed is None:
+        return None
+    return _SHARE * _timeout(distributed), sum(map(_collectives, list(distributed.distributed_c10d._world.pg_map)))
+
+
+def _collectives(group: Any) -> int:
+    try:
+        return int(group._get_sequence_number_for_group())
+    except RuntimeError:
+        return 0  # its backend does not count them
+
+
+waits.set_group(_find_group)
 
 
 def agreed(kind: Kind, look: Callable[[], Any], is_hit: Callable[[Any], bool]) -> tuple[Any, bool]:

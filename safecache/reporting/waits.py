@@ -8,23 +8,36 @@ other half is left for its compiles, before the other ranks take it for hanging.
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import threading
 from collections.abc import Callable, Hashable
 
-__all__ = ["NOTICE", "UNPROVEN", "charge", "remaining", "reset", "set_group"]
+from safecache.reporting import events
+
+__all__ = ["NOTICE", "UNPROVEN", "charge", "refund", "remaining", "reset", "set_group"]
 
 # Seconds for which a holder is waited for that does not prove that it works for this user.
 UNPROVEN = 2.0
 # Seconds after which a wait that goes on is reported: a server that is probed has not many more.
 NOTICE = 5.0
 
+_SPENT = (
+    "safecache: waited {0:.0f} s in vain for other processes in all. Waiting for none of them again in this process."
+    " Help: safecache doctor, SAFECACHE_SINGLE_FLIGHT_WAIT and SAFECACHE_LOCK_TIMEOUT set the limit"
+)
+_SPENT_IN_GROUP = (
+    "safecache: waited {0:.0f} s for other processes since the last collective, half of the process group's limit."
+    " Waiting for none of them until the next collective. Help: give the process group a longer timeout"
+)
+
 _lock = threading.Lock()
 _in_vain = 0.0
 # Of this process group: after which collective, and the seconds that were waited since.
 _in_group: tuple[Hashable, float] = (None, 0.0)
 _find_group: Callable[[], tuple[float, Hashable] | None] | None = None
+_told: set[str] = set()
 
 
 def set_group(find: Callable[[], tuple[float, Hashable] | None]) -> None:
@@ -37,16 +50,23 @@ def set_group(find: Callable[[], tuple[float, Hashable] | None]) -> None:
 
 
 def remaining(limit: float) -> float:
-    """Return for how many seconds a wait may go on that has this limit, in seconds, of its own; 0 if not at all."""
-    with _lock:
-        return max(0.0, min(limit - _in_vain, _group_remaining()))
+    """Return for how many seconds a wait may go on that has this limit, in seconds, of its own; 0 if not at all.
+
+    The first 0 is reported.
+    """
+    in_vain, (left, in_group) = _in_vain, _group_remaining()
+    if limit > 0 and in_vain >= limit:
+        _tell_once(_SPENT, in_vain)
+    elif left <= 0:
+        _tell_once(_SPENT_IN_GROUP, in_group)
+    return max(0.0, min(limit - in_vain, left))
 
 
 def charge(seconds: float, *, in_vain: bool) -> None:
     """Take the seconds of a wait from the budget. Only those ``in_vain`` count beyond the next collective."""
     global _in_vain, _in_group
+    group = _find_group() if _find_group is not None else None
     with _lock:
-        group = _find_group() if _find_group is not None else None
         if group is not None:
             _, mark = group
             before = _in_group[1] if _in_group[0] == mark else 0.0
@@ -55,18 +75,34 @@ def charge(seconds: float, *, in_vain: bool) -> None:
             _in_vain += seconds
 
 
-def _group_remaining() -> float:
+def refund(seconds: float) -> None:
+    """Take back that so many seconds were in vain: what they were waited for has come after all."""
+    global _in_vain
+    with _lock:
+        _in_vain = max(0.0, _in_vain - seconds)
+
+
+def _group_remaining() -> tuple[float, float]:
+    """Return the seconds that are left until the next collective, and those that were waited since the last one."""
     group = _find_group() if _find_group is not None else None
     if group is None:
-        return math.inf
+        return math.inf, 0.0
     limit, mark = group
-    return limit - (_in_group[1] if _in_group[0] == mark else 0.0)
+    waited = _in_group[1] if _in_group[0] == mark else 0.0
+    return limit - waited, waited
+
+
+def _tell_once(text: str, seconds: float) -> None:
+    if text not in _told:
+        _told.add(text)
+        events.say(logging.WARNING, text.format(seconds))
 
 
 def reset() -> None:
     """Forget what was waited for."""
     global _in_vain, _in_group, _lock
     _in_vain, _in_group, _lock = 0.0, (None, 0.0), threading.Lock()
+    _told.clear()
 
 
 os.register_at_fork(after_in_child=reset)

@@ -434,9 +434,10 @@ SETTINGS: tuple[Setting, ...] = (
         allowed=_SECONDS,
         help=(
             "How long a process waits for another to compile something, before it compiles that itself, with a line "
-            "that says so; no longer than 10 times what that took before, and 30 s at least, if that is known. One "
-            "that died is noticed at once, and on the same host one that has not run for 10 s. A rank of a process "
-            "group waits for at most half of the group's own limit."
+            "that says so; no longer than 10 times what that took before, and 30 s at least, if that is known. All "
+            "waits after which nothing was found count together. One that died is noticed at once, and on the same "
+            "host one that has not run for 10 s. A rank of a process group waits for at most half of the group's own "
+            "limit between two collectives."
         ),
     ),
     Setting(

@@ -138,9 +138,7 @@ def find(error: BaseException, *directories: str) -> Fault | None:
     for link in _chain(error):
         lock = getattr(link, "lock_file", None)
         if isinstance(link, TimeoutError) and lock is not None:
-            return Fault(
-                Reason.LOCK_HELD, f"the lock {lock} was not granted within {config.current().lock_timeout:g} s"
-            )
+            return Fault(Reason.LOCK_HELD, f"the lock {lock} was not granted in time")
         if isinstance(link, OSError) and link.errno is not None:  # the loader's has none
             said = _said_by_system(link, directories)
         else:

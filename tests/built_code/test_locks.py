@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -9,9 +10,13 @@ import time
 
 import pytest
 from filelock import FileLock, Timeout
+from helpers.in_process import isolated
 
-from safecache.code import lock_guards
+from safecache.flights import holders
 from safecache.hooks import locks
+from safecache.reporting import waits
+
+__all__ = ["isolated"]
 
 HOLD = """
 import fcntl, sys, time
@@ -24,7 +29,7 @@ time.sleep(float(sys.argv[2]))
 
 @pytest.fixture
 def path(tmp_path, monkeypatch):
-    monkeypatch.setattr(lock_guards, "NOTICE", 0.2)
+    monkeypatch.setattr(waits, "NOTICE", 0.2)
     return str(tmp_path / "one.lock")
 
 
@@ -54,7 +59,7 @@ def test_wait_that_ends_in_time_is_reported_with_the_holder(path, hold, caplog):
     with enter(lock):
         assert lock.is_locked and lock.timeout == 100
     [line] = caplog.messages
-    assert f"waiting for the lock {path} for at most 100 s (SAFECACHE_LOCK_TIMEOUT): process {pid} (py" in line
+    assert f"waiting for the lock {path}, at most 100 s (SAFECACHE_LOCK_TIMEOUT): process {pid} (py" in line
 
 
 def test_wait_for_another_thread_names_no_process(path, caplog):
@@ -78,7 +83,7 @@ def test_wait_without_end_goes_on_after_the_report(path, hold, caplog):
     lock = FileLock(path)
     with enter(lock):
         assert lock.timeout == -1
-    assert len(caplog.messages) == 1 and "without a limit" in caplog.messages[0]
+    assert len(caplog.messages) == 1 and "as long as it takes" in caplog.messages[0]
 
 
 def test_wait_ends_when_its_time_is_over(path, hold, monkeypatch):
@@ -97,18 +102,30 @@ def test_lock_that_is_free_is_taken_in_silence(path, caplog):
 
 
 @pytest.mark.parametrize(
-    ("listed", "holder"),
-    [
-        ("1: FLOCK ADVISORY WRITE 0 {place} 0 EOF\n", "a process of another container"),
-        ("1: -> FLOCK ADVISORY WRITE 12 {place} 0 EOF\n", "a process that the kernel does not name"),
-        ("", "a process that the kernel does not name"),
-    ],
-    ids=["container", "waiter", "nobody"],
+    "listed",
+    ["1: FLOCK ADVISORY WRITE 0 {place} 0 EOF\n", "1: -> FLOCK ADVISORY WRITE {pid} {place} 0 EOF\n", "", "1: FLOCK\n"],
+    ids=["another container", "waiter", "nobody", "cut"],
 )
-def test_holder_that_has_no_name_here(path, tmp_path, monkeypatch, listed, holder):
-    with open(path, "w") as file:
-        status = lock_guards.os.fstat(file.fileno())
-    place = f"{lock_guards.os.major(status.st_dev):02x}:{lock_guards.os.minor(status.st_dev):02x}:{status.st_ino}"
-    (tmp_path / "locks").write_text(listed.format(place=place))
-    monkeypatch.setattr(lock_guards, "_LOCKS", str(tmp_path / "locks"))
-    assert lock_guards._holder(path).startswith(holder)
+def test_holder_that_the_kernel_does_not_name_is_waited_for_two_seconds_in_all(
+    path, hold, tmp_path, monkeypatch, listed
+):
+    pid = hold(100)
+    status = os.stat(path)
+    place = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    (tmp_path / "locks").write_text(listed.format(place=place, pid=pid))
+    monkeypatch.setattr(holders, "_LOCKS", str(tmp_path / "locks"))
+    began = time.monotonic()
+    for _ in range(8):
+        with pytest.raises(Timeout):
+            enter(FileLock(path, timeout=600))
+    assert waits.UNPROVEN <= time.monotonic() - began < waits.UNPROVEN * 4
+
+
+def test_waits_in_vain_end_after_one_limit(path, hold, monkeypatch):
+    monkeypatch.setenv("SAFECACHE_LOCK_TIMEOUT", "2")
+    hold(100)
+    began = time.monotonic()
+    for _ in range(8):
+        with pytest.raises(Timeout):
+            enter(FileLock(path, timeout=600))
+    assert 2 <= time.monotonic() - began < 8

@@ -149,3 +149,23 @@ def test_rank_that_is_killed_in_its_compile_leaves_nobody_waiting(home, prepare,
     assert processes.processes[1].returncode == -9
     assert [line for line in answer["warnings"] if line.startswith("torch: ")], answer
     assert "waited in vain" not in answer["stats"], answer
+
+
+COUNTS = """
+from safecache.hooks import compile_scopes
+from safecache.reporting import waits
+limit = compile_scopes._find_group()[0]
+waits.charge(limit, in_vain=False)
+spent = waits.remaining(300)
+dist.all_reduce(torch.ones(1))
+counters["inductor"].update({"limit": limit, "spent": spent, "left": waits.remaining(300)})
+y = torch.zeros(())
+"""
+
+
+def test_waits_of_a_rank_begin_anew_with_each_collective(home):
+    with Together(home, 2, COUNTS, GROUP.replace("PARALLEL", "ddp"), MEET=str(home.base / "meet")) as processes:
+        processes.begin()
+        for answer in processes.answers():
+            found = answer["found"]
+            assert (found["limit"], found["spent"], found["left"]) == (30, 0, 30), answer

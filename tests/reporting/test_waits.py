@@ -10,9 +10,9 @@ from safecache.reporting import waits
 
 
 @pytest.fixture(autouse=True)
-def no_group():
-    yield
-    waits.set_group(lambda: None)
+def group(monkeypatch):
+    """Have this process be one of a group for the rest of the test, if that is set."""
+    monkeypatch.setattr(waits, "_find_group", None)
 
 
 def test_waits_in_vain_end_after_one_limit():
@@ -39,6 +39,28 @@ def test_rank_has_one_budget_between_two_collectives():
     collectives = 8
     assert waits.remaining(300) == 20
     assert waits.remaining(30) == 15  # what was in vain stays spent
+
+
+def test_wait_that_got_something_late_is_refunded():
+    waits.charge(200, in_vain=True)
+    waits.refund(150)
+    assert waits.remaining(300) == 250
+
+
+def test_spent_budget_is_told_once(caplog):
+    waits.charge(300, in_vain=True)
+    assert not caplog.messages
+    assert waits.remaining(300) == waits.remaining(300) == 0
+    (line,) = caplog.messages
+    assert "waited 300 s in vain" in line and "SAFECACHE_SINGLE_FLIGHT_WAIT" in line
+
+
+def test_rank_that_has_waited_tells_so_once(caplog):
+    waits.set_group(lambda: (20.0, 1))
+    waits.charge(20, in_vain=False)
+    assert waits.remaining(300) == waits.remaining(300) == 0
+    (line,) = caplog.messages
+    assert "waited 20 s" in line and "collective" in line
 
 
 def test_reset_and_fork_begin_anew():
