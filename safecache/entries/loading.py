@@ -17,7 +17,7 @@ from safecache.flights import scopes
 from safecache.omitted import fingerprints
 from safecache.places import layout
 from safecache.remote import tier
-from safecache.reporting import events, policy
+from safecache.reporting import boundary, events, policy
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.settings import config
 from safecache.signing import trust
@@ -147,14 +147,23 @@ def _candidates(
         seen.update(names)
     for name in names:
         path = os.path.join(directory, name)
-        if name in tried or _is_barred(source, path, root):
-            continue
+        content = None if name in tried else _admitted(source, path, root)
+        if content is not None:
+            tried.add(name)
+            yield from _load(source, content, origin=path, root=root)
+
+
+def _admitted(source: Source, path: str, root: str) -> bytes | None:
+    """Return the bytes of the candidate at ``path`` if it may be used; else, as reported, None."""
+    with boundary.contain_errors(f"the check of a cached {source.kind.noun}", f"Compiling instead of using {path}."):
+        if _is_barred(source, path, root):
+            return None
         content = read(source.kind, path, listed=True)
         if content is not None and admit(source.kind, source.cache_key, content, path=path, root=root):
-            tried.add(name)
             if root not in ("", source.root):
-                copies.put(os.path.join(source.directory, name), content, source.root, source.kind)
-            yield from _load(source, content, origin=path, root=root)
+                copies.put(os.path.join(source.directory, os.path.basename(path)), content, source.root, source.kind)
+            return content
+    return None
 
 
 def _is_barred(source: Source, path: str, root: str) -> bool:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from safecache.errors import MissError
 from safecache.history import graph_names, lookups
 from safecache.history.lookups import Lookup, Outcome, Time
-from safecache.reporting import events
+from safecache.reporting import boundary, events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
@@ -104,8 +104,10 @@ class Search:
         """The seconds that a compile of this took when it was last saved here; 0 where that is not known."""
         from safecache.explain import key_records
 
-        record = key_records.recall(self.kind, self.key, self._name(), self.root)
-        return record.took if record is not None else 0.0
+        with boundary.contain_errors("the record of a cache key", "How long its compile took is not known."):
+            record = key_records.recall(self.kind, self.key, self._name(), self.root)
+            return record.took if record is not None else 0.0
+        return 0.0
 
     def hit(self) -> None:
         """It has found what it was for. Raises MissError for a miss inside of it that torch has swallowed."""
@@ -160,7 +162,9 @@ class Search:
         from safecache.explain import key_records
 
         root = self.root or config.cache_directory() or ""
-        return Reason[key_records.why_absent(self.kind, self.key, self._name(), root).name], ""
+        with boundary.contain_errors("the search for what explains a miss", "The miss counts as never seen."):
+            return Reason[key_records.why_absent(self.kind, self.key, self._name(), root).name], ""
+        return Reason.NEVER_SEEN, ""
 
     def _end(self, outcome: Outcome, reason: Reason | None, detail: str) -> MissError | None:
         self.ended = True

@@ -15,14 +15,14 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from safecache.flights import holders, workers
 from safecache.flights.leases import Lease, open_lease
 from safecache.history import journal, lookups
 from safecache.history.lookups import Time
 from safecache.remote import tier
-from safecache.reporting import events, waits
+from safecache.reporting import boundary, events, waits
 from safecache.reporting.kinds import ENTRIES, Count, Kind
 from safecache.settings import config
 
@@ -43,6 +43,7 @@ _MEASURED = 2.0
 # Seconds for which who has compiled the last graph, and has compile workers, is let come first to the next: until
 # nobody has come once.
 _HEAD_START = 2.0
+_FEATURE = "the wait for other processes' compiles"
 _NOTE = (
     "safecache: waiting for {0} to finish {1} {2}…; compiling it here after {3:g} s at most"
     " (SAFECACHE_SINGLE_FLIGHT_WAIT). Help: SAFECACHE_SINGLE_FLIGHT=0 disables waiting"
@@ -106,7 +107,8 @@ class Flight:
         """It has been found: nothing is compiled."""
         global _has_been_left_one
         if self._lease is not None:
-            self._scope.release(self._lease, Lease.release)
+            with boundary.contain_errors(_FEATURE, "Other processes may compile what is there already."):
+                self._scope.release(self._lease, Lease.release)
         if self.waited:
             waits.refund(self.waited)
             _has_been_left_one = True
@@ -128,8 +130,9 @@ def scope(kind: Kind, most: float | None, *, waits: bool = True) -> Iterator[Non
         yield
     finally:
         _thread.scopes.pop()
-        for lease in list(this.leases):
-            this.release(lease, Lease.release)
+        with boundary.contain_errors(_FEATURE, "Other processes may compile what is there already."):
+            for lease in list(this.leases):
+                this.release(lease, Lease.release)
 
 
 def is_compiled_elsewhere() -> bool:
@@ -182,10 +185,10 @@ def enter(kind: Kind, key: str, root: str, before: Callable[[], float] = float) 
     this = _thread.scopes[-1] if _thread.scopes else None
     if this is None or this.kind is not kind or this.most is None or not config.current().single_flight:
         return None
-    try:
+    # A cache that cannot be written, or full, has no leases, and nothing is published in it.
+    with boundary.contain_errors(_FEATURE, "Compiling it here."), suppress(OSError):
         return _enter(this, kind, key, root, before)
-    except OSError:
-        return None  # a cache that cannot be written, or full, has no leases, and nothing is published in it
+    return None
 
 
 def _enter(this: _Scope, kind: Kind, key: str, root: str, before: Callable[[], float]) -> Flight | None:

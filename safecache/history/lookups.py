@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from safecache.errors import MissError
 from safecache.history import journal
-from safecache.reporting import events
+from safecache.reporting import boundary, events
 from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
 from safecache.settings import config
 
@@ -121,13 +121,14 @@ def record(lookup: Lookup, root: str) -> None:
     what = label(lookup.kind, lookup.outcome, lookup.reason)
     with _lock:
         _counts[what] += 1
-    events.notify(what)
-    if lookup.outcome is Outcome.HIT:
-        journal.count(what, root)
-    else:
-        line = _as_line(lookup)
-        journal.write(what, root, line)
-        events.artifact(f"{lookup.kind.word} {lookup.outcome.value}", line)
+    with boundary.contain_errors("the journal of lookups", "This lookup is not recorded."):
+        events.notify(what)
+        if lookup.outcome is Outcome.HIT:
+            journal.count(what, root)
+        else:
+            line = _as_line(lookup)
+            journal.write(what, root, line)
+            events.artifact(f"{lookup.kind.word} {lookup.outcome.value}", line)
 
 
 def _as_line(lookup: Lookup) -> dict[str, object]:
