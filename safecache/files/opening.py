@@ -7,6 +7,7 @@ import hashlib
 import os
 import stat
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -16,6 +17,7 @@ from safecache.reporting.kinds import Reason
 from safecache.settings import config, units
 
 __all__ = [
+    "OpenFile",
     "UnusableEntry",
     "check_private",
     "check_regular",
@@ -24,7 +26,6 @@ __all__ = [
     "digest_regular",
     "holds",
     "read_end",
-    "read_part",
     "read_regular",
     "type_name",
 ]
@@ -131,19 +132,25 @@ def read_end(
     return filesystem.retried(read, passing)
 
 
-def read_part(path: str, check: Callable[[os.stat_result], None], start: int, most: int) -> tuple[bytes, int]:
-    """At most so many bytes of a file from ``start`` on, and the size in bytes of all. Opened as by read_regular()."""
+class OpenFile:
+    """A file that stays open, and is read at any position: whatever takes its name meanwhile, it is the same file.
 
-    def read() -> tuple[bytes, int]:
-        with _opened(path, check, 0) as (descriptor, size):
-            left, at, parts = min(most, max(0, size - start)), start, list[bytes]()
-            # The kernel reads 2 GB at once at most.
-            while left and (part := filesystem.pread(descriptor, left, at)):
-                parts.append(part)
-                left, at = left - len(part), at + len(part)
-            return b"".join(parts), size
+    Opened as by read_regular(), whose errors it raises. ``size``: in bytes, when it was opened. It is closed with the
+    last reference to it.
+    """
 
-    return filesystem.retried(read, filesystem.READING)
+    def __init__(self, path: str, check: Callable[[os.stat_result], None]) -> None:
+        self._descriptor, self.size = filesystem.retried(lambda: _open(path, check, 0), filesystem.READING)
+        weakref.finalize(self, _close, self._descriptor)
+
+    def read(self, start: int, most: int) -> bytes:
+        """At most so many bytes from ``start`` on. Raises OSError."""
+        left, at, parts = min(most, max(0, self.size - start)), start, list[bytes]()
+        # The kernel reads 2 GB at once at most.
+        while left and (part := filesystem.pread(self._descriptor, left, at)):
+            parts.append(part)
+            left, at = left - len(part), at + len(part)
+        return b"".join(parts)
 
 
 def holds(path: str, content: bytes, check: Callable[[os.stat_result], None], *, flags: int = 0) -> bool:
@@ -219,13 +226,26 @@ def _chunks(descriptor: int, most: int, limit: int = sys.maxsize) -> Iterator[by
 @contextmanager
 def _opened(path: str, check: Callable[[os.stat_result], None], flags: int) -> Iterator[tuple[int, int]]:
     """A descriptor of the file, and its current size."""
+    descriptor, size = _open(path, check, flags)
+    try:
+        yield descriptor, size
+    finally:
+        _close(descriptor)
+
+
+def _open(path: str, check: Callable[[os.stat_result], None], flags: int) -> tuple[int, int]:
     # If no link at the end is followed, as anybody may have put it there, none on the way inside the cache is either.
     open_ = folders.open_within if flags & os.O_NOFOLLOW else filesystem.open
     descriptor = open_(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | flags)
     try:
         status = filesystem.fstat(descriptor)
         check(status)
-        yield descriptor, status.st_size
-    finally:
-        with suppress(OSError):  # nothing was written through it
-            filesystem.close(descriptor)
+    except BaseException:
+        _close(descriptor)
+        raise
+    return descriptor, status.st_size
+
+
+def _close(descriptor: int) -> None:
+    with suppress(OSError):  # nothing was written through it
+        filesystem.close(descriptor)

@@ -53,15 +53,22 @@ INDUCTOR, TRITON, VLLM = "inductor", "triton", "vllm"
 _STATEMENT = "https://in-toto.io/Statement/v1"
 _PREDICATE = "urn:safecache:pack:1"
 _MANIFEST, _SEAL = "manifest.json", "manifest.seal"
-# Bytes of the manifest's frame, compressed or not, and of which of it is read at first.
-_LARGEST, _FIRST = 64 << 20, 256 << 10
+# Bytes of the manifest's frame, compressed or not; of what is read of it at once; and of what is decompressed at once,
+# since a block of four bytes may stand for 128 KiB.
+_LARGEST, _READ, _FED = 64 << 20, 256 << 10, 512
 _LEVEL = 9
 _BLOCK = tarfile.BLOCKSIZE
 # The directories in a pack that have records, and what lies below vLLM's is named by.
 _ROOT = re.compile(rf"{INDUCTOR}(/triton/\d{{1,4}})?|{TRITON}|{VLLM}(/{bundles.PART})*")
 _KINDS = {kind.value: kind for kind in bundles.KEYS}
 # What it takes to read bytes that beginning() and frame() do not make.
-_MALFORMED = (ValueError, TypeError, KeyError, IndexError, RecursionError, EOFError, tarfile.TarError)
+_MALFORMED = (
+    *(ValueError, TypeError, AttributeError, KeyError, IndexError, ArithmeticError),
+    *(RecursionError, MemoryError, EOFError, tarfile.TarError),
+)
+# Of a tar header: where what it states lies, POSIX.1-1988.
+_NAME_FIELD, _SIZE_FIELD, _TYPE_FIELD = slice(0, 100), slice(124, 136), slice(156, 157)
+_SIZE = re.compile(rb"[0-7]{11}[\0 ]")
 
 
 class Packed(NamedTuple):
@@ -164,13 +171,14 @@ def end() -> bytes:
 
 
 class Pack:
-    """A pack whose manifest is verified. The file is opened for each group: it may be replaced meanwhile.
+    """A pack whose manifest is verified, in a file that stays open.
 
     ``digest``: the SHA-256 of its manifest, which names all that is in it.
     """
 
-    def __init__(self, path: str, digest: str, manifest: Mapping[str, Any], begin: int) -> None:
-        self.path, self.digest, self.manifest, self._begin = path, digest, manifest, begin
+    def __init__(self, path: str, file: opening.OpenFile, digest: str, manifest: Mapping[str, Any], begin: int) -> None:
+        self.path, self.digest, self.manifest = path, digest, manifest
+        self._file, self._begin = file, begin
         self.groups = tuple(_packed(*row) for row in manifest["groups"])
 
     def read(self, packed: Packed) -> tuple[File, ...]:
@@ -178,9 +186,8 @@ class Pack:
 
         Raises PackRefusedError for what the manifest does not state, and OSError.
         """
-        compressed = self._frame(packed)
         try:
-            return _files(_decompressed(compressed, packed.size), packed)
+            return _files(_decompressed(self._frame(packed), packed.size), packed)
         except _MALFORMED as error:
             raise refused(self.path, f"{packed.name} in it cannot be read ({type(error).__name__})") from error
 
@@ -189,7 +196,7 @@ class Pack:
         self._frame(packed)
 
     def _frame(self, packed: Packed) -> bytes:
-        content, _ = opening.read_part(self.path, opening.check_regular, self._begin + packed.at, packed.stored)
+        content = self._file.read(self._begin + packed.at, packed.stored)
         if hashlib.sha256(content).hexdigest() != packed.digest:
             raise refused(self.path, f"{packed.name} in it is not what was packed")
         return content
@@ -208,7 +215,9 @@ def opened(path: str) -> Pack:
     Also for one that is cut short, or longer than what was made. What is in its groups is verified as they are read.
     """
     try:
-        sealed, size = _sealed_manifest(path)
+        file = opening.OpenFile(path, opening.check_regular)
+        content, begin = _first_frame(file)
+        sealed = _untar_manifest(content)
     except opening.UnusableEntry as error:
         raise refused(path, str(error), error.reason) from error
     except _MALFORMED as error:
@@ -219,62 +228,62 @@ def opened(path: str) -> Pack:
     try:
         manifest = seal.payload_of(sealed)
         predicate = _predicate(manifest)
-        begin = size - predicate["body"]
-        pack = Pack(path, hashlib.sha256(manifest).hexdigest(), predicate, begin)
+        is_whole = begin + predicate["body"] == file.size
+        pack = Pack(path, file, hashlib.sha256(manifest).hexdigest(), predicate, begin)
     except _MALFORMED as error:
         # A later safecache's, perhaps.
         raise refused(path, f"its manifest cannot be read ({error})", Reason.UNKNOWN_FORMAT) from error
-    if not _ends_at(path, begin):
-        raise refused(path, f"it has {units.write_size(size)}, which is not as much as was packed: fetch it again")
+    if not is_whole:
+        raise refused(path, f"it has {units.write_size(file.size)}, which is not as much as was packed: fetch it again")
     return pack
 
 
-def _sealed_manifest(path: str) -> tuple[bytes, int]:
-    """The manifest with its seal, unverified, and the size of the file. Raises one of _MALFORMED, or OSError."""
+def _first_frame(file: opening.OpenFile) -> tuple[bytes, int]:
+    """What the first frame holds, no more than it states, and where it ends. Raises one of _MALFORMED, or OSError."""
     import zstandard
 
-    most = _FIRST
-    while True:
-        start, size = opening.read_part(path, opening.check_regular, 0, most)
-        stated = _stated_size(start)
-        with zstandard.ZstdDecompressor().stream_reader(io.BytesIO(start), read_across_frames=False) as reader:
-            try:
-                content = reader.read(stated)
-            except zstandard.ZstdError as error:
-                raise ValueError(str(error)) from None
-        if len(content) == stated:
-            break
-        if most >= min(size, _LARGEST):
-            raise EOFError("it is cut short")
-        most = min(most * 8, _LARGEST)
-    found = _untarred(content)
-    return found[_MANIFEST] + found[_SEAL], size
-
-
-def _stated_size(start: bytes) -> int:
-    import zstandard
-
+    at, left, found = 0, memoryview(file.read(0, _READ)), bytearray()
     try:
-        stated: int = zstandard.get_frame_parameters(start).content_size
+        stated: int = zstandard.get_frame_parameters(left).content_size
+        if not 0 < stated <= _LARGEST:
+            raise ValueError("its manifest states no size, or too large a one")
+        decompressor = zstandard.ZstdDecompressor(max_window_size=_LARGEST).decompressobj()
+        while not decompressor.eof:
+            if not left and at < _LARGEST:
+                left = memoryview(file.read(at, _READ))
+            if not left:
+                raise EOFError("it is cut short")
+            found += decompressor.decompress(left[:_FED])
+            at, left = at + len(left[:_FED]), left[_FED:]
+            if len(found) > stated:
+                raise ValueError("its manifest is longer than it states")
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from None
-    if not 0 < stated <= _LARGEST:
-        raise ValueError("its manifest states no size, or too large a one")
-    return stated
+    if len(found) != stated:
+        raise ValueError("its manifest is shorter than it states")
+    return bytes(found), at - len(decompressor.unused_data)
 
 
-def _ends_at(path: str, begin: int) -> bool:
-    """Whether the manifest's frame, which was decompressed before, ends there."""
-    import zstandard
+def _untar_manifest(content: bytes) -> bytes:
+    """The manifest with its seal, unverified: of two plain files of these names. Raises ValueError.
 
-    if not 0 < begin <= _LARGEST:
-        return False
-    decompressor = zstandard.ZstdDecompressor().decompressobj()
-    try:
-        decompressor.decompress(opening.read_part(path, opening.check_regular, 0, begin)[0])
-    except zstandard.ZstdError:
-        return False
-    return bool(decompressor.eof) and not decompressor.unused_data
+    Read by hand, since nothing vouches for these bytes yet, and a tar file may say many things (a sparse file of any
+    size, headers of headers) before its first file.
+    """
+    found, at = b"", 0
+    for name in (_MANIFEST, _SEAL):
+        header = content[at : at + _BLOCK]
+        size = int(header[_SIZE_FIELD][:-1], 8) if _SIZE.fullmatch(header[_SIZE_FIELD]) else -1
+        begin = at + _BLOCK
+        if header[_NAME_FIELD].rstrip(b"\0") != name.encode() or header[_TYPE_FIELD] != tarfile.REGTYPE:
+            raise ValueError(f"{name} is not where it belongs")
+        if not 0 <= size <= len(content) - begin:
+            raise ValueError(f"{name} has no size, or too large a one")
+        found += content[begin : begin + size]
+        at = begin + size + -size % _BLOCK
+    if at != len(content):
+        raise ValueError(f"there is something behind {_SEAL}")
+    return found
 
 
 def _predicate(manifest: bytes) -> Mapping[str, Any]:

@@ -7,12 +7,11 @@ cache by the way of all files: its reader verifies it again, as if it had always
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 
 from safecache.errors import PackRefusedError
 from safecache.packs import archive
 from safecache.packs.archive import Pack, Packed
-from safecache.reporting import events
+from safecache.reporting import boundary, events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.settings import config, extras
 from safecache.store import bundles
@@ -43,16 +42,13 @@ _has_given = False
 def fill(bundle: Bundle) -> bool:
     """Publish it in the cache, if a pack has it; False if not. Raises, in strict mode, the error for a refusal."""
     global _has_given
-    wanted = (bundle.kind, bundle.key)
-    if wanted in _taken:
+    if (bundle.kind, bundle.key) in _taken:
         return False
-    for tier in _open():
-        for packed in tier.groups.get(wanted, ()):
-            if _take(tier.pack, packed, bundle):
-                events.count(Count.PACK_HIT)
+    for path in config.current().packs:
+        with boundary.contain_errors(f"the pack {path}", _REMEDY):
+            tier = _find_tier(path)
+            if tier is not None and _take_any(tier, bundle):
                 _has_given = True
-                if bundle.kind in ENTRIES:
-                    _taken.add(wanted)
                 return True
     return False
 
@@ -60,6 +56,16 @@ def fill(bundle: Bundle) -> bool:
 def has_given() -> bool:
     """Whether anything that a pack had was published by this process."""
     return _has_given
+
+
+def _take_any(tier: _Tier, bundle: Bundle) -> bool:
+    wanted = (bundle.kind, bundle.key)
+    if not any(_take(tier.pack, packed, bundle) for packed in tier.groups.get(wanted, ())):
+        return False
+    events.count(Count.PACK_HIT)
+    if bundle.kind in ENTRIES:
+        _taken.add(wanted)
+    return True
 
 
 def _take(pack: Pack, packed: Packed, bundle: Bundle) -> bool:
@@ -81,13 +87,11 @@ def _take(pack: Pack, packed: Packed, bundle: Bundle) -> bool:
     return all(bundles.publish(file, bundle, f"the pack {pack.path}") for file in files)
 
 
-def _open() -> Iterator[_Tier]:
-    for path in config.current().packs:
-        if path not in _tiers:
-            _tiers[path] = _opened(path)
-        tier = _tiers[path]
-        if tier is not None:
-            yield tier
+def _find_tier(path: str) -> _Tier | None:
+    if path not in _tiers:
+        _tiers[path] = None  # whatever fails in it does so once
+        _tiers[path] = _opened(path)
+    return _tiers[path]
 
 
 def _opened(path: str) -> _Tier | None:

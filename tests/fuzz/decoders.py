@@ -13,6 +13,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import NamedTuple
 from unittest import mock
 
@@ -255,12 +256,10 @@ def check_remote(content: bytes) -> None:
 def check_pack(content: bytes) -> None:
     """Refused, or its manifest is genuine, and so is each file of each group that can be read."""
 
-    def read(_: str, __: object, start: int, most: int) -> tuple[bytes, int]:
-        return content[start : start + most], len(content)
-
+    file = SimpleNamespace(size=len(content), read=lambda start, most: content[start : start + most])
     with (
         mock.patch.object(keyring, "current", lambda: _RING),
-        mock.patch.object(archive.opening, "read_part", read),
+        mock.patch.object(archive.opening, "OpenFile", lambda *_: file),
         _here(),
     ):
         try:

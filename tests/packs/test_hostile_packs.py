@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tarfile
+import tracemalloc
 
 import pytest
 from helpers import filled
@@ -126,6 +127,68 @@ def test_manifest_that_grows_beyond_what_it_claims(tmp_path):
     place = bytes(bomb).index((1 << 25).to_bytes(4, "little"))
     bomb[place : place + 4] = (4096).to_bytes(4, "little")
     refused(tmp_path / "bomb.safecache", bytes(bomb))
+
+
+def header(name, size, type=tarfile.REGTYPE, **fields):
+    about = tarfile.TarInfo(name)
+    about.size, about.type, about.pax_headers = size, type, fields
+    return about.tobuf(tarfile.GNU_FORMAT if size >= 8**11 else tarfile.PAX_FORMAT)
+
+
+SPARSE = header("manifest.json", 0, tarfile.GNUTYPE_SPARSE)
+SPARSE = SPARSE[:386] + b"%011o\0%011o\0" % (0, 1) + SPARSE[410:483] + b"%011o\0" % (1 << 32) + SPARSE[495:]
+UNSEALED = {
+    "of 2^80 bytes": header("manifest.json", 1 << 80),
+    "of 4 GiB": header("manifest.json", (1 << 32) - 1) + b"\0" * 512,
+    "sparse": SPARSE + b"\0" * 512,
+    "pax headers": header("manifest.json", 1, **{f"k{number}": "v" * 90 for number in range(20_000)}) + b"x" * 512,
+    "many members": forged.tar(*((f"m{number}", b"") for number in range(20_000))),
+    "another first": forged.tar(("other", b""), ("manifest.json", b"{}"), ("manifest.seal", b"")),
+    "another behind": forged.tar(("manifest.json", b"{}"), ("manifest.seal", b""), ("other", b"")),
+    "link": header("manifest.json", 0, tarfile.SYMTYPE) * 2,
+    "no digits": b"manifest.json".ljust(124, b"\0") + b"-0000000001\0".ljust(32, b"\0") + b"0".ljust(356, b"\0"),
+    "nothing": b"\0",
+}
+
+
+@pytest.mark.parametrize("content", UNSEALED.values(), ids=UNSEALED)
+def test_tar_file_that_nobody_has_sealed_is_not_parsed(content, tmp_path, monkeypatch, run):
+    monkeypatch.setattr(tarfile, "open", lambda *_, **__: pytest.fail("no key has sealed it"))
+    path = tmp_path / "odd.safecache"
+    tracemalloc.start()
+    try:
+        assert "it does not begin as a pack" in refused(path, forged.compress(content))
+        assert tracemalloc.get_traced_memory()[1] < len(content) * 4 + (8 << 20)
+    finally:
+        tracemalloc.stop()
+    for command in (["unpack", path, tmp_path / "there"], ["preflight", path], ["diff", path, path]):
+        said = run(*command)
+        assert said.code and str(path) in said.err + said.out and "Traceback" not in said.err, said
+
+
+def frame_that_grows(content, more):
+    """One that states to be ``content``, and has so many blocks behind it that stand for 128 KiB each, its window."""
+    begin = b"\x28\xb5\x2f\xfd\x80\x38" + len(content).to_bytes(4, "little")
+    parts = [content[at : at + (1 << 16)] for at in range(0, len(content), 1 << 16)]
+    plain = b"".join((len(part) << 3).to_bytes(3, "little") + part for part in parts)
+    repeated, last = ((1 << 17 << 3 | 1 << 1 | end).to_bytes(3, "little") + b"x" for end in (0, 1))
+    return begin + plain + repeated * more + last
+
+
+def test_sealed_manifest_in_a_frame_that_grows(pack, tmp_path):
+    """Whoever has a pack has its manifest, and may compress it anew."""
+    _, *rest = forged.frames(pack.read_bytes())
+    stated = forged.statement(pack.read_bytes())
+    stated["predicate"]["said"] = "x" * (2 << 20)
+    content = forged.zstandard.ZstdDecompressor().decompress(forged.manifest(stated))
+    bomb = b"".join([frame_that_grows(content, 8192), *rest])
+    assert len(bomb) < 3 << 20
+    tracemalloc.start()
+    try:
+        assert "longer than it states" in refused(tmp_path / "bomb.safecache", bomb)
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
 
 
 def library(root="inductor", key="ab/cabc.so"):

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import pytest
+from conftest import needs_root
 from helpers import filled
 from helpers.sealed import flipped
 
 from packs import forged
-from safecache.errors import EntryRefusedError
+from safecache.errors import CacheReadError, EntryRefusedError
 from safecache.packs import archive, lower
 from safecache.places import layout
 from safecache.remote import tier
@@ -121,15 +123,57 @@ def test_a_cache_that_cannot_be_written_is_named(use, pack, caplog, tmp_path):
     assert any("from the pack" in record.message and "could not copy" in record.message for record in caplog.records)
 
 
-def test_a_pack_that_is_replaced_while_it_is_in_use(use, pack, run, tmp_path, caplog):
-    """What it says no longer fits what lies there: nothing of that is used."""
+def exchange(path, how):
+    """Put something else in the pack's place, as a rotation does."""
+    if how == "rewritten":
+        path.write_bytes(b"\0" * path.stat().st_size)
+        return
+    path.unlink()
+    if how == "another owner's":
+        path.write_bytes(b"theirs")
+        os.chown(path, 65534, 65534)
+    elif how != "gone":
+        {"FIFO": os.mkfifo, "directory": os.mkdir}[how](path)
+
+
+@pytest.mark.parametrize("how", ["FIFO", "directory", "gone", pytest.param("another owner's", marks=needs_root)])
+def test_a_pack_that_is_exchanged_in_use_is_used_on(use, pack, tmp_path, caplog, how):
+    use(pack, SAFECACHE_STRICT="1")
+    graph = layout.directory_of(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there"))
+    assert tier.fill(Kind.FX_ENTRY, filled.GRAPH, graph, str(tmp_path / "there"))
+    exchange(pack, how)
+    assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [True] * 3
+    assert not caplog.messages
+
+
+def test_a_pack_that_is_rewritten_in_use_is_used_no_more(use, pack, tmp_path, caplog):
     use(pack)
     graph = layout.directory_of(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there"))
     assert tier.fill(Kind.FX_ENTRY, filled.GRAPH, graph, str(tmp_path / "there"))
-    filled.entry(tmp_path / "other", Kind.FX_ENTRY, filled.GRAPH, b"all that is in the new one")
-    assert run("pack", tmp_path / "other", "-o", pack).code == 0
+    exchange(pack, "rewritten")
     assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [False] * 3
     assert sum(str(pack) in record.message for record in caplog.records if record.levelname == "WARNING") == 1
+
+
+ERRORS = [RuntimeError("it broke"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), OverflowError("2^80")]
+ERRORS += [MemoryError(), RecursionError("too deep")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("name", ["opened", "objection"])
+def test_whatever_fails_in_a_pack_is_said_once_and_compiled(use, pack, tmp_path, monkeypatch, caplog, name, error):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(archive, name, fail)
+    use(pack)
+    assert everything(tmp_path / "there", tmp_path / "triton") == [False] * 4
+    (line,) = caplog.messages
+    assert str(pack) in line and type(error).__name__ in line
+    use(pack, SAFECACHE_STRICT="1")
+    with pytest.raises(CacheReadError) as caught:
+        everything(tmp_path / "there", tmp_path / "triton")
+    assert caught.value.__cause__ is error
 
 
 def test_directories_and_packs_may_be_mixed(use, pack, tmp_path):
