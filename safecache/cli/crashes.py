@@ -15,7 +15,7 @@ from safecache.isolation import crashes, reports
 from safecache.places import layout
 from safecache.settings import config, timestamps
 from safecache.tiers import levels
-from safecache.trials import markers, strikes
+from safecache.trials import strikes
 from safecache.upkeep import struck
 
 __all__ = ["add", "run"]
@@ -97,7 +97,7 @@ def _forget(roots: list[str], beginning: str | None) -> int:
     found = [(root, hash) for root in roots for hash in crashes.hashes(root) if hash.startswith(beginning or "")]
     forgotten = sum(crashes.forget(root, hash) for root, hash in found)
     if beginning is None:
-        forgotten += sum(strikes.forget(markers.home(root)) for root in roots)
+        forgotten += sum(strikes.forget(root) for root in roots)
     if beginning is not None and not forgotten:
         print(f"safecache forget: no kernel of the hash {printable(beginning)} is skipped", file=sys.stderr)
         return 1

@@ -168,7 +168,8 @@ def _admitted(source: Source, path: str, root: str) -> bytes | None:
 
 def _is_barred(source: Source, path: str, root: str) -> bool:
     """Whether processes have died of what is there, by its name, or of what its key has led to; reported, if so."""
-    against = first_runs.objection(source.root, source.kind, source.cache_key, os.path.basename(path))
+    is_lower, name = root != source.root, os.path.basename(path)
+    against = first_runs.objection(source.root, source.kind, source.cache_key, name, is_lower=is_lower)
     if against:
         moved = entry_files.quarantine(path, root, Reason.CRASHED_RUN) if root else None
         remedy = f"Recompiling; moved to {moved}." if moved else "Recompiling."

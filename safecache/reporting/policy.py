@@ -72,7 +72,6 @@ _NEVER_RAISED = _SILENT | {
     Reason.NOT_ISOLATED,
     Reason.CRASHED,
     Reason.CRASHED_BEFORE,
-    Reason.CRASHED_RUN,
     Reason.FAILED_RUN,
     Reason.NOT_EXPLAINED,
     Reason.REMOTE_UNAVAILABLE,

@@ -17,7 +17,7 @@ import wrapt
 
 from safecache.errors import SafecacheError
 from safecache.places import layout
-from safecache.reporting import events
+from safecache.reporting import boundary, events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.tiers import fallback
@@ -52,6 +52,7 @@ __all__ = [
 
 # All that is said of this is said once.
 CAUSE = "trials"
+_FEATURE, _EFFECT = "the look at what processes have died of", "Entries are loaded as if none had died."
 
 
 class _Cache:
@@ -124,7 +125,7 @@ class Trial:
         """It has run, and well."""
         self.is_over = True
         if self.cache.strikes.keys:
-            strikes.clear(self.cache.place, self.names)
+            strikes.clear(self.cache.root, self.names)
 
     def _fail(self, error: Exception) -> None:
         self.is_over = True
@@ -149,19 +150,22 @@ def settle(root: str) -> _Cache:
         return cache
     with _lock:
         if root not in _caches:
-            _caches[root] = _settled(root)
+            _caches[root] = cache = _Cache(root)
+            if config.current().trials:
+                _look(cache)
     return _caches[root]
 
 
-def _settled(root: str) -> _Cache:
-    cache = _Cache(root)
-    # No such directory, or none that can be read: nothing is known.
-    with suppress(OSError):
-        if config.current().trials:
+def _look(cache: _Cache) -> None:
+    """What is on record, even if what has died since cannot be judged; raises, in strict mode, an error for that."""
+    try:
+        # No such directory, or none that can be read: nothing is known.
+        with boundary.contain_errors(_FEATURE, _EFFECT), suppress(OSError):
             for death in markers.deaths(cache.place):
                 _judge(cache, death)
-            cache.strikes = strikes.read(cache.place)
-    return cache
+    finally:
+        with boundary.contain_errors(_FEATURE, _EFFECT), suppress(OSError):
+            cache.strikes = strikes.read(cache.root)
 
 
 def _judge(cache: _Cache, death: Death) -> None:
@@ -181,7 +185,7 @@ def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, bega
     """Strikes, and a line if anything is set aside for them."""
     # Where none can be written, neither can a marker.
     with suppress(OSError):
-        moved = strikes.add(cache.place, cache.root, names, blame, reason, began)
+        moved = strikes.add(cache.root, names, blame, reason, began)
         if moved is not None:
             rest = f" and {len(names) - 1} files it loaded" if len(names) > 1 else ""
             where = f" in {os.path.dirname(moved[0])}" if moved else " where possible; what stays is not used"
@@ -193,10 +197,13 @@ def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, bega
             events.report(reason, f"{graph} did not survive its first run", why=what, cause=CAUSE, remedy=remedy)
 
 
-def objection(root: str, kind: Kind, key: str, name: str) -> str:
-    """Why the entry of this name is not to be loaded; "" if nothing is against it."""
+def objection(root: str, kind: Kind, key: str, name: str, *, is_lower: bool = False) -> str:
+    """Why the entry of this name is not to be loaded; "" if nothing is against it.
+
+    ``is_lower``: it lies in a tier below the cache ``root``, against which only its own crashes speak.
+    """
     found: Strikes = settle(root).strikes
-    if found.of_key(kind, key) >= BARRED:
+    if found.of_key(kind, key) >= BARRED and not is_lower:
         return (
             "crashed again after a recompile; this key is compiled at every start for 30 days (after fixing the cause: "
             "safecache forget --all)"

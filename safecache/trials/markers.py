@@ -2,7 +2,7 @@
 
 The kernel releases the lock when the process dies, however it dies (flock(2)), and what was written stays. That is done
 by pwrite(2): a mapping would save that call, but end the process (SIGBUS) where the disk is full or fails. Who can
-write to the cache can leave any marker there: all that follows from one is that something is compiled.
+write to the cache can leave any marker there: only what this user's own key has sealed is believed of one.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import atexit
 import errno
 import fcntl
-import json
 import os
 import random
 import re
@@ -26,20 +25,26 @@ from typing import Any, NamedTuple
 from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import ours
+from safecache.reporting import waits
 from safecache.settings import config
+from safecache.signing import side_records
 from safecache.trials import evidence
 
 __all__ = ["Death", "Marker", "deaths", "home", "opened", "own", "reset"]
 
 _NAME = re.compile(r"run-\d+-[0-9a-f]{12}")
-# First who it is of, then what each thread runs, and from _EVIDENCE on what faulthandler has written of a crash.
-_HEADER, _SLOT, _SLOTS = 4096, 64 << 10, 8
+# First who it is of, then what each thread runs: sealed records, each behind a line with its length, which is empty for
+# none. And from _EVIDENCE on what faulthandler has written of a crash.
+_HEADER, _SLOT, _SLOTS = 4096, side_records.LARGEST, 8
+_LENGTH = 16
+# Files of one trial. Of more the entries come first.
+_MOST_NAMES = 256
 _EVIDENCE, _LONGEST_EVIDENCE = _HEADER + _SLOT * _SLOTS, 16 << 10
 _MOST_OWN = 8
 # Looked at in one go: a job of thousands of processes in one cache has as many.
 _MOST = 64
-# Seconds: for how long to wait for another process that looks at a marker, and between looks.
-_PATIENCE, _PAUSE = 2.0, 0.005
+# Seconds between looks at a marker that another process looks at.
+_PAUSE = 0.005
 
 _lock = threading.Lock()
 _own: dict[str, Marker | None] = {}
@@ -75,16 +80,15 @@ class Marker:
 
     def rearm(self, slot: int, names: list[str]) -> None:
         """As arm(), of what more belongs to that trial. What has no room is left out: the entries come first."""
-        content = b"[]"
-        for number in (len(names), len(names) // 2, 4):
-            content = json.dumps(names[:number]).encode()
-            if len(content) < _SLOT:
+        for number in (_MOST_NAMES, _MOST_NAMES // 4, 4):
+            sealed = side_records.seal_record(_subject(self.name), {"names": names[:number]})
+            if sealed is not None and len(sealed) <= _SLOT - _LENGTH:
+                self._write(_framed(sealed), slot)
                 break
-        self._write(content[: _SLOT - 1] + b"\n", slot)
 
     def disarm(self, slot: int) -> None:
         """It has ended, well or by an exception."""
-        self._write(b"\n", slot)
+        self._write(b"\n".rjust(_LENGTH), slot)
         with _lock:
             self._free.append(slot)
 
@@ -132,11 +136,15 @@ def own(place: str) -> Marker | None:
 
 def _made(place: str) -> Marker | None:
     name = f"run-{os.getpid()}-{secrets.token_hex(6)}"
+    header = {"pid": os.getpid(), "began": time.time(), "around": evidence.around()}
+    sealed = side_records.seal_record(_subject(name), header)
+    if sealed is None:
+        return None  # no later process could believe it
     try:
         if not os.path.isdir(place):
             os.makedirs(place, mode=0o700, exist_ok=True)
         with opened(place, make=True) as folder:
-            descriptor = folder.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+            descriptor = folder.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     except OSError:
         return None
     marker = Marker(place, name, descriptor)
@@ -145,8 +153,7 @@ def _made(place: str) -> Marker | None:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         # An empty one is let be by others, until it is locked.
         filesystem.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        header = {"pid": os.getpid(), "began": time.time(), "around": evidence.around()}
-        os.pwrite(descriptor, json.dumps(header).encode() + b"\n", 0)
+        os.pwrite(descriptor, _framed(sealed), 0)
         os.lseek(descriptor, _EVIDENCE, os.SEEK_SET)
     except OSError:
         marker.remove()
@@ -166,30 +173,34 @@ def _await_end() -> None:
 def deaths(place: str) -> Iterator[Death]:
     """Of the processes whose markers lie there, each once for all who ask, and its marker is gone after that.
 
-    Whoever is told of one holds it for that time, and others wait for it. Raises OSError.
+    Whoever is told of one holds it for that time, and others wait for it, waits.UNPROVEN seconds in all. Raises
+    OSError.
     """
     with opened(place) as folder:
         names = [name for name in folder.names() if _NAME.fullmatch(name)]
         mine = {marker.name for marker in _own.values() if marker is not None}
+        deadline = time.monotonic() + waits.remaining(waits.UNPROVEN)
         for name in random.sample(names, min(len(names), _MOST)):
             if name not in mine:
-                with suppress(OSError), _held(folder, name) as descriptor:
-                    found = _parsed(filesystem.pread(descriptor, _EVIDENCE + _LONGEST_EVIDENCE, 0))
-                    if found is not None:
-                        yield found
-                    folder.unlink(name)
+                with suppress(OSError), _held(folder, name, deadline) as descriptor:
+                    try:
+                        found = _parsed(name, filesystem.pread(descriptor, _EVIDENCE + _LONGEST_EVIDENCE, 0))
+                        if found is not None:
+                            yield found
+                    finally:  # whatever becomes of the judgement, or each start would come to the same
+                        folder.unlink(name)
 
 
 @contextmanager
-def _held(folder: Folder, name: str) -> Iterator[int]:
+def _held(folder: Folder, name: str, deadline: float) -> Iterator[int]:
     """The descriptor of a dead process's marker, locked for this block. Raises OSError if it is not to be judged."""
     descriptor = folder.open(name, os.O_RDWR)
     try:
-        _hold(descriptor)
         status = filesystem.fstat(descriptor)
         theirs = status.st_uid != os.geteuid() and not config.current().shared
         if not stat.S_ISREG(status.st_mode) or not status.st_size or theirs:
             raise OSError(errno.EPERM, "no marker of ours")
+        _hold(descriptor, deadline)
         if not os.path.samestat(folder.status(name), status):
             raise FileNotFoundError(errno.ENOENT, "another process has judged it")
         yield descriptor
@@ -197,20 +208,26 @@ def _held(folder: Folder, name: str) -> Iterator[int]:
         filesystem.close(descriptor)
 
 
-def _hold(descriptor: int) -> None:
-    """Lock it. Raises BlockingIOError for a process that lives, and after another's look at one that does not."""
+def _hold(descriptor: int, deadline: float) -> None:
+    """Lock it, or wait for another's look until ``deadline``, by time.monotonic().
+
+    Raises BlockingIOError for a process that lives, and at the end.
+    """
     try:
         filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return
     except BlockingIOError:
         if _is_of_living(descriptor):
             raise
-    end = time.monotonic() + _PATIENCE
-    while time.monotonic() < end:
-        with suppress(BlockingIOError):
-            filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        filesystem.sleep(_PAUSE)
+    began = time.monotonic()
+    try:
+        while time.monotonic() < deadline:
+            with suppress(BlockingIOError):
+                filesystem.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            filesystem.sleep(_PAUSE)
+    finally:
+        waits.charge(time.monotonic() - began, in_vain=True)
     raise BlockingIOError(errno.EAGAIN, "another process looks at it")
 
 
@@ -224,18 +241,30 @@ def _is_of_living(descriptor: int) -> bool:
     return True
 
 
-def _parsed(content: bytes) -> Death | None:
-    """None for what no process of ours has written, or had written when it was killed."""
-    try:
-        header = json.loads(content[:_HEADER].partition(b"\n")[0])
-        slots = [content[at : at + _SLOT].partition(b"\n")[0] for at in range(_HEADER, _EVIDENCE, _SLOT)]
-        running = [json.loads(each) for each in slots if each.strip(b"\0")]
-        death = Death(int(header["pid"]), float(header["began"]), dict(header["around"]), running, "")
-    except (ValueError, TypeError, KeyError, RecursionError, OverflowError):
+def _parsed(name: str, unverified: bytes) -> Death | None:
+    """None for what this user's own key has not sealed, such as of a process that was killed while it wrote."""
+    header = _read(name, unverified[:_HEADER])
+    if header is None:
         return None
-    if not all(isinstance(each, list) and all(isinstance(name, str) for name in each) for each in running):
+    slots = [_read(name, unverified[at : at + _SLOT]) for at in range(_HEADER, _EVIDENCE, _SLOT)]
+    running = [each["names"][:_MOST_NAMES] for each in slots if each is not None and "names" in each]
+    said = unverified[_EVIDENCE:].decode(errors="replace")
+    return Death(header["pid"], header["began"], header["around"], running, said)
+
+
+def _framed(sealed: bytes) -> bytes:
+    return b"%*d\n" % (_LENGTH - 1, len(sealed)) + sealed
+
+
+def _read(name: str, unverified: bytes) -> dict[str, Any] | None:
+    length = unverified[:_LENGTH].strip()
+    if not length.isdigit():
         return None
-    return death._replace(said=content[_EVIDENCE:].decode(errors="replace"))
+    return side_records.open_record(unverified[_LENGTH : _LENGTH + int(length)], _subject(name), own=True)
+
+
+def _subject(name: str) -> str:
+    return f"marker {name}"
 
 
 def _end() -> None:

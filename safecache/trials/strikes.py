@@ -1,26 +1,32 @@
-"""Strikes against what processes have died of, and what is set aside for them: names in the cache, and no content.
+"""Strikes against what processes have died of: a record under the seal of this user's own key, for each cache.
 
 Two strikes set the files of a trial aside. A crash that has left its text is two at once, any other death one. A first
 run that ends well takes back those of its keys: but where what was compiled anew crashes again when it is loaded, its
 key is not looked up for a month, or every second start would crash.
+
+The records lie among the user's own files, see ours.of_user(). What lies in a cache says nothing against its entries.
 """
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import hashlib
 import os
 import re
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
+from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
-from safecache.places import layout
-from safecache.reporting import events
+from safecache.places import layout, ours
+from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.settings import config
+from safecache.signing import side_records
 from safecache.store.quarantine import quarantine
-from safecache.trials import markers
 from safecache.trials.evidence import Blame
 
 __all__ = [
@@ -31,7 +37,6 @@ __all__ = [
     "add",
     "artifact",
     "clear",
-    "dated",
     "digest",
     "forget",
     "is_artifact",
@@ -42,7 +47,10 @@ __all__ = [
 ASIDE, BARRED = 2, 4
 # Seconds.
 _LASTS = 30 * 86400.0
-_NAME = re.compile(r"(key|file)-([0-9a-f]{32})\.(\d)")
+_PAUSE = 0.005
+# Keys, and files, in a record: the oldest go.
+_MOST = 400
+_RECORD, _DRAFT, _LOCK = "strikes", "strikes.draft", "strikes.lock"
 # Libraries, sources and kernels that C++ names; in Triton's cache, a directory for each kernel or library.
 _CODE = re.compile(r"[a-z2-7]{2}/[A-Za-z0-9_.-]+\.(so|py|cpp|cubin|hsaco|spv)")
 # Of what has no place in the cache: what is the same when it is compiled anew, and what is not.
@@ -51,21 +59,21 @@ _KERNEL = re.compile(rf"({layout.TRITON_FOLDER}/\d+/)?{layout.TRITON_KEY.pattern
 
 
 class Strikes(NamedTuple):
-    """What is against keys and files, by their digests."""
+    """What is against keys and files, by their digests; when the last strike was, in seconds since the epoch."""
 
-    keys: dict[str, int]
-    files: frozenset[str]
+    keys: dict[str, tuple[int, float]]
+    files: dict[str, float]
 
     def of_key(self, kind: Kind, key: str) -> int:
         """How many strikes."""
-        return self.keys.get(digest(kind.word, key), 0) if self.keys else 0
+        return self.keys.get(digest(kind.word, key), (0, 0.0))[0] if self.keys else 0
 
     def has_file(self, kind: Kind, key: str, name: str) -> bool:
         """Whether the entry of this name was set aside: another tier may have it too."""
         return bool(self.files) and digest(kind.word, key, name) in self.files
 
 
-NONE = Strikes({}, frozenset())
+NONE = Strikes({}, {})
 
 
 def digest(*parts: str) -> str:
@@ -91,101 +99,131 @@ def keys_of(names: Iterable[str]) -> list[tuple[Kind, str, str]]:
     return entries or [(Kind.NATIVE_CODE, name, name) for name in names]
 
 
-def read(place: str) -> Strikes:
-    """Those that count today. Raises OSError."""
-    keys: dict[str, int] = {}
-    files: set[str] = set()
-    with markers.opened(place) as folder:
-        for name, what, of, number in _listed(folder):
-            with suppress(OSError):
-                if time.time() - folder.status(name).st_mtime > _LASTS:
-                    folder.unlink(name)
-                elif what == "file":
-                    files.add(of)
-                else:
-                    keys[of] = max(number, keys.get(of, 0))
-    return Strikes(keys, frozenset(files))
+def read(root: str) -> Strikes:
+    """Those of the cache ``root`` that count today; none where no record of this user says so. Raises OSError."""
+    try:
+        with _opened(root) as folder:
+            return _read(folder, root)
+    except FileNotFoundError:
+        return NONE
 
 
-def dated(place: str) -> dict[str, tuple[int, float]]:
-    """How many count today against each key, by its digest, and when the last was, in seconds since the epoch.
-
-    Raises OSError.
-    """
-    found: dict[str, tuple[int, float]] = {}
-    with suppress(FileNotFoundError), markers.opened(place) as folder:
-        for name, what, of, number in _listed(folder):
-            with suppress(OSError):
-                moment = folder.status(name).st_mtime
-                if what == "key" and time.time() - moment <= _LASTS:
-                    found[of] = max((number, moment), found.get(of, (0, 0.0)))
-    return found
-
-
-def _listed(folder: Folder) -> Iterator[tuple[str, str, str, int]]:
-    for name in folder.names():
-        found = _NAME.fullmatch(name)
-        if found is not None:
-            yield name, found[1], found[2], int(found[3])
-
-
-def add(place: str, root: str, names: list[str], blame: Blame, reason: Reason, began: float) -> list[str] | None:
+def add(root: str, names: list[str], blame: Blame, reason: Reason, began: float) -> list[str] | None:
     """Strikes against the keys of these files; the new paths of what was set aside for that, None if nothing is yet.
 
     ``began``: the process, in seconds since the epoch. Of what has begun before the last strike one is enough: those
     are the processes that died together. Raises OSError.
     """
-    own = keys_of(names)
-    with markers.opened(place, make=True) as folder:
-        raised = [_raise(folder, digest(kind.word, key), blame, began) for kind, key, _ in own]
-        if not any(raised):
-            return None
-        for kind, key, name in own:
-            _touch(folder, f"file-{digest(kind.word, key, name)}.{ASIDE}")
+    own, now = keys_of(names), time.time()
+    with _changing(root) as found:
+        raised = [_raise(found, digest(kind.word, key), blame, began, now) for kind, key, _ in own]
+        if any(raised):
+            found.files.update({digest(kind.word, key, name): now for kind, key, name in own})
+    if not any(raised):
+        return None
     moved = [quarantine(os.path.join(root, name), root, reason) for name in names if _is_ours(name)]
     for _ in filter(None, moved):
         events.count(Count.QUARANTINED)
     return [path for path in moved if path is not None]
 
 
-def _raise(folder: Folder, of: str, blame: Blame, began: float) -> bool:
+def _raise(found: Strikes, of: str, blame: Blame, began: float, now: float) -> bool:
     """Whether these strikes are enough to set aside what they are against."""
-    had = {number: name for name, what, key, number in _listed(folder) if (what, key) == ("key", of)}
-    before = max(had, default=0)
-    if before and folder.status(had[before]).st_mtime >= began:
+    before, last = found.keys.get(of, (0, 0.0))
+    if before and last >= began:
         return before % ASIDE == 0
     # Doubt alone never bars a key, nor does it set aside twice what was compiled anew.
-    now = min(before + ASIDE, BARRED) if blame is Blame.SURE else max(before, min(before + 1, BARRED - 1))
-    _touch(folder, f"key-{of}.{now}")
-    for number, name in had.items():
-        if number != now:
-            with suppress(OSError):
-                folder.unlink(name)
-    return now // ASIDE > before // ASIDE or (blame is Blame.SURE and now == BARRED)
+    number = min(before + ASIDE, BARRED) if blame is Blame.SURE else max(before, min(before + 1, BARRED - 1))
+    found.keys[of] = number, now
+    return number // ASIDE > before // ASIDE or (blame is Blame.SURE and number == BARRED)
 
 
-def _touch(folder: Folder, name: str) -> None:
-    with suppress(FileExistsError):
-        folder.write(name, b"")
-
-
-def clear(place: str, names: Iterable[str]) -> None:
+def clear(root: str, names: Iterable[str]) -> None:
     """Take back those against the keys of these files."""
-    digests = {digest(kind.word, key) for kind, key, _ in keys_of(names)}
-    with suppress(OSError), markers.opened(place) as folder:
-        for name, what, of, _ in _listed(folder):
-            if what == "key" and of in digests:
-                folder.unlink(name)
+    with suppress(OSError), _changing(root) as found:
+        for kind, key, _ in keys_of(names):
+            found.keys.pop(digest(kind.word, key), None)
 
 
-def forget(place: str) -> int:
-    """Take back all; of how many keys."""
-    forgotten = 0
-    with suppress(FileNotFoundError), markers.opened(place) as folder:
-        for name, what, _, _ in _listed(folder):
-            folder.unlink(name)
-            forgotten += what == "key"
+def forget(root: str) -> int:
+    """Take back all; of how many keys. Raises OSError."""
+    try:
+        with _opened(root) as folder:
+            forgotten = len(_read(folder, root).keys)
+            folder.unlink(_RECORD)
+    except FileNotFoundError:
+        return 0
     return forgotten
+
+
+@contextmanager
+def _opened(root: str, *, make: bool = False) -> Iterator[Folder]:
+    """Where the record lies. Raises FileNotFoundError for a user without a home, and OSError."""
+    home = config.current().config_home
+    if home is None:
+        raise FileNotFoundError(errno.ENOENT, "no home directory")
+    place = ours.of_user(home, root)
+    if make:
+        os.makedirs(place, mode=0o700, exist_ok=True)
+    with folders.opened(place) as folder:
+        yield folder
+
+
+@contextmanager
+def _changing(root: str) -> Iterator[Strikes]:
+    """Those of this cache, which are written once they were changed in this block. Raises OSError."""
+    with _opened(root, make=True) as folder:
+        lock = folder.open(_LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            _hold(lock)
+            found = _read(folder, root)
+            yield found
+            keys = dict(sorted(found.keys.items(), key=lambda row: row[1][1])[-_MOST:])
+            files = dict(sorted(found.files.items(), key=lambda row: row[1])[-_MOST:])
+            sealed = side_records.seal_record(_subject(root), {"keys": keys, "files": files})
+            if sealed is not None:
+                with suppress(FileNotFoundError):  # of a process that was killed
+                    folder.unlink(_DRAFT)
+                folder.write(_DRAFT, sealed)
+                folder.rename(_DRAFT, folder, _RECORD)
+        finally:
+            filesystem.close(lock)
+
+
+def _hold(lock: int) -> None:
+    """Lock it, within waits.UNPROVEN seconds: it is held for moments. Raises BlockingIOError."""
+    end = time.monotonic() + waits.UNPROVEN
+    while True:
+        try:
+            return filesystem.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= end:
+                raise
+        time.sleep(_PAUSE)
+
+
+def _read(folder: Folder, root: str) -> Strikes:
+    try:
+        descriptor = folder.open(_RECORD, os.O_RDONLY)
+    except FileNotFoundError:
+        return Strikes({}, {})
+    try:
+        unverified = filesystem.pread(descriptor, side_records.LARGEST + 1, 0)
+    finally:
+        filesystem.close(descriptor)
+    stated, now = side_records.open_record(unverified, _subject(root), own=True), time.time()
+    if stated is None:
+        return Strikes({}, {})
+    keys = {str(each): (int(number), float(at)) for each, (number, at) in stated["keys"].items()}
+    files = {str(each): float(at) for each, at in stated["files"].items()}
+    return Strikes(
+        {each: row for each, row in keys.items() if now - row[1] <= _LASTS},
+        {each: at for each, at in files.items() if now - at <= _LASTS},
+    )
+
+
+def _subject(root: str) -> str:
+    return f"strikes in {root}"
 
 
 def _is_ours(name: str) -> bool:

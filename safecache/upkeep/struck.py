@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from safecache.places import layout
 from safecache.reporting.kinds import Kind
-from safecache.trials import markers, strikes
+from safecache.trials import strikes
 from safecache.upkeep import quarantined
 
 __all__ = ["Struck", "listed"]
@@ -35,7 +35,7 @@ class Struck(NamedTuple):
 def listed(roots: Iterable[str]) -> Iterator[Struck]:
     """All in these caches, the last first in each. Raises OSError."""
     for root in roots:
-        found = strikes.dated(markers.home(root))
+        found = strikes.read(root).keys
         names = {strikes.digest(kind.word, key): text for kind, key, text in _names(root)} if found else {}
         for hash, (number, moment) in sorted(found.items(), key=lambda each: -each[1][1]):
             yield Struck(root, hash, names.get(hash, _ELSEWHERE), number, moment)

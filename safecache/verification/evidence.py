@@ -9,9 +9,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 
-from safecache.files import folders
+from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import ours
+from safecache.signing import side_records
 from safecache.verification.comparison import Key
 
 __all__ = ["is_kept", "keep"]
@@ -19,11 +20,22 @@ __all__ = ["is_kept", "keep"]
 # The oldest go first.
 _MOST = 20
 _FOUND, _MADE, _TEXT, _SUMMARY = "in_the_cache.entry", "compiled_now.entry", "difference.txt", "report.json"
+_RECORD = "record"
 
 
 def is_kept(root: str, key: Key) -> bool:
-    """Whether there is some of this key, in this cache."""
-    return folders.is_there(ours.path(root, ours.DIFFERENCES, _name(key)))
+    """Whether this user has kept some of this key in this cache: what others have left there proves nothing."""
+    name = _name(key)
+    try:
+        with folders.opened(root, (ours.FOLDER, ours.DIFFERENCES, name)) as folder:
+            descriptor = folder.open(_RECORD, os.O_RDONLY)
+            try:
+                unverified = filesystem.pread(descriptor, side_records.LARGEST + 1, 0)
+            finally:
+                filesystem.close(descriptor)
+    except OSError:
+        return False
+    return side_records.open_record(unverified, _subject(name), own=True) is not None
 
 
 def keep(root: str, key: Key, found: bytes, made: bytes, text: str, facts: Mapping[str, str]) -> str:
@@ -32,6 +44,9 @@ def keep(root: str, key: Key, found: bytes, made: bytes, text: str, facts: Mappi
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     summary = {"kind": key[0].value, "cache_key": key[1], "time": moment, **facts}
     content = {_FOUND: found, _MADE: made, _TEXT: text.encode(), _SUMMARY: json.dumps(summary).encode()}
+    sealed = side_records.seal_record(_subject(name), {"time": moment})
+    if sealed is not None:
+        content[_RECORD] = sealed
     with folders.opened(root, (ours.FOLDER, ours.DIFFERENCES), make=True) as place:
         draft = f".{name}.{os.urandom(4).hex()}"
         try:
@@ -56,6 +71,10 @@ def _make_room(place: Folder) -> None:
     for each in kept[_MOST:]:
         with suppress(FileNotFoundError):  # another process has removed it
             place.remove(each)
+
+
+def _subject(name: str) -> str:
+    return f"difference {name}"
 
 
 def _name(key: Key) -> str:

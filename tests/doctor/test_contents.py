@@ -14,6 +14,7 @@ from helpers.caches import DAY, HOUR, Cache
 from safecache.doctor import contents
 from safecache.places import layout
 from safecache.reporting.kinds import Kind, Reason
+from safecache.settings import config
 from safecache.signing import seal
 from safecache.signing.keys import Key
 from safecache.trials import strikes
@@ -58,15 +59,17 @@ def test_damaged_entry_is_named(machine, cache):
     assert f"1 would be refused: {damaged}" in found["evidence"] and "safecache verify" in found["remedy"]
 
 
-def test_what_processes_have_died_of_is_named_with_how_to_see_and_lift_that(machine, cache):
+def test_what_processes_have_died_of_is_named_with_how_to_see_and_lift_that(machine, cache, monkeypatch):
     path = entry(cache, 2)
     key, place = os.path.basename(os.path.dirname(path)), str(machine.inductor)
     name = os.path.relpath(path, machine.inductor)
     machine.inductor.joinpath("triton", "0").mkdir(parents=True)
     assert "crashed-first-runs" not in machine.examine().codes
-    strikes.add(place, place, [name], Blame.UNSURE, Reason.CRASHED_RUN, time.time())
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(machine.home / ".config"))
+    monkeypatch.setattr(config, "_current", None)
+    strikes.add(place, [name], Blame.UNSURE, Reason.CRASHED_RUN, time.time())
     kernel = os.path.join(place, "triton", "0")
-    strikes.add(kernel, kernel, ["A" * 52], Blame.SURE, Reason.CRASHED_RUN, time.time())
+    strikes.add(kernel, ["A" * 52], Blame.SURE, Reason.CRASHED_RUN, time.time())
     found = machine.examine().one("crashed-first-runs", "warning")
     assert f"AOTAutograd entry {key} (set aside at the next death)" in found["evidence"]
     assert "(set aside)" in found["evidence"]

@@ -56,6 +56,9 @@ def test_stock_torch_dies_each_time(artifact):
 def test_artifact_that_ends_the_process_ends_one(artifact, strict):
     artifact.make(SEGFAULT)
     assert died_of(artifact.use(strict=strict)) == signal.SIGSEGV
+    if strict:
+        answer = artifact.use(strict=strict)
+        assert "EntryRefusedError" in answer.errors and "Segmentation fault" in " ".join(answer.messages), answer
     for _ in range(2):
         answer = artifact.use(strict=strict)
         assert is_refused(answer), answer

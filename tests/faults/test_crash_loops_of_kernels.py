@@ -56,7 +56,11 @@ def test_kernel_that_ends_the_process_ends_one(launched, what, strict):
     spoil(launched, what)
     assert died_of(launched.run(launch_scenes.launch, strict=strict)) == signal.SIGSEGV
     answer = launched.run(launch_scenes.launch, strict=strict)
-    assert is_cold(answer) and "Segmentation fault" in answer.warnings[0], answer
+    if strict:
+        assert answer.errors[-1:] == ["EntryRefusedError"] and "Segmentation fault" in answer.messages[-1], answer
+        assert launched.run(launch_scenes.launch, strict=strict).result["compiled"] == 1
+    else:
+        assert is_cold(answer) and "Segmentation fault" in answer.warnings[0], answer
     assert len(quarantine(launched)) == 1
     answer = launched.run(launch_scenes.launch, strict=strict)
     assert answer.ok and answer.result["compiled"] == 0 and not answer.warnings, answer

@@ -83,7 +83,7 @@ TABLE = {
     Reason.NOT_ISOLATED: (LEFT, SAID, None),
     Reason.CRASHED: (LEFT, SAID, None),
     Reason.CRASHED_BEFORE: (LEFT, SAID, None),
-    Reason.CRASHED_RUN: (MOVED, SAID, None),
+    Reason.CRASHED_RUN: (MOVED, SAID, EntryRefusedError),
     Reason.FAILED_RUN: (MOVED, SAID, None),
     Reason.NOT_EXPLAINED: (LEFT, SAID, None),
     Reason.REMOTE_UNAVAILABLE: (LEFT, SAID, None),

@@ -105,7 +105,7 @@ def _markers():
     from safecache.trials import markers
 
     found = Path(_root(), ".safecache", "trials").glob("run-*")
-    return [markers._parsed(path.read_bytes()).running for path in found]
+    return [markers._parsed(path.name, path.read_bytes()).running for path in found]
 
 
 def _model(x):

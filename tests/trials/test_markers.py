@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import multiprocessing
 import os
 import signal
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from conftest import needs_root
 
+from safecache.errors import CacheReadError, EntryRefusedError
 from safecache.files import filesystem
 from safecache.places import ours
-from safecache.reporting import events
+from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Kind, Reason
-from safecache.settings import timestamps
+from safecache.settings import config, timestamps
+from safecache.signing import side_records
 from safecache.store import quarantine
 from safecache.trials import evidence, first_runs, markers, strikes
 from safecache.trials.evidence import Blame
@@ -45,6 +49,11 @@ def trials(cache):
     return cache / ours.FOLDER / ours.TRIALS
 
 
+def framed(name, content):
+    """As a part of the marker of this name, sealed."""
+    return markers._framed(side_records.seal_record(markers._subject(name), content))
+
+
 def dies(cache, *, said="", names=NAMES, trial=True, number=1, around=None):
     """Have so many processes die together, with this in their markers."""
     pids = []
@@ -55,7 +64,7 @@ def dies(cache, *, said="", names=NAMES, trial=True, number=1, around=None):
             marker = markers.own(str(cache))
             if around is not None:
                 header = {"pid": os.getpid(), "began": time.time(), "around": around}
-                os.pwrite(marker.descriptor, json.dumps(header).encode() + b"\n", 0)
+                os.pwrite(marker.descriptor, framed(marker.name, header), 0)
             if trial:
                 marker.arm(list(names))
             os.write(marker.descriptor, said.encode())
@@ -120,6 +129,21 @@ def test_death_with_nothing_on_trial_counts_for_nothing(cache):
     assert looks(cache) == NAMES and runs(cache) == []
 
 
+def test_trial_that_has_ended_is_none(cache, monkeypatch):
+    own = markers.own
+
+    def twice(place):
+        marker = own(place)
+        marker.disarm(marker.arm([LIBRARY]))
+        return marker
+
+    monkeypatch.setattr(markers, "own", twice)
+    dies(cache, names=[FX], said=CRASH)
+    assert looks(cache) == [AOT, LIBRARY]
+    dies(cache, trial=False, said=CRASH)
+    assert looks(cache) == [AOT, LIBRARY]
+
+
 def test_process_that_lives_is_let_be(cache):
     marker = markers.own(str(cache))
     marker.arm(NAMES)
@@ -154,7 +178,7 @@ def test_processes_that_die_together_are_one_strike(cache):
     assert looks(cache) == NAMES and runs(cache) == []
     dies(cache, number=8, said=NO_STACK)
     assert looks(cache) == []
-    assert set(first_runs.settle(str(cache)).strikes.keys.values()) == {strikes.ASIDE}
+    assert {number for number, _ in first_runs.settle(str(cache)).strikes.keys.values()} == {strikes.ASIDE}
 
 
 def test_many_that_look_at_once_all_see_what_was_set_aside(cache):
@@ -202,8 +226,7 @@ def test_look_that_is_killed_anywhere_is_finished_by_the_next(cache, monkeypatch
         found = first_runs.settle(str(cache)).strikes
         assert runs(cache) == [] and found.of_key(Kind.FX_ENTRY, "fabkey") >= strikes.ASIDE
         assert not (cache / FX).exists() or found.has_file(Kind.FX_ENTRY, "fabkey", "entry")
-        for name in os.listdir(trials(cache)):
-            os.unlink(trials(cache) / name)
+        strikes.forget(str(cache))
     assert at > 30
 
 
@@ -275,24 +298,192 @@ def test_marker_of_another_user_counts_only_in_a_shared_cache(cache, settings):
     assert looks(cache) == []
 
 
+# What others can leave in a cache: nothing of it speaks against an entry, and nobody waits for it.
+
+
+def plant(cache, content, name="run-1-0123456789ab"):
+    trials(cache).mkdir(parents=True, exist_ok=True)
+    (trials(cache) / name).write_bytes(content)
+
+
+def marker_of(names, header=framed, slot=framed, name="run-1-0123456789ab"):
+    """A whole marker of a process that has crashed."""
+    about = {"pid": 1, "began": time.time(), "around": {}}
+    parts = header(name, about).ljust(markers._HEADER, b"\0") + slot(name, {"names": names})
+    return parts.ljust(markers._EVIDENCE, b"\0") + CRASH.encode()
+
+
+def plain(_, content):
+    text = json.dumps(content).encode()
+    return b"%15d\n" % len(text) + text
+
+
+def of_another(_, content):
+    return framed("run-2-0123456789ab", content)
+
+
+@pytest.mark.parametrize("slot", [plain, of_another])
+@pytest.mark.parametrize("header", [plain, of_another, framed])
+def test_marker_that_this_user_has_not_sealed_counts_for_nothing(cache, header, slot):
+    for _ in range(3):
+        plant(cache, marker_of(NAMES, header, slot))
+        assert looks(cache) == NAMES and runs(cache) == []
+    plant(cache, marker_of(NAMES))
+    assert looks(cache) == []
+
+
+def test_marker_of_an_earlier_release_counts_for_nothing(cache):
+    header = json.dumps({"pid": 1, "began": 0, "around": {}}).encode() + b"\n"
+    content = header.ljust(markers._HEADER, b"\0") + json.dumps(NAMES).encode() + b"\n"
+    plant(cache, content.ljust(markers._EVIDENCE, b"\0") + CRASH.encode())
+    assert looks(cache) == NAMES and runs(cache) == []
+
+
+def test_marker_that_comes_back_is_no_second_strike(cache):
+    """Whoever has kept a link to it can put it there again."""
+    dies(cache, names=[FX])
+    (name,) = runs(cache)
+    content = (trials(cache) / name).read_bytes()
+    for _ in range(6):
+        assert looks(cache) == NAMES
+        plant(cache, content, name)
+
+
+@pytest.mark.parametrize("mtime", [None, 4102444800])
+def test_strikes_in_a_cache_count_for_nothing(cache, mtime):
+    """As earlier releases have left them, or anybody."""
+    key, file = strikes.digest("fx", "fabkey"), strikes.digest("fx", "fabkey", "entry")
+    for name in (f"key-{key}.4", f"file-{file}.2", "strikes"):
+        plant(cache, b"", name)
+        if mtime is not None:
+            os.utime(trials(cache) / name, (mtime, mtime))
+    assert looks(cache) == NAMES
+    assert not first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "entry")
+
+
+def test_record_of_another_cache_counts_for_nothing(cache, tmp_path, settings):
+    dies(cache, said=CRASH)
+    looks(cache)
+    home = config.current().config_home
+    here, there = (Path(ours.of_user(home, str(root))) for root in (cache, tmp_path / "other"))
+    there.mkdir(parents=True)
+    (here / "strikes").rename(there / "strikes")
+    assert strikes.read(str(tmp_path / "other")) == strikes.NONE == strikes.read(str(cache))
+    (there / "strikes").rename(here / "strikes")
+    assert strikes.read(str(cache)).keys
+
+
+def test_process_without_a_key_leaves_no_marker(cache, monkeypatch):
+    monkeypatch.setattr(side_records, "seal_record", lambda *_: None)
+    assert markers.own(str(cache)) is None and not trials(cache).exists()
+
+
+@needs_root
+def test_locked_markers_of_another_user_delay_nobody(cache):
+    files = []
+    for number in range(64):
+        name = f"run-{number}-0123456789ab"
+        plant(cache, b"x", name)
+        os.chown(trials(cache) / name, 65534, 65534)
+        files.append(os.open(trials(cache) / name, os.O_RDWR))
+        fcntl.flock(files[-1], fcntl.LOCK_EX)
+    began = time.monotonic()
+    assert looks(cache) == NAMES
+    assert time.monotonic() - began < waits.UNPROVEN
+    for file in files:
+        os.close(file)
+
+
+def test_locked_markers_of_this_user_delay_by_two_seconds_in_all(cache):
+    files = []
+    for number in range(8):
+        plant(cache, b"x", f"run-{number}-0123456789ab")
+        files.append(os.open(trials(cache) / f"run-{number}-0123456789ab", os.O_RDWR))
+        fcntl.flock(files[-1], fcntl.LOCK_EX)
+    began = time.monotonic()
+    assert looks(cache) == NAMES
+    assert time.monotonic() - began < waits.UNPROVEN * 3
+    for file in files:
+        os.close(file)
+
+
+def test_marker_with_many_names_makes_one_file(cache):
+    names = [f"fxgraph/ab/f{'a' * 50}{number % 10}/entry{number}" for number in range(500)]
+    for number in range(8):
+        plant(cache, marker_of(names, name=f"run-{number}-0123456789ab"), f"run-{number}-0123456789ab")
+    assert looks(cache) == NAMES
+    place = Path(ours.of_user(config.current().config_home, str(cache)))
+    assert {path.name for path in place.iterdir()} == {"strikes", "strikes.lock"}
+    assert (place / "strikes").stat().st_size <= side_records.LARGEST
+
+
+def test_surrogate_in_a_marker_is_said_and_gone(cache, caplog):
+    plant(cache, marker_of(["fxgraph/ab/f\ud800/entry", FX]))
+    assert looks(cache) == NAMES and runs(cache) == []
+    assert "the look at what processes have died of failed" in caplog.text and "UnicodeEncodeError" in caplog.text
+    caplog.clear()
+    assert looks(cache) == NAMES and not caplog.messages
+
+
+def test_strict_mode_raises_once_what_crashed(cache, settings):
+    settings(SAFECACHE_STRICT=1)
+    dies(cache, said=CRASH)
+    first_runs.reset()
+    with pytest.raises(EntryRefusedError, match="did not survive its first run"):
+        first_runs.settle(str(cache))
+    first_runs.settle(str(cache))
+    assert looks(cache) == [] and runs(cache) == []
+
+
+ERRORS = [RuntimeError("it broke"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), OverflowError("2^80")]
+ERRORS += [MemoryError(), RecursionError("too deep")]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("module", "name", "has_died"),
+    [(markers, "_parsed", True), (strikes, "add", True), (strikes, "read", False)],
+    ids=["marker", "strike", "record"],
+)
+def test_whatever_fails_in_the_look_is_said_once(cache, monkeypatch, caplog, settings, module, name, has_died, error):
+    def fail(*_, **__):
+        raise error
+
+    for strict in ("0", "1"):
+        settings(SAFECACHE_STRICT=strict)
+        if has_died:
+            dies(cache, said=CRASH)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, fail)
+            first_runs.reset()
+            if strict == "0":
+                first_runs.settle(str(cache))
+            else:
+                with pytest.raises(CacheReadError) as caught:
+                    first_runs.settle(str(cache))
+                assert caught.value.__cause__ is error
+            assert not trials(cache).exists() or runs(cache) == []
+    (line,) = caplog.messages
+    assert type(error).__name__ in line and "Entries are loaded as if none had died" in line
+
+
 def test_doubt_alone_sets_aside_once_and_bars_nothing(cache):
     for number in range(6):
         for name in NAMES:
             (cache / name).write_bytes(b"content")
         dies(cache)
         assert (looks(cache) == []) is (number == 1)
-    assert max(first_runs.settle(str(cache)).strikes.keys.values()) < strikes.BARRED
+    assert max(first_runs.settle(str(cache)).strikes.keys.values())[0] < strikes.BARRED
 
 
-def test_strikes_end_after_a_month(cache):
+def test_strikes_end_after_a_month(cache, monkeypatch):
     dies(cache, said=CRASH)
     looks(cache)
     assert first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "entry")
-    for name in os.listdir(trials(cache)):
-        os.utime(trials(cache) / name, (0, 0))
+    month = 30 * 86400 + 60
+    monkeypatch.setattr(strikes.time, "time", lambda time=time.time: time() + month)
     looks(cache)
     assert not first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "entry")
-    assert os.listdir(trials(cache)) == []
 
 
 def test_child_of_multiprocessing_leaves_none(cache):

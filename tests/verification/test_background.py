@@ -35,7 +35,7 @@ def test_stale_hit_is_told_kept_as_evidence_and_set_aside(program):
     assert "+++ compiled now" in verified.stderr
     assert verified.stderr.count("[compiled otherwise now]") == 1
     [kept] = (program.cache / ".safecache" / "differences").iterdir()
-    names = {"in_the_cache.entry", "compiled_now.entry", "difference.txt", "report.json"}
+    names = {"in_the_cache.entry", "compiled_now.entry", "difference.txt", "report.json", "record"}
     assert {each.name for each in kept.iterdir()} == names
     assert "aot hit" not in json.loads(program.run("one").stdout), "it was set aside"
 

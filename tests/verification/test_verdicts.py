@@ -98,7 +98,26 @@ def test_what_is_kept_is_told_though_no_room_can_be_made(hit, monkeypatch):
 
     monkeypatch.setattr(folders.Folder, "names", names)
     place = verdicts.differs(hit, b"made", DIFFERENCES)
-    assert len(os.listdir(place)) == 4
+    assert len(os.listdir(place)) == 5
+
+
+@pytest.mark.parametrize("planted", ["nothing", "a file", "other key's", "unsealed"])
+def test_what_others_have_left_keeps_no_entry(cache, hit, planted):
+    """As an empty file, or what this user has kept of another key."""
+    place = cache.root / ".safecache" / "differences" / evidence._name(hit.key)
+    if planted == "a file":
+        place.parent.mkdir(parents=True)
+        place.write_bytes(b"")
+    elif planted == "other key's":
+        evidence.keep(str(cache.root), (Kind.FX_ENTRY, "other"), b"a", b"b", "", {})
+        (place.parent / evidence._name((Kind.FX_ENTRY, "other"))).rename(place)
+    else:
+        place.mkdir(parents=True)
+        if planted == "unsealed":
+            (place / "record").write_bytes(b"{}")
+    assert not evidence.is_kept(str(cache.root), hit.key)
+    assert verdicts.differs(hit, b"made", DIFFERENCES) == str(place)
+    assert len(aside(cache)) == 1 and not os.path.exists(hit.path)
 
 
 def test_the_latest_stay(cache):
