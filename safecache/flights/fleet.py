@@ -1,67 +1,74 @@
 """Leases among hosts, in the remote cache: a name that only one can take, and that lapses unless it is renewed.
 
-No clock is compared: whoever waits sees whether what is there has changed since. As with a lease in a cache, nothing
-that is right depends on it, and the remote may lie about it.
+What proves that a holder lives are its heartbeats: who owns the remote may forge, replay or hide any lease.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 import time
 
+from safecache.flights import holders
+from safecache.flights.heartbeats import Beats, Listener, Renewals
 from safecache.remote import client, exchange, parcels, sender, stores
 from safecache.remote.client import Client, Unavailable
+from safecache.reporting import waits
 from safecache.reporting.kinds import Kind
 
 __all__ = ["Claim", "reset", "take"]
 
-# Seconds: how often a claim is renewed, after how long without that it has lapsed, and how often whoever waits looks.
-_RENEWAL = 2.0
-LAPSE = 8.0
+# Seconds between looks at a lease.
 _SHORTEST, _LONGEST = 0.1, 1.0
 _ENDED = b"ended"
+_OTHER_HOST = "another host"
+_renewals = Renewals("safecache-remote-leases", 1.0)
 
 
 class Claim:
     """What this process is compiling, for all hosts."""
 
     def __init__(self, name: str) -> None:
-        self._name, self._token, self._number = name, secrets.token_hex(16), 0
+        self._name, self._beats = name, Beats(_subject(name), time.time())
+        self._content = b""
         self._lock = threading.Lock()
-
-    @property
-    def _content(self) -> bytes:
-        return f"{self._token} {self._number}".encode()
 
     def take(self, remote: Client, known: bytes | None) -> bool:
         """Whether nobody else has taken it since it was ``known``. Raises Unavailable."""
-        return remote.replace(self._name, self._content, known)
+        content = self._beats.make_next()
+        if content is None or not remote.replace(self._name, content, known):
+            return False
+        self._content = content
+        _renewals.begin(self, self._renew)
+        return True
 
-    def renew(self, remote: Client) -> None:
-        """Say that it is still held. Raises Unavailable."""
+    def _renew(self) -> None:
+        remote = client.for_sending()
+        if remote is None:
+            return
         with self._lock:
-            known = self._content
-            self._number += 1
-            if not remote.replace(self._name, self._content, known):
-                _renewed.pop(self._name, None)  # another host has it, as this one was too late
+            content = self._beats.make_next()
+            try:
+                if content is not None and remote.replace(self._name, content, self._content):
+                    self._content = content
+                else:
+                    _renewals.end(self)  # another host has it, as this one was too late
+            except Unavailable:
+                return  # it goes on, once that can be used again, if nobody has taken it
 
     def release(self) -> None:
-        """Once all that this process has compiled so far is sent: whoever waits finds it then."""
-        sender.afterwards(self._end)
+        """Once all that this process has compiled so far is sent: whoever waits finds it then.
+
+        Where that cannot be queued, it is renewed no more.
+        """
+        if not sender.afterwards(self._end):
+            _renewals.end(self)
 
     def _end(self, remote: Client) -> None:
-        _renewed.pop(self._name, None)
+        _renewals.end(self)
         with self._lock:
             if remote.replace(self._name, _ENDED, self._content):
                 remote.remove(self._name)
-
-
-# By name; a thread renews them.
-_renewed: dict[str, Claim] = {}
-_lock = threading.Lock()
-_thread: threading.Thread | None = None
 
 
 def take(kind: Kind, key: str, most: float) -> tuple[Claim | None, float]:
@@ -72,36 +79,38 @@ def take(kind: Kind, key: str, most: float) -> tuple[Claim | None, float]:
     remote, name = client.current(), _name(kind, key)
     if remote is None:
         return None, 0.0
-    this, waited = Claim(name), 0.0
+    this, began = Claim(name), time.monotonic()
     try:
-        taken = this.take(remote, None)
-        if not taken:
-            began = time.monotonic()
-            taken = _waited(this, remote, name, most)
-            waited = time.monotonic() - began
-            exchange.forget_miss(kind, key)
+        if this.take(remote, None):
+            return this, 0.0
+        known = _await_end(remote, name, most, kind, key)
+        taken = known is not _HELD and this.take(remote, known)
     except Unavailable:
         taken = False
-    if taken:
-        _renew(this)
+    waited = time.monotonic() - began
+    waits.charge(waited, in_vain=True)  # until it is found
+    exchange.forget_miss(kind, key)
     return this if taken else None, waited
 
 
-def _waited(this: Claim, remote: Client, name: str, most: float) -> bool:
-    """Whether it could be taken once its holder had ended, or lapsed."""
-    last: bytes | None = b""
-    pause, began = _SHORTEST, time.monotonic()
-    changed = began
-    while time.monotonic() - began < most:
+# A lease that was waited for until the time was up.
+_HELD = b"held"
+
+
+def _await_end(remote: Client, name: str, most: float, kind: Kind, key: str) -> bytes | None:
+    """What is there, once that is no lease of anybody who lives; _HELD where it still is. Raises Unavailable."""
+    listener, pause, began = Listener(_subject(name)), _SHORTEST, time.monotonic()
+    while (waited := time.monotonic() - began) < most:
         found = remote.read([name]).get(name)
-        known = found if isinstance(found, bytes) else None
-        if known in (None, _ENDED) or (known == last and time.monotonic() - changed > LAPSE):
-            return this.take(remote, known)
-        if known != last:
-            last, changed = known, time.monotonic()
-        time.sleep(pause)
+        if not isinstance(found, bytes) or found == _ENDED or not listener.hear(found):
+            return found if isinstance(found, bytes) else None
+        if waited >= waits.NOTICE:
+            holders.tell_wait(_OTHER_HOST, kind, key, most)
+        time.sleep(min(pause, most - waited))
         pause = min(2 * pause, _LONGEST)
-    return False
+    if most > 0:
+        holders.tell_end(_OTHER_HOST, kind, key, most)
+    return _HELD
 
 
 def _name(kind: Kind, key: str) -> str:
@@ -109,32 +118,13 @@ def _name(kind: Kind, key: str) -> str:
     return f"safecache/leases/{stores.prefix()}{parcels.name_of(kind, key)}"
 
 
-def _renew(this: Claim) -> None:
-    global _thread
-    with _lock:
-        _renewed[this._name] = this
-        if _thread is None:
-            _thread = threading.Thread(target=_work, name="safecache-leases", daemon=True)
-            _thread.start()
-
-
-def _work() -> None:
-    while True:
-        time.sleep(_RENEWAL)
-        remote = client.for_sending()
-        for each in list(_renewed.values()):
-            try:
-                if remote is not None:
-                    each.renew(remote)
-            except Unavailable:
-                break
+def _subject(name: str) -> str:
+    return f"lease {name}"
 
 
 def reset() -> None:
     """Forget what is held: it lapses."""
-    global _thread, _lock
-    _renewed.clear()
-    _thread, _lock = None, threading.Lock()
+    _renewals.reset()
 
 
 os.register_at_fork(after_in_child=reset)

@@ -1,24 +1,27 @@
 """Who holds a lock, by the kernel, and whether that process still gets anywhere, as far as /proc tells, proc(5).
 
-What a file says of its holder proves nothing: whoever can write to a cache writes what they like.
+Of a process that the kernel does not name here, in another container or on another host, its heartbeats are the proof.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
 from safecache.files import ownership
-from safecache.reporting import waits
+from safecache.reporting import events, waits
+from safecache.reporting.kinds import Kind
 from safecache.settings import config
 
-__all__ = ["Holder", "Watch", "describe", "find_holder", "reset"]
+__all__ = ["Holder", "Watch", "describe", "find_holder", "reset", "tell_end", "tell_wait"]
 
 # Seconds: how often to look, and how long a process without a moment on any core counts as alive. A compile that waits
 # wakes up several times a second.
-_INTERVAL = 1.0
+_INTERVAL = 0.5
 STALLED = 10.0
 _MOST = 1000
 _LOCKS = "/proc/locks"
@@ -27,6 +30,16 @@ _LOCKS = "/proc/locks"
 _unproven: dict[int, float] = {}
 # Who was waited for until the time was up.
 _given_up: set[tuple[str, int]] = set()
+
+_WAITING = (
+    "safecache: waiting for {0} to finish {1} {2}…; compiling it here after {3:g} s at most"
+    " (SAFECACHE_SINGLE_FLIGHT_WAIT). Help: SAFECACHE_SINGLE_FLIGHT=0 disables waiting"
+)
+_GIVEN_UP = (
+    "safecache: gave up waiting for {0}: {1} {2}… not finished after {3:.0f} s, or the process is not running."
+    " Compiling it here; not waiting for that process again"
+)
+_is_told = False
 
 
 class Holder(NamedTuple):
@@ -45,18 +58,23 @@ class Holder(NamedTuple):
 
 
 class Watch:
-    """Watches who holds the lock (flock(2)) on one file, for as long as this process waits for it."""
+    """Watches who holds the lock (flock(2)) on one file, for as long as this process waits for it.
 
-    def __init__(self, status: os.stat_result) -> None:
-        self._status = status
+    ``listen``: hears what the holder leaves, and returns whether that is a proof; for a lock in which there is nothing,
+    there is none.
+    """
+
+    def __init__(self, status: os.stat_result, listen: Callable[[], bool] = bool) -> None:
+        self._status, self._listen = status, listen
         self.holder = find_holder(status)
+        self._is_heard = self.holder is None and listen()
         self._seen = self._looked = self._moved = time.monotonic()
-        self._ran = -1
+        self._ran, self._waited_unproven = -1, 0.0
 
     @property
     def is_proven(self) -> bool:
-        """Whether the kernel names a holder that works for this user, or for one whom SAFECACHE_SHARED=1 includes."""
-        return self.is_own or (self.holder is not None and config.current().shared)
+        """Whether it works for this user, or for one whom SAFECACHE_SHARED=1 includes."""
+        return self.is_own or self._is_heard or (self.holder is not None and config.current().shared)
 
     @property
     def is_own(self) -> bool:
@@ -87,9 +105,13 @@ class Watch:
         now = time.monotonic()
         since, self._seen = now - self._seen, now
         if not self.is_proven:
+            self._waited_unproven += since
             _unproven[self._user] = _unproven.get(self._user, 0.0) + since
         if now - self._looked >= _INTERVAL:
             self._look(now)
+            if self.is_proven and self._waited_unproven:
+                _unproven[self._user] -= self._waited_unproven
+                self._waited_unproven = 0.0
         return self.is_given_up or (self.is_proven and now - self._moved >= STALLED)
 
     def give_up(self) -> None:
@@ -100,6 +122,7 @@ class Watch:
     def _look(self, now: float) -> None:
         self._looked = now
         holder = find_holder(self._status)
+        self._is_heard = holder is None and self._listen()
         ran = _ran(holder.pid) if holder is not None else None
         if holder != self.holder or ran is None or ran != self._ran:
             self.holder, self._ran, self._moved = holder, ran or -1, now
@@ -136,6 +159,19 @@ def describe(holder: Holder | None) -> str:
     return f"process {holder.pid} ({holder.name})"
 
 
+def tell_wait(who: str, kind: Kind, key: str, most: float) -> None:
+    """Say, once in a process, that it waits."""
+    global _is_told
+    if not _is_told:
+        _is_told = True
+        events.say(logging.WARNING, _WAITING.format(who, kind.noun, key[:16], most))
+
+
+def tell_end(who: str, kind: Kind, key: str, waited: float) -> None:
+    """Say that it has waited in vain."""
+    events.say(logging.WARNING, _GIVEN_UP.format(who, kind.noun, key[:16], waited))
+
+
 def _ran(pid: int) -> int | None:
     """How many nanoseconds the threads of a process and of its descendants have run in all; None if that is unknown."""
     total, left, seen = 0, [pid], 0
@@ -160,5 +196,7 @@ def _read(path: str) -> str:
 
 def reset() -> None:
     """Wait for everybody again."""
+    global _is_told
     _unproven.clear()
     _given_up.clear()
+    _is_told = False

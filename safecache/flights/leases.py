@@ -10,24 +10,32 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import stat
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from safecache.files import filesystem, folders
+from safecache.flights.heartbeats import Beats, Renewals
 from safecache.places import ours
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
+from safecache.signing import seal
 
 __all__ = ["Lease", "open_lease", "reset"]
 
 # What a holder leaves for those who wait for its file: it has ended, whether it has published anything or not.
 _ENDED = b"ended"
+# What a holder leaves that has no key to seal a beat; and what one of an earlier release has left.
+_UNSEALED = b"held"
+_OF_EARLIER = re.compile(rb"\d+\n[^\n]*\n[\d.]+")
 _LARGEST = 4096
 
 # A child gets its parent's descriptors, and would hold its locks for as long as it lives.
 _open: weakref.WeakSet[Lease] = weakref.WeakSet()
+_renewals = Renewals("safecache-leases", 0.5)
 
 
 class Lease:
@@ -36,6 +44,8 @@ class Lease:
     def __init__(self, root: str, name: str, descriptor: int) -> None:
         self.root, self.name = root, name
         self._descriptor = descriptor
+        self._beats: Beats | None = None
+        self._lock = threading.Lock()
         # What is to be done once it is released.
         self.then: list[Callable[[], None]] = []
         _open.add(self)
@@ -55,8 +65,12 @@ class Lease:
             return False
         if status.st_uid != os.geteuid() and not shared:
             return False
-        content = self._content()
-        return content in (b"", _ENDED) or _moment(content) is not None
+        content = self.read()
+        return (
+            content in (b"", _ENDED, _UNSEALED)
+            or seal.split(content) is not None
+            or _OF_EARLIER.fullmatch(content) is not None
+        )
 
     def try_to_hold(self) -> bool:
         """Lock it; False if somebody else has. What was written in it before stays there. Raises OSError."""
@@ -73,22 +87,46 @@ class Lease:
         """
         with suppress(FileNotFoundError), self._folder() as folder:
             if os.path.samestat(folder.status(self.name), self.status):
-                if self._content() != _ENDED:
+                if self.read() != _ENDED:
                     return False
                 folder.unlink(self.name)
         return True
 
     def sign(self, began: float) -> None:
-        """Write into it, once it is locked, since when it is held, in seconds since the epoch. Raises OSError."""
-        self._write(str(began).encode())
+        """Write into it, once it is locked, a beat of this process, and go on: see heartbeats. Raises OSError.
 
-    def began(self) -> float | None:
-        """Since when it is held, as anybody may have written; None if nobody has."""
-        return _moment(self._content())
+        ``began``: in seconds since the epoch.
+        """
+        self._beats = Beats(self.subject, began)
+        self._beat()
+        _renewals.begin(self, self._renew)
+
+    def _renew(self) -> None:
+        with suppress(OSError):  # a full disk: whom no kernel tells of this process, then does not wait for it
+            self._beat()
+
+    def _beat(self) -> None:
+        with self._lock:
+            if self._descriptor >= 0 and self._beats is not None:
+                self._write(self._beats.make_next() or _UNSEALED)
+
+    @property
+    def subject(self) -> str:
+        """What a beat for it states."""
+        return f"lease {self.name}"
+
+    def read(self) -> bytes:
+        """What is written in it, unverified; nothing where that cannot be read."""
+        try:
+            return os.pread(self._descriptor, _LARGEST, 0)
+        except OSError:
+            return b""
 
     def release(self) -> None:
         """End it, for all who wait: they look again. It is unlocked in any case."""
-        with suppress(OSError):
+        _renewals.end(self)
+        with self._lock, suppress(OSError):
+            self._beats = None
             self._write(_ENDED)
             with self._folder() as folder:
                 folder.unlink(self.name)
@@ -96,7 +134,9 @@ class Lease:
 
     def close(self, *, unlock: bool = False) -> None:
         """Leave it as it is. ``unlock``: for children of this process too, that may hold its descriptor."""
-        descriptor, self._descriptor = self._descriptor, -1
+        _renewals.end(self)
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
             with suppress(OSError):
                 if unlock:
@@ -104,12 +144,9 @@ class Lease:
             with suppress(OSError):
                 filesystem.close(descriptor)
 
-    def _content(self) -> bytes:
-        return os.pread(self._descriptor, _LARGEST, 0)
-
     def _write(self, content: bytes) -> None:
-        os.ftruncate(self._descriptor, 0)
         os.pwrite(self._descriptor, content, 0)
+        os.ftruncate(self._descriptor, len(content))
 
     @contextmanager
     def _folder(self) -> Iterator[folders.Folder]:
@@ -152,14 +189,6 @@ def _close_to_others(folder: folders.Folder) -> None:
         os.chmod(folder.path, 0o700)
 
 
-def _moment(content: bytes) -> float | None:
-    try:
-        # Its last line: earlier releases have written the process before it.
-        return float(content.decode().rpartition("\n")[2])
-    except ValueError:
-        return None
-
-
 def reset() -> None:
     """End what this process holds."""
     for lease in list(_open):
@@ -167,7 +196,9 @@ def reset() -> None:
 
 
 def _after_fork() -> None:
+    _renewals.reset()
     for lease in list(_open):
+        lease._lock = threading.Lock()
         lease.close()
 
 

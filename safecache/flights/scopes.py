@@ -9,7 +9,6 @@ compiles then.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import threading
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from safecache.flights import holders, workers
+from safecache.flights.heartbeats import Listener
 from safecache.flights.leases import Lease, open_lease
 from safecache.history import journal, lookups
 from safecache.history.lookups import Time
@@ -44,14 +44,6 @@ _MEASURED = 2.0
 # nobody has come once.
 _HEAD_START = 2.0
 _FEATURE = "the wait for other processes' compiles"
-_NOTE = (
-    "safecache: waiting for {0} to finish {1} {2}…; compiling it here after {3:g} s at most"
-    " (SAFECACHE_SINGLE_FLIGHT_WAIT). Help: SAFECACHE_SINGLE_FLIGHT=0 disables waiting"
-)
-_GIVEN_UP = (
-    "safecache: gave up waiting for {0}: {1} {2}… not finished after {3:.0f} s, or the process is not running."
-    " Compiling it here; not waiting for that process again"
-)
 
 
 class Postponed(BaseException):
@@ -85,7 +77,6 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_is_noted = False
 # Whether the last graph was found after a wait, and none was asked for since; and whether nobody came to one first.
 _has_been_left_one = _nobody_came = False
 
@@ -228,7 +219,7 @@ def _let_others_begin(lease: Lease, kind: Kind) -> None:
     global _has_been_left_one, _nobody_came
     if kind in ENTRIES and _has_been_left_one and not _nobody_came and workers.are_postponed():
         began = time.monotonic()
-        while lease.began() is None and not _nobody_came:
+        while not lease.read() and not _nobody_came:
             time.sleep(_LONGEST / 2)
             _nobody_came = time.monotonic() - began >= _HEAD_START
         waits.charge(time.monotonic() - began, in_vain=False)
@@ -251,6 +242,8 @@ def _among_hosts(this: _Scope, lease: Lease, kind: Kind, key: str, most: Callabl
     claim, waited = fleet.take(kind, key, most())
     if claim is not None:
         lease.then.append(claim.release)
+    elif waited:
+        _count(Count.WAITED_IN_VAIN, lease.root)
     return waited
 
 
@@ -262,29 +255,28 @@ def _may_wait(kind: Kind) -> bool:
 def _wait(lease: Lease, kind: Kind, key: str, most: float) -> tuple[bool, float]:
     """Whether the lease could be locked in that time, not if its holder gets nowhere; and how long that had held it."""
     began, pause = time.monotonic(), _SHORTEST
-    watch, since = holders.Watch(lease.status), lease.began()
+    listener = Listener(lease.subject)
+
+    def listen() -> bool:
+        return listener.hear(lease.read()) and listener.is_proven
+
+    listen()
+    watch = holders.Watch(lease.status, listen)
     while most > 0 and not watch.is_given_up:
         waited = time.monotonic() - began
         if waited >= most or watch.is_in_vain():
             watch.give_up()
-            events.say(logging.WARNING, _GIVEN_UP.format(holders.describe(watch.holder), kind.noun, key[:16], waited))
+            holders.tell_end(holders.describe(watch.holder), kind, key, waited)
             break
         if waited >= waits.NOTICE:
-            _say_once(_NOTE.format(holders.describe(watch.holder), kind.noun, key[:16], most))
+            holders.tell_wait(holders.describe(watch.holder), kind, key, most)
         time.sleep(min(pause, most - waited))
         pause = min(2 * pause, _LONGEST)
         if lease.try_to_hold():
             waited = time.monotonic() - began
-            held = time.time() - since if since is not None else 0.0
+            held = time.time() - listener.began if listener.began is not None else 0.0
             return True, held if waited <= held <= _DAY else waited
     return False, 0.0
-
-
-def _say_once(text: str) -> None:
-    global _is_noted
-    if not _is_noted:
-        _is_noted = True
-        events.say(logging.WARNING, text)
 
 
 def _count(what: Count, root: str) -> None:
@@ -294,8 +286,8 @@ def _count(what: Count, root: str) -> None:
 
 def reset() -> None:
     """Wait for everybody again."""
-    global _is_noted, _has_been_left_one, _nobody_came
-    _is_noted = _has_been_left_one = _nobody_came = False
+    global _has_been_left_one, _nobody_came
+    _has_been_left_one = _nobody_came = False
 
 
 def _after_fork() -> None:

@@ -57,18 +57,19 @@ class _Sender:
         self.done = threading.Condition()
         self.thread: threading.Thread | None = None
 
-    def offer(self, job: _Job | _Action) -> None:
+    def offer(self, job: _Job | _Action) -> bool:
         with self.done:
             try:
                 self.jobs.put_nowait(job)
             except queue.Full:
                 self._give_up(is_final=False)
-                return
+                return False
             self.waiting += 1
             if self.thread is None:
                 self.thread = threading.Thread(target=self._work, name="safecache-sender", daemon=True)
                 self.thread.start()
                 _flush_at_exit()
+            return True
 
     def _give_up(self, *, is_final: bool) -> None:
         self.unsent += not is_final
@@ -98,9 +99,9 @@ def offer(bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (), *, again: bo
     _sender.offer(_Job(bundle, needs, again))
 
 
-def afterwards(action: _Action) -> None:
-    """Have this done, with the remote, once all is sent that was offered before."""
-    _sender.offer(action)
+def afterwards(action: _Action) -> bool:
+    """Have this done, with the remote, once all is sent that was offered before; False where that cannot be queued."""
+    return _sender.offer(action)
 
 
 def _attempt(job: _Job | _Action) -> Sent:

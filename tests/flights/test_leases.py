@@ -16,7 +16,7 @@ import time
 import pytest
 from conftest import needs_root
 
-from safecache.flights import holders, leases, scopes, workers
+from safecache.flights import heartbeats, holders, leases, scopes, workers
 from safecache.history import journal, run_summary
 from safecache.places import ours
 from safecache.reporting import events, waits
@@ -292,7 +292,7 @@ def test_notice_names_the_holder_once(root, flyer, compiling, monkeypatch, setti
     assert holder.says() == "holds"
     with caplog.at_level(logging.WARNING):
         enter(root)
-        holders.reset()
+        holders._given_up.clear()
         waits.reset()
         enter(root)
     lines = [line for line in caplog.messages if "safecache: waiting for" in line]
@@ -428,11 +428,13 @@ def test_other_user_who_may_only_read_delays_by_two_seconds_in_all(root, lock_as
     assert waits.UNPROVEN <= time.monotonic() - began < waits.UNPROVEN * len(KEYS) / 2
 
 
-def test_holder_that_the_kernel_does_not_name_delays_by_two_seconds_in_all(root, flyer, monkeypatch, caplog):
+def test_holder_of_another_key_that_the_kernel_does_not_name_delays_by_two_seconds_in_all(
+    root, flyer, monkeypatch, caplog, tmp_path
+):
     """As one in another container, or on another host; or a lock that outlives who has taken it."""
     monkeypatch.setattr(holders, "_LOCKS", "/dev/null")
     for key in KEYS:
-        assert flyer(root, "FX_ENTRY", key).says() == "holds"
+        assert flyer(root, "FX_ENTRY", key, XDG_CONFIG_HOME=str(tmp_path / "other")).says() == "holds"
     began = time.monotonic()
     with scopes.scope(Kind.FX_ENTRY, math.inf):
         for key in KEYS:
@@ -440,6 +442,28 @@ def test_holder_that_the_kernel_does_not_name_delays_by_two_seconds_in_all(root,
     assert waits.UNPROVEN <= time.monotonic() - began < waits.UNPROVEN * len(KEYS) / 2
     (line,) = (line for line in caplog.messages if "gave up waiting" in line)
     assert "a process that is not seen from here" in line
+
+
+def test_holder_whose_heart_is_heard_is_waited_for(root, flyer, monkeypatch, compiling):
+    """Though the kernel does not name it here."""
+    monkeypatch.setattr(holders, "_LOCKS", "/dev/null")
+    for key in KEYS[:2]:
+        other = flyer(root, "FX_ENTRY", key)
+        assert other.says() == "holds"
+        threading.Timer(2 * waits.UNPROVEN, other.go_on).start()
+        flight = enter(root, key=key)
+        assert flight is not None and flight.waited > waits.UNPROVEN and not is_held()
+        flight.found(str(root))
+
+
+def test_frozen_holder_whose_heart_is_not_heard_is_given_up(root, flyer, monkeypatch, compiling, impatient):
+    monkeypatch.setattr(holders, "_LOCKS", "/dev/null")
+    other = flyer(root, "FX_ENTRY", KEY)
+    assert other.says() == "holds"
+    threading.Timer(waits.UNPROVEN, os.kill, [other.pid, signal.SIGSTOP]).start()
+    began = time.monotonic()
+    assert enter(root) is None
+    assert time.monotonic() - began < heartbeats.LAPSE + 3 * waits.UNPROVEN
 
 
 def test_waits_that_find_nothing_end_after_one_limit(root, flyer, settings, caplog):

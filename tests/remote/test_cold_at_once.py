@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
+import queue
+import secrets
 import subprocess
 import sys
 import threading
@@ -13,9 +16,11 @@ import pytest
 from conftest import SOURCE
 from helpers.together import INFERENCE, Together, said, total
 
-from safecache.flights import fleet, scopes
+from safecache.flights import fleet, heartbeats, scopes
 from safecache.remote import client, sender, stores
+from safecache.reporting import waits
 from safecache.reporting.kinds import Kind
+from safecache.signing import side_records
 
 from .conftest import make_bucket
 from .test_two_hosts import same_keys
@@ -65,13 +70,9 @@ def remote(redis_server, settings):
     fleet.reset()
 
 
-@pytest.fixture
-def impatient(monkeypatch):
-    """What is not renewed lapses soon."""
-    monkeypatch.setattr(fleet, "LAPSE", 1.0)
-
-
 def take(most=60.0):
+    """As another host than any before."""
+    heartbeats._process = secrets.token_hex(16)
     return fleet.take(KIND, KEY, most)
 
 
@@ -95,37 +96,108 @@ def test_next_host_takes_it_when_it_is_released(remote):
     again.release()
 
 
-def test_claim_is_renewed_for_as_long_as_it_is_held(remote, impatient, monkeypatch):
-    monkeypatch.setattr(fleet, "_RENEWAL", 0.1)
+def test_claim_is_renewed_for_as_long_as_it_is_held(remote):
     claim, _ = take()
-    assert take(3.0)[0] is None
+    assert take(4.0)[0] is None and waits.remaining(300) < 297
     claim.release()
 
 
-def test_host_that_has_died_is_succeeded_by_one(remote, impatient):
+def test_host_that_has_died_is_succeeded_by_one(remote):
     dead, _ = take()
     fleet.reset()  # nobody renews it
-    found = []
-    waiting = [threading.Thread(target=lambda: found.append(take(10.0))) for _ in range(3)]
-    for each in waiting:
-        each.start()
-    while not found:
-        time.sleep(0.01)
-    # The others wait for the successor, which does not end before they have given up.
-    for each in waiting:
-        each.join(60)
-    (claim,) = (each for each, _ in found if each is not None)
+    claim, waited = take()
+    assert claim is not None and waits.UNPROVEN <= waited < 3 * waits.UNPROVEN
+    assert take(4.0)[0] is None, "the successor lives"
     dead.release()  # it was only frozen: what its successor has stays
     assert sender.flush(20) == 0 and len(leases(remote)) == 1
     claim.release()
 
 
-@pytest.mark.parametrize("content", [b"x", b"\xff" * 1_000_000, b"ended "])
-def test_forged_lease_lapses(remote, impatient, content):
-    remote.set(fleet._name(KIND, KEY), content)
+def test_host_that_has_died_delays_once(remote):
+    names = [f"f{number}" for number in range(6)]
+    heartbeats._process = "dead"
+    for name in names:
+        fleet.take(KIND, name, 1.0)
+    fleet.reset()
+    heartbeats._process = "alive"
+    began = time.monotonic()
+    claims = [fleet.take(KIND, name, 60.0)[0] for name in names]
+    assert all(claims) and time.monotonic() - began < 3 * waits.UNPROVEN
+    for claim in claims:
+        claim.release()
+
+
+def sealed(subject=None, **stated):
+    now = {"process": "x", "count": 1, "at": time.time(), "began": time.time()}
+    return side_records.seal_record(subject or fleet._subject(fleet._name(KIND, KEY)), now | stated)
+
+
+FORGED = {
+    "text": lambda: b"x",
+    "large": lambda: b"\xff" * 1_000_000,
+    "almost ended": lambda: b"ended ",
+    "of an earlier release": lambda: b"0123456789abcdef0123456789abcdef 3",
+    "unsealed": lambda: b'{"process": "x", "count": 1, "at": 0, "began": 0}',
+    "of another key": lambda: sealed("lease other"),
+    "old": lambda: sealed(at=time.time() - 61),
+    "later": lambda: sealed(at=time.time() + 61),
+}
+
+
+@pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
+def test_forged_lease_delays_nobody(remote, forge):
+    remote.set(fleet._name(KIND, KEY), forge())
     claim, waited = take()
-    assert claim is not None and waited > 0.5
+    assert claim is not None and waited < waits.UNPROVEN
     claim.release()
+
+
+def test_owner_of_the_remote_who_replays_leases_delays_by_the_limit(remote, settings, caplog):
+    """Each of them was recorded just now, and comes again and again under every key."""
+    settings(SAFECACHE_SINGLE_FLIGHT_WAIT=3)
+    names = [f"f{number}" for number in range(12)]
+    recorded = {fleet._name(KIND, name): [] for name in names}
+    for full in recorded:
+        for number in range(4):
+            recorded[full].append(sealed(fleet._subject(full), process=full, count=number + 1))
+    stop = threading.Event()
+
+    def replay():
+        while not stop.is_set():
+            for full, contents in recorded.items():
+                remote.set(full, contents[int(time.monotonic() * 2) % 4])
+            time.sleep(0.05)
+
+    thread = threading.Thread(target=replay)
+    thread.start()
+    began = time.monotonic()
+    try:
+        with caplog.at_level(logging.WARNING):
+            for name in names:
+                fleet.take(KIND, name, waits.remaining(3))
+    finally:
+        stop.set()
+        thread.join()
+    assert time.monotonic() - began < 3 + 2 * waits.UNPROVEN
+    assert waits.remaining(3) == 0 and caplog.text.count("in vain for other processes") == 1
+
+
+def test_claim_that_cannot_be_queued_is_renewed_no_more(remote, monkeypatch):
+    claim, _ = take()
+    monkeypatch.setattr(sender._sender.jobs, "put_nowait", lambda _: (_ for _ in ()).throw(queue.Full))
+    claim.release()
+    monkeypatch.undo()
+    assert not fleet._renewals._held
+    (name,) = leases(remote)
+    content = remote.get(name)
+    time.sleep(2.5)
+    assert remote.get(name) == content
+    sender.reset()
+
+
+def test_process_without_a_key_takes_no_lease(remote, monkeypatch):
+    monkeypatch.setattr(side_records, "seal_record", lambda *_: None)
+    assert take(1.0)[0] is None and not leases(remote)
 
 
 def test_left_mark_of_an_end_keeps_nobody(remote):

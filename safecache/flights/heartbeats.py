@@ -1,0 +1,134 @@
+"""Heartbeats: the proof, to those to whom no kernel tells of it, that who holds a lease lives and works for this user.
+
+A beat is a record under a trusted key's seal. It states the lease that it is of, its process, a count that rises, and
+the time. What is forged, of another lease, older than FRESH seconds, or not followed by another beat is no proof.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from safecache.reporting import waits
+from safecache.signing import side_records
+
+__all__ = ["LAPSE", "Beats", "Listener", "Renewals", "reset"]
+
+# Seconds without a beat after which a holder that was heard before gets nowhere; and by which two clocks may differ.
+LAPSE, FRESH = 8.0, 60.0
+
+# Of this process: one for all of its leases, so that its death is found out once.
+_process = secrets.token_hex(16)
+# Processes that were not heard in time.
+_silent: set[str] = set()
+
+
+class Beats:
+    """Those of this process for one lease, since ``began``, in seconds since the epoch."""
+
+    def __init__(self, subject: str, began: float) -> None:
+        self._subject, self._began, self._process, self._count = subject, began, _process, 0
+
+    def make_next(self) -> bytes | None:
+        """The next one; None for a process without a signing key, which can prove nothing."""
+        self._count += 1
+        stated = {"process": self._process, "count": self._count, "at": time.time(), "began": self._began}
+        return side_records.seal_record(self._subject, stated)
+
+
+class _Heard(NamedTuple):
+    highest: int
+    moment: float
+    has_risen: bool
+
+
+class Listener:
+    """What was heard of one lease: of each process the highest count, and when it last rose."""
+
+    def __init__(self, subject: str) -> None:
+        self._subject = subject
+        self._heard: dict[str, _Heard] = {}
+        self.is_proven = False
+        # Since when the holder says that it holds the lease, in seconds since the epoch.
+        self.began: float | None = None
+
+    def hear(self, unverified: bytes) -> bool:
+        """Return whether to wait on for who has left this; ``is_proven`` tells then whether its count has risen."""
+        self.is_proven = False
+        record, now = side_records.open_record(unverified, self._subject, own=False), time.monotonic()
+        try:
+            stated = record or {}
+            process, count, at = str(stated["process"]), int(stated["count"]), float(stated["at"])
+            self.began = float(stated["began"])
+        except (KeyError, TypeError, ValueError, OverflowError):
+            return False
+        if process in _silent or not abs(time.time() - at) <= FRESH:
+            return False
+        before = self._heard.get(process)
+        if before is None or count > before.highest:
+            self._heard[process] = _Heard(count, now, before is not None)
+        heard = self._heard[process]
+        if now - heard.moment >= (LAPSE if heard.has_risen else waits.UNPROVEN):
+            _silent.add(process)
+            return False
+        self.is_proven = heard.has_risen
+        return True
+
+
+class Renewals:
+    """Calls what renews each lease that is held, every ``period`` seconds, in a thread that lives while any is."""
+
+    def __init__(self, name: str, period: float) -> None:
+        self._name, self._period = name, period
+        self._held: dict[object, Callable[[], None]] = {}
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def begin(self, lease: object, renew: Callable[[], None]) -> None:
+        """Call ``renew``, which raises nothing, until end()."""
+        with self._lock:
+            self._held[lease] = renew
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+                self._thread.start()
+
+    def end(self, lease: object) -> None:
+        """Renew this lease no more."""
+        with self._lock:
+            self._held.pop(lease, None)
+
+    def reset(self) -> None:
+        """Renew none, as in the child of a fork, which has no such thread."""
+        self._held, self._thread, self._lock = {}, None, threading.Lock()
+
+    def _work(self) -> None:
+        held = self._held
+        while True:
+            time.sleep(self._period)
+            with self._lock:
+                if held is not self._held:
+                    return
+                if not held:
+                    self._thread = None
+                    return
+                each = list(held.values())
+            for renew in each:
+                renew()
+
+
+def reset() -> None:
+    """Listen to everybody again."""
+    _silent.clear()
+
+
+def _after_fork() -> None:
+    global _process
+    _process = secrets.token_hex(16)
+    _silent.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)
