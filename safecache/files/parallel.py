@@ -1,12 +1,14 @@
-"""Reading files in several threads: opening waits for the disk or the network, and hashing releases the GIL."""
+"""Work in threads: opening a file waits for the disk or the network, and no library bounds all that can take long."""
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import Any, TypeVar
 
-__all__ = ["READERS", "each"]
+__all__ = ["READERS", "each", "within"]
 
 READERS = 4
 
@@ -18,3 +20,27 @@ def each(function: Callable[[T], R], items: Sequence[T], readers: int = READERS)
     """What ``function`` returns for each item, in order. Raises what it raises, and then skips the remaining items."""
     with ThreadPoolExecutor(readers) as pool:
         yield from pool.map(function, items)
+
+
+def within(seconds: float, action: Callable[[], R], name: str) -> R:
+    """What ``action`` returns, in a thread of this name. Raises what it raises, and TimeoutError after that time.
+
+    The thread goes on then, until what it waits for ends.
+    """
+    answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            answers.put((True, action()))
+        except BaseException as error:
+            answers.put((False, error))
+
+    threading.Thread(target=work, name=name, daemon=True).start()
+    try:
+        has_returned, answer = answers.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {seconds:g} s") from None
+    if not has_returned:
+        raise answer
+    result: R = answer
+    return result

@@ -9,16 +9,16 @@ from __future__ import annotations
 import functools
 import math
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from safecache.errors import printable
+from safecache.files import parallel
 from safecache.remote import extras, stores, tally
 from safecache.remote.stores import Oversized, Store, Stored, Terms
-from safecache.reporting import events
+from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Reason
 from safecache.settings import config, settings
 
@@ -31,6 +31,8 @@ PATIENCE = 30.0
 # How much longer a request in the background may take than one that a compile waits for.
 _LEISURE = 10.0
 _LONGEST_ERROR = 400
+# In one listing: a server could go on for ever.
+_MOST_NAMES = 5_000_000
 _REMEDY = "Compiling locally; retrying in 30 s. Help: safecache doctor"
 _SLOW_REMEDY = "Not read for 30 s; uploads continue."
 _WRITE_REMEDY = (
@@ -103,6 +105,8 @@ class Client:
 
     def left_alone(self) -> float:
         """For how many seconds from now it would not."""
+        if not self._in_background and waits.remaining(config.current().single_flight_wait) <= 0:
+            return math.inf
         return max(self._breaker.seconds(writing=False), self._rests_until - time.monotonic(), 0.0)
 
     def leave_alone(self, seconds: float) -> None:
@@ -116,7 +120,7 @@ class Client:
         found = self._ask(lambda store: store.read(asked))
         tally.add(Count.REMOTE_RECEIVED, sum(len(content) for content in found.values() if isinstance(content, bytes)))
         if not found:
-            self._waste(time.monotonic() - begun)
+            self.waste(time.monotonic() - begun)
         return found
 
     def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
@@ -149,39 +153,35 @@ class Client:
     def names(self, below: str) -> Iterator[Stored]:
         """As Store.names(), for a command that has the time. Raises Unavailable."""
         try:
-            yield from self._connected().names(below)
+            for number, stored in enumerate(self._connected().names(below)):
+                if number >= _MOST_NAMES:
+                    raise ValueError(f"it lists more than {_MOST_NAMES} names")
+                yield stored
         except Exception as error:
             self._fail(f"{type(error).__name__}: {told(error, self._url)}", error)
 
     def _ask(self, request: Callable[[Store], _Result], *, writing: bool = False) -> _Result:
         if not (self._breaker.allows(writing=True) if writing else self.may_read()):
             raise Unavailable
-        answers: queue.SimpleQueue[tuple[bool, Any]] = queue.SimpleQueue()
+        begun, seconds = time.monotonic(), self._terms.timeout
 
-        def work() -> None:
-            try:
-                answers.put((True, request(self._connected())))
-            except BaseException as error:
-                answers.put((False, error))
+        def work() -> _Result:
+            return request(self._connected())
 
-        begun = time.monotonic()
-        if self._in_background:
-            work()
-        else:
-            threading.Thread(target=work, name="safecache-remote", daemon=True).start()
         try:
-            is_answer, answer = answers.get(timeout=self._terms.timeout)
-        except queue.Empty:
-            how = f"no answer within {self._terms.timeout:g} s (SAFECACHE_REMOTE_TIMEOUT)"
-            self._fail(how, None, writing=writing)
+            return work() if self._in_background else parallel.within(seconds, work, "safecache-remote")
+        except BaseException as error:
+            if not self._in_background:
+                waits.charge(time.monotonic() - begun, in_vain=True)
+            is_late = isinstance(error, TimeoutError) and time.monotonic() - begun >= seconds
+            how = f"{type(error).__name__}: {told(error, self._url)}"
+            if is_late and not self._in_background:
+                how = f"no answer within {seconds:g} s (SAFECACHE_REMOTE_TIMEOUT)"
+            self._fail(how, error, writing=writing)
         finally:
             if not self._in_background:
                 tally.add(Count.REMOTE_ASKED)
                 tally.add(Count.REMOTE_WAITED, round(1e6 * (time.monotonic() - begun)))
-        if not is_answer:
-            self._fail(f"{type(answer).__name__}: {told(answer, self._url)}", answer, writing=writing)
-        result: _Result = answer
-        return result
 
     def _connected(self) -> Store:
         with self._lock:
@@ -189,12 +189,15 @@ class Client:
                 self._store = self._connect(self._terms)
             return self._store
 
-    def _waste(self, seconds: float) -> None:
+    def waste(self, seconds: float) -> None:
         """Count time that was waited for nothing. A slow remote is not to cost more than it may save.
 
         What this process compiles is sent there all the same, in the background: others are to find it.
         """
-        self._wasted += 0.0 if self._in_background else seconds
+        if self._in_background:
+            return
+        waits.charge(seconds, in_vain=True)
+        self._wasted += seconds
         if self._wasted > self._terms.timeout:
             how = f"{self._wasted:.1f} s spent on lookups that found nothing"
             self._wasted, self._rests_until = 0.0, time.monotonic() + PATIENCE

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import os
 import threading
+import time
 
 from safecache.remote import client, parcels, sender, stores, tally
 from safecache.remote.client import Client, Unavailable
@@ -75,13 +76,15 @@ def fill(bundle: Bundle) -> bool:
     remote, name = client.current(), parcels.name_of(bundle.kind, bundle.key)
     content = _ahead.pop(name, None)
     # The entries of a key are all there after the first time; other files may have been removed since.
-    is_here = bundle.kind in ENTRIES and name in _there
+    is_here, began = bundle.kind in ENTRIES and name in _there, time.monotonic()
     if content is None and not is_here and name not in _absent and remote is not None and remote.may_read():
         content = _fetched(remote, name)
     if content is None:
         return False
     found = parcels.opened(content, name, bundle, config.current().remote_max_bytes)
     if not isinstance(found, parcels.Parcel):
+        if remote is not None:
+            remote.waste(time.monotonic() - began)
         _refuse(found, bundle, name)
         return False
     if not all(bundles.publish(file, bundle, ORIGIN) for file in found.files):

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from safecache.settings import extras, settings
 
-__all__ = ["is_redis", "missing", "report"]
+__all__ = ["is_directory", "is_redis", "missing", "report"]
+
+
+def is_directory(url: str) -> bool:
+    """Whether a directory of this host is at ``url``."""
+    return url.partition(":")[0].lower() == "file"
 
 
 def is_redis(url: str) -> bool:
@@ -15,7 +20,8 @@ def is_redis(url: str) -> bool:
 def missing(url: str) -> tuple[str, str] | None:
     """The library that is not installed, and the line that installs it; None if nothing is missing."""
     extra, library = ("redis", "redis") if is_redis(url) else ("object", "obstore")
-    lacking = next((name for name in (library, "zstandard") if not extras.is_installed(name)), None)
+    needed = ("zstandard",) if is_directory(url) else (library, "zstandard")
+    lacking = next((name for name in needed if not extras.is_installed(name)), None)
     return None if lacking is None else (lacking, extras.line(extra))
 
 

@@ -1,4 +1,4 @@
-"""Object stores (S3, Google's, Azure's), web servers and directories as a store, by obstore.
+"""Object stores (S3, Google's, Azure's) and web servers as a store, by obstore.
 
 Rather than fsspec, since it is one library without dependencies for all of them, and its time limits are for a whole
 request. It cannot be used in a process that was forked after its first use.
@@ -19,6 +19,7 @@ from safecache.remote.stores import END, Oversized, Stored, Terms
 
 __all__ = ["ObjectStore", "connected"]
 
+_CHUNK = 64 << 10
 # How stores that speak S3 answer to a condition that they do not know.
 _UNABLE = "501 Not Implemented"
 
@@ -35,16 +36,13 @@ class ObjectStore:
 
     def __init__(self, url: str, terms: Terms) -> None:
         self._most = terms.most
-        options: dict[str, Any] = {}
-        if not url.startswith("file:"):
-            options["client_options"] = {
-                "connect_timeout": timedelta(seconds=terms.connect),
-                "timeout": timedelta(seconds=terms.timeout),
-                # Whoever names an endpoint without TLS means it, and what comes from there is verified.
-                "allow_http": True,
-            }
-            options["retry_config"] = {"max_retries": 0}
-        self._store: Any = from_url(url, **options)
+        client: Any = {
+            "connect_timeout": timedelta(seconds=terms.connect),
+            "timeout": timedelta(seconds=terms.timeout),
+            # Whoever names an endpoint without TLS means it, and what comes from there is verified.
+            "allow_http": True,
+        }
+        self._store: Any = from_url(url, client_options=client, retry_config={"max_retries": 0})
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
         async def one(name: str) -> tuple[str, bytes | Oversized | None]:
@@ -52,10 +50,10 @@ class ObjectStore:
                 found = await obstore.get_async(self._store, name)
             except FileNotFoundError:
                 return name, None
-            size = found.meta["size"]
-            if size > self._most:
-                return name, Oversized(size)
-            return name, bytes(await found.bytes_async())
+            if found.meta["size"] > self._most:
+                return name, Oversized(found.meta["size"])
+            content = await _bounded(found, self._most)
+            return name, content if len(content) <= self._most else Oversized(len(content))
 
         return self._at_once(one, names)
 
@@ -71,7 +69,8 @@ class ObjectStore:
     def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
         async def one(name: str) -> tuple[str, bytes | None]:
             try:
-                return name, bytes(await obstore.get_range_async(self._store, name, start=0, length=size))
+                found = await obstore.get_async(self._store, name, options={"range": (0, size)})
+                return name, (await _bounded(found, size))[:size]
             except FileNotFoundError:
                 return name, None
 
@@ -96,7 +95,6 @@ class ObjectStore:
         except (exceptions.AlreadyExistsError, exceptions.PreconditionError):
             return False
         except (NotImplementedError, exceptions.NotSupportedError):
-            # A directory, for one, cannot tell.
             self.write(name, content)
         except exceptions.GenericError as error:
             if _UNABLE not in str(error):
@@ -113,7 +111,7 @@ class ObjectStore:
             # Azure has no ranges that count from the end.
             begin = max(0, len(known) - END)
             end: Any = {"range": (begin, len(known)), "if_match": found["e_tag"]}
-            last = obstore.get(self._store, name, options=end).bytes()
+            last = asyncio.run(_bounded(obstore.get(self._store, name, options=end), END))
         except (FileNotFoundError, exceptions.PreconditionError):
             return None
         tags = {tag: str(found[tag]) for tag in ("e_tag", "version") if found.get(tag)}
@@ -132,3 +130,13 @@ class ObjectStore:
 
     def close(self) -> None:
         """Nothing: requests end by their own time limits."""
+
+
+async def _bounded(found: Any, most: int) -> bytes:
+    """What the answer holds, and no more is received of it once that is more than ``most`` bytes."""
+    content = bytearray()
+    async for chunk in found.stream(min_chunk_size=_CHUNK):
+        content += chunk
+        if len(content) > most:
+            break
+    return bytes(content)

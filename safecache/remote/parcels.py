@@ -46,6 +46,7 @@ _LARGEST_HEADER = 1 << 20
 MOST_NEEDED = 512
 _PLAIN = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 _LONGEST_NAME = 200
+_NAME = re.compile(rf"(?P<kind>[a-z_]+)/(~[0-9a-f]{{64}}|{_PLAIN.pattern})@[0-9A-Za-z]+")
 # No plain key begins so.
 _HASHED = "~"
 # Bytes of a parcel's start that most headers fit into: see listing().
@@ -84,9 +85,8 @@ def name_of(kind: Kind, key: str) -> str:
 
 def kind_of(name: str) -> Kind | None:
     """The kind in such a name, of whatever build; None for any other name. What the key is, its parcel says."""
-    kind, _, rest = name.partition("/")
-    key, _, build = rest.rpartition("@")
-    return {each.value: each for each in Kind}.get(kind) if key and build else None
+    found = _NAME.fullmatch(name)
+    return {each.value: each for each in bundles.KEYS}.get(found["kind"]) if found is not None else None
 
 
 def is_of_this_build(name: str, kind: Kind) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -19,6 +20,8 @@ __all__ = ["RedisStore", "connected", "of_client"]
 # Bytes of protocol around the contents of one answer.
 _AROUND = 1 << 20
 _BATCH = 1000
+# Bytes in a second; and seconds without any new name, after which a listing has no end.
+_SLOWEST, _LISTLESS = 64 << 10, 300.0
 # What a node of a cluster says about names that are another's.
 _OF_CLUSTER = (redis.exceptions.MovedError, redis.exceptions.AskError, redis.exceptions.ClusterDownError)
 _NO_CLUSTER = "it is a node of a Redis Cluster, which is not supported: use a server in none, or an object store"
@@ -47,16 +50,21 @@ def _password() -> dict[str, str]:
 
 
 class _Bounded:
-    """A socket from which no more is received, since the last time anything was sent, than an answer may have."""
+    """A socket from which no more is received, since the last time anything was sent, than an answer may have.
 
-    def __init__(self, socket: Any, most: int) -> None:
-        self._socket, self._most, self._left = socket, most, most
+    And not for longer than ``seconds``, and the time that what was received takes at _SLOWEST: a timeout of a socket is
+    for each byte.
+    """
+
+    def __init__(self, socket: Any, most: int, seconds: float) -> None:
+        self._socket, self._most, self._left, self._seconds = socket, most, most, seconds
+        self._began = time.monotonic()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._socket, name)
 
     def sendall(self, data: Any, *args: Any) -> Any:
-        self._left = self._most
+        self._left, self._began = self._most, time.monotonic()
         return self._socket.sendall(data, *args)
 
     def recv(self, size: int, *args: Any) -> bytes:
@@ -74,12 +82,15 @@ class _Bounded:
         if self._left < 0:
             self._socket.close()
             raise redis.ConnectionError(f"it answers with more than the {self._most} bytes that were asked for")
+        if time.monotonic() - self._began > self._seconds + (self._most - self._left) / _SLOWEST:
+            self._socket.close()
+            raise redis.TimeoutError(f"no whole answer within {self._seconds:g} s")
 
 
-def _bounded(base: Any, most: int) -> Any:
+def _bounded(base: Any, most: int, seconds: float) -> Any:
     class Bounded(base):  # type: ignore[misc]
         def _connect(self) -> Any:
-            return _Bounded(super()._connect(), most)
+            return _Bounded(super()._connect(), most, seconds)
 
         def read_response(self, *args: Any, **named: Any) -> Any:
             try:
@@ -105,7 +116,7 @@ class RedisStore:
             "health_check_interval": 0,
             "decode_responses": False,
         }
-        pool.connection_class = _bounded(pool.connection_class, self._most + _AROUND)
+        pool.connection_class = _bounded(pool.connection_class, self._most + _AROUND, terms.timeout)
         self._client: Any = redis.Redis(connection_pool=pool)
 
     def _each(self, command: str, names: Iterable[str], *rest: object) -> Iterator[tuple[str, Any]]:
@@ -153,13 +164,20 @@ class RedisStore:
         return False
 
     def names(self, below: str) -> Iterator[Stored]:
-        pattern, told = f"{_escaped(below)}*", set()
-        scan = (name.decode(errors="replace") for name in self._client.scan_iter(match=pattern, count=_BATCH))
-        while batch := list(itertools.islice(scan, _BATCH)):
+        pattern, told, cursor, began = f"{_escaped(below)}*", set(), 0, time.monotonic()
+        while True:
+            cursor, batch = self._client.scan(cursor, match=pattern, count=_BATCH)
             # A scan may tell a name more than once.
-            new = [name for name in dict.fromkeys(batch) if name not in told]
-            told.update(new)
-            yield from itertools.starmap(Stored, self.sizes(new).items())
+            named = (name.decode(errors="replace") for name in batch)
+            new = [name for name in dict.fromkeys(named) if name not in told]
+            if new:
+                told.update(new)
+                yield from itertools.starmap(Stored, self.sizes(new).items())
+                began = time.monotonic()
+            if not cursor:
+                return
+            if time.monotonic() - began > _LISTLESS:
+                raise redis.TimeoutError(f"its list of names has no end: nothing new for {_LISTLESS:g} s")
 
     def clock(self) -> float | None:
         seconds, microseconds = self._client.time()

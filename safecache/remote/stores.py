@@ -87,7 +87,9 @@ def prefix() -> str:
 
 def connected(url: str, terms: Terms) -> Store:
     """The store at ``url``, which may not have been asked anything yet. Raises anything, as for a library it lacks."""
-    engine = "redis_store" if extras.is_redis(url) else "object_store"
+    engine = (
+        "redis_store" if extras.is_redis(url) else "directory_store" if extras.is_directory(url) else "object_store"
+    )
     store: Store = importlib.import_module(f"safecache.remote.{engine}").connected(url, terms)
     return store
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 
+from safecache.reporting import boundary
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 
@@ -34,6 +35,7 @@ __all__ = [
 
 # Precompiled headers have 150 MB each.
 _HEADERS = (".gch", ".pch")
+_FEATURE, _NOT_SENT = "the remote cache", "Other hosts compile this themselves."
 
 
 def is_on() -> bool:
@@ -90,7 +92,8 @@ def asked(kind: Kind, key: str, directory: str, root: str) -> None:
     if is_on():
         from safecache.remote import exchange
 
-        exchange.asked(_bundle(kind, key, directory, root))
+        with boundary.contain_errors(_FEATURE, _NOT_SENT):
+            exchange.asked(_bundle(kind, key, directory, root))
 
 
 def asked_file(kind: Kind, path: str, root: str, key: str = "") -> None:
@@ -98,7 +101,8 @@ def asked_file(kind: Kind, path: str, root: str, key: str = "") -> None:
     if is_on():
         from safecache.remote import exchange
 
-        exchange.asked(_of_file(kind, path, root, key))
+        with boundary.contain_errors(_FEATURE, _NOT_SENT):
+            exchange.asked(_of_file(kind, path, root, key))
 
 
 def fill(kind: Kind, key: str, directory: str, root: str) -> bool:
@@ -125,7 +129,9 @@ def _fill(bundle: Bundle) -> bool:
         return False
     from safecache.remote import exchange
 
-    return exchange.fill(bundle)
+    with boundary.contain_errors(_FEATURE, "What it has is compiled instead."):
+        return exchange.fill(bundle)
+    return False
 
 
 def made(kind: Kind, key: str, directory: str, root: str, *, again: bool = False) -> None:
@@ -136,7 +142,8 @@ def made(kind: Kind, key: str, directory: str, root: str, *, again: bool = False
     if is_sending():
         from safecache.remote import exchange
 
-        exchange.send(_bundle(kind, key, directory, root), again=again)
+        with boundary.contain_errors(_FEATURE, _NOT_SENT):
+            exchange.send(_bundle(kind, key, directory, root), again=again)
 
 
 def made_file(kind: Kind, path: str, root: str, key: str = "", *, again: bool = False) -> None:
@@ -144,7 +151,8 @@ def made_file(kind: Kind, path: str, root: str, key: str = "", *, again: bool = 
     if is_sending() and not path.endswith(_HEADERS):
         from safecache.remote import exchange
 
-        exchange.send(_of_file(kind, path, root, key), again=again)
+        with boundary.contain_errors(_FEATURE, _NOT_SENT):
+            exchange.send(_of_file(kind, path, root, key), again=again)
 
 
 def _bundle(kind: Kind, key: str, directory: str, root: str, only: str = "") -> Bundle:

@@ -15,6 +15,7 @@ import hashlib
 import http.cookiejar
 import ipaddress
 import json
+import os
 import re
 import time
 import warnings
@@ -29,6 +30,7 @@ import urllib3
 
 from safecache._version import __version__
 from safecache.errors import RegistryError
+from safecache.files import parallel
 
 __all__ = ["DIGEST", "OCI_MANIFEST", "Blob", "Reference", "Registry", "digest_of", "parse"]
 
@@ -246,19 +248,28 @@ class Registry:
     def _once(
         self, method: str, url: str, headers: Mapping[str, str], body: bytes | IO[bytes] | None
     ) -> requests.Response:
-        if body is not None and not isinstance(body, bytes):
-            body.seek(0)
         sent = dict(headers)
         if self._authorization and self._is_own(url):
             sent["Authorization"] = self._authorization
         return self._request(method, url, headers=sent, data=body)
 
     def _request(self, method: str, url: str, **options: Any) -> requests.Response:
-        verify = self._authorities or True
-        try:
+        verify, body = self._authorities or True, options.get("data")
+        size = 0
+        if body is not None and hasattr(body, "seek"):
+            size = body.seek(0, os.SEEK_END)
+            body.seek(0)
+
+        def ask() -> requests.Response:
             return self._session.request(
                 method, url, stream=True, allow_redirects=False, timeout=_TIMES, verify=verify, **options
             )
+
+        try:
+            # Their limits are for each arrival: headers could come for ever.
+            return parallel.within(sum(_TIMES) + _PATIENCE + size / _SLOWEST, ask, "safecache-registry")
+        except TimeoutError:
+            raise RegistryError(f"{self._named(url)} sends too slowly to wait for the end") from None
         # Their texts have the URL in them, which may be signed.
         except requests.exceptions.SSLError as error:
             raise RegistryError(

@@ -51,8 +51,8 @@ def sizes(held: Iterable[Held]) -> int:
 
 
 def chosen(held: Iterable[Held], now: float, max_bytes: int | None, max_age: int | None) -> list[Held]:
-    """What goes, by when it was written; what the engine does not tell that of stays."""
-    dated = sorted((each for each in held if each.stored.modified is not None), key=_written)
+    """What goes, by when it was written: no name but ours, and none of which the engine does not tell that."""
+    dated = sorted((each for each in held if each.kind is not None and each.stored.modified is not None), key=_written)
     left, going = sizes(dated), []
     for each in dated:
         is_old = max_age is not None and now - _written(each) > max_age

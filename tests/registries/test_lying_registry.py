@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import gzip
 import itertools
 import json
@@ -196,6 +197,31 @@ def test_a_blob_that_comes_by_drops(liar, pushed, refused, monkeypatch):
     clock = itertools.count()
     monkeypatch.setattr(registry.time, "monotonic", lambda: 50.0 * next(clock))
     liar.answer("GET", blob_of(liar, pushed), lambda said: said.stream(b"x", 5000))
+    refused("sends too slowly")
+
+
+def continues(said):
+    """As a server that asks for more, again and again."""
+    with contextlib.suppress(OSError):
+        while True:
+            said.wfile.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+            time.sleep(0.01)
+
+
+def drips(said):
+    """A header that comes by drops."""
+    with contextlib.suppress(OSError):
+        said.wfile.write(b"HTTP/1.1 200 OK\r\nX: ")
+        while True:
+            said.wfile.write(b"x")
+            time.sleep(0.1)
+
+
+@pytest.mark.parametrize("how", [continues, drips])
+def test_an_answer_whose_headers_have_no_end(liar, pushed, refused, monkeypatch, how):
+    monkeypatch.setattr(registry, "_TIMES", (1.0, 1.0))
+    monkeypatch.setattr(registry, "_PATIENCE", 1.0)
+    liar.answer("GET", blob_of(liar, pushed), how)
     refused("sends too slowly")
 
 

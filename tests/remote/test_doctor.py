@@ -14,7 +14,7 @@ from helpers import filled, in_process
 
 import safecache
 from safecache.doctor import remote
-from safecache.remote import client, redis_store, stores
+from safecache.remote import client, directory_store, redis_store, stores
 from safecache.settings import config
 from safecache.signing import keyring
 
@@ -173,10 +173,9 @@ def test_clock_that_is_wrong(url, monkeypatch):
 
 
 def test_clock_that_what_was_written_tells(settings, tmp_path, monkeypatch):
-    object_store = pytest.importorskip("safecache.remote.object_store", reason="needs obstore")
-    stock = object_store.ObjectStore.names
+    stock = directory_store.DirectoryStore.names
     names = lambda store, below: (each._replace(modified=each.modified - 300) for each in stock(store, below))  # noqa: E731
-    monkeypatch.setattr(object_store.ObjectStore, "names", names)
+    monkeypatch.setattr(directory_store.DirectoryStore, "names", names)
     settings(SAFECACHE_REMOTE=f"file://{tmp_path}")
     keyring.current()
     assert "300 s behind" in findings()["remote-clock"].evidence

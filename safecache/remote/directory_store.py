@@ -1,0 +1,147 @@
+"""A directory as a store: reached through descriptors, so that no link below it is followed, whoever writes to it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import stat
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import TypeVar
+
+from safecache.files import filesystem, folders
+from safecache.files.folders import Folder
+from safecache.remote.stores import END, Oversized, Stored, Terms
+
+__all__ = ["DirectoryStore", "connected"]
+
+_Found = TypeVar("_Found")
+# What is not there, or no file: a link, a directory, a socket.
+_LACKING = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.EISDIR, errno.ENXIO})
+# Of a file that is being written. No name of ours begins so.
+_DRAFT = "."
+
+
+def connected(url: str, terms: Terms) -> DirectoryStore:
+    """Raises ValueError for a URL that names no directory here."""
+    found = urllib.parse.urlsplit(url)
+    if found.netloc not in ("", "localhost") or found.path[:1] != "/":
+        raise ValueError("a directory is written file:///path")
+    return DirectoryStore(urllib.request.url2pathname(found.path), terms)
+
+
+class DirectoryStore:
+    """See stores.Store. The directory itself may be reached through links: its user has chosen them."""
+
+    survives_fork = True
+
+    def __init__(self, root: str, terms: Terms) -> None:
+        self._root, self._most = root, terms.most
+
+    def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
+        def one(descriptor: int, size: int) -> bytes | Oversized:
+            return Oversized(size) if size > self._most else filesystem.pread(descriptor, size, 0)
+
+        return self._each(names, one)
+
+    def sizes(self, names: Iterable[str]) -> Mapping[str, int]:
+        return self._each(names, lambda _, size: size)
+
+    def starts(self, names: Iterable[str], size: int) -> Mapping[str, bytes]:
+        return self._each(names, lambda descriptor, _: filesystem.pread(descriptor, size, 0))
+
+    def _each(self, names: Iterable[str], look: Callable[[int, int], _Found]) -> dict[str, _Found]:
+        found = {}
+        for name in names:
+            try:
+                found[name] = self._of_file(name, look)
+            except OSError as error:
+                if error.errno not in _LACKING:
+                    raise
+        return found
+
+    def _of_file(self, name: str, look: Callable[[int, int], _Found]) -> _Found:
+        above, own = _split(name)
+        with folders.opened(self._root, above) as folder:
+            descriptor = folder.open(own, os.O_RDONLY)
+        try:
+            status = filesystem.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), name)
+            return look(descriptor, status.st_size)
+        finally:
+            filesystem.close(descriptor)
+
+    def write(self, name: str, content: bytes) -> None:
+        self._publish(name, content, lambda folder, draft, own: folder.rename(draft, folder, own))
+
+    def replace(self, name: str, content: bytes, known: bytes | None) -> bool:
+        if known is not None:
+            ends = self._each([name], lambda descriptor, size: _end_of(descriptor, size))
+            if ends.get(name) != (len(known), known[-END:]):
+                return False
+            self.write(name, content)
+            return True
+        try:
+            # A name that is taken, by whatever, stays.
+            self._publish(name, content, lambda folder, draft, own: folder.link(draft, folder, own))
+        except FileExistsError:
+            return False
+        return True
+
+    def _publish(self, name: str, content: bytes, place: Callable[[Folder, str, str], None]) -> None:
+        above, own = _split(name)
+        draft = f"{_DRAFT}{own[:100]}.{secrets.token_hex(8)}"
+        with folders.opened(self._root, above, make=True) as folder:
+            folder.write(draft, content)
+            try:
+                place(folder, draft, own)
+            finally:
+                with suppress(FileNotFoundError):
+                    folder.unlink(draft)
+
+    def names(self, below: str) -> Iterator[Stored]:
+        with folders.opened(self._root) as root:
+            left = [below.rstrip("/")]
+            while left:
+                place = left.pop()
+                try:
+                    with root.enter(place or os.curdir) as folder:
+                        found = [(each, folder.status(each)) for each in folder.names() if each[:1] != _DRAFT]
+                except OSError as error:
+                    if error.errno not in _LACKING:
+                        raise
+                    continue
+                for each, status in found:
+                    name = f"{place}/{each}" if place else each
+                    if stat.S_ISDIR(status.st_mode):
+                        left.append(name)
+                    elif stat.S_ISREG(status.st_mode):
+                        yield Stored(name, status.st_size, status.st_mtime)
+
+    def clock(self) -> float | None:
+        return None  # a file that has just been written tells
+
+    def remove(self, name: str) -> None:
+        above, own = _split(name)
+        with suppress(FileNotFoundError), folders.opened(self._root, above) as folder:
+            folder.unlink(own)
+
+    def close(self) -> None:
+        """Nothing: no request is under way."""
+
+
+def _end_of(descriptor: int, size: int) -> tuple[int, bytes]:
+    begin = max(0, size - END)
+    return size, filesystem.pread(descriptor, size - begin, begin)
+
+
+def _split(name: str) -> tuple[list[str], str]:
+    """The directories, and the file's own name. Raises ValueError for a name that leads elsewhere, or is a draft's."""
+    *above, own = name.split("/")
+    if any(each[:1] in ("", _DRAFT) or "\0" in each for each in (*above, own)):
+        raise ValueError(f"{name[:100]!r} is no name of ours")
+    return above, own
