@@ -27,6 +27,7 @@ from safecache.cli import workload
 from safecache.cli.arguments import add_json, number
 from safecache.cli.workload import Cache
 from safecache.remote import extras
+from safecache.settings import children
 from safecache.settings import extras as installed
 from safecache.settings.settings import PACK
 from safecache.signing import key_changes, key_files, keys
@@ -169,7 +170,7 @@ def _command(cache: Cache, *words: str) -> None:
     """Run a command of ours on its caches. Raises OSError if it fails."""
     environment = workload.environment_with_safecache() | workload.places(cache.base)
     command = [sys.executable, "-m", "safecache", *words]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    done = subprocess.run(command, **children.apart(environment), capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"safecache {words[0]} failed: {done.stdout[-500:]} {done.stderr[-500:]}")
 
@@ -214,7 +215,7 @@ def _imports(pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:
             if before or len(times) % 2:
                 step(what)
             command = [sys.executable, "-c", before + _IMPORT]
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+            done = subprocess.run(command, **children.apart(environment), capture_output=True, text=True, check=True)
             times.append(float(done.stdout))
         yield Figure(what, "ms", None, statistics.median(times), None)
 

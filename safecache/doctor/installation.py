@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from importlib.util import cache_from_source
+from typing import Any
 
 from safecache import loads
 from safecache._version import __version__
@@ -25,6 +26,7 @@ from safecache.doctor import finding
 from safecache.doctor.finding import Finding
 from safecache.isolation import client
 from safecache.patching import targets
+from safecache.settings import children, config
 from safecache.signing import provenance
 
 __all__ = [
@@ -118,7 +120,8 @@ def _status(environment: dict[str, str], place: str) -> subprocess.CompletedProc
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
     }
     command = [sys.executable, "-m", "safecache", "status", "--json"]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
+    options = children.apart(environment)
+    return subprocess.run(command, **options, capture_output=True, text=True, errors="replace", timeout=TIMEOUT)
 
 
 def _standing_down(hooks: list[dict[str, str]]) -> Iterator[Finding]:
@@ -147,10 +150,11 @@ def objection(
 
     ``line``: the index of the line of its stderr to return.
     """
+    options: dict[str, Any] = {"env": environ and dict(environ)}
+    if command[0] == sys.executable:
+        options = children.apart(config.child_environment() if environ is None else environ)
     try:
-        done = subprocess.run(
-            command, input=source.encode(), env=environ and dict(environ), capture_output=True, timeout=_PROGRAM_TIMEOUT
-        )
+        done = subprocess.run(command, **options, input=source.encode(), capture_output=True, timeout=_PROGRAM_TIMEOUT)
     except subprocess.TimeoutExpired:
         return f"it takes more than {_PROGRAM_TIMEOUT} s"
     except OSError as error:
@@ -313,7 +317,7 @@ def _driver(environ: Mapping[str, str], named: str | None) -> Iterator[Finding]:
         remedy = "unset TRITON_LIBCUDA_PATH" if named else _INSTALL
         yield finding.error("no-libcuda", f"{_LIBRARY} is not found {where}: Triton cannot use the GPU.", remedy)
         return
-    said = objection([sys.executable, "-S", "-c", _LOAD, found[0]])
+    said = objection([sys.executable, "-S", "-c", _LOAD, os.path.abspath(found[0])])
     if said is None:
         yield finding.ok("libcuda", f"{found[0]} can be loaded.")
     else:

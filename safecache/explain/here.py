@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from safecache.errors import SafecacheError
 from safecache.explain import components, key_records
 from safecache.explain.key_records import Component
-from safecache.settings import config
+from safecache.settings import children, config
 from safecache.signing import provenance
 
 __all__ = ["Here", "compute", "main"]
@@ -45,7 +45,9 @@ def compute(targets: Iterable[str]) -> Here:
     environment = {**config.child_environment(), **_WITHOUT}
     try:
         # A thread count that the environment sets is part of a key, and so is one that it does not.
-        process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_PATIENCE)
+        process = subprocess.run(
+            command, **children.apart(environment), capture_output=True, text=True, timeout=_PATIENCE
+        )
         stated = json.loads(process.stdout.splitlines()[-1]) if process.returncode == 0 else None
     except (OSError, subprocess.TimeoutExpired, ValueError, IndexError) as error:
         raise SafecacheError(f"what keys are made of here could not be computed: {error}") from error

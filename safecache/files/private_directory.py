@@ -9,12 +9,14 @@ import os
 import re
 import secrets
 import shutil
+import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from safecache.files import mounts, ownership
+from safecache.files import filesystem, folders, mounts, ownership
+from safecache.files.folders import Folder
 
 __all__ = ["join", "lasting", "leave", "made", "make", "occupy", "of_process", "reap", "write"]
 
@@ -24,6 +26,10 @@ _OPEN = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 # Inherited by forked children, which so keep their parent's locks.
 _held: dict[str, int] = {}
+
+
+# What says in a directory that it is one of these, by its device and inode. Only its owner can put that there.
+_RECORD = ".safecache-live"
 
 
 def occupy(directory: str) -> str:
@@ -41,6 +47,7 @@ def occupy(directory: str) -> str:
         try:
             # Shared with the processes that this one starts.
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            Folder(descriptor, directory).write(_RECORD, _identity(os.fstat(descriptor)))
             os.rename(directory, name)
         except BaseException:
             os.close(descriptor)
@@ -73,20 +80,41 @@ def leave(directory: str) -> None:
 
 
 def reap(parent: str) -> None:
-    """Remove this user's directories in ``parent`` that no living process has locked; what cannot be removed stays."""
-    with suppress(OSError):
-        for name in os.listdir(parent):
-            if _NAME.fullmatch(name):
+    """Remove this user's directories in ``parent`` that no living process has locked; what cannot be removed stays.
+
+    Only those that were made here, and only where nobody else could have put another directory in the place of one.
+    """
+    with suppress(OSError), folders.opened(parent) as folder:
+        for name in folder.names():
+            if _NAME.fullmatch(name) and ownership.why_not_private(os.path.join(parent, name), unknown=True) is None:
                 with suppress(OSError):
-                    _remove_if_left(os.path.join(parent, name))
+                    _remove_if_left(folder, name)
 
 
-def _remove_if_left(path: str) -> None:
-    descriptor = os.open(path, _OPEN)
+def _remove_if_left(above: Folder, name: str) -> None:
+    descriptor = above.open(name, _OPEN)
     try:
-        if os.fstat(descriptor).st_uid == os.geteuid():
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody uses it
-            shutil.rmtree(path, ignore_errors=True)
+        status, left = os.fstat(descriptor), Folder(descriptor, name)
+        if status.st_uid != os.geteuid() or stat.S_IMODE(status.st_mode) & 0o077 or _stated(left) != _identity(status):
+            return
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # BlockingIOError: somebody uses it
+        # The record last: what is left of it is removed by the next who comes.
+        for each in sorted(left.names(), key=_RECORD.__eq__):
+            with suppress(OSError):
+                left.remove(each)
+        above.rmdir(name)
+    finally:
+        os.close(descriptor)
+
+
+def _identity(status: os.stat_result) -> bytes:
+    return f"{status.st_dev} {status.st_ino}".encode()
+
+
+def _stated(folder: Folder) -> bytes:
+    descriptor = folder.open(_RECORD, os.O_RDONLY)
+    try:
+        return filesystem.pread(descriptor, 64, 0)
     finally:
         os.close(descriptor)
 

@@ -13,7 +13,7 @@ from io import FileIO
 from typing import Any, NamedTuple, Protocol
 
 from safecache.isolation import protocol
-from safecache.settings import config
+from safecache.settings import children, config
 
 __all__ = [
     "Connection",
@@ -169,8 +169,7 @@ class Connection:
             stdin=subprocess.DEVNULL,
             stdout=self._notes,
             stderr=self._notes,
-            cwd="/",
-            env=config.child_environment() | {"SAFECACHE": "0"},
+            **children.apart(config.child_environment() | {"SAFECACHE": "0"}),
             pass_fds=(descriptor,),
             # Signals from the terminal, such as Ctrl-C, are for this process's group only.
             start_new_session=True,

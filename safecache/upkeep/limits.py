@@ -16,7 +16,7 @@ from safecache.files import folders
 from safecache.places import layout, ours
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
-from safecache.settings import config
+from safecache.settings import children, config
 from safecache.store import entry_files
 from safecache.tiers import levels
 
@@ -74,7 +74,7 @@ def _start(command: list[str]) -> None:
     # A session of its own: what ends the job need not end this, which may be killed at any time.
     nothing = subprocess.DEVNULL
     process = subprocess.Popen(
-        command, env=environment, cwd="/", stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
+        command, **children.apart(environment), stdin=nothing, stdout=nothing, stderr=nothing, start_new_session=True
     )
     with suppress(RuntimeError):  # no thread can be started while the interpreter ends, and its parent reaps then
         threading.Thread(target=process.wait, name="safecache-gc", daemon=True).start()

@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from conftest import SOURCE, needs_root, python
@@ -58,7 +59,7 @@ def reaped(place):
 
 def test_directory_of_a_killed_process_is_removed_with_what_is_in_it(temporary):
     place = killed("open(place + '/file', 'w'); print(place, flush=True)")
-    assert os.listdir(place) == ["file"] and reaped(place)
+    assert sorted(os.listdir(place)) == [".safecache-live", "file"] and reaped(place)
 
 
 def test_directory_of_a_living_process_stays():
@@ -87,6 +88,48 @@ def test_forked_child_keeps_the_directory_of_its_killed_parent():
             os.kill(int(child), signal.SIGKILL)
     while not reaped(place):  # nobody here is its parent, and could wait for its end otherwise
         pass
+
+
+def named(temporary):
+    return temporary / f"safecache-live-{'0' * 16}"
+
+
+@pytest.mark.parametrize("record", [None, "", "1 2", "another's"])
+def test_directory_that_was_made_by_somebody_else_stays(temporary, record):
+    """A directory of this user's own, which somebody has given such a name; or a copy of one that was made here."""
+    mine = named(temporary)
+    mine.mkdir(0o700)
+    (mine / "thesis").write_text("the only copy")
+    if record is not None:
+        other = killed()
+        content = Path(other, ".safecache-live").read_text() if record == "another's" else record
+        (mine / ".safecache-live").write_text(content)
+        assert reaped(other)
+    assert not reaped(str(mine)) and (mine / "thesis").read_text() == "the only copy"
+
+
+@needs_root
+def test_record_that_is_a_link_proves_nothing(temporary, tmp_path):
+    mine = named(temporary)
+    mine.mkdir(0o700)
+    status = mine.stat()
+    (tmp_path / "record").write_text(f"{status.st_dev} {status.st_ino}")
+    (mine / ".safecache-live").symlink_to(tmp_path / "record")
+    assert not reaped(str(mine))
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o1777, 0o700])
+def test_directory_is_removed_only_where_nobody_can_put_another_in_its_place(temporary, mode):
+    place = killed()
+    temporary.chmod(mode)
+    private_directory.reap(str(temporary))
+    assert os.path.exists(place) is (mode == 0o777)
+
+
+def test_directory_that_others_can_enter_stays(temporary):
+    place = killed()
+    os.chmod(place, 0o755)
+    assert not reaped(place)
 
 
 STANDIN = "from safecache.settings import config; from safecache.tiers import fallback; place = fallback.begin('/nowhere/cache'); "

@@ -83,5 +83,6 @@ def test_file_is_written_to_memory_where_the_temporary_directory_is_full(monkeyp
     with open(path, "rb") as file:
         assert file.read() == b"content"
     assert os.path.basename(path) == "name.json" and not path.startswith(str(tmp_path))
-    assert [len(os.listdir(directory)) for directory in tmp_path.iterdir()] == [0], "nothing is left where it failed"
+    left = [os.listdir(directory) for directory in tmp_path.iterdir()]
+    assert left == [[private_directory._RECORD]], "nothing is left where it failed"
     private_directory._of_process.cache_clear()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 
 import pytest
 
@@ -111,6 +112,6 @@ def test_directory_is_looked_at_once_a_minute(cache, monkeypatch):
 def test_stand_in_that_was_removed_is_not_used_any_more(cache):
     work, tried = failing_at(cache)
     fallback.attempt(work)
-    os.rmdir(tried[1])
+    shutil.rmtree(tried[1])
     fallback.settle(lambda: str(cache))
     assert config.cache_directory() == str(cache)
