@@ -48,6 +48,7 @@ __all__ = [
     "is_account",
     "made_artifact",
     "made_model",
+    "place_artifact",
     "require_parts",
     "table",
 ]
@@ -60,6 +61,7 @@ _EMPTY = "{}"
 # Below that, whatever a model was compiled from is in the hash. In a directory that a user has chosen it is not.
 _MODEL = re.compile(r"torch_aot_compile/[0-9a-f]{64}/rank_\d+_\d+/model")
 _PART = re.compile(r"[0-9a-f]{10}/rank_\d+_\d+/\w+")
+_RANK = re.compile(r"rank_\d+_\d+")
 
 
 class _State(threading.local):
@@ -158,12 +160,37 @@ def fetch_artifacts(directory: str) -> None:
 
 
 def made_artifact(path: str) -> None:
-    """Attest an artifact that vLLM has just saved, for who gets it with its table; here what is in it is verified."""
-    directory, name = os.path.split(path)
-    root, key = _named(directory, _PART)
-    if key and layout.VLLM_ARTIFACT.fullmatch(name) and os.path.isfile(path):
-        with suppress(OSError):  # without a record it is neither sent nor packed
-            gate.keep(path, root, Kind.TABLE)
+    """Bind an artifact that vLLM has just saved to its path: what is sealed in it would fit any other path as well."""
+    if _is_artifact(path) and os.path.isfile(path):
+        with suppress(OSError):  # without a record it is neither used, nor sent, nor packed
+            gate.keep(path, _root(path), Kind.TABLE)
+
+
+def place_artifact(path: str) -> str:
+    """Return where to load the artifact at ``path`` from, once its record says that it belongs there.
+
+    Raises RefusedArtifactError, in default mode too: vLLM compiles then. An artifact that is unpacked, in a directory,
+    has no record.
+    """
+    if not _is_artifact(path) or not os.path.isfile(path):
+        return path
+    with artifacts.asked_for(), events.reading():
+        content = loading.read(Kind.TABLE, path)
+        refusal = _objection(path, content) if content is not None else None
+        if refusal is not None:
+            remedy = "vLLM compiles it again, and replaces it."
+            loading.note(refusal.reason, Kind.TABLE, path, refusal.evidence, remedy, cause="artifact")
+        if content is None or refusal is not None:
+            raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
+    return gate.out_of_reach(path, content)
+
+
+def _is_artifact(path: str) -> bool:
+    above, name = os.path.split(path)
+    return (
+        layout.VLLM_ARTIFACT.fullmatch(name) is not None
+        and _RANK.fullmatch(os.path.basename(os.path.dirname(above))) is not None
+    )
 
 
 def table(path: str) -> io.StringIO:

@@ -40,7 +40,8 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             # Which of the two classes is asked does the lookup, and the other it does not.
             with searches.under_way(Kind.AOT_ENTRY, lambda: os.path.basename(path), must_ask=True) as search:
                 _refuse_what_is_waited_for(path)
-                artifact = wrapped(*args, **kwargs)
+                place = vllm_files.place_artifact(path) if vllm_files.can_compile() else path
+                artifact = wrapped(*args, **(kwargs | {"path": place} if place != path else kwargs))
                 search.hit()
                 return artifact
         except Exception as error:
