@@ -1,4 +1,7 @@
-"""Packages of AOTInductor (``.pt2``): archives that C++ unpacks to load the libraries in them.
+"""Archives of torch.export (``.pt2``), which may hold libraries of AOTInductor's that C++ unpacks and loads.
+
+One without libraries may hold pickles: weights, constants and sample inputs (CVE-2026-4538). Where no trusted key has
+sealed it, what needs no pickle is read, and the rest refused.
 
 The seal follows the archive: readers of zip files look for the end of the archive, and ignore what follows. It covers
 all bytes before it, and no name, since packages are made to be renamed and moved.
@@ -15,7 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any
 
-from safecache.code import gate, generated
+from safecache.code import gate, generated, restricted
 from safecache.entries import saving
 from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening, ownership, private_directory, temporaries
@@ -27,7 +30,7 @@ from safecache.signing.keys import Key
 from safecache.signing.trust import Refusal
 from safecache.trials import strikes
 
-__all__ = ["admitted", "adopt", "holds_code", "made", "name_of"]
+__all__ = ["admitted", "admitted_program", "adopt", "made", "name_of", "refuse"]
 
 # Endings of what a process, or the library in a package, loads from it.
 CODE = (".so", ".o", *generated.ENDINGS)
@@ -135,15 +138,58 @@ def _is_good(path: str, root: str, digest: bytes) -> bool:
     return gate.states_digest(path, root, Kind.NATIVE_CODE, digest)
 
 
-def holds_code(target: Any) -> bool:
-    """Whether this is a package with libraries in it, unlike a program saved by torch.export alone."""
-    with suppress(OSError, ValueError, zipfile.BadZipFile):
+def _holds_code(target: Any) -> bool:
+    """Whether this is a package with libraries in it, as far as it can be read: their load verifies it anyway."""
+    with suppress(Exception):  # of zipfile, which raises anything for malformed bytes
         with zipfile.ZipFile(target) as archive:
             found = any(_FOLDER in f"/{name}" for name in archive.namelist())
         if hasattr(target, "seek"):
             target.seek(0)
         return found
     return False
+
+
+@contextmanager
+def admitted_program(target: Any) -> Iterator[Any]:
+    """As admitted(), of any archive: one that nobody has sealed, and holds no library, is restricted in this block.
+
+    See safecache.code.restricted.
+    """
+    if restricted.is_on() or target == _thread.admitted or _is_missing(target):
+        yield target
+    elif not _holds_code(target) and _is_unattested(target):
+        is_path = isinstance(target, (str, os.PathLike))
+        with restricted.reading(os.fspath(target) if is_path else str(getattr(target, "name", ""))):
+            yield target
+    else:
+        with admitted(target) as place:
+            yield place
+
+
+def _is_unattested(target: Any) -> bool:
+    """Whether no key that is known here has sealed it, and it does not pass as private either."""
+    is_path = isinstance(target, (str, os.PathLike))
+    try:
+        if is_path:
+            end, size = opening.read_end(os.path.realpath(target), opening.check_regular, _LONGEST_SEAL)
+        else:
+            size = target.seek(0, os.SEEK_END)
+            target.seek(max(0, size - _LONGEST_SEAL))
+            end = target.read()
+            target.seek(0)
+    except opening.UnusableEntry:
+        return True
+    verdict = seal.inspect(end, size, Kind.PACKAGE, "", keyring.current().find, config.current().namespace)
+    return verdict.reason in trust.UNATTESTED and not (is_path and gate.is_private(os.path.realpath(target)))
+
+
+def refuse(what: str) -> EntryRefusedError:
+    """The error for what a restricted archive holds."""
+    path = restricted.name()
+    evidence = f"{what} in it would run code of whoever made it, and no trusted key has sealed it"
+    once = f"seal it once: safecache adopt {path}" if path else "save it again with safecache on"
+    remedy = f"Help: if you trust its origin, {once}"
+    return gate.not_loaded(Refusal(Reason.UNSEALED, evidence, remedy), Kind.PACKAGE, path or "given as a file object")
 
 
 @contextmanager

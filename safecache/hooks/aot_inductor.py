@@ -16,6 +16,7 @@ from safecache.code import gate, generated, packages, sources
 from safecache.entries import artifacts
 from safecache.errors import SafecacheError
 from safecache.files import ownership
+from safecache.hooks.exported import load_pt2
 from safecache.patching import targets
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
@@ -61,11 +62,9 @@ def _paths(files: Any) -> Iterator[str]:
 
 
 def package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """package_pt2: a package that contains libraries gets a seal appended."""
+    """package_pt2, which torch.export.save calls: the archive gets a seal appended."""
 
     def write(f: Any, *, aoti_files: Any = None, **named: Any) -> Any:
-        if aoti_files is None:
-            return wrapped(f, **named)
         sources = [(path, generated.root_of(path)) for path in _paths(aoti_files)]
         return packages.made(f, sources, lambda place: wrapped(place, aoti_files=aoti_files, **named))
 
@@ -105,20 +104,6 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 def _cache() -> str:
     root: str = importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir()
     return root
-
-
-def load_pt2(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """load_pt2, which unpickles constants before it loads a library: verifies the package, unless it holds no code.
-
-    Raises EntryRefusedError, in default mode too. A package without libraries is a model that the user names.
-    """
-    if not args and not kwargs:
-        return wrapped()
-    name, rest, named = _first(args, kwargs, "f")
-    if not packages.holds_code(name):
-        return wrapped(name, *rest, **named)
-    with packages.admitted(name) as place:
-        return wrapped(place, *rest, **named)
 
 
 def _first(args: Any, kwargs: Any, *names: str) -> tuple[Any, Any, Any]:

@@ -90,6 +90,7 @@ _STANDALONE = "torch._inductor.standalone_compile"
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 _OUTPUT_CODE = "torch._inductor.output_code"
 _PT2_ARCHIVE = "torch.export.pt2_archive._package"
+_SERDE = "torch._export.serde.serialize"
 _FLYDSL = "torch._inductor.runtime.flydsl_cache"
 _CPP_BUILDER = "torch._inductor.cpp_builder"
 _CPP_EXTENSION = "torch.utils.cpp_extension"
@@ -140,7 +141,8 @@ _BENCHMARK_GPU = (
 # The marker in the modules that the source patch picklable-launchers changes.
 _PICKLABLE_LAUNCHERS = "_safecache_picklable_launchers"
 # In place of a signature: the symbol is a module global, which a proxy replaces.
-PICKLE_MODULE, OS_MODULE = "<module pickle>", "<module os>"
+PICKLE_MODULE, OS_MODULE, TORCH_MODULE = "<module pickle>", "<module os>", "<module torch>"
+SYMPY_MODULE, IMPORTLIB_MODULE = "<module sympy>", "<module importlib>"
 # Older releases unpack AOTInductor packages below /tmp, whatever TMPDIR says.
 PACKAGES_OBEY_TMPDIR_FROM = (2, 13)
 # Older releases probe the CPU's vector instructions in every process, and leave no marker that a probe was loaded.
@@ -631,6 +633,13 @@ TARGETS: tuple[Target, ...] = (
         ),
         copies=("torch._inductor.package.package", "torch.nativert.backends._lower_utils"),
     ),
+    # Reads archives of torch 2.7 and before by itself.
+    Target("torch.export", "load", "exported:load_pt2", ("f, *extra_files=, *expected_opset_version=",)),
+    Target(_PT2_ARCHIVE, "torch", "exported:guard_torch", (TORCH_MODULE,)),
+    Target(_PT2_ARCHIVE, "pickle", "exported:guard_pickle", (PICKLE_MODULE,), since=(2, 13)),
+    Target(_SERDE, "deserialize_torch_artifact", "exported:deserialize_artifact", ("serialized",)),
+    Target(_SERDE, "sympy", "exported:guard_sympy", (SYMPY_MODULE,)),
+    Target("torch.utils._pytree", "importlib", "exported:guard_importlib", (IMPORTLIB_MODULE,)),
     Target(
         _CODECACHE,
         "AotCodeCompiler.compile",
@@ -859,6 +868,7 @@ VERIFYING = frozenset(
             "put_code_state put_local_code_state read_package sealing_pickle serialize serialize_model "
             "write_package"
         ),
+        "exported": "deserialize_artifact guard_importlib guard_pickle guard_sympy guard_torch load_pt2",
         "generated_code": (
             "build get_target_file_path init init_builder reload_python_module worker_compile_cpp write write_to_disk"
         ),

@@ -180,7 +180,7 @@ def _changing(root: str) -> Iterator[Strikes]:
             yield found
             keys = dict(sorted(found.keys.items(), key=lambda row: row[1][1])[-_MOST:])
             files = dict(sorted(found.files.items(), key=lambda row: row[1])[-_MOST:])
-            sealed = side_records.seal_record(_subject(root), {"keys": keys, "files": files})
+            sealed = side_records.seal_record(_subject(root), {"by_key": keys, "by_file": files})
             if sealed is not None:
                 with suppress(FileNotFoundError):  # of a process that was killed
                     folder.unlink(_DRAFT)
@@ -214,8 +214,8 @@ def _read(folder: Folder, root: str) -> Strikes:
     stated, now = side_records.open_record(unverified, _subject(root), own=True), time.time()
     if stated is None:
         return Strikes({}, {})
-    keys = {str(each): (int(number), float(at)) for each, (number, at) in stated["keys"].items()}
-    files = {str(each): float(at) for each, at in stated["files"].items()}
+    keys = {str(each): (int(number), float(at)) for each, (number, at) in stated["by_key"].items()}
+    files = {str(each): float(at) for each, at in stated["by_file"].items()}
     return Strikes(
         {each: row for each, row in keys.items() if now - row[1] <= _LASTS},
         {each: at for each, at in files.items() if now - at <= _LASTS},

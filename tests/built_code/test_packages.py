@@ -273,10 +273,10 @@ def test_package_that_nobody_can_answer_for_is_not_adopted(package, what):
 def test_program_that_holds_no_code_is_no_package(package, tmp_path):
     with zipfile.ZipFile(tmp_path / "program.pt2", "w") as archive:
         archive.writestr("program/models/model.json", b"{}")
-    assert packages.holds_code(package) and not packages.holds_code(tmp_path / "program.pt2")
-    assert not packages.holds_code(tmp_path / "missing.pt2") and not packages.holds_code(io.BytesIO(b"no zip file"))
+    assert packages._holds_code(package) and not packages._holds_code(tmp_path / "program.pt2")
+    assert not packages._holds_code(tmp_path / "missing.pt2") and not packages._holds_code(io.BytesIO(b"no zip file"))
     file = io.BytesIO(package.read_bytes())
-    assert packages.holds_code(file) and file.tell() == 0
+    assert packages._holds_code(file) and file.tell() == 0
 
 
 def test_file_that_can_only_be_written_gets_no_seal_and_a_warning(tmp_path, sources):

@@ -42,7 +42,7 @@ def travels(found):
 def journeys():
     said = {}
     for target in TARGETS:
-        if target.name not in known or target.signatures in ((PICKLE_MODULE,), (OS_MODULE,)) or target.builtin:
+        if target.name not in known or target.signatures[0].startswith("<module") or target.builtin:
             continue
         owner, name, _ = wrapt.resolve_path(sys.modules[target.module], target.attribute)
         said[target.name] = [travels(getattr(owner, name))]
@@ -53,7 +53,7 @@ def journeys():
 import contextlib, types
 import safecache, torch
 from safecache.places import layout; from safecache.patching import patching
-from safecache.patching.targets import OS_MODULE, PICKLE_MODULE, TARGETS
+from safecache.patching.targets import TARGETS
 import wrapt
 known = states()
 assert not torch.__file__.startswith(sys.path[-1])

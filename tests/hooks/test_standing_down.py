@@ -124,7 +124,7 @@ OBJECTS = ["_cache_dir", "disk_cache_get", "disk_cache_set", FLYDSL, "get_cache_
 @pytest.mark.parametrize(
     ("version", "absent"),
     [
-        ("2.12.1", [*PRECOMPILE, *KERNELS, "_probe_load", *OBJECTS]),
+        ("2.12.1", [*PRECOMPILE, *KERNELS, "_probe_load", "pickle", *OBJECTS]),
         ("2.13.0", [*PRECOMPILE, "default_cache_dir", FLYDSL]),
         ("2.14.1", [*PRECOMPILE[2:], "default_cache_dir", FLYDSL]),
     ],

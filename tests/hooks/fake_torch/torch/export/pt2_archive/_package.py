@@ -1,4 +1,8 @@
+import pickle
+
 import torch
+
+__all__ = ["pickle"]
 
 
 def _load_aoti(file, model_name, run_single_threaded, num_runners, device_idx):

@@ -1,0 +1,3 @@
+import importlib
+
+__all__ = ["importlib"]
