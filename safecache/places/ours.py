@@ -7,7 +7,7 @@ keys were made of. ``known_bad/<hash>``: what not to compile, for the compiler h
 ``leases/<word of the kind>-<digest of the key>``: who is compiling what is looked up under the key.
 ``quarantine/<name>``, ``<name>.json``: what was refused, and why. ``records/<two digits>/<hash>``: what is said, under
 a seal, of files that carry none. ``trash/<nonce>/``: what is being removed. ``trials/run-<process>-<nonce>``: what a
-process runs for the first time; ``key-<digest>.<number>`` and ``file-…`` beside it: what others have died of.
+process runs for the first time. What makes each of them believed, the guide's page on security says.
 """
 
 from __future__ import annotations
