@@ -97,7 +97,7 @@ def test_object_that_was_exchanged_since_is_refused(root, place, how):
         path.symlink_to("other")
     with pytest.raises(EntryRefusedError, match=f"{path} was replaced"):
         command(root, place, path)
-    assert os.listdir(place) == []
+    assert os.listdir(place) == [private_directory._RECORD]
 
 
 def test_object_of_a_cache_that_was_cleared_is_missing_and_not_refused(root, place):
@@ -105,7 +105,7 @@ def test_object_of_a_cache_that_was_cleared_is_missing_and_not_refused(root, pla
     gate.expect(str(path), b"object")
     with pytest.raises(FileNotFoundError):
         command(root, place, path)
-    assert os.listdir(place) == []
+    assert os.listdir(place) == [private_directory._RECORD]
 
 
 def test_what_it_does_not_know_is_left_to_stock(root, source, place):

@@ -61,7 +61,8 @@ def test_cache_holds_the_same(both):
 
 def test_nothing_is_left_running_but_the_service(both):
     (_, ahead), _ = both
-    assert ahead.result["threads"] == []
+    # What renews leases ends half a second after the last one.
+    assert set(ahead.result["threads"]) <= {"safecache-leases"}
 
 
 def test_process_that_hits_starts_nothing(both):
