@@ -94,7 +94,7 @@ T = TypeVar("T")
 
 
 def wait(path: str, most: float, attempt: Callable[[float], T]) -> T:
-    """What ``attempt`` returns, which waits for the lock so many seconds; ``most`` in all, without end if negative.
+    """Return what ``attempt`` does, which waits for the lock so many seconds; ``most`` in all, without end if negative.
 
     After five seconds a line says who holds it. Raises what ``attempt`` does: filelock.Timeout at the end, and sooner
     for a holder that gets nowhere or does not prove that it works for this user, or once the budget is spent.

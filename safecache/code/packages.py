@@ -139,7 +139,7 @@ def _is_good(path: str, root: str, digest: bytes) -> bool:
 
 
 def _holds_code(target: Any) -> bool:
-    """Whether this is a package with libraries in it, as far as it can be read: their load verifies it anyway."""
+    """Tell whether libraries are in this archive, as far as it can be read: their load verifies it anyway."""
     with suppress(Exception):  # of zipfile, which raises anything for malformed bytes
         with zipfile.ZipFile(target) as archive:
             found = any(_FOLDER in f"/{name}" for name in archive.namelist())
@@ -151,7 +151,7 @@ def _holds_code(target: Any) -> bool:
 
 @contextmanager
 def admitted_program(target: Any) -> Iterator[Any]:
-    """As admitted(), of any archive: one that nobody has sealed, and holds no library, is restricted in this block.
+    """Admit any archive, as admitted() does; restrict one in this block that nobody has sealed, and holds no library.
 
     See safecache.code.restricted.
     """
@@ -167,7 +167,7 @@ def admitted_program(target: Any) -> Iterator[Any]:
 
 
 def _is_unattested(target: Any) -> bool:
-    """Whether no key that is known here has sealed it, and it does not pass as private either."""
+    """Tell whether no key that is known here has sealed it, and it does not pass as private either."""
     is_path = isinstance(target, (str, os.PathLike))
     try:
         if is_path:
@@ -184,7 +184,7 @@ def _is_unattested(target: Any) -> bool:
 
 
 def refuse(what: str) -> EntryRefusedError:
-    """The error for what a restricted archive holds."""
+    """Make the error for what a restricted archive holds."""
     path = restricted.name()
     evidence = f"{what} in it would run code of whoever made it, and no trusted key has sealed it"
     once = f"seal it once: safecache adopt {path}" if path else "save it again with safecache on"

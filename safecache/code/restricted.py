@@ -23,7 +23,7 @@ _thread = _Thread()
 
 @contextmanager
 def reading(name: str) -> Iterator[None]:
-    """In this block this thread reads such an archive, of this ``name``."""
+    """Have this thread read such an archive, of this ``name``, in this block."""
     outer, _thread.name = _thread.name, name
     try:
         yield
@@ -32,12 +32,12 @@ def reading(name: str) -> Iterator[None]:
 
 
 def is_on() -> bool:
-    """Whether this thread is in such a block."""
+    """Tell whether this thread is in such a block."""
     return _thread.name is not None
 
 
 def name() -> str:
-    """That of the archive that this thread reads."""
+    """Return the name of the archive that this thread reads."""
     return _thread.name or ""
 
 
@@ -50,7 +50,7 @@ _SYMPY = re.compile(r"[A-Z][A-Za-z]*|floor|ceiling|sqrt|log")
 
 
 def is_plain_expression(text: str, functions: Collection[str]) -> bool:
-    """Whether ``text`` is a formula of numbers, names and these ``functions``: sympy evaluates any as Python."""
+    """Tell whether ``text`` is a formula of numbers, names and these ``functions``: sympy evaluates any as Python."""
     try:
         nodes = list(ast.walk(ast.parse(text.strip(), mode="eval")))
     except (SyntaxError, ValueError, RecursionError, MemoryError):

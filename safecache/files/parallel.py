@@ -23,7 +23,7 @@ def each(function: Callable[[T], R], items: Sequence[T], readers: int = READERS)
 
 
 def within(seconds: float, action: Callable[[], R], name: str) -> R:
-    """What ``action`` returns, in a thread of this name. Raises what it raises, and TimeoutError after that time.
+    """Return what ``action`` does, in a thread of this name. Raises what it raises, and TimeoutError after that time.
 
     The thread goes on then, until what it waits for ends.
     """

@@ -98,7 +98,7 @@ _HELD = b"held"
 
 
 def _await_end(remote: Client, name: str, most: float, kind: Kind, key: str) -> bytes | None:
-    """What is there, once that is no lease of anybody who lives; _HELD where it still is. Raises Unavailable."""
+    """Return what is there once no living process holds it; _HELD where one still does. Raises Unavailable."""
     listener, pause, began = Listener(_subject(name)), _SHORTEST, time.monotonic()
     while (waited := time.monotonic() - began) < most:
         found = remote.read([name]).get(name)

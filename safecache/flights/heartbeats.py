@@ -28,13 +28,13 @@ _silent: set[str] = set()
 
 
 class Beats:
-    """Those of this process for one lease, since ``began``, in seconds since the epoch."""
+    """Makes the beats of this process for one lease, held since ``began``, in seconds since the epoch."""
 
     def __init__(self, subject: str, began: float) -> None:
         self._subject, self._began, self._process, self._count = subject, began, _process, 0
 
     def make_next(self) -> bytes | None:
-        """The next one; None for a process without a signing key, which can prove nothing."""
+        """Seal the next one; None for a process without a signing key, which can prove nothing."""
         self._count += 1
         stated = {"process": self._process, "count": self._count, "at": time.time(), "began": self._began}
         return side_records.seal_record(self._subject, stated)
@@ -47,7 +47,7 @@ class _Heard(NamedTuple):
 
 
 class Listener:
-    """What was heard of one lease: of each process the highest count, and when it last rose."""
+    """Hears what is left in one lease: of each process it keeps the highest count, and when that last rose."""
 
     def __init__(self, subject: str) -> None:
         self._subject = subject

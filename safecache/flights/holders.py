@@ -73,17 +73,17 @@ class Watch:
 
     @property
     def is_proven(self) -> bool:
-        """Whether it works for this user, or for one whom SAFECACHE_SHARED=1 includes."""
+        """Tell whether it works for this user, or for one whom SAFECACHE_SHARED=1 includes."""
         return self.is_own or self._is_heard or (self.holder is not None and config.current().shared)
 
     @property
     def is_own(self) -> bool:
-        """Whether the kernel names a process of this user."""
+        """Tell whether the kernel names a process of this user."""
         return self.holder is not None and ownership.own_uid(self.holder.uid)
 
     @property
     def is_given_up(self) -> bool:
-        """Whether who holds it was waited for in vain before."""
+        """Tell whether who holds it was waited for in vain before."""
         return self._waited_for in _given_up or (
             not self.is_proven and _unproven.get(self._user, 0.0) >= waits.UNPROVEN
         )
