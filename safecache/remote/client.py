@@ -105,7 +105,8 @@ class Client:
 
     def left_alone(self) -> float:
         """For how many seconds from now it would not."""
-        if not self._in_background and waits.remaining(config.current().single_flight_wait) <= 0:
+        limit = config.current().single_flight_wait  # 0 has nobody wait for a compile
+        if not self._in_background and limit and waits.remaining(limit) <= 0:
             return math.inf
         return max(self._breaker.seconds(writing=False), self._rests_until - time.monotonic(), 0.0)
 

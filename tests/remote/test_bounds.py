@@ -188,6 +188,8 @@ def test_remote_is_read_no_more_once_the_budget_is_spent(settings):
     assert client.current().may_read()
     waits.charge(10, in_vain=True)
     assert not client.current().may_read() and client.for_sending().may_read()
+    settings(SAFECACHE_SINGLE_FLIGHT_WAIT=0)
+    assert client.current().may_read(), "who waits for no compile reads the remote all the same"
 
 
 ERRORS = [RuntimeError("it broke"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), OverflowError("2^80")]
