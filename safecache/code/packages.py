@@ -186,7 +186,7 @@ def _is_unattested(target: Any) -> bool:
 def refuse(what: str) -> EntryRefusedError:
     """Make the error for what a restricted archive holds."""
     path = restricted.name()
-    evidence = f"{what} in it would run code of whoever made it, and no trusted key has sealed it"
+    evidence = f"{what} in it could run code of whoever made it, and no trusted key has sealed it"
     once = f"seal it once: safecache adopt {path}" if path else "save it again with safecache on"
     remedy = f"Help: if you trust its origin, {once}"
     return gate.not_loaded(Refusal(Reason.UNSEALED, evidence, remedy), Kind.PACKAGE, path or "given as a file object")

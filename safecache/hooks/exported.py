@@ -16,6 +16,7 @@ from safecache.code import restricted
 
 __all__ = [
     "deserialize_artifact",
+    "deserialize_program",
     "guard_importlib",
     "guard_pickle",
     "guard_sympy",
@@ -54,6 +55,22 @@ def deserialize_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, 
     return deserialize(*args, **kwargs)
 
 
+def deserialize_program(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """ExportedProgramDeserializer.deserialize, which makes Python of names and guards: restricted to plain ones."""
+
+    def deserialize(exported_program: Any, *rest: Any, **named: Any) -> Any:
+        if restricted.is_on():
+            try:
+                found = restricted.find_code(exported_program)
+            except Exception as error:
+                raise _refuse("a malformed program") from error
+            if found:
+                raise _refuse(found)
+        return wrapped(exported_program, *rest, **named)
+
+    return deserialize(*args, **kwargs)
+
+
 class _Torch(wrapt.ObjectProxy[Any]):
     """The module torch, as archives are read with it: nothing but weights is unpickled of a restricted one."""
 
@@ -84,8 +101,9 @@ class _Pickle(wrapt.ObjectProxy[Any]):
 class _Sympy(wrapt.ObjectProxy[Any]):
     def sympify(self, expression: Any, *args: Any, **kwargs: Any) -> Any:
         """As sympy.sympify, which evaluates text as Python."""
+        is_made = isinstance(expression, self.__wrapped__.Basic)
         functions = kwargs.get("locals") or {}
-        if restricted.is_on() and not restricted.is_plain_expression(str(expression), functions):
+        if restricted.is_on() and not is_made and not restricted.is_plain_expression(str(expression), functions):
             raise _refuse("an expression")
         return self.__wrapped__.sympify(expression, *args, **kwargs)
 

@@ -638,6 +638,12 @@ TARGETS: tuple[Target, ...] = (
     Target(_PT2_ARCHIVE, "torch", "exported:guard_torch", (TORCH_MODULE,)),
     Target(_PT2_ARCHIVE, "pickle", "exported:guard_pickle", (PICKLE_MODULE,), since=(2, 13)),
     Target(_SERDE, "deserialize_torch_artifact", "exported:deserialize_artifact", ("serialized",)),
+    Target(
+        _SERDE,
+        "ExportedProgramDeserializer.deserialize",
+        "exported:deserialize_program",
+        ("self, exported_program, state_dict, constants, example_inputs=, *_unsafe_skip_version_check=",),
+    ),
     Target(_SERDE, "sympy", "exported:guard_sympy", (SYMPY_MODULE,)),
     Target("torch.utils._pytree", "importlib", "exported:guard_importlib", (IMPORTLIB_MODULE,)),
     Target(
@@ -868,7 +874,9 @@ VERIFYING = frozenset(
             "put_code_state put_local_code_state read_package sealing_pickle serialize serialize_model "
             "write_package"
         ),
-        "exported": "deserialize_artifact guard_importlib guard_pickle guard_sympy guard_torch load_pt2",
+        "exported": (
+            "deserialize_artifact deserialize_program guard_importlib guard_pickle guard_sympy guard_torch load_pt2"
+        ),
         "generated_code": (
             "build get_target_file_path init init_builder reload_python_module worker_compile_cpp write write_to_disk"
         ),

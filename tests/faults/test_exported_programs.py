@@ -12,7 +12,7 @@ import pytest
 from conftest import needs_root
 from scenes import program_scenes
 
-PLACES = ("sample inputs", "weights", "constants", "object", "expression", "legacy")
+PLACES = ("sample inputs", "weights", "constants", "object", "expression", "legacy", *program_scenes.NAMED)
 HOW = pytest.mark.parametrize("how", ["path", "buffer", "load_pt2"])
 STRICTNESS = pytest.mark.parametrize("strict", [False, True], ids=["default", "strict"])
 EXPECTED = [0.0, 3.0, 6.0, 9.0]
@@ -59,7 +59,7 @@ def test_planted_code_does_not_run(home, program, where, how, strict):
     # Torch itself knows no such archive, or takes the other member of that name.
     if (where, how) != ("legacy", "load_pt2") and where != "twice" and not answer.ok:
         assert answer.error in ("EntryRefusedError", "RuntimeError"), answer
-    if where in ("sample inputs", "weights", "constants", "expression"):
+    if where in ("sample inputs", "weights", "constants", "expression", *program_scenes.NAMED):
         assert answer.error == "EntryRefusedError" and "no trusted key has sealed it" in answer.messages[0], answer
 
 
@@ -88,6 +88,18 @@ def test_unsealed_program_that_is_plain_is_loaded(home, tmp_path, how):
     assert home.run(program_scenes.save_program, path=str(path), stock=True).ok
     answer = load(home, path, how=how, strict=True)
     assert answer.result == EXPECTED and not answer.warnings, answer
+
+
+@HOW
+def test_unsealed_program_of_many_parts_computes_the_same(home, tmp_path, how):
+    path = tmp_path / "parts.pt2"
+    assert home.run(program_scenes.save_program_of_many_parts, path=str(path), stock=True).ok
+    stock, answer = (
+        home.run(program_scenes.load_program_of_many_parts, path=str(path), how=how, stock=stock, strict=not stock)
+        for stock in (True, False)
+    )
+    assert stock.ok and stock.result[1], stock
+    assert answer.result == stock.result and not answer.warnings, answer
 
 
 def test_stock_torch_loads_a_sealed_program(home, program):

@@ -8,6 +8,9 @@ import json
 import pickle
 import zipfile
 
+# Text of the program that torch pastes into Python.
+NAMED = ("input name", "argument name", "weight name", "guard")
+
 
 class Marker:
     """Its unpickling leaves a file."""
@@ -44,6 +47,50 @@ def save_program_with_more(path):
     program = torch.export.export(Model(), (torch.arange(4.0), 2.0))
     program._example_inputs = ((torch.arange(4.0), fractions.Fraction), {})
     torch.export.save(program, path)
+
+
+def save_program_of_many_parts(path):
+    """With guards, a branch, nested and named inputs, texts with quotes, and names with dots and digits."""
+    import torch
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU())
+            self.register_buffer("scale", torch.full((4,), 0.5))
+            torch.nn.init.ones_(self.layers[0].weight)
+
+        def forward(self, x, parts, *, how, shift):
+            if x.shape[0] % 2 == 0 and 3 * x.shape[0] > 7:
+                x = x + 1
+            torch._check(x.shape[0] < 99, lambda: 'it\'s "too" large')
+            x = x + torch.zeros(x.shape[0] * 3 // 2 + max(x.shape[0], 8) + int(x.shape[0] ** 0.5)).sum()
+            x = x + torch.nn.functional.interpolate(x[None, None], scale_factor=2.5).mean()
+            x = x + torch.nonzero(x).sum()
+            x = torch.cond(shift.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,))
+            x = torch.einsum("ij,jk->ik", self.layers(x), parts["a b"][0])
+            return {"sum of all": torch.div(x * self.scale, 3, rounding_mode=how).sum(dim=0), "shift": shift}
+
+    torch.manual_seed(0)
+    dynamic = {"x": {0: torch.export.Dim.DYNAMIC}, "parts": {"a b": [None]}, "how": None, "shift": None}
+    kwargs = {"how": "floor", "shift": torch.arange(4.0)}
+    program = torch.export.export(Model(), _make_arguments(), kwargs, dynamic_shapes=dynamic)
+    torch.export.save(program, path)
+
+
+def _make_arguments():
+    import torch
+
+    return torch.arange(24.0).reshape(6, 4), {"a b": [torch.ones(4, 4)]}
+
+
+def load_program_of_many_parts(path, how="path"):
+    """What it computes, and how many guards it has."""
+    import torch
+
+    found = _load(path, how)
+    computed = found.module()(*_make_arguments(), how="floor", shift=torch.arange(4.0))
+    return [computed["sum of all"].tolist(), len(found._guards_code)]
 
 
 def load_inputs(path, how="path"):
@@ -129,6 +176,8 @@ def plant(path, where, marker):
         sizes = [{"as_expr": {"expr_str": text, "hint": {"as_int": 4}}}]
         program["graph_module"]["graph"]["tensor_values"]["x"]["sizes"] = sizes
         members[name] = json.dumps(program).encode()
+    elif where in NAMED:
+        _plant_name(members, top, where, str(marker))
     elif where == "legacy":
         from torch._export.serde.schema import SCHEMA_VERSION
 
@@ -155,3 +204,23 @@ def _plant_payload(members, top, kind, content, prefix):
     stated["config"][name]["path_name"] = f"{prefix}planted"
     members[f"{top}/data/{kind}/{prefix}planted"] = content
     members[config] = json.dumps(stated).encode()
+
+
+def _plant_name(members, top, where, marker):
+    """In place of a name, or of a condition on the inputs."""
+    name = f"{top}/models/model.json"
+    program = json.loads(members[name])
+    signature = program["graph_module"]["module_call_graph"][0]["signature"]
+    if where == "guard":
+        program["guards_code"] = [f"open({marker!r}, 'w') or True"]
+    elif where == "argument name":
+        signature["forward_arg_names"] = [f"x=open({marker!r}, 'w')):\n    '''#"]
+    text = json.dumps(program)
+    if where == "input name":
+        text = text.replace('"x"', json.dumps(f"x=open({marker!r}, 'w')"))
+    elif where == "weight name":
+        config = f"{top}/data/weights/model_weights_config.json"
+        planted = json.dumps(f'weight"+str(open("{marker}", "w"))+"')
+        members[config] = members[config].decode().replace('"weight"', planted).encode()
+        text = text.replace('"parameter_name": "weight"', f'"parameter_name": {planted}')
+    members[name] = text.encode()
