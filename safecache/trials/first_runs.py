@@ -53,6 +53,7 @@ __all__ = [
 # All that is said of this is said once.
 CAUSE = "trials"
 _FEATURE, _EFFECT = "the look at what processes have died of", "Entries are loaded as if none had died."
+_WATCH, _UNWATCHED = "the watch over a first run", "A crash of it may pass unnoticed."
 
 
 class _Cache:
@@ -92,25 +93,34 @@ class Trial:
     def on(self) -> Iterator[None]:
         """This block is a part of it, in this thread. An exception that leaves it counts against the files."""
         outer, _thread.trial = _thread.trial, self
-        marker = markers.own(self.cache.place)
-        slot = None if marker is None else marker.arm(self.names)
         try:
-            if marker is None or slot is None:
-                yield
-                return
-            self._armed = marker, slot
-            evidence.begin(marker.descriptor)
+            self._arm()
             try:
                 yield
             finally:
-                evidence.end()
-                marker.disarm(slot)
+                self._disarm()
         except Exception as error:
             self._fail(error)
             raise
         finally:
-            self._armed, _thread.trial = None, outer
+            _thread.trial = outer
 
+    @boundary.contain_errors(_WATCH, _UNWATCHED)
+    def _arm(self) -> None:
+        marker = markers.own(self.cache.place)
+        slot = None if marker is None else marker.arm(self.names)
+        if marker is not None and slot is not None:
+            self._armed = marker, slot
+            evidence.begin(marker.descriptor)
+
+    @boundary.contain_errors(_WATCH, _UNWATCHED)
+    def _disarm(self) -> None:
+        if self._armed is not None:
+            (marker, slot), self._armed = self._armed, None
+            evidence.end()
+            marker.disarm(slot)
+
+    @boundary.contain_errors(_WATCH, _UNWATCHED)
     def reads(self, path: str) -> None:
         """It comes to this file too."""
         prefix = os.path.join(self.cache.root, "")
@@ -121,12 +131,14 @@ class Trial:
                 marker, slot = self._armed
                 marker.rearm(slot, self.names)
 
+    @boundary.contain_errors(_WATCH, _UNWATCHED)
     def passed(self) -> None:
         """It has run, and well."""
         self.is_over = True
         if self.cache.strikes.keys:
             strikes.clear(self.cache.root, self.names)
 
+    @boundary.contain_errors(_WATCH, _UNWATCHED)
     def _fail(self, error: Exception) -> None:
         self.is_over = True
         if self.forgives or is_by_others(error, self.cache.root):

@@ -467,6 +467,28 @@ def test_whatever_fails_in_the_look_is_said_once(cache, monkeypatch, caplog, set
     assert type(error).__name__ in line and "Entries are loaded as if none had died" in line
 
 
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("module", "name"),
+    [(markers, "own"), (markers.Marker, "rearm"), (markers.Marker, "disarm"), (evidence, "begin"), (evidence, "end")],
+    ids=["marker", "arm", "disarm", "begin", "end"],
+)
+def test_whatever_fails_in_the_watch_over_a_run_is_no_error_of_it(cache, monkeypatch, caplog, module, name, error):
+    def fail(*_, **__):
+        raise error
+
+    monkeypatch.setattr(module, name, fail)
+    for _ in range(2):
+        graph = type("Graph", (SimpleNamespace,), {})()
+        assert first_runs.load(str(cache), [FX], graph, lambda: "loaded") == "loaded"
+        with pytest.raises(KeyError, match="mine"), first_runs.Trial(str(cache), [FX]).on():
+            raise KeyError("mine")
+    (line,) = caplog.messages
+    assert "the watch over a first run failed" in line and type(error).__name__ in line
+    monkeypatch.undo()
+    evidence.reset()
+
+
 def test_doubt_alone_sets_aside_once_and_bars_nothing(cache):
     for number in range(6):
         for name in NAMES:
