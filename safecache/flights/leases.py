@@ -58,10 +58,11 @@ class Lease:
     def is_genuine(self, *, shared: bool) -> bool:
         """Whether it may be written: a file of this name alone, and, unless ``shared``, of this user. Raises OSError.
 
-        Another name of it, or what it holds, would tell of a file that somebody has put in the place of a lease.
+        Another name of it, or what it holds, would tell of a file that somebody has put in the place of a lease. One
+        that has no name any more was a lease: its holder has ended since it was opened.
         """
         status = self.status
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST or status.st_nlink != 1:
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LARGEST or status.st_nlink > 1:
             return False
         if status.st_uid != os.geteuid() and not shared:
             return False
@@ -186,7 +187,7 @@ def _close_to_others(folder: folders.Folder) -> None:
     if status.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "another user's leases", folder.place)
     if status.st_mode & 0o077:
-        os.chmod(folder.path, 0o700)
+        os.chmod(os.curdir, 0o700, dir_fd=folder.descriptor)
 
 
 def reset() -> None:

@@ -548,3 +548,16 @@ def test_cache_that_cannot_be_written_has_none(tmp_path, compiling):
     (tmp_path / "file").write_text("")
     assert enter(tmp_path / "file") is None
     assert enter(tmp_path / "nowhere") is None
+
+
+def test_lease_whose_holder_ends_while_it_is_opened_lets_look_again(root, compiling, monkeypatch):
+    """Else two processes compile what the first of them has just published."""
+    is_scarce = leases.filesystem.is_scarce
+
+    def end_holder(descriptor):
+        (path,) = folder(root).iterdir()
+        path.unlink()
+        return is_scarce(descriptor)
+
+    monkeypatch.setattr(leases.filesystem, "is_scarce", end_holder)
+    assert enter(root) is not None
