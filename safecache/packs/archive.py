@@ -66,8 +66,8 @@ _MALFORMED = (
     *(ValueError, TypeError, AttributeError, KeyError, IndexError, ArithmeticError),
     *(RecursionError, MemoryError, EOFError, tarfile.TarError),
 )
-# Of a tar header: where what it states lies, POSIX.1-1988.
-_NAME_FIELD, _SIZE_FIELD, _TYPE_FIELD = slice(0, 100), slice(124, 136), slice(156, 157)
+# Of a tar header: where it states the size, POSIX.1-1988.
+_SIZE_FIELD = slice(124, 136)
 _SIZE = re.compile(rb"[0-7]{11}[\0 ]")
 
 
@@ -133,10 +133,14 @@ def _members(bundle: Bundle, files: Iterable[File]) -> dict[str, bytes]:
 
 
 def _member(name: str, content: bytes) -> bytes:
+    return _header(name, len(content)) + content + b"\0" * (-len(content) % _BLOCK)
+
+
+def _header(name: str, size: int) -> bytes:
     """It states no time, no owner and no mode but the usual: they would tell the same groups apart."""
     about = tarfile.TarInfo(name)
-    about.size = len(content)
-    return about.tobuf(tarfile.PAX_FORMAT) + content + b"\0" * (-len(content) % _BLOCK)
+    about.size = size
+    return about.tobuf(tarfile.PAX_FORMAT)
 
 
 def beginning(groups: Iterable[Packed], said: Mapping[str, Any]) -> bytes:
@@ -265,20 +269,18 @@ def _first_frame(file: opening.OpenFile) -> tuple[bytes, int]:
 
 
 def _untar_manifest(content: bytes) -> bytes:
-    """The manifest with its seal, unverified: of two plain files of these names. Raises ValueError.
+    """The manifest with its seal, unverified: of two files with the very headers that _member() makes.
 
-    Read by hand, since nothing vouches for these bytes yet, and a tar file may say many things (a sparse file of any
-    size, headers of headers) before its first file.
+    Nothing vouches for these bytes yet, and a tar file may say many things (a sparse file of any size, headers of
+    headers) before its first file. Raises ValueError.
     """
     found, at = b"", 0
     for name in (_MANIFEST, _SEAL):
-        header = content[at : at + _BLOCK]
-        size = int(header[_SIZE_FIELD][:-1], 8) if _SIZE.fullmatch(header[_SIZE_FIELD]) else -1
         begin = at + _BLOCK
-        if header[_NAME_FIELD].rstrip(b"\0") != name.encode() or header[_TYPE_FIELD] != tarfile.REGTYPE:
-            raise ValueError(f"{name} is not where it belongs")
-        if not 0 <= size <= len(content) - begin:
-            raise ValueError(f"{name} has no size, or too large a one")
+        header = content[at:begin]
+        size = int(header[_SIZE_FIELD][:-1], 8) if _SIZE.fullmatch(header[_SIZE_FIELD]) else -1
+        if not 0 <= size <= len(content) - begin or header != _header(name, size):
+            raise ValueError(f"{name} is not where it belongs, or longer than what is there")
         found += content[begin : begin + size]
         at = begin + size + -size % _BLOCK
     if at != len(content):
