@@ -109,6 +109,7 @@ ELSEWHERE = {
     "source_patches/publishing.py": "torch's and Triton's source",
     "code/private_build.py": "a private directory",
     "files/private_directory.py": "memory, and private directories",
+    "trials/strikes.py": "the user's own place for them",
     "trials/markers.py": "the user's own place for those of a cache that cannot be written",
     "upkeep/oci.py": "a pack that is fetched, under a random name beside its place",
     "verification/guardian.py": "a private directory",

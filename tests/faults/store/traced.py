@@ -63,13 +63,14 @@ def run(action: str, root: Path, *options: str, waits: str = "always") -> subpro
 
 
 def calls(action: str, root: Path) -> list[Call]:
-    """Those that it makes of files and descriptors, in order."""
+    """Those that its main thread makes of files and descriptors, in order: strace numbers them thread by thread."""
     done = run(action, root, "-e", "trace=%file,%desc")
     assert done.returncode == 0, done.stderr
     counts: Counter[str] = Counter()
     found, within = [], False
-    for line in (root.parent / "trace").read_text().splitlines():
-        name = line.split(None, 1)[1].split("(")[0]
+    lines = [line.split(None, 1) for line in (root.parent / "trace").read_text().splitlines()]
+    for line in (line for thread, line in lines if thread == lines[0][0]):
+        name = line.split("(")[0]
         counts[name] += 1
         within = within and _END not in line
         if within and name not in _NOT_OF_FILES:
