@@ -45,6 +45,9 @@ def test_relative_paths_mean_the_same(hostile, tmp_path):
         "SAFECACHE_LOWER": "one:/two",
         "SAFECACHE_LOCAL": "",
         "PATH": "bin::/bin",
+        "CC": "./gcc -m64",
+        "CXX": "g++",
+        "TRITON_PTXAS_PATH": "cuda/ptxas",
         "TORCH_LOGS": "+dynamo",
         "SAFECACHE_STRICT": "1",
     }
@@ -55,7 +58,18 @@ def test_relative_paths_mean_the_same(hostile, tmp_path):
         "SAFECACHE_LOWER": f"{here}/one:/two",
         "SAFECACHE_LOCAL": "",
         "PATH": f"{here}/bin:/bin",
+        "CC": f"{here}/gcc -m64",
+        "CXX": "g++",
+        "TRITON_PTXAS_PATH": f"{here}/cuda/ptxas",
         "TORCH_LOGS": "+dynamo",
         "SAFECACHE_STRICT": "1",
         "PYTHONSAFEPATH": "1",
     }
+
+
+@pytest.mark.parametrize("inherited", [{}, {"PYTHONPATH": "/nowhere"}])
+def test_checkout_that_is_the_working_directory_is_found(monkeypatch, inherited):
+    monkeypatch.chdir(SOURCE)
+    command = [sys.executable, "-S", "-c", "import safecache; print(safecache.__file__)"]
+    done = subprocess.run(command, **children.apart(inherited), capture_output=True, text=True)
+    assert done.stdout.startswith(str(SOURCE)), done.stderr
