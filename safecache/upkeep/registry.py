@@ -214,8 +214,9 @@ class Registry:
             from_there = begin and response.headers.get("Content-Range", "").startswith(f"bytes {begin}-")
             self._expect(response, 206 if from_there else 200, what)
             skipped = begin if not from_there else 0
-            end = time.monotonic() + _PATIENCE + blob.size / _SLOWEST
+            end = time.monotonic() + _PATIENCE
             while piece := self._read(response, _PIECE, end):
+                end += len(piece) / _SLOWEST
                 yield piece[skipped:]
                 skipped = max(0, skipped - len(piece))
 

@@ -225,6 +225,25 @@ def test_an_answer_whose_headers_have_no_end(liar, pushed, refused, monkeypatch,
     refused("sends too slowly")
 
 
+def test_a_blob_is_given_the_time_that_its_bytes_have_earned(liar, pushed, pack, refused, monkeypatch):
+    """Not the time that the size stated for it would: a size costs a server nothing."""
+    monkeypatch.setattr(registry, "_PATIENCE", 1.0)
+    monkeypatch.setattr(registry, "_SLOWEST", 100)
+    monkeypatch.setattr(registry, "_WAITS", ())
+    content = pack.read_bytes()
+    assert len(content) > 2000
+
+    def drip(said):
+        said.cut(b"", len(content))
+        with contextlib.suppress(OSError):
+            for byte in content[:100]:
+                said.wfile.write(bytes([byte]))
+                time.sleep(0.1)
+
+    liar.answer("GET", blob_of(liar, pushed), drip)
+    refused("sends too slowly")
+
+
 KILLED = """
 import sys
 from safecache.upkeep import oci, registry
