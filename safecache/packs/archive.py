@@ -68,7 +68,7 @@ _MALFORMED = (
 )
 # Of a tar header: where it states the size, POSIX.1-1988.
 _SIZE_FIELD = slice(124, 136)
-_SIZE = re.compile(rb"[0-7]{11}[\0 ]")
+_SIZE = re.compile(rb"[0-7]{11}\0")
 
 
 class Packed(NamedTuple):
