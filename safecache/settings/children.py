@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
@@ -24,11 +25,11 @@ def apart(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return options for subprocess: the working directory, and ``environ`` with its relative paths made absolute.
 
     CPython 3.10, which knows no PYTHONSAFEPATH, looks for modules in that working directory, which is root's. Where
-    safecache itself was imported from the working directory, a checkout, the child finds it there too.
+    this process looks for modules in a checkout first (``python -m safecache``), the child looks there too.
     """
     environment = {name: _absolute(name, value) for name, value in environ.items()}
     with suppress(OSError):  # a working directory that was removed
-        if os.path.samefile(_CHECKOUT, os.curdir):
+        if _CHECKOUT in map(os.path.abspath, sys.path[:1]):
             paths = (environment.get("PYTHONPATH"), _CHECKOUT)
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return {"cwd": "/", "env": environment | {"PYTHONSAFEPATH": "1"}}

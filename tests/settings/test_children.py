@@ -67,9 +67,18 @@ def test_relative_paths_mean_the_same(hostile, tmp_path):
     }
 
 
+@pytest.mark.parametrize("first", ["", str(SOURCE)])
 @pytest.mark.parametrize("inherited", [{}, {"PYTHONPATH": "/nowhere"}])
-def test_checkout_that_is_the_working_directory_is_found(monkeypatch, inherited):
+def test_checkout_that_comes_first_here_is_found(monkeypatch, inherited, first):
     monkeypatch.chdir(SOURCE)
+    monkeypatch.setattr(sys, "path", [first, *sys.path])
     command = [sys.executable, "-S", "-c", "import safecache; print(safecache.__file__)"]
     done = subprocess.run(command, **children.apart(inherited), capture_output=True, text=True)
     assert done.stdout.startswith(str(SOURCE)), done.stderr
+
+
+def test_checkout_that_comes_later_here_shadows_nothing(monkeypatch):
+    """A module that somebody has put beside an editable package must not stand in for one of Python's own."""
+    monkeypatch.chdir(SOURCE)
+    monkeypatch.setattr(sys, "path", ["/usr/bin", *sys.path, str(SOURCE)])
+    assert "PYTHONPATH" not in children.apart({})["env"]
