@@ -24,7 +24,12 @@ def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
 
     def attempt(seconds: float) -> Any:
         instance.timeout = seconds
-        return wrapped(*args, **kwargs)
+        try:
+            return wrapped(*args, **kwargs)
+        except OSError as error:
+            if error.filename is not None:
+                error.filename = instance.lock_file  # and not where links lead, which nobody knows for the cache's
+            raise
 
     def take() -> Any:
         try:

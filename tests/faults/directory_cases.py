@@ -87,8 +87,8 @@ def foreign(home) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def in_the_way(home, *places) -> Iterator[None]:
-    """A file lies where a directory should be: the cache, or those below it."""
+def in_the_way(home, *places, is_linked=False) -> Iterator[None]:
+    """A file, or a link to one, lies where a directory should be: the cache, or those below it."""
     aside = home.base / "aside"
     aside.mkdir()
     paths = [home.cache / place for place in places]
@@ -96,7 +96,11 @@ def in_the_way(home, *places) -> Iterator[None]:
         path.parent.mkdir(exist_ok=True)
         if path.exists():
             path.rename(aside / str(number))
-        path.write_text("in the way")
+        if is_linked:
+            (home.base / "elsewhere").write_text("not a directory")
+            path.symlink_to(home.base / "elsewhere")
+        else:
+            path.write_text("in the way")
     try:
         yield
     finally:
@@ -185,6 +189,7 @@ CASES = {
     "locks read-only": Case(lambda h: mode(h, 0o555, _locks), unprivileged=True, stock=(True, False), strict=None),
     "locks not to be entered": Case(lambda h: mode(h, 0o000, _locks), unprivileged=True),
     "locks is a file": Case(lambda h: in_the_way(h, "locks"), stock=(None, True), strict=None),
+    "locks is a link": Case(lambda h: in_the_way(h, "locks", is_linked=True), stock=(True, True), strict=None),
     "locks held": Case(held_locks, stock=(None, None), env={"SAFECACHE_LOCK_TIMEOUT": "0.5"}),
     "hash directories read-only": Case(read_only_hashes, unprivileged=True, stock=(True, False), strict=None),
     "temporary directory full": Case(lambda h: temporary(h, full=True), stock=(True, False), strict=None),
