@@ -6,6 +6,8 @@ cache by the way of all files: its reader verifies it again, as if it had always
 
 from __future__ import annotations
 
+import os
+import threading
 from collections import defaultdict
 
 from safecache.errors import PackRefusedError
@@ -34,6 +36,7 @@ class _Tier:
 
 
 _tiers: dict[str, _Tier | None] = {}
+_lock = threading.Lock()
 # Entries of a key are taken once: they are all there then, and the key is looked up again for other guards.
 _taken: set[tuple[Kind, str]] = set()
 _has_given = False
@@ -88,10 +91,12 @@ def _take(pack: Pack, packed: Packed, bundle: Bundle) -> bool:
 
 
 def _find_tier(path: str) -> _Tier | None:
-    if path not in _tiers:
-        _tiers[path] = None  # whatever fails in it does so once
-        _tiers[path] = _opened(path)
-    return _tiers[path]
+    with _lock:
+        if path not in _tiers:
+            if not config.current().strict:
+                _tiers[path] = None  # whatever fails in it does so once
+            _tiers[path] = _opened(path)
+        return _tiers[path]
 
 
 def _opened(path: str) -> _Tier | None:
@@ -126,3 +131,12 @@ def reset() -> None:
     _tiers.clear()
     _taken.clear()
     _has_given = False
+
+
+def _renew_lock() -> None:
+    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
+    global _lock
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)

@@ -161,7 +161,8 @@ def test_tar_file_that_nobody_has_sealed_is_not_parsed(content, tmp_path, monkey
         assert tracemalloc.get_traced_memory()[1] < len(content) * 4 + (8 << 20)
     finally:
         tracemalloc.stop()
-    for command in (["unpack", path, tmp_path / "there"], ["preflight", path], ["diff", path, path]):
+    merge = ["merge", path, "-o", tmp_path / "merged.safecache"]
+    for command in (["unpack", path, tmp_path / "there"], ["preflight", path], ["diff", path, path], merge):
         said = run(*command)
         assert said.code and str(path) in said.err + said.out and "Traceback" not in said.err, said
 

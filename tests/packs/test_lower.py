@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import needs_root
@@ -112,8 +115,28 @@ def test_without_zstandard_it_says_what_to_install(use, pack, caplog, tmp_path, 
 def test_strict_mode_raises(use, pack, tmp_path):
     pack.write_bytes(pack.read_bytes()[:-1])
     use(pack, SAFECACHE_STRICT="1")
-    with pytest.raises(EntryRefusedError, match=str(pack)):
-        everything(tmp_path / "there", tmp_path / "triton")
+    for _ in range(2):
+        with pytest.raises(EntryRefusedError, match=str(pack)):
+            everything(tmp_path / "there", tmp_path / "triton")
+
+
+def test_threads_that_look_up_at_once_open_a_pack_once(use, pack, tmp_path, monkeypatch):
+    is_asked, may_open, stock = threading.Event(), threading.Event(), archive.opened
+
+    def open_late(path):
+        is_asked.set()
+        assert may_open.wait(60)
+        return stock(path)
+
+    monkeypatch.setattr(archive, "opened", open_late)
+    use(pack)
+    kinds = {Kind.FX_ENTRY: filled.GRAPH, Kind.KERNEL: filled.KERNEL}
+    with ThreadPoolExecutor() as threads:
+        asked = [threads.submit(lower.fill, bundles.placed(*kind, str(tmp_path / "there"))) for kind in kinds.items()]
+        assert is_asked.wait(60)
+        time.sleep(0.1)  # for the second to come to a pack that is not open yet
+        may_open.set()
+        assert [each.result(60) for each in asked] == [True, True]
 
 
 def test_a_cache_that_cannot_be_written_is_named(use, pack, caplog, tmp_path):
