@@ -199,6 +199,8 @@ def test_rank_that_measures_for_long_has_one_successor(root, flyer, a_moment):
     with scopes.scope(Kind.FX_ENTRY, 60.0):
         assert enter(root) is not None and is_held()
         waiting = [flyer(root, "FX_ENTRY", KEY) for _ in range(2)]
+        for each in waiting:
+            each.await_lease()
         with scopes.measuring():
             ready, _, _ = select.select([each.process.stdout for each in waiting], [], [], 60)
             assert len(ready) == 1
