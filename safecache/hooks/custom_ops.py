@@ -14,7 +14,7 @@ __all__ = ["implement"]
 
 
 def implement(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Library.impl: notes the function, if the op is no one of torch's."""
+    """Library.impl: notes the function, unless it is torch's own for an op of torch."""
 
     def note(op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **named: Any) -> None:
         name = str(getattr(op_name, "_name", op_name))
@@ -23,6 +23,5 @@ def implement(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
         )
 
     result = wrapped(*args, **kwargs)
-    if instance.ns not in operators.OF_TORCH:
-        note(*args, **kwargs)
+    note(*args, **kwargs)
     return result

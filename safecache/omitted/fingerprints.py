@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from safecache.omitted import operators, surroundings
+from safecache.omitted import operators, sources, surroundings
 from safecache.omitted.table import PARTS
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.settings import config
 from safecache.signing.trust import Refusal
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
 
 # The field of a seal's provenance.
 FIELD = "omitted"
-_OPS = "ops"
+_OPS, _FILES = "ops", "files"
 # The keys of the graphs, of those that an entry refers to, which have none: whatever is found for these fits.
 _PLAIN = "plain"
 # What holds a graph. The others are made of any number of graphs, of which nothing says which ones.
@@ -48,6 +49,10 @@ _Stated = dict[str, dict[str, str]]
 _SHOWN = ("schema", "tags", "rank", "speculation", "modalities")
 
 
+_UNKNOWN = (
+    "not all that {0} is made of can be compared: it was registered before safecache was imported, or is too large. "
+    "SAFECACHE_ASSUME_UNCHANGED={0} accepts that"
+)
 # Rows of one part that a person would read.
 _MOST = 50
 
@@ -59,7 +64,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 # What each graph, by its key, was compiled with, and what everything that this process has compiled, or used, was.
 _compiled: dict[tuple[Kind, str], dict[str, Any]] = {}
-_met: _Stated = {}
+_met: dict[str, dict[str, Any]] = {}
 
 
 @contextmanager
@@ -74,8 +79,7 @@ def looking_for(graph: Any) -> Iterator[None]:
 
 def compiling(graph: Any) -> None:
     """Note what a graph has that is about to be compiled, for whatever that becomes a part of."""
-    stated = _state_of(graph)
-    _met.update(stated)
+    _meet({_OPS: _state_of(graph, Kind.FX_ENTRY)})
 
 
 def differs_by_rank() -> bool:
@@ -85,24 +89,28 @@ def differs_by_rank() -> bool:
 
 def compiled(kind: Kind, key: str) -> None:
     """Note what the graph has that this thread has found no entry for, before it is compiled."""
-    stated: dict[str, Any] = {_OPS: _state_of(_thread.graph)}
+    stated: dict[str, Any] = {_OPS: _state_of(_thread.graph, kind)}
     if differs_by_rank():
         stated |= surroundings.ranks()
     _compiled[kind, key] = stated
-    _met.update(stated[_OPS])
+    _meet(stated)
 
 
-def _state_of(graph: Any) -> _Stated:
-    return {name: _stated_now(name) for name in _named_in(graph)}
+def _meet(stated: Mapping[str, Any]) -> None:
+    for part in (_OPS, _FILES):
+        _met.setdefault(part, {}).update(stated.get(part, {}))
+
+
+def _state_of(graph: Any, kind: Kind) -> _Stated:
+    return {name: _stated_now(name) for name in _named_in(graph, kind)}
 
 
 def _stated_now(name: str) -> dict[str, str]:
-    nothing: dict[str, str] = {}
-    return _told(lambda: operators.stated(name), nothing)
+    return _told(lambda: operators.stated(name), {operators.UNSEEN: "yes"})
 
 
-def _named_in(graph: Any) -> tuple[str, ...]:
-    return _told(lambda: operators.named_in(graph), ())
+def _named_in(graph: Any, kind: Kind) -> tuple[str, ...]:
+    return _told(lambda: operators.named_in(graph, is_lowered=kind is Kind.FX_ENTRY), ())
 
 
 def _told(look: Callable[[], _T], otherwise: _T) -> _T:
@@ -125,15 +133,20 @@ def statement(
     if kind not in _GRAPHS and kind not in _WHOLE:
         return {}
     each = [_compiled.get(part, {}) for part in ((kind, key), *(parts or ()))]
-    ops = dict(_met) if kind in _WHOLE or parts is None else {}
-    stated: dict[str, Any] = {name: value for one in each for name, value in one.items()}
-    stated[_OPS] = {name: value for one in (*(one.get(_OPS, {}) for one in each), ops) for name, value in one.items()}
+    if kind in _WHOLE or parts is None:
+        each.append(_met)
+    stated: dict[str, Any] = {_OPS: {}, _FILES: {}}
+    for part, rows in (item for one in each for item in one.items()):
+        stated.setdefault(part, {}).update(rows)
+    # Now that it was compiled, all is imported that was needed for it.
+    nothing: dict[str, Any] = {}
+    stated[_FILES] |= _told(lambda: sources.reachable(operators.modules_of(stated[_OPS])), nothing)
     if parts:
         stated[_PLAIN] = {key: "" for part, key in parts if not _compiled.get((part, key), {}).get(_OPS)}
     stated |= surroundings.noted()
     if kind is Kind.AOT_FUNCTION:
-        nothing: dict[str, dict[str, str]] = {}
-        stated |= _told(lambda: surroundings.of_function(made), nothing)
+        of_function = _told(lambda: surroundings.of_function(made), nothing)
+        stated |= of_function | {_FILES: stated[_FILES] | of_function.get(_FILES, {})}
     return {FIELD: json.dumps(stated, sort_keys=True, separators=(",", ":"))}
 
 
@@ -169,10 +182,10 @@ def objection(kind: Kind, key: str, provenance: Mapping[str, str]) -> Refusal | 
     stated = _read(provenance)
     if stated is None:
         return _of_silence(kind, key)
-    refusal = _of_ops(stated.get(_OPS, {})) or _of_surroundings(stated)
+    refusal = _of_ops(stated.get(_OPS, {}), kind) or _of_surroundings(stated)
     if refusal is None:
         _compiled.setdefault((kind, key), stated)
-        _met.update(stated.get(_OPS, {}))
+        _meet(stated)
         _compiled.update({(Kind.FX_ENTRY, part): {} for part in stated.get(_PLAIN, {})})
     return refusal
 
@@ -187,14 +200,17 @@ def _read(provenance: Mapping[str, str]) -> dict[str, Any] | None:
     return stated if all(isinstance(row, dict) for row in stated.get(_OPS, {}).values()) else None
 
 
-def _of_ops(ops: _Stated) -> Refusal | None:
-    for name, there in ops.items():
-        here = _stated_now(name)
-        unknown = {operators.UNSEEN, *(operators.HIDDEN if operators.UNSEEN in {*there, *here} else ())}
+def _of_ops(ops: _Stated, kind: Kind) -> Refusal | None:
+    for name in sorted({*ops, *operators.changed(_thread.graph, is_lowered=kind is Kind.FX_ENTRY)}):
+        there, here = ops.get(name, {}), _stated_now(name)
+        is_unseen = operators.UNSEEN in {*there, *here}
+        unknown = {operators.UNSEEN, *(operators.HIDDEN if is_unseen else ())}
         # What this process has no op of is not called by it.
-        for part in sorted({*there, *here} - unknown if here else ()):
+        for part in sorted({*there, *here} - unknown if here.keys() - unknown else ()):
             if there.get(part, "") != here.get(part, ""):
                 return _refusal(part, name, there.get(part, ""), here.get(part, ""))
+        if is_unseen and here and name not in config.current().assume_unchanged:
+            return Refusal(Reason.STALE, _UNKNOWN.format(name), "Recompiling.", cause=name)
     return None
 
 
@@ -202,7 +218,7 @@ def _of_silence(kind: Kind, key: str) -> Refusal | None:
     """Of an entry from before there were statements, from stock torch, or adopted: it proves nothing."""
     known = _compiled.get((kind, key))
     is_plain = known is not None and not known.get(_OPS)
-    names = _named_in(_thread.graph) if kind in _GRAPHS and not is_plain else ()
+    names = _named_in(_thread.graph, kind) if kind in _GRAPHS and not is_plain else ()
     if not names:
         _compiled.setdefault((kind, key), {})
         return None
@@ -228,7 +244,7 @@ def _refusal(part: str, name: str, there: str, here: str) -> Refusal:
 
 
 def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:
-    for part in PARTS.keys() & stated.keys():
+    for part in filter(stated.__contains__, PARTS):
         for name in sorted({*stated[part], *surroundings.names(part)}):
             was, here = stated[part].get(name, ""), _now(part, name)
             if here is None or here == was:
@@ -244,3 +260,5 @@ def reset() -> None:
     """Forget what was compiled."""
     _compiled.clear()
     _met.clear()
+    operators.reset()
+    sources.reset()

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import collections
 import enum
 import functools
 import hashlib
 import importlib.util
 import json
+import os
+import re
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["at_line", "code_digest", "digest", "named"]
+from safecache.omitted import sources
+from safecache.settings import config
+
+__all__ = ["PLACES", "Looked", "at_line", "code_digest", "digest", "look", "named", "values"]
 
 # What determines a call, by names that all Pythons, and torch's serializable form of a code object, have in common.
 _FIELDS = (
@@ -21,10 +27,13 @@ _FIELDS = (
     *("co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_exceptiontable"),
 )
 _DIGITS = 16
-# What torch's version stands for, and Python's.
-_UPSTREAM = frozenset({"torch", "triton", "sympy", "numpy", "functools", "contextlib", "safecache", "wrapt"})
-# Functions that one refers to, by way of others. In the order of their names in the code, so that it is the same ones.
-_MOST = 256
+# What says where something lies or runs, or what is printed. Kubernetes adds
+# VLLM_SERVICE_HOST, VLLM_PORT_8000_TCP_ADDR and the like for a service of that name; vLLM marks what it has set itself.
+PLACES = re.compile(
+    r"_(ADDR|ADDRESS|API|CACHE|COLOR|DEBUG|DIR|DIRECTORY|ENDPOINT|FILE|FOLDER|HOME|HOST|HOSTNAME|ID|IDENT|INTERVAL|IP|KEY|LEVEL"
+    r"|LOG|LOGGING|LOGS|METRICS|NAME|NAMESPACE|NODE|PASSWORD|PATH|PID|POD|PORT|PROFILE|PROFILER|PROTO|ROOT|SECRET|SERVICE"
+    r"|SET_BY_VLLM|SOCKET|STATS|TCP|TIMEOUT|TOKEN|TRACE|UDP|UID|URI|URL|USAGE|USER|UUID)(?=_|$)"
+)
 
 
 def code_digest(code: Any, *, of: str = "", line: bool = False) -> str:
@@ -45,79 +54,204 @@ def _stated(value: Any) -> Any:
 
 
 def digest(callables: Iterable[Any]) -> str:
-    """Of what users have written in ``callables``, and in what those call by name; "" if all of it is upstream's."""
-    walk = _Walk()
-    for each in callables:
-        walk.add(each)
+    """Of what users have written in ``callables``, and of what that finds by name; "" if all of it is upstream's."""
+    return look(callables).digest
+
+
+class Looked(NamedTuple):
+    """A digest of functions and of the values that they find, and the names of the ``modules`` of all of these."""
+
+    digest: str
+    modules: frozenset[str]
+
+
+def look(callables: Iterable[Any], *, into_objects: bool = True) -> Looked:
+    """Look at functions, at the values that they use by name, and at whatever is behind those.
+
+    Not ``into_objects``: at what containers and instances have no more than at what differs for having been used.
+    """
+    walk = _Walk(into_objects=into_objects)
+    for number, each in enumerate(callables):
+        if each is not None:
+            walk.add(str(number), each)
     return walk.finish()
 
 
 class _Walk:
-    """Collects the code of functions, of what they refer to, and the plain constants that they find outside."""
+    """Follows functions to what they find: by names of globals and attributes, in containers and in closures.
 
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
-        self._waiting: list[Any] = []
-        self._stated: list[Any] = []
+    The value of an attribute counts once a function that was found uses its name, or a string that is equal to it.
+    """
 
-    def add(self, value: Any) -> None:
-        if id(value) not in self._seen and len(self._seen) < _MOST:
-            self._seen.add(id(value))
-            self._waiting.append(value)
+    def __init__(self, *, into_objects: bool) -> None:
+        self._into_objects = into_objects
+        self._seen: dict[int, Any] = {}  # which keeps them alive, and their numbers theirs
+        self._waiting: collections.deque[tuple[str, Any]] = collections.deque()
+        self._offered: dict[str, list[tuple[str, Any]]] = {}
+        self._used: set[str] = set()
+        self._rows: list[Any] = []
+        self._modules: set[str] = set()
 
-    def finish(self) -> str:
+    def add(self, path: str, value: Any) -> None:
+        if _is_plain(value):
+            is_place = isinstance(value, str) and value.startswith(os.sep)
+            self._rows.append([path, "a path" if is_place else _stated(value)])
+        elif id(value) not in self._seen:
+            self._seen[id(value)] = value
+            self._waiting.append((path, value))
+
+    def finish(self) -> Looked:
         while self._waiting:
-            self._visit(self._waiting.pop(0))
-        if not self._stated:
-            return ""
-        return hashlib.sha256(json.dumps(self._stated).encode()).hexdigest()[:_DIGITS]
+            if len(self._seen) > _MOST:
+                raise LookupError(f"it finds more than {_MOST} objects by name")
+            path, value = self._waiting.popleft()
+            function = _function_of(value)
+            if function is not None:
+                self._add_function(path, function, getattr(value, "__self__", None))
+            elif isinstance(value, type):
+                self._add_class(path, value)
+            elif isinstance(value, types.ModuleType):
+                self._add_module(path, value)
+            else:
+                self._add_object(path, value)
+        if not self._rows:
+            return Looked("", frozenset())
+        if _ENVIRONMENT & self._used:
+            names = [name for name in sorted(self._used) if _VARIABLE.fullmatch(name) and not PLACES.search(name)]
+            self._rows += [["environment", name, config.environment().get(name)] for name in names]
+        text = json.dumps(sorted(map(json.dumps, self._rows)))
+        return Looked(hashlib.sha256(text.encode()).hexdigest()[:_DIGITS], frozenset(self._modules))
 
-    def _visit(self, value: Any) -> None:
-        function = _function_of(value)
-        if function is None:
-            for inner in _within(value):
-                self.add(inner)
+    def _offer(self, path: str, attributes: Mapping[str, Any]) -> None:
+        for name, value in list(attributes.items()):
+            if name in self._used:
+                self.add(f"{path}.{name}", value)
+            else:
+                self._offered.setdefault(name, []).append((f"{path}.{name}", value))
+
+    def _use(self, names: Iterable[str]) -> None:
+        for name in names:
+            if name not in self._used:
+                self._used.add(name)
+                for path, value in self._offered.pop(name, ()):
+                    self.add(path, value)
+
+    def _own(self, module: str | None) -> bool:
+        if sources.is_upstream(module):
+            return False
+        self._modules.add(str(module))
+        return True
+
+    def _add_function(self, path: str, function: types.FunctionType, bound: Any) -> None:
+        if bound is not None:
+            self.add(f"{path}.self", bound)
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=False)
+        for name, cell in cells:
+            with suppress(ValueError):  # not bound yet
+                inner = cell.cell_contents
+                if self._own(function.__module__) or callable(inner) or _is_formula(inner):
+                    self.add(f"{path}.{name}", inner)
+        if not self._own(function.__module__):
             return
-        ours = _top(function.__module__) not in _UPSTREAM
-        if ours:
-            defaults = [function.__defaults__ or (), tuple(sorted((function.__kwdefaults__ or {}).items()))]
-            self._stated.append([_stated(function.__code__), [_plain(each) for each in defaults]])
-        for name, found in _surroundings(function, ours):
-            if ours and _is_plain(found):
-                self._stated.append([name, _stated(found)])
-            elif _is_followed(found):
-                self.add(found)
+        self._rows.append([path, _stated(function.__code__)])
+        for number, value in enumerate(function.__defaults__ or ()):
+            self.add(f"{path} {number}=", value)
+        for name, value in (function.__kwdefaults__ or {}).items():
+            self.add(f"{path} {name}=", value)
+        self._offer(path, vars(function))
+        names = dict.fromkeys(_names(function.__code__))
+        self._use(names)
+        changed = set(_stored(function.__code__))
+        for name in names:
+            if name in function.__globals__ and name not in changed and not _DUNDER.fullmatch(name):
+                self.add(f"{function.__module__}.{name}", function.__globals__[name])
+
+    def _add_class(self, path: str, value: type) -> None:
+        # Torch makes one for each gradient, around what it was given.
+        if not hasattr(sys.modules.get(value.__module__), value.__qualname__):
+            for name, found in vars(value).items():
+                if _function_of(found) is not None:
+                    self.add(f"{path}.{name}", found)
+        for each in value.__mro__:
+            if self._own(each.__module__):
+                called = {name: found for name, found in vars(each).items() if _DUNDER.fullmatch(name)}
+                for name in sorted(called.keys() - _OF_CLASSES):
+                    if not _is_plain(called[name]):
+                        self.add(f"{path}.{name}", called[name])
+                self._offer(path, {name: found for name, found in vars(each).items() if name not in called})
+
+    def _add_module(self, path: str, value: types.ModuleType) -> None:
+        if self._own(value.__name__):
+            self._offer(path, vars(value))
+
+    def _add_object(self, path: str, value: Any) -> None:
+        if isinstance(value, property):
+            self.add(path, (value.fget, value.fset))
+        elif "__wrapped__" in getattr(value, "__dict__", ()):  # such as what lru_cache() makes
+            self.add(f"{path}.wrapped", value.__wrapped__)
+        elif not self._into_objects:
+            return
+        elif isinstance(value, enum.Enum):
+            self._rows.append([path, str(value)])
+            self.add(f"{path}.class", type(value))
+        elif any(not sources.is_upstream(each.__module__) for each in type(value).__mro__):
+            self._add_instance(path, value)
+        for name, found in _content(value):
+            self.add(f"{path} {name}", found)
+
+    def _add_instance(self, path: str, value: Any) -> None:
+        self.add(f"{path}.class", type(value))
+        kept = getattr(value, "__dict__", {})
+        for attributes in (kept, *(kept.get(each) or {} for each in ("_modules", "_buffers", "_parameters"))):
+            self._offer(path, attributes)
+        slots = [name for each in type(value).__mro__ for name in getattr(each, "__slots__", ())]
+        self._offer(path, {name: getattr(value, name) for name in slots if hasattr(value, name)})
 
 
-def _surroundings(function: types.FunctionType, ours: bool) -> Iterator[tuple[str, Any]]:
-    """The variables that it has from outside, by name. Of an upstream function those alone that it encloses."""
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        with suppress(ValueError):  # not bound yet
-            yield name, cell.cell_contents
-    if not ours:
-        return
-    names = tuple(_names(function.__code__))
-    changed = set(_stored(function.__code__))
-    for name in names:
-        found = function.__globals__.get(name, _MISSING)
-        if found is _MISSING or name in changed:
-            continue
-        if isinstance(found, types.ModuleType):
-            if _top(found.__name__) not in _UPSTREAM:
-                yield from ((f"{name}.{each}", vars(found)[each]) for each in names if each in vars(found))
-        else:
-            yield name, found
+def _content(value: Any) -> Iterator[tuple[str, Any]]:
+    """What a container holds, or an object of upstream's keeps of a user's: in an order that every process has."""
+    if isinstance(value, functools.partial):
+        yield "function", value.func
+        yield from ((f"{name}=", found) for name, found in (*enumerate(value.args), *value.keywords.items()))
+    elif isinstance(value, (dict, types.MappingProxyType)):
+        for key, found in list(value.items()):
+            yield f"[{_label(key)}]", found
+            yield "key", key
+    elif isinstance(value, (tuple, list, collections.deque)):
+        yield from ((f"[{number}]", found) for number, found in enumerate(list(value)))
+    elif isinstance(value, (set, frozenset)):
+        yield from (("{}", found) for found in sorted(value, key=_label))
+    elif _is_formula(value):
+        yield from (("gradient", value._backward_fn), ("context", value._setup_context_fn))
 
 
-_MISSING = object()
+_DUNDER, _VARIABLE = re.compile(r"__\w+__"), re.compile(r"[A-Z][A-Z0-9_]+")
+# What every class has, and no call goes through.
+_OF_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__"})
+# By which code asks for a variable of the environment.
+_ENVIRONMENT = frozenset({"environ", "getenv", "getenvb"})
 _STORE_GLOBAL = "STORE_GLOBAL"
+# Objects: some seconds.
+_MOST = 200_000
+
+
+def _label(value: Any) -> str:
+    """A text that is the same in every process, unlike that of an object."""
+    if _is_plain(value):
+        return json.dumps(_stated(value))
+    if hasattr(value, "_schema"):
+        return str(value)
+    return f"{type(value).__qualname__} {getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
+    """The names that it uses, and the strings that it has, which may be names of attributes."""
     yield from code.co_names
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _names(constant)
+        elif isinstance(constant, str):
+            yield constant
 
 
 def _stored(code: types.CodeType) -> Iterator[str]:
@@ -137,23 +271,6 @@ def _function_of(value: Any) -> types.FunctionType | None:
             return None
 
 
-def _within(value: Any) -> Iterator[Any]:
-    """What a callable that is no function calls, or what an object of upstream's keeps for that."""
-    if isinstance(value, functools.partial):
-        yield from (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, type):
-        if value.__module__ != "builtins":
-            yield from (each for each in vars(value).values() if _function_of(each) is not None)
-    elif _is_formula(value):
-        yield from (value._backward_fn, value._setup_context_fn)
-    elif _top(type(value).__module__) not in _UPSTREAM and callable(value):
-        yield vars(type(value)).get("__call__")
-
-
-def _is_followed(value: Any) -> bool:
-    return callable(value) or _is_formula(value)
-
-
 def _is_formula(value: Any) -> bool:
     """Whether torch keeps the formula of a gradient in it."""
     return "_backward_fn" in getattr(value, "__dict__", ())
@@ -163,18 +280,9 @@ def _is_plain(value: Any) -> bool:
     """Whether it is a constant by itself: nothing that is changed in place, which would differ for having been used."""
     if isinstance(value, tuple):
         return all(map(_is_plain, value))
-    if isinstance(value, (bool, int, float, complex, str, bytes, type(None), enum.Enum)):
+    if isinstance(value, (bool, int, float, complex, str, bytes, type(None))) and not isinstance(value, enum.Enum):
         return True
     return type(value).__module__ == "torch" and type(value).__name__ in ("dtype", "device", "layout", "memory_format")
-
-
-def _plain(value: tuple[Any, ...]) -> Any:
-    return [_stated(each) if _is_plain(each) else type(each).__qualname__ for each in value]
-
-
-def _top(module: str | None) -> str:
-    top = (module or "").partition(".")[0]
-    return "functools" if top in sys.stdlib_module_names and top != "__main__" else top
 
 
 def at_line(module: types.ModuleType, line: int) -> str:
@@ -204,17 +312,26 @@ def _unwrapped(value: Any) -> types.FunctionType | None:
     return function
 
 
+def values(module: str, name: str) -> str | None:
+    """The digest of what this function finds by name outside; None while its module is not imported."""
+    found = _named_in(module, name)
+    return look([found], into_objects=False).digest if found is not None else None
+
+
+def _named_in(module: str, name: str) -> types.FunctionType | None:
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = vars(found).get(part) if hasattr(found, "__dict__") else None
+    return _unwrapped(getattr(found, "fget", found))
+
+
 def named(module: str, name: str) -> str:
     """The digest of the code that this ``module`` has under a qualified ``name`` now; "" if that cannot be known.
 
     A module that is not imported yet stays so: its source is compiled, and not run.
     """
-    loaded = sys.modules.get(module)
-    if loaded is not None:
-        found: Any = loaded
-        for part in name.split("."):
-            found = vars(found).get(part) if hasattr(found, "__dict__") else None
-        function = _unwrapped(getattr(found, "fget", found))
+    if sys.modules.get(module) is not None:
+        function = _named_in(module, name)
         return code_digest(function.__code__) if function is not None else ""
     code = _code_in_file(module)
     for part in name.split("."):

@@ -5,13 +5,15 @@ Torch's own are covered by its version.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
-from safecache.omitted import functions
+from safecache.omitted import functions, sources
 
-__all__ = ["HIDDEN", "OF_TORCH", "UNSEEN", "collectives_in", "named_in", "registered", "stated"]
+__all__ = ["HIDDEN", "UNSEEN", "changed", "collectives_in", "modules_of", "named_in", "registered", "reset", "stated"]
 
 # Those of torch 2.15; it has some of them registered only when they are first needed.
 OF_TORCH = frozenset(
@@ -24,29 +26,90 @@ OF_TORCH = frozenset(
         "symm_mem",
     )
 )
+_TABLES = (
+    ("torch._decomp", "decomposition_table"),
+    ("torch._inductor.decomposition", "decompositions"),
+    ("torch._inductor.lowering", "lowerings"),
+    ("torch._inductor.lowering", "user_lowerings"),
+)
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "symm_mem", "_c10d_functional_autograd", "_dtensor")
 # Of what Library.impl() registers, what is not traced through, but called when the graph runs.
 _OPAQUE = ("CPU", "CUDA", "XPU", "HIP", "MPS", "HPU", "XLA", "PrivateUse1", "CompositeExplicitAutograd")
-_CALLABLE = "callable"
+_FILE = re.compile(r"registered at (.+\.py):\d+")
+_CALLABLE, _CLASS = "callable", "class"
 # Stated of an op of which something was registered before this process had safecache: these parts are not known then.
 UNSEEN, HIDDEN = "unseen", ("autograd", "kernels")
 
 # By qualified name and dispatch key, what Library.impl() was given: the dispatcher does not give it back.
 _registered: dict[str, dict[str, Callable[..., Any]]] = {}
+# By name as in named_in(), the modules that were met as it was stated.
+_modules: dict[str, frozenset[str]] = {}
+# The tables of what torch's own ops are made of, as they were looked at, and the names of ops that others have changed.
+_tables: tuple[list[list[Any]], tuple[str, ...]] = [], ()
 
 
 def registered(name: str, key: str, function: Callable[..., Any]) -> None:
     """Note that ``function`` was registered for the op of this qualified ``name``, for one dispatch ``key``."""
-    if name.partition("::")[0] not in OF_TORCH and key not in _OPAQUE:
+    is_torchs = name.partition("::")[0] in OF_TORCH and sources.is_upstream(_module_of(function))
+    if not is_torchs and key not in _OPAQUE:
         _registered.setdefault(name, {})[key] = function
 
 
-def named_in(graph: Any) -> tuple[str, ...]:
-    """The names of the custom ops in an FX graph and those within it, and of the functions that it calls as they are.
+def _module_of(function: Any) -> str:
+    while hasattr(function, "func"):  # a partial
+        function = function.func
+    return str(getattr(function, "__module__", None) or "builtins")
 
-    As ``namespace.name.overload``, and ``callable module:name``.
+
+def named_in(graph: Any, *, is_lowered: bool) -> tuple[str, ...]:
+    """The names of the custom ops in an FX graph and those within it, and of torch's own that others have changed.
+
+    As ``namespace.name.overload``. Also of the functions that it calls as they are, and of its tensors' classes: as
+    ``callable module:name`` and ``class module:name``. ``is_lowered``: no op becomes another one in it any more.
     """
-    return tuple(sorted({name for target in _targets(graph) for name in _names(target)}))
+    found = {name for target in _targets(graph) for name in _names(target)}
+    classes = {f"{_CLASS} {each.__module__}:{each.__qualname__}" for each in _classes(graph)}
+    return tuple(sorted({*found, *classes, *changed(graph, is_lowered=is_lowered)}))
+
+
+def changed(graph: Any, *, is_lowered: bool) -> set[str]:
+    """Torch's own ops for which somebody else has registered what is traced through, or a lowering; see named_in()."""
+    names = _changed()
+    return {str(target) for target in _targets(graph)}.intersection(names) if is_lowered else set(names)
+
+
+def _changed() -> tuple[str, ...]:
+    global _tables
+    known: list[Any] = [getattr(sys.modules.get(module), table, {}) for module, table in _TABLES]
+    values = [[*table.items()] for table in known]
+    if [[each for _, each in table] for table in values] != _tables[0]:
+        found = (op for table in values for op, made in table if not sources.is_upstream(_module_of(made)))
+        names = tuple(sorted(str(op) for op in found if getattr(op, "namespace", "") in OF_TORCH))
+        _tables = [[each for _, each in table] for table in values], names
+    given = (name.replace("::", ".") for name in _registered if name.partition("::")[0] in OF_TORCH)
+    return (*_tables[1], *(name if name.count(".") > 1 else f"{name}.default" for name in given))
+
+
+def _classes(graph: Any) -> set[type]:
+    """Those of tensors in the graph, and of what these consist of, that are not torch's own."""
+    found: set[type] = set()
+    left = [value for module in _modules_in(graph) for value in _values(module)]
+    while left:
+        value = left.pop()
+        if isinstance(value, (tuple, list)):
+            left += value
+        elif hasattr(value, "__tensor_flatten__"):
+            left += [getattr(value, name, None) for name in value.__tensor_flatten__()[0]]
+        if hasattr(type(value), "__torch_function__"):
+            found |= {each for each in type(value).__mro__ if not sources.is_upstream(each.__module__)}
+    return found
+
+
+def _values(module: Any) -> Iterator[Any]:
+    for node in getattr(getattr(module, "graph", None), "nodes", ()):
+        yield node.meta.get("example_value", node.meta.get("val"))
+    yield from getattr(module, "_parameters", {}).values()
+    yield from getattr(module, "_buffers", {}).values()
 
 
 def collectives_in(graph: Any) -> bool:
@@ -54,9 +117,12 @@ def collectives_in(graph: Any) -> bool:
     return any(getattr(target, "namespace", "") in _COLLECTIVES for target in _targets(graph))
 
 
+def _modules_in(graph: Any) -> Iterable[Any]:
+    return graph.modules() if hasattr(graph, "modules") else (graph,)
+
+
 def _targets(graph: Any) -> Iterator[Any]:
-    modules = graph.modules() if hasattr(graph, "modules") else (graph,)
-    for module in modules:
+    for module in _modules_in(graph):
         nodes = getattr(getattr(module, "graph", None), "nodes", ())
         for node in nodes:
             if node.op == "call_function":
@@ -76,42 +142,62 @@ def _names(target: Any) -> Iterator[str]:
         yield f"{_CALLABLE} {target.__module__}:{target.__qualname__}"
 
 
+def modules_of(names: Iterable[str]) -> set[str]:
+    """The modules that were met as what has these names was stated last."""
+    return {module for name in names for module in _modules.get(name, ())}
+
+
 def stated(name: str) -> dict[str, str]:
     """What the op of this name is now, by the rows of table.PARTS; empty if this process has none of that name."""
-    if name.startswith(f"{_CALLABLE} "):
-        found = _callable(name)
-        return {"callable": functions.digest([found])} if found is not None else {}
+    what, _, place = name.rpartition(" ")
+    if what:
+        found = _found(place)
+        looked = {} if found is None else {"callable" if what == _CALLABLE else "subclass": functions.look([found])}
+        _modules[name] = frozenset().union(*(each.modules for each in looked.values()))
+        return {part: each.digest for part, each in looked.items()}
     op = _op(name)
     if op is None:
         return {}
-    parts = {
-        "schema": str(op._schema),
-        "tags": " ".join(sorted(tag.name for tag in op.tags)),
-        "fake": functions.digest(_fakes(op)),
-        "autograd": functions.digest(_formulas(op)),
-        "body": functions.digest(_bodies(op)),
-        "kernels": functions.digest(_kernels(op, lambda key: not key.startswith("Autograd"))),
+    looked = {
+        "fake": functions.look(_fakes(op)),
+        "autograd": functions.look(_formulas(op)),
+        "body": functions.look(_bodies(op)),
+        "kernels": functions.look(_kernels(op, lambda key: not key.startswith("Autograd"))),
     }
+    _modules[name] = frozenset().union(*(each.modules for each in looked.values()))
+    parts = {"schema": str(op._schema), "tags": " ".join(sorted(tag.name for tag in op.tags))}
+    parts |= {part: each.digest for part, each in looked.items()}
     if _is_unseen(op):
         parts[UNSEEN] = "yes"
     return {part: value for part, value in parts.items() if value}
 
 
 def _is_unseen(op: Any) -> bool:
-    """Whether Library.impl() was given something for it that was not noted: torch keeps the names of all of that."""
+    """Whether Library.impl() was given something for it that was not noted: torch keeps the names of all of that.
+
+    What a server registers is covered by its version.
+    """
     library, entry = sys.modules.get("torch.library"), _entry(op)
-    if _definition(op) is not None:
+    if _definition(op) is not None or op.namespace in OF_TORCH:
         return False
     noted = {*_registered.get(op._name, ()), *_OPAQUE}
     if entry is not None and entry.fake_impl.kernel is not None:
         noted.add("Meta")  # torch's own, which calls that
     before = f"{op._name.replace('::', '/')}/"
     given = (each[len(before) :] for each in getattr(library, "_impls", ()) if each.startswith(before))
-    return any(key not in noted for key in given)
+    return any(key not in noted for key in given) and not _is_of_server(op)
 
 
-def _callable(name: str) -> Any:
-    module, _, path = name[len(_CALLABLE) + 1 :].partition(":")
+def _is_of_server(op: Any) -> bool:
+    """Whether each file lies in an installed server that the dispatcher names as one that has registered something."""
+    torch = sys.modules["torch"]
+    files = set(_FILE.findall(torch._C._dispatch_dump(op._name)))
+    modules = {getattr(each, "__file__", None): name for name, each in list(sys.modules.items())}
+    return bool(files) and all(path in modules and sources.is_upstream(modules[path]) for path in files)
+
+
+def _found(place: str) -> Any:
+    module, _, path = place.partition(":")
     found: Any = sys.modules.get(module)
     for part in path.split("."):
         found = getattr(found, part, None)
@@ -157,16 +243,38 @@ def _bodies(op: Any) -> Iterator[Any]:
     if definition is not None:
         yield from definition._torch_dispatch_fns.values()
         yield definition._vmap_fn
+        yield getattr(definition, "_autocast_dtype", None) or ()
         if triton is not None and op._name in triton.triton_ops_to_kernels:
             yield definition._init_fn
     if entry is not None:
         yield from entry.torch_dispatch_rules._data.values()
     yield from op.py_kernels.values()
-    for module, table in (("torch._decomp", "decomposition_table"), ("torch._inductor.lowering", "lowerings")):
+    for module, table in _TABLES[:-1]:
         yield getattr(sys.modules.get(module), table, {}).get(op)
+    yield from _tuned(op)
+
+
+def _tuned(op: Any) -> Iterator[Any]:
+    """What a lowering that tries several configurations was given: functions, and their arguments."""
+    module, table = _TABLES[-1]
+    lowering = getattr(sys.modules.get(module), table, {}).get(op)
+    if lowering is None:
+        return
+    yield lowering
+    for cell in lowering.__closure__ or ():
+        with suppress(ValueError):  # not bound
+            found = cell.cell_contents
+            yield from (getattr(each, "__dict__", each) for each in (found if isinstance(found, list) else [found]))
 
 
 def _kernels(op: Any, wanted: Callable[[str], bool]) -> Iterable[Any]:
     """What Library.impl() was given for it; of a custom_op() that is torch's own, which calls what the others have."""
     kernels = _registered.get(op._name, {}) if _definition(op) is None else {}
     return [kernels[key] for key in sorted(kernels) if wanted(key)]
+
+
+def reset() -> None:
+    """Look at torch's tables again."""
+    global _tables
+    _tables = [], ()
+    _modules.clear()

@@ -12,21 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from safecache.omitted import functions
+from safecache.omitted import functions, sources
 from safecache.settings import config
 
 __all__ = ["merges_collectives", "names", "noted", "now", "of_function", "ranks", "served"]
 
 _DRIVER = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
 _SERVERS = ("vllm", "sglang")
-# Of variables that no server declares: what says where something lies or runs, or what is printed. Kubernetes adds
-# VLLM_SERVICE_HOST, VLLM_PORT_8000_TCP_ADDR and the like for a service of that name; vLLM marks what it has set itself.
-_PLACES = re.compile(
-    r"_(ADDR|ADDRESS|API|CACHE|COLOR|DEBUG|DIR|DIRECTORY|ENDPOINT|FILE|FOLDER|HOME|HOST|HOSTNAME|ID|IDENT|INTERVAL|IP|KEY|LEVEL"
-    r"|LOG|LOGGING|LOGS|METRICS|NAME|NAMESPACE|NODE|PASSWORD|PATH|PID|POD|PORT|PROFILE|PROFILER|PROTO|ROOT|SECRET|SERVICE"
-    r"|SET_BY_VLLM|SOCKET|STATS|TCP|TIMEOUT|TOKEN|TRACE|UDP|UID|URI|URL|USAGE|USER|UUID)(?=_|$)"
-)
-# And paths, addresses, times and identifiers, which servers set for their own workers.
+# Paths, addresses, times and identifiers, which servers set for their own workers.
 _PLACE = re.compile(r"[/:]|\d{5}|[0-9a-f]{16}|[0-9a-f]{8}-[0-9a-f]{4}-")
 # Names by which code asks for its rank, which Dynamo makes a constant of.
 _ASKS = frozenset({"get_rank", "get_world_size", "get_local_rank", "get_group_rank", "get_node_local_rank"})
@@ -68,10 +61,10 @@ def _resolved(settings: Any) -> Iterator[tuple[str, str]]:
     """What vLLM is to do, by name, and the variables that it declares: those that say what, not where, as digests."""
     for section, values in _fields(settings):
         for field, value in _fields(values):
-            if not _PLACES.search(f"_{field.upper()}") and _is_plain(value):
+            if not functions.PLACES.search(f"_{field.upper()}") and _is_plain(value):
                 yield f"{section}.{field}", _hashed(repr(value))
     for name, text in config.environment().items():
-        if name in _declared() and not _PLACES.search(name):
+        if name in _declared() and not functions.PLACES.search(name):
             yield name, _hashed(text)
 
 
@@ -140,7 +133,13 @@ def _version(name: str) -> str:
 def of_function(made: Any) -> dict[str, dict[str, str]]:
     """The rows of a function that was compiled ahead of time: nothing is traced again where it is loaded."""
     inlined, asks = _inlined(made)
-    rows: dict[str, dict[str, str]] = {"inlined": inlined} if inlined else {}
+    found = {name: functions.values(*name.split(":", 1)) for name in inlined}
+    rows: dict[str, dict[str, str]] = {
+        "inlined": inlined,
+        "values": {name: value for name, value in found.items() if value},
+        "files": sources.reachable({name.partition(":")[0] for name in inlined}),
+    }
+    rows = {part: row for part, row in rows.items() if row}
     if asks:
         rows |= ranks()
     rows |= {part: {"": value} for part, value in _thread.served.items()}
@@ -172,6 +171,10 @@ def now(part: str, name: str) -> str | None:
     """What this process has under a ``name`` of a row; None if it cannot tell."""
     if part == "inlined":
         return functions.named(*name.split(":", 1)) or None
+    if part == "values":
+        return functions.values(*name.split(":", 1))
+    if part == "files":
+        return sources.digest(name)
     if part in ("model", "speculation", "modalities"):
         return _thread.served.get(part)
     if part == "variables":
@@ -202,7 +205,10 @@ def _undeclared() -> dict[str, str]:
     return {
         name: value
         for name, value in config.environment().items()
-        if name.startswith("VLLM_") and name not in declared and not _PLACES.search(name) and not _PLACE.search(value)
+        if name.startswith("VLLM_")
+        and name not in declared
+        and not functions.PLACES.search(name)
+        and not _PLACE.search(value)
     }
 
 

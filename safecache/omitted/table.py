@@ -64,10 +64,28 @@ PARTS: dict[str, Part] = {
         "the key has its name, and AOTAutograd traces through it",
         f"{_TORCH}/pull/194658",
     ),
+    "subclass": Part(
+        "class of a tensor",
+        True,
+        "AOTAutograd traces through what a subclass does, and the key has no more of it than its metadata",
+        f"{_TORCH}/issues/160472",
+    ),
     "inlined": Part(
         "function inlined ahead of time",
         True,
         "what is loaded without being traced again keeps what Dynamo has inlined, whatever stands in its place now",
+        f"{_TORCH}/pull/194389",
+    ),
+    "files": Part(
+        "source file of a module",
+        True,
+        "the code that is traced after the key was computed calls what lies in it, or imports it",
+        f"{_TORCH}/issues/160472",
+    ),
+    "values": Part(
+        "values that a function inlined ahead of time finds outside",
+        True,
+        "guards that compare them may have been dropped, as vLLM does",
         f"{_TORCH}/pull/194389",
     ),
     "rank": Part(

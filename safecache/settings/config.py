@@ -96,6 +96,7 @@ class Config:
     prefetch: bool
     compile_timeout: float | None
     compile_memory: int | None
+    assume_unchanged: tuple[str, ...]
     verify: float
     explain: bool
     metrics: bool

@@ -83,6 +83,11 @@ def path(text: str) -> str:
     return text
 
 
+def names(text: str) -> tuple[str, ...]:
+    """Names, without spaces around them."""
+    return tuple(filter(None, map(str.strip, text.split(","))))
+
+
 def paths(text: str) -> tuple[str, ...]:
     """Parse absolute paths separated by colons."""
     return tuple(path(each) for each in text.split(os.pathsep) if each)
@@ -503,6 +508,17 @@ SETTINGS: tuple[Setting, ...] = (
         help=(
             "How much memory one such process may take (RLIMIT_DATA). Without it, 16 GB, or half of what there is if "
             "that is less, but 1 GB at least."
+        ),
+    ),
+    Setting(
+        name="assume_unchanged",
+        variable="SAFECACHE_ASSUME_UNCHANGED",
+        default=(),
+        parse=names,
+        allowed="names separated by commas",
+        help=(
+            "Custom ops, such as `shop.double.default`, of which not all can be compared, and whose entries are used "
+            "nonetheless ([which](wrong_hits.md))."
         ),
     ),
     Setting(

@@ -6,7 +6,7 @@ Stock torch runs what was compiled before, in each of these cases, and returns t
 from __future__ import annotations
 
 import pytest
-from scenes import omitted_scenes
+from scenes import omitted_scenes, stale_scenes
 
 pytestmark = pytest.mark.default_release
 
@@ -32,12 +32,37 @@ def test_function_is_refused_once_what_it_has_inlined_is_edited(home, edit):
     assert stock.ok and stock.result[0] != stock.result[1] and stock.result[0] == same.result[0], stock
 
 
-def test_function_saved_in_another_place_of_the_same_source_is_used(home):
-    """Lines move when something else is edited, and a module may not be imported yet."""
+def test_function_of_a_file_with_another_comment_is_refused(home):
+    """Of which lines a function is made, nobody knows: torch has no more than those that it has inlined."""
     path = str(home.base / "artifact")
     assert home.run(omitted_scenes.save_helper, path=path, edition=0).ok
     moved = home.run(omitted_scenes.load_helper, path=path, edition=0, above="# a comment\n\n")
-    assert moved.ok and moved.result == [12.0, 12.0] and not moved.warnings, moved
+    assert moved.errors[0] == "RefusedArtifactError" and "source file of a module, edited," in moved.messages[0], moved
+
+
+def test_function_is_refused_once_a_constant_in_a_file_without_an_inlined_function_is_edited(home):
+    """With its guards dropped, as vLLM has it."""
+    place, path = home.base / "programs", str(home.base / "artifact")
+    stale_scenes.write(place, 0)
+    assert home.run(stale_scenes.save_ahead, place=str(place), path=path).ok
+    same = home.run(stale_scenes.load_ahead, place=str(place), path=path)
+    assert same.ok and same.result[0] == same.result[1] and not same.warnings, same
+    stale_scenes.write(place, 1)
+    edited = home.run(stale_scenes.load_ahead, place=str(place), path=path)
+    assert edited.errors[0] == "RefusedArtifactError" and "shop_class_attribute.parts" in edited.messages[0], edited
+    stock = home.run(stale_scenes.load_ahead, place=str(place), path=path, stock=True)
+    assert stock.ok and stock.result[0] != stock.result[1], stock
+
+
+@pytest.mark.parametrize("name", ["environment", "environment_at_import"])
+def test_function_is_refused_where_the_environment_says_otherwise(home, name):
+    place, path = home.base / "programs", str(home.base / "artifact")
+    stale_scenes.write(place, 0)
+    how = {"place": str(place), "path": path, "name": name}
+    assert home.run(stale_scenes.save_ahead, env={"SHOP_N": "1"}, **how).ok
+    assert home.run(stale_scenes.load_ahead, env={"SHOP_N": "1"}, **how).ok
+    other = home.run(stale_scenes.load_ahead, env={"SHOP_N": "2"}, **how)
+    assert other.errors[0] == "RefusedArtifactError" and f"shop_{name}.ops:multiply" in other.messages[0], other
 
 
 def test_package_of_an_edited_op_is_a_miss(home):

@@ -16,7 +16,7 @@ from safecache.reporting.kinds import Kind
 
 TEXT = """
 FACTOR = {factor}
-TABLE = {{"calls": {calls}}}
+TABLE = {{"by": {table}}}
 count = {calls}
 
 def helper(x):
@@ -25,15 +25,14 @@ def helper(x):
 def counted(x):
     global count
     count += 1
-    TABLE["calls"] += 1
-    return helper(x) * FACTOR
+    return helper(x) * FACTOR * TABLE["by"]
 
 def outer(by={default}):
     def inner(x):
         return x {sign} by
     return inner
 """
-PLAIN = {"factor": 2, "calls": 0, "inner": 3, "default": 4, "sign": "+"}
+PLAIN = {"factor": 2, "table": 0, "calls": 0, "inner": 3, "default": 4, "sign": "+"}
 
 
 def module(file="a.py", above="", **changes):
@@ -42,7 +41,7 @@ def module(file="a.py", above="", **changes):
     return made
 
 
-@pytest.mark.parametrize("change", [{"factor": 3}, {"inner": 4}, {"factor": "None"}], ids=repr)
+@pytest.mark.parametrize("change", [{"factor": 3}, {"inner": 4}, {"factor": "None"}, {"table": 1}], ids=repr)
 def test_what_it_refers_to_is_part_of_it(change):
     assert functions.digest([module().counted]) != functions.digest([module(**change).counted])
 
@@ -117,14 +116,26 @@ def test_a_variable_that_is_not_bound_yet_breaks_nothing():
     assert outer()[0]
 
 
-def test_a_walk_through_very_many_functions_is_cut_off():
-    """Or the first compile of a large program would read all of it."""
-
+def test_the_last_of_very_many_functions_is_part_of_it():
     def made(last):
         many = [types.FunctionType((lambda: 0).__code__, {}) for _ in range(300)]
         return [*many, module(inner=last).helper]
 
-    assert functions.digest(made(1)) == functions.digest(made(2)) != ""
+    assert functions.digest(made(1)) != functions.digest(made(2)) != ""
+
+
+def test_a_walk_without_end_is_an_error(monkeypatch):
+    monkeypatch.setattr(functions, "_MOST", 100)
+    kept = [[number] for number in range(101)]
+    with pytest.raises(LookupError):
+        functions.digest([lambda: kept])
+
+
+def test_paths_are_not_part_of_it():
+    def made(path):
+        return lambda x: (path, x)
+
+    assert functions.digest([made("/one")]) == functions.digest([made("/other")]) != functions.digest([made("one")])
 
 
 def test_what_is_upstreams_alone_has_none():
@@ -202,14 +213,17 @@ def test_functions_are_named_by_their_first_line(monkeypatch):
     assert functions.at_line(made, 10_000) == ""
 
 
-def test_an_op_that_raises_when_it_is_looked_at_is_reported_and_breaks_nothing(isolated, monkeypatch):
+def test_an_op_that_raises_when_it_is_looked_at_is_reported_and_a_miss(isolated, settings, monkeypatch):
     def fail(name):
         raise RuntimeError("its property raises")
 
     monkeypatch.setattr(operators, "stated", fail)
     sealed = {fingerprints.FIELD: '{"ops":{"shop.op.default":{"schema":"shop::op() -> ()"}}}'}
-    assert fingerprints.objection(Kind.FX_ENTRY, "key", sealed) is None
+    refusal = fingerprints.objection(Kind.FX_ENTRY, "key", sealed)
+    assert refusal is not None and "SAFECACHE_ASSUME_UNCHANGED=shop.op.default" in refusal.evidence
     assert events.counters() == {"not explained": 1}
+    settings(SAFECACHE_ASSUME_UNCHANGED="shop.op.default")
+    assert fingerprints.objection(Kind.FX_ENTRY, "key", sealed) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"ops":[]}', '{"ops":{"a":1}}', '{"rank":"1"}'])

@@ -68,6 +68,7 @@ DEFAULTS = {
     "SAFECACHE_COMPILE_TIMEOUT": None,
     "SAFECACHE_COMPILE_MEMORY": None,
     "SAFECACHE_EXPLAIN": False,
+    "SAFECACHE_ASSUME_UNCHANGED": (),
     "SAFECACHE_VERIFY": 0.0,
     "SAFECACHE_METRICS": False,
 }
@@ -161,6 +162,10 @@ def test_isolation_of_workers_too_is_not_turned_down(monkeypatch):
     assert config.current().isolate == "workers"
 
 
+def test_names_are_taken_without_what_is_around_them():
+    assert value("SAFECACHE_ASSUME_UNCHANGED", " shop.one, shop.two ,,") == ("shop.one", "shop.two")
+
+
 @pytest.mark.parametrize("text", ["prod", "team-a/Model_7.1", "x" * 128, "..", "0"])
 def test_namespace_is_taken_as_it_is(text):
     assert value("SAFECACHE_NAMESPACE", text) == text
@@ -199,6 +204,7 @@ def test_what_is_allowed_spells_out_every_choice(setting):
     choices["SAFECACHE_REMOTE"] = ("URL", "redis", "rediss", "valkey", "s3", "gs", "az", "https", "file")
     choices["SAFECACHE_ISOLATE"] = (*settings._TRUE, *settings._FALSE, "workers")
     choices["SAFECACHE_VERIFY"] = ("number", "0 to 1")
+    choices["SAFECACHE_ASSUME_UNCHANGED"] = ("names", "commas")
     choices["SAFECACHE_COMPILE_TIMEOUT"] = ("seconds", "1 to 86400")
     choices["SAFECACHE_COMPILE_MEMORY"] = ("1 GB", "bytes", "G", "Gi")
     choices |= dict.fromkeys(PATHS, ("absolute path",))
@@ -325,6 +331,7 @@ def test_table_has_a_row_for_every_setting_with_its_default():
         "SAFECACHE_PREFETCH": "1",
         "SAFECACHE_COMPILE_TIMEOUT": "unset",
         "SAFECACHE_COMPILE_MEMORY": "unset",
+        "SAFECACHE_ASSUME_UNCHANGED": "unset",
         "SAFECACHE_VERIFY": "0",
         "SAFECACHE_EXPLAIN": "0",
         "SAFECACHE_METRICS": "0",

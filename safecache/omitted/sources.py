@@ -1,0 +1,158 @@
+"""The source files that code consists of: those of its modules, and of all modules that these import, and so on.
+
+Torch, Triton and what they need are covered by their versions, and the standard library by Python's. A server that is
+installed is one row.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import importlib.util
+import linecache
+import opcode
+import os
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+
+from safecache.files import filesystem
+
+__all__ = ["digest", "is_upstream", "reachable", "reset"]
+
+_UPSTREAM = frozenset(
+    {"torch", "triton", "torchgen", "functorch", "sympy", "mpmath", "numpy", "networkx", "jinja2", "safecache", "wrapt"}
+)
+_SERVERS = ("vllm", "sglang", "sgl_kernel")
+_IMPORT = opcode.opmap["IMPORT_NAME"]
+_DIGITS = 16
+
+# By the path and identity of a file: its digest, and the modules that it imports.
+_digests: dict[tuple[object, ...], str] = {}
+_imports: dict[tuple[object, ...], tuple[str, ...]] = {}
+
+
+def is_upstream(module: str | None) -> bool:
+    """Whether the versions of torch, Triton and Python, or that of an installed server, cover a module of this name."""
+    top = (module or "builtins").partition(".")[0]
+    return top in _UPSTREAM or (top in sys.stdlib_module_names and top != "__main__") or _release(top) != ""
+
+
+@functools.cache
+def _release(top: str) -> str:
+    """The digest of a server as it was installed; "" for anything else, and for a server that runs from its sources."""
+    if top not in _SERVERS:
+        return ""
+    try:
+        installed = importlib.metadata.distribution(top)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+    lines = [line for line in (installed.read_text("RECORD") or "").splitlines() if line.startswith(f"{top}/")]
+    sealed = sorted(line for line in lines if ",sha256=" in line and ".pyc," not in line)
+    return _hashed("\n".join((installed.version, *sealed)).encode()) if sealed else ""
+
+
+def reachable(modules: Iterable[str]) -> dict[str, str]:
+    """The digest of each of these modules, and of those that they import, by name."""
+    found: dict[str, str] = {}
+    left = list(modules)
+    while left:
+        name = left.pop()
+        top = name.partition(".")[0]
+        if _release(top):
+            found[top] = _release(top)
+        elif name not in found and not is_upstream(name):
+            found[name] = digest(name)
+            left += _imported(name)
+    return {name: value for name, value in found.items() if value}
+
+
+def digest(name: str) -> str:
+    """Of the file of the module, or the server, of this name; "" if it has none here."""
+    if _release(name):
+        return _release(name)
+    path = _path(name)
+    identity = _identity(path)
+    if identity not in _digests:
+        content = _content(path)
+        _digests[identity] = _hashed(content) if content else ""
+    return _digests[identity]
+
+
+def _path(name: str) -> str:
+    if name in sys.modules:
+        return str(getattr(sys.modules[name], "__file__", None) or "")
+    if name.rpartition(".")[0] in ("", *sys.modules):  # else looking for it would import its package
+        with suppress(ImportError, ValueError, AttributeError):
+            return str(getattr(importlib.util.find_spec(name), "origin", None) or "")
+    return ""
+
+
+def _identity(path: str) -> tuple[object, ...]:
+    try:
+        return path, *filesystem.identity(os.stat(path))
+    except (OSError, ValueError):
+        return path, tuple(linecache.cache.get(path, ())[:2])
+
+
+def _content(path: str) -> bytes:
+    """That of a file, or else what a notebook has told Python that it is."""
+    try:
+        with open(path, "rb") as file:
+            return file.read()
+    except (OSError, ValueError):
+        return "".join(linecache.getlines(path)).encode("utf-8", "surrogatepass")
+
+
+def _imported(name: str) -> tuple[str, ...]:
+    """The modules that the file of this module imports anywhere, of those that this process has."""
+    identity = _identity(_path(name))
+    if identity not in _imports:
+        package = name if hasattr(sys.modules.get(name), "__path__") else name.rpartition(".")[0]
+        code = _code(name)
+        each = {found for found in _named(code, package) if found in sys.modules} if code is not None else ()
+        _imports[identity] = tuple(sorted(each))
+    return _imports[identity]
+
+
+def _code(name: str) -> types.CodeType | None:
+    loader = getattr(getattr(sys.modules.get(name), "__spec__", None), "loader", None)
+    with suppress(ImportError, OSError, SyntaxError, ValueError, AttributeError):
+        code: types.CodeType | None = loader.get_code(name)  # type: ignore[union-attr]  # from its .pyc
+        return code
+    with suppress(SyntaxError, ValueError):  # it was edited, and is not finished
+        return compile(_content(_path(name)), _path(name), "exec", dont_inherit=True)
+    return None
+
+
+def _named(code: types.CodeType, package: str) -> Iterator[str]:
+    """What each import statement names: modules, or what is in one, and the packages that these are in."""
+    if _IMPORT in code.co_code[::2]:
+        from modulefinder import ModuleFinder
+
+        for how, what in ModuleFinder().scan_opcodes(code):
+            if how == "store":
+                continue
+            level, within, base = (0, *what) if how == "absolute_import" else what
+            if level:
+                above = package.split(".")[: len(package.split(".")) - level + 1]
+                base = ".".join(filter(None, (*above, base)))
+            parts = base.split(".")
+            yield from (".".join(parts[:number]) for number in range(1, len(parts) + 1))
+            yield from (f"{base}.{each}" for each in within or ())
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _named(constant, package)
+
+
+def _hashed(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:_DIGITS]
+
+
+def reset() -> None:
+    """Look at each file again."""
+    _release.cache_clear()
+    _digests.clear()
+    _imports.clear()

@@ -1,0 +1,292 @@
+"""Small programs of several files, whose graphs are made with code and values that no cache key has.
+
+Each consists of ``ops.py``, which stays as it is, and of ``parts.py``, in which {n} is 1, and 2 once it is edited.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from pathlib import Path
+
+# An op whose result is as large as size() says, to its fake implementation as well.
+SHAPED = """
+{size}
+
+import torch
+
+@torch.library.custom_op("{name}::shaped", mutates_args=())
+def shaped(x: torch.Tensor) -> torch.Tensor:
+    return x.new_ones(4 * size())
+
+@shaped.register_fake
+def _(x):
+    return x.new_empty(4 * size())
+
+def multiply(x):
+    return x * size()
+
+def run(compiler):
+    with torch.no_grad():
+        return compiler(lambda x: shaped(x) * 2)(torch.ones(4)).sum().item()
+"""
+# How size() comes by its number.
+SIZES = {
+    "class_attribute": ("from .parts import Config\ndef size():\n    return Config.N", "class Config:\n    N = {n}"),
+    "instance_attribute": (
+        "from .parts import config\ndef size():\n    return config.n",
+        "class Config:\n    def __init__(self):\n        self.n = {n}\n\nconfig = Config()",
+    ),
+    "bound_method": (
+        "from .parts import size",
+        "class Config:\n    def size(self):\n        return {n}\n\nsize = Config().size",
+    ),
+    "inherited_method": (
+        "from .parts import Config\ndef size():\n    return Config().size()",
+        "class Base:\n    def size(self):\n        return {n}\n\nclass Config(Base):\n    pass",
+    ),
+    "enum": (
+        "from .parts import Size\ndef size():\n    return Size.N.value",
+        "import enum\nclass Size(enum.Enum):\n    N = {n}",
+    ),
+    "dict": ("from .parts import table\ndef size():\n    return table['n']", "table = dict(n={n})"),
+    "registry": (
+        "from . import registry\nfrom .registry import FUNCTIONS\ndef size():\n    return FUNCTIONS['n']()",
+        "from .registry import FUNCTIONS\nFUNCTIONS['n'] = lambda: {n}",
+    ),
+    "submodule": ("import {name}.parts\ndef size():\n    return {name}.parts.N", "N = {n}"),
+    "local_import": ("def size():\n    from {name} import parts\n    return parts.N", "N = {n}"),
+    "computed_name": ("from . import parts\ndef size():\n    return getattr(parts, 'n'.upper())", "N = {n}"),
+    "partial": (
+        "from .parts import size",
+        "import functools\ndef given(*, n):\n    return n\n\nsize = functools.partial(given, n={n})",
+    ),
+    "lru_cache": ("from .parts import size", "import functools\n@functools.lru_cache\ndef size():\n    return {n}"),
+    "callable_object": (
+        "from .parts import size",
+        "class Size:\n    def __call__(self):\n        return {n}\n\nsize = Size()",
+    ),
+    "nn_module": (
+        "from .parts import size",
+        "import torch\nclass Size(torch.nn.Module):\n    def forward(self):\n        return {n}\n\nsize = Size()",
+    ),
+    "inner_module": (
+        "from .parts import outer\ndef size():\n    return outer.inner()",
+        "import torch\nclass Size(torch.nn.Module):\n    def forward(self):\n        return {n}\n\n"
+        "outer = torch.nn.Module()\nouter.inner = Size()",
+    ),
+    "method_of_a_global": (
+        "from .parts import maker\ndef size():\n    return maker.size()",
+        "N = {n}\nclass Maker:\n    def size(self):\n        return N\n\nmaker = Maker()",
+    ),
+    "property": (
+        "from .parts import maker\ndef size():\n    return maker.size",
+        "class Maker:\n    @property\n    def size(self):\n        return {n}\n\nmaker = Maker()",
+    ),
+    "slots": (
+        "from .parts import config\ndef size():\n    return config.n",
+        "class Config:\n    __slots__ = ('n',)\n\nconfig = Config()\nconfig.n = {n}",
+    ),
+    "closure_of_a_list": (
+        "from .parts import size",
+        "def made():\n    kept = [{n}]\n    return lambda: kept[0]\n\nsize = made()",
+    ),
+    "environment": ("import os\ndef size():\n    return int(os.environ.get('SHOP_N', '1'))", ""),
+    "environment_at_import": (
+        "from .parts import N\ndef size():\n    return N",
+        "import os\nN = int(os.getenv('SHOP_N', '1'))",
+    ),
+    "far_helper": (
+        "from .parts import f299 as size",
+        "def f0():\n    return {n}\n" + "".join(f"def f{i}():\n    return f{i - 1}()\n" for i in range(1, 300)),
+    ),
+}
+GRADIENT = """
+import torch
+from .parts import Config
+
+@torch.library.custom_op("{name}::graded", mutates_args=())
+def graded(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+graded.register_fake(torch.empty_like)
+graded.register_autograd(lambda ctx, grad: grad * Config.N)
+
+def run(compiler):
+    x = torch.ones(4, requires_grad=True)
+    compiler(lambda x: graded(x).sin())(x).sum().backward()
+    return round(x.grad.sum().item(), 3)
+"""
+SUBCLASS = """
+import torch
+from .parts import Scaled
+
+def run(compiler):
+    with torch.no_grad():
+        return compiler(lambda x: x + 1)(Scaled(torch.ones(4))).sum().item()
+"""
+SCALED = """
+import torch
+
+class Scaled(torch.Tensor):
+    @staticmethod
+    def __new__(cls, inner):
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __tensor_flatten__(self):
+        return ["inner"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner, meta, size, stride):
+        return Scaled(inner["inner"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        return func(*(each.inner if isinstance(each, Scaled) else each for each in args), **(kwargs or {{}})) * {n}
+"""
+# By a table of functions, which others add to.
+SCALED_BY_TABLE = SCALED.replace("func(*(each", "cls.TABLE[func](*(each").replace("* {n}", "")
+SCALED_BY_TABLE = SCALED_BY_TABLE.replace("    @staticmethod", "    TABLE = {{}}\n\n    @staticmethod", 1)
+REGISTERED = """
+import torch
+from .registry import Scaled
+
+Scaled.TABLE[torch.ops.aten.add.Tensor] = lambda x, y: (x + y) * {n}
+"""
+# What torch's own ops are compiled as: eager mode has none of it.
+OF_TORCH = """
+import torch
+from . import parts
+
+def run(compiler):
+    if compiler is not torch.compile:
+        return 8.0 * parts.N
+    parts.replace()
+    with torch.no_grad():
+        return compiler(lambda x: torch.ops.aten.{op}(x))(torch.ones(4)).sum().item()
+"""
+DECOMPOSED = """
+import torch
+from torch._inductor import decomposition
+
+N = {n}
+
+def replace():
+    decomposition.decompositions[torch.ops.aten.hardswish.default] = lambda x: x * (2 * N)
+    decomposition.fast_random_decomps.cache_clear()  # as if nothing had been compiled before
+"""
+LOWERED = """
+import torch
+from torch._inductor import lowering
+
+N = {n}
+
+def replace():
+    mul = lowering.lowerings[torch.ops.aten.mul.Tensor]
+    lowering.lowerings[torch.ops.aten.sin.default] = lambda x: mul(x, 2 * N)
+"""
+DISPATCHED = """
+import torch
+
+N = {n}
+library = torch.library.Library("aten", "IMPL")
+
+def replace():
+    library.impl("hardsigmoid", lambda x: x * (3 * N) - x * N, "AutogradCPU")
+"""
+AUTOCAST = """
+import torch
+from .parts import kind
+
+@torch.library.custom_op("{name}::rounded", mutates_args=())
+def rounded(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+rounded.register_fake(torch.empty_like)
+rounded.register_autocast("cpu", kind)
+
+def run(compiler):
+    with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
+        return compiler(lambda x: rounded(x).float() * 3)(torch.full((4,), 1 / 3)).sum().item()
+"""
+PROGRAMS = {
+    **{name: (SHAPED.replace("{size}", ops), parts) for name, (ops, parts) in SIZES.items()},
+    "gradient": (GRADIENT, "class Config:\n    N = {n}"),
+    "subclass": (SUBCLASS, SCALED),
+    "subclass_with_a_table": (
+        SUBCLASS.replace(".parts", ".registry").replace("import torch", "import torch\nfrom . import parts", 1),
+        REGISTERED,
+    ),
+    "decomposition": (OF_TORCH.replace("{op}", "hardswish"), DECOMPOSED),
+    "lowering": (OF_TORCH.replace("{op}", "sin"), LOWERED),
+    "dispatched": (OF_TORCH.replace("{op}", "hardsigmoid"), DISPATCHED),
+    "autocast": (AUTOCAST, "import torch\nkind = (torch.bfloat16, torch.float16)[{n} - 1]"),
+}
+SUPPORT = {"registry": "FUNCTIONS = {}\n", "subclass_with_a_table": SCALED_BY_TABLE}
+
+
+def write(place: Path, edition: int, above: dict[str, str] | None = None) -> None:
+    """All programs, as packages below ``place``; ``above``: what stands in a module over the rest, such as a comment."""
+    for name, (ops, parts) in PROGRAMS.items():
+        package = place / f"shop_{name}"
+        package.mkdir(parents=True, exist_ok=True)
+        init = "from . import parts\n" if name == "registry" else ""
+        texts = {"__init__": init, "ops": ops, "parts": parts, "unrelated": ""}
+        if name in SUPPORT:
+            texts["registry"] = SUPPORT[name]
+        for module, text in texts.items():
+            filled = (above or {}).get(module, "") + text.replace("{name}", package.name).replace(
+                "{n}", str(edition + 1)
+            ).replace("{{}}", "{}")
+            (package / f"{module}.py").write_text(filled + "\n")
+
+
+def run_all(place):
+    """What each gives, compiled and in eager mode, and what torch has hit for it; of one that fails, its error."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    sys.path.insert(0, place)
+    os.environ.setdefault("SHOP_N", "1")
+    found = {}
+    for name in PROGRAMS:
+        torch._dynamo.reset()
+        counters.clear()
+        try:
+            importlib.import_module(f"shop_{name}.unrelated")
+            module = importlib.import_module(f"shop_{name}.ops")
+            compiled = module.run(torch.compile)
+            hits = counters["aot_autograd"]["autograd_cache_hit"]
+            found[name] = {"compiled": compiled, "eager": module.run(lambda function: function), "hits": hits}
+        except Exception as error:
+            found[name] = {"error": f"{type(error).__name__}: {error}"[:300]}
+    return found
+
+
+def save_ahead(place, path, name="class_attribute"):
+    """A function that multiplies by size(), compiled ahead of time with its guards dropped."""
+    import torch
+
+    from scenes.model_scenes import offering_aot_compile
+
+    sys.path.insert(0, place)
+    module = importlib.import_module(f"shop_{name}.ops")
+    options = {"guard_filter_fn": lambda guards: [False for _ in guards]}
+    with offering_aot_compile(), torch.no_grad():
+        compiled = torch.compile(module.multiply, fullgraph=True, options=options)
+        compiled.aot_compile(((torch.ones(4),), {})).save_compiled_function(path)
+
+
+def load_ahead(place, path, name="class_attribute"):
+    """What it gives, and what the function gives now."""
+    import torch
+
+    sys.path.insert(0, place)
+    module = importlib.import_module(f"shop_{name}.ops")
+    with open(path, "rb") as file, torch.no_grad():
+        loaded = torch.compiler.load_compiled_function(file)
+        return loaded(torch.ones(4)).sum().item(), module.multiply(torch.ones(4)).sum().item()
