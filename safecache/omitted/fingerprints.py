@@ -180,7 +180,7 @@ def objection(kind: Kind, key: str, provenance: Mapping[str, str]) -> Refusal | 
     if kind not in _GRAPHS and kind not in _WHOLE:
         return None
     stated = _read(provenance)
-    if stated is None:
+    if stated is None or (_FILES not in stated and kind in _GRAPHS):  # as earlier releases have it
         return _of_silence(kind, key)
     refusal = _of_ops(stated.get(_OPS, {}), kind) or _of_surroundings(stated)
     if refusal is None:

@@ -8,6 +8,7 @@ import functools
 import hashlib
 import importlib.util
 import json
+import opcode
 import os
 import re
 import sys
@@ -153,17 +154,16 @@ class _Walk:
                     self.add(f"{path}.{name}", inner)
         if not self._own(function.__module__):
             return
-        self._rows.append([path, _stated(function.__code__)])
+        facts = _look_into(function.__code__)
+        self._rows.append([path, facts.digest])
         for number, value in enumerate(function.__defaults__ or ()):
             self.add(f"{path} {number}=", value)
         for name, value in (function.__kwdefaults__ or {}).items():
             self.add(f"{path} {name}=", value)
         self._offer(path, vars(function))
-        names = dict.fromkeys(_names(function.__code__))
-        self._use(names)
-        changed = set(_stored(function.__code__))
-        for name in names:
-            if name in function.__globals__ and name not in changed and not _DUNDER.fullmatch(name):
+        self._use(facts.names)
+        for name in facts.names:
+            if name in function.__globals__ and name not in facts.stored and not _DUNDER.fullmatch(name):
                 self.add(f"{function.__module__}.{name}", function.__globals__[name])
 
     def _add_class(self, path: str, value: type) -> None:
@@ -230,7 +230,7 @@ _DUNDER, _VARIABLE = re.compile(r"__\w+__"), re.compile(r"[A-Z][A-Z0-9_]+")
 _OF_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__"})
 # By which code asks for a variable of the environment.
 _ENVIRONMENT = frozenset({"environ", "getenv", "getenvb"})
-_STORE_GLOBAL = "STORE_GLOBAL"
+_STORE_GLOBAL = opcode.opmap["STORE_GLOBAL"]
 # Objects: some seconds.
 _MOST = 200_000
 
@@ -244,6 +244,24 @@ def _label(value: Any) -> str:
     return f"{type(value).__qualname__} {getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
 
 
+class _Code(NamedTuple):
+    """A code object: what is used by name in it, and the globals that it changes, such as a count of calls."""
+
+    digest: str
+    names: tuple[str, ...]
+    stored: frozenset[str]
+
+
+@functools.lru_cache(maxsize=1 << 16)
+def _look_into(code: types.CodeType) -> _Code:
+    stored: frozenset[str] = frozenset()
+    if _STORE_GLOBAL in code.co_code[::2]:
+        import dis
+
+        stored = frozenset(step.argval for step in dis.get_instructions(code) if step.opcode == _STORE_GLOBAL)
+    return _Code(code_digest(code), tuple(dict.fromkeys(_names(code))), stored)
+
+
 def _names(code: types.CodeType) -> Iterator[str]:
     """The names that it uses, and the strings that it has, which may be names of attributes."""
     yield from code.co_names
@@ -252,13 +270,6 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
         elif isinstance(constant, str):
             yield constant
-
-
-def _stored(code: types.CodeType) -> Iterator[str]:
-    """The globals that it changes: what counts calls, for one, says nothing about what is done."""
-    import dis
-
-    yield from (step.argval for step in dis.get_instructions(code) if step.opname == _STORE_GLOBAL)
 
 
 def _function_of(value: Any) -> types.FunctionType | None:

@@ -35,7 +35,8 @@ _TABLES = (
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "symm_mem", "_c10d_functional_autograd", "_dtensor")
 # Of what Library.impl() registers, what is not traced through, but called when the graph runs.
 _OPAQUE = ("CPU", "CUDA", "XPU", "HIP", "MPS", "HPU", "XLA", "PrivateUse1", "CompositeExplicitAutograd")
-_FILE = re.compile(r"registered at (.+\.py):\d+")
+# How the dispatcher names a file that has registered something.
+_PLACE = re.compile(r"registered at (.+):\d+")
 _CALLABLE, _CLASS = "callable", "class"
 # Stated of an op of which something was registered before this process had safecache: these parts are not known then.
 UNSEEN, HIDDEN = "unseen", ("autograd", "kernels")
@@ -44,6 +45,8 @@ UNSEEN, HIDDEN = "unseen", ("autograd", "kernels")
 _registered: dict[str, dict[str, Callable[..., Any]]] = {}
 # By name as in named_in(), the modules that were met as it was stated.
 _modules: dict[str, frozenset[str]] = {}
+# By qualified name, the libraries in C++ that have registered something for an op.
+_libraries: dict[str, tuple[str, ...]] = {}
 # The tables of what torch's own ops are made of, as they were looked at, and the names of ops that others have changed.
 _tables: tuple[list[list[Any]], tuple[str, ...]] = [], ()
 
@@ -74,18 +77,18 @@ def named_in(graph: Any, *, is_lowered: bool) -> tuple[str, ...]:
 
 def changed(graph: Any, *, is_lowered: bool) -> set[str]:
     """Torch's own ops for which somebody else has registered what is traced through, or a lowering; see named_in()."""
-    names = _changed()
-    return {str(target) for target in _targets(graph)}.intersection(names) if is_lowered else set(names)
+    names = set(_changed())
+    return {str(target) for target in _targets(graph)} & names if names and is_lowered else names
 
 
 def _changed() -> tuple[str, ...]:
     global _tables
     known: list[Any] = [getattr(sys.modules.get(module), table, {}) for module, table in _TABLES]
-    values = [[*table.items()] for table in known]
-    if [[each for _, each in table] for table in values] != _tables[0]:
-        found = (op for table in values for op, made in table if not sources.is_upstream(_module_of(made)))
-        names = tuple(sorted(str(op) for op in found if getattr(op, "namespace", "") in OF_TORCH))
-        _tables = [[each for _, each in table] for table in values], names
+    values = [list(table.values()) for table in known]
+    if values != _tables[0]:
+        items = (item for table in known for item in list(table.items()))
+        found = (op for op, made in items if not sources.is_upstream(_module_of(made)))
+        _tables = values, tuple(sorted(str(op) for op in found if getattr(op, "namespace", "") in OF_TORCH))
     given = (name.replace("::", ".") for name in _registered if name.partition("::")[0] in OF_TORCH)
     return (*_tables[1], *(name if name.count(".") > 1 else f"{name}.default" for name in given))
 
@@ -96,13 +99,13 @@ def _classes(graph: Any) -> set[type]:
     left = [value for module in _modules_in(graph) for value in _values(module)]
     while left:
         value = left.pop()
+        found.add(type(value))
         if isinstance(value, (tuple, list)):
             left += value
-        elif hasattr(value, "__tensor_flatten__"):
+        elif hasattr(type(value), "__tensor_flatten__"):
             left += [getattr(value, name, None) for name in value.__tensor_flatten__()[0]]
-        if hasattr(type(value), "__torch_function__"):
-            found |= {each for each in type(value).__mro__ if not sources.is_upstream(each.__module__)}
-    return found
+    classes = {each for kind in found if hasattr(kind, "__torch_function__") for each in kind.__mro__}
+    return {each for each in classes if not sources.is_upstream(each.__module__)}
 
 
 def _values(module: Any) -> Iterator[Any]:
@@ -164,12 +167,23 @@ def stated(name: str) -> dict[str, str]:
         "body": functions.look(_bodies(op)),
         "kernels": functions.look(_kernels(op, lambda key: not key.startswith("Autograd"))),
     }
-    _modules[name] = frozenset().union(*(each.modules for each in looked.values()))
+    _modules[name] = frozenset(_libraries_of(op)).union(*(each.modules for each in looked.values()))
     parts = {"schema": str(op._schema), "tags": " ".join(sorted(tag.name for tag in op.tags))}
     parts |= {part: each.digest for part, each in looked.items()}
     if _is_unseen(op):
         parts[UNSEEN] = "yes"
     return {part: value for part, value in parts.items() if value}
+
+
+def _libraries_of(op: Any) -> Iterable[str]:
+    """Those in C++ that have registered something for it. To find them takes a read of each: once."""
+    if op.namespace in OF_TORCH or _definition(op) is not None:
+        return ()
+    if op._name not in _libraries:
+        dump = sys.modules["torch"]._C._dispatch_dump(op._name)
+        places = {place for place in _PLACE.findall(dump) if not place.endswith(".py") and "pytorch/" not in place}
+        _libraries[op._name] = tuple(sources.registrars(places)) if places else ()
+    return _libraries[op._name]
 
 
 def _is_unseen(op: Any) -> bool:
@@ -191,7 +205,7 @@ def _is_unseen(op: Any) -> bool:
 def _is_of_server(op: Any) -> bool:
     """Whether each file lies in an installed server that the dispatcher names as one that has registered something."""
     torch = sys.modules["torch"]
-    files = set(_FILE.findall(torch._C._dispatch_dump(op._name)))
+    files = {place for place in _PLACE.findall(torch._C._dispatch_dump(op._name)) if place.endswith(".py")}
     modules = {getattr(each, "__file__", None): name for name, each in list(sys.modules.items())}
     return bool(files) and all(path in modules and sources.is_upstream(modules[path]) for path in files)
 
@@ -278,3 +292,4 @@ def reset() -> None:
     global _tables
     _tables = [], ()
     _modules.clear()
+    _libraries.clear()

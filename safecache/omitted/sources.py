@@ -20,7 +20,7 @@ from contextlib import suppress
 
 from safecache.files import filesystem
 
-__all__ = ["digest", "is_upstream", "reachable", "reset"]
+__all__ = ["digest", "is_upstream", "reachable", "registrars", "reset"]
 
 _UPSTREAM = frozenset(
     {"torch", "triton", "torchgen", "functorch", "sympy", "mpmath", "numpy", "networkx", "jinja2", "safecache", "wrapt"}
@@ -34,6 +34,7 @@ _digests: dict[tuple[object, ...], str] = {}
 _imports: dict[tuple[object, ...], tuple[str, ...]] = {}
 
 
+@functools.cache
 def is_upstream(module: str | None) -> bool:
     """Whether the versions of torch, Triton and Python, or that of an installed server, cover a module of this name."""
     top = (module or "builtins").partition(".")[0]
@@ -81,9 +82,33 @@ def digest(name: str) -> str:
     return _digests[identity]
 
 
+def registrars(places: Iterable[str]) -> Iterator[str]:
+    """The names of libraries that have one of these ``places`` in them, by which the dispatcher names their code.
+
+    Of those that torch has loaded, and of the modules that are libraries. Torch's own are left out, and a server's.
+    """
+    known = {os.path.basename(path): path for path in _libraries()}
+    for name, module in list(sys.modules.items()):
+        path = getattr(module, "__file__", None) or ""
+        if path.endswith(".so") and not is_upstream(name):
+            known[name] = path
+    for name, path in known.items():
+        content = _content(path)
+        if any(place.encode() in content for place in places):
+            yield name
+
+
+def _libraries() -> list[str]:
+    """The paths of those that torch.ops.load_library() was given, as torch keeps them."""
+    return sorted(getattr(getattr(sys.modules.get("torch"), "ops", None), "loaded_libraries", ()))
+
+
 def _path(name: str) -> str:
     if name in sys.modules:
         return str(getattr(sys.modules[name], "__file__", None) or "")
+    loaded = [path for path in _libraries() if os.path.basename(path) == name]
+    if loaded:
+        return loaded[-1]
     if name.rpartition(".")[0] in ("", *sys.modules):  # else looking for it would import its package
         with suppress(ImportError, ValueError, AttributeError):
             return str(getattr(importlib.util.find_spec(name), "origin", None) or "")
@@ -153,6 +178,7 @@ def _hashed(content: bytes) -> str:
 
 def reset() -> None:
     """Look at each file again."""
+    is_upstream.cache_clear()
     _release.cache_clear()
     _digests.clear()
     _imports.clear()

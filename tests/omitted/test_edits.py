@@ -129,13 +129,6 @@ def test_what_can_be_seen_of_an_op_that_was_registered_before_safecache_was_impo
     assert is_right(edited) and "decomposition" in edited.warnings[0], edited
 
 
-def test_fake_implementation_in_cpp_is_not_stated(home):
-    """The limit that the guide names, by an op of torch's own."""
-    answer = home.run(omitted_scenes.state_of, name="aten.add.Tensor")
-    has_meta, stated = answer.result
-    assert has_meta and "schema" in stated and "fake" not in stated, answer
-
-
 def test_op_of_which_there_is_nothing_to_see_is_compared_whole(home):
     """As one of a library in C++: that a gradient is new in Python is a difference then."""
     before, after = home.run(omitted_scenes.state_of_unseen).result

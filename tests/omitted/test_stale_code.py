@@ -65,3 +65,14 @@ def test_a_restart_with_nothing_changed_warns_of_nothing(answers):
 def test_the_file_that_was_edited_is_named(answers):
     (line, *_) = answers["ours", "edited"].warnings
     assert "shop_" in line and "https://github.com/" in line, line
+
+
+def test_an_op_in_cpp_is_that_of_its_library(home):
+    place = home.base / "library"
+    place.mkdir()
+    for edition, hits in ((0, 0), (0, 1), (1, 0), (1, 1)):
+        if not hits:
+            assert home.run(stale_scenes.build_library, place=str(place), edition=edition).ok
+        answer = home.run(stale_scenes.run_library, place=str(place))
+        assert answer.ok and is_right(answer.result) and answer.result["hits"] == hits, answer
+        assert ["libshop.so" in line for line in answer.warnings] == [True] * (edition and not hits), answer

@@ -494,16 +494,6 @@ def run_unseen(name, edition):
         return run(name, edition)
 
 
-def state_of(name):
-    """Whether the op has a kernel for Meta, and what is stated of it."""
-    import torch
-
-    from safecache.omitted import operators
-
-    namespace, rest = name.split(".", 1)
-    return torch._C._dispatch_has_kernel_for_dispatch_key(f"{namespace}::{rest}", "Meta"), operators.stated(name)
-
-
 def state_of_unseen():
     """What is stated of an op with no more than a kernel and a fake one, and once a gradient is there, all unseen."""
     import torch

@@ -290,3 +290,48 @@ def load_ahead(place, path, name="class_attribute"):
     with open(path, "rb") as file, torch.no_grad():
         loaded = torch.compiler.load_compiled_function(file)
         return loaded(torch.ones(4)).sum().item(), module.multiply(torch.ones(4)).sum().item()
+
+
+IN_CPP = """
+#include <ATen/ATen.h>
+#include <torch/library.h>
+
+static at::Tensor sized(const at::Tensor& x) { return at::ones({4 * SHOP_N}, x.options()); }
+static at::Tensor sized_meta(const at::Tensor& x) { return at::empty({4 * SHOP_N}, x.options()); }
+
+TORCH_LIBRARY(shop_in_cpp, m) { m.def("sized(Tensor x) -> Tensor"); }
+TORCH_LIBRARY_IMPL(shop_in_cpp, CPU, m) { m.impl("sized", sized); }
+TORCH_LIBRARY_IMPL(shop_in_cpp, Meta, m) { m.impl("sized", sized_meta); }
+"""
+
+
+def build_library(place, edition):
+    """A library with an op in C++, and its fake implementation."""
+    import subprocess
+
+    import torch
+
+    path = os.path.join(place, "libshop.so")
+    top = os.path.join(os.path.dirname(torch.__file__))
+    Path(place, "operators_of_the_shop.cpp").write_text(IN_CPP)
+    include = [f"-I{top}/include", f"-I{top}/include/torch/csrc/api/include"]
+    abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
+    command = ["g++", "-std=c++20", "-O0", "-shared", "-fPIC", abi, f"-DSHOP_N={edition + 1}", *include]
+    command += ["operators_of_the_shop.cpp", "-o", path, f"-L{top}/lib", "-ltorch_cpu", "-lc10"]
+    subprocess.run(command, check=True, cwd=place)
+
+
+def run_library(place):
+    """What a graph with that op gives, compiled and in eager mode, and what torch has hit for it."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    torch.ops.load_library(os.path.join(place, "libshop.so"))
+
+    def function(x):
+        return torch.ops.shop_in_cpp.sized(x) * 2
+
+    with torch.no_grad():
+        compiled = torch.compile(function)(torch.ones(4)).sum().item()
+        eager = function(torch.ones(4)).sum().item()
+    return {"compiled": compiled, "eager": eager, "hits": counters["aot_autograd"]["autograd_cache_hit"]}
