@@ -135,6 +135,12 @@ def test_op_of_which_there_is_nothing_to_see_is_compared_whole(home):
     assert "unseen" not in before and after["unseen"] == "yes" and before["schema"] == after["schema"]
 
 
+@pytest.mark.default_release
+def test_configurations_that_are_tried_are_part_of_an_op(home):
+    answer = home.run(omitted_scenes.states_of_tuned)
+    assert answer.ok and len({*answer.result}) == 3, answer
+
+
 def test_stock_torch_reads_entries_that_state_their_ops(home):
     assert run(home, "mutates_args", 0).ok
     answer = run(home, "mutates_args", 0, stock=True)

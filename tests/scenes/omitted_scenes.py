@@ -510,6 +510,24 @@ def state_of_unseen():
         return before, operators.stated("shop.bare.default")
 
 
+def states_of_tuned():
+    """What is stated of an op, with one configuration to be tried after another."""
+    import torch
+    from torch._inductor.kernel.custom_op import CustomOpConfig, register_custom_op_autotuning
+
+    from safecache.omitted import operators
+
+    def tuned(x, by=1):
+        return x * by
+
+    op = _op(tuned, lambda x, by=1: torch.empty_like(x), schema="(Tensor x, int by=1) -> Tensor")
+    found = []
+    for configuration in (CustomOpConfig(by=1), CustomOpConfig(by=2), CustomOpConfig(tuned, by=2)):
+        register_custom_op_autotuning(op, configs=[configuration])
+        found.append(operators.stated("shop.tuned.default")["body"])
+    return found
+
+
 def key_of_kernel(edition):
     """The cache key of a graph with a Triton kernel of the user's, that has a constant and a helper from outside."""
     import torch
