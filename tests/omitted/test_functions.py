@@ -218,7 +218,7 @@ def test_an_op_that_raises_when_it_is_looked_at_is_reported_and_a_miss(isolated,
         raise RuntimeError("its property raises")
 
     monkeypatch.setattr(operators, "stated", fail)
-    sealed = {fingerprints.FIELD: '{"ops":{"shop.op.default":{"schema":"shop::op() -> ()"}}}'}
+    sealed = {fingerprints.FIELD: '{"files":{},"ops":{"shop.op.default":{"schema":"shop::op() -> ()"}}}'}
     refusal = fingerprints.objection(Kind.FX_ENTRY, "key", sealed)
     assert refusal is not None and "SAFECACHE_ASSUME_UNCHANGED=shop.op.default" in refusal.evidence
     assert events.counters() == {"not explained": 1}
@@ -232,7 +232,7 @@ def test_a_statement_that_is_none_is_taken_for_none(isolated, text):
 
 
 def test_a_part_of_a_newer_safecache_is_passed_over(isolated):
-    sealed = {fingerprints.FIELD: '{"ops":{},"weather":{"":"sunny"}}'}
+    sealed = {fingerprints.FIELD: '{"files":{},"ops":{},"weather":{"":"sunny"}}'}
     assert fingerprints.objection(Kind.FX_ENTRY, "key", sealed) is None
 
 
