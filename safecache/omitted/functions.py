@@ -116,7 +116,7 @@ class _Walk:
             else:
                 self._add_object(path, value)
         if not self._rows:
-            return Looked("", frozenset())
+            return Looked("", frozenset(self._modules))
         if _ENVIRONMENT & self._used:
             names = [name for name in sorted(self._used) if _VARIABLE.fullmatch(name) and not PLACES.search(name)]
             self._rows += [["environment", name, config.environment().get(name)] for name in names]
@@ -139,6 +139,7 @@ class _Walk:
 
     def _own(self, module: str | None) -> bool:
         if sources.is_upstream(module):
+            self._modules.update(filter(None, [sources.server_of(module)]))
             return False
         self._modules.add(str(module))
         return True

