@@ -137,7 +137,7 @@ def of_function(made: Any) -> dict[str, dict[str, str]]:
     rows: dict[str, dict[str, str]] = {
         "inlined": inlined,
         "values": {name: value for name, value in found.items() if value},
-        "files": sources.reachable({name.partition(":")[0] for name in inlined}),
+        "files": sources.reachable({source.module for source in _traced(made)}),
     }
     rows = {part: row for part, row in rows.items() if row}
     if asks:
@@ -149,11 +149,17 @@ def of_function(made: Any) -> dict[str, dict[str, str]]:
     return rows
 
 
+def _traced(made: Any) -> Iterable[Any]:
+    """The sources of the functions that were traced, as torch keeps them."""
+    artifacts = getattr(made, "_artifacts", None)
+    found: Iterable[Any] = getattr(getattr(artifacts, "source_info", None), "inlined_sources", ())
+    return found
+
+
 def _inlined(made: Any) -> tuple[dict[str, str], bool]:
     """The digests of the functions that were traced, by name, and whether one of them asks for its rank."""
     found, asks = {}, False
-    artifacts = getattr(made, "_artifacts", None)
-    for source in getattr(getattr(artifacts, "source_info", None), "inlined_sources", ()):
+    for source in _traced(made):
         module = sys.modules.get(source.module)
         name = functions.at_line(module, source.firstlineno) if module is not None else ""
         digest = functions.named(source.module, name) if name else ""

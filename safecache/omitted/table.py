@@ -133,7 +133,7 @@ PARTS: dict[str, Part] = {
     "server": Part(
         "version of vLLM or SGLang",
         False,
-        "what they put into a graph is in its key, and their ops are compared one by one",
+        "what they put into a graph is in its key, and what their ops are made of is a row above",
         f"{_VLLM}/pull/11598",
     ),
 }
