@@ -79,7 +79,7 @@ def test_a_server_killed_while_it_starts_is_replaced(run):
 @pytest.mark.parametrize("what", ["fork", "end"])
 def test_a_server_that_answers_nothing_is_replaced(run, monkeypatch, what):
     """A stopped one, say. What only it could tell, how a worker has ended, is found out anew."""
-    monkeypatch.setattr(connection, "_PATIENCE", 0.5)
+    monkeypatch.setattr(connection, "_PATIENCE", 2.0)
     monkeypatch.setattr(connection, "_FAREWELL", 0.5)
     if what == "end":
         with pytest.raises(ServiceUnavailable, match="TimeoutError"):
