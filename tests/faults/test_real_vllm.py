@@ -148,7 +148,9 @@ def test_damaged_model_stops_a_strict_server(server):
     damage(server[0])
     done, said = server[0].run(SAFECACHE_STRICT="1")
     assert said is None and done.returncode != 0
-    assert "RefusedArtifactError: safecache: refused ahead-of-time compiled function" in done.stderr, done.stderr[-3000:]
+    assert "RefusedArtifactError: safecache: refused ahead-of-time compiled function" in done.stderr, done.stderr[
+        -3000:
+    ]
 
 
 def test_edited_table_is_not_used(server):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -234,6 +235,8 @@ def write(place: Path, edition: int, above: dict[str, str] | None = None) -> Non
     for name, (ops, parts) in PROGRAMS.items():
         package = place / f"shop_{name}"
         package.mkdir(parents=True, exist_ok=True)
+        # Python takes an edit of the same length in the same second for none.
+        shutil.rmtree(package / "__pycache__", ignore_errors=True)
         init = "from . import parts\n" if name == "registry" else ""
         texts = {"__init__": init, "ops": ops, "parts": parts, "unrelated": ""}
         if name in SUPPORT:
