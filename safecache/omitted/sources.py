@@ -17,6 +17,7 @@ import sys
 import types
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
+from importlib.machinery import ModuleSpec, PathFinder
 
 from safecache.files import filesystem
 
@@ -116,10 +117,18 @@ def _path(name: str) -> str:
     loaded = [path for path in _libraries() if os.path.basename(path) == name]
     if loaded:
         return loaded[-1]
-    if name.rpartition(".")[0] in ("", *sys.modules):  # else looking for it would import its package
-        with suppress(ImportError, ValueError, AttributeError):
-            return str(getattr(importlib.util.find_spec(name), "origin", None) or "")
+    with suppress(ImportError, ValueError, AttributeError):
+        return str(getattr(_find_spec(name), "origin", None) or "")
     return ""
+
+
+def _find_spec(name: str) -> ModuleSpec | None:
+    """Find where a module lies without an import of its package, which a hit may not need."""
+    package = name.rpartition(".")[0]
+    if not package or name in sys.modules:
+        return importlib.util.find_spec(name)
+    above = _find_spec(package)
+    return PathFinder.find_spec(name, above.submodule_search_locations) if above is not None else None
 
 
 def _identity(path: str) -> tuple[object, ...]:
@@ -145,9 +154,8 @@ def _imported(name: str) -> tuple[str, ...]:
     if identity not in _imports:
         package = name if hasattr(sys.modules.get(name), "__path__") else name.rpartition(".")[0]
         code = _code(name)
-        each = {found for found in _named(code, package) if found in sys.modules} if code is not None else ()
-        _imports[identity] = tuple(sorted(each))
-    return _imports[identity]
+        _imports[identity] = tuple(sorted(set(_named(code, package)))) if code is not None else ()
+    return tuple(filter(sys.modules.__contains__, _imports[identity]))
 
 
 def _code(name: str) -> types.CodeType | None:

@@ -111,3 +111,20 @@ def test_a_server_that_runs_from_its_sources_is_that_of_its_files(server):
     server("1", "__editable__.vllm.pth,sha256=a,0")
     looked = functions.look([importlib.import_module("vllm.ops").fake])
     assert looked.digest and sources.reachable(looked.modules).keys() == {"vllm.ops"}
+
+
+def test_what_is_imported_later_is_found_later(package):
+    """As by a function that imports it when it is first called."""
+    late = sys.modules.pop("of_sources.later")
+    assert "of_sources.later" not in sources.reachable(["of_sources.ops"])
+    sys.modules["of_sources.later"] = late
+    assert "of_sources.later" in sources.reachable(["of_sources.ops"])
+
+
+def test_a_module_of_a_package_that_is_not_imported_has_its_digest(package):
+    """A hit imports nothing of what only a compile needs."""
+    before = sources.digest("of_sources.later")
+    for name in [each for each in sys.modules if each.partition(".")[0] == "of_sources"]:
+        del sys.modules[name]
+    assert sources.digest("of_sources.later") == before != ""
+    assert not [each for each in sys.modules if each.partition(".")[0] == "of_sources"]
