@@ -140,7 +140,7 @@ def statement(
         stated.setdefault(part, {}).update(rows)
     # Now that it was compiled, all is imported that was needed for it.
     nothing: dict[str, Any] = {}
-    stated[_FILES] |= _told(lambda: sources.reachable(operators.modules_of(stated[_OPS])), nothing)
+    stated[_FILES] |= _told(lambda: sources.digest_reachable(operators.find_modules(stated[_OPS])), nothing)
     if parts:
         stated[_PLAIN] = {key: "" for part, key in parts if not _compiled.get((part, key), {}).get(_OPS)}
     stated |= surroundings.noted()
@@ -201,7 +201,7 @@ def _read(provenance: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _of_ops(ops: _Stated, kind: Kind) -> Refusal | None:
-    for name in sorted({*ops, *operators.changed(_thread.graph, is_lowered=kind is Kind.FX_ENTRY)}):
+    for name in sorted({*ops, *operators.find_changed(_thread.graph, is_lowered=kind is Kind.FX_ENTRY)}):
         there, here = ops.get(name, {}), _stated_now(name)
         is_unseen = operators.UNSEEN in {*there, *here}
         unknown = {operators.UNSEEN, *(operators.HIDDEN if is_unseen else ())}

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from safecache.omitted import sources
 from safecache.settings import config
 
-__all__ = ["PLACES", "Looked", "at_line", "code_digest", "digest", "look", "named", "values"]
+__all__ = ["PLACES", "Looked", "at_line", "code_digest", "digest", "digest_values", "look_into", "named"]
 
 # What determines a call, by names that all Pythons, and torch's serializable form of a code object, have in common.
 _FIELDS = (
@@ -55,8 +55,8 @@ def _stated(value: Any) -> Any:
 
 
 def digest(callables: Iterable[Any]) -> str:
-    """Of what users have written in ``callables``, and of what that finds by name; "" if all of it is upstream's."""
-    return look(callables).digest
+    """Digest what users have written in ``callables``, and what that finds by name; "" if all of it is upstream's."""
+    return look_into(callables).digest
 
 
 class Looked(NamedTuple):
@@ -66,7 +66,7 @@ class Looked(NamedTuple):
     modules: frozenset[str]
 
 
-def look(callables: Iterable[Any], *, into_objects: bool = True) -> Looked:
+def look_into(callables: Iterable[Any], *, into_objects: bool = True) -> Looked:
     """Look at functions, at the values that they use by name, and at whatever is behind those.
 
     Not ``into_objects``: at what containers and instances have no more than at what differs for having been used.
@@ -139,7 +139,7 @@ class _Walk:
 
     def _own(self, module: str | None) -> bool:
         if sources.is_upstream(module):
-            self._modules.update(filter(None, [sources.server_of(module)]))
+            self._modules.update(filter(None, [sources.find_server(module)]))
             return False
         self._modules.add(str(module))
         return True
@@ -155,7 +155,7 @@ class _Walk:
                     self.add(f"{path}.{name}", inner)
         if not self._own(function.__module__):
             return
-        facts = _look_into(function.__code__)
+        facts = _read_code(function.__code__)
         self._rows.append([path, facts.digest])
         for number, value in enumerate(function.__defaults__ or ()):
             self.add(f"{path} {number}=", value)
@@ -210,7 +210,7 @@ class _Walk:
 
 
 def _content(value: Any) -> Iterator[tuple[str, Any]]:
-    """What a container holds, or an object of upstream's keeps of a user's: in an order that every process has."""
+    """Yield what a container holds, or an upstream object keeps of a user's, in an order that every process has."""
     if isinstance(value, functools.partial):
         yield "function", value.func
         yield from ((f"{name}=", found) for name, found in (*enumerate(value.args), *value.keywords.items()))
@@ -254,7 +254,7 @@ class _Code(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1 << 16)
-def _look_into(code: types.CodeType) -> _Code:
+def _read_code(code: types.CodeType) -> _Code:
     stored: frozenset[str] = frozenset()
     if _STORE_GLOBAL in code.co_code[::2]:
         import dis
@@ -324,10 +324,10 @@ def _unwrapped(value: Any) -> types.FunctionType | None:
     return function
 
 
-def values(module: str, name: str) -> str | None:
-    """The digest of what this function finds by name outside; None while its module is not imported."""
+def digest_values(module: str, name: str) -> str | None:
+    """Digest what this function finds by name outside; None while its module is not imported."""
     found = _named_in(module, name)
-    return look([found], into_objects=False).digest if found is not None else None
+    return look_into([found], into_objects=False).digest if found is not None else None
 
 
 def _named_in(module: str, name: str) -> types.FunctionType | None:

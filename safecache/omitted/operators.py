@@ -13,7 +13,17 @@ from typing import Any
 
 from safecache.omitted import functions, sources
 
-__all__ = ["HIDDEN", "UNSEEN", "changed", "collectives_in", "modules_of", "named_in", "registered", "reset", "stated"]
+__all__ = [
+    "HIDDEN",
+    "UNSEEN",
+    "collectives_in",
+    "find_changed",
+    "find_modules",
+    "named_in",
+    "registered",
+    "reset",
+    "stated",
+]
 
 # Those of torch 2.15; it has some of them registered only when they are first needed.
 OF_TORCH = frozenset(
@@ -73,11 +83,11 @@ def named_in(graph: Any, *, is_lowered: bool) -> tuple[str, ...]:
     """
     found = {name for target in _targets(graph) for name in _names(target)}
     classes = {f"{_CLASS} {each.__module__}:{each.__qualname__}" for each in _classes(graph)}
-    return tuple(sorted({*found, *classes, *changed(graph, is_lowered=is_lowered)}))
+    return tuple(sorted({*found, *classes, *find_changed(graph, is_lowered=is_lowered)}))
 
 
-def changed(graph: Any, *, is_lowered: bool) -> set[str]:
-    """Torch's own ops for which somebody else has registered what is traced through, or a lowering; see named_in()."""
+def find_changed(graph: Any, *, is_lowered: bool) -> set[str]:
+    """Find torch's own ops for which others have registered what is traced through, or a lowering; see named_in()."""
     names = set(_changed())
     return {str(target) for target in _targets(graph)} & names if names and is_lowered else names
 
@@ -95,7 +105,7 @@ def _changed() -> tuple[str, ...]:
 
 
 def _classes(graph: Any) -> set[type]:
-    """Those of tensors in the graph, and of what these consist of, that are not torch's own."""
+    """Collect the classes of tensors in the graph, and of what these consist of, that are not torch's own."""
     found: set[type] = set()
     left = [value for module in _modules_in(graph) for value in _values(module)]
     while left:
@@ -146,8 +156,8 @@ def _names(target: Any) -> Iterator[str]:
         yield f"{_CALLABLE} {target.__module__}:{target.__qualname__}"
 
 
-def modules_of(names: Iterable[str]) -> set[str]:
-    """The modules that were met as what has these names was stated last."""
+def find_modules(names: Iterable[str]) -> set[str]:
+    """Return the modules that were met as what has these names was stated last."""
     return {module for name in names for module in _modules.get(name, ())}
 
 
@@ -156,17 +166,19 @@ def stated(name: str) -> dict[str, str]:
     what, _, place = name.rpartition(" ")
     if what:
         found = _found(place)
-        looked = {} if found is None else {"callable" if what == _CALLABLE else "subclass": functions.look([found])}
+        looked = (
+            {} if found is None else {"callable" if what == _CALLABLE else "subclass": functions.look_into([found])}
+        )
         _modules[name] = frozenset().union(*(each.modules for each in looked.values()))
         return {part: each.digest for part, each in looked.items()}
     op = _op(name)
     if op is None:
         return {}
     looked = {
-        "fake": functions.look(_fakes(op)),
-        "autograd": functions.look(_formulas(op)),
-        "body": functions.look(_bodies(op)),
-        "kernels": functions.look(_kernels(op, lambda key: not key.startswith("Autograd"))),
+        "fake": functions.look_into(_fakes(op)),
+        "autograd": functions.look_into(_formulas(op)),
+        "body": functions.look_into(_bodies(op)),
+        "kernels": functions.look_into(_kernels(op, lambda key: not key.startswith("Autograd"))),
     }
     _modules[name] = frozenset(_libraries_of(op)).union(*(each.modules for each in looked.values()))
     parts = {"schema": str(op._schema), "tags": " ".join(sorted(tag.name for tag in op.tags))}
@@ -177,18 +189,18 @@ def stated(name: str) -> dict[str, str]:
 
 
 def _libraries_of(op: Any) -> Iterable[str]:
-    """Those in C++ that have registered something for it. To find them takes a read of each: once."""
+    """Find the libraries in C++ that have registered something for it. Reads each of them, once."""
     if op.namespace in OF_TORCH or _definition(op) is not None:
         return ()
     if op._name not in _libraries:
         dump = sys.modules["torch"]._C._dispatch_dump(op._name)
         places = {place for place in _PLACE.findall(dump) if not place.endswith(".py") and "pytorch/" not in place}
-        _libraries[op._name] = tuple(sources.registrars(places)) if places else ()
+        _libraries[op._name] = tuple(sources.find_registrars(places)) if places else ()
     return _libraries[op._name]
 
 
 def _is_unseen(op: Any) -> bool:
-    """Whether Library.impl() was given something for it that was not noted: torch keeps the names of all of that.
+    """Tell whether Library.impl() was given something for it that was not noted: torch keeps the names of all of that.
 
     What a server registers is covered by its version.
     """
@@ -204,7 +216,7 @@ def _is_unseen(op: Any) -> bool:
 
 
 def _is_of_server(op: Any) -> bool:
-    """Whether each file lies in an installed server that the dispatcher names as one that has registered something."""
+    """Tell whether each file that the dispatcher names lies in an installed server."""
     torch = sys.modules["torch"]
     files = {place for place in _PLACE.findall(torch._C._dispatch_dump(op._name)) if place.endswith(".py")}
     modules = {getattr(each, "__file__", None): name for name, each in list(sys.modules.items())}
@@ -270,7 +282,7 @@ def _bodies(op: Any) -> Iterator[Any]:
 
 
 def _tuned(op: Any) -> Iterator[Any]:
-    """What a lowering that tries several configurations was given: functions, and their arguments."""
+    """Yield what a lowering that tries several configurations was given: functions, and their arguments."""
     module, table = _TABLES[-1]
     lowering = getattr(sys.modules.get(module), table, {}).get(op)
     if lowering is None:

@@ -21,7 +21,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 
 from safecache.files import filesystem
 
-__all__ = ["digest", "is_upstream", "reachable", "registrars", "reset", "server_of"]
+__all__ = ["digest_file", "digest_reachable", "find_registrars", "find_server", "is_upstream", "reset"]
 
 _UPSTREAM = frozenset(
     {"torch", "triton", "torchgen", "functorch", "sympy", "mpmath", "numpy", "networkx", "jinja2", "safecache", "wrapt"}
@@ -38,20 +38,20 @@ _imports: dict[tuple[object, ...], tuple[str, ...]] = {}
 
 @functools.cache
 def is_upstream(module: str | None) -> bool:
-    """Whether the versions of torch, Triton and Python, or that of an installed server, cover a module of this name."""
+    """Tell whether the version of torch, Triton, Python or an installed server covers a module of this name."""
     top = (module or "builtins").partition(".")[0]
     return top in _UPSTREAM or (top in sys.stdlib_module_names and top != "__main__") or _release(top) != ""
 
 
-def server_of(module: str | None) -> str:
-    """The package of the installed server that a module of this name is of; "" if it is of none."""
+def find_server(module: str | None) -> str:
+    """Return the package of the installed server that has a module of this name; "" if none has it."""
     top = (module or "").partition(".")[0]
     return top if _release(top) else ""
 
 
 @functools.cache
 def _release(top: str) -> str:
-    """The digest of a server as it was installed; "" for anything else, and for a server that runs from its sources."""
+    """Digest a server as it was installed; "" for anything else, and for a server that runs from its sources."""
     for name in _SERVERS.get(top, ()):
         with suppress(importlib.metadata.PackageNotFoundError):
             installed = importlib.metadata.distribution(name)
@@ -63,23 +63,23 @@ def _release(top: str) -> str:
     return ""
 
 
-def reachable(modules: Iterable[str]) -> dict[str, str]:
-    """The digest of each of these modules, and of those that they import, by name."""
+def digest_reachable(modules: Iterable[str]) -> dict[str, str]:
+    """Digest the files of these modules and of all that they import, by name."""
     found: dict[str, str] = {}
     left = list(modules)
     while left:
         name = left.pop()
-        server = server_of(name)
+        server = find_server(name)
         if server:
             found[server] = _release(server)
         elif name not in found and not is_upstream(name):
-            found[name] = digest(name)
+            found[name] = digest_file(name)
             left += _imported(name)
     return {name: value for name, value in found.items() if value}
 
 
-def digest(name: str) -> str:
-    """Of the file of the module, or the server, of this name; "" if it has none here."""
+def digest_file(name: str) -> str:
+    """Digest the file of the module, or the server, of this name; "" if it has none here."""
     if _release(name):
         return _release(name)
     path = _path(name)
@@ -90,8 +90,8 @@ def digest(name: str) -> str:
     return _digests[identity]
 
 
-def registrars(places: Iterable[str]) -> Iterator[str]:
-    """The names of libraries that have one of these ``places`` in them, by which the dispatcher names their code.
+def find_registrars(places: Iterable[str]) -> Iterator[str]:
+    """Find the libraries that have one of these ``places`` in them, by which the dispatcher names their code.
 
     Of those that torch has loaded, and of the modules that are libraries. Torch's own are left out, and a server's.
     """
@@ -107,7 +107,7 @@ def registrars(places: Iterable[str]) -> Iterator[str]:
 
 
 def _libraries() -> list[str]:
-    """The paths of those that torch.ops.load_library() was given, as torch keeps them."""
+    """Return the paths that torch.ops.load_library() was given, as torch keeps them."""
     return sorted(getattr(getattr(sys.modules.get("torch"), "ops", None), "loaded_libraries", ()))
 
 
@@ -139,7 +139,7 @@ def _identity(path: str) -> tuple[object, ...]:
 
 
 def _content(path: str) -> bytes | None:
-    """That of a file, or else what a notebook has told Python that it is; None if there is neither."""
+    """Read a file, or else what a notebook has told Python that it is; None if there is neither."""
     try:
         with open(path, "rb") as file:
             return file.read()
@@ -149,7 +149,7 @@ def _content(path: str) -> bytes | None:
 
 
 def _imported(name: str) -> tuple[str, ...]:
-    """The modules that the file of this module imports anywhere, of those that this process has."""
+    """Return what the file of this module imports anywhere, of the modules that this process has."""
     identity = _identity(_path(name))
     if identity not in _imports:
         package = name if hasattr(sys.modules.get(name), "__path__") else name.rpartition(".")[0]
@@ -169,7 +169,7 @@ def _code(name: str) -> types.CodeType | None:
 
 
 def _named(code: types.CodeType, package: str) -> Iterator[str]:
-    """What each import statement names: modules, or what is in one, and the packages that these are in."""
+    """Yield what each import statement names: modules, or what is in one, and the packages that these are in."""
     if _IMPORT in code.co_code[::2]:
         from modulefinder import ModuleFinder
 

@@ -133,11 +133,11 @@ def _version(name: str) -> str:
 def of_function(made: Any) -> dict[str, dict[str, str]]:
     """The rows of a function that was compiled ahead of time: nothing is traced again where it is loaded."""
     inlined, asks = _inlined(made)
-    found = {name: functions.values(*name.split(":", 1)) for name in inlined}
+    found = {name: functions.digest_values(*name.split(":", 1)) for name in inlined}
     rows: dict[str, dict[str, str]] = {
         "inlined": inlined,
         "values": {name: value for name, value in found.items() if value},
-        "files": sources.reachable({source.module for source in _traced(made)}),
+        "files": sources.digest_reachable({source.module for source in _traced(made)}),
     }
     rows = {part: row for part, row in rows.items() if row}
     if asks:
@@ -178,9 +178,9 @@ def now(part: str, name: str) -> str | None:
     if part == "inlined":
         return functions.named(*name.split(":", 1)) or None
     if part == "values":
-        return functions.values(*name.split(":", 1))
+        return functions.digest_values(*name.split(":", 1))
     if part == "files":
-        return sources.digest(name)
+        return sources.digest_file(name)
     if part in ("model", "speculation", "modalities"):
         return _thread.served.get(part)
     if part == "variables":

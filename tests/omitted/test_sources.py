@@ -36,36 +36,36 @@ def package(tmp_path, monkeypatch):
 
 
 def test_files_are_those_of_all_that_is_imported_anywhere(package):
-    found = sources.reachable(["of_sources.ops"])
+    found = sources.digest_reachable(["of_sources.ops"])
     names = ("ops", "helpers", "constants", "later")
     assert found.keys() == {"of_sources", *(f"of_sources.{name}" for name in names)}
-    assert all(found[name] == sources.digest(name) for name in found)
+    assert all(found[name] == sources.digest_file(name) for name in found)
 
 
 def test_an_edit_is_another_digest_and_what_is_gone_has_none(package):
-    before = sources.digest("of_sources.constants")
+    before = sources.digest_file("of_sources.constants")
     (package / "constants.py").write_text("N = 2\n")
-    assert sources.digest("of_sources.constants") not in ("", before)
+    assert sources.digest_file("of_sources.constants") not in ("", before)
     (package / "constants.py").unlink()
-    assert sources.digest("of_sources.constants") == "" == sources.digest("no_such_module_anywhere")
+    assert sources.digest_file("of_sources.constants") == "" == sources.digest_file("no_such_module_anywhere")
 
 
 def test_an_empty_file_has_a_digest(package):
     """Something may be written into it."""
-    before = sources.digest("of_sources")
+    before = sources.digest_file("of_sources")
     (package / "__init__.py").write_text("import sys\n")
-    assert sources.digest("of_sources") not in ("", before) and before
+    assert sources.digest_file("of_sources") not in ("", before) and before
 
 
 def test_a_module_that_is_not_imported_yet_has_its_digest(package):
-    before = sources.digest("of_sources.later")
+    before = sources.digest_file("of_sources.later")
     del sys.modules["of_sources.later"]
-    assert sources.digest("of_sources.later") == before and "of_sources.later" not in sys.modules
+    assert sources.digest_file("of_sources.later") == before and "of_sources.later" not in sys.modules
 
 
 def test_a_file_that_does_not_parse_any_more_is_another(package):
     (package / "ops.py").write_text("def broken(:\n")
-    assert sources.reachable(["of_sources.ops"]).keys() == {"of_sources.ops"}
+    assert sources.digest_reachable(["of_sources.ops"]).keys() == {"of_sources.ops"}
 
 
 @pytest.fixture
@@ -96,35 +96,35 @@ LINES = ("vllm/__init__.py,sha256=a,0", "vllm/ops.py,sha256=b,0")
 
 def test_an_installed_server_is_one_row(server):
     server("1", *LINES)
-    looked = functions.look([importlib.import_module("vllm.ops").fake])
-    assert looked == ("", {"vllm"}) and sources.reachable(looked.modules).keys() == {"vllm"}
-    before = sources.digest("vllm")
+    looked = functions.look_into([importlib.import_module("vllm.ops").fake])
+    assert looked == ("", {"vllm"}) and sources.digest_reachable(looked.modules).keys() == {"vllm"}
+    before = sources.digest_file("vllm")
     server("1", *reversed(LINES), "vllm/__pycache__/ops.cpython-312.pyc,,", "../../bin/vllm,sha256=c,0")
-    assert sources.digest("vllm") == before, "another installer"
+    assert sources.digest_file("vllm") == before, "another installer"
     server("1", LINES[0], "vllm/ops.py,sha256=c,0")
-    assert sources.digest("vllm") != before
+    assert sources.digest_file("vllm") != before
     server("2", *LINES)
-    assert sources.digest("vllm") != before
+    assert sources.digest_file("vllm") != before
 
 
 def test_a_server_that_runs_from_its_sources_is_that_of_its_files(server):
     server("1", "__editable__.vllm.pth,sha256=a,0")
-    looked = functions.look([importlib.import_module("vllm.ops").fake])
-    assert looked.digest and sources.reachable(looked.modules).keys() == {"vllm.ops"}
+    looked = functions.look_into([importlib.import_module("vllm.ops").fake])
+    assert looked.digest and sources.digest_reachable(looked.modules).keys() == {"vllm.ops"}
 
 
 def test_what_is_imported_later_is_found_later(package):
     """As by a function that imports it when it is first called."""
     late = sys.modules.pop("of_sources.later")
-    assert "of_sources.later" not in sources.reachable(["of_sources.ops"])
+    assert "of_sources.later" not in sources.digest_reachable(["of_sources.ops"])
     sys.modules["of_sources.later"] = late
-    assert "of_sources.later" in sources.reachable(["of_sources.ops"])
+    assert "of_sources.later" in sources.digest_reachable(["of_sources.ops"])
 
 
 def test_a_module_of_a_package_that_is_not_imported_has_its_digest(package):
     """A hit imports nothing of what only a compile needs."""
-    before = sources.digest("of_sources.later")
+    before = sources.digest_file("of_sources.later")
     for name in [each for each in sys.modules if each.partition(".")[0] == "of_sources"]:
         del sys.modules[name]
-    assert sources.digest("of_sources.later") == before != ""
+    assert sources.digest_file("of_sources.later") == before != ""
     assert not [each for each in sys.modules if each.partition(".")[0] == "of_sources"]
