@@ -240,7 +240,7 @@ def _shared(environ: Mapping[str, str]) -> Iterator[Finding]:
 
 def _umask() -> int:
     # Not os.umask(), which sets it for all threads.
-    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         return next(int(line.split()[1], 8) for line in file if line.startswith("Umask:"))
 
 

@@ -138,11 +138,11 @@ def _write(probe: str, where: str, variable: str) -> Iterator[Finding]:
 def _rename(probe: str, where: str, variable: str) -> Iterator[Finding]:
     old, new = os.path.join(probe, "old"), os.path.join(probe, "new")
     for path, content in ((old, "old"), (new, "new")):
-        with open(path, "w", encoding="ascii") as file:
+        with open(path, "w", encoding="utf-8") as file:
             file.write(content)
     try:
         os.rename(new, old)
-        with open(old, encoding="ascii") as file:
+        with open(old, encoding="utf-8") as file:
             wrong = None if file.read() == "new" else "the file that was there is still there"
     except OSError as error:
         wrong = error.strerror

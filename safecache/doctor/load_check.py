@@ -297,7 +297,7 @@ def _policy(path: str = "") -> str:
     """The visible state of this machine's security modules, as text for a person."""
     seen = []
     try:
-        with open("/sys/fs/selinux/enforce", encoding="ascii") as file:
+        with open("/sys/fs/selinux/enforce", encoding="utf-8") as file:
             seen.append("SELinux is enforcing" if file.read().strip() == "1" else "SELinux is permissive")
         seen.append(f"its label is {os.getxattr(path, 'security.selinux').rstrip(bytes(1)).decode()}")
     except OSError:

@@ -222,13 +222,13 @@ def _groups() -> Iterator[tuple[str, str]]:
 
 
 def _limit(directory: str) -> Iterator[float]:
-    with suppress(OSError, ValueError), open(os.path.join(directory, "cpu.max"), encoding="ascii") as file:
+    with suppress(OSError, ValueError), open(os.path.join(directory, "cpu.max"), encoding="utf-8") as file:
         most, period = map(int, file.read().split())  # ValueError: "max"
         yield most / period
     with (
         suppress(OSError, ValueError),
-        open(os.path.join(directory, "cpu.cfs_quota_us"), encoding="ascii") as quota_file,
-        open(os.path.join(directory, "cpu.cfs_period_us"), encoding="ascii") as period_file,
+        open(os.path.join(directory, "cpu.cfs_quota_us"), encoding="utf-8") as quota_file,
+        open(os.path.join(directory, "cpu.cfs_period_us"), encoding="utf-8") as period_file,
     ):
         quota, period = int(quota_file.read()), int(period_file.read())
         if quota > 0:

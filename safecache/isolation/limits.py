@@ -36,6 +36,6 @@ def current(*, tuning: bool) -> Limits:
 def _half_of_memory() -> int:
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     # Beyond a container's limit, the OOM killer may hit a process other than the worker. Without a limit: "max".
-    with suppress(OSError, ValueError), open(_CGROUP_LIMIT, encoding="ascii") as file:
+    with suppress(OSError, ValueError), open(_CGROUP_LIMIT, encoding="utf-8") as file:
         memory = min(memory, int(file.read()))
     return min(_MOST_MEMORY, memory // 2)

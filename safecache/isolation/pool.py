@@ -115,7 +115,7 @@ class Worker:
 
 def _start_time(pid: int) -> str | None:
     try:
-        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return file.read().rpartition(")")[2].split()[19]
     except OSError:
         return None

@@ -119,7 +119,7 @@ def noted() -> dict[str, dict[str, str]]:
 @functools.lru_cache(maxsize=1)
 def _driver(_: str) -> str:
     try:
-        with open("/proc/driver/nvidia/version", encoding="ascii", errors="replace") as file:
+        with open("/proc/driver/nvidia/version", encoding="utf-8", errors="replace") as file:
             found = _DRIVER.search(file.read())
     except OSError:
         return ""

@@ -35,7 +35,7 @@ _USER_INSTRUCTIONS = re.compile(
 def instructions() -> str:
     """This CPU's instruction sets that a compiler may use, as Linux lists them, and the machine's name."""
     try:
-        with open("/proc/cpuinfo", encoding="ascii", errors="replace") as file:
+        with open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
             lines = re.findall(r"(?m)^(flags|Features)\s*: (.*)$", file.read())
     except OSError:
         lines = []

@@ -102,6 +102,16 @@ for thread in threads: thread.join()
     assert script(code) == ["0"]
 
 
+def test_first_use_imports_nothing(script):
+    """A child forked while another thread imports a module waits for ever when it imports that module, too."""
+    code = """
+before = set(sys.modules)
+ask("abort"), ask()
+print(set(sys.modules) <= before)
+"""
+    assert script(code) == ["True"]
+
+
 def test_forgetting_the_parents_server_warns_of_nothing(script):
     code = """
 warnings.simplefilter("error")
