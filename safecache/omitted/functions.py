@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextvars
 import enum
 import functools
 import hashlib
@@ -20,7 +21,7 @@ from typing import Any, NamedTuple
 from safecache.omitted import sources
 from safecache.settings import config
 
-__all__ = ["PLACES", "Looked", "at_line", "code_digest", "digest", "digest_values", "look_into", "named"]
+__all__ = ["Looked", "at_line", "code_digest", "digest", "digest_values", "look_into", "named"]
 
 # What determines a call, by names that all Pythons, and torch's serializable form of a code object, have in common.
 _FIELDS = (
@@ -28,12 +29,9 @@ _FIELDS = (
     *("co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_exceptiontable"),
 )
 _DIGITS = 16
-# What says where something lies or runs, or what is printed. Kubernetes adds
-# VLLM_SERVICE_HOST, VLLM_PORT_8000_TCP_ADDR and the like for a service of that name; vLLM marks what it has set itself.
-PLACES = re.compile(
-    r"_(ADDR|ADDRESS|API|CACHE|COLOR|DEBUG|DIR|DIRECTORY|ENDPOINT|FILE|FOLDER|HOME|HOST|HOSTNAME|ID|IDENT|INTERVAL|IP|KEY|LEVEL"
-    r"|LOG|LOGGING|LOGS|METRICS|NAME|NAMESPACE|NODE|PASSWORD|PATH|PID|POD|PORT|PROFILE|PROFILER|PROTO|ROOT|SECRET|SERVICE"
-    r"|SET_BY_VLLM|SOCKET|STATS|TCP|TIMEOUT|TOKEN|TRACE|UDP|UID|URI|URL|USAGE|USER|UUID)(?=_|$)"
+# Of those that an op's code names, what differs from host to host, and from start to start.
+_OF_HOST = re.compile(
+    r"_(ADDR|ADDRESS|DIR|HOME|HOST|HOSTNAME|IP|LOG|LOGGING|LOGS|NODE|PATH|PID|POD|PORT|SOCKET|URI|URL)(?=_|$)"
 )
 
 
@@ -118,10 +116,17 @@ class _Walk:
         if not self._rows:
             return Looked("", frozenset(self._modules))
         if _ENVIRONMENT & self._used:
-            names = [name for name in sorted(self._used) if _VARIABLE.fullmatch(name) and not PLACES.search(name)]
-            self._rows += [["environment", name, config.environment().get(name)] for name in names]
+            self._rows += [["environment", name, value] for name, value in self._variables()]
         text = json.dumps(sorted(map(json.dumps, self._rows)))
         return Looked(hashlib.sha256(text.encode()).hexdigest()[:_DIGITS], frozenset(self._modules))
+
+    def _variables(self) -> Iterator[tuple[str, str]]:
+        """Yield the variables that the code names, or of which it has the beginning of the name."""
+        beginnings = tuple(name for name in self._used if name.endswith("_") and len(name) > 2)
+        for name, value in config.environment().items():
+            is_named = name in self._used or name.startswith(beginnings)
+            if is_named and not _OF_HOST.search(f"_{name.upper()}") and not value.startswith(os.sep):
+                yield name, value
 
     def _offer(self, path: str, attributes: Mapping[str, Any]) -> None:
         for name, value in list(attributes.items()):
@@ -173,6 +178,7 @@ class _Walk:
             for name, found in vars(value).items():
                 if _function_of(found) is not None:
                     self.add(f"{path}.{name}", found)
+        self.add(f"{path}.class", type(value))
         for each in value.__mro__:
             if self._own(each.__module__):
                 called = {name: found for name, found in vars(each).items() if _DUNDER.fullmatch(name)}
@@ -195,8 +201,10 @@ class _Walk:
         elif isinstance(value, enum.Enum):
             self._rows.append([path, str(value)])
             self.add(f"{path}.class", type(value))
-        elif any(not sources.is_upstream(each.__module__) for each in type(value).__mro__):
+        elif "_modules" in getattr(value, "__dict__", ()) or not _is_upstream(type(value)):
             self._add_instance(path, value)
+        else:
+            self._rows += [[path, text] for text in _text(value)]
         for name, found in _content(value):
             self.add(f"{path} {name}", found)
 
@@ -224,9 +232,25 @@ def _content(value: Any) -> Iterator[tuple[str, Any]]:
         yield from (("{}", found) for found in sorted(value, key=_label))
     elif _is_formula(value):
         yield from (("gradient", value._backward_fn), ("context", value._setup_context_fn))
+    elif isinstance(value, contextvars.ContextVar):
+        with suppress(LookupError):  # without a value here
+            yield "value", value.get()
+    elif any(each.__module__ in ("argparse", "collections", "types") for each in type(value).__mro__):
+        yield from getattr(value, "__dict__", {}).items()
 
 
-_DUNDER, _VARIABLE = re.compile(r"__\w+__"), re.compile(r"[A-Z][A-Z0-9_]+")
+def _text(value: Any) -> Iterator[str]:
+    """Yield the value of what has one and no attributes: numbers, dates, arrays."""
+    kind = type(value)
+    if isinstance(value, (range, slice, bytearray)) or kind.__module__ in ("fractions", "decimal", "datetime", "array"):
+        yield repr(value)
+    elif isinstance(value, re.Pattern):
+        yield repr((value.pattern, value.flags))
+    elif kind.__module__ == "numpy" and hasattr(value, "tobytes"):
+        yield repr((value.dtype, value.shape, hashlib.sha256(value.tobytes()).hexdigest()))
+
+
+_DUNDER = re.compile(r"__\w+__")
 # What every class has, and no call goes through.
 _OF_CLASSES = frozenset({"__dict__", "__weakref__", "__doc__", "__module__", "__qualname__", "__annotations__"})
 # By which code asks for a variable of the environment.
@@ -271,6 +295,10 @@ def _names(code: types.CodeType) -> Iterator[str]:
             yield from _names(constant)
         elif isinstance(constant, str):
             yield constant
+
+
+def _is_upstream(kind: type) -> bool:
+    return all(sources.is_upstream(each.__module__) for each in kind.__mro__)
 
 
 def _function_of(value: Any) -> types.FunctionType | None:

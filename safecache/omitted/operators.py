@@ -5,6 +5,7 @@ Torch's own are covered by its version.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -42,12 +43,14 @@ _TABLES = (
     ("torch._inductor.lowering", "lowerings"),
     ("torch._inductor.lowering", "user_lowerings"),
 )
+# Modules whose passes others may give patterns to.
+_PASSES = tuple(f"torch._inductor.fx_passes.{name}" for name in ("pre_grad", "joint_graph", "post_grad"))
 _COLLECTIVES = ("_c10d_functional", "c10d_functional", "c10d", "symm_mem", "_c10d_functional_autograd", "_dtensor")
 # Of what Library.impl() registers, what is not traced through, but called when the graph runs.
 _OPAQUE = ("CPU", "CUDA", "XPU", "HIP", "MPS", "HPU", "XLA", "PrivateUse1", "CompositeExplicitAutograd")
 # How the dispatcher names a file that has registered something.
 _PLACE = re.compile(r"registered at (.+):\d+")
-_CALLABLE, _CLASS = "callable", "class"
+_CALLABLE, _CLASS, _PATTERNS = "callable", "class", "patterns"
 # Stated of what cannot all be looked at, such as an op of which something was registered before this process had
 # safecache: these parts are not known then.
 UNSEEN, HIDDEN = "unseen", ("autograd", "kernels")
@@ -60,13 +63,25 @@ _modules: dict[str, frozenset[str]] = {}
 _libraries: dict[str, tuple[str, ...]] = {}
 # The tables of what torch's own ops are made of, as they were looked at, and the names of ops that others have changed.
 _tables: tuple[list[list[Any]], tuple[str, ...]] = [], ()
+# What Library.impl() had been given, as torch keeps it, before this process had safecache; and those of torch's own ops
+# for which that was somebody else's.
+_before: frozenset[str] | None = None
+_unseen: frozenset[str] | None = None
 
 
 def registered(name: str, key: str, function: Callable[..., Any]) -> None:
     """Note that ``function`` was registered for the op of this qualified ``name``, for one dispatch ``key``."""
+    global _before
+    if _before is None:
+        _before = frozenset(_given() - {f"{name.replace('::', '/')}/{key}"})
     is_torchs = name.partition("::")[0] in OF_TORCH and sources.is_upstream(_module_of(function))
     if not is_torchs and key not in _OPAQUE:
         _registered.setdefault(name, {})[key] = function
+
+
+def _given() -> set[str]:
+    given: set[str] = getattr(sys.modules.get("torch.library"), "_impls", set())
+    return given
 
 
 def _module_of(function: Any) -> str:
@@ -79,7 +94,8 @@ def named_in(graph: Any, *, is_lowered: bool) -> tuple[str, ...]:
     """The names of the custom ops in an FX graph and those within it, and of torch's own that others have changed.
 
     As ``namespace.name.overload``. Also of the functions that it calls as they are, and of its tensors' classes: as
-    ``callable module:name`` and ``class module:name``. ``is_lowered``: no op becomes another one in it any more.
+    ``callable module:name`` and ``class module:name``; and ``patterns``, if others have given some to torch's passes.
+    ``is_lowered``: no op becomes another one in it any more.
     """
     found = {name for target in _targets(graph) for name in _names(target)}
     classes = {f"{_CLASS} {each.__module__}:{each.__qualname__}" for each in _classes(graph)}
@@ -89,7 +105,8 @@ def named_in(graph: Any, *, is_lowered: bool) -> tuple[str, ...]:
 def find_changed(graph: Any, *, is_lowered: bool) -> set[str]:
     """Find torch's own ops for which others have registered what is traced through, or a lowering; see named_in()."""
     names = set(_changed())
-    return {str(target) for target in _targets(graph)} & names if names and is_lowered else names
+    names = {str(target) for target in _targets(graph)} & names if names and is_lowered else names
+    return {*names, _PATTERNS} if any(_patterns()) else names
 
 
 def _changed() -> tuple[str, ...]:
@@ -100,8 +117,54 @@ def _changed() -> tuple[str, ...]:
         items = (item for table in known for item in list(table.items()))
         found = (op for op, made in items if not sources.is_upstream(_module_of(made)))
         _tables = values, tuple(sorted(str(op) for op in found if getattr(op, "namespace", "") in OF_TORCH))
-    given = (name.replace("::", ".") for name in _registered if name.partition("::")[0] in OF_TORCH)
-    return (*_tables[1], *(name if name.count(".") > 1 else f"{name}.default" for name in given))
+    rules = getattr(sys.modules.get("torch._library.simple_registry"), "singleton", None)
+    given = [*_registered, *_find_unseen()]
+    given += [name for name, entry in (rules._data if rules else {}).items() if entry.torch_dispatch_rules._data]
+    return (*_tables[1], *(_dotted(name) for name in given if name.partition("::")[0] in OF_TORCH))
+
+
+def _dotted(name: str) -> str:
+    name = name.replace("::", ".")
+    return name if name.count(".") > 1 else f"{name}.default"
+
+
+def _find_unseen() -> frozenset[str]:
+    """Find torch's own ops for which Library.impl() was given somebody else's before this process had safecache."""
+    global _before, _unseen
+    if _before is None:
+        _before = frozenset(_given())
+    if _unseen is None:
+        torch, found = sys.modules["torch"], set()
+        top = os.path.dirname(str(torch.__file__))
+        for each in _before:
+            namespace, op, key = each.split("/", 2)
+            if namespace in OF_TORCH and key not in _OPAQUE:
+                dump = torch._C._dispatch_dump(f"{namespace}::{op}")
+                if any(not place.startswith(top) for place in _PLACE.findall(dump) if place.endswith(".py")):
+                    found.add(f"{namespace}::{op}")
+        _unseen = frozenset(found)
+    return _unseen
+
+
+def _patterns() -> Iterator[Any]:
+    """Yield the patterns that others have given to torch's passes."""
+    for module in _PASSES:
+        for value in list(vars(sys.modules.get(module) or object).values()):
+            for each in value if isinstance(value, list) else [value]:
+                if type(each).__name__ == "PatternMatcherPass":
+                    yield from (entry for found in list(each.patterns.values()) for entry in found if _is_own(entry))
+
+
+def _is_own(entry: Any) -> bool:
+    parts = [each for each in vars(entry).values() if callable(each)]
+    parts += [_cell(each) for part in parts for each in getattr(part, "__closure__", None) or ()]
+    return any(not sources.is_upstream(_module_of(each)) for each in parts if callable(each))
+
+
+def _cell(cell: Any) -> Any:
+    with suppress(ValueError):  # not bound
+        return cell.cell_contents
+    return None
 
 
 def _classes(graph: Any) -> set[type]:
@@ -163,6 +226,10 @@ def find_modules(names: Iterable[str]) -> set[str]:
 
 def stated(name: str) -> dict[str, str]:
     """What the op of this name is now, by the rows of table.PARTS; empty if this process has none of that name."""
+    if name == _PATTERNS:
+        patterns = functions.look_into([vars(each) for each in _patterns()])
+        _modules[name] = patterns.modules
+        return {"pattern": patterns.digest or "none"}
     what, _, place = name.rpartition(" ")
     if what:
         found = _found(place)
@@ -204,14 +271,16 @@ def _is_unseen(op: Any) -> bool:
 
     What a server registers is covered by its version.
     """
-    library, entry = sys.modules.get("torch.library"), _entry(op)
-    if _definition(op) is not None or op.namespace in OF_TORCH:
+    if op.namespace in OF_TORCH:
+        return op._name in _find_unseen()
+    entry = _entry(op)
+    if _definition(op) is not None:
         return False
     noted = {*_registered.get(op._name, ()), *_OPAQUE}
     if entry is not None and entry.fake_impl.kernel is not None:
         noted.add("Meta")  # torch's own, which calls that
     before = f"{op._name.replace('::', '/')}/"
-    given = (each[len(before) :] for each in getattr(library, "_impls", ()) if each.startswith(before))
+    given = (each[len(before) :] for each in list(_given()) if each.startswith(before))
     return any(key not in noted for key in given) and not _is_of_server(op)
 
 
@@ -288,10 +357,8 @@ def _tuned(op: Any) -> Iterator[Any]:
     if lowering is None:
         return
     yield lowering
-    for cell in lowering.__closure__ or ():
-        with suppress(ValueError):  # not bound
-            found = cell.cell_contents
-            yield from (getattr(each, "__dict__", each) for each in (found if isinstance(found, list) else [found]))
+    for found in map(_cell, lowering.__closure__ or ()):
+        yield from (getattr(each, "__dict__", each) for each in (found if isinstance(found, list) else [found]))
 
 
 def _kernels(op: Any, wanted: Callable[[str], bool]) -> Iterable[Any]:
@@ -302,7 +369,7 @@ def _kernels(op: Any, wanted: Callable[[str], bool]) -> Iterable[Any]:
 
 def reset() -> None:
     """Look at torch's tables again."""
-    global _tables
-    _tables = [], ()
+    global _tables, _unseen
+    _tables, _unseen = ([], ()), None
     _modules.clear()
     _libraries.clear()

@@ -19,8 +19,15 @@ __all__ = ["merges_collectives", "names", "noted", "now", "of_function", "ranks"
 
 _DRIVER = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
 _SERVERS = ("vllm", "sglang")
+# What says where something lies or runs, or what is printed. Kubernetes adds
+# VLLM_SERVICE_HOST, VLLM_PORT_8000_TCP_ADDR and the like for a service of that name; vLLM marks what it has set itself.
+_PLACES = re.compile(
+    r"_(ADDR|ADDRESS|API|CACHE|COLOR|DEBUG|DIR|DIRECTORY|ENDPOINT|FILE|FOLDER|HOME|HOST|HOSTNAME|ID|IDENT|INTERVAL|IP|KEY|LEVEL"
+    r"|LOG|LOGGING|LOGS|METRICS|NAME|NAMESPACE|NODE|PASSWORD|PATH|PID|POD|PORT|PROFILE|PROFILER|PROTO|ROOT|SECRET|SERVICE"
+    r"|SET_BY_VLLM|SOCKET|STATS|TCP|TIMEOUT|TOKEN|TRACE|UDP|UID|URI|URL|USAGE|USER|UUID)(?=_|$)"
+)
 # Paths, addresses, times and identifiers, which servers set for their own workers.
-_PLACE = re.compile(r"[/:]|\d{5}|[0-9a-f]{16}|[0-9a-f]{8}-[0-9a-f]{4}-")
+_PLACE_VALUE = re.compile(r"[/:]|\d{5}|[0-9a-f]{16}|[0-9a-f]{8}-[0-9a-f]{4}-")
 # Names by which code asks for its rank, which Dynamo makes a constant of.
 _ASKS = frozenset({"get_rank", "get_world_size", "get_local_rank", "get_group_rank", "get_node_local_rank"})
 _DIGITS = 12
@@ -61,10 +68,10 @@ def _resolved(settings: Any) -> Iterator[tuple[str, str]]:
     """What vLLM is to do, by name, and the variables that it declares: those that say what, not where, as digests."""
     for section, values in _fields(settings):
         for field, value in _fields(values):
-            if not functions.PLACES.search(f"_{field.upper()}") and _is_plain(value):
+            if not _PLACES.search(f"_{field.upper()}") and _is_plain(value):
                 yield f"{section}.{field}", _hashed(repr(value))
     for name, text in config.environment().items():
-        if name in _declared() and not functions.PLACES.search(name):
+        if name in _declared() and not _PLACES.search(name):
             yield name, _hashed(text)
 
 
@@ -213,8 +220,8 @@ def _undeclared() -> dict[str, str]:
         for name, value in config.environment().items()
         if name.startswith("VLLM_")
         and name not in declared
-        and not functions.PLACES.search(name)
-        and not _PLACE.search(value)
+        and not _PLACES.search(name)
+        and not _PLACE_VALUE.search(value)
     }
 
 

@@ -70,6 +70,12 @@ PARTS: dict[str, Part] = {
         "AOTAutograd traces through what a subclass does, and the key has no more of it than its metadata",
         f"{_TORCH}/issues/160472",
     ),
+    "pattern": Part(
+        "patterns of others in torch's passes",
+        True,
+        "they replace parts of the graph after the key was computed",
+        f"{_TORCH}/issues/136883",
+    ),
     "inlined": Part(
         "function inlined ahead of time",
         True,

@@ -115,6 +115,14 @@ def test_an_op_that_was_registered_before_safecache_was_imported_is_a_miss(home,
     assert "SAFECACHE_ASSUME_UNCHANGED=shop.low_level.default" in answer.warnings[0], answer
 
 
+def test_an_op_of_torchs_that_was_changed_before_safecache_was_imported_is_a_miss(home):
+    for accepted, hits in (("", 0), ("", 0), ("aten.hardsigmoid.default", 1)):
+        home.environment["SAFECACHE_ASSUME_UNCHANGED"] = accepted
+        answer = home.run(omitted_scenes.run_unseen_of_torch)
+        assert answer.ok and answer.result == {"compiled": 12.0, "hits": hits}, answer
+    assert not answer.warnings
+
+
 def test_an_op_that_a_user_assumes_unchanged_is_used(home):
     home.environment["SAFECACHE_ASSUME_UNCHANGED"] = "shop.low_level.default"
     assert home.run(omitted_scenes.run_unseen, name="low_level_formula", edition=0).ok

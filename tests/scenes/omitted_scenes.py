@@ -494,6 +494,21 @@ def run_unseen(name, edition):
         return run(name, edition)
 
 
+def run_unseen_of_torch():
+    """An op of torch's for which something was registered before safecache was imported."""
+    import torch
+    from torch._dynamo.utils import counters
+
+    from safecache.omitted import operators
+
+    library = torch.library.Library("aten", "IMPL")
+    with mock.patch.object(operators, "registered", lambda *_: None):
+        library.impl("hardsigmoid", lambda x: x * 3, "AutogradCPU")
+    with mock.patch.multiple(operators, _before=None, _unseen=None), torch.no_grad():
+        compiled = torch.compile(torch.ops.aten.hardsigmoid)(torch.ones(4)).sum().item()
+    return {"compiled": compiled, "hits": counters["aot_autograd"]["autograd_cache_hit"]}
+
+
 def state_of_unseen():
     """What is stated of an op with no more than a kernel and a fake one, and once a gradient is there, all unseen."""
     import torch

@@ -1,11 +1,13 @@
 """Small programs of several files, whose graphs are made with code and values that no cache key has.
 
-Each consists of ``ops.py``, which stays as it is, and of ``parts.py``, in which {n} is 1, and 2 once it is edited.
+Each consists of ``ops.py``, which stays as it is, of ``parts.py``, in which {n} is 1, and 2 once it is edited, and of
+``data.json``, which holds that number, too.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import shutil
 import sys
@@ -101,6 +103,49 @@ SIZES = {
     "far_helper": (
         "from .parts import f299 as size",
         "def f0():\n    return {n}\n" + "".join(f"def f{i}():\n    return f{i - 1}()\n" for i in range(1, 300)),
+    ),
+}
+# What they have read, while they are imported, from a file of data: no source is edited.
+READ = "import json, os\ndata = json.load(open(os.path.join(os.path.dirname(__file__), 'data.json')))\n"
+SIZES |= {
+    "namespace": (
+        "from .parts import config\ndef size():\n    return config.n",
+        f"{READ}import types\nconfig = types.SimpleNamespace(**data)",
+    ),
+    "arguments": (
+        "from .parts import config\ndef size():\n    return config.n",
+        f"{READ}import argparse\nconfig = argparse.Namespace(**data)",
+    ),
+    "user_dict": (
+        "from .parts import config\ndef size():\n    return config['n']",
+        f"{READ}import collections\nconfig = collections.UserDict(data)",
+    ),
+    "chain_of_maps": (
+        "from .parts import config\ndef size():\n    return config['n']",
+        f"{READ}import collections\nconfig = collections.ChainMap({{}}, data)",
+    ),
+    "context_variable": (
+        "from .parts import config\ndef size():\n    return config.get()",
+        f"{READ}import contextvars\nconfig = contextvars.ContextVar('config', default=data['n'])",
+    ),
+    "metaclass": (
+        "from .parts import Config\ndef size():\n    return Config.N",
+        f"{READ}class Meta(type):\n    N = data['n']\n\nclass Config(metaclass=Meta):\n    pass",
+    ),
+    "module_attribute": (
+        "from .parts import module\ndef size():\n    return module.n",
+        f"{READ}import torch\nmodule = torch.nn.Linear(1, 1)\nmodule.n = data['n']",
+    ),
+    "number": (
+        "from .parts import N\ndef size():\n    return int(N)",
+        f"{READ}import fractions\nN = fractions.Fraction(data['n'])",
+    ),
+    "range": ("from .parts import N\ndef size():\n    return len(N)", f"{READ}N = range(data['n'])"),
+    "bytes": ("from .parts import N\ndef size():\n    return N[0]", f"{READ}N = bytearray([data['n']])"),
+    "environment_in_lower_case": ("import os\ndef size():\n    return int(os.environ.get('shop_level', '1'))", ""),
+    "environment_by_prefix": (
+        "import os\ndef size(which='N'):\n    return int(os.environ.get(f'SHOP_{which}', '1'))",
+        "",
     ),
 }
 GRADIENT = """
@@ -214,6 +259,22 @@ def run(compiler):
     with torch.no_grad(), torch.autocast("cpu", dtype=torch.bfloat16):
         return compiler(lambda x: rounded(x).float() * 3)(torch.full((4,), 1 / 3)).sum().item()
 """
+PATTERN = """
+import torch
+from torch._inductor.fx_passes import post_grad
+from torch._inductor.pattern_matcher import Arg, CallFunction, register_graph_pattern
+
+N = {n}
+
+def replace():
+    @register_graph_pattern(CallFunction(torch.ops.aten.cosh.default, Arg()), pass_dict=post_grad.pass_patterns[1])
+    def _(match, x):
+        with match.graph.inserting_before(match.output_node()):
+            new = match.graph.call_function(torch.ops.aten.mul.Tensor, (x, 2 * N))
+            new.meta.update(match.output_node().meta)
+        match.output_node().replace_all_uses_with(new)
+        match.erase_nodes()
+"""
 PROGRAMS = {
     **{name: (SHAPED.replace("{size}", ops), parts) for name, (ops, parts) in SIZES.items()},
     "gradient": (GRADIENT, "class Config:\n    N = {n}"),
@@ -225,6 +286,7 @@ PROGRAMS = {
     "decomposition": (OF_TORCH.replace("{op}", "hardswish"), DECOMPOSED),
     "lowering": (OF_TORCH.replace("{op}", "sin"), LOWERED),
     "dispatched": (OF_TORCH.replace("{op}", "hardsigmoid"), DISPATCHED),
+    "pattern": (OF_TORCH.replace("{op}", "cosh"), PATTERN),
     "autocast": (AUTOCAST, "import torch\nkind = (torch.bfloat16, torch.float16)[{n} - 1]"),
 }
 SUPPORT = {"registry": "FUNCTIONS = {}\n", "subclass_with_a_table": SCALED_BY_TABLE}
@@ -246,6 +308,7 @@ def write(place: Path, edition: int, above: dict[str, str] | None = None) -> Non
                 "{n}", str(edition + 1)
             ).replace("{{}}", "{}")
             (package / f"{module}.py").write_text(filled + "\n")
+        (package / "data.json").write_text(json.dumps({"n": edition + 1}))
 
 
 def run_all(place):
