@@ -134,22 +134,24 @@ def _find_unseen() -> frozenset[str]:
     if _before is None:
         _before = frozenset(_given())
     if _unseen is None:
-        torch, found = sys.modules["torch"], set()
-        top = os.path.dirname(str(torch.__file__))
-        for each in _before:
-            namespace, op, key = each.split("/", 2)
-            if namespace in OF_TORCH and key not in _OPAQUE:
-                dump = torch._C._dispatch_dump(f"{namespace}::{op}")
-                if any(not place.startswith(top) for place in _PLACE.findall(dump) if place.endswith(".py")):
-                    found.add(f"{namespace}::{op}")
-        _unseen = frozenset(found)
+        given = (each.split("/", 2) for each in _before)
+        names = {f"{space}::{op}" for space, op, key in given if space in OF_TORCH and key not in _OPAQUE}
+        _unseen = frozenset(filter(_is_anothers, names))
     return _unseen
+
+
+def _is_anothers(name: str) -> bool:
+    """Tell whether a file that is not torch's has registered something in Python for this op."""
+    torch = sys.modules["torch"]
+    top = os.path.dirname(str(torch.__file__))
+    places = _PLACE.findall(torch._C._dispatch_dump(name))
+    return any(place.endswith(".py") and not place.startswith(top) for place in places)
 
 
 def _patterns() -> Iterator[Any]:
     """Yield the patterns that others have given to torch's passes."""
     for module in _PASSES:
-        for value in list(vars(sys.modules.get(module) or object).values()):
+        for value in list(getattr(sys.modules.get(module), "__dict__", {}).values()):
             for each in value if isinstance(value, list) else [value]:
                 if type(each).__name__ == "PatternMatcherPass":
                     yield from (entry for found in list(each.patterns.values()) for entry in found if _is_own(entry))
