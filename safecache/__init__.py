@@ -73,7 +73,7 @@ def _own_command_line() -> bool:
 
 
 def _is_quiet() -> bool:
-    # An entry point of a server, or a hook in the source of torch: what follows from those, safecache_entry says.
+    # An entry point of a server, which activates by itself.
     entry = sys.modules.get("safecache_entry")
     return entry is not None and entry.is_loading()
 

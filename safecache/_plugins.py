@@ -1,8 +1,7 @@
 """What the plugin loaders of vLLM and SGLang start in each process of a server where safecache is asked for.
 
 They load whatever is installed: whether it is asked for, safecache_entry looks, which imports this if so. Both log an
-exception of a plugin and start the server without it, so what must stop the server ends the process. The entry points
-of 0.1.0 name this module itself; importing it activates, as any import of the package does.
+exception of a plugin and start the server without it, so what must stop the server ends the process.
 """
 
 from __future__ import annotations

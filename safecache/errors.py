@@ -15,7 +15,6 @@
     ├── VerifierError          what verifies is not on, and strict mode does not go on without it; raised by activate()
     │                          and by the import of the module that was to be verified
     ├── PackRefusedError       a pack was not made by whom this process trusts, or is not as it was made
-    ├── SourcePatchError       a source patch does not fit, or cannot be applied: nothing was changed
     └── TritonCompileCrash     Triton's compiler died of a kernel, in a process of its own
 
 In default mode EntryRefusedError, CacheReadError, UnpicklableEntryError, CacheWriteError and ExecutionError do not
@@ -38,7 +37,6 @@ __all__ = [
     "RefusedArtifactError",
     "RegistryError",
     "SafecacheError",
-    "SourcePatchError",
     "TritonCompileCrash",
     "UnpicklableEntryError",
     "VerifierError",
@@ -125,10 +123,6 @@ class PackRefusedError(SafecacheError):
     """Names the pack and why it is not used; ``reason``: that, as the value of a Reason."""
 
     reason = ""
-
-
-class SourcePatchError(SafecacheError):
-    """Names the patch or the file of torch or triton, and why it was left as it is."""
 
 
 class TritonCompileCrash(SafecacheError, RuntimeError):

@@ -99,14 +99,12 @@ def name_of(scene) -> str:
 class Zygote:
     """Starts tests/harness/zygote.py once and has it run scenes, each in a fork.
 
-    With ``packages`` it imports torch and Triton from there, and no safecache; or one that is not activated, if that is
-    to be ``dormant``.
+    With ``packages`` it imports torch and Triton from there, and no safecache.
     """
 
-    def __init__(self, base: Path, packages: Path | None = None, *, dormant: bool = False) -> None:
-        alone = packages is not None and not dormant
+    def __init__(self, base: Path, packages: Path | None = None) -> None:
+        alone = packages is not None
         environment = os.environ | isolated_environment(base) | {"TMPDIR": str(base)}
-        environment |= {"SAFECACHE": "0"} if dormant else {}
         # Up to 2.12 it costs each zygote 20 CPU seconds to find out, which is nothing that they are started for.
         environment |= {"TORCHINDUCTOR_VEC_ISA_OK": "0"} if alone else {}
         found = [packages, None if alone else SOURCE]

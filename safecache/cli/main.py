@@ -22,7 +22,6 @@ _GROUPS = {
     "use": {
         "run": ("run", "run a command with safecache active in it and in its children"),
         "warm": ("warm", "run a command until its caches are filled, and say what would still miss"),
-        "patches": ("patches", "the same behaviour as patches of the sources of torch and Triton"),
         "demo": ("demo", "a real model, cold and warm, and what faults do to stock torch and to us"),
         "bench": ("bench", "measure against stock torch in the same run, interleaved"),
         "help": ("topics", "the reference: list its pages, or show one, such as settings"),

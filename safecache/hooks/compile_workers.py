@@ -11,7 +11,6 @@ from typing import Any
 from torch._inductor.compile_worker.subproc_pool import SubprocPickler
 
 from safecache.errors import SafecacheError
-from safecache.patching import activation
 from safecache.remote import tier
 from safecache.settings import config
 from safecache.signing import keyring
@@ -93,8 +92,5 @@ def _received(secret: bytes, seconds: float, job: object) -> object:
 
 # Not in the process that makes the pool, which imports this module too.
 if config.is_one():
-    # Where torch's source is patched, a hook there may have loaded the package before, which activates nothing.
-    if config.current().enabled:
-        activation.activate()
     directory_faults.leave_to_parent()
     fallback.leave_to_parent()

@@ -12,7 +12,7 @@ from safecache.errors import KeyringError, VerifierError
 from safecache.patching.targets import MODULES, TARGETS, VERIFYING
 from safecache.settings import config
 
-__all__ = ["activate", "are_source_hooks_on", "deactivate", "is_active", "status"]
+__all__ = ["activate", "deactivate", "is_active", "status"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -95,8 +95,6 @@ _pending: set[str] = set()
 # Target modules that we could not even try to patch, and why.
 _broken: dict[str, str] = {}
 _watcher: threading.Thread | None = None
-# True after activate(), False after deactivate(), None before either: hooks of source patches obey it too.
-_switched_on: bool | None = None
 
 
 def _renew_lock() -> None:
@@ -115,7 +113,7 @@ def activate() -> None:
     setting with a bad value; in strict mode KeyringError if there is no key to verify with, and VerifierError if a
     verifying hook cannot be put on. A call that raises turns no hook on.
     """
-    global _finder, _switched_on
+    global _finder
     config.name_run()
     settings = config.reload()
     if settings.strict:
@@ -130,7 +128,6 @@ def activate() -> None:
 
         extras.report(settings.remote)
     with _lock:
-        _switched_on = True
         if _finder is None:
             _finder = _Finder()
         if _finder not in sys.meta_path:
@@ -164,9 +161,8 @@ def _check_strictly() -> None:
 
 def deactivate() -> None:
     """Turn the hooks off: every patched attribute is again the object it was. Idempotent and thread-safe."""
-    global _finder, _switched_on
+    global _finder
     with _lock:
-        _switched_on = False
         sys.meta_path = [finder for finder in sys.meta_path if finder is not _finder]
         _finder = None
         _pending.clear()
@@ -180,11 +176,6 @@ def deactivate() -> None:
 def is_active() -> bool:
     """Whether the hooks are on."""
     return _finder is not None
-
-
-def are_source_hooks_on() -> bool:
-    """Whether hooks of source patches are on: by the last activate() or deactivate(), otherwise by the settings."""
-    return config.current().enabled if _switched_on is None else _switched_on
 
 
 def status() -> list[HookStatus]:

@@ -32,44 +32,10 @@ from safecache.reporting.kinds import Reason
 from safecache.settings import config
 from safecache.signing import provenance
 
-__all__ = ["Patch", "StandDown", "StandDownError", "check_version", "hook_function", "signature_of", "wrapped"]
+__all__ = ["Patch", "StandDown", "StandDownError", "check_version", "signature_of", "wrapped"]
 
 
 _DEEPEST_CHAIN = 100
-# Hooks that sources patched by 0.1.0 name: the modules they have moved to, and their names now.
-_MOVED = {
-    "aot_compile": "dynamo",
-    "aot_compile_types": "dynamo",
-    "aoti_eager": "aot_inductor",
-    "aoti_package": "aot_inductor",
-    "caching": "standalone_compile",
-    "cpp_builder": "cpp_codecache",
-    "cpu_vec_isa": "cpp_codecache",
-    "cutlass_utils": "other_backends",
-    "file_baton": "locks",
-    "halide": "other_backends",
-    "object_caches": "other_backends",
-    "package": "dynamo",
-    "pgo": "dynamo",
-    "triton_bundler": "triton_in_inductor",
-    "triton_compiler": "triton_runtime",
-    "triton_heuristics": "triton_in_inductor",
-}
-_RENAMED = {
-    "aoti_eager:cache_dir": "eager_cache_dir",
-    "aoti_eager:compile_operator": "compile_eager",
-    "aoti_eager:load_cache": "load_eager_cache",
-    "caching:get": "get_cached",
-    "caching:insert": "insert_cached",
-    "halide:build_runtime": "build_halide_runtime",
-    "halide:generate": "generate_halide",
-    "halide:touch": "touch_halide",
-    "halide:work": "halide_work",
-    "package:load": "load_package",
-    "package:read": "read_package",
-    "package:write": "write_package",
-    "triton_compiler:init": "init_kernel",
-}
 _REMEDY = "What it guards is as in stock torch; a newer safecache may know this release."
 _STRICT_REMEDY = (
     "Strict mode refuses to start. Help: upgrade safecache (this release supports torch {}.{} to before {}.{}), or set"
@@ -180,7 +146,7 @@ class Patch:
     def prepare(self) -> None:
         """Import the hook, outside of any lock. Does not raise: apply() reports a failure."""
         try:
-            self._hook_function = hook_function(self.target.hook)
+            self._hook_function = _hook_function(self.target.hook)
         except Exception as error:
             self._hook_function = None
             self._import_error = error
@@ -218,7 +184,7 @@ class Patch:
         if self.target.builtin:
             vars(module).setdefault(self.target.attribute, getattr(builtins, self.target.attribute))
         original = _resolve(module, self.target.attribute)
-        if self._is_in_source(module, original):
+        if self._is_in_source(module):
             return
         self._module = module
         present = self._present(original)
@@ -234,10 +200,9 @@ class Patch:
     def _present(self, outermost: Any) -> _Hook | None:
         return next((hook for hook in self._hooks if hook.is_below(outermost)), None)
 
-    def _is_in_source(self, module: types.ModuleType, original: Any) -> bool:
+    def _is_in_source(self, module: types.ModuleType) -> bool:
         """Whether a source patch (patches/) already does the hook's work."""
-        marked = bool(self.target.marker) and getattr(module, self.target.marker, False) is True
-        return marked or _source_hook(original) is not None
+        return bool(self.target.marker) and getattr(module, self.target.marker, False) is True
 
     def _factory(self, hook: _Hook) -> Any:
         return lambda original: wrapped(original, self._hook_function, lambda: hook.enabled)
@@ -275,21 +240,13 @@ class Patch:
             return "inactive" if enabled is None else "overwritten"
         if enabled is not None:
             return "active" if enabled.is_below(found) else "overwritten"
-        in_source = self._is_in_source(module, found)
-        hook = _source_hook(found)
-        return "in the source" if in_source and (hook is None or hook._self_enabled()) else "inactive"
+        return "in the source" if self._is_in_source(module) else "inactive"
 
 
-def hook_function(name: str) -> Any:
-    """The hook ``module:function`` of safecache.hooks, by its name now or in 0.1.0. Raises what its import raises."""
+def _hook_function(name: str) -> Any:
+    """Import the hook ``module:function`` of safecache.hooks. Raises what its import raises."""
     module, _, function = name.partition(":")
-    module, function = _MOVED.get(module, module), _RENAMED.get(name, function)
     return getattr(importlib.import_module(f"safecache.hooks.{module}"), function)
-
-
-def _source_hook(outermost: Any) -> Any:
-    """What safecache_entry has put on in the source, None if nothing."""
-    return next((each for each, _ in _chain(outermost) if getattr(each, "_self_in_source", False) is True), None)
 
 
 def _failed(error: Exception | None) -> StandDownError:

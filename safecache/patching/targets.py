@@ -856,8 +856,8 @@ UPSTREAM_HOOKS = {
 
 MODULES = frozenset(target.module for target in TARGETS)
 
-# The hooks that seal, verify, or make sure that what is refused is recompiled; the source patch verified-loads has them
-# too. The others count lookups, explain failures, and look after directories, launchers and compiles.
+# The hooks that seal, verify, or make sure that what is refused is recompiled. The others count lookups, explain
+# failures, and look after directories, launchers and compiles.
 VERIFYING = frozenset(
     f"{module}:{function}"
     for module, functions in {

@@ -106,7 +106,6 @@ ELSEWHERE = {
     "tiers/levels.py": "a local level's root itself",
     "metrics/__init__.py": "the metrics' directory",
     "code/packages.py": "packages, at the paths that their users give",
-    "source_patches/publishing.py": "torch's and Triton's source",
     "code/private_build.py": "a private directory",
     "files/private_directory.py": "memory, and private directories",
     "trials/strikes.py": "the user's own place for them",

@@ -19,10 +19,10 @@ from safecache.signing import key_files
 
 PACKAGE = Path(__file__).parents[2] / "safecache"
 # Rooms in which torch and Triton may be imported: by then they are.
-OTHERS = {"bootstrap", "cli", "doctor", "hooks", "isolation", "source_patches"}
+OTHERS = {"bootstrap", "cli", "doctor", "hooks", "isolation"}
 CORE = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in OTHERS)
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bootstrap" not in path.parts)
-# Beside the package: servers and patched sources import it.
+# Beside the package: servers import it.
 ENTRY = PACKAGE.parent / "safecache_entry.py"
 MODULES.append(ENTRY)
 # Here importing late is the point: activating must not import what is only needed once torch is, nor a hit what only a
@@ -85,7 +85,7 @@ def test_entry_imports_nothing_of_ours_and_the_package_nothing_of_it():
     importers = {
         name_of(path) for path in MODULES if any(i.is_below("safecache_entry") for i in imports(tree_of(path)))
     }
-    assert importers == {"safecache.patched"}
+    assert importers == set()
 
 
 def test_importing_the_core_loads_neither_torch_nor_hooks():

@@ -28,8 +28,6 @@ def test_what_metadata_names_is_shipped_and_there(name):
 
 
 def test_all_that_is_shipped_is_found_in_an_editable_installation():
-    """Which adds these directories to sys.path, and in which nothing is moved."""
+    """Which adds these directories to sys.path."""
     assert BUILD["dev-mode-dirs"] == ["."]
-    moved = BUILD["targets"]["wheel"]["sources"]
     assert all((ROOT / name).exists() for name in BUILD["targets"]["wheel"]["only-include"])
-    assert {"safecache", "safecache_entry.py"} & set(moved) == set()

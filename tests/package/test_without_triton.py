@@ -31,7 +31,7 @@ CALLS = [
         "help",
         "help settings",
     ),
-    *("quarantine list", "forget --all", "gc --dry-run", "status", "status --sinks", "doctor", "patches list"),
+    *("quarantine list", "forget --all", "gc --dry-run", "status", "status --sinks", "doctor"),
     *("pack -o {base}/one.safecache", "diff {base}/one.safecache {base}/one.safecache", "preflight"),
 ]
 CALL_ALL = """

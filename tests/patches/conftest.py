@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import json
 import os
 import shutil
 import subprocess
-import sys
 import tempfile
+from collections.abc import Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
 
@@ -31,11 +32,21 @@ def installed(package: str) -> Path | None:
 needs_triton = pytest.mark.skipif(installed("triton") is None, reason="needs Triton")
 
 
-def safecache(*arguments: str, env: dict[str, str] | None = None, **kwargs) -> subprocess.CompletedProcess[str]:
-    """Run the real command line of this checkout."""
-    environment = os.environ | {"PYTHONPATH": str(SOURCE), "SAFECACHE": "0"} | (env or {})
-    command = [sys.executable, "-m", "safecache", *arguments]
-    return subprocess.run(command, env=environment, text=True, capture_output=True, timeout=120, **kwargs)
+def patches_of(package: str) -> dict[str, Path]:
+    """Those of the installed release, by name."""
+    release = ".".join(importlib.metadata.version(package).split(".")[:2])
+    return {path.stem: path for path in (SOURCE / "patches" / f"{package}-{release}").glob("*.patch")}
+
+
+def apply(site: Path, *names: str, tool: Sequence[str] = ("git", "apply", "-p1")) -> None:
+    """As patches/README.md says."""
+    for package in filter(installed, PACKAGES):
+        for name, path in patches_of(package).items():
+            if name in names:
+                environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(site.parent)}
+                command = [*tool, str(path)] if tool[0] == "git" else [*tool, f"--input={path}"]
+                done = subprocess.run(command, cwd=site, env=environment, text=True, capture_output=True)
+                assert done.returncode == 0, (name, done.stdout, done.stderr)
 
 
 def share(source: str, destination: str) -> None:
@@ -91,7 +102,7 @@ def shared_directory(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def patched(shared_directory):
-    """patched("verified-loads", …): a Site with these patches, made once by the real command; patched(): the pristine one."""
+    """patched("save-bypass", …): a Site with these patches, made once; patched(): the pristine one."""
 
     def make(*names: str) -> Site:
         name = "+".join(["site", *sorted(names)])
@@ -100,9 +111,7 @@ def patched(shared_directory):
             if not site.is_dir():
                 unfinished = shared_directory / f"{name}.unfinished"
                 copy_packages(unfinished)
-                if names:
-                    done = safecache("patches", "apply", "--target", str(unfinished), *names)
-                    assert done.returncode == 0, done.stdout + done.stderr
+                apply(unfinished, *names)
                 unfinished.rename(site)
         return Site(site)
 
@@ -111,18 +120,15 @@ def patched(shared_directory):
 
 @pytest.fixture(scope="session")
 def homes_with(patched, session_directory):
-    """homes_with("save-bypass")(): a Home whose scenes run on torch with this patch, and without safecache.
+    """homes_with("save-bypass")(): a Home whose scenes run on torch with this patch, and without safecache."""
+    stages: dict[tuple[str, ...], Zygote] = {}
 
-    With ``dormant`` they find it, and nothing of it is active but what is in the source.
-    """
-    stages: dict[tuple[tuple[str, ...], bool], Zygote] = {}
-
-    def homes(*names: str, dormant: bool = False):
+    def homes(*names: str):
         def make() -> Home:
-            if (names, dormant) not in stages:
+            if names not in stages:
                 base = Path(tempfile.mkdtemp(dir=session_directory))
-                stages[names, dormant] = Zygote(base, patched(*names).path, dormant=dormant)
-            return Home(Path(tempfile.mkdtemp(dir=session_directory)), stages[names, dormant])
+                stages[names] = Zygote(base, patched(*names).path)
+            return Home(Path(tempfile.mkdtemp(dir=session_directory)), stages[names])
 
         return make
 
