@@ -200,8 +200,7 @@ def _copies(base: str, jobs: int) -> SimpleQueue[Path]:
         copy = Path(base, str(number))
         for name in ("safecache", "tests"):
             shutil.copytree(SOURCE / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        for name in ("pyproject.toml", "safecache_entry.py"):
-            shutil.copy(SOURCE / name, copy)
+        shutil.copy(SOURCE / "pyproject.toml", copy)
         copies.put(copy)
     return copies
 

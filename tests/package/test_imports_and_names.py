@@ -23,7 +23,7 @@ OTHERS = {"bootstrap", "cli", "doctor", "hooks", "isolation"}
 CORE = sorted(path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in OTHERS)
 MODULES = sorted(path for path in PACKAGE.rglob("*.py") if "bootstrap" not in path.parts)
 # Beside the package: servers import it.
-ENTRY = PACKAGE.parent / "safecache_entry.py"
+ENTRY = PACKAGE / "bootstrap" / "entry" / "safecache_entry.py"
 MODULES.append(ENTRY)
 # Here importing late is the point: activating must not import what is only needed once torch is, nor a hit what only a
 # miss needs, nor a process what only a compile worker does, or one with a remote.

@@ -19,8 +19,8 @@ FEATURES = {
     "verification",
 }
 LIMITS = {
-    "modules": 265,
-    "lines": 43756,
+    "modules": 266,
+    "lines": 44000,
     "imports of a feature in the core": 70,
     "places where the core uses a feature": 144,
     "thread-locals": 25,
