@@ -23,7 +23,6 @@ _GROUPS = {
         "run": ("run", "run a command with safecache active in it and in its children"),
         "warm": ("warm", "run a command until its caches are filled, and say what would still miss"),
         "demo": ("demo", "a real model, cold and warm, and what faults do to stock torch and to us"),
-        "bench": ("bench", "measure against stock torch in the same run, interleaved"),
         "help": ("topics", "the reference: list its pages, or show one, such as settings"),
     },
     "look": {

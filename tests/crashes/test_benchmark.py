@@ -1,4 +1,4 @@
-"""What ``safecache bench isolate`` compiles: enough, each once, and a tenth that crashes where that is asked for."""
+"""What ``tests/bench/bench.py isolate`` compiles: enough, each once, and a tenth that crashes where that is asked for."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from safecache.cli.workload import kernels
+from bench import kernels
 
 
 def test_there_are_thirty_configurations_and_none_twice():

@@ -84,7 +84,6 @@ CHANGING |= {"copy", "copy2", "copyfile", "copymode"}
 NEW = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|_CREATE|_NEW\b")
 # By module, what it changes by path, which lies below no cache.
 ELSEWHERE = {
-    "cli/bench.py": "directories of its own below a temporary one",
     "cli/demo.py": "a cache of its own",
     "cli/exchange.py": "a pack that was fetched, and the cache's root itself",
     "cli/main.py": "/dev/null",

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 
-from safecache.cli.workload import kernels
-from safecache.cli.workload.kernels import Job
+import kernels
+from kernels import Job
 
 # How many compile at once.
 _WIDTH = 2

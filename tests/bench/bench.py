@@ -1,7 +1,7 @@
-"""``safecache bench``: what safecache costs against stock torch.
+"""Measure what safecache costs against stock torch, in pairs in one run: ``python tests/bench/bench.py --help``.
 
-``bench isolate``: what isolated compiles cost; ``bench remote``: how a second host starts that shares a remote cache,
-and ``bench pack``: how one starts that has a pack of the first one's.
+``bench.py isolate``: what isolated compiles cost; ``bench.py remote``: how a second host starts that shares a remote
+cache, and ``bench.py pack``: how one starts that has a pack of the first one's.
 """
 
 from __future__ import annotations
@@ -33,8 +33,6 @@ from safecache.settings.settings import PACK
 from safecache.signing import key_changes, key_files, keys
 from safecache.signing.provenance import torch_version
 
-__all__ = ["add", "run", "show"]
-
 
 class Figure(NamedTuple):
     """Medians in ``unit``, and the median of the ratios of each pair; ``stock`` is None without a counterpart."""
@@ -49,8 +47,12 @@ class Figure(NamedTuple):
 _IMPORT = "import time; start = time.perf_counter(); import safecache; print((time.perf_counter() - start) * 1e3)"
 
 
-def add(parser: argparse.ArgumentParser) -> None:
-    """Add its arguments."""
+_SCRIPTS = Path(__file__).parent
+
+
+def main() -> int:
+    """Measure, and print the figures. Raises SafecacheError or OSError."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument(
         "what",
         nargs="?",
@@ -63,10 +65,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", default="cpu", help="where the hosts compute, such as cuda; by default the CPU")
     parser.add_argument("--pairs", type=number, default=7, metavar="N", help="pairs of runs a figure (default 7)")
     add_json(parser)
-
-
-def run(arguments: argparse.Namespace) -> int:
-    """Measure, and print the figures. Raises SafecacheError or OSError."""
+    arguments = parser.parse_args()
     if arguments.what == "isolate":
         return show(rounds=arguments.pairs, as_json=arguments.json)
     if arguments.what == "pack":
@@ -221,7 +220,7 @@ def _imports(pairs: int, step: Callable[[str], None]) -> Iterator[Figure]:
 
 
 def _answer_of(script: str, base: Path) -> dict[str, dict[str, float]]:
-    command = [sys.executable, str(Path(workload.__file__).with_name(script))]
+    command = [sys.executable, str(_SCRIPTS / script)]
     environment = workload.environment_with_safecache() | workload.places(base / script)
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     if done.returncode:
@@ -371,7 +370,7 @@ def show(*, rounds: int, as_json: bool) -> int:
 
 def _run(way: str, crashing: bool) -> dict[str, float]:
     """One run with a cold cache: wall and CPU seconds, and the number of jobs. Raises OSError if it fails."""
-    script = Path(workload.__file__).with_name("compiles.py")
+    script = _SCRIPTS / "compiles.py"
     with tempfile.TemporaryDirectory(prefix="safecache-bench-") as base:
         environment = workload.environment_with_safecache() | workload.places(Path(base) / "caches")
         chosen = (_WAYS | _FEW)[way]
@@ -400,3 +399,7 @@ def _print_ways(figures: list[dict[str, object]]) -> None:
         times = (f"{figure[what]:.3f}" for what in ("wall", "wall_ratio", "cpu", "cpu_ratio"))
         table.add_row(str(figure["way"]), "10 %" if figure["crashing"] else "", *times)
     Console().print(table)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
