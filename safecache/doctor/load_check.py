@@ -1,7 +1,4 @@
-"""Why a shared object does not load: found from outside, without running any of its code.
-
-For that its ELF headers are read: 64-bit ones, as on every platform of torch (elf(5)).
-"""
+"""Say why a shared object does not load. The dynamic loader is asked, which runs none of its code."""
 
 from __future__ import annotations
 
@@ -12,11 +9,9 @@ import os
 import re
 import resource
 import stat
-import struct
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from safecache import loads
 from safecache.doctor import finding
@@ -26,119 +21,11 @@ from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.store import entry_files
 
-__all__ = ["MACHINES", "Elf", "NotElfError", "TruncatedElfError", "check"]
+__all__ = ["MACHINES", "check"]
 
-_HEADER = struct.Struct("16sHHIQQQIHHHHHH")
-_PROGRAM = struct.Struct("IIQQQQQQ")
-_SECTION = struct.Struct("IIQQQQIIQQ")
-_SYMBOL = struct.Struct("IBBHQQ")
-
-_MAGIC = b"\x7fELF"
-_CLASS_64 = 2
-_ET_DYN = 3
-_SHT_DYNSYM = 11
-_STB_GLOBAL = 1
-_BYTE_ORDER = {1: "<", 2: ">"}
-
-# Platforms with wheels of torch, and related ones, by e_machine.
+# Platforms with wheels of torch, and related ones, by e_machine, which is at this offset of an ELF file (elf(5)).
+_MACHINE = slice(18, 20)
 MACHINES = {3: "i386", 21: "ppc64le", 22: "s390x", 40: "arm", 62: "x86_64", 183: "aarch64", 243: "riscv64"}
-
-
-class NotElfError(Exception):
-    """The file is not an ELF file, or not one that a process of this platform could load; says why."""
-
-
-class TruncatedElfError(NotElfError):
-    """The file begins like an ELF file, but ends before its headers do."""
-
-
-class _Section(NamedTuple):
-    name: int
-    type: int
-    flags: int
-    address: int
-    offset: int
-    size: int
-    link: int
-    info: int
-    alignment: int
-    entry_size: int
-
-
-class Elf:
-    """An ELF file: ``machine`` as in MACHINES, and ``loaded_size``, how many bytes of the file its segments need."""
-
-    def __init__(self, content: bytes) -> None:
-        """Read the headers. Raises NotElfError."""
-        self._content = content
-        if not content.startswith(_MAGIC[: len(content)]):
-            raise NotElfError(f"it begins with {content[:8]!r}, not with the four bytes of an ELF file")
-        if content[4:5] == b"\x01":
-            raise NotElfError("it is an ELF file of 32 bits")
-        if len(content) < _HEADER.size:
-            raise TruncatedElfError(f"it has {len(content)} bytes, and the header alone {_HEADER.size}")
-        order = _BYTE_ORDER.get(content[5]) if content[4] == _CLASS_64 else None
-        if order is None:
-            raise NotElfError(f"its ELF header is damaged: {content[: _HEADER.size]!r}")
-        self._order = order
-        header = self._unpack(_HEADER, 0)
-        self.type, self.machine = header[1], header[2]
-        self._section_table = (header[6], header[11], header[12])
-        programs = [self._unpack(_PROGRAM, header[5] + number * header[9]) for number in range(header[10])]
-        # PT_LOAD: offset and size in the file
-        self.loaded_size = max((program[2] + program[5] for program in programs if program[0] == 1), default=0)
-        self.memory_size = sum(program[6] for program in programs if program[0] == 1)
-
-    @property
-    def is_library(self) -> bool:
-        """Whether it is a loadable library, and not an object file or a core dump."""
-        return self.type == _ET_DYN
-
-    def _unpack(self, layout: struct.Struct, offset: int) -> tuple[int, ...]:
-        if offset + layout.size > len(self._content):
-            raise TruncatedElfError(f"its headers go on beyond the end of the file, at {len(self._content)} bytes")
-        fields: tuple[int, ...] = struct.unpack_from(self._order + layout.format, self._content, offset)
-        return fields
-
-    def undefined(self) -> list[str]:
-        """The symbols that other libraries must define for it to load: global ones, since weak ones may be missing.
-
-        Raises NotElfError, as defined() does, if the list is damaged or cut off; the loader finds it in another way.
-        """
-        return [name for name, binding, defined in self._symbols() if not defined and binding == _STB_GLOBAL]
-
-    def defined(self) -> set[str]:
-        """The symbols that it defines for others. Raises NotElfError."""
-        return {name for name, _, defined in self._symbols() if defined}
-
-    def _symbols(self) -> Iterator[tuple[str, int, bool]]:
-        offset, size, count = self._section_table
-        sections = [_Section(*self._unpack(_SECTION, offset + number * size)) for number in range(count)]
-        # There is at most one (elf(5)); reading a file that claims thousands would take that much longer.
-        symbols = next((section for section in sections if section.type == _SHT_DYNSYM), None)
-        if symbols is None:
-            return
-        if symbols.link >= count:
-            raise NotElfError(f"the names of its symbols are in section {symbols.link} of {count}")
-        strings = sections[symbols.link].offset
-        table = memoryview(self._content)[symbols.offset : symbols.offset + symbols.size]
-        if len(table) != symbols.size or symbols.size % _SYMBOL.size:
-            raise NotElfError(f"its list of symbols has {len(table)} bytes of {symbols.size}")
-        left = len(self._content)
-        for name, info, _, index, _, _ in struct.Struct(self._order + _SYMBOL.format).iter_unpack(table):
-            if name:
-                text = self._string(strings + name)
-                left -= len(text)
-                if left < 0:
-                    raise NotElfError("the names of its symbols are longer than the whole file")
-                yield text.decode("utf-8", "replace"), info >> 4, index != 0
-
-    def _string(self, start: int) -> bytes:
-        end = self._content.find(b"\0", start)
-        if end < 0:
-            raise NotElfError(f"the name of a symbol, at {start}, does not end")
-        return self._content[start:end]
-
 
 _LOADER_TIMEOUT = 60  # seconds
 _SHOWN_SYMBOLS = 5
@@ -149,7 +36,7 @@ _FATAL = "error while loading shared libraries"
 _REFUSAL = re.compile(rf"object '(?:\./|/proc/self/fd/).*cannot be preloaded \((.*)\)|{_FATAL}: (.+)")
 _MISSING = re.compile(r"^\s*(.+) => not found$", re.MULTILINE)
 _MISSING_VERSION = re.compile(r"^[^:]*: (.+): version [`']([^']+)' not found \(required by (.+)\)$", re.MULTILINE)
-_LISTED = re.compile(r"^\s*(?:.+ => )?(/.+) \(0x[0-9a-f]+\)$", re.MULTILINE)
+_UNDEFINED = re.compile(r"^undefined symbol: (\S+).*\((?:\./|/proc/self/fd/).*\)$", re.MULTILINE)
 
 
 def check(path: str) -> list[Finding]:
@@ -172,18 +59,12 @@ def _check(path: str) -> list[Finding]:
     if mounts.forbids_execution(path):
         evidence = f"{path} lies{loads.advice(path, _variable_of(path))}"
         return [finding.error("noexec", evidence, "Move the cache as shown, or remount its file system with exec.")]
-    broken = _broken(content)
-    if broken is not None:
-        return [broken]
-    refused = _refused(path, Elf(content))
+    refused = _of_another_machine(content) or _unmappable(path)
     if refused is not None:
         return [refused]
-    return list(_unlinked(path, Elf(content))) or [_loads("Its format, its libraries and its symbols")]
-
-
-def _loads(what: str) -> Finding:
     remedy = "If it failed elsewhere, run this there: as that user, in that container, with its LD_LIBRARY_PATH."
-    return finding.ok("loads", f"{what} are all as they must be here.", remedy)
+    loads_here = finding.ok("loads", "The dynamic loader finds its libraries and its symbols.", remedy)
+    return list(_unlinked(path)) or [loads_here]
 
 
 def _variable_of(path: str) -> str:
@@ -240,39 +121,30 @@ def _closed(path: str) -> str:
     return f"{path}: permission denied, though owners and modes allow it: {_policy()}"
 
 
-# Its format --------------------------------------------------------------------------------------------------------
+# Its machine -------------------------------------------------------------------------------------------------------
 
 
-def _broken(content: bytes) -> Finding | None:
-    again = "Remove it; it is compiled again."
-    try:
-        elf = Elf(content)
-    except NotElfError as error:
-        code = "truncated" if isinstance(error, TruncatedElfError) else "not-elf"
-        return finding.error(code, f"It is no shared object: {error}.", again)
+def _of_another_machine(content: bytes) -> Finding | None:
+    """The loader says no more of such a file than that it cannot be opened."""
     with open("/proc/self/exe", "rb") as file:
-        here = Elf(file.read())
-    if elf.machine != here.machine:
-        built, runs = (MACHINES.get(number, f"e_machine {number}") for number in (elf.machine, here.machine))
-        evidence = f"It is built for {built}, this machine is {runs}."
-        return finding.error("wrong-architecture", evidence, "Do not share one cache between architectures.")
-    if elf.loaded_size > len(content):
-        evidence = f"It has {len(content)} bytes, and its segments go to {elf.loaded_size}: it was cut short."
-        return finding.error("truncated", evidence, again)
-    if not elf.is_library:
-        return finding.error("not-a-library", f"Its ELF type is {elf.type}, not that of a shared object (3).", again)
-    return None
+        here = file.read(_MACHINE.stop)
+    if len(content) < len(here) or content[:4] != here[:4] or content[_MACHINE] == here[_MACHINE]:
+        return None
+    numbers = (int.from_bytes(each[_MACHINE], sys.byteorder) for each in (content, here))
+    built, runs = (MACHINES.get(number, f"e_machine {number}") for number in numbers)
+    evidence = f"It is built for {built}, this machine is {runs}."
+    return finding.error("wrong-architecture", evidence, "Do not share one cache between architectures.")
 
 
 # Mapping it --------------------------------------------------------------------------------------------------------
 
 
-def _refused(path: str, elf: Elf) -> Finding | None:
+def _unmappable(path: str) -> Finding | None:
     """Try to map it as the loader does, which runs nothing."""
     try:
         with open(path, "rb") as file:
-            mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
-        mmap.mmap(-1, min(max(elf.memory_size, 1), sys.maxsize)).close()
+            if os.fstat(file.fileno()).st_size:
+                mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_EXEC).close()
     except OSError as error:
         if error.errno == errno.ENOMEM:
             return _out_of_memory(path)
@@ -310,7 +182,7 @@ def _policy(path: str = "") -> str:
 # Linking it --------------------------------------------------------------------------------------------------------
 
 
-def _unlinked(path: str, elf: Elf) -> Iterator[Finding]:
+def _unlinked(path: str) -> Iterator[Finding]:
     listing = _list_libraries(path)
     refusal = _REFUSAL.search(listing)
     if refusal is not None:
@@ -323,37 +195,26 @@ def _unlinked(path: str, elf: Elf) -> Iterator[Finding]:
     if missing:
         evidence = f"These libraries it needs are not found: {', '.join(missing)}."
         yield finding.error("missing-library", evidence, "Install them, or name their directory in LD_LIBRARY_PATH.")
-    for library, version, by in sorted(set(_MISSING_VERSION.findall(listing))):
+    versions = sorted(set(_MISSING_VERSION.findall(listing)))
+    for library, version, by in versions:
         needs = "It needs" if by.startswith(_ITSELF) else f"{by}, which it needs, needs"
         evidence = f"{needs} {version} of {library}, and the one here has no such version."
         yield finding.error(
             "missing-version", evidence, "Build on the oldest system that shares the cache, or not share it."
         )
-    if missing:
-        return
-    yield from _unresolved(elf, _LISTED.findall(listing))
-
-
-def _unresolved(elf: Elf, libraries: list[str]) -> Iterator[Finding]:
-    try:
-        undefined = sorted(set(elf.undefined()) - _defined([*libraries, _executable()]))
-    except NotElfError as error:
-        # The loader does not use section headers: debuggers and linkers do.
-        yield _loads(
-            f"Its section headers are damaged ({error}), and its symbols not known. Its format and its libraries"
-        )
-        return
-    if undefined:
+    undefined = sorted(set(_UNDEFINED.findall(listing)))
+    if undefined and not missing and not versions:  # from which it may follow
         shown = ", ".join(undefined[:_SHOWN_SYMBOLS]) + (", …" if len(undefined) > _SHOWN_SYMBOLS else "")
         evidence = f"Symbols that neither its libraries nor Python define, {len(undefined)} in all: {shown}."
         yield finding.error("undefined-symbol", evidence, "It was built against another torch or Python: remove it.")
 
 
 def _list_libraries(path: str) -> str:
-    """What the dynamic loader says it would load (ld.so(8)): it maps the libraries of a program, but does not run them.
+    """Ask the dynamic loader what it would load, and which symbols are missing, as ``ldd -r`` does (ld.so(8)).
 
-    The program is Python, with ``path`` preloaded, for two reasons: libraries are searched for as they are for Python,
-    and if ``path`` were the program, the loader would run the auditing library that it may name.
+    It maps the libraries of a program, and runs none of them, resolvers of symbols included. The program is Python,
+    with ``path`` preloaded, for two reasons: libraries are searched for as they are for Python, and if ``path`` were
+    the program, the loader would run the auditing library that it may name.
     """
     folder, name = os.path.split(path)
     with open(path, "rb") as file:
@@ -361,7 +222,8 @@ def _list_libraries(path: str) -> str:
         preloaded = f"/proc/self/fd/{file.fileno()}" if re.search("[ :]", name) else f"./{name}"
         environment = {key: value for key, value in config.child_environment().items() if not key.startswith("LD_")}
         others = config.child_environment().get("LD_PRELOAD", "")
-        environment |= {"LD_TRACE_LOADED_OBJECTS": "1", "LD_PRELOAD": f"{preloaded} {others}".rstrip()}
+        environment |= {"LD_TRACE_LOADED_OBJECTS": "1", "LD_WARN": "1", "LD_BIND_NOW": "1"}
+        environment["LD_PRELOAD"] = f"{preloaded} {others}".rstrip()
         command = [_loader(), "--library-path", _library_path(), _executable()]
         try:
             done = subprocess.run(
@@ -402,14 +264,3 @@ def _mapped() -> list[str]:
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as file:
         paths = [line.split(maxsplit=5)[5].rstrip("\n") for line in file if line.count(" /")]
     return list(dict.fromkeys(path for path in paths if os.path.isfile(path)))
-
-
-def _defined(libraries: list[str]) -> set[str]:
-    """The symbols that these libraries define, as they would for the process that loads them."""
-    symbols: set[str] = set()
-    for path in libraries:
-        try:
-            symbols |= Elf(_read(path)).defined()
-        except (NotElfError, OSError):
-            continue  # the loader has mapped it: it is valid, but we cannot read it
-    return symbols

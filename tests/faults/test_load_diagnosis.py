@@ -155,7 +155,6 @@ def test_good_library_loads_and_is_not_run(shop):
 
 def test_python_extension_needs_what_python_defines(shop, tmp_path):
     path = shop.build(tmp_path / "probe.so", MARKING + EXTENSION)
-    assert "PyLong_FromLong" in load_check.Elf(path.read_bytes()).undefined()
     shop.assert_loads(path)
     assert shop.load(path) == ""
 
@@ -225,30 +224,21 @@ def test_weak_symbol_may_be_missing(shop, tmp_path):
     assert shop.load(path) == ""
 
 
-def test_library_cut_short_behind_its_segments_loads(shop, plain):
-    # The loader reads no section headers; without them nobody can list the symbols as we do.
-    os.truncate(plain, load_check.Elf(plain.read_bytes()).loaded_size)
-    shop.assert_loads(plain)
-    assert shop.load(plain) == ""
-
-
 # Its format ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [0, 3, 4, 5, 20, 63, 100, "half", "last byte"])
-def test_library_that_is_cut_short_is_called_truncated(shop, plain, size):
-    needed = load_check.Elf(plain.read_bytes()).loaded_size
-    size = {"half": plain.stat().st_size // 2, "last byte": needed - 1}.get(size, size)
-    os.truncate(plain, size)
-    assert f" {size} bytes" in shop.finding(plain, "truncated")
-    # Without its last byte the rest of that page is read as zero: it loads, and is not what was built.
-    said = "$" if size == needed - 1 else "file too short|cannot read file data|SIGBUS"
-    assert re.match(f".*({said})$", shop.load(plain))
+@pytest.mark.parametrize("size", [0, 3, 20, 63, 100, "half"])
+def test_library_that_is_cut_short_is_refused_in_the_words_of_the_loader(shop, plain, size):
+    os.truncate(plain, plain.stat().st_size // 2 if size == "half" else size)
+    said = shop.load(plain)
+    words = said.rpartition(": ")[2].replace("SIGBUS", "signal 7")
+    assert re.match("file too short|cannot read file data|signal 7", words)
+    assert words in shop.finding(plain, "refused-by-loader")
 
 
 @pytest.mark.parametrize("machine", [183, 0x7E57])
 def test_library_of_another_machine_names_both(shop, plain, machine):
-    here = load_check.Elf(plain.read_bytes()).machine
+    (here,) = struct.unpack_from("<H", plain.read_bytes(), 18)
     machine = 62 if machine == here else machine
     change(plain, "<H", 18, machine)
     assert "cannot open shared object file" in shop.load(plain) or "invalid ELF header" in shop.load(plain)
@@ -258,32 +248,24 @@ def test_library_of_another_machine_names_both(shop, plain, machine):
     )
 
 
-@pytest.mark.parametrize(
-    "offset, value, said",
-    [
-        (0, 0x7E, "not with the four bytes"),
-        (4, 1, "ELF file of 32 bits"),
-        (4, 7, "header is damaged"),
-        (5, 9, "damaged"),
-    ],
-)
-def test_header_that_is_not_one_of_a_library_is_told(shop, plain, offset, value, said):
+@pytest.mark.parametrize("offset, value", [(0, 0x7E), (4, 1), (4, 7), (5, 9)])
+def test_header_that_is_not_one_of_a_library_is_told(shop, plain, offset, value):
     change(plain, "<B", offset, value)
-    assert re.search("invalid ELF header|wrong ELF class|invalid class|ELF file data encoding", shop.load(plain))
-    assert said in shop.finding(plain, "not-elf")
+    said = "invalid ELF header|wrong ELF class|invalid class|ELF file data encoding"
+    assert re.search(said, shop.load(plain)) and re.search(said, shop.finding(plain, "refused-by-loader"))
 
 
-def test_text_is_no_library_and_its_beginning_is_shown(shop, plain):
+def test_text_is_no_library(shop, plain):
     plain.write_text("#!/bin/sh\nexit 0\n" * 10)
     assert "invalid ELF header" in shop.load(plain)
-    assert "b'#!/bin/s'" in shop.finding(plain, "not-elf")
+    assert "invalid ELF header" in shop.finding(plain, "refused-by-loader")
 
 
 def test_object_file_is_no_library(shop, tmp_path):
     path = tmp_path / "kernel.so"
     subprocess.run(["gcc", "-c", "-xc", "-", "-o", str(path)], input=LIBRARY, text=True, check=True)
     assert "only ET_DYN and ET_EXEC can be loaded" in shop.load(path)
-    assert "ELF type is 1" in shop.finding(path, "not-a-library")
+    assert "only ET_DYN and ET_EXEC can be loaded" in shop.finding(path, "refused-by-loader")
 
 
 def test_library_that_the_loader_refuses_for_another_reason_has_its_words(shop, plain):
@@ -528,24 +510,9 @@ def test_empty_variable_of_triton_moves_nothing(shop, noexec, monkeypatch):
     assert "export TORCHINDUCTOR_CACHE_DIR=/" in shop.finding(path, "noexec")
 
 
-LIMITED = f"prlimit --as={2 << 30}"
-
-
-def test_want_of_memory_is_told_with_the_limit(shop, plain):
-    change(plain, "<Q", program_headers(plain, PT_LOAD)[-1] + 40, 4 << 30)  # p_memsz, as of an array of 4 GB
-    assert re.search("failed to map segment|cannot map zero-fill pages", shop.load(plain, within=LIMITED))
-    assert "2048 MiB" in shop.finding(plain, "out-of-memory", within=LIMITED)
-
-
 def test_library_too_large_to_be_read_is_one_for_want_of_memory(shop, plain):
     os.truncate(plain, 4 << 30)
-    assert "2048 MiB" in shop.finding(plain, "out-of-memory", within=LIMITED)
-
-
-def test_size_that_no_machine_has_is_too_large(shop, plain):
-    change(plain, "<Q", program_headers(plain, PT_LOAD)[-1] + 40, 1 << 63)  # p_memsz
-    assert shop.load(plain) != ""
-    assert "for want of memory" in shop.finding(plain, "out-of-memory")
+    assert "2048 MiB" in shop.finding(plain, "out-of-memory", within=f"prlimit --as={2 << 30}")
 
 
 # Policy -------------------------------------------------------------------------------------------------------------

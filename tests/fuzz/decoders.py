@@ -22,7 +22,6 @@ from packs import forged
 
 from fuzz import mutators, reference, world
 from safecache.code import gate
-from safecache.doctor import load_check
 from safecache.entries import artifacts, loading, mega_caches
 from safecache.errors import KeyringError, PackRefusedError, RegistryError
 from safecache.packs import archive
@@ -298,19 +297,6 @@ def check_layer(content: bytes) -> None:
     assert len(file.getvalue()) <= 4096
 
 
-# --- libraries that do not load
-
-
-def check_elf(content: bytes) -> None:
-    """Headers and symbols, or NotElfError."""
-    try:
-        file = load_check.Elf(content)
-        assert file.loaded_size >= 0 and file.is_library in (True, False)
-        assert all(isinstance(name, str) for name in (*file.defined(), *file.undefined()))
-    except load_check.NotElfError as error:
-        assert str(error)
-
-
 DECODERS = [
     Decoder("seal", mutators.change_entry, check_seal),
     Decoder("record", mutators.change_record, check_record),
@@ -322,5 +308,4 @@ DECODERS = [
     Decoder("registry", mutators.change_text, check_registry),
     Decoder("layer", mutators.change_bytes, check_layer, changes=5_000),
     # A header that claims 65,000 others takes some milliseconds.
-    Decoder("elf", mutators.change_bytes, check_elf, changes=1_000),
 ]
