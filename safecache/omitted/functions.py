@@ -31,7 +31,7 @@ _FIELDS = (
 _DIGITS = 16
 # Of those that an op's code names, what differs from host to host, and from start to start.
 _OF_HOST = re.compile(
-    r"_(ADDR|ADDRESS|DIR|HOME|HOST|HOSTNAME|IP|LOG|LOGGING|LOGS|NODE|PATH|PID|POD|PORT|SOCKET|URI|URL)(?=_|$)"
+    r"_(ADDR|ADDRESS|DEVICES|DIR|HOME|HOST|HOSTNAME|IP|LOG|LOGGING|LOGS|NODE|PATH|PID|POD|PORT|SOCKET|URI|URL)(?=_|$)"
 )
 
 
@@ -246,7 +246,7 @@ def _text(value: Any) -> Iterator[str]:
         yield repr(value)
     elif isinstance(value, re.Pattern):
         yield repr((value.pattern, value.flags))
-    elif kind.__module__ == "numpy" and hasattr(value, "tobytes"):
+    elif kind.__module__ == "numpy" and hasattr(value, "tobytes") and not value.dtype.hasobject:
         yield repr((value.dtype, value.shape, hashlib.sha256(value.tobytes()).hexdigest()))
 
 
