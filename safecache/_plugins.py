@@ -15,6 +15,7 @@ from typing import NoReturn
 import safecache
 from safecache.errors import ConfigError
 from safecache.patching import activation
+from safecache.patching.hook_status import HookState
 from safecache.settings import config
 
 __all__ = ["sglang", "vllm"]
@@ -58,7 +59,7 @@ def _start(server: str) -> bool:
 
 def _objection() -> str:
     """What strict mode has against the hooks: those that are not on, of what this process has imported by now."""
-    off = [hook for hook in activation.status() if hook.state in ("standing down", "overwritten")]
+    off = [hook for hook in activation.status() if hook.state in (HookState.STANDING_DOWN, HookState.OVERWRITTEN)]
     return "; ".join(f"{hook.name} is {hook.state}{hook.reason and f' ({hook.reason})'}" for hook in off)
 
 
@@ -73,7 +74,7 @@ def _stop(text: str) -> NoReturn:
 def _say_active(server: str) -> None:
     from safecache.reporting import events
 
-    hooks = [hook.state for hook in activation.status()]
+    states = [hook.state for hook in activation.status()]
     text = f"safecache {safecache.__version__} is active in this process of {server}"
-    on, to_come = hooks.count("active") + hooks.count("in the source"), hooks.count("not yet imported")
+    on, to_come = sum(state.is_on for state in states), states.count(HookState.NOT_IMPORTED)
     events.say(logging.INFO, f"{text}, with {on} hooks on and {to_come} to come.")

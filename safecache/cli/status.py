@@ -17,13 +17,12 @@ import safecache
 from safecache.cli.arguments import add_json
 from safecache.errors import printable
 from safecache.patching import sinks, targets
+from safecache.patching.hook_status import HookState, HookStatus
 from safecache.patching.sinks import Sink
 from safecache.settings import config, settings
 from safecache.signing import keyring, provenance
 
 __all__ = ["add", "import_targets", "run"]
-
-_GOOD = ("active", "in the source")
 
 
 def add(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +61,7 @@ def _states(failed: dict[str, str]) -> dict[str, str]:
     """Why each hook that is not on is off, by its name in the table of targets."""
     said: dict[str, str] = {}
     for target, hook in zip(targets.TARGETS, safecache.status(), strict=True):
-        if hook.state not in (*_GOOD, "not for this torch"):
+        if not hook.state.is_healthy:
             said[target.hook] = hook.reason or failed.get(hook.name, "") or hook.state
     return said
 
@@ -93,7 +92,7 @@ def _row(sink: Sink, verdict: sinks.Verdict | None, off: dict[str, str]) -> dict
         return {**row, "state": "needs none", "reason": verdict.reason}
     if not problems:
         return {**row, "state": "verified", "reason": ""}
-    waits = all(off[hook] == "not yet imported" for hook in verdict.hooks if hook in off)
+    waits = all(off[hook] is HookState.NOT_IMPORTED for hook in verdict.hooks if hook in off)
     return {**row, "state": "not yet imported" if waits else "not verified", "reason": "; ".join(problems)}
 
 
@@ -115,16 +114,13 @@ def _print_sinks(report: dict[str, Any]) -> None:
         console.print(f"in the table, and not in this release: {sink}", markup=False)
 
 
-_HEALTHY = ("active", "in the source", "not for this torch")
-
-
 def _show(*, as_json: bool, importing: bool, everything: bool) -> int:
     """Print the status; 1 if a hook that could be active is not."""
     enabled = config.current().enabled
     if enabled:
         safecache.activate()
     failed = import_targets() if importing else {}
-    hooks = [dict(hook._asdict(), reason=hook.reason or failed.get(hook.name, "")) for hook in safecache.status()]
+    hooks = [hook._replace(reason=hook.reason or failed.get(hook.name, "")) for hook in safecache.status()]
     keys = keyring.current(tell=False)
     report = {
         "version": safecache.__version__,
@@ -135,21 +131,21 @@ def _show(*, as_json: bool, importing: bool, everything: bool) -> int:
         "key_problem": keys.problem,
         "trusted_keys": sorted(key_id.hex() for key_id in keys.trusted),
         "refused_keys": list(keys.problems),
-        "hooks": hooks,
+        "hooks": [hook._asdict() for hook in hooks],
     }
     if as_json:
         print(json.dumps(report))
     else:
         _print(report, hooks, everything=everything)
-    healthy = not importing or all(hook["state"] in _HEALTHY for hook in hooks)
+    healthy = not importing or all(hook.state.is_healthy for hook in hooks)
     return 0 if healthy and keys.signing and enabled else 1
 
 
-def _parts(hooks: list[dict[str, str]]) -> dict[str, Counter[str]]:
+def _parts(hooks: list[HookStatus]) -> dict[str, Counter[str]]:
     """The number of hooks in each state, by the package of torch or Triton that they belong to."""
     parts: dict[str, Counter[str]] = {}
     for hook in hooks:
-        parts.setdefault(".".join(hook["name"].split(".")[:2]), Counter())[hook["state"]] += 1
+        parts.setdefault(".".join(hook.name.split(".")[:2]), Counter())[hook.state] += 1
     return parts
 
 
@@ -170,28 +166,28 @@ def import_targets() -> dict[str, str]:
     return failed
 
 
-def _print(report: dict[str, Any], hooks: list[dict[str, str]], *, everything: bool) -> None:
+def _print(report: dict[str, Any], hooks: list[HookStatus], *, everything: bool) -> None:
     console = Console()
     console.print(f"safecache {report['version']}, torch {report['torch'] or 'not installed'}")
     key = f"key {report['key']}" if report["key"] else f"no key: {report['key_problem']}"
     console.print(printable(key), markup=False)
     for problem in report["refused_keys"]:
         console.print(printable(f"key refused: {problem}"), markup=False)
-    absent = {hook["reason"] for hook in hooks if hook["state"] == "not for this torch" and hook["reason"]}
-    for part, states in _parts([hook for hook in hooks if hook["reason"] not in absent]).items():
+    absent = {hook.reason for hook in hooks if hook.state is HookState.NOT_FOR_TORCH and hook.reason}
+    for part, states in _parts([hook for hook in hooks if hook.reason not in absent]).items():
         counts = ", ".join(f"{count} {state}" for state, count in states.items())
         console.print(f"{part:<18} {counts}", highlight=False)
     if absent:
         console.print(", ".join(sorted(absent)), highlight=False)
-    shown = hooks if everything else [hook for hook in hooks if hook["state"] not in _HEALTHY]
+    shown = hooks if everything else [hook for hook in hooks if not hook.state.is_healthy]
     if not shown:
         return
     table = Table(Column("hook", overflow="fold"), "state", Column("reason", overflow="fold"))
     upstream = {target.name: target.upstream_hook for target in targets.TARGETS}
-    colours = {"active": "green", "in the source": "green", "not yet imported": "dim", "not for this torch": "dim"}
+    dim = (HookState.NOT_IMPORTED, HookState.NOT_FOR_TORCH)
     for hook in shown:
-        colour = colours.get(hook["state"], "red")
-        instead = upstream[hook["name"]]
-        reason = hook["reason"] or (f"not through {instead}" if instead else "")
-        table.add_row(hook["name"], f"[{colour}]{hook['state']}[/]", printable(reason))
+        colour = "green" if hook.state.is_on else "dim" if hook.state in dim else "red"
+        instead = upstream[hook.name]
+        reason = hook.reason or (f"not through {instead}" if instead else "")
+        table.add_row(hook.name, f"[{colour}]{hook.state}[/]", printable(reason))
     console.print(table)

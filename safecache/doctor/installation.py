@@ -26,6 +26,7 @@ from safecache.doctor import finding
 from safecache.doctor.finding import Finding
 from safecache.isolation import client
 from safecache.patching import targets
+from safecache.patching.hook_status import HookState
 from safecache.settings import children, config
 from safecache.signing import provenance
 
@@ -70,7 +71,6 @@ def _text(release: tuple[int, int]) -> str:
 
 TIMEOUT = 180  # seconds; importing torch without bytecode, over a network, takes long
 _SHOWN = 3
-_WELL = ("active", "in the source", "not for this torch")
 
 
 def check_hooks(environ: Mapping[str, str]) -> Iterator[Finding]:
@@ -127,7 +127,7 @@ def _status(environment: dict[str, str], place: str) -> subprocess.CompletedProc
 def _standing_down(hooks: list[dict[str, str]]) -> Iterator[Finding]:
     by_reason = defaultdict(list)
     for hook in hooks:
-        if hook["state"] not in _WELL:
+        if not HookState(hook["state"]).is_healthy:
             by_reason[hook["reason"] or hook["state"]].append(hook["name"])
     for reason, names in by_reason.items():
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
@@ -135,7 +135,7 @@ def _standing_down(hooks: list[dict[str, str]]) -> Iterator[Finding]:
         how_many = "1 hook is" if len(names) == 1 else f"{len(names)} hooks are"
         evidence = f"{how_many} inactive ({shown}): {reason}. What they guard works as in stock torch."
         yield finding.warning("hook-standing-down", evidence, "pip install -U safecache  # then: safecache status")
-    active = sum(hook["state"] in ("active", "in the source") for hook in hooks)
+    active = sum(HookState(hook["state"]).is_on for hook in hooks)
     if not by_reason:
         yield finding.ok("hooks", f"All {active} hooks are active.")
 

@@ -180,7 +180,7 @@ def is_active() -> bool:
 
 def status() -> list[HookStatus]:
     """The state of every hook in the table, in its order."""
-    from safecache.patching.hook_status import HookStatus
+    from safecache.patching.hook_status import HookState, HookStatus
     from safecache.signing import provenance
 
     states = []
@@ -189,16 +189,16 @@ def status() -> list[HookStatus]:
             patch = next((p for p in _patches.get(target.module, ()) if p.target is target), None)
             # Such a torch may not have the module either, and below: a package that the module needs may be missing.
             if "torch" in sys.modules and target.is_not_for(provenance.torch_release()):
-                states.append(HookStatus(target.name, "not for this torch", ""))
+                states.append(HookStatus(target.name, HookState.NOT_FOR_TORCH, ""))
             elif "torch" in sys.modules and target.module not in sys.modules and _lacks(target.needs):
-                states.append(HookStatus(target.name, "not for this torch", f"{target.needs} is not installed"))
+                states.append(HookStatus(target.name, HookState.NOT_FOR_TORCH, f"{target.needs} is not installed"))
             elif target.module in _broken:
-                states.append(HookStatus(target.name, "standing down", _broken[target.module]))
+                states.append(HookStatus(target.name, HookState.STANDING_DOWN, _broken[target.module]))
             elif patch is not None:
                 states.append(HookStatus(target.name, patch.state(), patch.reason))
             else:
-                imported = target.module in sys.modules
-                states.append(HookStatus(target.name, "inactive" if imported else "not yet imported", ""))
+                state = HookState.INACTIVE if target.module in sys.modules else HookState.NOT_IMPORTED
+                states.append(HookStatus(target.name, state, ""))
     return states
 
 

@@ -1,15 +1,41 @@
-"""What status() returns for a hook; a module of its own, so that activation and status() import little."""
+"""The state of a hook, and what status() returns; a module of its own, so that activation imports little."""
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import NamedTuple
 
-__all__ = ["HookStatus"]
+__all__ = ["HookState", "HookStatus"]
+
+
+class HookState(str, Enum):
+    """The state of one hook, which is equal to its name in reports."""
+
+    ACTIVE = "active"
+    IN_SOURCE = "in the source"
+    NOT_FOR_TORCH = "not for this torch"
+    NOT_IMPORTED = "not yet imported"
+    STANDING_DOWN = "standing down"
+    OVERWRITTEN = "overwritten"
+    INACTIVE = "inactive"
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the hook, or the source itself, does the work."""
+        return self in (HookState.ACTIVE, HookState.IN_SOURCE)
+
+    @property
+    def is_healthy(self) -> bool:
+        """Whether nothing is lost once all targets are imported: it is on, or this torch has no use for it."""
+        return self.is_on or self is HookState.NOT_FOR_TORCH
+
+    def __str__(self) -> str:
+        return self.value
 
 
 class HookStatus(NamedTuple):
-    """One hook: ``state``: as Patch.state(), or "not for this torch"; ``reason``: why it is in that state, or ""."""
+    """One hook, by the ``name`` of its target; ``reason``: why it is in that ``state``, or ""."""
 
     name: str
-    state: str
+    state: HookState
     reason: str

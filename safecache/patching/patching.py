@@ -26,6 +26,7 @@ from wrapt import (
 
 from safecache.errors import VerifierError
 from safecache.patching import targets
+from safecache.patching.hook_status import HookState
 from safecache.patching.targets import Target
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
@@ -226,21 +227,21 @@ class Patch:
             if holder.get(self.target.attribute) is old:
                 setattr(sys.modules[name], self.target.attribute, new)
 
-    def state(self) -> str:
-        """``active``, ``in the source``, ``standing down``, ``overwritten``, ``inactive`` or ``not yet imported``."""
+    def state(self) -> HookState:
+        """Return the state: not NOT_FOR_TORCH, which is known before there is a patch."""
         module = sys.modules.get(self.target.module)
         if self.reason:
-            return "standing down"
+            return HookState.STANDING_DOWN
         if module is None:
-            return "not yet imported"
+            return HookState.NOT_IMPORTED
         enabled = next((hook for hook in self._hooks if hook.enabled), None)
         try:
             found = _resolve(module, self.target.attribute)
         except StandDownError:
-            return "inactive" if enabled is None else "overwritten"
+            return HookState.INACTIVE if enabled is None else HookState.OVERWRITTEN
         if enabled is not None:
-            return "active" if enabled.is_below(found) else "overwritten"
-        return "in the source" if self._is_in_source(module) else "inactive"
+            return HookState.ACTIVE if enabled.is_below(found) else HookState.OVERWRITTEN
+        return HookState.IN_SOURCE if self._is_in_source(module) else HookState.INACTIVE
 
 
 def _hook_function(name: str) -> Any:
