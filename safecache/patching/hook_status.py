@@ -29,8 +29,7 @@ class HookState(str, Enum):
         """Whether nothing is lost once all targets are imported: it is on, or this torch has no use for it."""
         return self.is_on or self is HookState.NOT_FOR_TORCH
 
-    def __str__(self) -> str:
-        return self.value
+    __str__, __repr__ = str.__str__, str.__repr__
 
 
 class HookStatus(NamedTuple):

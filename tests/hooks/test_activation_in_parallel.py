@@ -171,7 +171,7 @@ def test_child_of_multiprocessing_is_active(tmp_path, fake_environment, method):
             def work(queue):
                 import probe
                 probe.import_all()
-                queue.put((safecache.is_active(), sorted(map(str, set(probe.states().values())))))
+                queue.put((safecache.is_active(), sorted(set(probe.states().values()))))
 
             if __name__ == "__main__":
                 context = multiprocessing.get_context(sys.argv[1])
