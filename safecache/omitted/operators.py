@@ -158,7 +158,7 @@ def _patterns() -> Iterator[Any]:
 
 
 def _is_own(entry: Any) -> bool:
-    parts = [each for each in vars(entry).values() if callable(each)]
+    parts = [each for each in getattr(entry, "__dict__", {}).values() if callable(each)]
     parts += [_cell(each) for part in parts for each in getattr(part, "__closure__", None) or ()]
     return any(not sources.is_upstream(_module_of(each)) for each in parts if callable(each))
 

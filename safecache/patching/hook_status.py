@@ -9,7 +9,7 @@ __all__ = ["HookState", "HookStatus"]
 
 
 class HookState(str, Enum):
-    """The state of one hook, which is equal to its name in reports."""
+    """A state of a hook; each equals, and prints as, the word that reports have for it."""
 
     ACTIVE = "active"
     IN_SOURCE = "in the source"
@@ -21,19 +21,19 @@ class HookState(str, Enum):
 
     @property
     def is_on(self) -> bool:
-        """Whether the hook, or the source itself, does the work."""
+        """Tell whether the hook, or the source itself, does the work."""
         return self in (HookState.ACTIVE, HookState.IN_SOURCE)
 
     @property
     def is_healthy(self) -> bool:
-        """Whether nothing is lost once all targets are imported: it is on, or this torch has no use for it."""
+        """Tell whether nothing is lost: the hook is on, or this torch has no use for it."""
         return self.is_on or self is HookState.NOT_FOR_TORCH
 
     __str__, __repr__ = str.__str__, str.__repr__
 
 
 class HookStatus(NamedTuple):
-    """One hook, by the ``name`` of its target; ``reason``: why it is in that ``state``, or ""."""
+    """A hook by the ``name`` of its target, its ``state``, and the ``reason`` of that state, or ""."""
 
     name: str
     state: HookState

@@ -123,6 +123,11 @@ def test_an_op_of_torchs_that_was_changed_before_safecache_was_imported_is_a_mis
     assert not answer.warnings
 
 
+def test_an_op_of_torchs_for_which_a_mode_has_a_rule_is_compared(home):
+    before, after = home.run(omitted_scenes.state_of_an_op_with_a_rule).result
+    assert before == [[], None] and after == [["aten.hardsigmoid.default"], True]
+
+
 def test_an_op_that_a_user_assumes_unchanged_is_used(home):
     home.environment["SAFECACHE_ASSUME_UNCHANGED"] = "shop.low_level.default"
     assert home.run(omitted_scenes.run_unseen, name="low_level_formula", edition=0).ok

@@ -509,6 +509,24 @@ def run_unseen_of_torch():
     return {"compiled": compiled, "hits": counters["aot_autograd"]["autograd_cache_hit"]}
 
 
+def state_of_an_op_with_a_rule():
+    """Which of torch's own ops are changed once a mode has a rule for one, and what is stated of that."""
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from safecache.omitted import operators
+
+    class Mode(TorchDispatchMode):
+        pass
+
+    name = "aten.hardsigmoid.default"
+    before = sorted(operators.find_changed(None, is_lowered=False)), operators.stated(name).get("body")
+    torch.library.register_torch_dispatch(
+        "aten::hardsigmoid", Mode, lambda mode, func, types, args, kwargs: args[0] * 3
+    )
+    return before, (sorted(operators.find_changed(None, is_lowered=False)), bool(operators.stated(name).get("body")))
+
+
 def state_of_unseen():
     """What is stated of an op with no more than a kernel and a fake one, and once a gradient is there, all unseen."""
     import torch

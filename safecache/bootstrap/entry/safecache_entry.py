@@ -50,7 +50,7 @@ def _plug_in(server: str) -> None:
 
 
 def is_loading() -> bool:
-    """Whether this thread imports the package from here, so that it is to activate nothing."""
+    """Tell whether this thread imports the package from here, so that the import must activate nothing."""
     return get_ident() in _loading
 
 
