@@ -56,7 +56,7 @@ def test_a_bit_of_a_group_is_refused_before_anything_is_written(pack, run, tmp_p
 
 
 def test_a_bit_of_the_manifest_is_refused_or_means_nothing(pack, tmp_path):
-    """Its seal covers what it says, and not what tar notes beside it, such as an owner."""
+    """Its seal covers what it says, and not how it is compressed: whether a bit there means nothing depends on what it says."""
     content = pack.read_bytes()
     changed = tmp_path / "changed.safecache"
     outcomes = []
@@ -66,7 +66,7 @@ def test_a_bit_of_the_manifest_is_refused_or_means_nothing(pack, tmp_path):
             outcomes.append(archive.opened(str(changed)).manifest == archive.opened(str(pack)).manifest)
         except PackRefusedError:
             outcomes.append(None)
-    assert set(outcomes) == {True, None} and outcomes.count(None) > len(outcomes) / 2
+    assert set(outcomes) <= {True, None} and outcomes.count(None) > len(outcomes) / 2
 
 
 def test_manifest_of_another_pack(pack, cache, run, tmp_path):
