@@ -65,8 +65,8 @@ def test_body_without_end_is_received_no_further(endless, ask):
     found = endless.read(["a"]) if ask == "read" else endless.starts(["a"], 100)
     assert isinstance(found["a"], Oversized) if ask == "read" else found == {"a": b"x" * 100}
     assert time.monotonic() - began < LIMIT
-    # What the buffers of the two ends have, besides.
-    assert _Endless.sent < 64 * MOST
+    # What the buffers of the two ends have, besides: Linux lets each grow to some megabytes.
+    assert _Endless.sent < 1024 * MOST
 
 
 class _Redis(socketserver.ThreadingTCPServer):
