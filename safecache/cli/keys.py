@@ -29,7 +29,7 @@ def add(parser: argparse.ArgumentParser) -> None:
     if command == "keygen":
         _add_keygen(parser)
     elif command == "keys":
-        text = "print the public part of this key, by default of the one that seals, as cosign reads it (Ed25519)"
+        text = "print the public part of this key, by default of the one that seals, as openssl reads it (Ed25519)"
         parser.add_argument("--pem", nargs="?", const="", metavar="ID", help=text)
         add_json(parser)
     elif command == "trust":

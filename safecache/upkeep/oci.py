@@ -1,91 +1,217 @@
-"""A pack as an artifact of the OCI in a registry of container images, or as an image that Kubernetes can mount.
+"""Packs as container images, which skopeo sends to a registry and fetches from there.
 
-What is fetched has the digest that was asked for, or that the registry states, and the form that is sent from here.
-That says nothing of who has made it: whoever takes the file verifies the pack's own seal. Nothing that a registry says
-becomes a path.
+skopeo has the logins, certificates and retries of a client of registries, and compares what it fetches with its
+digest. A digest says nothing of who made a pack: whoever reads the pack verifies its seal.
 """
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import hashlib
-import io
 import json
 import os
 import re
+import resource
+import shutil
+import subprocess
 import tarfile
-import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import IO, Any, NamedTuple
 
-from safecache.errors import KeyringError, RegistryError
-from safecache.files import folders, temporaries
-from safecache.signing import keyring
-from safecache.signing.keys import Algorithm, Key
-from safecache.upkeep import registry
-from safecache.upkeep.registry import Blob, Reference, Registry
+from safecache.errors import ConfigError, RegistryError
+from safecache.files import private_directory
+from safecache.settings.units import write_size
 
-__all__ = ["ARTIFACT", "FILE", "Fetched", "Pushed", "fetched", "push", "sign", "signing_key"]
+__all__ = ["FILE", "Reference", "fetch", "parse_reference", "push"]
 
-ARTIFACT = "application/vnd.safecache.pack.v1"
 FILE = "model.safecache"
-_LAYER = f"{ARTIFACT}.tar+zstd"
-_CONFIG, _IMAGE_LAYER = "application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.v1.tar+gzip"
-_INDEXES = ("application/vnd.oci.image.index.v1+json", "application/vnd.docker.distribution.manifest.list.v2+json")
-_EMPTY = b"{}"
-_TITLE = "org.opencontainers.image.title"
+_MANIFEST = "application/vnd.oci.image.manifest.v1+json"
+_CONFIG, _LAYER = "application/vnd.oci.image.config.v1+json", "application/vnd.oci.image.layer.v1.tar+gzip"
+# Docker's form of a layer, which a registry or a tool may have made of it.
+_LAYERS = (_LAYER, "application/vnd.docker.image.rootfs.diff.tar.gzip")
 # Where GKM's and KServe's extractor of kernel caches looks in a layer, and what tells it the kind of a cache.
-_IN_IMAGE, _MANIFEST_IN_IMAGE = f"io.triton.cache/{FILE}", "io.triton.manifest/manifest.json"
+_PATH, _INDEX_PATH = f"io.triton.cache/{FILE}", "io.triton.manifest/manifest.json"
 _LABEL = "cache.triton.image"
-_SIGNED, _SIGNATURE = "application/vnd.dev.cosign.simplesigning.v1+json", "dev.cosignproject.cosign/signature"
-_MOST_SIGNATURES = 100
 _PIECE = 1 << 20
+# Seconds that skopeo gets, and one more for so many bytes; and the bytes of a file that any fetch may write.
+_PATIENCE_S, _SLOWEST, _SMALL = 60.0, 10_000, 8 << 20
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+_HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:]+\])(?::[0-9]{1,5})?"
+_NAME = r"[a-z0-9]+(?:(?:\.|_|__|-+)[a-z0-9]+)*"
+_REFERENCE = re.compile(
+    rf"oci://(?P<name>{_HOST}(?:/{_NAME})+)"
+    rf"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{{0,127}}))?(?:@(?P<digest>{_DIGEST.pattern}))?"
+)
 
 
-class Pushed(NamedTuple):
-    """``reference``: by digest, as ``cosign verify`` takes it; ``size``: in bytes, 0 if the registry had it."""
+class Reference(NamedTuple):
+    """An image; ``name``: ``HOST/REPOSITORY``; ``digest``: of its manifest, or "" where only its tag is given."""
 
-    reference: str
+    name: str
+    tag: str
     digest: str
-    size: int
+
+    def __str__(self) -> str:
+        return f"{self.name}@{self.digest}" if self.digest else f"{self.name}:{self.tag}"
 
 
-class Fetched(NamedTuple):
-    """``digest``: of its manifest in the registry, which says ``annotations``, unverified; ``size``: in bytes."""
+def parse_reference(text: str) -> Reference:
+    """Parse ``oci://HOST/REPOSITORY:TAG`` or ``…@sha256:…``.
 
-    path: str
-    digest: str
-    size: int
-    annotations: Mapping[str, str]
+    Raises RegistryError, which does not show the text: it may hold a password.
+    """
+    match = _REFERENCE.fullmatch(text)
+    if match is None:
+        form = "oci://REGISTRY/REPOSITORY:TAG or …@sha256:…, without a user or password (docker login keeps those)"
+        raise RegistryError(f"this is no reference of the form {form}")
+    name, tag, digest = match.group("name", "tag", "digest")
+    return Reference(name, tag or "latest", digest or "")
 
 
-def push(to: Reference, path: str, made_with: Mapping[str, Any], there: Registry, *, as_image: bool = False) -> Pushed:
-    """Send the pack at ``path``; ``made_with``: the versions that its manifest has. Raises RegistryError or OSError."""
+def push(to: Reference, path: str, made_with: Mapping[str, Any], *, has_tls: bool = True) -> Reference:
+    """Send the pack at ``path`` as an image, and return its reference by digest.
+
+    ``made_with``: the versions that the manifest of the pack states. Raises RegistryError, OSError, and ConfigError
+    where skopeo is not installed.
+    """
     if to.digest:
         raise RegistryError("what is pushed gets a tag: its digest follows from what it is")
-    with open(path, "rb") as pack, contextlib.ExitStack() as stack:
-        blob = _blob_of(pack)
-        if as_image:
-            layer: IO[bytes] = stack.enter_context(tempfile.TemporaryFile())
-            unpacked = _wrap(pack, blob.size, layer)
-            config, kind = _image_config(unpacked, blob.size, made_with), _CONFIG
-            blob, layer_kind = _blob_of(layer), _IMAGE_LAYER
-        else:
-            layer, config, kind, layer_kind = pack, _EMPTY, "application/vnd.oci.empty.v1+json", _LAYER
-        sent = blob.size if there.upload(blob, layer) else 0
-    there.upload(_blob(config), io.BytesIO(config))
-    manifest = {
-        "schemaVersion": 2,
-        "mediaType": registry.OCI_MANIFEST,
-        "artifactType": ARTIFACT,
-        "config": _descriptor(kind, _blob(config)),
-        "layers": [_descriptor(layer_kind, blob) | {"annotations": {_TITLE: FILE}}],
-        "annotations": {_TITLE: FILE} | dict(_versions("vnd.safecache.made-with", made_with)),
-    }
-    digest = there.put_manifest(to.tag, _json(manifest))
-    return Pushed(to._replace(tag="", digest=digest).shown, digest, sent)
+    with private_directory.made() as directory:
+        manifest = _write_layout(os.path.join(directory, "image"), path, made_with)
+        words = ["copy", "--quiet", "--preserve-digests", "--retry-times=2", f"--dest-tls-verify={has_tls}".lower()]
+        _run_skopeo([*words, "oci:image", f"docker://{to}"], directory, os.path.getsize(path), to)
+    return to._replace(digest=manifest)
+
+
+@contextlib.contextmanager
+def fetch(reference: Reference, max_bytes: int, *, has_tls: bool = True) -> Iterator[tuple[str, Reference]]:
+    """Context of a file with the pack of this image, unverified, and of the image's reference by digest.
+
+    Raises RegistryError, also for an image of more than ``max_bytes``, OSError, and ConfigError where skopeo is not
+    installed.
+    """
+    verify_tls = f"tls-verify={has_tls}".lower()
+    with private_directory.made() as directory:
+        inspect = ["inspect", "--raw", "--retry-times=2", f"--{verify_tls}", f"docker://{reference}"]
+        manifest = _run_skopeo(inspect, directory, 0, reference)
+        found = reference._replace(digest=_digest(manifest))
+        if reference.digest not in ("", found.digest):
+            raise RegistryError(f"{reference} is refused: its registry sent {found.digest}")
+        digest, size = _layer_of(manifest, reference)
+        if size > max_bytes:
+            allowed = f"more than the {max_bytes} that are allowed"
+            raise RegistryError(f"the pack of {reference} has {size} bytes, {allowed}")
+        copy = ["copy", "--quiet", "--preserve-digests", "--retry-times=2", f"--src-{verify_tls}"]
+        _run_skopeo([*copy, f"docker://{found}", "oci:image"], directory, size, reference)
+        path = os.path.join(directory, FILE)
+        with open(_blob(os.path.join(directory, "image"), digest), "rb") as layer, open(path, "xb") as pack:
+            _unwrap(layer, pack, max_bytes, str(reference))
+        shutil.rmtree(os.path.join(directory, "image"))
+        yield path, found
+
+
+def _run_skopeo(words: list[str], directory: str, size: int, reference: Reference) -> bytes:
+    """Run skopeo in this directory, for an image of ``size`` bytes, and return what it prints."""
+    program = shutil.which("skopeo")
+    if program is None:
+        raise ConfigError("registries need skopeo: install the package skopeo, such as by apt-get install skopeo")
+    seconds, pipe = _PATIENCE_S + size / _SLOWEST, subprocess.PIPE
+    with subprocess.Popen(
+        [program, *words], cwd=directory, stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe
+    ) as child:
+        try:
+            # A registry may send more than it has stated.
+            _, hard = limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+            limit = min([max(size, _SMALL), *(each for each in limits if each != resource.RLIM_INFINITY)])
+            resource.prlimit(child.pid, resource.RLIMIT_FSIZE, (limit, hard))
+            printed, errors = child.communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            raise RegistryError(f"{reference} took longer than {seconds:.0f} s") from None
+        finally:
+            child.kill()
+    if child.returncode:
+        raise RegistryError(f"{reference}: {_describe_failure(errors.decode(errors='replace'), child.returncode)}")
+    return printed
+
+
+def _describe_failure(errors: str, code: int) -> str:
+    """Say it in skopeo's words, which are the last line, without the signatures in a URL."""
+    said = re.findall(r'level=fatal msg="((?:[^"\\]|\\.)*)"', errors)
+    if not said:
+        return f"skopeo ended with {code}"
+    text = re.sub(r"\?[^\s\"]*", "?…", said[-1].replace('\\"', '"'))
+    needs_login = re.search("unauthorized|authentication required|denied", text)
+    return f"skopeo says: {text}" + ("; docker login, or skopeo login, keeps a password" if needs_login else "")
+
+
+def _digest(content: bytes) -> str:
+    return f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
+
+
+# --- a layout of one image: https://github.com/opencontainers/image-spec/blob/main/image-layout.md
+
+
+def _write_layout(image: str, path: str, made_with: Mapping[str, Any]) -> str:
+    """Write the layout of the image of this pack; the digest of its manifest, the same for the same pack."""
+    os.makedirs(os.path.join(image, "blobs", "sha256"))
+    layer, unpacked = _write_layer(image, path)
+    config = _write_blob(image, _CONFIG, _json(_describe_image(unpacked, os.path.getsize(path), made_with)))
+    annotations = {"org.opencontainers.image.title": FILE, **dict(_versions("vnd.safecache.made-with", made_with))}
+    manifest = {"mediaType": _MANIFEST, "config": config, "layers": [layer], "annotations": annotations}
+    written = _write_blob(image, _MANIFEST, _json({"schemaVersion": 2, **manifest}))
+    with open(os.path.join(image, "index.json"), "wb") as file:
+        file.write(_json({"schemaVersion": 2, "manifests": [written]}))
+    with open(os.path.join(image, "oci-layout"), "wb") as file:
+        file.write(_json({"imageLayoutVersion": "1.0.0"}))
+    return str(written["digest"])
+
+
+def _blob(image: str, digest: str) -> str:
+    return os.path.join(image, "blobs", *digest.split(":"))
+
+
+def _write_blob(image: str, kind: str, content: bytes) -> dict[str, Any]:
+    with open(_blob(image, _digest(content)), "wb") as file:
+        file.write(content)
+    return {"mediaType": kind, "digest": _digest(content), "size": len(content)}
+
+
+def _write_layer(image: str, path: str) -> tuple[dict[str, Any], str]:
+    """Write the layer with this pack, uncompressed as the pack is compressed; and the digest of its tar."""
+    packed, unpacked, packer = hashlib.sha256(), hashlib.sha256(), zlib.compressobj(0, wbits=31)
+    written = os.path.join(image, "layer")
+    with open(path, "rb") as pack, open(written, "wb") as layer:
+        for piece in _pieces_of_tar(pack, os.path.getsize(path)):
+            unpacked.update(piece)
+            packed.update(content := packer.compress(piece))
+            layer.write(content)
+        packed.update(content := packer.flush())
+        layer.write(content)
+        size = layer.tell()
+    digest = f"sha256:{packed.hexdigest()}"
+    os.rename(written, _blob(image, digest))
+    return {"mediaType": _LAYER, "digest": digest, "size": size}, f"sha256:{unpacked.hexdigest()}"
+
+
+def _pieces_of_tar(pack: IO[bytes], size: int) -> Iterator[bytes]:
+    yield _header(_PATH, size)
+    yield from iter(partial(pack.read, _PIECE), b"")
+    index = _json({"triton": []})
+    yield bytes(-size % tarfile.BLOCKSIZE) + _header(_INDEX_PATH, len(index)) + index
+    yield bytes(-len(index) % tarfile.BLOCKSIZE + 2 * tarfile.BLOCKSIZE)
+
+
+def _header(name: str, size: int) -> bytes:
+    member = tarfile.TarInfo(name)
+    member.size = size
+    return member.tobuf(tarfile.GNU_FORMAT)
 
 
 def _versions(name: str, value: object) -> Iterator[tuple[str, str]]:
@@ -96,55 +222,7 @@ def _versions(name: str, value: object) -> Iterator[tuple[str, str]]:
         yield name, str(value)
 
 
-def _json(value: object) -> bytes:
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _blob(content: bytes) -> Blob:
-    return Blob(registry.digest_of(content), len(content))
-
-
-def _blob_of(file: IO[bytes]) -> Blob:
-    file.seek(0)
-    hasher = hashlib.sha256()
-    while piece := file.read(_PIECE):
-        hasher.update(piece)
-    return Blob(f"sha256:{hasher.hexdigest()}", file.tell())
-
-
-def _descriptor(kind: str, blob: Blob) -> dict[str, Any]:
-    return {"mediaType": kind, "digest": blob.digest, "size": blob.size}
-
-
-# The image: one layer with the pack first, which is compressed already.
-
-
-def _wrap(pack: IO[bytes], size: int, layer: IO[bytes]) -> str:
-    """Write the layer of an image with this pack; the digest of the layer before its compression."""
-    hasher, packer = hashlib.sha256(), zlib.compressobj(0, wbits=31)
-
-    def put(content: bytes) -> None:
-        hasher.update(content)
-        layer.write(packer.compress(content))
-
-    pack.seek(0)
-    put(_header(_IN_IMAGE, size))
-    while piece := pack.read(_PIECE):
-        put(piece)
-    manifest = _json({"triton": []})
-    put(bytes(-size % tarfile.BLOCKSIZE) + _header(_MANIFEST_IN_IMAGE, len(manifest)) + manifest)
-    put(bytes(-len(manifest) % tarfile.BLOCKSIZE + 2 * tarfile.BLOCKSIZE))
-    layer.write(packer.flush())
-    return f"sha256:{hasher.hexdigest()}"
-
-
-def _header(name: str, size: int) -> bytes:
-    member = tarfile.TarInfo(name)
-    member.size, member.mode = size, 0o644
-    return member.tobuf(tarfile.GNU_FORMAT)
-
-
-def _image_config(unpacked: str, size: int, made_with: Mapping[str, Any]) -> bytes:
+def _describe_image(unpacked: str, size: int, made_with: Mapping[str, Any]) -> dict[str, Any]:
     labels = {
         f"{_LABEL}/entry-count": "1",
         f"{_LABEL}/cache-size-bytes": str(size),
@@ -152,11 +230,11 @@ def _image_config(unpacked: str, size: int, made_with: Mapping[str, Any]) -> byt
     }
     architecture = {"x86_64": "amd64", "aarch64": "arm64"}.get(str(made_with.get("machine")), "amd64")
     rootfs = {"type": "layers", "diff_ids": [unpacked]}
-    return _json({"architecture": architecture, "os": "linux", "config": {"Labels": labels}, "rootfs": rootfs})
+    return {"architecture": architecture, "os": "linux", "config": {"Labels": labels}, "rootfs": rootfs}
 
 
 def _targets(gpus: str) -> list[dict[str, Any]]:
-    """What MCV compares with the node's GPUs, for these architectures with commas between them."""
+    """List what MCV compares with the node's GPUs, for these architectures with commas between them."""
     found: list[dict[str, Any]] = []
     for gpu in filter(None, gpus.split(",")):
         cuda = re.fullmatch("sm_([0-9]+)[a-z]?", gpu)
@@ -167,99 +245,43 @@ def _targets(gpus: str) -> list[dict[str, Any]]:
     return found
 
 
-@contextlib.contextmanager
-def fetched(what: Reference, there: Registry, directory: str, most: int) -> Iterator[Fetched]:
-    """The pack with this tag or digest, in a temporary file in ``directory``, for this block, which may move it away.
-
-    ``most``: its largest size in bytes. Raises RegistryError or OSError.
-    """
-    found = there.manifest(what.digest or what.tag, ", ".join((registry.OCI_MANIFEST, *_INDEXES)))
-    if found is None:
-        raise RegistryError(f"there is no {what.shown}")
-    content, kind = found
-    blob, is_image, annotations = _read_manifest(content, kind, what.shown)
-    if blob.size > most:
-        raise RegistryError(f"the pack of {what.shown} has {blob.size} bytes, more than the {most} that are allowed")
-    with contextlib.ExitStack() as stack:
-        path, file = stack.enter_context(_new(directory))
-        there.download(blob, file)
-        if is_image:
-            layer = file
-            path, file = stack.enter_context(_new(directory))
-            _unwrap(layer, file, most, what.shown)
-        file.flush()
-        yield Fetched(path, registry.digest_of(content), os.fstat(file.fileno()).st_size, annotations)
+# --- what a registry has, unverified
 
 
-@contextlib.contextmanager
-def _new(directory: str) -> Iterator[tuple[str, IO[bytes]]]:
-    with temporaries.beside(os.path.join(directory, FILE)) as path, folders.opened(directory) as folder:
-        with contextlib.suppress(OSError):  # it cannot be listed
-            temporaries.reap(folder, only_ours=True)
-        descriptor = folder.open(os.path.basename(path), os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        temporaries.lock(folder, descriptor)
-        with open(descriptor, "w+b") as file:
-            yield path, file
+def _layer_of(manifest: bytes, reference: Reference) -> tuple[str, int]:
+    """Read the digest of the one layer, and its size in bytes. Raises RegistryError."""
+    with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
+        (layer,) = json.loads(manifest)["layers"]
+        kind, digest, size = layer["mediaType"], layer["digest"], layer["size"]
+        if kind in _LAYERS and _DIGEST.fullmatch(digest) and type(size) is int and size >= 0:
+            return digest, size
+    raise RegistryError(f"{reference} is refused: it is no pack of safecache, which is an image of one layer")
 
 
-def _read_manifest(content: bytes, kind: str, shown: str) -> tuple[Blob, bool, dict[str, str]]:
-    """The blob with the pack, whether that is the layer of an image, and the annotations."""
-
-    def refused(why: str) -> RegistryError:
-        return RegistryError(f"{shown} is refused: {why}")
-
-    try:
-        manifest = json.loads(content)
-    except (ValueError, RecursionError):
-        raise refused("its manifest is no JSON") from None
-    if not isinstance(manifest, dict):
-        raise refused("its manifest is no JSON object")
-    kind = str(manifest.get("mediaType", kind))
-    if kind in _INDEXES or "manifests" in manifest:
-        raise refused("it is an index of several manifests, and not a pack: name one of them by its digest")
-    if manifest.get("schemaVersion") != 2 or kind != registry.OCI_MANIFEST or manifest.get("artifactType") != ARTIFACT:
-        raise refused(f"it is no pack of safecache, whose manifest would state artifactType {ARTIFACT}")
-    layers = manifest.get("layers")
-    if not isinstance(layers, list) or len(layers) != 1 or not isinstance(layers[0], dict):
-        raise refused("a pack has one layer")
-    layer = layers[0]
-    digest, size = layer.get("digest"), layer.get("size")
-    if layer.get("mediaType") not in (_LAYER, _IMAGE_LAYER):
-        raise refused(f"its layer is no {_LAYER}")
-    if not isinstance(digest, str) or not registry.DIGEST.fullmatch(digest):
-        raise refused("its layer states no digest of sha256")
-    if type(size) is not int or size < 0:
-        raise refused("its layer states no size")
-    said = manifest.get("annotations")
-    texts = {str(name): each for name, each in said.items() if isinstance(each, str)} if isinstance(said, dict) else {}
-    return Blob(digest, size), layer["mediaType"] == _IMAGE_LAYER, texts
-
-
-def _unwrap(layer: IO[bytes], file: IO[bytes], most: int, shown: str) -> None:
-    """Write to ``file`` the pack that is the first in this layer."""
-    pieces = _inflated(layer, shown)
+def _unwrap(layer: IO[bytes], pack: IO[bytes], max_bytes: int, shown: str) -> None:
+    """Write to ``pack`` the pack, which is the first file of this layer. Raises RegistryError."""
+    pieces = _inflate(layer, shown)
     head = b""
     while len(head) < tarfile.BLOCKSIZE:
-        head += next(pieces, b"") or _short_of(shown)
+        head += next(pieces)
     try:
         member = tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "strict")
     except (tarfile.HeaderError, ValueError):
         raise RegistryError(f"{shown} is refused: its layer is no tar") from None
-    if member.name != _IN_IMAGE or member.type != tarfile.REGTYPE or not 0 <= member.size <= most:
-        raise RegistryError(f"{shown} is refused: its layer does not begin with {_IN_IMAGE} of at most {most} bytes")
+    if member.name != _PATH or member.type != tarfile.REGTYPE or not 0 <= member.size <= max_bytes:
+        allowed = f"of at most {write_size(max_bytes)}"
+        raise RegistryError(
+            f"{shown} is refused: it is no pack of safecache, whose layer begins with {_PATH} {allowed}"
+        )
     left, piece = member.size, head[tarfile.BLOCKSIZE :]
     while left:
-        file.write(piece[:left])
+        pack.write(piece[:left])
         left -= min(left, len(piece))
-        piece = (next(pieces, b"") or _short_of(shown)) if left else b""
+        piece = next(pieces) if left else b""
 
 
-def _short_of(shown: str) -> bytes:
-    raise RegistryError(f"{shown} is refused: its layer ends too early")
-
-
-def _inflated(layer: IO[bytes], shown: str) -> Iterator[bytes]:
-    layer.seek(0)
+def _inflate(layer: IO[bytes], shown: str) -> Iterator[bytes]:
+    """Yield what this holds; raises RegistryError for what is no gzip, and where it ends."""
     unpacker = zlib.decompressobj(wbits=31)
     try:
         while not unpacker.eof and (piece := unpacker.unconsumed_tail or layer.read(_PIECE)):
@@ -267,53 +289,4 @@ def _inflated(layer: IO[bytes], shown: str) -> Iterator[bytes]:
                 yield content
     except zlib.error:
         raise RegistryError(f"{shown} is refused: its layer is no gzip") from None
-
-
-def signing_key() -> Key:
-    """The key that seals, which cosign takes. Raises KeyringError."""
-    key = keyring.sealing_key()
-    if key.algorithm is not Algorithm.ED25519:
-        raise KeyringError(f"cosign takes no MAC key, as {key.id.hex()} is: safecache keygen --ed25519")
-    return key
-
-
-def sign(to: Reference, digest: str, key: Key, there: Registry) -> str:
-    """Sign what has this digest in the repository, as cosign does with a key; the tag of the signatures.
-
-    Beside those that are there already, which stay. Raises RegistryError.
-    """
-    identity = {"docker-reference": f"{to.host}/{to.name}"}
-    critical = {"identity": identity, "image": {"docker-manifest-digest": digest}, "type": _CRITICAL_TYPE}
-    payload = _json({"critical": critical, "optional": None})
-    signature = base64.b64encode(key.tag(payload)).decode()
-    layer = _descriptor(_SIGNED, _blob(payload)) | {"annotations": {_SIGNATURE: signature}}
-    tag = digest.replace(":", "-") + ".sig"
-    layers = _signatures(there.manifest(tag), f"{to.host}/{to.name}:{tag}")
-    if layer not in layers:
-        layers.append(layer)
-    there.upload(_blob(payload), io.BytesIO(payload))
-    config = _signatures_config(layers)
-    there.upload(_blob(config), io.BytesIO(config))
-    described = _descriptor(_CONFIG, _blob(config))
-    manifest = {"schemaVersion": 2, "mediaType": registry.OCI_MANIFEST, "config": described, "layers": layers}
-    there.put_manifest(tag, _json(manifest))
-    return tag
-
-
-_CRITICAL_TYPE = "cosign container image signature"
-
-
-def _signatures(found: tuple[bytes, str] | None, shown: str) -> list[dict[str, Any]]:
-    """The layers of the signatures that are there already, others' too."""
-    if found is None:
-        return []
-    with contextlib.suppress(ValueError, RecursionError, KeyError, TypeError, AttributeError):
-        layers = json.loads(found[0])["layers"]
-        if len(layers) < _MOST_SIGNATURES and all(registry.DIGEST.fullmatch(each["digest"]) for each in layers):
-            return list(layers)
-    raise RegistryError(f"{shown} is no list of signatures that one can be added to")
-
-
-def _signatures_config(layers: Sequence[Mapping[str, Any]]) -> bytes:
-    rootfs = {"type": "layers", "diff_ids": [layer["digest"] for layer in layers]}
-    return _json({"architecture": "", "os": "", "config": {}, "rootfs": rootfs})
+    raise RegistryError(f"{shown} is refused: its layer ends too early")

@@ -1,4 +1,4 @@
-"""A real registry, with and without TLS and logins; and one that lies."""
+"""A real registry, with and without TLS and logins."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import base64
 import datetime
 import ipaddress
 import json
-import os
 import shutil
 import subprocess
 
@@ -14,21 +13,11 @@ import pytest
 from helpers.in_process import isolated, run, settings
 from remote.conftest import await_port, free_port
 
-from .liar import Liar
-
 __all__ = ["isolated", "run", "settings"]
 
 USER, PASSWORD = "somebody", "a-secret-of-theirs"
 # By bcrypt, which alone the registry takes.
 _HASH = "$2b$05$abcdefghijklmnopqrstuuogTfUfsdmUxQcOsfX0WjpLbqlN8NXPu"
-
-
-@pytest.fixture(autouse=True)
-def no_waits(monkeypatch):
-    """None between tries."""
-    from safecache.upkeep import registry
-
-    monkeypatch.setattr(registry, "_WAITS", (0.0, 0.0, 0.0))
 
 
 @pytest.fixture(autouse=True)
@@ -73,8 +62,8 @@ class Served:
 
 
 def _served(directory, **http):
-    if shutil.which("docker-registry") is None:
-        pytest.skip("docker-registry is not installed")
+    if shutil.which("docker-registry") is None or shutil.which("skopeo") is None:
+        pytest.skip("docker-registry or skopeo is not installed")
     served = Served(directory, **http)
     yield served
     served.close()
@@ -118,27 +107,3 @@ def certificate(tmp_path_factory):
     (directory / "certificate.pem").write_bytes(built.public_bytes(encoding))
     (directory / "key.pem").write_bytes(key.private_bytes(encoding, form, plain))
     return str(directory / "certificate.pem"), str(directory / "key.pem")
-
-
-@pytest.fixture
-def liar():
-    """A registry in this process that answers as the test has it."""
-    server = Liar()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def second():
-    """Another server, which the first directs to."""
-    server = Liar()
-    yield server
-    server.close()
-
-
-@pytest.fixture
-def pack(tmp_path):
-    """A file that stands for a pack: what is in it is none of the registry's business."""
-    path = tmp_path / "a.safecache"
-    path.write_bytes(os.urandom(3_000_001))
-    return path
