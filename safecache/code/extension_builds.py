@@ -30,9 +30,9 @@ from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, opening, parallel, private_directory
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import trust
-from safecache.signing.trust import Refusal
 from safecache.store import manifests
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable

@@ -15,14 +15,13 @@ from contextlib import suppress
 from types import MappingProxyType
 from typing import Any
 
-from safecache.entries import loading
 from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, mounts, opening, ownership, private_directory
-from safecache.reporting import events, policy
+from safecache.reporting import events, policy, report
 from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal, trust
-from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 from safecache.store.quarantine import is_still, obstacle
 from safecache.tiers import directory_faults
@@ -101,7 +100,7 @@ def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> bool:
         events.count(Count.QUARANTINED)
     where = f"Rebuilding; moved to {moved}." if moved else "Rebuilding; another process has moved it away."
     cache = root if kind is Kind.KERNEL or root == config.cache_directory() else ""
-    loading.note(refusal.reason, kind, path, refusal.evidence, where, root=cache)
+    report.refuse(refusal, kind, path, where, root=cache)
     return True
 
 

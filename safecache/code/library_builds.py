@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from safecache.code import gate, generated, private_build
 from safecache.code.generated import root_of
-from safecache.entries import copies, loading
+from safecache.entries import copies
 from safecache.files import folders, opening, private_directory, temporaries
 from safecache.places.layout import LOADED
 from safecache.remote import tier
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
-from safecache.signing.trust import Refusal
+from safecache.reporting.report import Refusal
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, fallback, layers
 
@@ -265,8 +265,8 @@ def _build_privately(builder: Any, path: str, root: str) -> bool:
 _REMEDY = "It is made anew; what lies there stays, or is replaced by that if it is in a shared level."
 
 
-def _count(reason: Reason, *_: object) -> None:
-    events.count(reason)
+def _count(refusal: Refusal, *_: object, **__: object) -> None:
+    events.count(refusal.reason)
 
 
 def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
@@ -276,7 +276,7 @@ def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
     """
     for place, layer in layers.below(path, root):
         # An unusable cache that has a fallback directory has been reported already.
-        note = _count if layer == fallback.original(root) else loading.note
+        note = _count if layer == fallback.original(root) else report.refuse
         found = _read(place, layer, kind, note)
         if found is not None and _put(path, root, kind, found):
             return place
@@ -295,7 +295,7 @@ class _Found(NamedTuple):
 
 
 def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
-    """The file at ``place``, if it is attested; ``note``: how to report it if not, as loading.note() does."""
+    """The file at ``place``, if it is attested; ``note``: how to report it if not, as report.refuse() does."""
     try:
         found_there = os.lstat(place)
     except OSError:
@@ -321,11 +321,10 @@ def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
         refusal = gate.judge(place, layer, kind)
     except directory_faults.Unreadable as error:
         # For a cache that has a fallback directory, this was reported under the same cause.
-        message = f"refused {kind.noun} {place}"
-        events.report(Reason.UNREADABLE, message, why=error.evidence, cause=layer, remedy=_REMEDY, error=error)
+        report.refuse(Refusal(Reason.UNREADABLE, error.evidence, cause=layer), kind, place, _REMEDY, error=error)
         return None
     if refusal is not None:
-        note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
+        note(refusal, kind, place, _REMEDY)
     return None
 
 
@@ -335,10 +334,9 @@ def _readable(place: str, kind: Kind, content: Callable[[], bytes], note: _Note)
     except FileNotFoundError:
         return None
     except opening.UnusableEntry as unusable:
-        refusal = Refusal(unusable.reason, f"it is {unusable.detail}")
-        note(refusal.reason, kind, place, refusal.evidence, _REMEDY)
+        note(Refusal(unusable.reason, f"it is {unusable.detail}"), kind, place, _REMEDY)
     except OSError as error:
-        note(Reason.UNREADABLE, kind, place, f"{error.strerror}", _REMEDY, error)
+        note(Refusal(Reason.UNREADABLE, f"{error.strerror}"), kind, place, _REMEDY, error=error)
     return None
 
 

@@ -24,10 +24,10 @@ from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening, ownership, private_directory, temporaries
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keys import Key
-from safecache.signing.trust import Refusal
 from safecache.trials import strikes
 
 __all__ = ["admitted", "admitted_program", "adopt", "made", "name_of", "refuse"]

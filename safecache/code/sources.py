@@ -9,7 +9,7 @@ from collections.abc import Callable
 from safecache.code import gate
 from safecache.files import opening, ownership, private_directory
 from safecache.reporting.kinds import Kind, Reason
-from safecache.signing.trust import Refusal
+from safecache.reporting.report import Refusal
 from safecache.store import entry_files
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Unsettled

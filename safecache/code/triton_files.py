@@ -14,14 +14,14 @@ from contextlib import contextmanager, suppress
 
 from safecache.code import gate, triton_place
 from safecache.code.triton_place import LIST, Found, Place
-from safecache.entries import copies, loading
+from safecache.entries import copies
 from safecache.errors import SafecacheError
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.remote import tier
-from safecache.reporting import events
+from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
-from safecache.reporting.remedies import suggest_fix
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.store import entry_files, manifests
@@ -62,6 +62,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 # What a list's record states besides its own digest: {"files": those of its group}.
+_OTHERS = "Other processes will recompile it."
 _Stated = Mapping[str, Mapping[str, str | None]]
 
 
@@ -198,24 +199,18 @@ def _publish(path: str, content: bytes, root: str) -> bool:
     try:
         entry_files.publish(path, content, root)
     except OSError as error:
-        _report_unwritable(f"{Kind.KERNEL.noun} {path}", "TRITON_CACHE_DIR", root, error)
+        report.fail_write(f"write {Kind.KERNEL.noun} {path}", error, _OTHERS, root, "TRITON_CACHE_DIR")
         return False
     layout.reap_once(os.path.dirname(path))
     return True
 
 
-def _report_unwritable(what: str, variable: str, root: str, error: OSError) -> None:
-    remedy = f"Other processes will recompile it. {suggest_fix(error, variable)}"
-    message, cause = f"could not write {what}", f"{error.errno} {root}"
-    events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
-
-
 def put_aside(name: str, content: bytes, error: OSError) -> str:
     """Report that a file or its record cannot be kept or read; returns a private copy's path. Raises OSError."""
     if isinstance(error, directory_faults.Unsettled):
-        loading.note(Reason.UNREADABLE, Kind.KERNEL, name, error.evidence, triton_place.REMEDY, error)
+        report.refuse(Refusal(Reason.UNREADABLE, error.evidence), Kind.KERNEL, name, triton_place.REMEDY, error=error)
     else:
-        _report_unwritable(f"{Kind.KERNEL.noun} {name}", "TRITON_CACHE_DIR", "", error)
+        report.fail_write(f"write {Kind.KERNEL.noun} {name}", error, _OTHERS, "", "TRITON_CACHE_DIR")
     return gate.private_copy(name, content, Kind.KERNEL)
 
 
@@ -230,7 +225,7 @@ def dump(directory: str, name: str, content: bytes) -> str:
     try:
         filesystem.retried(write, filesystem.GONE)
     except OSError as error:
-        _report_unwritable(f"the dump {path}", "TRITON_DUMP_DIR", os.path.dirname(directory), error)
+        report.fail_write(f"write the dump {path}", error, _OTHERS, os.path.dirname(directory), "TRITON_DUMP_DIR")
     return path
 
 
@@ -395,7 +390,9 @@ def _lower(directory: str) -> Iterator[Place]:
             for cache in layout.triton_caches(layer):
                 yield Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
         except OSError as error:
-            loading.note(Reason.UNREADABLE, Kind.KERNEL, layer, f"{error.strerror}", triton_place.REMEDY, error)
+            report.refuse(
+                Refusal(Reason.UNREADABLE, f"{error.strerror}"), Kind.KERNEL, layer, triton_place.REMEDY, error=error
+            )
 
 
 def _siblings(directory: str, name: str) -> Iterator[Place]:

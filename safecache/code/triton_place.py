@@ -20,12 +20,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from safecache.code import gate
-from safecache.entries import loading
 from safecache.files import filesystem, mounts, opening, ownership
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.signing import trust
-from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests, quarantine
 from safecache.store.manifests import LIST
 from safecache.tiers import directory_faults
@@ -311,7 +310,7 @@ class Place(NamedTuple):
                     manifests.report_obstacle(self.root, f"{path}: {error.evidence}", error)
                     return True
                 remedy = "It could not be moved away; remove it."
-        loading.note(refusal.reason, Kind.KERNEL, path, refusal.evidence, remedy)
+        report.refuse(refusal, Kind.KERNEL, path, remedy)
         return True
 
     def read(self, path: str) -> bytes | None:
@@ -329,4 +328,4 @@ def _note_unreadable(path: str, error: OSError) -> None:
     # A directory that cannot be entered cannot be written either, which is reported then.
     if os.path.lexists(path):
         evidence = error.evidence if isinstance(error, Unreadable) else f"{error.strerror}"
-        loading.note(Reason.UNREADABLE, Kind.KERNEL, path, evidence, REMEDY, error)
+        report.refuse(Refusal(Reason.UNREADABLE, evidence), Kind.KERNEL, path, REMEDY, error=error)

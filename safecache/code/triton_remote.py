@@ -11,10 +11,9 @@ from typing import Any
 
 from safecache.code import gate, triton_files
 from safecache.code.triton_place import LIST, Found, Place, is_plain
-from safecache.entries import loading
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
-from safecache.signing.trust import Refusal
+from safecache.reporting.report import Refusal
 from safecache.store import manifests
 from safecache.tiers import directory_faults
 
@@ -142,7 +141,13 @@ class Backend:
 
     def _note(self, reason: Reason, of: str, evidence: str, error: BaseException | None = None) -> None:
         where = f"{of} {self.shown}"
-        loading.note(reason, Kind.KERNEL, where, evidence, _REMEDY, error, cause=f"{Kind.KERNEL.value} {self.shown}")
+        report.refuse(
+            Refusal(reason, evidence, cause=f"{Kind.KERNEL.value} {self.shown}"),
+            Kind.KERNEL,
+            where,
+            _REMEDY,
+            error=error,
+        )
 
 
 def accept(backend: Any, directory: str, name: str, content: bytes) -> str | None:

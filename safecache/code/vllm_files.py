@@ -26,10 +26,9 @@ from safecache.errors import RefusedArtifactError
 from safecache.files import folders
 from safecache.places import layout
 from safecache.remote import tier
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
-from safecache.reporting.remedies import suggest_fix
-from safecache.signing.trust import Refusal
+from safecache.reporting.report import Refusal
 from safecache.store import bundles, entry_files, manifests
 from safecache.store.bundles import Bundle
 from safecache.tiers.directory_faults import Unreadable
@@ -130,7 +129,9 @@ def require_parts(names: Collection[str]) -> None:
         return
     with artifacts.asked_for(), events.reading():
         evidence = "no compiled part is in it, so that vLLM would run the model eagerly, at this and every start"
-        loading.note(Reason.EMPTY, Kind.AOT_FUNCTION, "of vLLM", evidence, "VLLM compiles it again, and replaces it.")
+        report.refuse(
+            Refusal(Reason.EMPTY, evidence), Kind.AOT_FUNCTION, "of vLLM", "VLLM compiles it again, and replaces it."
+        )
         raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
 
 
@@ -179,7 +180,7 @@ def place_artifact(path: str) -> str:
         refusal = _objection(path, content) if content is not None else None
         if refusal is not None:
             remedy = "vLLM compiles it again, and replaces it."
-            loading.note(refusal.reason, Kind.TABLE, path, refusal.evidence, remedy, cause="artifact")
+            report.refuse(refusal._replace(cause="artifact"), Kind.TABLE, path, remedy)
         if content is None or refusal is not None:
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
     return gate.out_of_reach(path, content)
@@ -205,7 +206,7 @@ def table(path: str) -> io.StringIO:
         refusal = _objection(path, content)
         if refusal is not None:
             remedy = "What it lists is compiled again, and vLLM replaces it."
-            loading.note(refusal.reason, Kind.TABLE, path, refusal.evidence, remedy)
+            report.refuse(refusal, Kind.TABLE, path, remedy)
             return empty_table()
     return io.StringIO(content.decode(locale.getpreferredencoding(False)))
 
@@ -259,11 +260,9 @@ def _publish(path: str, content: bytes) -> None:
     except OSError as error:
         written = False
         if _OF_SGLANG.fullmatch(os.path.basename(path)):
-            server, remedy = "SGLang", f"SGLang runs without it. {suggest_fix(error, 'SGLANG_CACHE_DIR')}"
+            report.fail_write(f"write SGLang's {path}", error, "SGLang runs without it.", root, "SGLANG_CACHE_DIR")
         else:
-            server, remedy = "vLLM", f"The next start recompiles. {suggest_fix(error, 'VLLM_CACHE_ROOT')}"
-        message, cause = f"could not write {server}'s {path}", f"{error.errno} {root}"
-        events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
+            report.fail_write(f"write vLLM's {path}", error, "The next start recompiles.", root, "VLLM_CACHE_ROOT")
     finally:
         if not written:
             with suppress(OSError), folders.opened(os.path.dirname(path)) as folder:  # there is none

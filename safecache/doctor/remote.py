@@ -15,9 +15,9 @@ from safecache.doctor.finding import Finding
 from safecache.remote import client, extras, parcels, stores
 from safecache.remote.stores import Store, Terms
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config, settings
 from safecache.signing import trust
-from safecache.signing.trust import Refusal
 
 __all__ = ["check_remote"]
 

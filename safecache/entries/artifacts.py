@@ -17,8 +17,9 @@ from safecache.entries import copies, loading
 from safecache.entries.loading import RemoteCache
 from safecache.errors import EntryRefusedError, RefusedArtifactError
 from safecache.remote import tier
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, seal
 from safecache.tiers import layers
@@ -125,7 +126,7 @@ def require_tried(kind: Kind, name: str, root: str) -> None:
     if against:
         where, remedy = told_origin() or "given as bytes", "Compile it anew."
         with asked_for(), events.reading():
-            loading.note(Reason.CRASHED_RUN, kind, where, against, remedy, cause=first_runs.CAUSE)
+            report.refuse(Refusal(Reason.CRASHED_RUN, against, cause=first_runs.CAUSE), kind, where, remedy)
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} {remedy}")
 
 
@@ -183,8 +184,11 @@ def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
     if verified is not None and content != verified:
         # Torch catches the error, and goes on as if there were no file.
         with events.reading():
-            loading.note(
-                Reason.DAMAGED, _state.kind, "on disk", "it was replaced while it was read", "Find out by whom."
+            report.refuse(
+                Refusal(Reason.DAMAGED, "it was replaced while it was read"),
+                _state.kind,
+                "on disk",
+                "Find out by whom.",
             )
             raise EntryRefusedError(f"safecache: {events.refusals()[-1]}")
     return loads()
@@ -209,7 +213,7 @@ def accept_name(kind: Kind, name: str, where: str, *, safe: bool) -> bool:
     """Returns ``safe``, and reports a name that is not. Raises EntryRefusedError for it in strict mode."""
     if not safe:
         evidence = f"its name {name[:64]!r} would leave the place of its kind in the cache directory"
-        loading.note(Reason.UNSAFE_NAME, kind, where, evidence, "Find out where it came from.")
+        report.refuse(Refusal(Reason.UNSAFE_NAME, evidence), kind, where, "Find out where it came from.")
     return safe
 
 

@@ -7,9 +7,8 @@ import stat
 
 from safecache.files import opening
 from safecache.remote import tier
-from safecache.reporting import events
-from safecache.reporting.kinds import Kind, Reason
-from safecache.reporting.remedies import suggest_fix
+from safecache.reporting import report
+from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.store import entry_files, manifests
 from safecache.tiers import layers, levels
@@ -25,9 +24,7 @@ def put(path: str, content: bytes, root: str, kind: Kind, mode: int = 0o666) -> 
     try:
         entry_files.publish(path, content, root, mode)
     except OSError as error:
-        message, cause = f"could not copy {kind.noun} {path} from a lower tier", f"{error.errno} {root}"
-        remedy = f"Using the lower tier. {suggest_fix(error)}"
-        events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
+        report.fail_write(f"copy {kind.noun} {path} from a lower tier", error, "Using the lower tier.", root)
         return False
     return True
 

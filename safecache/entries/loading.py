@@ -17,11 +17,10 @@ from safecache.flights import scopes
 from safecache.omitted import fingerprints
 from safecache.places import layout
 from safecache.remote import tier
-from safecache.reporting import boundary, events, policy
+from safecache.reporting import boundary, events, policy, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
-from safecache.settings import config
+from safecache.reporting.report import Refusal
 from safecache.signing import trust
-from safecache.signing.trust import Refusal
 from safecache.store import entry_files
 from safecache.tiers import fallback, levels
 from safecache.trials import first_runs
@@ -33,7 +32,6 @@ __all__ = [
     "fetch",
     "lookup",
     "may_be_read",
-    "note",
     "origin_of",
     "read",
     "without_candidates",
@@ -141,7 +139,9 @@ def _candidates(
     try:
         names = layout.list_entries(directory)
     except OSError as error:
-        note(Reason.UNREADABLE, source.kind, directory, f"{error.strerror}", _READ_REMEDY, error)
+        report.refuse(
+            Refusal(Reason.UNREADABLE, f"{error.strerror}"), source.kind, directory, _READ_REMEDY, error=error
+        )
         return
     if seen is not None:
         seen.update(names)
@@ -173,7 +173,7 @@ def _is_barred(source: Source, path: str, root: str) -> bool:
     if against:
         moved = entry_files.quarantine(path, root, Reason.CRASHED_RUN) if root else None
         remedy = f"Recompiling; moved to {moved}." if moved else "Recompiling."
-        note(Reason.CRASHED_RUN, source.kind, path, against, remedy, cause=first_runs.CAUSE)
+        report.refuse(Refusal(Reason.CRASHED_RUN, against, cause=first_runs.CAUSE), source.kind, path, remedy)
     return bool(against)
 
 
@@ -196,7 +196,7 @@ def read(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
     except opening.UnusableEntry as unusable:
         _note_unusable(unusable, kind, path)
     except OSError as error:
-        note(Reason.UNREADABLE, kind, path, f"{error.strerror}", _READ_REMEDY, error)
+        report.refuse(Refusal(Reason.UNREADABLE, f"{error.strerror}"), kind, path, _READ_REMEDY, error=error)
     return None
 
 
@@ -217,7 +217,7 @@ def may_be_read(kind: Kind, path: str) -> bool:
 
 def _note_unusable(unusable: opening.UnusableEntry, kind: Kind, path: str) -> None:
     remedy = _UNUSABLE_REMEDIES.get(unusable.reason, "Recompiling. Help: remove it")
-    note(unusable.reason, kind, path, f"it is {unusable.detail}", remedy)
+    report.refuse(Refusal(unusable.reason, f"it is {unusable.detail}"), kind, path, remedy)
 
 
 def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
@@ -236,7 +236,7 @@ def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         remedy = "Recompiling. Help: safecache doctor"
-        note(Reason.REMOTE_FAILED, kind, origin_of(remote), text, remedy, error)
+        report.refuse(Refusal(Reason.REMOTE_FAILED, text), kind, origin_of(remote), remedy, error=error)
         return None
 
 
@@ -271,9 +271,7 @@ def admit(
 
 
 def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: str, content: bytes | None) -> None:
-    # What stock torch has left has a remedy for all of it.
     cache = layout.cache_root(path) if path is not None and kind in ENTRIES else ""
-    remedy = "" if cache and refusal.reason is Reason.UNSEALED else refusal.remedy
     if path is not None and root and policy.decide(refusal.reason, strict=False).quarantine:
         moved = entry_files.quarantine(path, root, refusal.reason, content)
         if moved is not None:
@@ -282,7 +280,8 @@ def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: s
         remedy = f"Recompiling. {stays} Help: if this repeats, delete {path}"
         if moved:
             remedy = f"Recompiling; moved to {moved}. Help: safecache quarantine show {os.path.basename(moved)}"
-    note(refusal.reason, kind, path or origin, refusal.evidence, remedy, cause=refusal.cause, root=cache)
+        refusal = refusal._replace(remedy=remedy)
+    report.refuse(refusal, kind, path or origin, root=cache)
 
 
 def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> Iterator[tuple[Any, bytes, bool]]:
@@ -291,7 +290,9 @@ def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> I
         entry = pickle.loads(content)  # noqa: S301  admitted above
     except Exception as error:
         text = f"it cannot be unpickled: {type(error).__name__}: {error}"
-        note(Reason.UNLOADABLE, source.kind, origin, text, "The graph is compiled instead.", error)
+        report.refuse(
+            Refusal(Reason.UNLOADABLE, text), source.kind, origin, "The graph is compiled instead.", error=error
+        )
         return
     if source.is_entry(entry):
         searches.offer(source.kind, entry, content, origin, root)
@@ -300,35 +301,3 @@ def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> I
     else:
         refusal = Refusal(Reason.WRONG_TYPE, f"it holds a {type(entry).__module__}.{type(entry).__qualname__}")
         _refuse(refusal, source.kind, None if root is None else origin, root or "", origin, content)
-
-
-# Said once for all of a cache, whatever is found in it first.
-_STOCK = (
-    "Recompiling it and everything else unsealed in {0}; unsealed libraries and kernels go to quarantine. Help: if only"
-    " you could write there, run `safecache adopt {0}` before the next start"
-)
-
-
-def note(
-    reason: Reason,
-    kind: Kind,
-    where: str,
-    evidence: str,
-    remedy: str,
-    error: BaseException | None = None,
-    *,
-    cause: str = "",
-    root: str = "",
-) -> None:
-    """Report that the entry at ``where`` was not used. Raises the reason's error in strict mode.
-
-    ``cause``: what is warned of once, if not once for this kind. ``root``: the cache that it lies in, if
-    ``safecache adopt`` would seal it there.
-    """
-    cause = cause or kind.value
-    if root and reason is Reason.UNSEALED:
-        cause = config.within_cache(root)[0]  # Triton's for a device lies in another
-        remedy = f"{remedy} {_STOCK.format(cause)}".lstrip()
-    searches.refuse(kind, reason, f"{where}: {evidence}")
-    events.add_refusal(f"refused {kind.noun} {where}: {evidence}.")
-    events.report(reason, f"refused {kind.noun} {where}", why=evidence, cause=cause, remedy=remedy, error=error)

@@ -13,7 +13,9 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from safecache.entries import artifacts, loading
+from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, seal
 
@@ -84,7 +86,9 @@ def accept(container: bytes) -> bool:
         if len(container) > _CHECKSUM_SIZE and walk.number() == _VERSION:
             walk.each_type()
     except _NotWholeError as error:
-        loading.note(Reason.DAMAGED, Kind.OTHER, "for mega-caches", str(error), "Find out where it came from.")
+        report.refuse(
+            Refusal(Reason.DAMAGED, str(error)), Kind.OTHER, "for mega-caches", "Find out where it came from."
+        )
         return False
     return True
 
@@ -122,7 +126,7 @@ def _admit(name: str, artifact: Any) -> bool:
         if name == _AUTOTUNING:
             return artifacts.accept_name(Kind.AUTOTUNING, key, _ORIGIN, safe=_is_autotuning_key(key))
         evidence = f"it is of the type {name[:64]!r}, which this version of safecache cannot verify"
-        loading.note(Reason.UNKNOWN_FORMAT, Kind.OTHER, f"{key[:64]!r} {_ORIGIN}", evidence, _REMEDY)
+        report.refuse(Refusal(Reason.UNKNOWN_FORMAT, evidence), Kind.OTHER, f"{key[:64]!r} {_ORIGIN}", _REMEDY)
         return False
     # A profile's cache key is a job's name, from which torch makes a plain file name by itself.
     safe = artifacts.is_plain(key) or (kind is Kind.PGO_STATE and "\0" not in key)

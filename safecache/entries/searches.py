@@ -11,7 +11,7 @@ from typing import NamedTuple
 from safecache.errors import MissError
 from safecache.history import graph_names, lookups
 from safecache.history.lookups import Lookup, Outcome, Time
-from safecache.reporting import boundary, events
+from safecache.reporting import boundary, events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
@@ -266,6 +266,9 @@ def refuse(kind: Kind, reason: Reason, detail: str) -> None:
     search = _innermost(kind)
     if search is not None:
         search.refuse(reason, detail)
+
+
+report.hear_refusals(refuse)
 
 
 def decline(kind: Kind, detail: str) -> None:

@@ -20,8 +20,8 @@ from safecache.hooks.exported import load_pt2
 from safecache.patching import targets
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.signing import provenance
-from safecache.signing.trust import Refusal
 from safecache.trials import first_runs
 
 __all__ = [

@@ -13,8 +13,9 @@ from safecache.flights import scopes, workers
 from safecache.history import graph_names
 from safecache.hooks import compile_scopes, installation
 from safecache.omitted import fingerprints
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 
 __all__ = [
     "autograd_cache_key",
@@ -83,7 +84,9 @@ def _load(wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return wrapped(*args, **kwargs)
     except _autograd_cache().FXGraphCacheMiss:
         evidence = "an FX graph entry that it refers to is missing or was refused"
-        loading.note(Reason.ENTRY_MISSING, Kind.AOT_ENTRY, "that was found", evidence, "The graph is compiled.")
+        report.refuse(
+            Refusal(Reason.ENTRY_MISSING, evidence), Kind.AOT_ENTRY, "that was found", "The graph is compiled."
+        )
     with loading.without_candidates(Kind.AOT_ENTRY):
         return wrapped(*args, **kwargs)
 

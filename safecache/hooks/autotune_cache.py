@@ -13,9 +13,9 @@ from safecache.code import gate
 from safecache.entries import artifacts, copies, loading
 from safecache.places import layout
 from safecache.remote import tier
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
-from safecache.reporting.remedies import suggest_fix
+from safecache.reporting.report import Refusal
 from safecache.store import manifests
 from safecache.tiers import layers, levels
 from safecache.tiers.directory_faults import Unreadable
@@ -66,8 +66,7 @@ class _Results:
         try:
             self._cache.put(key, result)
         except OSError as error:
-            text = f"{Kind.AUTOTUNING.noun} {key} was not saved: {error.strerror}."
-            events.report(Reason.UNWRITABLE, text, cause=f"{error.errno} {key}", remedy="It will be tuned again.")
+            report.fail_write(f"save {Kind.AUTOTUNING.noun} {key}", error, "It will be tuned again.", key)
         else:
             copies.send(key, Kind.AUTOTUNING)
 
@@ -121,15 +120,17 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
                     if results.attested or not isinstance(error, _MALFORMED):
                         raise
                     text, where = f"it cannot be read: {type(error).__name__}: {error}", _where(instance, results)
-                    return loading.note(Reason.UNLOADABLE, Kind.AUTOTUNING, where, text, _REMEDY, error)
+                    return report.refuse(Refusal(Reason.UNLOADABLE, text), Kind.AUTOTUNING, where, _REMEDY, error=error)
             if best is None or results.attested or _is_candidate(best, configs):
                 return best
             text, where = "it names a configuration that Inductor did not propose", _where(instance, results)
             if results.unread is not None:
                 text = f"{text}, and {results.unread.evidence}"
-                return loading.note(Reason.UNREADABLE, Kind.AUTOTUNING, where, text, _REMEDY, results.unread)
+                return report.refuse(
+                    Refusal(Reason.UNREADABLE, text), Kind.AUTOTUNING, where, _REMEDY, error=results.unread
+                )
             text = f"{text}, and nobody that is trusted has sealed it"
-            return loading.note(Reason.UNSEALED, Kind.AUTOTUNING, where, text, _REMEDY)
+            return report.refuse(Refusal(Reason.UNSEALED, text), Kind.AUTOTUNING, where, _REMEDY)
 
     return read(*args, **kwargs)
 
@@ -185,7 +186,9 @@ def load_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
             return wrapped(*args, **kwargs)
     except _MALFORMED as error:
         text = f"it cannot be read: {type(error).__name__}: {error}"
-        loading.note(Reason.UNLOADABLE, Kind.AUTOTUNING, loading.origin_of(remote), text, _REMEDY, error)
+        report.refuse(
+            Refusal(Reason.UNLOADABLE, text), Kind.AUTOTUNING, loading.origin_of(remote), _REMEDY, error=error
+        )
         return False
     finally:
         instance._cache = remote
@@ -204,11 +207,13 @@ def get_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         found = wrapped(*args, **kwargs)
     except Exception as error:
         text = f"it cannot be read: {type(error).__name__}: {error}"
-        loading.note(Reason.UNLOADABLE, Kind.AUTOTUNING, path, text, _LOCAL_REMEDY, error)
+        report.refuse(Refusal(Reason.UNLOADABLE, text), Kind.AUTOTUNING, path, _LOCAL_REMEDY, error=error)
         return {}
     if isinstance(found, dict) and all(map(_is_measured, found.values())):
         return found
-    loading.note(Reason.WRONG_TYPE, Kind.AUTOTUNING, path, "it holds other things than measurements", _LOCAL_REMEDY)
+    report.refuse(
+        Refusal(Reason.WRONG_TYPE, "it holds other things than measurements"), Kind.AUTOTUNING, path, _LOCAL_REMEDY
+    )
     return {}
 
 
@@ -225,6 +230,4 @@ def update_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kw
         wrapped(*args, **kwargs)
     except OSError as error:
         path = str(instance.get_local_cache_path())
-        message, remedy = f"could not save {Kind.AUTOTUNING.noun} {path}", f"{_LOCAL_REMEDY} {suggest_fix(error)}"
-        cause = f"{error.errno} {path}"
-        events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
+        report.fail_write(f"save {Kind.AUTOTUNING.noun} {path}", error, _LOCAL_REMEDY, path)

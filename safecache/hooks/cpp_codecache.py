@@ -13,14 +13,14 @@ from typing import Any
 
 from safecache import loads
 from safecache.code import exec_directory, gate, generated, killed_compilers, library_builds, lock_guards
-from safecache.entries import loading
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import mounts, ownership
 from safecache.hooks import installation
 from safecache.patching import targets
 from safecache.remote import tier
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, provenance
 from safecache.tiers import directory_faults, fallback
@@ -146,7 +146,7 @@ def install_gcc_via_conda(wrapped: Callable[..., Any], instance: Any, args: Any,
     if objection is not None:
         compiler = os.path.join(prefix, "bin", "g++")
         remedy = f"The next compiler is taken; if you trust this one, name it yourself: export CXX={compiler}"
-        loading.note(Reason.UNSEALED, Kind.NATIVE_CODE, compiler, objection, remedy)
+        report.refuse(Refusal(Reason.UNSEALED, objection), Kind.NATIVE_CODE, compiler, remedy)
         raise FileNotFoundError(compiler)
     result = wrapped(*args, **kwargs)
     _installed.add(prefix)

@@ -9,13 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import loads
-from safecache.entries import artifacts, copies, loading, saving, searches
+from safecache.entries import artifacts, copies, saving, searches
 from safecache.errors import RefusedArtifactError
 from safecache.history import graph_names
 from safecache.hooks.pickle_module import SealingPickle
 from safecache.omitted import fingerprints, functions
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.trials import first_runs
 
 __all__ = [
@@ -171,7 +172,7 @@ def _is_crashing(package: Any, path: str, root: str) -> bool:
     against = next(filter(None, found), "")
     if against:
         remedy = "The function is compiled anew."
-        loading.note(Reason.CRASHED_RUN, Kind.DYNAMO_PACKAGE, path, against, remedy, cause=first_runs.CAUSE)
+        report.refuse(Refusal(Reason.CRASHED_RUN, against, cause=first_runs.CAUSE), Kind.DYNAMO_PACKAGE, path, remedy)
     return bool(against)
 
 
@@ -183,7 +184,7 @@ def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
     if there == here:
         return True
     evidence = "it is of another function of the same name, in the same line" if there else "it does not say of which"
-    loading.note(Reason.KEY_DIFFERS, Kind.DYNAMO_PACKAGE, path, evidence, "The function is compiled.")
+    report.refuse(Refusal(Reason.KEY_DIFFERS, evidence), Kind.DYNAMO_PACKAGE, path, "The function is compiled.")
     return False
 
 

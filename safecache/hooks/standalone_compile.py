@@ -16,8 +16,9 @@ from safecache.code import vllm_files
 from safecache.entries import artifacts, loading, saving, searches
 from safecache.errors import RefusedArtifactError
 from safecache.places import layout
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.signing import seal
 from safecache.trials import first_runs
 
@@ -48,7 +49,9 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             can_compile = vllm_files.can_compile() and not _is_of_memory(error)
             if can_compile and not events.refusals():
                 evidence = f"it does not load ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})"
-                loading.note(Reason.DAMAGED, Kind.OTHER, path, evidence, "vLLM compiles it again, and replaces it.")
+                report.refuse(
+                    Refusal(Reason.DAMAGED, evidence), Kind.OTHER, path, "vLLM compiles it again, and replaces it."
+                )
             refused = events.refusals()
             if refused and (can_compile or _is_miss(error)):
                 raise RefusedArtifactError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error

@@ -11,12 +11,13 @@ from typing import Any
 
 from safecache import launchers
 from safecache.code import gate, triton_files
-from safecache.entries import loading, saving
+from safecache.entries import saving
 from safecache.flights import tuning
 from safecache.launchers import kernel_recipe
 from safecache.places import layout
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.tiers import directory_faults
 from safecache.trials import first_runs
 
@@ -189,7 +190,7 @@ def _admit(directory: str) -> bool:
                 gate.admit_build(path, os.path.dirname(directory), Kind.KERNEL)
         except directory_faults.Unsettled as error:
             remedy = "Its kernel is not bundled with the entry; make it readable or remove it."
-            loading.note(Reason.UNREADABLE, Kind.KERNEL, path, error.evidence, remedy, error)
+            report.refuse(Refusal(Reason.UNREADABLE, error.evidence), Kind.KERNEL, path, remedy, error=error)
             return False
     return True
 

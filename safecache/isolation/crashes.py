@@ -18,12 +18,11 @@ from safecache.isolation.client import Outcome
 from safecache.isolation.crash import Crash, diagnose, make
 from safecache.isolation.limits import Limits
 from safecache.places import layout, ours
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
-from safecache.reporting.remedies import suggest_fix
+from safecache.reporting.report import Refusal
 from safecache.settings import config, timestamps
 from safecache.signing import keyring, provenance, seal, trust
-from safecache.signing.trust import Refusal
 from safecache.store import entry_files
 
 if TYPE_CHECKING:
@@ -75,9 +74,11 @@ def remember(root: str, hash: str, note: Note) -> None:
     try:
         entry_files.publish(_path(root, hash), sealed, root)
     except OSError as error:
-        message, cause = f"could not write the note of a crash {_path(root, hash)}", f"{error.errno} {root}"
-        remedy = f"Only this process skips the configuration. {suggest_fix(error, 'TRITON_CACHE_DIR')}"
-        events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
+        action, consequence = (
+            f"write the note of a crash {_path(root, hash)}",
+            "Only this process skips the configuration.",
+        )
+        report.fail_write(action, error, consequence, root, "TRITON_CACHE_DIR")
 
 
 def find(root: str, hash: str, *, timeout: float, memory: int) -> Note | None:
@@ -125,11 +126,13 @@ def _read(root: str, hash: str) -> Note | None:
     verdict = seal.verify(content, Kind.KNOWN_BAD, hash, keyring.current().find, config.current().namespace)
     refusal = _refusal(verdict)
     if refusal is not None:
-        loading.note(refusal.reason, Kind.KNOWN_BAD, path, refusal.evidence, _REMEDY)
+        report.refuse(refusal, Kind.KNOWN_BAD, path, _REMEDY)
         return None
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         return _decoded(json.loads(seal.payload_of(content)))
-    loading.note(Reason.UNKNOWN_FORMAT, Kind.KNOWN_BAD, path, "this version does not know its format", _REMEDY)
+    report.refuse(
+        Refusal(Reason.UNKNOWN_FORMAT, "this version does not know its format"), Kind.KNOWN_BAD, path, _REMEDY
+    )
     return None
 
 

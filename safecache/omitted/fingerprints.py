@@ -17,8 +17,8 @@ from safecache.omitted import operators, sources, surroundings
 from safecache.omitted.table import PARTS
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config
-from safecache.signing.trust import Refusal
 
 __all__ = [
     "FIELD",

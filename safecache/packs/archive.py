@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 from safecache.errors import PackRefusedError
 from safecache.files import opening
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config, units
 from safecache.signing import keyring, provenance, seal, trust
-from safecache.signing.trust import Refusal
 from safecache.store import bundles, manifests
 from safecache.store.bundles import Bundle, File
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from safecache.errors import PackRefusedError
 from safecache.packs import archive
 from safecache.packs.archive import Pack, Packed
-from safecache.reporting import boundary, events
+from safecache.reporting import boundary, events, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.settings import config, extras
 from safecache.store import bundles
@@ -82,10 +82,8 @@ def _take(pack: Pack, packed: Packed, bundle: Bundle) -> bool:
         return False
     refusal = archive.objection(files, bundle)
     if refusal is not None:
-        message = f"refused {bundle.kind.noun} {bundle.key[:64]} from the pack {pack.path}"
-        events.add_refusal(f"{message}: {refusal.evidence}.")
-        remedy, cause = f"{refusal.remedy} It is recompiled.".strip(), f"pack {bundle.kind.value}"
-        events.report(refusal.reason, message, why=refusal.evidence, cause=cause, remedy=remedy)
+        refusal = refusal._replace(cause=f"pack {bundle.kind.value}")
+        report.refuse(refusal, bundle.kind, f"{bundle.key[:64]} from the pack {pack.path}", "It is recompiled.")
         return False
     return all(bundles.publish(file, bundle, f"the pack {pack.path}") for file in files)
 

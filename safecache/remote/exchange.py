@@ -14,10 +14,10 @@ import time
 from safecache.remote import client, parcels, sender, stores, tally
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Parcel
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config
-from safecache.signing.trust import Refusal
 from safecache.store import bundles
 from safecache.store.bundles import Bundle
 
@@ -129,10 +129,8 @@ def _fetched(remote: Client, name: str) -> bytes | None:
 def _refuse(refusal: Refusal, bundle: Bundle, name: str) -> None:
     _absent.add(name)
     _bad.add(name)
-    message = f"refused {bundle.kind.noun} {bundle.key[:64]} from {ORIGIN}"
-    events.add_refusal(f"{message}: {refusal.evidence}.")
-    remedy, cause = f"{refusal.remedy} {_REMEDY}".strip(), f"remote {bundle.kind.value}"
-    events.report(refusal.reason, message, why=refusal.evidence, cause=cause, remedy=remedy)
+    refusal = refusal._replace(cause=f"remote {bundle.kind.value}")
+    report.refuse(refusal, bundle.kind, f"{bundle.key[:64]} from {ORIGIN}", _REMEDY)
 
 
 def _fetch_ahead(parcel: Parcel, remote: Client) -> None:

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config, units
 from safecache.signing import keyring, provenance, seal, trust
-from safecache.signing.trust import Refusal
 from safecache.store import bundles
 from safecache.store.bundles import AT, Bundle, File
 

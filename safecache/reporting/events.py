@@ -53,16 +53,11 @@ def rank() -> str:
     return config.rank()
 
 
-_trace_log = logging.getLogger("safecache")
-_failed = False
-
-
 def artifact(name: str, payload: dict[str, object]) -> None:
     """Write ``payload`` as JSON, under the compile that this thread is in; nothing where torch keeps no trace.
 
-    Raises nothing: a trace that cannot be written is one warning.
+    Raises nothing: a trace that cannot be written is one warning for each type of error.
     """
-    global _failed
     internal = sys.modules.get("torch._logging._internal")
     handlers = getattr(getattr(internal, "trace_log", None), "handlers", ())
     # Without TORCH_TRACE torch's handler has no directory, until the first of its artifacts takes it away.
@@ -76,11 +71,9 @@ def artifact(name: str, payload: dict[str, object]) -> None:
             expect_trace_id=False,
         )
     except Exception as error:
-        if not _failed:
-            _trace_log.warning(
-                "safecache: nothing of ours is in torch's trace: %s: %s", type(error).__name__, printable(str(error))
-            )
-        _failed = True
+        what = type(error).__name__
+        if _is_first((artifact, what)):
+            _log.warning("safecache: nothing of ours is in torch's trace: %s: %s", what, printable(str(error)))
 
 
 # No NullHandler: it would do what it is for, and keep the warnings from the standard error of a server that configures
@@ -89,7 +82,7 @@ _log = logging.getLogger("safecache")
 
 _lock = threading.Lock()
 _counters: Counter[str] = Counter()
-_warned: set[tuple[Reason, str]] = set()
+_warned: set[tuple[object, str]] = set()
 _observer: Callable[[str, float | None], None] | None = None
 
 
@@ -214,13 +207,17 @@ def report(
     text = printable(f"safecache: {said} {remedy}".rstrip())
     if action.error is not None:
         insist(action.error(text), error)
-    with _lock:
-        first = (reason, cause) not in _warned
-        _warned.add((reason, cause))
-    if first and action.warn:
+    if _is_first((reason, cause)) and action.warn:
         say(logging.WARNING, f"{text} (logged once per process)")
     else:
         say(logging.DEBUG, text)
+
+
+def _is_first(what: tuple[object, str]) -> bool:
+    with _lock:
+        is_new = what not in _warned
+        _warned.add(what)
+    return is_new
 
 
 def say(level: int, text: str) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from safecache.reporting.kinds import Kind
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal, trust
 
@@ -38,7 +39,7 @@ def open_record(unverified: bytes, subject: str, *, own: bool) -> dict[str, Any]
     """
     if len(unverified) > LARGEST or (own and not is_own(unverified)):
         return None
-    if isinstance(trust.examine(unverified, Kind.SIDE_RECORD, subject, None), trust.Refusal):
+    if isinstance(trust.examine(unverified, Kind.SIDE_RECORD, subject, None), Refusal):
         return None
     try:
         content = json.loads(seal.payload_of(unverified))

@@ -5,18 +5,17 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
 
 from safecache.files import ownership
 from safecache.places import layout
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
 
 __all__ = [
     "UNATTESTED",
-    "Refusal",
     "contradiction",
     "contradiction_by_end",
     "evidence",
@@ -28,20 +27,6 @@ __all__ = [
 
 # Why an entry is refused that no known key has sealed, as opposed to one that is broken.
 UNATTESTED = (Reason.UNSEALED, Reason.UNKNOWN_KEY)
-
-
-class Refusal(NamedTuple):
-    """Why an entry is not used: evidence and remedy are clauses for a person.
-
-    ``found``: what was judged, since the path may hold something else when it is quarantined; see quarantine().
-    ``cause``: what is warned of once, if not once for its kind of entry.
-    """
-
-    reason: Reason
-    evidence: str
-    remedy: str = ""
-    found: bytes | os.stat_result | None = None
-    cause: str = ""
 
 
 def judge(

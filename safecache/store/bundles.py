@@ -11,12 +11,11 @@ from typing import NamedTuple
 
 from safecache.files import folders, opening
 from safecache.places import layout
-from safecache.reporting import events
+from safecache.reporting import report
 from safecache.reporting.kinds import ENTRIES, Kind, Reason
-from safecache.reporting.remedies import suggest_fix
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, trust
-from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 
 __all__ = ["AT", "KEYS", "PART", "Bundle", "File", "collected", "is_key", "objection", "placed", "publish"]
@@ -173,9 +172,7 @@ def publish(file: File, bundle: Bundle, origin: str) -> bool:
     try:
         entry_files.publish(path, file.content, bundle.root)
     except OSError as error:
-        message, cause = f"could not copy {kind.noun} {path} from {origin}", f"{error.errno} {bundle.root}"
-        remedy = f"Recompiling. {suggest_fix(error)}"
-        events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
+        report.fail_write(f"copy {kind.noun} {path} from {origin}", error, "Recompiling.", bundle.root)
         return False
     return True
 

@@ -18,9 +18,8 @@ from typing import Any
 
 from safecache.files import opening
 from safecache.places import ours
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
-from safecache.reporting.remedies import suggest_fix
 from safecache.settings import config
 from safecache.signing import keyring, seal
 from safecache.signing.keys import Key
@@ -101,9 +100,7 @@ def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool
             report_obstacle(root, f"{what} was not written: {in_the_way} is no directory", error)
             return False
         variable = "TRITON_CACHE_DIR" if kind is Kind.KERNEL else "TORCHINDUCTOR_CACHE_DIR"
-        message, cause = f"could not write {what}", f"{error.errno} {root}"
-        remedy = f"Other processes will rebuild it. {suggest_fix(error, variable)}"
-        events.report(Reason.UNWRITABLE, message, why=f"{error.strerror}", cause=cause, remedy=remedy, error=error)
+        report.fail_write(f"write {what}", error, "Other processes will rebuild it.", root, variable)
         return False
     return True
 

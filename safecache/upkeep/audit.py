@@ -14,10 +14,10 @@ from safecache.files import folders, opening, ownership, parallel
 from safecache.places import layout
 from safecache.places.layout import Code, Location
 from safecache.reporting.kinds import Count, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keyring import Key
-from safecache.signing.trust import Refusal
 from safecache.store import entry_files, manifests
 
 __all__ = ["Audit", "Refused", "Resealing", "adopt", "audit", "countersign", "each", "replace"]

@@ -16,6 +16,7 @@ from safecache.files import folders, opening
 from safecache.files.folders import Folder
 from safecache.places import layout, ours
 from safecache.reporting.kinds import ENTRIES, Kind
+from safecache.reporting.report import Refusal
 from safecache.signing import trust
 from safecache.store import entry_files, manifests, quarantine
 from safecache.store.groups import Group
@@ -105,7 +106,7 @@ def _objection(directory: Folder, item: Quarantined, place: Place) -> str | None
         if place.kind in ENTRIES:
             content = entry_files.read(within, entry_files.largest(place.kind))
             found = trust.examine(content, place.kind, place.cache_key, path)
-            return found.evidence if isinstance(found, trust.Refusal) else None
+            return found.evidence if isinstance(found, Refusal) else None
         digest = entry_files.digest(within, entry_files.largest(place.kind))
     except opening.UnusableEntry as error:
         return f"it is {error.detail}"

@@ -19,9 +19,9 @@ from safecache.remote import exchange, parcels, sender, stores
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Listing
 from safecache.reporting.kinds import ENTRIES, Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring
-from safecache.signing.trust import Refusal
 from safecache.store import bundles
 from safecache.store.bundles import Bundle
 from safecache.upkeep import bundled, catalogue

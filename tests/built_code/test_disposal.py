@@ -9,7 +9,7 @@ import pytest
 
 from safecache.code import gate
 from safecache.reporting.kinds import Kind, Reason
-from safecache.signing.trust import Refusal
+from safecache.reporting.report import Refusal
 
 REFUSAL = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
 

@@ -21,7 +21,7 @@ from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import filesystem, opening
 from safecache.hooks import standalone_compile
 from safecache.places import layout
-from safecache.reporting import events
+from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keys import Key
@@ -220,7 +220,7 @@ def test_entry_of_stock_torch_is_adopted_though_it_is_large(cache, monkeypatch, 
     assert run("adopt", cache.root).code == 0 and not path.exists()
     [sealed] = path.parent.iterdir()
     found = trust.examine(entry_files.read_entry(str(sealed), 100), Kind.AOT_ENTRY, key("a", "a"), str(sealed))
-    assert not isinstance(found, trust.Refusal)
+    assert not isinstance(found, report.Refusal)
 
 
 def test_sweep_does_not_read_a_giant_for_the_graphs_that_it_refers_to(cache):

@@ -27,7 +27,7 @@ if user:
     os.setuid(int(user))  # only now: what is imported may be out of a user's reach
 said = {"uid": os.geteuid(), "owner": os.lstat(path).st_uid, "own": ownership.own_uid(os.lstat(path).st_uid)}
 found = trust.examine(entry_files.read_entry(path), Kind.AOT_ENTRY, "key", path)
-said["refused"] = found.evidence if isinstance(found, trust.Refusal) else None
+said["refused"] = found.evidence if isinstance(found, report.Refusal) else None
 with private_directory.made() as directory:
     said["private"] = os.path.isdir(directory)
 try:

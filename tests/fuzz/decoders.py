@@ -25,6 +25,7 @@ from safecache.code import gate
 from safecache.entries import artifacts, loading, mega_caches
 from safecache.errors import KeyringError, PackRefusedError, RegistryError
 from safecache.packs import archive
+from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import timestamps
 from safecache.signing import key_files, keyring, keys, provenance, seal, trust
@@ -115,7 +116,7 @@ def check_record(content: bytes) -> None:
     assert (_judge(content) is None) == (stated.get("sha256") == digest and runs_here), (stated, said)
 
 
-def _judge(content: bytes) -> trust.Refusal | None:
+def _judge(content: bytes) -> report.Refusal | None:
     """As a process that has seen nothing before, and finds LIBRARY with ``content`` as its record."""
     with (
         mock.patch.multiple(gate, _known={}, _judged={}),

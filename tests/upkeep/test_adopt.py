@@ -11,6 +11,7 @@ from conftest import needs_root
 
 from safecache.errors import EntryRefusedError, KeyringError
 from safecache.places import layout
+from safecache.reporting import report
 from safecache.reporting.kinds import Count, Kind
 from safecache.signing import keyring, seal, trust
 from safecache.store import entry_files
@@ -200,6 +201,6 @@ def test_entry_that_the_seal_of_an_unknown_key_contradicts_is_neither_sealed_nor
     assert_skipped(root, path, said)
     settings(SAFECACHE_TRUST="private")
     found = trust.examine(path.read_bytes(), Kind.AOT_ENTRY, "akey", str(path))
-    assert isinstance(found, trust.Refusal) and said in found.evidence
+    assert isinstance(found, report.Refusal) and said in found.evidence
     good = put(root, sealed_by(keyring.Key.derive(b"another")))
     assert trust.examine(good.read_bytes(), Kind.AOT_ENTRY, "akey", str(good)) is Count.ACCEPTED_PRIVATE

@@ -1,0 +1,84 @@
+"""Say what is refused, and what cannot be written: one record of a refusal, one form of a warning."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.remedies import suggest_fix
+from safecache.settings import config
+
+__all__ = ["Refusal", "fail_write", "hear_refusals", "refuse"]
+
+
+class Refusal(NamedTuple):
+    """Why an entry is not used: evidence and remedy are clauses for a person.
+
+    ``found``: what was judged, since the path may hold something else when it is quarantined; see quarantine().
+    ``cause``: what is warned of once, if not once for its kind of entry.
+    """
+
+    reason: Reason
+    evidence: str
+    remedy: str = ""
+    found: bytes | os.stat_result | None = None
+    cause: str = ""
+
+
+# Said once for all of a cache, whatever is found in it first.
+_STOCK = (
+    "Recompiling it and everything else unsealed in {0}; unsealed libraries and kernels go to quarantine. Help: if only"
+    " you could write there, run `safecache adopt {0}` before the next start"
+)
+
+_listener: Callable[[Kind, Reason, str], None] | None = None
+
+
+def hear_refusals(listener: Callable[[Kind, Reason, str], None]) -> None:
+    """Have ``listener`` called with each refusal's kind, reason and detail, in the thread that refuses."""
+    global _listener
+    _listener = listener
+
+
+def refuse(
+    refusal: Refusal,
+    kind: Kind,
+    where: str,
+    consequence: str = "",
+    *,
+    error: BaseException | None = None,
+    root: str = "",
+) -> None:
+    """Report that the entry of ``kind`` at ``where`` is not used. Raises the reason's error in strict mode.
+
+    ``consequence``: what happens instead, as a sentence. ``error``: what has shown it. ``root``: the cache that the
+    entry lies in, if ``safecache adopt`` would seal it there.
+    """
+    reason, evidence, remedy, _, cause = refusal
+    if root and reason is Reason.UNSEALED:
+        cause = config.within_cache(root)[0]  # Triton's for a device lies in another
+        remedy = _STOCK.format(cause)
+    message = f"refused {kind.noun} {where}"
+    if _listener is not None:
+        _listener(kind, reason, f"{where}: {evidence}")
+    events.add_refusal(f"{message}: {evidence}.")
+    remedy = f"{consequence} {remedy}".strip()
+    events.report(reason, message, why=evidence, cause=cause or kind.value, remedy=remedy, error=error)
+
+
+def fail_write(
+    action: str, error: OSError, consequence: str, root: str, variable: str = "TORCHINDUCTOR_CACHE_DIR"
+) -> None:
+    """Report once for each errno and ``root`` that a file could not be written. Raises CacheWriteError in strict mode.
+
+    ``action``: what was tried, such as ``write kernel /a/b``. ``consequence``: what happens instead, as a sentence.
+    ``variable``: the setting that moves the directory.
+    """
+    remedy = f"{consequence} {suggest_fix(error, variable)}"
+    cause = f"{error.errno} {root}"
+    events.report(
+        Reason.UNWRITABLE, f"could not {action}", why=f"{error.strerror}", cause=cause, remedy=remedy, error=error
+    )
