@@ -13,7 +13,6 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -53,6 +52,9 @@ __all__ = [
 ]
 
 
+_Statement = Callable[[], Mapping[str, str]]
+
+
 class SaveAborted(BaseException):
     """Ends a save from inside torch's code. Not an Exception: torch's handlers would log their own warning first.
 
@@ -77,10 +79,10 @@ class SaveAborted(BaseException):
 class _Attempt:
     """A save that a thread is in the middle of."""
 
-    def __init__(self, kind: Kind, cache_key: str, root: object, also: Mapping[str, str]) -> None:
+    def __init__(self, kind: Kind, cache_key: str, root: object, statement: _Statement | None) -> None:
         self.kind = kind
         self.cache_key = cache_key
-        self.also = also
+        self.statement = statement
         self.root = root
         self.pickled = False
 
@@ -129,12 +131,13 @@ _REMOTE_REMEDY = f"{_CONSEQUENCE} Help: safecache doctor"
 
 
 @contextmanager
-def attempt(kind: Kind, cache_key: str, root: object, also: Mapping[str, str] = MappingProxyType({})) -> Iterator[None]:
+def attempt(kind: Kind, cache_key: str, root: object, statement: _Statement | None = None) -> Iterator[None]:
     """Run torch's save of ``root``; an exception is reported, and in strict mode raised as the reason's error.
 
-    Foreign BaseExceptions pass through. ``also``: what the seal states besides the build's provenance.
+    Foreign BaseExceptions pass through. ``statement`` returns what the seal states besides the build's provenance: by
+    default what the key leaves out.
     """
-    outer, this = _current.attempt, _Attempt(kind, cache_key, root, also)
+    outer, this = _current.attempt, _Attempt(kind, cache_key, root, statement)
     _current.attempt = this
     failure: SaveAborted | None = None
     try:
@@ -216,17 +219,17 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
     except Exception as error:
         raise _unpicklable(obj, error) from None
     this.pickled = True
-    return _seal(content, this.kind, this.cache_key, this.also)
+    return _seal(content, this.kind, this.cache_key, this.statement)
 
 
-def sealed(payload: bytes, kind: Kind, cache_key: str = "", also: Mapping[str, str] = MappingProxyType({})) -> bytes:
+def sealed(payload: bytes, kind: Kind, cache_key: str = "", statement: _Statement | None = None) -> bytes:
     """``payload`` with a seal; unchanged if it has one, or if there is no signing key, which is reported.
 
-    ``also``: as for attempt(). Raises KeyringError for the latter in strict mode.
+    ``statement``: as for attempt(). Raises KeyringError for the latter in strict mode.
     """
     if seal.split(payload) is not None or not can_seal(kind):
         return payload
-    return _seal(payload, kind, cache_key, also)
+    return _seal(payload, kind, cache_key, statement)
 
 
 def can_seal(kind: Kind) -> bool:
@@ -270,14 +273,14 @@ def _unpicklable(obj: object, error: Exception) -> SaveAborted:
     return SaveAborted(Reason.UNPICKLABLE, text, cause=cause, remedy=_PICKLE_REMEDY, error=error)
 
 
-def _seal(payload: bytes, kind: Kind, cache_key: str, also: Mapping[str, str] = MappingProxyType({})) -> bytes:
+def _seal(payload: bytes, kind: Kind, cache_key: str, statement: _Statement | None) -> bytes:
     keys = keyring.current()
     if keys.signing is None:
         return payload
     events.count(Count.SEALED)
     namespace = config.current().namespace
-    built = {**provenance.statement(kind), **fingerprints.statement(kind, cache_key), **also}
-    return seal.attach(payload, kind, cache_key, keys.signing, built, namespace)
+    stated = fingerprints.statement(kind, cache_key) if statement is None else statement()
+    return seal.attach(payload, kind, cache_key, keys.signing, {**provenance.statement(kind), **stated}, namespace)
 
 
 def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from safecache import loads
@@ -38,8 +39,9 @@ __all__ = [
 def serialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """AOTCompiledFunction.serialize: seals the bytes, whoever writes them to a file."""
     result = wrapped(*args, **kwargs)
-    stated = fingerprints.statement(Kind.AOT_FUNCTION, "", made=kwargs["fn"] if "fn" in kwargs else args[0])
-    sealed = saving.sealed(result.serialized_data, Kind.AOT_FUNCTION, also=stated)
+    function = kwargs["fn"] if "fn" in kwargs else args[0]
+    statement = partial(fingerprints.statement, Kind.AOT_FUNCTION, "", made=function)
+    sealed = saving.sealed(result.serialized_data, Kind.AOT_FUNCTION, statement=statement)
     return dataclasses.replace(result, serialized_data=sealed)
 
 
@@ -126,9 +128,10 @@ def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         if saving.can_seal(Kind.DYNAMO_PACKAGE):
             main = cache_entry.dynamo.codes[0]
             of = {_FUNCTION: functions.code_digest(main.python_code, of=main.python_module, line=True)}
-            with saving.attempt(Kind.DYNAMO_PACKAGE, _package_key(path), cache_entry, of):
+            kind, key = Kind.DYNAMO_PACKAGE, _package_key(path)
+            with saving.attempt(kind, key, cache_entry, lambda: fingerprints.statement(kind, key) | of):
                 wrapped(cache_entry, path)
-                copies.send(_package_file(instance, path), Kind.DYNAMO_PACKAGE, key=_package_key(path))
+                copies.send(_package_file(instance, path), kind, key=key)
 
     save(*args, **kwargs)
 
