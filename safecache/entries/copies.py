@@ -8,7 +8,7 @@ import stat
 from safecache.files import opening
 from safecache.remote import tier
 from safecache.reporting import report
-from safecache.reporting.kinds import Kind
+from safecache.reporting.kinds import Kind, Travel
 from safecache.settings import config
 from safecache.store import entry_files, manifests
 from safecache.tiers import layers, levels
@@ -29,10 +29,6 @@ def put(path: str, content: bytes, root: str, kind: Kind, mode: int = 0o666) -> 
     return True
 
 
-# Files that the remote keeps one by one. Those of a kernel go there together; sources are written by who has the entry.
-_REMOTE = (Kind.NATIVE_CODE, Kind.AUTOTUNING, Kind.PGO_STATE, Kind.DYNAMO_PACKAGE)
-
-
 def send(path: str, kind: Kind, root: str = "", *, anew: bool = True, key: str = "") -> bool:
     """Have the file at ``path`` sent to the remote, and if it lies in a local level copy it to the shared one.
 
@@ -41,7 +37,7 @@ def send(path: str, kind: Kind, root: str = "", *, anew: bool = True, key: str =
     False if it is not there afterwards; a failed write is reported. ``root``: where its records are kept, if not at the
     top of the level. Not ``anew``: leaves a file of the same size alone. Raises CacheWriteError in strict mode.
     """
-    if kind in _REMOTE:
+    if kind.tiers.travel is Travel.FILES and kind.tiers.is_pulled:
         tier.made_file(kind, path, root or config.cache_directory() or "", key)
     level = levels.find(path)
     if level is None:

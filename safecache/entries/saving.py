@@ -13,6 +13,7 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
@@ -52,9 +53,6 @@ __all__ = [
 ]
 
 
-_Statement = Callable[[], Mapping[str, str]]
-
-
 class SaveAborted(BaseException):
     """Ends a save from inside torch's code. Not an Exception: torch's handlers would log their own warning first.
 
@@ -79,10 +77,10 @@ class SaveAborted(BaseException):
 class _Attempt:
     """A save that a thread is in the middle of."""
 
-    def __init__(self, kind: Kind, cache_key: str, root: object, statement: _Statement | None) -> None:
+    def __init__(self, kind: Kind, cache_key: str, root: object, state: Callable[[], dict[str, str]]) -> None:
         self.kind = kind
         self.cache_key = cache_key
-        self.statement = statement
+        self.state = state
         self.root = root
         self.pickled = False
 
@@ -131,13 +129,20 @@ _REMOTE_REMEDY = f"{_CONSEQUENCE} Help: safecache doctor"
 
 
 @contextmanager
-def attempt(kind: Kind, cache_key: str, root: object, statement: _Statement | None = None) -> Iterator[None]:
+def attempt(
+    kind: Kind,
+    cache_key: str,
+    root: object,
+    parts: tuple[tuple[Kind, str], ...] | None = (),
+    also: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[None]:
     """Run torch's save of ``root``; an exception is reported, and in strict mode raised as the reason's error.
 
-    Foreign BaseExceptions pass through. ``statement`` returns what the seal states besides the build's provenance: by
-    default what the key leaves out.
+    Foreign BaseExceptions pass through. ``parts``: the entries that it refers to, as for fingerprints.statement().
+    ``also``: what the seal states besides that and the build's provenance.
     """
-    outer, this = _current.attempt, _Attempt(kind, cache_key, root, statement)
+    outer = _current.attempt
+    this = _Attempt(kind, cache_key, root, lambda: {**fingerprints.statement(kind, cache_key, parts), **also})
     _current.attempt = this
     failure: SaveAborted | None = None
     try:
@@ -219,17 +224,17 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
     except Exception as error:
         raise _unpicklable(obj, error) from None
     this.pickled = True
-    return _seal(content, this.kind, this.cache_key, this.statement)
+    return _seal(content, this.kind, this.cache_key, this.state())
 
 
-def sealed(payload: bytes, kind: Kind, cache_key: str = "", statement: _Statement | None = None) -> bytes:
+def sealed(payload: bytes, kind: Kind, cache_key: str = "", made: Any = None) -> bytes:
     """``payload`` with a seal; unchanged if it has one, or if there is no signing key, which is reported.
 
-    ``statement``: as for attempt(). Raises KeyringError for the latter in strict mode.
+    ``made``: as for fingerprints.statement(). Raises KeyringError for the latter in strict mode.
     """
     if seal.split(payload) is not None or not can_seal(kind):
         return payload
-    return _seal(payload, kind, cache_key, statement)
+    return _seal(payload, kind, cache_key, fingerprints.statement(kind, cache_key, made=made))
 
 
 def can_seal(kind: Kind) -> bool:
@@ -273,13 +278,12 @@ def _unpicklable(obj: object, error: Exception) -> SaveAborted:
     return SaveAborted(Reason.UNPICKLABLE, text, cause=cause, remedy=_PICKLE_REMEDY, error=error)
 
 
-def _seal(payload: bytes, kind: Kind, cache_key: str, statement: _Statement | None) -> bytes:
+def _seal(payload: bytes, kind: Kind, cache_key: str, stated: Mapping[str, str] = MappingProxyType({})) -> bytes:
     keys = keyring.current()
     if keys.signing is None:
         return payload
     events.count(Count.SEALED)
     namespace = config.current().namespace
-    stated = fingerprints.statement(kind, cache_key) if statement is None else statement()
     return seal.attach(payload, kind, cache_key, keys.signing, {**provenance.statement(kind), **stated}, namespace)
 
 

@@ -23,15 +23,13 @@ from safecache.history import journal, lookups
 from safecache.history.lookups import Time
 from safecache.remote import tier
 from safecache.reporting import boundary, events, waits
-from safecache.reporting.kinds import ENTRIES, Count, Kind
+from safecache.reporting.kinds import ENTRIES, Count, Kind, LeaseScope
 from safecache.settings import config
 
 __all__ = ["Flight", "Postponed", "enter", "is_compiled_elsewhere", "measuring", "not_waiting", "reset", "scope"]
 
 # From coarse to fine: while a process has a lease on one, it waits only for those after it.
-_ORDER = (Kind.AOT_ENTRY, Kind.FX_ENTRY, Kind.KERNEL)
-# For the rest a round trip costs about what is saved.
-_AMONG_HOSTS = ENTRIES
+_ORDER = tuple(kind for kind in Kind if kind.tiers.lease is not LeaseScope.NONE)
 # Seconds between looks at a lease, at first and at most: nobody who waits is late by more.
 _SHORTEST, _LONGEST = 0.005, 0.1
 # What took long before may take longer by this much now, and anything may take these seconds, among many processes.
@@ -235,7 +233,7 @@ def _patience(this: _Scope, before: Callable[[], float]) -> float:
 
 def _among_hosts(this: _Scope, lease: Lease, kind: Kind, key: str, most: Callable[[], float]) -> float:
     """How long other hosts were waited for, with the lease among them taken if it can be had."""
-    if kind not in _AMONG_HOSTS or not this.waits or not tier.is_sending():
+    if kind.tiers.lease is not LeaseScope.HOSTS or not this.waits or not tier.is_sending():
         return 0.0
     from safecache.flights import fleet
 

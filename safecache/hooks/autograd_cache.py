@@ -35,7 +35,7 @@ def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     def save_entry(key: str, entry: Any, *rest: Any, **named: Any) -> None:
         keys = _graph_keys(entry)
         parts = tuple((Kind.FX_ENTRY, each) for each in keys) or None
-        with saving.attempt(Kind.AOT_ENTRY, key, entry, lambda: fingerprints.statement(Kind.AOT_ENTRY, key, parts)):
+        with saving.attempt(Kind.AOT_ENTRY, key, entry, parts):
             if saving.saved_in_vain(keys):
                 saving.give_up(Reason.INCOMPLETE)
             wrapped(key, entry, *rest, **named)

@@ -6,7 +6,6 @@ import dataclasses
 import os
 import sys
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 from safecache import loads
@@ -14,7 +13,7 @@ from safecache.entries import artifacts, copies, saving, searches
 from safecache.errors import RefusedArtifactError
 from safecache.history import graph_names
 from safecache.hooks.pickle_module import SealingPickle
-from safecache.omitted import fingerprints, functions
+from safecache.omitted import functions
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -40,8 +39,7 @@ def serialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     """AOTCompiledFunction.serialize: seals the bytes, whoever writes them to a file."""
     result = wrapped(*args, **kwargs)
     function = kwargs["fn"] if "fn" in kwargs else args[0]
-    statement = partial(fingerprints.statement, Kind.AOT_FUNCTION, "", made=function)
-    sealed = saving.sealed(result.serialized_data, Kind.AOT_FUNCTION, statement=statement)
+    sealed = saving.sealed(result.serialized_data, Kind.AOT_FUNCTION, made=function)
     return dataclasses.replace(result, serialized_data=sealed)
 
 
@@ -129,7 +127,7 @@ def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             main = cache_entry.dynamo.codes[0]
             of = {_FUNCTION: functions.code_digest(main.python_code, of=main.python_module, line=True)}
             kind, key = Kind.DYNAMO_PACKAGE, _package_key(path)
-            with saving.attempt(kind, key, cache_entry, lambda: fingerprints.statement(kind, key) | of):
+            with saving.attempt(kind, key, cache_entry, also=of):
                 wrapped(cache_entry, path)
                 copies.send(_package_file(instance, path), kind, key=key)
 

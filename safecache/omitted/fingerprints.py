@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from safecache.omitted import operators, sources, surroundings
 from safecache.omitted.table import PARTS
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.kinds import Fingerprint, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 
@@ -38,8 +38,6 @@ _OPS, _FILES = "ops", "files"
 # The keys of the graphs, of those that an entry refers to, which have none: whatever is found for these fits.
 _PLAIN = "plain"
 # What holds a graph. The others are made of any number of graphs, of which nothing says which ones.
-_GRAPHS = (Kind.AOT_ENTRY, Kind.FX_ENTRY)
-_WHOLE = (Kind.AOT_FUNCTION, Kind.AOT_MODEL, Kind.AOT_GRAPH, Kind.DYNAMO_PACKAGE, Kind.PRECOMPILED)
 
 _T = TypeVar("_T")
 _Stated = dict[str, dict[str, str]]
@@ -130,10 +128,10 @@ def statement(
 
     ``made``: a function that was compiled ahead of time.
     """
-    if kind not in _GRAPHS and kind not in _WHOLE:
+    if kind.proof.fingerprint is Fingerprint.NOTHING:
         return {}
     each = [_compiled.get(part, {}) for part in ((kind, key), *(parts or ()))]
-    if kind in _WHOLE or parts is None:
+    if kind.proof.fingerprint is Fingerprint.PROCESS or parts is None:
         each.append(_met)
     stated: dict[str, Any] = {_OPS: {}, _FILES: {}}
     for part, rows in (item for one in each for item in one.items()):
@@ -177,10 +175,11 @@ def _described(part: str, name: str, value: object) -> tuple[bool, str]:
 
 def objection(kind: Kind, key: str, provenance: Mapping[str, str]) -> Refusal | None:
     """Why an entry with this sealed provenance, or none, does not fit this process; None if it does."""
-    if kind not in _GRAPHS and kind not in _WHOLE:
+    if kind.proof.fingerprint is Fingerprint.NOTHING:
         return None
     stated = _read(provenance)
-    if stated is None or (_FILES not in stated and kind in _GRAPHS):  # as earlier releases have it
+    # As earlier releases have it.
+    if stated is None or (_FILES not in stated and kind.proof.fingerprint is Fingerprint.GRAPH):
         return _of_silence(kind, key)
     refusal = _of_ops(stated.get(_OPS, {}), kind) or _of_surroundings(stated)
     if refusal is None:
@@ -218,7 +217,7 @@ def _of_silence(kind: Kind, key: str) -> Refusal | None:
     """Of an entry from before there were statements, from stock torch, or adopted: it proves nothing."""
     known = _compiled.get((kind, key))
     is_plain = known is not None and not known.get(_OPS)
-    names = _named_in(_thread.graph, kind) if kind in _GRAPHS and not is_plain else ()
+    names = _named_in(_thread.graph, kind) if kind.proof.fingerprint is Fingerprint.GRAPH and not is_plain else ()
     if not names:
         _compiled.setdefault((kind, key), {})
         return None

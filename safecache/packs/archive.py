@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from safecache.errors import PackRefusedError
 from safecache.files import opening
-from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.kinds import PART, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config, units
 from safecache.signing import keyring, provenance, seal, trust
@@ -59,8 +59,8 @@ _LARGEST, _READ, _FED = 64 << 20, 256 << 10, 512
 _LEVEL = 9
 _BLOCK = tarfile.BLOCKSIZE
 # The directories in a pack that have records, and what lies below vLLM's is named by.
-_ROOT = re.compile(rf"{INDUCTOR}(/triton/\d{{1,4}})?|{TRITON}|{VLLM}(/{bundles.PART})*")
-_KINDS = {kind.value: kind for kind in bundles.KEYS}
+_ROOT = re.compile(rf"{INDUCTOR}(/triton/\d{{1,4}})?|{TRITON}|{VLLM}(/{PART})*")
+_KINDS = {kind.value: kind for kind in Kind if kind.tiers.key}
 # What it takes to read bytes that beginning() and frame() do not make.
 _MALFORMED = (
     *(ValueError, TypeError, AttributeError, KeyError, IndexError, ArithmeticError),

@@ -153,7 +153,7 @@ AOT_FOLDER = "aotautograd"
 FX_FOLDER = "fxgraph"
 # <triton's cache>/<key>/<file>, where that is often <root>/triton/<device>
 TRITON_FOLDER = "triton"
-TRITON_KEY = re.compile(r"[A-Z2-7]{52}")
+TRITON_KEY = re.compile(Kind.KERNEL.tiers.key)
 # <root>/<two letters of the key>/<key>.<ending>
 CODE_FOLDER = re.compile(r"[a-z2-7]{2}")
 

@@ -86,7 +86,7 @@ def name_of(kind: Kind, key: str) -> str:
 def kind_of(name: str) -> Kind | None:
     """The kind in such a name, of whatever build; None for any other name. What the key is, its parcel says."""
     found = _NAME.fullmatch(name)
-    return {each.value: each for each in bundles.KEYS}.get(found["kind"]) if found is not None else None
+    return {each.value: each for each in Kind if each.tiers.key}.get(found["kind"]) if found is not None else None
 
 
 def is_of_this_build(name: str, kind: Kind) -> bool:

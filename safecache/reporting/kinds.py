@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, IntEnum
+from typing import NamedTuple
 
-__all__ = ["ENTRIES", "LOOKED_UP", "OF_FLIGHTS", "OF_REMOTE", "OF_VERIFICATION", "Count", "Kind", "Reason"]
+__all__ = [
+    "ENTRIES",
+    "LOOKED_UP",
+    "OF_FLIGHTS",
+    "OF_REMOTE",
+    "OF_VERIFICATION",
+    "PART",
+    "UNSEALED_BYTES",
+    "Count",
+    "Eviction",
+    "Evidence",
+    "Fingerprint",
+    "Kind",
+    "LeaseScope",
+    "Reason",
+    "SealedName",
+    "Travel",
+]
 
 
 class Reason(Enum):
@@ -111,8 +129,115 @@ class Count(Enum):
     RECOMPILED = "compiled alike again"
 
 
+class Evidence(Enum):
+    """What is verified before a file is used."""
+
+    SEAL = "a seal at its end"
+    RECORD = "a sealed record of its digest, which lies beside the cache"
+    NOTHING = "nothing: it is neither unpickled, run nor compiled against"
+
+
+class SealedName(Enum):
+    """What the seal or the record of a file calls it."""
+
+    KEY = "the cache key"
+    NOTHING = "nothing: what it travels in says which it is"
+    FILE = "the name of the file"
+    FOLDER = "its directory and name"
+    PATH = "its path below the cache"
+
+
+class Fingerprint(Enum):
+    """What a seal states of what the cache key leaves out."""
+
+    NOTHING = "nothing"
+    GRAPH = "what the graph of this key depends on"
+    PROCESS = "what all graphs of the process depend on"
+
+
+class Travel(Enum):
+    """How files go into packs and to the remote cache."""
+
+    NOWHERE = "not at all"
+    GROUPS = "all files of a key together"
+    FILES = "each file by itself"
+
+
+class LeaseScope(Enum):
+    """Which processes leave the compile of a missing key to one of them."""
+
+    NONE = "none do"
+    HOST = "those of a host"
+    HOSTS = "those of all hosts that share a remote cache"
+
+
+class Eviction(IntEnum):
+    """The order in which groups are evicted: first what no compile uses, last what tells that a group was evicted."""
+
+    FIRST, BY_USE, LAST = range(3)
+
+
+class Proof(NamedTuple):
+    """How a file is verified. ``bound_to``: the parts of the build that must match. ``max_bytes``: that is read."""
+
+    evidence: Evidence
+    name: SealedName
+    bound_to: tuple[str, ...]
+    fingerprint: Fingerprint
+    max_bytes: int
+
+
+class Tiers(NamedTuple):
+    """Where it goes. ``key``: the pattern of its keys, so that no path made of one leads out of its cache.
+
+    ``is_pulled``: whether it is of use without what refers to it, so that `safecache pull` fetches it.
+    """
+
+    travel: Travel
+    key: str
+    is_pulled: bool
+    lease: LeaseScope
+
+
+class Upkeep(NamedTuple):
+    """``is_code``: running processes may have it mapped. ``is_warmed``: a warm start needs it."""
+
+    eviction: Eviction
+    is_code: bool
+    is_warmed: bool
+
+
+_MIB, _GIB = 1 << 20, 1 << 30
+# Without a seal that holds an entry is never used, but told from one that was cut short, by its name: 10 ms at most.
+UNSEALED_BYTES = 16 * _MIB
+# A part of a path that leads nowhere else.
+PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
+_PATH = rf"{PART}(/{PART})*"
+_BUILD = ("machine", "torch", "triton", "gpu")
+_UNPROVEN = Proof(Evidence.NOTHING, SealedName.NOTHING, (), Fingerprint.NOTHING, UNSEALED_BYTES)
+_STAYS = Tiers(Travel.NOWHERE, "", False, LeaseScope.NONE)
+# Of what is no group of files in a cache directory.
+_UNLISTED = Upkeep(Eviction.BY_USE, False, False)
+_WORTHLESS = Upkeep(Eviction.FIRST, False, False)
+
+
+def _sealed(
+    name: SealedName = SealedName.KEY,
+    bound_to: tuple[str, ...] = _BUILD,
+    fingerprint: Fingerprint = Fingerprint.NOTHING,
+    max_bytes: int = UNSEALED_BYTES,
+) -> Proof:
+    return Proof(Evidence.SEAL, name, bound_to, fingerprint, max_bytes)
+
+
+def _recorded(name: SealedName, bound_to: tuple[str, ...], max_bytes: int) -> Proof:
+    return Proof(Evidence.RECORD, name, bound_to, Fingerprint.NOTHING, max_bytes)
+
+
 class Kind(Enum):
-    """What lies in a cache. Its value is sealed with it, so that an entry of one cache is refused in another.
+    """What lies in a cache, and all that the layers ask of it: a kind without an answer to each does not import.
+
+    Its value is sealed with it, so that an entry of one cache is refused in another.
 
     ``noun``: what to call it to a person. ``word``: what its lookups are counted under, here and on disk, and what it
     is called in commands. ``plural``: of what lies in a cache directory and is listed and evicted in groups, what a
@@ -124,47 +249,166 @@ class Kind(Enum):
     word: str
     plural: str
     cache: str
+    proof: Proof
+    tiers: Tiers
+    upkeep: Upkeep
 
-    def __new__(cls, value: str, noun: str, word: str = "", plural: str = "", cache: str = "") -> Kind:
+    def __new__(cls, value: str, words: tuple[str, str, str, str], proof: Proof, tiers: Tiers, upkeep: Upkeep) -> Kind:
         """One whose value is ``value`` alone."""
         kind = object.__new__(cls)
         kind._value_ = value
-        kind.noun, kind.word, kind.plural, kind.cache = noun, word, plural, cache
+        kind.noun, kind.word, kind.plural, kind.cache = words
+        kind.proof, kind.tiers, kind.upkeep = proof, tiers, upkeep
         return kind
 
+    @property
+    def has_record(self) -> bool:
+        """Whether a record beside it attests a file, and no seal of its own."""
+        return self.proof.evidence is Evidence.RECORD
+
     # Those in groups in the order of their eviction: what refers to others comes before them.
-    AOT_ENTRY = "aot_autograd", "AOTAutograd entry", "aot", "AOTAutograd entries", "AOTAutograd"
-    FX_ENTRY = "fx_graph", "FX graph entry", "fx", "FX graph entries", "FX graph"
-    SOURCE = "source", "generated source"
-    NATIVE_CODE = "native_code", "compiled code", "code", "sources and libraries"
-    AUTOTUNING = "autotuning", "autotuning result", "autotune", "autotuning results"
-    KERNEL = "kernel", "kernel file", "triton", "Triton kernels", "Triton"
-    KNOWN_BAD = "compile_crash", "note of a crash", "known-bad", "notes of crashes"
-    # A function that is looked up is counted as a model.
-    AOT_FUNCTION = "aot_function", "ahead-of-time compiled function", "model"
-    AOT_MODEL = "aot_model", "ahead-of-time compiled model", "model", "", "ahead of time"
-    AOT_GRAPH = "aot_graph", "ahead-of-time compiled graph"
-    DYNAMO_PACKAGE = "dynamo_package", "precompile entry"
-    PRECOMPILED = "precompiled", "precompiled source and cache"
-    PACKAGE = "package", "AOTInductor package"
-    PGO_STATE = "pgo_state", "profile of dynamic shapes"
-    MEMO = "memo", "memoized result"
-    TABLE = "artifact_table", "vLLM's table of artifacts"
+    AOT_ENTRY = (
+        "aot_autograd",
+        ("AOTAutograd entry", "aot", "AOTAutograd entries", "AOTAutograd"),
+        _sealed(fingerprint=Fingerprint.GRAPH),
+        Tiers(Travel.GROUPS, r"a[a-z2-7]{51}", True, LeaseScope.HOSTS),
+        Upkeep(Eviction.BY_USE, False, True),
+    )
+    FX_ENTRY = (
+        "fx_graph",
+        ("FX graph entry", "fx", "FX graph entries", "FX graph"),
+        _sealed(fingerprint=Fingerprint.GRAPH),
+        Tiers(Travel.GROUPS, r"f[a-z2-7]{51}", True, LeaseScope.HOSTS),
+        Upkeep(Eviction.BY_USE, False, True),
+    )
+    # The generated code of the largest graphs has some MB. It is compared with what is generated, where that is.
+    SOURCE = (
+        "source",
+        ("generated source", "", "", ""),
+        _recorded(SealedName.FILE, _BUILD, 64 * _MIB),
+        _STAYS,
+        _UNLISTED,
+    )
+    # Inductor names a library after its source and flags only, not after torch's headers. A precompiled header has
+    # 0.3 GB, an extension with kernels for all GPUs (such as FlashAttention's) up to 1 GB.
+    NATIVE_CODE = (
+        "native_code",
+        ("compiled code", "code", "sources and libraries", ""),
+        _recorded(SealedName.PATH, ("machine", "torch", "cpu"), 4 * _GIB),
+        Tiers(Travel.FILES, rf"[a-z2-7]{{2}}/{PART}", True, LeaseScope.NONE),
+        Upkeep(Eviction.BY_USE, True, True),
+    )
+    # JSON of what was measured, of all kernels in one file.
+    AUTOTUNING = (
+        "autotuning",
+        ("autotuning result", "autotune", "autotuning results", ""),
+        _recorded(SealedName.FILE, _BUILD, 64 * _MIB),
+        Tiers(Travel.FILES, rf"[a-z2-7]{{2}}/{PART}\.best_config", True, LeaseScope.NONE),
+        Upkeep(Eviction.BY_USE, False, True),
+    )
+    # Triton names a kernel after its GPU, and uses it with any torch. Cubins and modules have up to some MB, the IR of
+    # the largest kernels some tens.
+    KERNEL = (
+        "kernel",
+        ("kernel file", "triton", "Triton kernels", "Triton"),
+        _recorded(SealedName.FOLDER, ("machine", "triton"), 256 * _MIB),
+        Tiers(Travel.GROUPS, r"[A-Z2-7]{52}", True, LeaseScope.HOST),
+        Upkeep(Eviction.BY_USE, True, True),
+    )
+    KNOWN_BAD = (
+        "compile_crash",
+        ("note of a crash", "known-bad", "notes of crashes", ""),
+        _sealed(bound_to=("machine", "triton"), max_bytes=_MIB),
+        _STAYS,
+        Upkeep(Eviction.BY_USE, False, False),
+    )
+    # A function that is looked up is counted as a model. Its seal does not say which it is.
+    AOT_FUNCTION = (
+        "aot_function",
+        ("ahead-of-time compiled function", "model", "", ""),
+        _sealed(SealedName.NOTHING, fingerprint=Fingerprint.PROCESS),
+        Tiers(Travel.FILES, _PATH, False, LeaseScope.NONE),
+        _UNLISTED,
+    )
+    AOT_MODEL = (
+        "aot_model",
+        ("ahead-of-time compiled model", "model", "", "ahead of time"),
+        _sealed(SealedName.NOTHING, fingerprint=Fingerprint.PROCESS),
+        _STAYS,
+        _UNLISTED,
+    )
+    AOT_GRAPH = (
+        "aot_graph",
+        ("ahead-of-time compiled graph", "", "", ""),
+        _sealed(SealedName.NOTHING, fingerprint=Fingerprint.PROCESS),
+        _STAYS,
+        _UNLISTED,
+    )
+    DYNAMO_PACKAGE = (
+        "dynamo_package",
+        ("precompile entry", "", "", ""),
+        _sealed(fingerprint=Fingerprint.PROCESS),
+        Tiers(Travel.FILES, PART, True, LeaseScope.NONE),
+        _UNLISTED,
+    )
+    PRECOMPILED = (
+        "precompiled",
+        ("precompiled source and cache", "", "", ""),
+        _sealed(fingerprint=Fingerprint.PROCESS),
+        _STAYS,
+        _UNLISTED,
+    )
+    # Its interface to torch is stable, and torch itself warns about another GPU.
+    PACKAGE = "package", ("AOTInductor package", "", "", ""), _sealed(bound_to=("machine", "cpu")), _STAYS, _UNLISTED
+    PGO_STATE = (
+        "pgo_state",
+        ("profile of dynamic shapes", "", "", ""),
+        _sealed(bound_to=()),
+        Tiers(Travel.FILES, r"[^\x00-\x1f]+", True, LeaseScope.NONE),
+        _UNLISTED,
+    )
+    MEMO = "memo", ("memoized result", "", "", ""), _sealed(bound_to=()), _STAYS, _UNLISTED
+    TABLE = (
+        "artifact_table",
+        ("vLLM's table of artifacts", "", "", ""),
+        _recorded(SealedName.PATH, (), UNSEALED_BYTES),
+        Tiers(Travel.GROUPS, _PATH, False, LeaseScope.NONE),
+        _UNLISTED,
+    )
     # Never sealed as such, since nothing unpickles them: here to be named. Headers have records of compiled code.
-    OTHER = "other", "artifact"
-    HEADER = "header", "precompiled header", "header", "precompiled headers"
-    TEMPORARY = "temporary", "temporary file", "temporary", "temporary files"
-    QUARANTINE = "quarantine", "file in quarantine", "quarantine", "quarantine"
-    CRASH_REPORT = "crash_report", "crash report", "crash", "crash reports"
-    DIFFERENCE = "difference", "entry compiled otherwise", "difference", "entries compiled otherwise"
-    JOURNAL = "journal", "journal of lookups", "journal", "journals of lookups"
-    KEY_RECORD = "key_record", "record of a key", "keys", "records of keys"
-    RECORD = "record", "orphaned record", "record", "orphaned records"
-    LOCK = "lock", "orphaned lock", "lock", "orphaned locks"
-    PACK = "pack", "pack"
-    PARCEL = "parcel", "group of files in the remote cache", "remote"
+    OTHER = "other", ("artifact", "", "", ""), _UNPROVEN, _STAYS, _UNLISTED
+    HEADER = (
+        "header",
+        ("precompiled header", "header", "precompiled headers", ""),
+        _recorded(SealedName.PATH, ("machine", "torch", "cpu"), 4 * _GIB),
+        _STAYS,
+        Upkeep(Eviction.BY_USE, True, False),
+    )
+    TEMPORARY = "temporary", ("temporary file", "temporary", "temporary files", ""), _UNPROVEN, _STAYS, _UNLISTED
+    QUARANTINE = "quarantine", ("file in quarantine", "quarantine", "quarantine", ""), _UNPROVEN, _STAYS, _WORTHLESS
+    CRASH_REPORT = "crash_report", ("crash report", "crash", "crash reports", ""), _UNPROVEN, _STAYS, _WORTHLESS
+    DIFFERENCE = (
+        "difference",
+        ("entry compiled otherwise", "difference", "entries compiled otherwise", ""),
+        _UNPROVEN,
+        _STAYS,
+        _WORTHLESS,
+    )
+    JOURNAL = "journal", ("journal of lookups", "journal", "journals of lookups", ""), _UNPROVEN, _STAYS, _WORTHLESS
+    KEY_RECORD = (
+        "key_record",
+        ("record of a key", "keys", "records of keys", ""),
+        _UNPROVEN,
+        _STAYS,
+        Upkeep(Eviction.LAST, False, False),
+    )
+    RECORD = "record", ("orphaned record", "record", "orphaned records", ""), _UNPROVEN, _STAYS, _WORTHLESS
+    LOCK = "lock", ("orphaned lock", "lock", "orphaned locks", ""), _UNPROVEN, _STAYS, _WORTHLESS
+    # What is in them is judged by itself.
+    PACK = "pack", ("pack", "", "", ""), _sealed(bound_to=()), _STAYS, _UNLISTED
+    PARCEL = "parcel", ("group of files in the remote cache", "remote", "", ""), _sealed(bound_to=()), _STAYS, _UNLISTED
     # What safecache itself notes: see signing.side_records.
-    SIDE_RECORD = "side_record", "record beside a cache"
+    SIDE_RECORD = "side_record", ("record beside a cache", "", "", ""), _sealed(bound_to=()), _STAYS, _UNLISTED
 
 
 # What is counted of the remote tier.

@@ -45,36 +45,19 @@ def instructions() -> str:
     return " ".join(sorted({platform.machine(), *names}))
 
 
-# What must match. Triton names a kernel after its GPU, and uses it with any torch. Inductor names a library after its
-# source and flags only, not after torch's headers. The last two kinds are not executed.
-_MATTERS = {
-    Kind.KERNEL: ("machine", "triton"),
-    Kind.KNOWN_BAD: ("machine", "triton"),
-    Kind.NATIVE_CODE: ("machine", "torch", "cpu"),
-    # Their interface to torch is stable, and torch itself warns about another GPU.
-    Kind.PACKAGE: ("machine", "cpu"),
-    Kind.PGO_STATE: (),
-    Kind.MEMO: (),
-    Kind.TABLE: (),
-    # What is in them is judged by itself.
-    Kind.PACK: (),
-    Kind.PARCEL: (),
-    Kind.SIDE_RECORD: (),
-}
 _DIGITS = 12
-_ALL = ("machine", "torch", "triton", "gpu")
 
 
 def statement(kind: Kind) -> dict[str, str]:
     """The provenance to seal into an entry of this kind now."""
     here = describe()
-    return {**here, "cpu": instructions()} if "cpu" in _MATTERS.get(kind, _ALL) else here
+    return {**here, "cpu": instructions()} if "cpu" in kind.proof.bound_to else here
 
 
 def build_of(kind: Kind) -> str:
     """A digest of what has to match for an entry of this kind, but for the GPU, which may not be known yet."""
     here = statement(kind)
-    text = "\n".join(here[name] for name in _MATTERS.get(kind, _ALL) if name != "gpu")
+    text = "\n".join(here[name] for name in kind.proof.bound_to if name != "gpu")
     return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
 
 
@@ -84,7 +67,7 @@ def mismatch(kind: Kind, stated: Mapping[str, str]) -> tuple[Reason, str] | None
     A value unknown on either side is no objection, such as the GPU's architecture before CUDA is initialised.
     """
     here = statement(kind)
-    for name in _MATTERS.get(kind, _ALL):
+    for name in kind.proof.bound_to:
         objection = _objection(kind, name, stated.get(name, ""), here[name])
         if objection is not None:
             return objection

@@ -12,36 +12,15 @@ from typing import NamedTuple
 from safecache.files import folders, opening
 from safecache.places import layout
 from safecache.reporting import report
-from safecache.reporting.kinds import ENTRIES, Kind, Reason
+from safecache.reporting.kinds import ENTRIES, Kind, Reason, SealedName
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, trust
 from safecache.store import entry_files, manifests
 
-__all__ = ["AT", "KEYS", "PART", "Bundle", "File", "collected", "is_key", "objection", "placed", "publish"]
-
-# Kinds whose files carry no seal of their own, but have a record each.
-_RECORDED = (Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING, Kind.TABLE)
-# Kinds whose files have a seal that does not say which they are: what they travel in does.
-_UNNAMED = (Kind.AOT_FUNCTION,)
+__all__ = ["AT", "Bundle", "File", "collected", "is_key", "objection", "placed", "publish"]
 # Where Triton's cache may lie in Inductor's: torch has one for each device.
 AT = re.compile(r"triton/\d{1,4}|")
-
-
-# A part of a path that leads nowhere else.
-PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
-# What the keys of a kind look like, and so the paths that are made of them.
-KEYS = {
-    Kind.AOT_ENTRY: re.compile(r"a[a-z2-7]{51}"),
-    Kind.FX_ENTRY: re.compile(r"f[a-z2-7]{51}"),
-    Kind.KERNEL: layout.TRITON_KEY,
-    Kind.NATIVE_CODE: re.compile(f"{layout.CODE_FOLDER.pattern}/{PART}"),
-    Kind.AUTOTUNING: re.compile(rf"{layout.CODE_FOLDER.pattern}/{PART}\.best_config"),
-    Kind.DYNAMO_PACKAGE: re.compile(PART),
-    Kind.PGO_STATE: re.compile(r"[^\x00-\x1f]+"),
-    Kind.AOT_FUNCTION: re.compile(rf"{PART}(/{PART})*"),
-    Kind.TABLE: re.compile(rf"{PART}(/{PART})*"),
-}
 
 
 class File(NamedTuple):
@@ -91,7 +70,7 @@ class Bundle(NamedTuple):
 
 def is_key(kind: Kind, key: str) -> bool:
     """Whether such a key may be one of this kind's: no path that is made of it leads out of its cache."""
-    return kind in KEYS and KEYS[kind].fullmatch(key) is not None
+    return bool(kind.tiers.key) and re.fullmatch(kind.tiers.key, key) is not None
 
 
 def placed(kind: Kind, key: str, root: str) -> Bundle:
@@ -121,7 +100,7 @@ def collected(bundle: Bundle) -> tuple[File, ...]:
         path = bundle.path(name)
         try:
             content = entry_files.read(path, entry_files.largest(bundle.kind))
-            record = manifests.stored(path, bundle.root, bundle.kind) if bundle.kind in _RECORDED else None
+            record = manifests.stored(path, bundle.root, bundle.kind) if bundle.kind.has_record else None
         except (FileNotFoundError, opening.UnusableEntry):
             continue
         files.append(File(name, content, record))
@@ -191,12 +170,12 @@ def _judged(files: Iterable[File], bundle: Bundle) -> Iterator[tuple[File, Refus
     files = list(files)
     stated = _stated(files, bundle)
     for file in files:
-        if not bundle.owns(file.name) or (file.record is not None and bundle.kind not in _RECORDED):
+        if not bundle.owns(file.name) or (file.record is not None and not bundle.kind.has_record):
             yield file, Refusal(Reason.UNSAFE_NAME, "it is no file of this bundle, or has a record that it should not")
-        elif bundle.kind in _RECORDED:
+        elif bundle.kind.has_record:
             yield file, _objection(file, bundle, stated)
         else:
-            key = "" if bundle.kind in _UNNAMED else bundle.key
+            key = "" if bundle.kind.proof.name is SealedName.NOTHING else bundle.key
             found = trust.examine(file.content, bundle.kind, key, None)
             is_named = bundle.kind not in ENTRIES or file.name == layout.entry_name(file.content)
             objection = None if is_named else Refusal(Reason.DAMAGED, "its name is not the hash of its content")

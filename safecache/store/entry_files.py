@@ -12,14 +12,13 @@ from safecache.files import filesystem, folders, opening, stamps, temporaries
 from safecache.files.folders import Folder
 from safecache.places import layout
 from safecache.reporting import events
-from safecache.reporting.kinds import ENTRIES, Kind, Reason
+from safecache.reporting.kinds import ENTRIES, UNSEALED_BYTES, Kind, Reason
 from safecache.settings import config, units
 from safecache.signing import keyring, seal
 from safecache.store.quarantine import quarantine
 
 __all__ = [
     "RECORD",
-    "UNSEALED",
     "assemble",
     "digest",
     "largest",
@@ -37,29 +36,15 @@ _MIB, _GIB = 1 << 20, 1 << 30
 # A record has some hundred bytes; that of the list of a kernel's files, a digest for each of these dozen.
 RECORD = _MIB
 
-# Without a seal that holds an entry is never used, but told from one that was cut short, by its name: 10 ms at most.
-UNSEALED = 16 * _MIB
 # Where unsealed ones are used: graphs that hold their constants have some GB.
 _UNSEALED_AND_USED = 4 * _GIB
-# Of what carries no seal of its own.
-_LARGEST = {
-    # The generated code of the largest graphs has some MB.
-    Kind.SOURCE: 64 * _MIB,
-    # A precompiled header has 0.3 GB, an extension with kernels for all GPUs (such as FlashAttention's) up to 1 GB.
-    Kind.NATIVE_CODE: 4 * _GIB,
-    # Cubins and modules have up to some MB, the IR of the largest kernels some tens.
-    Kind.KERNEL: 256 * _MIB,
-    # JSON of what was measured, of all kernels in one file.
-    Kind.AUTOTUNING: 64 * _MIB,
-    Kind.KNOWN_BAD: _MIB,
-}
 
 
 def largest(kind: Kind, *, unsealed: bool = False) -> int:
     """In bytes. ``unsealed``: whether entries without a seal are used, whatever the settings say, as for adopting."""
     if kind in ENTRIES and (unsealed or config.current().trust == "private"):
         return _UNSEALED_AND_USED
-    return _LARGEST.get(kind, UNSEALED)
+    return kind.proof.max_bytes
 
 
 # What the file system says between two calls of a put if another process has cleared the cache: tried again at once.
@@ -82,7 +67,7 @@ def digest(path: str, most: int) -> bytes:
     return opening.digest_regular(path, opening.check_up_to(most), flags=os.O_NOFOLLOW, limit=most)
 
 
-def read_entry(path: str, most: int = UNSEALED, *, listed: bool = False) -> bytes:
+def read_entry(path: str, most: int = UNSEALED_BYTES, *, listed: bool = False) -> bytes:
     """The bytes of the entry at ``path``: at most so many, or as many as a trusted key has sealed.
 
     Raises UnusableEntry for what check_regular() refuses, at once: a FIFO is not waited for, a link not followed; and

@@ -19,7 +19,7 @@ from typing import Any
 from safecache.files import opening
 from safecache.places import ours
 from safecache.reporting import events, report
-from safecache.reporting.kinds import Count, Kind, Reason
+from safecache.reporting.kinds import Count, Kind, Reason, SealedName
 from safecache.settings import config
 from safecache.signing import keyring, seal
 from safecache.signing.keys import Key
@@ -159,9 +159,10 @@ def name_of(path: str, kind: Kind, root: str = "") -> str:
     its name from the one who builds it.
     """
     directory, name = os.path.split(path)
-    if kind in (Kind.NATIVE_CODE, Kind.TABLE) and root:
+    if kind.proof.name is SealedName.PATH and root:
         return os.path.relpath(path, root)
-    return f"{os.path.basename(directory)}/{name}" if kind in (Kind.KERNEL, Kind.NATIVE_CODE) else name
+    has_folder = kind.proof.name in (SealedName.PATH, SealedName.FOLDER)
+    return f"{os.path.basename(directory)}/{name}" if has_folder else name
 
 
 def list_of(path: str, kind: Kind) -> str | None:

@@ -14,7 +14,7 @@ from safecache.code.triton_place import LIST
 from safecache.explain import key_records
 from safecache.files import folders, opening
 from safecache.places.layout import LOADED
-from safecache.reporting.kinds import ENTRIES, Kind, Reason
+from safecache.reporting.kinds import Evidence, Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, seal
 from safecache.signing.seal import Verdict
@@ -43,8 +43,6 @@ __all__ = [
 SEALED, COMPARED = "sealed", "compared"
 # Bytes. Our own seals and records have some hundreds, a record of the list of a kernel's files a few thousand.
 _LONGEST_SEAL, _LONGEST_RECORD = 16 << 10, 256 << 10
-_SEALED = (*ENTRIES, Kind.KNOWN_BAD)
-_RECORDED = (Kind.KERNEL, Kind.NATIVE_CODE, Kind.HEADER, Kind.AUTOTUNING)
 _BUILT = (".so", ".o", ".gch", ".best_config")
 
 
@@ -67,9 +65,9 @@ def signatures_in(group: Group) -> list[Signature]:
 
 def _signatures(group: Group) -> Iterator[Signature]:
     paths = [file.path for file in group.files if not os.path.basename(file.path).startswith(".")]
-    if group.kind in _SEALED:
+    if group.kind.proof.evidence is Evidence.SEAL:
         yield from _each(paths, lambda path: _of_entry(path, group.kind, group.name))
-    elif group.kind in _RECORDED:
+    elif group.kind.has_record:
         kind = Kind.NATIVE_CODE if group.kind is Kind.HEADER else group.kind
         yield from _each(_recorded(group.kind, paths), lambda path: _of_record(path, group.root, kind))
 

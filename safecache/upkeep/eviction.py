@@ -23,7 +23,7 @@ from safecache.errors import CacheWriteError
 from safecache.files import folders, mounts, opening, ownership, stamps, temporaries
 from safecache.files.folders import Folder
 from safecache.places import ours
-from safecache.reporting.kinds import Kind
+from safecache.reporting.kinds import Eviction, Kind
 from safecache.settings import config
 from safecache.store import entry_files
 from safecache.store.groups import File, Group, below
@@ -167,15 +167,10 @@ def _merge(source: Folder, place: str, destination: Folder, name: str) -> None:
                 old.rename(each, new, each)
 
 
-_FX_KEY = re.compile(rb"f[a-z2-7]{51}")
+_FX_KEY = re.compile(Kind.FX_ENTRY.tiers.key.encode())
 _DAY = 86400.0
-# Of no use to any compile, so these go first.
-_WORTHLESS = (Kind.QUARANTINE, Kind.CRASH_REPORT, Kind.DIFFERENCE, Kind.JOURNAL, Kind.RECORD, Kind.LOCK)
 # In the time in which no stamp is renewed, what refers to others goes before them, and last what took a compiler.
 _RANK = {kind: rank for rank, kind in enumerate(Kind)}
-_CODE = (Kind.NATIVE_CODE, Kind.KERNEL, Kind.HEADER)
-# They are small, and tell that what is gone was evicted: for as long again.
-_OUTLIVES = Kind.KEY_RECORD
 
 
 class Limits(NamedTuple):
@@ -305,13 +300,13 @@ class _Sweeper:
                 folder.touch(name, self._now)
         return self._now
 
-    def _order(self, group: Group) -> tuple[bool, bool, float, int, float]:
+    def _order(self, group: Group) -> tuple[Eviction, float, int, float]:
         used = self._used[id(group)]
-        return group.kind is _OUTLIVES, group.kind not in _WORTHLESS, used // stamps.INTERVAL, _RANK[group.kind], used
+        return group.kind.upkeep.eviction, used // stamps.INTERVAL, _RANK[group.kind], used
 
     def _is_due(self, group: Group) -> bool:
         size, files, age = self._limits
-        if age is not None and group.kind is _OUTLIVES:
+        if age is not None and group.kind.upkeep.eviction is Eviction.LAST:
             age *= 2
         return (
             (group.kind is Kind.RECORD and self._age(group) >= stamps.GRACE)
@@ -348,10 +343,10 @@ class _Sweeper:
         if not self._heed_jobs:
             return None
         # Who has a library mapped on another host cannot be seen here.
-        grace = _DAY if self._over_a_network and group.kind in _CODE else stamps.GRACE
+        grace = _DAY if self._over_a_network and group.kind.upkeep.is_code else stamps.GRACE
         if self._age(group) < grace:
             return f"it was used in the last {grace / 3600:.0f} h"
-        return self._objection_of_a_job(group) if group.kind in _CODE else None
+        return self._objection_of_a_job(group) if group.kind.upkeep.is_code else None
 
     def _objection_of_a_job(self, group: Group) -> str | None:
         pids = (self._mapped.get((os.path.basename(file.path), file.inode)) for file in group.files)

@@ -25,7 +25,7 @@ from safecache.store.groups import File, Group, below
 
 __all__ = ["AOT_KEY", "FX_KEY", "Inventory", "take"]
 
-AOT_KEY, FX_KEY = re.compile(r"a[a-z2-7]{51}"), re.compile(r"f[a-z2-7]{51}")
+AOT_KEY, FX_KEY = re.compile(Kind.AOT_ENTRY.tiers.key), re.compile(Kind.FX_ENTRY.tiers.key)
 _CODE_NAME = re.compile(r"(c[a-z2-7]{51})\..+")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _DRAFTED = {ours.CRASHES: Kind.CRASH_REPORT, ours.DIFFERENCES: Kind.DIFFERENCE}

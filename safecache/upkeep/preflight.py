@@ -30,7 +30,6 @@ from safecache.upkeep.catalogue import Signature
 
 __all__ = ["SERVERS", "UNRECORDED", "Difference", "collected", "differences", "joined", "within"]
 
-_KINDS = (*ENTRIES, Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING)
 _BUILD = ("machine", "torch", "triton", "python", "gpu")
 _UNSHOWN = "(not shown)"
 _LONGEST_SEAL = 16 << 10
@@ -78,7 +77,7 @@ def collected(directories: Iterable[str]) -> dict[str, Any]:
     that does, by reason; ``groups``: how many there are. Raises OSError.
     """
     roots = list(dict.fromkeys(map(os.path.realpath, directories)))
-    groups = [group for root in roots for group in inventory.take(root).groups if group.kind in _KINDS]
+    groups = [group for root in roots for group in inventory.take(root).groups if group.kind.upkeep.is_warmed]
     signatures = [(group.kind, each) for group in groups for each in catalogue.signatures_in(group)]
     holding = [(kind, each) for kind, each in signatures if each.state == catalogue.SEALED]
     others = [each for _, each in signatures if each.state not in (catalogue.SEALED, catalogue.COMPARED)]

@@ -32,8 +32,6 @@ __all__ = ["Caches", "Fate", "Step", "Summary", "Tell", "pull", "push", "summari
 # starts have to fit into what is received of one answer, however small SAFECACHE_REMOTE_MAX_BYTES is.
 _THREADS = 8
 _BATCH = 200
-# What vLLM keeps beside its caches is fetched by vLLM alone.
-_FETCHED = bundles.KEYS.keys() - {Kind.AOT_FUNCTION, Kind.TABLE}
 
 
 class Fate(Enum):
@@ -136,13 +134,12 @@ def pull(caches: Caches, remote: Client, tell: Tell) -> Summary:
     config.name_cache(caches.triton)
     before = stores.prefix()
     names = [each.name[len(before) :] for each in remote.names(before) if each.name.startswith(before)]
-    kinds = [(name, parcels.kind_of(name)) for name in names]
-    ours = {name: kind for name, kind in kinds if kind in _FETCHED and parcels.is_of_this_build(name, kind)}
+    kinds = [(name, kind) for name in names if (kind := parcels.kind_of(name)) is None or kind.tiers.is_pulled]
+    ours = {name: kind for name, kind in kinds if kind is not None and parcels.is_of_this_build(name, kind)}
     listings = _listings(remote, ours)
     tell(len(ours), None)
     summary = summarized(partial(_fetch, remote, caches, listings), list(ours.items()), tell)
-    others = [name for name, kind in kinds if name not in ours and (kind is None or kind in _FETCHED)]
-    return summary._replace(elsewhere=len(others))
+    return summary._replace(elsewhere=len(kinds) - len(ours))
 
 
 def _fetch(remote: Client, caches: Caches, listings: Mapping[str, Listing | None], item: tuple[str, Kind]) -> Step:

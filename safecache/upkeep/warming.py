@@ -48,13 +48,7 @@ _TICK = 0.05
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 # For the program: what is sent is waited for, and a miss is no error.
 _LENT: dict[str, str | None] = {"SAFECACHE_MUST_HIT": None, "SAFECACHE_REMOTE_FLUSH": "600"}
-_COUNTED = {
-    Kind.AOT_ENTRY: Kind.AOT_ENTRY.plural,
-    Kind.FX_ENTRY: Kind.FX_ENTRY.plural,
-    Kind.KERNEL: Kind.KERNEL.plural,
-    Kind.NATIVE_CODE: "libraries",
-    Kind.AUTOTUNING: Kind.AUTOTUNING.plural,
-}
+_COUNTED = {kind: kind.plural for kind in Kind if kind.upkeep.is_warmed} | {Kind.NATIVE_CODE: "libraries"}
 _BUILT = (".so", ".o")
 _LABELS = run_summary.labels()
 _AGAIN = "it was compiled in the process before, and was not saved: that process's warnings say why"

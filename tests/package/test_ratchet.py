@@ -20,7 +20,7 @@ FEATURES = {
 }
 LIMITS = {
     "modules": 260,
-    "lines": 42400,
+    "lines": 42500,
     "imports of a feature in the core": 70,
     "places where the core uses a feature": 144,
     "thread-locals": 25,
