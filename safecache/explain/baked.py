@@ -58,7 +58,7 @@ def of_keys(roots: Iterable[str]) -> dict[str, Any]:
 
 
 def _lies_there(record: KeyRecord, cache: str) -> bool:
-    return record.kind is not Kind.AOT_MODEL and os.path.isdir(layout.directory_of(record.kind, record.key, cache))
+    return record.kind is not Kind.AOT_MODEL and os.path.isdir(layout.path_of(record.kind, record.key, cache))
 
 
 def _unchosen(record: KeyRecord) -> Iterator[Component]:

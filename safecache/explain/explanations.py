@@ -291,7 +291,7 @@ def _earlier(records: list[KeyRecord], record: KeyRecord, saved: bool) -> list[K
 
 def _remains(record: KeyRecord, root: str) -> bool:
     try:
-        return bool(layout.list_entries(layout.directory_of(record.kind, record.key, root)))
+        return bool(layout.list_entries(layout.path_of(record.kind, record.key, root)))
     except OSError:
         return False
 

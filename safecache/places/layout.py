@@ -41,7 +41,6 @@ __all__ = [
     "Location",
     "cache_root",
     "code",
-    "directory_of",
     "entry_name",
     "is_temporary",
     "list_entries",
@@ -51,7 +50,7 @@ __all__ = [
     "of_sglang",
     "of_triton",
     "of_vllm",
-    "profile",
+    "path_of",
     "reap_once",
     "reset",
     "triton_caches",
@@ -158,7 +157,7 @@ TRITON_KEY = re.compile(Kind.KERNEL.tiers.key)
 CODE_FOLDER = re.compile(r"[a-z2-7]{2}")
 
 
-# <root>/dynamo/<key>/entry, and profile()
+# <root>/dynamo/<key>/entry, and path_of() of profiles
 DYNAMO_FOLDER, PACKAGE_FILE = "dynamo", "entry"
 
 
@@ -204,15 +203,10 @@ def locate(path: str) -> Location | None:
     return None
 
 
-def directory_of(kind: Kind, key: str, root: str) -> str:
-    """Where in the cache directory ``root`` the entries, or the files of a kernel, lie that have this cache key."""
-    folder = {Kind.AOT_ENTRY: AOT_FOLDER, Kind.FX_ENTRY: os.path.join(FX_FOLDER, key[1:3])}.get(kind, "")
-    return os.path.join(root, folder, key)
-
-
-def profile(key: str, root: str) -> str:
-    """Where Dynamo keeps the profile of this key in the cache directory ``root``: ``code_state_path`` in pgo.py."""
-    return os.path.join(root, DYNAMO_FOLDER, re.sub(r'[<>:"/\\|?*]', "_", f"code_state_{key}.pkl"))
+def path_of(kind: Kind, key: str, root: str) -> str:
+    """The directory, or of a kind whose files travel one by one the file, of this key in the cache ``root``."""
+    safe_key = re.sub(r'[<>:"/\\|?*]', "_", key)  # as code_state_path in pgo.py
+    return os.path.join(root, kind.tiers.place.format(key=key, shard=key[1:3], safe_key=safe_key))
 
 
 def list_entries(directory: str) -> list[str]:

@@ -188,11 +188,14 @@ class Proof(NamedTuple):
 
 
 class Tiers(NamedTuple):
-    """Where it goes. ``key``: the pattern of its keys, so that no path made of one leads out of its cache.
+    """Where it lies and goes.
 
-    ``is_pulled``: whether it is of use without what refers to it, so that `safecache pull` fetches it.
+    ``place``: its path in a cache directory, for str.format(). ``key``: the pattern of its keys, so that no path made
+    of one leads out of its cache. ``is_pulled``: whether it is of use without what refers to it, so that
+    `safecache pull` fetches it.
     """
 
+    place: str
     travel: Travel
     key: str
     is_pulled: bool
@@ -215,7 +218,7 @@ PART = r"[A-Za-z0-9_-][A-Za-z0-9._-]*"
 _PATH = rf"{PART}(/{PART})*"
 _BUILD = ("machine", "torch", "triton", "gpu")
 _UNPROVEN = Proof(Evidence.NOTHING, SealedName.NOTHING, (), Fingerprint.NOTHING, UNSEALED_BYTES)
-_STAYS = Tiers(Travel.NOWHERE, "", False, LeaseScope.NONE)
+_STAYS = Tiers("{key}", Travel.NOWHERE, "", False, LeaseScope.NONE)
 # Of what is no group of files in a cache directory.
 _UNLISTED = Upkeep(Eviction.BY_USE, False, False)
 _WORTHLESS = Upkeep(Eviction.FIRST, False, False)
@@ -271,14 +274,14 @@ class Kind(Enum):
         "aot_autograd",
         ("AOTAutograd entry", "aot", "AOTAutograd entries", "AOTAutograd"),
         _sealed(fingerprint=Fingerprint.GRAPH),
-        Tiers(Travel.GROUPS, r"a[a-z2-7]{51}", True, LeaseScope.HOSTS),
+        Tiers("aotautograd/{key}", Travel.GROUPS, r"a[a-z2-7]{51}", True, LeaseScope.HOSTS),
         Upkeep(Eviction.BY_USE, False, True),
     )
     FX_ENTRY = (
         "fx_graph",
         ("FX graph entry", "fx", "FX graph entries", "FX graph"),
         _sealed(fingerprint=Fingerprint.GRAPH),
-        Tiers(Travel.GROUPS, r"f[a-z2-7]{51}", True, LeaseScope.HOSTS),
+        Tiers("fxgraph/{shard}/{key}", Travel.GROUPS, r"f[a-z2-7]{51}", True, LeaseScope.HOSTS),
         Upkeep(Eviction.BY_USE, False, True),
     )
     # The generated code of the largest graphs has some MB. It is compared with what is generated, where that is.
@@ -295,7 +298,7 @@ class Kind(Enum):
         "native_code",
         ("compiled code", "code", "sources and libraries", ""),
         _recorded(SealedName.PATH, ("machine", "torch", "cpu"), 4 * _GIB),
-        Tiers(Travel.FILES, rf"[a-z2-7]{{2}}/{PART}", True, LeaseScope.NONE),
+        Tiers("{key}", Travel.FILES, rf"[a-z2-7]{{2}}/{PART}", True, LeaseScope.NONE),
         Upkeep(Eviction.BY_USE, True, True),
     )
     # JSON of what was measured, of all kernels in one file.
@@ -303,7 +306,7 @@ class Kind(Enum):
         "autotuning",
         ("autotuning result", "autotune", "autotuning results", ""),
         _recorded(SealedName.FILE, _BUILD, 64 * _MIB),
-        Tiers(Travel.FILES, rf"[a-z2-7]{{2}}/{PART}\.best_config", True, LeaseScope.NONE),
+        Tiers("{key}", Travel.FILES, rf"[a-z2-7]{{2}}/{PART}\.best_config", True, LeaseScope.NONE),
         Upkeep(Eviction.BY_USE, False, True),
     )
     # Triton names a kernel after its GPU, and uses it with any torch. Cubins and modules have up to some MB, the IR of
@@ -312,7 +315,7 @@ class Kind(Enum):
         "kernel",
         ("kernel file", "triton", "Triton kernels", "Triton"),
         _recorded(SealedName.FOLDER, ("machine", "triton"), 256 * _MIB),
-        Tiers(Travel.GROUPS, r"[A-Z2-7]{52}", True, LeaseScope.HOST),
+        Tiers("{key}", Travel.GROUPS, r"[A-Z2-7]{52}", True, LeaseScope.HOST),
         Upkeep(Eviction.BY_USE, True, True),
     )
     KNOWN_BAD = (
@@ -327,7 +330,7 @@ class Kind(Enum):
         "aot_function",
         ("ahead-of-time compiled function", "model", "", ""),
         _sealed(SealedName.NOTHING, fingerprint=Fingerprint.PROCESS),
-        Tiers(Travel.FILES, _PATH, False, LeaseScope.NONE),
+        Tiers("{key}", Travel.FILES, _PATH, False, LeaseScope.NONE),
         _UNLISTED,
     )
     AOT_MODEL = (
@@ -348,7 +351,7 @@ class Kind(Enum):
         "dynamo_package",
         ("precompile entry", "", "", ""),
         _sealed(fingerprint=Fingerprint.PROCESS),
-        Tiers(Travel.FILES, PART, True, LeaseScope.NONE),
+        Tiers("dynamo/{key}/entry", Travel.FILES, PART, True, LeaseScope.NONE),
         _UNLISTED,
     )
     PRECOMPILED = (
@@ -364,7 +367,7 @@ class Kind(Enum):
         "pgo_state",
         ("profile of dynamic shapes", "", "", ""),
         _sealed(bound_to=()),
-        Tiers(Travel.FILES, r"[^\x00-\x1f]+", True, LeaseScope.NONE),
+        Tiers("dynamo/code_state_{safe_key}.pkl", Travel.FILES, r"[^\x00-\x1f]+", True, LeaseScope.NONE),
         _UNLISTED,
     )
     MEMO = "memo", ("memoized result", "", "", ""), _sealed(bound_to=()), _STAYS, _UNLISTED
@@ -372,7 +375,7 @@ class Kind(Enum):
         "artifact_table",
         ("vLLM's table of artifacts", "", "", ""),
         _recorded(SealedName.PATH, (), UNSEALED_BYTES),
-        Tiers(Travel.GROUPS, _PATH, False, LeaseScope.NONE),
+        Tiers("{key}", Travel.GROUPS, _PATH, False, LeaseScope.NONE),
         _UNLISTED,
     )
     # Never sealed as such, since nothing unpickles them: here to be named. Headers have records of compiled code.

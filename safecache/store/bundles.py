@@ -12,7 +12,7 @@ from typing import NamedTuple
 from safecache.files import folders, opening
 from safecache.places import layout
 from safecache.reporting import report
-from safecache.reporting.kinds import ENTRIES, Kind, Reason, SealedName
+from safecache.reporting.kinds import ENTRIES, Kind, Reason, SealedName, Travel
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, trust
@@ -75,17 +75,10 @@ def is_key(kind: Kind, key: str) -> bool:
 
 def placed(kind: Kind, key: str, root: str) -> Bundle:
     """The bundle of this key in a cache ``root``, which may be one in a pack; the key is one of its kind's."""
-    if kind in (*ENTRIES, Kind.KERNEL):
-        return Bundle(kind, key, layout.directory_of(kind, key, root), root)
-    if kind is Kind.TABLE:
-        return Bundle(kind, key, f"{root}/{key}", root)
-    if kind is Kind.PGO_STATE:
-        path = layout.profile(key, root)
-    elif kind is Kind.DYNAMO_PACKAGE:
-        path = f"{root}/{layout.DYNAMO_FOLDER}/{key}/{layout.PACKAGE_FILE}"
-    else:
-        path = f"{root}/{key}"
-    directory, _, name = path.rpartition("/")
+    path = layout.path_of(kind, key, root)
+    if kind.tiers.travel is Travel.GROUPS:
+        return Bundle(kind, key, path, root)
+    directory, name = os.path.split(path)
     return Bundle(kind, key, directory, root, name)
 
 

@@ -225,7 +225,7 @@ def objection(root: str, kind: Kind, key: str, name: str, *, is_lower: bool = Fa
 
 def name_of(kind: Kind, key: str, path: str) -> str:
     """The entry at ``path``, by its name in whichever cache."""
-    return os.path.join(layout.directory_of(kind, key, ""), os.path.basename(path))
+    return os.path.join(layout.path_of(kind, key, ""), os.path.basename(path))
 
 
 @contextmanager

@@ -56,6 +56,6 @@ def _of_dynamo(root: str, path: str) -> Bundle | None:
         return None
     with suppress(OSError, opening.UnusableEntry):
         key = seal.stated_key(entry_files.read(path, entry_files.largest(Kind.PGO_STATE)))
-        if key is not None and layout.profile(key, root) == path:
+        if key is not None and layout.path_of(Kind.PGO_STATE, key, root) == path:
             return Bundle(Kind.PGO_STATE, key, directory, root, name)
     return None

@@ -39,7 +39,7 @@ def source(tmp_path, monkeypatch):
     """Where there is one entry that may be used, and what it is."""
     root = tmp_path / "cache"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
-    directory = root / layout.directory_of(Kind.FX_ENTRY, KEY, "")
+    directory = root / layout.path_of(Kind.FX_ENTRY, KEY, "")
     directory.mkdir(parents=True)
     stated = provenance.statement(Kind.FX_ENTRY) | fingerprints.statement(Kind.FX_ENTRY, KEY)
     content = seal.attach(b"N.", Kind.FX_ENTRY, KEY, keyring.current().signing, stated, "default")

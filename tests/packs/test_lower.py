@@ -38,13 +38,13 @@ def use(settings, tmp_path, monkeypatch):
 
 def everything(root, triton):
     """Ask for one of each kind, as the places do that look them up."""
-    graph = layout.directory_of(Kind.FX_ENTRY, filled.GRAPH, str(root))
+    graph = layout.path_of(Kind.FX_ENTRY, filled.GRAPH, str(root))
     library = root / filled.LIBRARY[1:3] / f"{filled.LIBRARY}.so"
     return [
         tier.fill(Kind.FX_ENTRY, filled.GRAPH, graph, str(root)),
         tier.fill(Kind.KERNEL, filled.KERNEL, str(triton / filled.KERNEL), str(triton)),
         tier.fill_file(Kind.NATIVE_CODE, str(library), str(root)),
-        tier.fill_file(Kind.PGO_STATE, layout.profile(filled.JOB, str(root)), str(root), filled.JOB),
+        tier.fill_file(Kind.PGO_STATE, layout.path_of(Kind.PGO_STATE, filled.JOB, str(root)), str(root), filled.JOB),
     ]
 
 
@@ -162,7 +162,7 @@ def exchange(path, how):
 @pytest.mark.parametrize("how", ["FIFO", "directory", "gone", pytest.param("another owner's", marks=needs_root)])
 def test_a_pack_that_is_exchanged_in_use_is_used_on(use, pack, tmp_path, caplog, how):
     use(pack, SAFECACHE_STRICT="1")
-    graph = layout.directory_of(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there"))
+    graph = layout.path_of(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there"))
     assert tier.fill(Kind.FX_ENTRY, filled.GRAPH, graph, str(tmp_path / "there"))
     exchange(pack, how)
     assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [True] * 3
@@ -171,7 +171,7 @@ def test_a_pack_that_is_exchanged_in_use_is_used_on(use, pack, tmp_path, caplog,
 
 def test_a_pack_that_is_rewritten_in_use_is_used_no_more(use, pack, tmp_path, caplog):
     use(pack)
-    graph = layout.directory_of(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there"))
+    graph = layout.path_of(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there"))
     assert tier.fill(Kind.FX_ENTRY, filled.GRAPH, graph, str(tmp_path / "there"))
     exchange(pack, "rewritten")
     assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [False] * 3

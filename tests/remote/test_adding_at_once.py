@@ -33,7 +33,7 @@ from safecache.signing import keyring, provenance, seal
 from safecache.store import entry_files
 
 base, each = sys.argv[1], int(sys.argv[2])
-bundle = Bundle(Kind.FX_ENTRY, "fkey", layout.directory_of(Kind.FX_ENTRY, "fkey", base), base)
+bundle = Bundle(Kind.FX_ENTRY, "fkey", layout.path_of(Kind.FX_ENTRY, "fkey", base), base)
 signing, built = keyring.current().signing, provenance.statement(Kind.FX_ENTRY)
 remote = client.for_sending()
 remote.sizes(["begin"])

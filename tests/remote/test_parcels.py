@@ -34,7 +34,7 @@ def sealed_entry(payload=b"payload", kind=Kind.FX_ENTRY, key=KEY, signing=None):
 
 def entry_bundle(tmp_path, kind=Kind.FX_ENTRY, key=KEY):
     root = str(tmp_path / "cache")
-    return Bundle(kind, key, layout.directory_of(kind, key, root), root)
+    return Bundle(kind, key, layout.path_of(kind, key, root), root)
 
 
 def entry_file(content):

@@ -122,7 +122,7 @@ def work(thread):
     choose, root = random.Random(f"{number} {thread}"), str(base / f"{number}-{thread}")
     for _ in range(25):
         key = f"f{choose.randrange(400)}"
-        bundle = Bundle(Kind.FX_ENTRY, key, layout.directory_of(Kind.FX_ENTRY, key, root), root)
+        bundle = Bundle(Kind.FX_ENTRY, key, layout.path_of(Kind.FX_ENTRY, key, root), root)
         exchange.reset()
         try:
             if exchange.fill(bundle):

@@ -41,7 +41,7 @@ def counted():
 
 
 def graph(cache) -> Bundle:
-    directory = layout.directory_of(Kind.FX_ENTRY, filled.GRAPH, str(cache))
+    directory = layout.path_of(Kind.FX_ENTRY, filled.GRAPH, str(cache))
     return Bundle(Kind.FX_ENTRY, filled.GRAPH, directory, str(cache))
 
 
