@@ -276,14 +276,14 @@ def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
     """
     for place, layer in layers.below(path, root):
         # An unusable cache that has a fallback directory has been reported already.
-        note = _count if layer == fallback.original(root) else report.refuse
-        found = _read(place, layer, kind, note)
+        refuse = _count if layer == fallback.original(root) else report.refuse
+        found = _read(place, layer, kind, refuse)
         if found is not None and _put(path, root, kind, found):
             return place
     return None
 
 
-_Note = Callable[..., None]
+_Refuse = Callable[..., None]
 
 
 class _Found(NamedTuple):
@@ -294,8 +294,8 @@ class _Found(NamedTuple):
     record: bytes | None
 
 
-def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
-    """The file at ``place``, if it is attested; ``note``: how to report it if not, as report.refuse() does."""
+def _read(place: str, layer: str, kind: Kind, refuse: _Refuse) -> _Found | None:
+    """The file at ``place``, if it is attested; ``refuse``: as report.refuse(), if not."""
     try:
         found_there = os.lstat(place)
     except OSError:
@@ -310,7 +310,7 @@ def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
         check(found_there)
         return entry_files.read(place, entry_files.largest(kind), check=check)
 
-    found = _readable(place, kind, content, note)
+    found = _readable(place, kind, content, refuse)
     if found is None:
         return None
     try:
@@ -324,19 +324,19 @@ def _read(place: str, layer: str, kind: Kind, note: _Note) -> _Found | None:
         report.refuse(Refusal(Reason.UNREADABLE, error.evidence, cause=layer), kind, place, _REMEDY, error=error)
         return None
     if refusal is not None:
-        note(refusal, kind, place, _REMEDY)
+        refuse(refusal, kind, place, _REMEDY)
     return None
 
 
-def _readable(place: str, kind: Kind, content: Callable[[], bytes], note: _Note) -> bytes | None:
+def _readable(place: str, kind: Kind, content: Callable[[], bytes], refuse: _Refuse) -> bytes | None:
     try:
         return content()
     except FileNotFoundError:
         return None
     except opening.UnusableEntry as unusable:
-        note(Refusal(unusable.reason, f"it is {unusable.detail}"), kind, place, _REMEDY)
+        refuse(Refusal(unusable.reason, f"it is {unusable.detail}"), kind, place, _REMEDY)
     except OSError as error:
-        note(Refusal(Reason.UNREADABLE, f"{error.strerror}"), kind, place, _REMEDY, error=error)
+        refuse(Refusal(Reason.UNREADABLE, f"{error.strerror}"), kind, place, _REMEDY, error=error)
     return None
 
 

@@ -62,7 +62,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 # What a list's record states besides its own digest: {"files": those of its group}.
-_OTHERS = "Other processes will recompile it."
+_CONSEQUENCE = "Other processes will recompile it."
 _Stated = Mapping[str, Mapping[str, str | None]]
 
 
@@ -199,7 +199,7 @@ def _publish(path: str, content: bytes, root: str) -> bool:
     try:
         entry_files.publish(path, content, root)
     except OSError as error:
-        report.fail_write(f"write {Kind.KERNEL.noun} {path}", error, _OTHERS, root, "TRITON_CACHE_DIR")
+        report.fail_write(f"write {Kind.KERNEL.noun} {path}", error, _CONSEQUENCE, root, "TRITON_CACHE_DIR")
         return False
     layout.reap_once(os.path.dirname(path))
     return True
@@ -210,7 +210,7 @@ def put_aside(name: str, content: bytes, error: OSError) -> str:
     if isinstance(error, directory_faults.Unsettled):
         report.refuse(Refusal(Reason.UNREADABLE, error.evidence), Kind.KERNEL, name, triton_place.REMEDY, error=error)
     else:
-        report.fail_write(f"write {Kind.KERNEL.noun} {name}", error, _OTHERS, "", "TRITON_CACHE_DIR")
+        report.fail_write(f"write {Kind.KERNEL.noun} {name}", error, _CONSEQUENCE, "", "TRITON_CACHE_DIR")
     return gate.private_copy(name, content, Kind.KERNEL)
 
 
@@ -225,7 +225,7 @@ def dump(directory: str, name: str, content: bytes) -> str:
     try:
         filesystem.retried(write, filesystem.GONE)
     except OSError as error:
-        report.fail_write(f"write the dump {path}", error, _OTHERS, os.path.dirname(directory), "TRITON_DUMP_DIR")
+        report.fail_write(f"write the dump {path}", error, _CONSEQUENCE, os.path.dirname(directory), "TRITON_DUMP_DIR")
     return path
 
 
@@ -390,9 +390,8 @@ def _lower(directory: str) -> Iterator[Place]:
             for cache in layout.triton_caches(layer):
                 yield Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
         except OSError as error:
-            report.refuse(
-                Refusal(Reason.UNREADABLE, f"{error.strerror}"), Kind.KERNEL, layer, triton_place.REMEDY, error=error
-            )
+            refusal = Refusal(Reason.UNREADABLE, f"{error.strerror}", triton_place.REMEDY)
+            report.refuse(refusal, Kind.KERNEL, layer, error=error)
 
 
 def _siblings(directory: str, name: str) -> Iterator[Place]:

@@ -140,14 +140,8 @@ class Backend:
             self._listed = {str(file): str(digest) for file, digest in listed.items()}
 
     def _note(self, reason: Reason, of: str, evidence: str, error: BaseException | None = None) -> None:
-        where = f"{of} {self.shown}"
-        report.refuse(
-            Refusal(reason, evidence, cause=f"{Kind.KERNEL.value} {self.shown}"),
-            Kind.KERNEL,
-            where,
-            _REMEDY,
-            error=error,
-        )
+        refusal = Refusal(reason, evidence, _REMEDY, cause=f"{Kind.KERNEL.value} {self.shown}")
+        report.refuse(refusal, Kind.KERNEL, f"{of} {self.shown}", error=error)
 
 
 def accept(backend: Any, directory: str, name: str, content: bytes) -> str | None:

@@ -129,9 +129,8 @@ def require_parts(names: Collection[str]) -> None:
         return
     with artifacts.asked_for(), events.reading():
         evidence = "no compiled part is in it, so that vLLM would run the model eagerly, at this and every start"
-        report.refuse(
-            Refusal(Reason.EMPTY, evidence), Kind.AOT_FUNCTION, "of vLLM", "VLLM compiles it again, and replaces it."
-        )
+        refusal = Refusal(Reason.EMPTY, evidence, "vLLM compiles it again, and replaces it.")
+        report.refuse(refusal, Kind.AOT_FUNCTION, "of vLLM")
         raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
 
 

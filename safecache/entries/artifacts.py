@@ -184,12 +184,8 @@ def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
     if verified is not None and content != verified:
         # Torch catches the error, and goes on as if there were no file.
         with events.reading():
-            report.refuse(
-                Refusal(Reason.DAMAGED, "it was replaced while it was read"),
-                _state.kind,
-                "on disk",
-                "Find out by whom.",
-            )
+            refusal = Refusal(Reason.DAMAGED, "it was replaced while it was read", "Find out by whom.")
+            report.refuse(refusal, _state.kind, "on disk")
             raise EntryRefusedError(f"safecache: {events.refusals()[-1]}")
     return loads()
 

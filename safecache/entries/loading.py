@@ -139,9 +139,8 @@ def _candidates(
     try:
         names = layout.list_entries(directory)
     except OSError as error:
-        report.refuse(
-            Refusal(Reason.UNREADABLE, f"{error.strerror}"), source.kind, directory, _READ_REMEDY, error=error
-        )
+        refusal = Refusal(Reason.UNREADABLE, f"{error.strerror}", _READ_REMEDY)
+        report.refuse(refusal, source.kind, directory, error=error)
         return
     if seen is not None:
         seen.update(names)
@@ -290,9 +289,8 @@ def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> I
         entry = pickle.loads(content)  # noqa: S301  admitted above
     except Exception as error:
         text = f"it cannot be unpickled: {type(error).__name__}: {error}"
-        report.refuse(
-            Refusal(Reason.UNLOADABLE, text), source.kind, origin, "The graph is compiled instead.", error=error
-        )
+        refusal = Refusal(Reason.UNLOADABLE, text, "The graph is compiled instead.")
+        report.refuse(refusal, source.kind, origin, error=error)
         return
     if source.is_entry(entry):
         searches.offer(source.kind, entry, content, origin, root)

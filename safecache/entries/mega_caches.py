@@ -86,9 +86,8 @@ def accept(container: bytes) -> bool:
         if len(container) > _CHECKSUM_SIZE and walk.number() == _VERSION:
             walk.each_type()
     except _NotWholeError as error:
-        report.refuse(
-            Refusal(Reason.DAMAGED, str(error)), Kind.OTHER, "for mega-caches", "Find out where it came from."
-        )
+        refusal = Refusal(Reason.DAMAGED, str(error), "Find out where it came from.")
+        report.refuse(refusal, Kind.OTHER, "for mega-caches")
         return False
     return True
 

@@ -84,9 +84,8 @@ def _load(wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return wrapped(*args, **kwargs)
     except _autograd_cache().FXGraphCacheMiss:
         evidence = "an FX graph entry that it refers to is missing or was refused"
-        report.refuse(
-            Refusal(Reason.ENTRY_MISSING, evidence), Kind.AOT_ENTRY, "that was found", "The graph is compiled."
-        )
+        refusal = Refusal(Reason.ENTRY_MISSING, evidence, "The graph is compiled.")
+        report.refuse(refusal, Kind.AOT_ENTRY, "that was found")
     with loading.without_candidates(Kind.AOT_ENTRY):
         return wrapped(*args, **kwargs)
 

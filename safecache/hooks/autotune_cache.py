@@ -126,9 +126,8 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
             text, where = "it names a configuration that Inductor did not propose", _where(instance, results)
             if results.unread is not None:
                 text = f"{text}, and {results.unread.evidence}"
-                return report.refuse(
-                    Refusal(Reason.UNREADABLE, text), Kind.AUTOTUNING, where, _REMEDY, error=results.unread
-                )
+                refusal = Refusal(Reason.UNREADABLE, text, _REMEDY)
+                return report.refuse(refusal, Kind.AUTOTUNING, where, error=results.unread)
             text = f"{text}, and nobody that is trusted has sealed it"
             return report.refuse(Refusal(Reason.UNSEALED, text), Kind.AUTOTUNING, where, _REMEDY)
 
@@ -186,9 +185,8 @@ def load_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
             return wrapped(*args, **kwargs)
     except _MALFORMED as error:
         text = f"it cannot be read: {type(error).__name__}: {error}"
-        report.refuse(
-            Refusal(Reason.UNLOADABLE, text), Kind.AUTOTUNING, loading.origin_of(remote), _REMEDY, error=error
-        )
+        refusal = Refusal(Reason.UNLOADABLE, text, _REMEDY)
+        report.refuse(refusal, Kind.AUTOTUNING, loading.origin_of(remote), error=error)
         return False
     finally:
         instance._cache = remote
@@ -211,9 +209,8 @@ def get_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
         return {}
     if isinstance(found, dict) and all(map(_is_measured, found.values())):
         return found
-    report.refuse(
-        Refusal(Reason.WRONG_TYPE, "it holds other things than measurements"), Kind.AUTOTUNING, path, _LOCAL_REMEDY
-    )
+    refusal = Refusal(Reason.WRONG_TYPE, "it holds other things than measurements", _LOCAL_REMEDY)
+    report.refuse(refusal, Kind.AUTOTUNING, path)
     return {}
 
 

@@ -49,9 +49,8 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             can_compile = vllm_files.can_compile() and not _is_of_memory(error)
             if can_compile and not events.refusals():
                 evidence = f"it does not load ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})"
-                report.refuse(
-                    Refusal(Reason.DAMAGED, evidence), Kind.OTHER, path, "vLLM compiles it again, and replaces it."
-                )
+                refusal = Refusal(Reason.DAMAGED, evidence, "vLLM compiles it again, and replaces it.")
+                report.refuse(refusal, Kind.OTHER, path)
             refused = events.refusals()
             if refused and (can_compile or _is_miss(error)):
                 raise RefusedArtifactError(f"safecache: the artifact {path} cannot be loaded: {refused[0]}") from error

@@ -74,11 +74,8 @@ def remember(root: str, hash: str, note: Note) -> None:
     try:
         entry_files.publish(_path(root, hash), sealed, root)
     except OSError as error:
-        action, consequence = (
-            f"write the note of a crash {_path(root, hash)}",
-            "Only this process skips the configuration.",
-        )
-        report.fail_write(action, error, consequence, root, "TRITON_CACHE_DIR")
+        action = f"write the note of a crash {_path(root, hash)}"
+        report.fail_write(action, error, "Only this process skips the configuration.", root, "TRITON_CACHE_DIR")
 
 
 def find(root: str, hash: str, *, timeout: float, memory: int) -> Note | None:
@@ -130,9 +127,8 @@ def _read(root: str, hash: str) -> Note | None:
         return None
     with suppress(ValueError, TypeError, KeyError, RecursionError):
         return _decoded(json.loads(seal.payload_of(content)))
-    report.refuse(
-        Refusal(Reason.UNKNOWN_FORMAT, "this version does not know its format"), Kind.KNOWN_BAD, path, _REMEDY
-    )
+    refusal = Refusal(Reason.UNKNOWN_FORMAT, "this version does not know its format")
+    report.refuse(refusal, Kind.KNOWN_BAD, path, _REMEDY)
     return None
 
 
