@@ -20,6 +20,7 @@ from safecache.remote import tier
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
+from safecache.session import ForkLock
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, fallback, layers
 
@@ -63,25 +64,16 @@ def failure() -> Exception | None:
 
 
 # Held by the thread that finds out which vector instructions this CPU has.
-_probing = threading.RLock()
+_probing = ForkLock()
 
 
-def probing() -> threading.RLock:
+def probing() -> ForkLock:
     """The lock under which torch probes this CPU.
 
     It changes the flags of an instruction set while it probes that, and another thread that came meanwhile would keep
     those: what is built with them is looked for under another name than what the last process built.
     """
     return _probing
-
-
-def _renew_lock() -> None:
-    # A thread of the parent may hold it at the moment of the fork; the child has no such thread.
-    global _probing
-    _probing = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 @contextmanager

@@ -11,13 +11,13 @@ import os
 import re
 import stat
 import tempfile
-import threading
 from contextlib import suppress
 
 from safecache.code import gate, sources
 from safecache.errors import EntryRefusedError
 from safecache.files import opening, ownership, private_directory
 from safecache.reporting.kinds import Kind
+from safecache.session import ForkLock
 from safecache.store import entry_files
 
 __all__ = ["check_inputs", "command", "is_dispensable", "is_needed", "publish", "reset"]
@@ -29,7 +29,7 @@ _PRECOMPILED, _IMMOVABLE = ".gch", ".pch"
 _INCLUDES = re.compile(rb"#include <torch/[a-zA-Z0-9_]+(/[a-zA-Z0-9_]+)*\.h>\s*")
 
 _headers: dict[str, str] = {}
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 def is_needed(target: str) -> bool:
@@ -174,15 +174,6 @@ def _take_precompiled(path: str, copy: str) -> None:
         os.unlink(copied)
 
 
-def _renew_lock() -> None:
-    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
-    global _lock
-    _lock = threading.Lock()
-
-
 def reset() -> None:
     """Forget which headers were read."""
     _headers.clear()
-
-
-os.register_at_fork(after_in_child=_renew_lock)

@@ -26,7 +26,7 @@ from safecache.places import layout
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
-from safecache.reporting.remedies import suggest_fix
+from safecache.reporting.report import suggest_fix
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
 from safecache.store import entry_files

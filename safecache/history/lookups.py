@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections import Counter
 from enum import Enum
 from typing import NamedTuple
@@ -12,6 +11,7 @@ from safecache.errors import MissError
 from safecache.history import journal
 from safecache.reporting import boundary, events
 from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
+from safecache.session import ForkLock
 from safecache.settings import config
 
 __all__ = [
@@ -56,7 +56,7 @@ class Lookup(NamedTuple):
     frame: str
 
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _counts: Counter[str] = Counter()
 
 
@@ -168,11 +168,5 @@ def reset() -> None:
         _counts.clear()
 
 
-def _begin_anew() -> None:
-    # Counted by process. Another thread of the parent may hold the lock; the child has no such thread.
-    global _lock
-    _lock = threading.Lock()
-    _counts.clear()
-
-
-os.register_at_fork(after_in_child=_begin_anew)
+# Counted by process.
+os.register_at_fork(after_in_child=_counts.clear)

@@ -15,6 +15,7 @@ from safecache.isolation import crash, protocol
 from safecache.isolation.connection import Limits, ServerGoneError, ServiceUnavailable
 from safecache.isolation.crash import Ending
 from safecache.isolation.pool import Pool, UnreadError, Worker
+from safecache.session import ForkLock
 from safecache.settings import config
 
 __all__ = ["Ending", "Limits", "Outcome", "Service", "ServiceUnavailable", "current", "quota", "workers"]
@@ -150,7 +151,7 @@ def _parts(answer: dict[str, Any]) -> tuple[dict[str, Any], int]:
 
 
 _services: weakref.WeakSet[Service] = weakref.WeakSet()
-_lock = threading.Lock()
+_lock = ForkLock()
 _current: Service | None = None
 
 
@@ -164,8 +165,8 @@ def current() -> Service:
 
 
 def _forget_all() -> None:
-    global _lock, _current
-    _lock, _current = threading.Lock(), None
+    global _current
+    _current = None
     for service in list(_services):
         service.forget()
 

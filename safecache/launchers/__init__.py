@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import functools
 import io
-import os
 import pickle
-import threading
 import types
 from collections.abc import Callable
 from typing import Any
 
 from safecache.launchers import kernel_recipe
 from safecache.launchers.kernel_recipe import Recipe
+from safecache.session import ForkLock
 
 __all__ = ["Launcher", "dumps", "make", "revive", "share_recipe"]
 
@@ -92,16 +91,7 @@ class _Unloaded:
 
 
 # One for all launchers: a lock of its own would make a launcher unpicklable for other picklers.
-_loading = threading.RLock()
-
-
-def _renew_lock() -> None:
-    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
-    global _loading
-    _loading = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
+_loading = ForkLock()
 
 
 def make(function: types.FunctionType, result: Any) -> Launcher:

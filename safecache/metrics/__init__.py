@@ -15,13 +15,13 @@ import secrets
 import shutil
 import sys
 import tempfile
-import threading
 from bisect import bisect_left
 from typing import Any
 
 from safecache.history import lookups
 from safecache.reporting import events
 from safecache.reporting.kinds import LOOKED_UP, Count, Reason
+from safecache.session import ForkLock
 from safecache.settings import config
 
 __all__ = ["Durations", "MetricsFile", "register", "show", "start"]
@@ -137,7 +137,7 @@ def _open(directory: str, kind: str) -> Any:
 _PACKAGE = "prometheus_client"
 _REMEDY = "pip install 'safecache[metrics]'"
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _is_started = _is_on = False
 # The pid of the process that made the directory of the run; 0 if the directory is inherited.
 _maker = 0
@@ -257,11 +257,11 @@ def _remove(directory: str, maker: int) -> None:
 
 
 def _renew() -> None:
-    # A forked child writes its own file. Another thread of the parent may have held the lock.
-    global _lock, _file, _durations, _before
+    # A forked child writes its own file.
+    global _file, _durations, _before
     if _file is not None:
         _file.close()
-    _lock, _file, _durations = threading.Lock(), None, Durations()
+    _file, _durations = None, Durations()
     _before = events.counters()
 
 

@@ -6,8 +6,6 @@ cache by the way of all files: its reader verifies it again, as if it had always
 
 from __future__ import annotations
 
-import os
-import threading
 from collections import defaultdict
 
 from safecache.errors import PackRefusedError
@@ -15,6 +13,7 @@ from safecache.packs import archive
 from safecache.packs.archive import Pack, Packed
 from safecache.reporting import boundary, events, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
+from safecache.session import ForkLock
 from safecache.settings import config, extras
 from safecache.store import bundles
 from safecache.store.bundles import Bundle
@@ -36,7 +35,7 @@ class _Tier:
 
 
 _tiers: dict[str, _Tier | None] = {}
-_lock = threading.Lock()
+_lock = ForkLock()
 # Entries of a key are taken once: they are all there then, and the key is looked up again for other guards.
 _taken: set[tuple[Kind, str]] = set()
 _has_given = False
@@ -129,12 +128,3 @@ def reset() -> None:
     _tiers.clear()
     _taken.clear()
     _has_given = False
-
-
-def _renew_lock() -> None:
-    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)

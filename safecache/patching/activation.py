@@ -10,6 +10,7 @@ import time
 
 from safecache.errors import KeyringError, VerifierError
 from safecache.patching.targets import MODULES, TARGETS, VERIFYING
+from safecache.session import ForkLock
 from safecache.settings import config
 
 __all__ = ["activate", "deactivate", "is_active", "status"]
@@ -87,7 +88,7 @@ class _PatchingLoader:
         _patch_module(module.__name__, module)
 
 
-_lock = threading.RLock()
+_lock = ForkLock()
 _finder: _Finder | None = None
 _patches: dict[str, list[Patch]] = {}
 # Target modules that we have not tried to patch since the last activation.
@@ -95,15 +96,6 @@ _pending: set[str] = set()
 # Target modules that we could not even try to patch, and why.
 _broken: dict[str, str] = {}
 _watcher: threading.Thread | None = None
-
-
-def _renew_lock() -> None:
-    # Another thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
-    global _lock
-    _lock = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 def activate() -> None:

@@ -7,8 +7,6 @@ as if it had always been there. A parcel names the bundles that its user asks fo
 from __future__ import annotations
 
 import itertools
-import os
-import threading
 import time
 
 from safecache.remote import client, parcels, sender, stores, tally
@@ -17,6 +15,7 @@ from safecache.remote.parcels import Parcel
 from safecache.reporting import events, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
+from safecache.session import ForkLock
 from safecache.settings import config
 from safecache.store import bundles
 from safecache.store.bundles import Bundle
@@ -29,7 +28,7 @@ _MOST_AHEAD = 64 << 20
 ORIGIN = "the remote cache"
 _REMEDY = "It is recompiled, and what the remote has is replaced."
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _numbers = itertools.count(1)
 # What was asked for, with the number of the last time: what an entry needs is what was asked for since it was.
 _asked: dict[Bundle, int] = {}
@@ -155,12 +154,3 @@ def reset() -> None:
     """Forget what was asked for, fetched, and found missing."""
     for known in (_asked, _ahead, _given, _there, _absent, _bad):
         known.clear()
-
-
-def _renew_lock() -> None:
-    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)

@@ -14,11 +14,13 @@ from typing import NoReturn
 from safecache.errors import SafecacheError, printable
 from safecache.reporting import policy
 from safecache.reporting.kinds import Count, Reason
+from safecache.session import ForkLock
 from safecache.settings import config
 
 __all__ = [
     "add_refusal",
     "artifact",
+    "claim_warning",
     "count",
     "counters",
     "insist",
@@ -72,7 +74,7 @@ def artifact(name: str, payload: dict[str, object]) -> None:
         )
     except Exception as error:
         what = type(error).__name__
-        if _is_first((artifact, what)):
+        if claim_warning((artifact, what)):
             _log.warning("safecache: nothing of ours is in torch's trace: %s: %s", what, printable(str(error)))
 
 
@@ -80,7 +82,7 @@ def artifact(name: str, payload: dict[str, object]) -> None:
 # its own loggers alone (vLLM does). Below a warning, nothing is shown that nobody has asked for, with or without one.
 _log = logging.getLogger("safecache")
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _counters: Counter[str] = Counter()
 _warned: set[tuple[object, str]] = set()
 _observer: Callable[[str, float | None], None] | None = None
@@ -207,13 +209,14 @@ def report(
     text = printable(f"safecache: {said} {remedy}".rstrip())
     if action.error is not None:
         insist(action.error(text), error)
-    if _is_first((reason, cause)) and action.warn:
+    if claim_warning((reason, cause)) and action.warn:
         say(logging.WARNING, f"{text} (logged once per process)")
     else:
         say(logging.DEBUG, text)
 
 
-def _is_first(what: tuple[object, str]) -> bool:
+def claim_warning(what: tuple[object, str]) -> bool:
+    """Whether the caller is the first of this process that warns of ``what``, until reset()."""
     with _lock:
         is_new = what not in _warned
         _warned.add(what)
@@ -231,12 +234,3 @@ def reset() -> None:
     with _lock:
         _counters.clear()
         _warned.clear()
-
-
-def _renew_lock() -> None:
-    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import logging
 import math
 import os
-import threading
 from collections.abc import Callable, Hashable
 
 from safecache.reporting import events
+from safecache.session import ForkLock
 
 __all__ = ["NOTICE", "UNPROVEN", "charge", "refund", "remaining", "reset", "set_group"]
 
@@ -32,12 +32,11 @@ _SPENT_IN_GROUP = (
     " Waiting for none of them until the next collective. Help: give the process group a longer timeout"
 )
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _in_vain = 0.0
 # Of this process group: after which collective, and the seconds that were waited since.
 _in_group: tuple[Hashable, float] = (None, 0.0)
 _find_group: Callable[[], tuple[float, Hashable] | None] | None = None
-_told: set[str] = set()
 
 
 def set_group(find: Callable[[], tuple[float, Hashable] | None]) -> None:
@@ -93,16 +92,14 @@ def _group_remaining() -> tuple[float, float]:
 
 
 def _tell_once(text: str, seconds: float) -> None:
-    if text not in _told:
-        _told.add(text)
+    if events.claim_warning((_tell_once, text)):
         events.say(logging.WARNING, text.format(seconds))
 
 
 def reset() -> None:
     """Forget what was waited for."""
-    global _in_vain, _in_group, _lock
-    _in_vain, _in_group, _lock = 0.0, (None, 0.0), threading.Lock()
-    _told.clear()
+    global _in_vain, _in_group
+    _in_vain, _in_group = 0.0, (None, 0.0)
 
 
 os.register_at_fork(after_in_child=reset)

@@ -15,7 +15,6 @@ import contextlib
 import functools
 import os
 import secrets
-import threading
 import time
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -24,6 +23,7 @@ from typing import NamedTuple
 from safecache.errors import KeyringError
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
+from safecache.session import ForkLock
 from safecache.settings import config
 from safecache.signing import key_directory, key_files, keys
 from safecache.signing.key_directory import Shelf
@@ -31,7 +31,7 @@ from safecache.signing.keys import ANY_NAMESPACE, MAC_SIZE, Algorithm, Key
 
 __all__ = ["Key", "Keyring", "current", "directory", "find", "hand_down", "key", "load", "reset", "sealing_key", "take"]
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _made: Key | None = None
 
 
@@ -60,15 +60,6 @@ def take(secret: bytes) -> None:
     with _lock:
         if _made is None or _made.secret != secret:
             _made = Key.mac(secret)
-
-
-def _renew_lock() -> None:
-    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
-    global _lock
-    _lock = threading.Lock()
-
-
-os.register_at_fork(after_in_child=_renew_lock)
 
 
 # Age at which the directory's times are final: changes within one tick of the file system's clock look the same.

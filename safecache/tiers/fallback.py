@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -12,6 +11,7 @@ from safecache.errors import SafecacheError
 from safecache.files import mounts, ownership, private_directory
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
+from safecache.session import ForkLock
 from safecache.settings import config
 from safecache.tiers import directory_faults, levels
 from safecache.tiers.directory_faults import Fault
@@ -31,7 +31,7 @@ __all__ = [
 
 _standins: dict[str, str] = {}
 _originals: dict[str, str] = {}
-_lock = threading.Lock()
+_lock = ForkLock()
 
 
 def original(directory: str) -> str | None:
@@ -84,19 +84,12 @@ def _inherit() -> None:
         end(directory)
 
 
-def _renew_lock() -> None:
-    # A thread of the parent may hold the lock at the moment of the fork; the child has no such thread.
-    global _lock
-    _lock = threading.Lock()
-
-
 def _forget_standins() -> None:
     """Forget the fallback directories; torch goes on with the one it uses."""
     _standins.clear()
     _originals.clear()
 
 
-os.register_at_fork(after_in_child=_renew_lock)
 _inherit()
 
 

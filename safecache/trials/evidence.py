@@ -12,12 +12,13 @@ import os
 import re
 import signal
 import sys
-import threading
 import weakref
 from contextlib import suppress
 from enum import Enum
 from functools import cache
 from typing import Any
+
+from safecache.session import ForkLock
 
 __all__ = ["Blame", "around", "begin", "end", "of_death", "of_exception", "reset", "signal_in"]
 
@@ -55,7 +56,7 @@ class _File:
 
 # Bytes; glibc's has 152.
 _LARGEST_SIGACTION = 512
-_lock = threading.Lock()
+_lock = ForkLock()
 _trials = 0
 _file: weakref.ref[_File] | None = None
 # The handler that faulthandler has set, as of sigaction(2).
@@ -144,10 +145,4 @@ def reset() -> None:
         end()
 
 
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
-    reset()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+os.register_at_fork(after_in_child=reset)

@@ -19,6 +19,7 @@ from safecache.errors import SafecacheError
 from safecache.places import layout
 from safecache.reporting import boundary, events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.session import ForkLock
 from safecache.settings import config
 from safecache.tiers import fallback
 from safecache.trials import evidence, markers, strikes
@@ -73,7 +74,7 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-_lock = threading.Lock()
+_lock = ForkLock()
 _caches: dict[str, _Cache] = {}
 # The graphs that were loaded and have not got their callable yet.
 _loaded: dict[int, tuple[weakref.ref[Any], Trial]] = {}
@@ -429,8 +430,6 @@ def reset() -> None:
 
 
 def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()
     _thread.trial = None
 
 

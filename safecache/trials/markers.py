@@ -16,7 +16,6 @@ import re
 import secrets
 import stat
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -26,6 +25,7 @@ from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import ours
 from safecache.reporting import waits
+from safecache.session import ForkLock
 from safecache.settings import config
 from safecache.signing import side_records
 from safecache.trials import evidence
@@ -46,7 +46,7 @@ _MOST = 64
 # Seconds between looks at a marker that another process looks at.
 _PAUSE = 0.005
 
-_lock = threading.Lock()
+_lock = ForkLock()
 _own: dict[str, Marker | None] = {}
 
 
@@ -280,8 +280,6 @@ def reset() -> None:
 
 def _after_fork() -> None:
     # The parent's trials are not the child's; and the lock lasts as long as any process has its descriptor.
-    global _lock
-    _lock = threading.Lock()
     for marker in filter(None, list(_own.values())):
         marker.close()
     _own.clear()

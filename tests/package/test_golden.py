@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import python
 
-from safecache.reporting import policy, remedies
+from safecache.reporting import policy, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing.keyring import Key
 from safecache.store import manifests
@@ -41,7 +41,7 @@ def test_what_follows_from_each_reason():
 
 
 def test_remedy_of_each_failed_write():
-    compare("remedies", [f"{os.strerror(number)}: {fix}" for number, fix in remedies._FIXES.items()])
+    compare("remedies", [f"{os.strerror(number)}: {fix}" for number, fix in report._FIXES.items()])
 
 
 def test_bytes_of_records():

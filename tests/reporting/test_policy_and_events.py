@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from conftest import python
@@ -24,7 +23,7 @@ from safecache.errors import (
 )
 from safecache.reporting import events, policy
 from safecache.reporting.kinds import Count, Reason
-from safecache.reporting.remedies import suggest_fix
+from safecache.reporting.report import suggest_fix
 
 MOVED, LEFT = True, False
 SAID, SILENT = True, False
@@ -200,24 +199,6 @@ def test_threads_lose_no_count_and_say_it_once(caplog):
 def test_warning_is_seen_where_logging_is_not_configured():
     done = python("from safecache.reporting import events, kinds; events.report(kinds.Reason.DAMAGED, 'it is damaged')")
     assert done.stderr.startswith("safecache: it is damaged [damaged]")
-
-
-def test_forked_child_can_count_though_a_thread_held_the_lock():
-    """Deterministically: the parent holds the lock itself while it forks."""
-    done = python(
-        "import os\n"
-        "from safecache.reporting import events, kinds\n"
-        "with events._lock:\n"
-        "    pid = os.fork()\n"
-        "    if pid == 0:\n"
-        "        import signal; signal.alarm(20)\n"
-        "        events.count(kinds.Count.SAVED)\n"
-        "        os._exit(events.counters() != {'saved': 1})\n"
-        "print(os.waitpid(pid, 0)[1])\n",
-        env={"HOME": os.devnull},
-        cwd=Path(__file__).parent,
-    )
-    assert done.stdout == "0\n", done.stderr
 
 
 def test_first_of_what_nobody_may_swallow_leaves_each_block_that_it_was_raised_in():
