@@ -85,7 +85,6 @@ NEW = re.compile(r"O_WRONLY|O_RDWR|O_CREAT|_CREATE|_NEW\b")
 # By module, what it changes by path, which lies below no cache.
 ELSEWHERE = {
     "cli/demo.py": "a cache of its own",
-    "cli/exchange.py": "a pack that was fetched, and the cache's root itself",
     "cli/main.py": "/dev/null",
     "cli/workload/__init__.py": "caches of its own",
     "tiers/directory_faults.py": "a cache's root itself",
@@ -109,7 +108,7 @@ ELSEWHERE = {
     "files/private_directory.py": "memory, and private directories",
     "trials/strikes.py": "the user's own place for them",
     "trials/markers.py": "the user's own place for those of a cache that cannot be written",
-    "upkeep/oci.py": "a pack that is fetched, under a random name beside its place",
+    "upkeep/oci.py": "an image and its pack, in a private directory of this process",
     "verification/guardian.py": "a private directory",
     "store/entry_files.py": "what lies above a cache, or outside: a root that is made",
     "testing/__init__.py": "what a test damages",

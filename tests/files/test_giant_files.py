@@ -94,7 +94,7 @@ def test_giant_is_a_clear_error_in_strict_mode(cache, settings, trusted):
 
 
 def test_entry_that_a_trusted_key_has_sealed_is_read_whatever_its_size(cache, monkeypatch):
-    monkeypatch.setattr("safecache.store.entry_files.UNSEALED", 100)
+    monkeypatch.setattr(Kind.AOT_ENTRY, "proof", Kind.AOT_ENTRY.proof._replace(max_bytes=100))
     payload = b"\x80\x04N." + bytes(100_000)
     path = entry(cache, "a", payload=payload)
     assert entry_files.read_entry(str(path), 100).startswith(payload)
@@ -213,7 +213,7 @@ def test_commands_tell_of_a_giant_and_end(cache, run, command):
 
 
 def test_entry_of_stock_torch_is_adopted_though_it_is_large(cache, monkeypatch, run):
-    monkeypatch.setattr("safecache.store.entry_files.UNSEALED", 100)
+    monkeypatch.setattr(Kind.AOT_ENTRY, "proof", Kind.AOT_ENTRY.proof._replace(max_bytes=100))
     content = os.urandom(1000)
     path = cache.file(cache.root / "aotautograd" / key("a", "a") / layout.entry_name(content), HOUR, content)
     os.chmod(cache.root, 0o700)

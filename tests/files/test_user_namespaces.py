@@ -21,6 +21,7 @@ ASK = """
 import json, os, sys
 from safecache.signing import key_files, trust; from safecache.files import ownership, private_directory; from safecache.store import entry_files
 from safecache.errors import KeyringError
+from safecache.reporting import report
 from safecache.reporting.kinds import Kind
 path, user = sys.argv[1:]
 if user:
