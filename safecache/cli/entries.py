@@ -14,7 +14,7 @@ from rich.progress import Progress
 from safecache.cli.arguments import DIRECTORY_HELP, add_json
 from safecache.errors import EntryRefusedError, printable
 from safecache.places import layout
-from safecache.places.layout import Code, Location
+from safecache.places.layout import CodeFile, Location
 from safecache.settings import config
 from safecache.tiers import levels
 from safecache.upkeep import limits
@@ -86,7 +86,7 @@ def _progress(files: int) -> Iterator[Callable[[], None]]:
         yield lambda: progress.advance(task)
 
 
-def _verify(locations: list[Location], code: list[Code], *, as_json: bool) -> int:
+def _verify(locations: list[Location], code: list[CodeFile], *, as_json: bool) -> int:
     with _progress(len(locations) + len(code)) as tell:
         outcomes, refused = audit(locations, code, tell)
     if as_json:

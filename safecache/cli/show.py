@@ -17,7 +17,7 @@ from safecache.cli.tables import Heading
 from safecache.errors import printable
 from safecache.files import opening
 from safecache.omitted import fingerprints
-from safecache.places.layout import Code, Location
+from safecache.places.layout import CodeFile, Location
 from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.settings import config
 from safecache.settings.units import write_size
@@ -128,7 +128,7 @@ def _audit(group: Group) -> Audit:
     if group.kind in ENTRIES:
         return audit([Location(path, group.kind, group.name) for path in _judged(group)], [])
     kind = Kind.KERNEL if group.kind is Kind.KERNEL else Kind.NATIVE_CODE
-    return audit([], [Code(path, group.root, kind) for path in _judged(group)])
+    return audit([], [CodeFile(path, group.root, kind) for path in _judged(group)])
 
 
 def _judged(group: Group) -> set[str]:

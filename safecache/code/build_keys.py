@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from safecache.files import opening
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
@@ -105,7 +106,7 @@ def _is_package(directory: str) -> bool:
 def _recorded(root: str, own: str, stamp: str) -> str | None:
     """The key recorded for files with this stamp; None without a record that a trusted signing key has sealed."""
     try:
-        record = entry_files.read_entry(manifests.path_of(own, root, Kind.MEMO), entry_files.RECORD)
+        record = entry_files.read_entry(manifests.path_of(CodeFile(own, root, Kind.MEMO)), entry_files.RECORD)
     except (OSError, opening.UnusableEntry):
         return None
     if seal.verify(record, Kind.MEMO, own, keyring.current().find, config.current().namespace).reason is not None:
@@ -123,4 +124,4 @@ def _record(root: str, own: str, stamp: str, value: str) -> None:
         return
     content = json.dumps({"stamp": stamp, "key": value}).encode()
     sealed = seal.attach(content, Kind.MEMO, own, signing, provenance.statement(Kind.MEMO), config.current().namespace)
-    entry_files.publish(manifests.path_of(own, root, Kind.MEMO), sealed, root)
+    entry_files.publish(manifests.path_of(CodeFile(own, root, Kind.MEMO)), sealed, root)

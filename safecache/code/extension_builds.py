@@ -28,6 +28,7 @@ from safecache.code import exec_directory, gate, lock_guards
 from safecache.code.lock_guards import Lock
 from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, opening, parallel, private_directory
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -112,7 +113,7 @@ class Build:
 
     def _settle(self, step: _Step, path: str) -> None:
         def discard(refusal: Refusal) -> bool:
-            return gate.discard(refusal, Kind.NATIVE_CODE, path, self._directory)
+            return gate.discard(refusal, CodeFile(path, self._directory))
 
         try:
             is_good = gate.settled(lambda: self._judge(step), discard)
@@ -137,8 +138,8 @@ class Build:
 
     def _judge_content(self, step: _Step, path: str, digest: bytes) -> Refusal | None:
         name = self._name(step)
-        record = manifests.stored(path, self._directory, Kind.NATIVE_CODE, name=name)
-        verdict, stated = manifests.verify(record, path, Kind.NATIVE_CODE, name=name)
+        record = manifests.stored(CodeFile(path, self._directory, name=name))
+        verdict, stated = manifests.verify(record, CodeFile(path, name=name))
         if verdict.reason is None:
             foreign = trust.foreign(verdict, Kind.NATIVE_CODE)
             if foreign is not None:
@@ -210,7 +211,7 @@ class Build:
         if not is_known or self._has_changed({*step.inputs, *told}):
             inputs = ""
         also = {"inputs": {"sha256": inputs, "headers": _packed(told)}}
-        gate.keep(path, self._directory, also=also, name=self._name(step))
+        gate.keep(CodeFile(path, self._directory, name=self._name(step)), also=also)
         digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
         _built[path] = {"sha256": digest.hex(), **also}
 
@@ -368,5 +369,5 @@ def admit(directory: str, name: str) -> str:
     """Where to load the library ``name`` from. Raises EntryRefusedError in default mode too, and OSError."""
     place = _verified.get(directory)
     path = os.path.join(place or directory, name)
-    verified, content = (path, None) if place is None else gate.admit_code(path, place)
+    verified, content = (path, None) if place is None else gate.admit_code(CodeFile(path, place))
     return exec_directory.place(path, content) if config.current().exec_dir else verified

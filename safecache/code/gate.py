@@ -17,6 +17,7 @@ from typing import Any
 
 from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, mounts, opening, ownership, private_directory
+from safecache.places.layout import CodeFile
 from safecache.reporting import events, policy, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
@@ -86,31 +87,31 @@ def settled(judged: Callable[[], Refusal | None], discarded: Callable[[Refusal],
     return False
 
 
-def discard(refusal: Refusal, kind: Kind, path: str, root: str) -> bool:
+def discard(refusal: Refusal, file: CodeFile) -> bool:
     """Quarantine a refused file and report it; False, with nothing done, if another file lies there by now.
 
     Raises EntryRefusedError in strict mode. Otherwise raises Immovable if it cannot be moved: the cache is unusable.
     """
-    moved = entry_files.quarantine(path, root, refusal.reason, refusal.found)
-    if moved is None and os.path.lexists(path):
-        if not is_still(path, refusal.found):
+    moved = entry_files.quarantine(file.path, file.root, refusal.reason, refusal.found)
+    if moved is None and os.path.lexists(file.path):
+        if not is_still(file.path, refusal.found):
             return False
-        raise _immovable(refusal, kind, path, root)
+        raise _immovable(refusal, file)
     if policy.decide(refusal.reason, strict=False).quarantine:
         events.count(Count.QUARANTINED)
     where = f"Rebuilding; moved to {moved}." if moved else "Rebuilding; another process has moved it away."
-    cache = root if kind is Kind.KERNEL or root == config.cache_directory() else ""
-    report.refuse(refusal, kind, path, where, root=cache)
+    cache = file.root if file.kind is Kind.KERNEL or file.root == config.cache_directory() else ""
+    report.refuse(refusal, file.kind, file.path, where, root=cache)
     return True
 
 
-def _immovable(refusal: Refusal, kind: Kind, path: str, root: str) -> Exception:
-    in_the_way = obstacle(root)
+def _immovable(refusal: Refusal, file: CodeFile) -> Exception:
+    in_the_way = obstacle(file.root)
     why = f", for {in_the_way} is no directory" if in_the_way else ""
-    text = f"{kind.noun} there is refused, since {refusal.evidence}, and cannot be moved away{why}"
+    text = f"{file.kind.noun} there is refused, since {refusal.evidence}, and cannot be moved away{why}"
     if config.current().strict:
-        return EntryRefusedError(f"safecache: {path}: {text}.")
-    return Immovable(errno.EPERM, text, path)
+        return EntryRefusedError(f"safecache: {file.path}: {text}.")
+    return Immovable(errno.EPERM, text, file.path)
 
 
 # Seconds for which a verdict on a file holds while its stat is unchanged: from asking whether to build it until loading
@@ -185,112 +186,105 @@ def private_copy(name: str, content: bytes, kind: Kind) -> str:
     path = private_directory.write(name, content)
     expect(path, content)
     if config.is_one():  # a worker's results are for its parent
-        keep(path, os.path.dirname(os.path.dirname(path)), kind, content)
+        keep(CodeFile(path, os.path.dirname(os.path.dirname(path)), kind), content)
     return path
 
 
 def keep(
-    path: str,
-    root: str,
-    kind: Kind = Kind.NATIVE_CODE,
+    file: CodeFile,
     content: bytes | None = None,
     also: Mapping[str, Any] = MappingProxyType({}),
     *,
-    name: str = "",
     made_at: str = "",
 ) -> bool:
-    """Attest the file that this process has just made at ``path``, here and by a record in the cache ``root``.
+    """Attest the file that this process has just made, here and by a record in its cache.
 
     ``content``: what is about to be written there, or ``made_at``: where it lies so far. Other processes then find the
-    record before the file. ``also``: what else to state. ``name``: overrides manifests.name_of() in the record. False,
+    record before the file. ``also``: what else to state. False,
     and reported, if the record cannot be written. Raises OSError if the file cannot be read.
     """
-    digest = _digest(made_at or path) if content is None else hashlib.sha256(content).digest()
-    return keep_digest(path, root, kind, digest, also, name)
+    digest = _digest(made_at or file.path) if content is None else hashlib.sha256(content).digest()
+    return keep_digest(file, digest, also)
 
 
-def keep_digest(
-    path: str, root: str, kind: Kind, digest: bytes, also: Mapping[str, Any] = MappingProxyType({}), name: str = ""
-) -> bool:
+def keep_digest(file: CodeFile, digest: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> bool:
     """As keep(), of content with this SHA-256."""
-    directory_faults.check(root)
-    expect_digest(path, digest)
+    directory_faults.check(file.root)
+    expect_digest(file.path, digest)
     ring = keyring.current()
-    if ring.signing is None and is_stated(path, root, kind, digest, also):
+    if ring.signing is None and is_stated(file, digest, also):
         return True  # by a record that outlives this process
     stated = {"sha256": digest.hex(), **also}
-    return manifests.write(path, root, kind, stated, ring.attesting, provenance.statement(kind), name=name)
+    return manifests.write(file, stated, ring.attesting, provenance.statement(file.kind))
 
 
-def is_stated(path: str, root: str, kind: Kind, digest: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> bool:
-    """Whether a record in the cache ``root`` attests content with this SHA-256 at ``path``, so that none is needed.
+def is_stated(file: CodeFile, digest: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> bool:
+    """Whether a record in the file's cache attests content with this SHA-256, so that none is needed.
 
     ``also``: what else it has to state.
     """
     with suppress(Unreadable):
-        for record in manifests.records(path, root, kind):
-            if objection_by_record(record, path, kind, digest, root) is None:
+        for record in manifests.records(file):
+            if objection_by_record(record, file, digest) is None:
                 return not also or manifests.unverified(record).items() >= also.items()
     return False
 
 
-def record_of(path: str, content: bytes, kind: Kind, also: Mapping[str, Any], root: str = "") -> bytes | None:
+def record_of(file: CodeFile, content: bytes, also: Mapping[str, Any]) -> bytes | None:
     """The record that keep() would write of ``content``, for another cache; None without a signing key."""
     key = keyring.current().signing
     if key is None:
         return None
     stated = {"sha256": hashlib.sha256(content).hexdigest(), **also}
-    return manifests.sealed(path, kind, stated, key, provenance.statement(kind), root)
+    return manifests.sealed(file, stated, key, provenance.statement(file.kind))
 
 
-def states(path: str, root: str, kind: Kind, content: bytes) -> bool:
-    """Whether this process or a sealed record attests this content at ``path``; see judge_by_record().
+def states(file: CodeFile, content: bytes) -> bool:
+    """Whether this process or a sealed record attests this content of the file; see judge_by_record().
 
     Raises Unreadable if the record cannot be read.
     """
-    return states_digest(path, root, kind, hashlib.sha256(content).digest())
+    return states_digest(file, hashlib.sha256(content).digest())
 
 
-def states_digest(path: str, root: str, kind: Kind, digest: bytes) -> bool:
+def states_digest(file: CodeFile, digest: bytes) -> bool:
     """As states(), for content with this SHA-256."""
-    if is_known_digest(path, digest):
+    if is_known_digest(file.path, digest):
         return True
-    return _judge_by_records(manifests.records(path, root, kind), path, kind, digest, root) is None
+    return _judge_by_records(manifests.records(file), file, digest) is None
 
 
-def states_record(record: bytes | None, path: str, kind: Kind, content: bytes, root: str = "") -> bool:
+def states_record(record: bytes | None, file: CodeFile, content: bytes) -> bool:
     """As states(), but by this record alone; None: there is none."""
-    return judge_by_record(record, path, kind, hashlib.sha256(content).digest(), root) is None
+    return judge_by_record(record, file, hashlib.sha256(content).digest()) is None
 
 
-def judge_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, root: str = "") -> Refusal | None:
+def judge_by_record(record: bytes | None, file: CodeFile, digest: bytes) -> Refusal | None:
     """None if the file with this SHA-256 may be used: the one gate for code that this process has not made.
 
     A record by a trusted signing key decides, within what it is bound to. The user's trust in private files counts
     only if there is no such record, and no other record contradicts.
     """
-    return _judge_by_records((record,), path, kind, digest, root)
+    return _judge_by_records((record,), file, digest)
 
 
-def _judge_by_records(
-    records: Iterable[bytes | None], path: str, kind: Kind, digest: bytes, root: str
-) -> Refusal | None:
+def _judge_by_records(records: Iterable[bytes | None], file: CodeFile, digest: bytes) -> Refusal | None:
     """As judge_by_record(), of a file that any of these may attest. Raises as ``records`` do."""
     found: list[tuple[Refusal, bytes | None]] = []
     for record in records:
-        refusal = objection_by_record(record, path, kind, digest, root)
+        refusal = objection_by_record(record, file, digest)
         if refusal is None:
             return None
         found.append((refusal, record))
     decided = next((refusal for refusal, _ in found if refusal.reason not in trust.UNATTESTED), None)
-    if decided is not None or not is_private(path):
+    if decided is not None or not is_private(file.path):
         return decided or found[0][0]
-    return _contradiction((record for _, record in found), path, kind, digest, root)
+    return _contradiction((record for _, record in found), file, digest)
 
 
-def _contradiction(records: Iterable[bytes | None], path: str, kind: Kind, digest: bytes, root: str) -> Refusal | None:
-    name = manifests.name_of(path, kind, root)
-    return next(filter(None, (contradiction(record, kind, name, digest) for record in records)), None)
+def _contradiction(records: Iterable[bytes | None], file: CodeFile, digest: bytes) -> Refusal | None:
+    name = manifests.name_of(file)
+    return next(filter(None, (contradiction(record, file.kind, name, digest) for record in records)), None)
 
 
 def contradiction(record: bytes | None, kind: Kind, name: str, digest: bytes) -> Refusal | None:
@@ -301,115 +295,115 @@ def contradiction(record: bytes | None, kind: Kind, name: str, digest: bytes) ->
     return trust.contradiction(record or b"", kind, manifests.named_in(record or b"", name, kind))
 
 
-def objection_by_record(record: bytes | None, path: str, kind: Kind, digest: bytes, root: str = "") -> Refusal | None:
-    """As judge_by_record(), of content that has not lain at ``path``: that is in no private file."""
-    verdict, stated = manifests.verify(record, path, kind, root)
+def objection_by_record(record: bytes | None, file: CodeFile, digest: bytes) -> Refusal | None:
+    """As judge_by_record(), of content that has not lain there: that is in no private file."""
+    verdict, stated = manifests.verify(record, file)
     if verdict.reason is not None:
         return refused(verdict, verdict.reason)
     if digest.hex() != stated["sha256"]:
         return Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-    return trust.foreign(verdict, kind)
+    return trust.foreign(verdict, file.kind)
 
 
-def adopt(path: str, root: str, kind: Kind) -> bool:
+def adopt(file: CodeFile) -> bool:
     """Attest, on the user's word, compiled code that nobody else could have written; False if it is attested already.
 
     Raises EntryRefusedError if others could have written it or a record contradicts, UnusableEntry, and OSError.
     """
-    refusal = judge(path, root, kind)
+    refusal = judge(file)
     if refusal is None:
         return False
-    digest = opening.digest_regular(path, opening.check_private(path), flags=os.O_NOFOLLOW)
+    digest = opening.digest_regular(file.path, opening.check_private(file.path), flags=os.O_NOFOLLOW)
     if refusal.reason in trust.UNATTESTED:
-        refusal = _contradiction(manifests.records(path, root, kind), path, kind, digest, root)
+        refusal = _contradiction(manifests.records(file), file, digest)
     if refusal is not None:
         raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
-    keep_digest(path, root, kind, digest)
+    keep_digest(file, digest)
     return True
 
 
-def admit_build(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
-    """Quarantine an unattested file at ``path``, so that it is built again; returns whether any file is left there.
+def admit_build(file: CodeFile) -> bool:
+    """Quarantine the file if nothing attests it, so that it is built again; returns whether any file is left there.
 
     Raises EntryRefusedError for it in strict mode. Raises Unsettled, and leaves the file, if it cannot be quarantined
     or its record cannot be read.
     """
     try:
-        settled(lambda: objection(path, root, kind), lambda refusal: discard(refusal, kind, path, root))
-        return os.path.lexists(path)  # also a file that is replaced each time it is judged
+        settled(lambda: objection(file), lambda refusal: discard(refusal, file))
+        return os.path.lexists(file.path)  # also a file that is replaced each time it is judged
     except OSError as error:
         if isinstance(error, Unsettled):
             raise
         return not isinstance(error, FileNotFoundError)  # its reader fails as in stock torch
 
 
-def admit_code(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> tuple[str, bytes | None]:
-    """Where to load the code at ``path`` from, and its bytes if that is a copy out of others' reach, else None.
+def admit_code(file: CodeFile) -> tuple[str, bytes | None]:
+    """Where to load the code of the file from, and its bytes if that is a copy out of others' reach, else None.
 
     Raises EntryRefusedError, in every mode, if nothing attests it; OSError if it or its record cannot be read.
     """
     try:
-        refusal = objection(path, root, kind)
+        refusal = objection(file)
     except FileNotFoundError:
-        if ownership.why_not_private(os.path.dirname(path)) is not None:
+        if ownership.why_not_private(os.path.dirname(file.path)) is not None:
             raise
-        return path, None  # nothing is there, and nobody else can change that: fails as in stock torch
+        return file.path, None  # nothing is there, and nobody else can change that: fails as in stock torch
     if refusal is not None:
-        raise not_loaded(refusal, kind, path)
+        raise not_loaded(refusal, file)
     # A copy in memory would circumvent a noexec mount.
-    if ownership.why_not_private(path) is None or mounts.forbids_execution(path):
-        return path, None
-    content = entry_files.read(path, entry_files.largest(kind))
-    if not is_known(path, content):
-        raise not_loaded(Refusal(Reason.DAMAGED, "it was replaced since it was verified"), kind, path)
-    return out_of_reach(path, content), content
+    if ownership.why_not_private(file.path) is None or mounts.forbids_execution(file.path):
+        return file.path, None
+    content = entry_files.read(file.path, entry_files.largest(file.kind))
+    if not is_known(file.path, content):
+        raise not_loaded(Refusal(Reason.DAMAGED, "it was replaced since it was verified"), file)
+    return out_of_reach(file.path, content), content
 
 
-def not_loaded(refusal: Refusal, kind: Kind, path: str) -> EntryRefusedError:
+def not_loaded(refusal: Refusal, file: CodeFile) -> EntryRefusedError:
     """The error for a refusal, which is counted, but not reported: the error says it, in every mode."""
     events.count(refusal.reason)
     return EntryRefusedError(
-        f"safecache: {kind.noun} {path} is not loaded: {refusal.evidence}. {refusal.remedy}".rstrip()
+        f"safecache: {file.kind.noun} {file.path} is not loaded: {refusal.evidence}. {refusal.remedy}".rstrip()
     )
 
 
-def objection(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
-    """None if a regular file lies at ``path`` and something attests it. Raises OSError."""
+def objection(file: CodeFile) -> Refusal | None:
+    """None if a regular file lies there and something attests it. Raises OSError."""
     try:
-        refusal = judge(path, root, kind)
+        refusal = judge(file)
         if refusal is None:
-            first_runs.reads(path)
+            first_runs.reads(file.path)
         return refusal
     except opening.UnusableEntry as unusable:
         return of_unusable(unusable)
 
 
-def is_attested(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
-    """Whether a regular file lies at ``path`` and something attests it. Reports nothing, and leaves the file."""
+def is_attested(file: CodeFile) -> bool:
+    """Whether a regular file lies there and something attests it. Reports nothing, and leaves the file."""
     try:
-        return objection(path, root, kind) is None
+        return objection(file) is None
     except OSError:
         return False
 
 
-def judge(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> Refusal | None:
+def judge(file: CodeFile) -> Refusal | None:
     """None if something attests the file. Raises OSError, and UnusableEntry for one that is not even read."""
-    status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
-    directory_faults.check(root)
-    opening.check_up_to(entry_files.largest(kind))(status)
+    status = filesystem.retried(lambda: filesystem.lstat(file.path), filesystem.READING)
+    directory_faults.check(file.root)
+    opening.check_up_to(entry_files.largest(file.kind))(status)
     identity, now = filesystem.identity(status), time.monotonic()
-    judged = _judged.get(path)
+    judged = _judged.get(file.path)
     if judged is not None and judged[0] == identity and now - judged[1] < FRESH:
         return None
-    digest = _digest(path)
-    if digest not in _known.get(path, ()):
+    digest = _digest(file.path)
+    if digest not in _known.get(file.path, ()):
         # Content that this process knows needs no record.
-        refusal = _judge_by_records(manifests.records(path, root, kind), path, kind, digest, root)
+        refusal = _judge_by_records(manifests.records(file), file, digest)
         if refusal is not None:
             return refusal._replace(found=status)
         events.count(Count.CODE_VERIFIED)
-        _known.setdefault(path, set()).add(digest)
-    _judged[path] = identity, now
+        _known.setdefault(file.path, set()).add(digest)
+    _judged[file.path] = identity, now
     return None
 
 

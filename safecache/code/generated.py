@@ -15,6 +15,7 @@ from typing import Any
 from safecache.code import gate, sources
 from safecache.entries import copies
 from safecache.files import ownership, private_directory
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.signing import keyring
@@ -54,7 +55,7 @@ def _admit(path: str) -> None:
     root = config.cache_directory() or ""
     if not root or not path.startswith(os.path.join(root, "")):
         root = os.path.dirname(path)  # of a cache that was moved since, with no record here
-    if not gate.admit_build(path, root):
+    if not gate.admit_build(CodeFile(path, root)):
         raise FileNotFoundError(errno.ENOENT, "a kernel of this graph is not there, or nothing attested it", path)
     objection = ownership.why_not_private(path)
     if objection is not None:
@@ -69,7 +70,7 @@ def place_kernel(path: str, root: str, content: bytes) -> str:
     """
     if ownership.why_not_private(path) is not None:
         return gate.private_copy(os.path.basename(path), content, Kind.NATIVE_CODE)
-    gate.keep(path, root, content=content)
+    gate.keep(CodeFile(path, root), content=content)
     return path
 
 

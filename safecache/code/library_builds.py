@@ -15,7 +15,7 @@ from safecache.code import gate, generated, private_build
 from safecache.code.generated import root_of
 from safecache.entries import copies
 from safecache.files import folders, opening, private_directory, temporaries
-from safecache.places.layout import LOADED
+from safecache.places.layout import LOADED, CodeFile
 from safecache.remote import tier
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
@@ -114,7 +114,7 @@ def is_found() -> bool:
         return False
     path = _thread.source.removesuffix(".cpp") + ".so"
     root = root_of(path)
-    return gate.is_attested(path, root) or take(path, root) is not None
+    return gate.is_attested(CodeFile(path, root)) or take(path, root) is not None
 
 
 def are_attested(paths: Iterable[str]) -> bool:
@@ -124,7 +124,9 @@ def are_attested(paths: Iterable[str]) -> bool:
 
 def _is_attested(path: str) -> bool:
     # A precompiled header of 150 MB is verified when something is built with it.
-    return os.path.isfile(path) if private_build.is_dispensable(path) else gate.is_attested(path, root_of(path))
+    return (
+        os.path.isfile(path) if private_build.is_dispensable(path) else gate.is_attested(CodeFile(path, root_of(path)))
+    )
 
 
 def tell_inputs(builder: Any, sources: str | list[str], options: Any) -> None:
@@ -144,7 +146,7 @@ def settle(path: str) -> None:
         return
     root = root_of(path)
     try:
-        is_there = gate.admit_build(path, root)
+        is_there = gate.admit_build(CodeFile(path, root))
         _settle_marker(path + LOADED, root, is_there)
     except directory_faults.Unsettled as error:
         _thread.failure = error
@@ -157,7 +159,7 @@ def settle(path: str) -> None:
 def _settle_marker(path: str, root: str, is_there: bool) -> None:
     """Quarantine the marker that a probe could be loaded if its probe is gone, or nothing attests the marker."""
     if is_there and os.path.lexists(path):
-        gate.admit_build(path, root)
+        gate.admit_build(CodeFile(path, root))
     elif os.path.lexists(path):
         entry_files.quarantine(path, root, Reason.UNSEALED)
 
@@ -165,8 +167,8 @@ def _settle_marker(path: str, root: str, is_there: bool) -> None:
 def mark_loaded(path: str, root: str) -> None:
     """Attest the empty file that torch is about to write beside a probe that it could load, not to load it again."""
     marker = path + LOADED
-    gate.keep(marker, root, content=b"")
-    copies.send_content(marker, b"", Kind.NATIVE_CODE, record=gate.record_of(marker, b"", Kind.NATIVE_CODE, {}, root))
+    gate.keep(CodeFile(marker, root), content=b"")
+    copies.send_content(marker, b"", Kind.NATIVE_CODE, record=gate.record_of(CodeFile(marker, root), b"", {}))
     if tier.is_sending():
         with suppress(OSError):  # torch writes it next, and fails as in stock
             entry_files.publish(marker, b"", root)
@@ -179,7 +181,7 @@ def _take_from_below(path: str, root: str) -> None:
     if take(path, root) is not None:
         if not os.path.lexists(marker):
             take(marker, root)
-    elif not (tier.fill_file(Kind.NATIVE_CODE, path, root) and gate.admit_build(path, root)):
+    elif not (tier.fill_file(Kind.NATIVE_CODE, path, root) and gate.admit_build(CodeFile(path, root))):
         _thread.absent.add(path)
 
 
@@ -206,7 +208,7 @@ def build(make: Callable[[], Any], builder: Any) -> Any:
                 _build_unseen(builder, command, path, root)
             else:
                 result = _build(make, builder)
-                gate.keep(path, root)
+                gate.keep(CodeFile(path, root))
     copies.send(path, Kind.NATIVE_CODE)
     return result
 
@@ -217,7 +219,7 @@ def _build_unseen(builder: Any, command: list[str], path: str, root: str) -> Non
     with temporaries.beside(path) as temporary:
         unseen.get_command_line = lambda: shlex.join([temporary if word == path else word for word in command])
         _build(unseen.build, builder)
-        gate.keep(path, root, made_at=temporary)
+        gate.keep(CodeFile(path, root), made_at=temporary)
         with folders.above(root, path) as (folder, name):
             folder.rename(os.path.basename(temporary), folder, name)
 
@@ -306,11 +308,11 @@ def _read(place: str, layer: str, kind: Kind, refuse: _Refuse) -> _Found | None:
     if found is None:
         return None
     try:
-        record = manifests.stored(place, layer, kind)
-        if gate.states_record(record, place, kind, found, layer):
+        record = manifests.stored(CodeFile(place, layer, kind))
+        if gate.states_record(record, CodeFile(place, layer, kind), found):
             events.count(Count.CODE_VERIFIED)
             return _Found(found, modes[-1], record)
-        refusal = gate.judge(place, layer, kind)
+        refusal = gate.judge(CodeFile(place, layer, kind))
     except directory_faults.Unreadable as error:
         # For a cache that has a fallback directory, this was reported under the same cause.
         report.refuse(Refusal(Reason.UNREADABLE, error.evidence, cause=layer), kind, place, _REMEDY, error=error)
@@ -335,7 +337,7 @@ def _readable(place: str, kind: Kind, content: Callable[[], bytes], refuse: _Ref
 def _put(path: str, root: str, kind: Kind, found: _Found) -> bool:
     # Its record first, so that other processes find it before the file; unchanged, so that its signer can be revoked.
     gate.expect(path, found.content)
-    where, what = manifests.path_of(path, root, kind), f"the record of {kind.noun} {path}"
+    where, what = manifests.path_of(CodeFile(path, root, kind)), f"the record of {kind.noun} {path}"
     if found.record is not None and not manifests.publish(where, found.record, root, what, kind):
         return False
     return copies.put(path, found.content, root, kind, found.mode | stat.S_IWUSR)

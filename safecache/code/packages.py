@@ -22,6 +22,7 @@ from safecache.code import gate, generated, restricted
 from safecache.entries import saving
 from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening, ownership, private_directory, temporaries
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
@@ -135,7 +136,7 @@ def _unknown(file: IO[bytes], sources: Iterable[tuple[str, str]]) -> str | None:
 def _is_good(path: str, root: str, digest: bytes) -> bool:
     if not path.endswith(CODE) and ownership.why_not_private(path) is None:
         return True
-    return gate.states_digest(path, root, Kind.NATIVE_CODE, digest)
+    return gate.states_digest(CodeFile(path, root), digest)
 
 
 def _holds_code(target: Any) -> bool:
@@ -189,7 +190,9 @@ def refuse(what: str) -> EntryRefusedError:
     evidence = f"{what} in it could run code of whoever made it, and no trusted key has sealed it"
     once = f"seal it once: safecache adopt {path}" if path else "save it again with safecache on"
     remedy = f"Help: if you trust its origin, {once}"
-    return gate.not_loaded(Refusal(Reason.UNSEALED, evidence, remedy), Kind.PACKAGE, path or "given as a file object")
+    return gate.not_loaded(
+        Refusal(Reason.UNSEALED, evidence, remedy), CodeFile(path or "given as a file object", kind=Kind.PACKAGE)
+    )
 
 
 @contextmanager
@@ -206,7 +209,7 @@ def admitted(target: Any) -> Iterator[Any]:
         try:
             place = _placed(target, lambda: stack.enter_context(private_directory.made()))
         except opening.UnusableEntry as unusable:
-            raise gate.not_loaded(gate.of_unusable(unusable), Kind.PACKAGE, str(target)) from None
+            raise gate.not_loaded(gate.of_unusable(unusable), CodeFile(str(target), kind=Kind.PACKAGE)) from None
         outer, _thread.admitted = _thread.admitted, place
         try:
             yield place
@@ -250,7 +253,7 @@ def _placed(target: Any, directory: Callable[[], str]) -> str:
         return path
     refusal = _refusal_by_end(path)  # copy only sealed files: a sparse one can claim a terabyte
     if refusal is not None:
-        raise gate.not_loaded(refusal, Kind.PACKAGE, path)
+        raise gate.not_loaded(refusal, CodeFile(path, kind=Kind.PACKAGE))
     copy = os.path.join(directory(), _COPY)
     opening.copy_regular(path, opening.check_regular, copy)
     _require(copy, path, by_seal=True)
@@ -265,7 +268,7 @@ def _unpacked(path: str) -> str:
         found += (os.path.dirname(place) for place in found[1:])
     # A link could point to another directory by the time it is loaded.
     if len(found) == 1 or any(os.path.islink(place) or not gate.is_private(place) for place in found):
-        raise gate.not_loaded(Refusal(Reason.UNSEALED, "a directory has no seal"), Kind.PACKAGE, path)
+        raise gate.not_loaded(Refusal(Reason.UNSEALED, "a directory has no seal"), CodeFile(path, kind=Kind.PACKAGE))
     return path
 
 
@@ -280,7 +283,7 @@ def _require(place: str, name: object, *, by_seal: bool) -> None:
         if refusal is None:
             events.count(Count.ACCEPTED_PRIVATE)
             return
-    raise gate.not_loaded(refusal, Kind.PACKAGE, str(name))
+    raise gate.not_loaded(refusal, CodeFile(str(name), kind=Kind.PACKAGE))
 
 
 def _refusal(path: str) -> Refusal | None:

@@ -16,6 +16,7 @@ from contextlib import suppress
 from safecache.code import gate, sources
 from safecache.errors import EntryRefusedError
 from safecache.files import opening, ownership, private_directory
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.session import ForkLock
 from safecache.store import entry_files
@@ -68,12 +69,12 @@ def _check_header(path: str) -> None:
     _check(path, directory)
     for compiled in (path + _PRECOMPILED, path + _IMMOVABLE):
         # The compiler may be able to read a moment later what cannot be read now.
-        if os.path.lexists(compiled) and gate.admit_build(compiled, directory):
+        if os.path.lexists(compiled) and gate.admit_build(CodeFile(compiled, directory)):
             _check(compiled, directory)
 
 
 def _check(path: str, root: str) -> None:
-    if gate.objection(path, root) is not None:
+    if gate.objection(CodeFile(path, root)) is not None:
         raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
 
 
@@ -114,7 +115,7 @@ def publish(directory: str, target: str, root: str) -> bool:
             content, mode = file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     except FileNotFoundError:
         return False
-    gate.keep(target, root, content=content)
+    gate.keep(CodeFile(target, root), content=content)
     entry_files.publish(target, content, root, mode)
     return True
 

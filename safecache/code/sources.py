@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from safecache.code import gate
 from safecache.files import opening, ownership, private_directory
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.store import entry_files
@@ -54,7 +55,7 @@ def settle(path: str, source: bytes, root: str) -> bool:
     directory_faults.check(root)
     try:
         return gate.settled(
-            lambda: _objection(path, source), lambda refusal: gate.discard(refusal, Kind.SOURCE, path, root)
+            lambda: _objection(path, source), lambda refusal: gate.discard(refusal, CodeFile(path, root, Kind.SOURCE))
         )
     except FileNotFoundError:
         return False
@@ -94,10 +95,10 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
     try:
         content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
     except opening.UnusableEntry as unusable:
-        raise gate.not_loaded(gate.of_unusable(unusable), Kind.SOURCE, path) from unusable
+        raise gate.not_loaded(gate.of_unusable(unusable), CodeFile(path, kind=Kind.SOURCE)) from unusable
     if not gate.is_known(path, content) and name_of(content.decode(errors="replace").strip()) != key:
         evidence = "nobody in this process generated it, and its name is not the hash of its content"
-        raise gate.not_loaded(Refusal(Reason.UNSEALED, evidence, _BY_HAND), Kind.SOURCE, path)
+        raise gate.not_loaded(Refusal(Reason.UNSEALED, evidence, _BY_HAND), CodeFile(path, kind=Kind.SOURCE))
     return gate.out_of_reach(path, content)
 
 
@@ -109,9 +110,9 @@ def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> boo
     if not os.path.lexists(path):
         return False
     try:
-        return gate.admit_build(path, root, kind)
+        return gate.admit_build(CodeFile(path, root, kind))
     except directory_faults.Unreadable as error:
-        gate.discard(Refusal(Reason.UNREADABLE, error.evidence), kind, path, root)
+        gate.discard(Refusal(Reason.UNREADABLE, error.evidence), CodeFile(path, root, kind))
         return False
 
 
@@ -120,7 +121,7 @@ def admit_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str 
 
     Raises as settle_side_file() does, and EntryRefusedError for a file that was replaced since.
     """
-    return gate.admit_code(path, root, kind)[0] if settle_side_file(path, root, kind) else None
+    return gate.admit_code(CodeFile(path, root, kind))[0] if settle_side_file(path, root, kind) else None
 
 
 def reachable(directory: str) -> str:

@@ -18,6 +18,7 @@ from safecache.entries import copies
 from safecache.errors import SafecacheError
 from safecache.files import filesystem
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.remote import tier
 from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
@@ -81,7 +82,7 @@ def compiling() -> Iterator[None]:
         _thread.awaited, _thread.owed = before
         for path, digest in owed.items():
             with suppress(SafecacheError):  # of strict mode: the compile's own error comes first
-                gate.keep_digest(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL, digest)
+                gate.keep_digest(CodeFile(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL), digest)
 
 
 def put(directory: str, name: str, content: bytes) -> str:
@@ -122,7 +123,7 @@ def _attest(place: Place, path: str, digest: bytes, stated: _Stated, *, is_await
     if is_awaited:
         gate.expect_digest(path, digest)
         return True
-    if not gate.keep_digest(path, place.root, Kind.KERNEL, digest, stated):
+    if not gate.keep_digest(CodeFile(path, place.root, Kind.KERNEL), digest, stated):
         return False
     for name in stated.get("files", ()):
         _thread.owed.pop(place.path(name), None)
@@ -134,7 +135,7 @@ def _awaits_list(path: str) -> bool:
 
     Not where another process has written that list meanwhile: until ours replaces it, it states another file.
     """
-    listed = manifests.list_of(path, Kind.KERNEL)
+    listed = manifests.list_of(CodeFile(path, kind=Kind.KERNEL))
     return listed in (_thread.awaited or ()) and listed is not None and not os.path.lexists(listed)
 
 
@@ -146,7 +147,7 @@ def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) 
     place = Place(directory)
     path = place.path(name)
     stated = _stated(place, content) if name.startswith(LIST) else {}
-    kept = stated is not None and gate.keep(path, place.root, Kind.KERNEL, content, stated)
+    kept = stated is not None and gate.keep(CodeFile(path, place.root, Kind.KERNEL), content, stated)
     written = write()
     if written != path or stated is None:
         return written
@@ -172,7 +173,7 @@ def _send(place: Place, name: str, content: bytes, stated: _Stated) -> None:
     if all(copies.send(place.path(file), Kind.KERNEL, place.root) for file in names):
         # With the files' paths there, as stock Triton needs them.
         listing = _listing({file: os.path.join(directory, file) for file in names})
-        record = gate.record_of(place.path(name), listing, Kind.KERNEL, stated)
+        record = gate.record_of(CodeFile(place.path(name), kind=Kind.KERNEL), listing, stated)
         copies.send_content(place.path(name), listing, Kind.KERNEL, place.root, record=record)
 
 
@@ -259,8 +260,8 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
 
 def _has_record(path: str, root: str) -> bool:
     """Whether somebody has kept a file of that name, or its group; says nothing about what is in it."""
-    listed = manifests.list_of(path, Kind.KERNEL)
-    return any(manifests.exists(each, root, Kind.KERNEL) for each in (listed, path) if each is not None)
+    listed = manifests.list_of(CodeFile(path, kind=Kind.KERNEL))
+    return any(manifests.exists(CodeFile(each, root, Kind.KERNEL)) for each in (listed, path) if each is not None)
 
 
 def _has(place: Place, contents: Mapping[str, bytes]) -> bool:
@@ -270,7 +271,7 @@ def _has(place: Place, contents: Mapping[str, bytes]) -> bool:
         if not os.path.lexists(path):
             return False
         gate.expect(path, content)
-        if not gate.is_attested(path, place.root, Kind.KERNEL):
+        if not gate.is_attested(CodeFile(path, place.root, Kind.KERNEL)):
             return False
     return True
 
@@ -313,7 +314,9 @@ def record(directory: str, name: str, content: bytes) -> bytes | None:
     """The record of a file that this process is about to keep; None without a key to seal it, or without its files."""
     place = Place(directory)
     stated = _stated(place, content) if name.startswith(LIST) else {}
-    return None if stated is None else gate.record_of(place.path(name), content, Kind.KERNEL, stated, place.root)
+    return (
+        None if stated is None else gate.record_of(CodeFile(place.path(name), place.root, Kind.KERNEL), content, stated)
+    )
 
 
 def accept(directory: str, name: str, content: bytes, record: bytes | None, *, is_listed: bool = False) -> str:
@@ -327,10 +330,10 @@ def accept(directory: str, name: str, content: bytes, record: bytes | None, *, i
     if record is None:
         digest = hashlib.sha256(content).digest()
         needs_none = is_listed and keyring.current().signing is None
-        recorded = needs_none or gate.is_stated(path, root, Kind.KERNEL, digest)
-        recorded = recorded or gate.keep(path, root, Kind.KERNEL, content)
+        recorded = needs_none or gate.is_stated(CodeFile(path, root, Kind.KERNEL), digest)
+        recorded = recorded or gate.keep(CodeFile(path, root, Kind.KERNEL), content)
     else:
-        where, what = manifests.path_of(path, root, Kind.KERNEL), f"the record of {Kind.KERNEL.noun} {path}"
+        where, what = manifests.path_of(CodeFile(path, root, Kind.KERNEL)), f"the record of {Kind.KERNEL.noun} {path}"
         recorded = manifests.publish(where, record, root, what, Kind.KERNEL)
     kept = recorded and _publish(path, content, root)
     return triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
@@ -401,7 +404,7 @@ def _siblings(directory: str, name: str) -> Iterator[Place]:
     """
     for cache in layout.triton_siblings(os.path.dirname(directory), config.environment()):
         place = Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
-        if gate.is_attested(place.path(name), cache, Kind.KERNEL):
+        if gate.is_attested(CodeFile(place.path(name), cache, Kind.KERNEL)):
             yield place
 
 
@@ -418,14 +421,14 @@ def _copy(directory: str, files: Mapping[str, Found | None], layer: Place) -> bo
     if not os.access(directory, os.W_OK):
         return False
     lists = [layer.path(name) for name in files if name.startswith(LIST)]
-    if not all(manifests.copy(path, layer.root, Kind.KERNEL, here.root) for path in lists):
+    if not all(manifests.copy(CodeFile(path, layer.root, Kind.KERNEL), here.root) for path in lists):
         return False
     for name, found in files.items():
         path = layer.path(name)
         content = found.content if found is not None else None
         content = layer.read(path) if content is None else content
-        is_listed = path in lists or manifests.list_of(path, Kind.KERNEL) in lists
-        if content is None or not (manifests.copy(path, layer.root, Kind.KERNEL, here.root) or is_listed):
+        is_listed = path in lists or manifests.list_of(CodeFile(path, kind=Kind.KERNEL)) in lists
+        if content is None or not (manifests.copy(CodeFile(path, layer.root, Kind.KERNEL), here.root) or is_listed):
             return False
         if not _publish(here.path(name), content, here.root):
             return False
@@ -436,7 +439,7 @@ def _relist(place: Place, name: str, files: Iterable[str]) -> None:
     """Make a copied list name its files where they lie now, as stock Triton needs, if our signing key sealed it."""
     signing = keyring.current().signing
     try:
-        verdict, _ = manifests.read(place.path(name), place.root, Kind.KERNEL)
+        verdict, _ = manifests.read(CodeFile(place.path(name), place.root, Kind.KERNEL))
     except directory_faults.Unreadable:
         return
     if signing is not None and verdict.key_id == signing.id:

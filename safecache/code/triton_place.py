@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from safecache.code import gate
 from safecache.files import filesystem, mounts, opening, ownership
+from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
@@ -264,7 +265,7 @@ class Place(NamedTuple):
     def _sealed(self, path: str) -> dict[str, Any]:
         """What the list's record states; empty unless it can be read, verifies, and was made for this environment."""
         try:
-            verdict, stated = manifests.read(path, self.root, Kind.KERNEL)
+            verdict, stated = manifests.read(CodeFile(path, self.root, Kind.KERNEL))
         except Unreadable:
             return {}
         return stated if verdict.reason is None and trust.foreign(verdict, Kind.KERNEL) is None else {}
@@ -293,7 +294,8 @@ class Place(NamedTuple):
         """Whether something attests the file; otherwise it is reported, and quarantined unless in a lower tier."""
         try:
             return gate.settled(
-                lambda: gate.objection(path, self.root, Kind.KERNEL), lambda refusal: self._discard(refusal, path)
+                lambda: gate.objection(CodeFile(path, self.root, Kind.KERNEL)),
+                lambda refusal: self._discard(refusal, path),
             )
         except OSError as error:
             _note_unreadable(path, error)
@@ -304,7 +306,7 @@ class Place(NamedTuple):
         remedy = "It lies in a layer, and is left there."
         if not self.is_layer:
             try:
-                return gate.discard(refusal, Kind.KERNEL, path, self.root)
+                return gate.discard(refusal, CodeFile(path, self.root, Kind.KERNEL))
             except Immovable as error:
                 if quarantine.obstacle(self.root) is not None:  # reported as when a kernel cannot be kept
                     manifests.report_obstacle(self.root, f"{path}: {error.evidence}", error)

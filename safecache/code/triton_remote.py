@@ -11,6 +11,7 @@ from typing import Any
 
 from safecache.code import gate, triton_files
 from safecache.code.triton_place import LIST, Found, Place, is_plain
+from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
@@ -117,13 +118,13 @@ class Backend:
             is_it = self._listed[name] == digest.hexdigest()
             return None if is_it else Refusal(Reason.DAMAGED, "its digest is not the one in the record of its group")
         record = self._records.get(name)
-        refusal = gate.objection_by_record(record, path, Kind.KERNEL, digest.digest(), root)
+        refusal = gate.objection_by_record(record, CodeFile(path, root, Kind.KERNEL), digest.digest())
         if refusal is None:
             self._learn(name, record)
             return None
         self._records.pop(name, None)
-        for own in manifests.records(path, root, Kind.KERNEL):
-            if gate.objection_by_record(own, path, Kind.KERNEL, digest.digest(), root) is None:
+        for own in manifests.records(CodeFile(path, root, Kind.KERNEL)):
+            if gate.objection_by_record(own, CodeFile(path, root, Kind.KERNEL), digest.digest()) is None:
                 self._learn(name, own)
                 return None
         if gate.is_known(path, content):
@@ -134,7 +135,7 @@ class Backend:
 
     def _learn(self, name: str, record: bytes | None) -> None:
         """The files of a list must be those of its own writer."""
-        _, stated = manifests.verify(record, self._place.path(name), Kind.KERNEL, self._place.root)
+        _, stated = manifests.verify(record, CodeFile(self._place.path(name), self._place.root, Kind.KERNEL))
         listed = stated.get("files")
         if name.startswith(LIST) and isinstance(listed, Mapping):
             self._listed = {str(file): str(digest) for file, digest in listed.items()}

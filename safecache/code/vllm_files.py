@@ -25,6 +25,7 @@ from safecache.entries import artifacts, loading
 from safecache.errors import RefusedArtifactError
 from safecache.files import folders
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.remote import tier
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
@@ -163,7 +164,7 @@ def made_artifact(path: str) -> None:
     """Bind an artifact that vLLM has just saved to its path: what is sealed in it would fit any other path as well."""
     if _is_artifact(path) and os.path.isfile(path):
         with suppress(OSError):  # without a record it is neither used, nor sent, nor packed
-            gate.keep(path, _root(path), Kind.TABLE)
+            gate.keep(CodeFile(path, _root(path), Kind.TABLE))
 
 
 def place_artifact(path: str) -> str:
@@ -215,10 +216,10 @@ def _objection(path: str, content: bytes) -> Refusal | None:
     if gate.is_known(path, content):
         return None
     try:
-        record = manifests.stored(path, root, Kind.TABLE)
+        record = manifests.stored(CodeFile(path, root, Kind.TABLE))
     except Unreadable as error:
         return Refusal(Reason.UNREADABLE, error.evidence)
-    return gate.judge_by_record(record, path, Kind.TABLE, hashlib.sha256(content).digest(), root)
+    return gate.judge_by_record(record, CodeFile(path, root, Kind.TABLE), hashlib.sha256(content).digest())
 
 
 class Written(io.StringIO):
@@ -248,7 +249,7 @@ def _publish(path: str, content: bytes) -> None:
     root = _root(path)
     is_table = os.path.basename(path) == TABLE
     # A table without a record would be refused at each start; that there is none is reported already.
-    written = not is_table or gate.keep(path, root, Kind.TABLE, content)
+    written = not is_table or gate.keep(CodeFile(path, root, Kind.TABLE), content)
     try:
         if written:
             entry_files.replace(path, content)

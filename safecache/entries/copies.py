@@ -6,6 +6,7 @@ import os
 import stat
 
 from safecache.files import opening
+from safecache.places.layout import CodeFile
 from safecache.remote import tier
 from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Travel
@@ -50,7 +51,7 @@ def send(path: str, kind: Kind, root: str = "", *, anew: bool = True, key: str =
 
     try:
         content = entry_files.read(path, entry_files.largest(kind), check=check)
-        record = manifests.stored(path, root or level.place, kind)
+        record = manifests.stored(CodeFile(path, root or level.place, kind))
     except (OSError, opening.UnusableEntry):
         return False  # it is gone or was replaced, which its next reader here will report
     return send_content(path, content, kind, root, record=record, mode=modes[-1], anew=anew)
@@ -75,7 +76,7 @@ def send_content(
         if not anew and _has_size(target, len(content)):
             return True
         if record is not None:
-            entry_files.publish(manifests.path_of(target, target_root, kind), record, target_root)
+            entry_files.publish(manifests.path_of(CodeFile(target, target_root, kind)), record, target_root)
         entry_files.publish(target, content, target_root, mode)
     except OSError as error:
         layers.fail(level.shared, error, reading=False)

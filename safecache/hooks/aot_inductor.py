@@ -18,6 +18,7 @@ from safecache.errors import SafecacheError
 from safecache.files import ownership
 from safecache.hooks.exported import load_pt2
 from safecache.patching import targets
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -46,7 +47,7 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
             if objection is not None:
                 message = f"{path} was built where others can write: {objection}."
                 events.report(Reason.STOOD_DOWN, message, cause=root, remedy="Build where nobody else can.")
-            gate.keep(path, root)
+            gate.keep(CodeFile(path, root))
     return made
 
 
@@ -97,7 +98,9 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         root, which = _cache(), packages.name_of(place)
         against = first_runs.objection_to(root, which)
         if against:
-            raise gate.not_loaded(Refusal(Reason.CRASHED_RUN, against, "Make it anew."), Kind.PACKAGE, str(name))
+            raise gate.not_loaded(
+                Refusal(Reason.CRASHED_RUN, against, "Make it anew."), CodeFile(str(name), kind=Kind.PACKAGE)
+            )
         return first_runs.load_model(root, which, explained)
 
 
@@ -149,8 +152,8 @@ def compile_eager(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         sources.settle_side_file(listing, root, Kind.SOURCE)
         library: str = wrapped(ns, op_func_name_with_overload, device_type, *rest, **named)
         if library:  # empty if the operator cannot be compiled
-            gate.keep(library, root)
-            gate.keep(listing, root, Kind.SOURCE)
+            gate.keep(CodeFile(library, root))
+            gate.keep(CodeFile(listing, root, Kind.SOURCE))
         return library
 
     return _said(lambda: build(*args, **kwargs))

@@ -12,6 +12,7 @@ from typing import Any
 from safecache.code import gate
 from safecache.entries import artifacts, copies, loading
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.remote import tier
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
@@ -56,13 +57,13 @@ class _Results:
         self.found = os.path.lexists(key)
         result = self._cache.get(key)
         try:
-            self.attested = result is not None and gate.states(key, root, Kind.AUTOTUNING, _canonical(result))
+            self.attested = result is not None and gate.states(CodeFile(key, root, Kind.AUTOTUNING), _canonical(result))
         except Unreadable as error:
             self.unread = error
         return result
 
     def put(self, key: str, result: Any) -> None:
-        gate.keep(key, _root(), Kind.AUTOTUNING, _canonical(result))
+        gate.keep(CodeFile(key, _root(), Kind.AUTOTUNING), _canonical(result))
         try:
             self._cache.put(key, result)
         except OSError as error:
@@ -73,7 +74,7 @@ class _Results:
 
 def _copy(key: str, root: str, place: str, layer: str) -> None:
     content = loading.read(Kind.AUTOTUNING, place)
-    if content is not None and manifests.copy(place, layer, Kind.AUTOTUNING, root):
+    if content is not None and manifests.copy(CodeFile(place, layer, Kind.AUTOTUNING), root):
         copies.put(key, content, root, Kind.AUTOTUNING)
 
 

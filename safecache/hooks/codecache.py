@@ -15,6 +15,7 @@ from safecache.explain import torch_keys
 from safecache.flights import workers
 from safecache.hooks import compile_scopes, installation
 from safecache.omitted import fingerprints
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.tiers import directory_faults, fallback, layers
@@ -181,7 +182,7 @@ def load_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
 def _admit(path: str) -> str:
     """Where to load the library from."""
-    verified, content = gate.admit_code(path, _root())
+    verified, content = gate.admit_code(CodeFile(path, _root()))
     return exec_directory.place(path, content) if config.current().exec_dir else verified
 
 
@@ -194,14 +195,14 @@ def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         is_wanted = []
 
         def guard(lock: lock_guards.Lock) -> None:
-            if not gate.is_attested(path, _root()):
+            if not gate.is_attested(CodeFile(path, _root())):
                 lock.take()
-                is_wanted.append(not gate.admit_build(path, _root()))
+                is_wanted.append(not gate.admit_build(CodeFile(path, _root())))
 
         with lock_guards.guarding(guard):
             result = wrapped(source_code, dst_file_ext, *rest, **named)
         if True in is_wanted and os.path.lexists(path):
-            gate.keep(path, _root())
+            gate.keep(CodeFile(path, _root()))
             copies.send(path, Kind.NATIVE_CODE)
         return result
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache.code import gate, sources
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 
 __all__ = ["read_lines_from_file", "write_lines_to_file"]
@@ -31,7 +32,7 @@ def write_lines_to_file(wrapped: Callable[..., Any], instance: Any, args: Any, k
     def write(file_path: str, lines: list[str], **how: Any) -> None:
         before = instance.read_lines_from_file(file_path) if how.get("append") else []
         content = "".join([*before, *lines]).encode(locale.getpreferredencoding(False))
-        gate.keep(file_path, instance.get_dir(), Kind.SOURCE, content)
+        gate.keep(CodeFile(file_path, instance.get_dir(), Kind.SOURCE), content)
         wrapped(file_path, lines, **how)
 
     write(*args, **kwargs)

@@ -17,6 +17,7 @@ from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import mounts, ownership
 from safecache.hooks import installation
 from safecache.patching import targets
+from safecache.places.layout import CodeFile
 from safecache.remote import tier
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
@@ -216,7 +217,7 @@ def valid_vec_isa_list(wrapped: Callable[..., Any], instance: Any, args: Any, kw
 def _take_unless_attested(lock: lock_guards.Lock) -> None:
     cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
     key = lock_guards.source_of(lock)
-    if key is None or not gate.is_attested(os.path.join(cache, key[1:3], f"{key}.so"), cache):
+    if key is None or not gate.is_attested(CodeFile(os.path.join(cache, key[1:3], f"{key}.so"), cache)):
         lock.take()
 
 
@@ -228,7 +229,7 @@ def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
     def probe(output_path: str) -> Any:
         root = sys.modules["torch._inductor.codecache"].cache_dir()
-        verified, content = gate.admit_code(output_path, root)
+        verified, content = gate.admit_code(CodeFile(output_path, root))
         loaded = wrapped(exec_directory.place(output_path, content) if config.current().exec_dir else verified)
         if loaded and provenance.torch_release() >= targets.PROBE_MARKERS_FROM:
             library_builds.mark_loaded(output_path, root)

@@ -14,6 +14,7 @@ from unittest import mock
 
 from safecache.code import gate, generated, sources
 from safecache.files import filesystem, ownership, private_directory
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Reason
 from safecache.settings import config
 from safecache.store import entry_files
@@ -88,7 +89,7 @@ def touch_halide(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 def _keep(directory: str, names: Sequence[str]) -> None:
     for path in (os.path.join(directory, name) for name in names):
         if os.path.lexists(path):
-            gate.keep(path, _root(directory))
+            gate.keep(CodeFile(path, _root(directory)))
 
 
 def _settle(directory: str, names: Sequence[str]) -> None:
@@ -217,7 +218,7 @@ def _identity(path: str) -> list[int] | None:
 def _keep_if_new(path: str, before: list[int] | None) -> None:
     after = _identity(path)
     if after is not None and after != before:
-        gate.keep(path, os.path.dirname(path))
+        gate.keep(CodeFile(path, os.path.dirname(path)))
 
 
 def fetch_ops(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -54,8 +54,9 @@ def post_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
 def _admitted(path: str) -> str:
     from safecache.code import gate, generated
+    from safecache.places.layout import CodeFile
 
-    return gate.admit_code(path, generated.root_of(path))[0]
+    return gate.admit_code(CodeFile(path, generated.root_of(path)))[0]
 
 
 def _explained(wrapped: Callable[..., Any], args: Any) -> Any:

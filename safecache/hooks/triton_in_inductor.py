@@ -15,6 +15,7 @@ from safecache.entries import saving
 from safecache.flights import tuning
 from safecache.launchers import kernel_recipe
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -187,7 +188,7 @@ def _admit(directory: str) -> bool:
         path = os.path.join(directory, name)
         try:
             if not layout.is_temporary(name):
-                gate.admit_build(path, os.path.dirname(directory), Kind.KERNEL)
+                gate.admit_build(CodeFile(path, os.path.dirname(directory), Kind.KERNEL))
         except directory_faults.Unsettled as error:
             remedy = "Its kernel is not bundled with the entry; make it readable or remove it."
             report.refuse(Refusal(Reason.UNREADABLE, error.evidence), Kind.KERNEL, path, remedy, error=error)

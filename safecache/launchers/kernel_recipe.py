@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from safecache.code import gate, triton_files
 from safecache.errors import EntryRefusedError, LauncherError
 from safecache.files import opening
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.signing import provenance
 from safecache.store import entry_files
@@ -126,7 +127,7 @@ def keep_cubin(result: Any) -> None:
         gate.expect(path, raw)
     try:
         kernel.cubin_path = None  # no unverified file is loaded, whatever happens
-        kernel.cubin_path, _ = gate.admit_code(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
+        kernel.cubin_path, _ = gate.admit_code(CodeFile(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL))
     except (OSError, EntryRefusedError, opening.UnusableEntry) as error:
         if raw is None:
             raise

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from safecache.errors import PackRefusedError
 from safecache.files import opening
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import PART, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config, units
@@ -128,7 +129,7 @@ def _members(bundle: Bundle, files: Iterable[File]) -> dict[str, bytes]:
         path = bundle.path(file.name)
         members[path] = file.content
         if file.record is not None:
-            members[manifests.path_of(path, bundle.root, bundle.kind)] = file.record
+            members[manifests.path_of(CodeFile(path, bundle.root, bundle.kind))] = file.record
     return members
 
 
@@ -339,7 +340,7 @@ def _files(content: bytes, packed: Packed) -> tuple[File, ...]:
         data = members.pop(path)
         if not bundle.owns(name) or hashlib.sha256(data).hexdigest() != digest:
             raise ValueError(f"{name[:64]!r} is not what was packed")
-        files.append(File(name, data, members.pop(manifests.path_of(path, bundle.root, bundle.kind), None)))
+        files.append(File(name, data, members.pop(manifests.path_of(CodeFile(path, bundle.root, bundle.kind)), None)))
     if members:
         raise ValueError(f"{min(members)[:64]!r} belongs to another group")
     return tuple(files)

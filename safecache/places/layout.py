@@ -37,7 +37,7 @@ __all__ = [
     "VLLM_CACHES",
     "VLLM_FOLDER",
     "VLLM_TABLE",
-    "Code",
+    "CodeFile",
     "Location",
     "cache_root",
     "code",
@@ -169,12 +169,16 @@ class Location(NamedTuple):
     cache_key: str
 
 
-class Code(NamedTuple):
-    """A file of compiled code, and the directory that it is attested in."""
+class CodeFile(NamedTuple):
+    """A file that has a record, and no seal of its own; ``root``: the cache that keeps the record.
+
+    ``name``: what the record calls it, where that does not follow from its place.
+    """
 
     path: str
-    root: str
-    kind: Kind
+    root: str = ""
+    kind: Kind = Kind.NATIVE_CODE
+    name: str = ""
 
 
 def entry_name(content: bytes) -> str:
@@ -231,23 +235,23 @@ def walk(root: str) -> Iterator[Location]:
                     yield Location(os.path.join(directory, name), kind, os.path.basename(directory))
 
 
-def code(root: str) -> Iterator[Code]:
+def code(root: str) -> Iterator[CodeFile]:
     """Every file of compiled code below the cache directory ``root``, of Inductor or of Triton. Raises OSError."""
     config.name_cache(root)
     for cache in triton_caches(root):
         yield from _code_in(cache)
 
 
-def _code_in(root: str) -> Iterator[Code]:
+def _code_in(root: str) -> Iterator[CodeFile]:
     for directory in _subdirectories(root):
         if TRITON_KEY.fullmatch(os.path.basename(directory)):
             for name in list_entries(directory):
                 if not is_temporary(name):
-                    yield Code(os.path.join(directory, name), root, Kind.KERNEL)
+                    yield CodeFile(os.path.join(directory, name), root, Kind.KERNEL)
         else:
             for name in list_entries(directory):
                 if name.endswith((".so", ".o")):
-                    yield Code(os.path.join(directory, name), root, Kind.NATIVE_CODE)
+                    yield CodeFile(os.path.join(directory, name), root)
 
 
 def triton_caches(root: str) -> Iterator[str]:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from safecache.files import folders, opening
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.reporting import report
 from safecache.reporting.kinds import ENTRIES, Kind, Reason, SealedName, Travel
 from safecache.reporting.report import Refusal
@@ -93,7 +94,7 @@ def collected(bundle: Bundle) -> tuple[File, ...]:
         path = bundle.path(name)
         try:
             content = entry_files.read(path, entry_files.largest(bundle.kind))
-            record = manifests.stored(path, bundle.root, bundle.kind) if bundle.kind.has_record else None
+            record = manifests.stored(CodeFile(path, bundle.root, bundle.kind)) if bundle.kind.has_record else None
         except (FileNotFoundError, opening.UnusableEntry):
             continue
         files.append(File(name, content, record))
@@ -116,7 +117,7 @@ def _has_all(file: File, names: Collection[str], bundle: Bundle) -> bool:
 
 def _stated_by(file: File, bundle: Bundle) -> Mapping[str, object]:
     """The digests, by name, that a list's record states; none if it states none."""
-    listed = manifests.verify(file.record, bundle.path(file.name), bundle.kind, bundle.root)[1].get("files")
+    listed = manifests.verify(file.record, CodeFile(bundle.path(file.name), bundle.root, bundle.kind))[1].get("files")
     return listed if isinstance(listed, dict) else {}
 
 
@@ -138,7 +139,7 @@ def publish(file: File, bundle: Bundle, origin: str) -> bool:
     """
     path, kind = bundle.path(file.name), bundle.kind
     if file.record is not None:
-        where, what = manifests.path_of(path, bundle.root, kind), f"the record of {kind.noun} {path}"
+        where, what = manifests.path_of(CodeFile(path, bundle.root, kind)), f"the record of {kind.noun} {path}"
         if not manifests.publish(where, file.record, bundle.root, what, kind):
             return False
     try:
@@ -188,7 +189,7 @@ def _objection(file: File, bundle: Bundle, listed: Mapping[str, object]) -> Refu
     digest = hashlib.sha256(_attested(file.content, bundle.kind)).hexdigest()
     if file.record is None and listed.get(file.name) == digest:
         return None
-    verdict, stated = manifests.verify(file.record, bundle.path(file.name), bundle.kind, bundle.root)
+    verdict, stated = manifests.verify(file.record, CodeFile(bundle.path(file.name), bundle.root, bundle.kind))
     if verdict.reason in trust.UNATTESTED:
         return trust.unattested(verdict, keyring.current(), "")
     if verdict.reason is not None:

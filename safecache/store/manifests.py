@@ -18,6 +18,7 @@ from typing import Any
 
 from safecache.files import opening
 from safecache.places import ours
+from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason, SealedName
 from safecache.settings import config
@@ -54,37 +55,29 @@ _NONE = frozenset({errno.ENOENT, errno.ENOTDIR, errno.ELOOP})
 
 
 def write(
-    path: str,
-    root: str,
-    kind: Kind,
+    file: CodeFile,
     stated: Mapping[str, Any],
     key: Key,
     provenance: Mapping[str, str],
-    *,
-    name: str = "",
 ) -> bool:
-    """Seal what is ``stated`` of the file; False, and reported, if that cannot be written. ``name``: see name_of()."""
-    record = sealed(path, kind, stated, key, provenance, root, name=name)
-    place = path_of(path, root, kind, name=name)
-    written = publish(place, record, root, f"the record of {kind.noun} {path}", kind)
+    """Seal what is ``stated`` of the file; False, and reported, if that cannot be written."""
+    record = sealed(file, stated, key, provenance)
+    place = path_of(file)
+    written = publish(place, record, file.root, f"the record of {file.kind.noun} {file.path}", file.kind)
     if written:
         events.count(Count.CODE_SEALED)
     return written
 
 
 def sealed(
-    path: str,
-    kind: Kind,
+    file: CodeFile,
     stated: Mapping[str, Any],
     key: Key,
     provenance: Mapping[str, str],
-    root: str = "",
-    *,
-    name: str = "",
 ) -> bytes:
     """The record of what is ``stated`` of the file."""
-    own = name or name_of(path, kind, root)
-    return seal.attach(json.dumps(stated).encode(), kind, own, key, provenance, config.current().namespace)
+    own = file.name or name_of(file)
+    return seal.attach(json.dumps(stated).encode(), file.kind, own, key, provenance, config.current().namespace)
 
 
 def publish(path: str, content: bytes, root: str, what: str, kind: Kind) -> bool:
@@ -111,27 +104,27 @@ def report_obstacle(root: str, text: str, error: OSError) -> None:
     events.report(Reason.UNWRITABLE, f"{text}.", cause=f"obstacle {root}", remedy=remedy, error=error)
 
 
-def copy(path: str, root: str, kind: Kind, destination: str) -> bool:
+def copy(file: CodeFile, destination: str) -> bool:
     """Have the file's record in another cache too, as it is: its signer can be revoked there. False if it has none.
 
     False also if it cannot be read, and, reported, if it cannot be written.
     """
     try:
-        record = stored(path, root, kind)
+        record = stored(file)
     except directory_faults.Unreadable:
         return False
     if record is None:
         return False
-    what = f"the record of {kind.noun} {path}"
-    return publish(path_of(path, destination, kind), record, destination, what, kind)
+    what = f"the record of {file.kind.noun} {file.path}"
+    return publish(path_of(CodeFile(file.path, destination, file.kind)), record, destination, what, file.kind)
 
 
-def stored(path: str, root: str, kind: Kind, *, name: str = "") -> bytes | None:
-    """The file's record in the cache ``root``, not verified; None if it has none.
+def stored(file: CodeFile) -> bytes | None:
+    """The file's record, not verified; None if it has none.
 
     Raises directory_faults.Unreadable where there may be one and it cannot be read, however often it is tried.
     """
-    place = path_of(path, root, kind, name=name)
+    place = path_of(file)
     try:
         return entry_files.read_entry(place, entry_files.RECORD)
     except opening.UnusableEntry:
@@ -142,37 +135,37 @@ def stored(path: str, root: str, kind: Kind, *, name: str = "") -> bytes | None:
         return None
 
 
-def path_of(path: str, root: str, kind: Kind, *, name: str = "") -> str:
-    """Where in the cache ``root`` the record of the file is, if it has one."""
-    return ours.record(root, hashed_name(name or name_of(path, kind, root)))
+def path_of(file: CodeFile) -> str:
+    """Where in its cache the record of the file is, if it has one."""
+    return ours.record(file.root, hashed_name(file.name or name_of(file)))
 
 
-def exists(path: str, root: str, kind: Kind) -> bool:
+def exists(file: CodeFile) -> bool:
     """Whether somebody has kept a file of that name; says nothing about what is in it."""
-    return os.path.exists(path_of(path, root, kind))
+    return os.path.exists(path_of(file))
 
 
-def name_of(path: str, kind: Kind, root: str = "") -> str:
-    """What a file is called in its record: compiled code by its path below the cache ``root``, as others by their name.
+def name_of(file: CodeFile) -> str:
+    """What a file is called in its record: compiled code by its path below its cache, as others by their name.
 
     Without a root that is its directory and name, as where Inductor and Triton keep theirs. Code of another layout gets
     its name from the one who builds it.
     """
-    directory, name = os.path.split(path)
-    if kind.proof.name is SealedName.PATH and root:
-        return os.path.relpath(path, root)
-    has_folder = kind.proof.name in (SealedName.PATH, SealedName.FOLDER)
+    directory, name = os.path.split(file.path)
+    if file.kind.proof.name is SealedName.PATH and file.root:
+        return os.path.relpath(file.path, file.root)
+    has_folder = file.kind.proof.name in (SealedName.PATH, SealedName.FOLDER)
     return f"{os.path.basename(directory)}/{name}" if has_folder else name
 
 
-def list_of(path: str, kind: Kind) -> str | None:
+def list_of(file: CodeFile) -> str | None:
     """The path, or the name as in name_of(), of the list of the group that a kernel's file is in, if it is in one.
 
     None for a list itself, and for what Triton keeps by itself.
     """
-    directory, name = os.path.split(path)
+    directory, name = os.path.split(file.path)
     stem, _, ending = name.rpartition(".")
-    if kind is not Kind.KERNEL or not stem or ending == "so" or name.startswith(LIST):
+    if file.kind is not Kind.KERNEL or not stem or ending == "so" or name.startswith(LIST):
         return None
     return os.path.join(directory, f"{LIST}{stem}.json")
 
@@ -182,40 +175,38 @@ def hashed_name(name: str) -> str:
     return hashlib.sha256(os.fsencode(name)).hexdigest()
 
 
-def records(path: str, root: str, kind: Kind) -> Iterator[bytes | None]:
-    """Those in the cache ``root`` that may attest the file: its group's if there is one, then its own; not verified.
+def records(file: CodeFile) -> Iterator[bytes | None]:
+    """Those in its cache that may attest the file: its group's if there is one, then its own; not verified.
 
     None: it has none of its own. Raises as stored().
     """
-    listed = list_of(path, kind)
-    of_group = stored(listed, root, kind) if listed is not None else None
+    listed = list_of(CodeFile(file.path, kind=file.kind))
+    of_group = stored(CodeFile(listed, file.root, file.kind)) if listed is not None else None
     if of_group is not None:
         yield of_group
-    yield stored(path, root, kind)
+    yield stored(file)
 
 
-def read(path: str, root: str, kind: Kind) -> tuple[seal.Verdict, dict[str, Any]]:
+def read(file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
     """What the seal of the file's record says, and if it holds, what is stated there of the file. Raises Unreadable.
 
     That is the record of its group, unless that does not attest it, whatever it holds.
     """
-    for record in records(path, root, kind):
-        verdict, stated = verify(record, path, kind, root)
+    for record in records(file):
+        verdict, stated = verify(record, file)
         if verdict.reason is None:
             break
     return verdict, stated
 
 
-def verify(
-    record: bytes | None, path: str, kind: Kind, root: str = "", *, name: str = ""
-) -> tuple[seal.Verdict, dict[str, Any]]:
+def verify(record: bytes | None, file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
     """As read(), of this record; None, for there is none, is that of an unsealed file."""
-    record, own = record or b"", name or name_of(path, kind, root)
-    named = named_in(record, own, kind)
-    verdict = seal.verify(record, kind, named, keyring.current().find, config.current().namespace)
+    record, own = record or b"", file.name or name_of(file)
+    named = named_in(record, own, file.kind)
+    verdict = seal.verify(record, file.kind, named, keyring.current().find, config.current().namespace)
     if verdict.reason is not None:
         return verdict, {}
-    stated = unverified(record, own, kind)
+    stated = unverified(record, own, file.kind)
     if not stated:
         return verdict._replace(reason=Reason.UNKNOWN_FORMAT if named == own else Reason.UNSEALED), {}
     return verdict, stated
@@ -223,7 +214,7 @@ def verify(
 
 def named_in(record: bytes, name: str, kind: Kind) -> str:
     """What the record of a file that name_of() calls so is to be sealed for: that file, or the list of its group."""
-    listed = list_of(name, kind)
+    listed = list_of(CodeFile(name, kind=kind))
     return listed if listed is not None and seal.stated_key(record) == listed else name
 
 

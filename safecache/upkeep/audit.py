@@ -12,7 +12,7 @@ from safecache.code import gate, packages
 from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening, ownership, parallel
 from safecache.places import layout
-from safecache.places.layout import Code, Location
+from safecache.places.layout import CodeFile, Location
 from safecache.reporting.kinds import Count, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
@@ -38,7 +38,7 @@ class Audit(NamedTuple):
     refused: list[Refused]
 
 
-def audit(locations: Iterable[Location], code: Iterable[Code], tell: Callable[[], object] = lambda: None) -> Audit:
+def audit(locations: Iterable[Location], code: Iterable[CodeFile], tell: Callable[[], object] = lambda: None) -> Audit:
     """Judge every one of them, several at once. Raises OSError from the arguments alone.
 
     What is refused is in the order of the arguments. ``tell`` is called after each file.
@@ -53,7 +53,7 @@ def audit(locations: Iterable[Location], code: Iterable[Code], tell: Callable[[]
     return Audit(dict(outcomes), refused)
 
 
-def _each(locations: Iterable[Location], code: Iterable[Code]) -> Iterator[Count | Refused]:
+def _each(locations: Iterable[Location], code: Iterable[CodeFile]) -> Iterator[Count | Refused]:
     keyring.current()  # by one thread: the first use makes a key
     files = [(each.path, partial(_entry, each)) for each in locations]
     return parallel.each(_examine, files + [(each.path, partial(_code, each)) for each in code])
@@ -75,8 +75,8 @@ def _entry(entry: Location) -> Count | Refusal:
     return trust.examine(content, entry.kind, entry.cache_key, entry.path)
 
 
-def _code(file: Code) -> Count | Refusal:
-    return gate.judge(*file) or Count.CODE_VERIFIED
+def _code(file: CodeFile) -> Count | Refusal:
+    return gate.judge(file) or Count.CODE_VERIFIED
 
 
 class Resealing(NamedTuple):
@@ -108,7 +108,7 @@ def replace(location: Location, content: bytes, root: str, key: Key, origin: Map
         folder.unlink(name)
 
 
-def countersign(locations: Iterable[Location], code: Iterable[Code]) -> Resealing:
+def countersign(locations: Iterable[Location], code: Iterable[CodeFile]) -> Resealing:
     """Seal everything that verifies now, by any trusted key, with our own. What does not verify is skipped.
 
     The provenance stays that of the build, with the id of the key that attested it. Raises KeyringError without a
@@ -125,14 +125,14 @@ def countersign(locations: Iterable[Location], code: Iterable[Code]) -> Resealin
             replace(location, content, layout.cache_root(location.path), key, origin)
         return origin is not None
 
-    def seal_record(file: Code) -> bool:
-        verdict, stated = manifests.read(*file)
+    def seal_record(file: CodeFile) -> bool:
+        verdict, stated = manifests.read(file)
         origin = _countersigned(verdict, key)
         if origin is None:
             return False
         if entry_files.digest(file.path, entry_files.largest(file.kind)).hex() != stated["sha256"]:
             raise EntryRefusedError(f"{Reason.DAMAGED.value}: its digest is not the one that was sealed")
-        return manifests.write(*file, stated, key, origin)
+        return manifests.write(file, stated, key, origin)
 
     return each(
         [(location.path, partial(seal_entry, location)) for location in locations]
@@ -176,7 +176,7 @@ def adopt(root: str) -> Resealing:
         return content is not None
 
     steps = [(location.path, partial(seal_file, location)) for location in layout.walk(root)]
-    return each(steps + [(file.path, partial(gate.adopt, *file)) for file in layout.code(root)])
+    return each(steps + [(file.path, partial(gate.adopt, file)) for file in layout.code(root)])
 
 
 def _adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None:

@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from safecache.files import opening
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.signing import seal
 from safecache.store import entry_files, manifests
@@ -40,7 +41,7 @@ def _of_group(group: Group) -> Iterator[Bundle]:
     elif group.kind in (Kind.NATIVE_CODE, Kind.AUTOTUNING):
         for path in group.paths:
             # Sources are written by who has the entry, and a probe's marker goes with the probe.
-            is_code = path.endswith(_LIBRARIES) or manifests.exists(path, group.root, Kind.NATIVE_CODE)
+            is_code = path.endswith(_LIBRARIES) or manifests.exists(CodeFile(path, group.root))
             if group.kind is Kind.AUTOTUNING or (is_code and not path.endswith(layout.LOADED)):
                 key = os.path.relpath(path, group.root)
                 yield Bundle(group.kind, key, os.path.dirname(path), group.root, os.path.basename(path))

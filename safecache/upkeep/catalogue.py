@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from safecache.code.triton_place import LIST
 from safecache.explain import key_records
 from safecache.files import folders, opening
-from safecache.places.layout import LOADED
+from safecache.places.layout import LOADED, CodeFile
 from safecache.reporting.kinds import Evidence, Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, seal
@@ -116,12 +116,12 @@ def _of_record(path: str, root: str, kind: Kind) -> Verdict | None:
     """None for a generated source."""
     if kind is Kind.NATIVE_CODE and not path.endswith(_BUILT):
         return None
-    place = manifests.path_of(path, root, kind)
+    place = manifests.path_of(CodeFile(path, root, kind))
     try:
         record = opening.read_regular(place, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_RECORD)
     except (FileNotFoundError, opening.UnusableEntry):
         record = None
-    return manifests.verify(record, path, kind, root)[0]
+    return manifests.verify(record, CodeFile(path, root, kind))[0]
 
 
 # Bytes of one file. Large entries have their graph's code, with the names of its kernels, before their constants.

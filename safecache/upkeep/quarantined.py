@@ -15,6 +15,7 @@ from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening
 from safecache.files.folders import Folder
 from safecache.places import layout, ours
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.reporting.report import Refusal
 from safecache.signing import trust
@@ -110,7 +111,7 @@ def _objection(directory: Folder, item: Quarantined, place: Place) -> str | None
         digest = entry_files.digest(within, entry_files.largest(place.kind))
     except opening.UnusableEntry as error:
         return f"it is {error.detail}"
-    verdict, stated = manifests.read(path, item.root, place.kind)
+    verdict, stated = manifests.read(CodeFile(path, item.root, place.kind))
     if verdict.reason in trust.UNATTESTED:
         return "there is no record of it that a trusted key has sealed"
     if verdict.reason is not None:

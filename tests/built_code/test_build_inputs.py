@@ -6,6 +6,7 @@ import pytest
 
 from safecache.code import gate, private_build
 from safecache.errors import EntryRefusedError
+from safecache.places.layout import CodeFile
 
 INCLUDE = b"#include <torch/csrc/inductor/cpp_prefix.h>\n"
 
@@ -98,7 +99,7 @@ def test_precompiled_header_is_read_if_it_is_attested(check, header, kept):
     compiled.write_bytes(b"gpch")
     header.with_name("h.h.gch.load_ok").touch()
     if kept:
-        gate.keep(str(compiled), str(header.parent))
+        gate.keep(CodeFile(str(compiled), str(header.parent)))
     check("-include", header)
     assert compiled.exists() is kept
 

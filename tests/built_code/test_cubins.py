@@ -11,6 +11,7 @@ from helpers.fresh import forget_kernels
 from safecache.code import gate
 from safecache.errors import EntryRefusedError
 from safecache.launchers import kernel_recipe
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.store import manifests
 from safecache.tiers.directory_faults import Unreadable
@@ -28,7 +29,7 @@ def cubin(tmp_path):
     path = tmp_path / "triton" / "KEY" / "kernel.cubin"
     path.parent.mkdir(parents=True)
     path.write_bytes(GOOD)
-    assert gate.keep(str(path), str(path.parents[1]), Kind.KERNEL)
+    assert gate.keep(CodeFile(str(path), str(path.parents[1]), Kind.KERNEL))
     forget_kernels()
     return path
 
@@ -66,10 +67,10 @@ def gone_at_the_check(cubin, monkeypatch):
     cubin.parents[1].chmod(0o777)
     judge = gate.judge
 
-    def vanish(path, *rest, **named):
-        os.unlink(path)
+    def vanish(file):
+        os.unlink(file.path)
         try:
-            return judge(path, *rest, **named)
+            return judge(file)
         finally:
             cubin.write_bytes(EVIL)
 

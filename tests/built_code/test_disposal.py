@@ -8,7 +8,8 @@ import os
 import pytest
 
 from safecache.code import gate
-from safecache.reporting.kinds import Kind, Reason
+from safecache.places.layout import CodeFile
+from safecache.reporting.kinds import Reason
 from safecache.reporting.report import Refusal
 
 REFUSAL = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
@@ -34,7 +35,7 @@ def test_report_says_who_has_moved_it_away(tmp_path, caplog, by_another):
     refusal = REFUSAL._replace(found=os.lstat(path))
     if by_another:
         path.unlink()
-    assert gate.discard(refusal, Kind.NATIVE_CODE, str(path), str(path.parent))
+    assert gate.discard(refusal, CodeFile(str(path), str(path.parent)))
     (said,) = caplog.messages
     assert ("another process has moved it away" in said) is by_another
     assert ("; moved to " in said) is not by_another

@@ -11,6 +11,7 @@ from safecache.code import gate
 from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, ownership
 from safecache.files.opening import UnusableEntry
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal
@@ -40,11 +41,11 @@ def root_of(path):
 
 
 def keep(path, content=CONTENT, kind=SOURCE):
-    gate.keep(str(path), root_of(path), kind, content)
+    gate.keep(CodeFile(str(path), root_of(path), kind), content)
 
 
 def states(path, content=CONTENT, kind=SOURCE):
-    return gate.states(str(path), root_of(path), kind, content)
+    return gate.states(CodeFile(str(path), root_of(path), kind), content)
 
 
 def refuse_writes(monkeypatch):
@@ -58,13 +59,13 @@ def test_process_attests_what_it_expects_without_a_record(source):
     assert not states(source)
     gate.expect(str(source), CONTENT)
     assert states(source) and not states(source, b"another")
-    assert not manifests.exists(str(source), root_of(source), SOURCE)
+    assert not manifests.exists(CodeFile(str(source), root_of(source), SOURCE))
 
 
 def test_record_attests_one_content_in_the_next_process(source, monkeypatch):
     keep(source)
     forget(monkeypatch)
-    assert manifests.exists(str(source), root_of(source), SOURCE)
+    assert manifests.exists(CodeFile(str(source), root_of(source), SOURCE))
     assert states(source) and not states(source, b"another")
 
 
@@ -101,24 +102,26 @@ def test_kernels_of_one_name_in_two_directories_have_records_of_their_own(tmp_pa
     forget(monkeypatch)
     one, other = [tmp_path / "cache" / key / "kernel.cubin" for key in ("one", "other")]
     keep(one, kind=Kind.KERNEL)
-    assert manifests.exists(str(one), root_of(one), Kind.KERNEL)
-    assert not manifests.exists(str(other), root_of(other), Kind.KERNEL)
+    assert manifests.exists(CodeFile(str(one), root_of(one), Kind.KERNEL))
+    assert not manifests.exists(CodeFile(str(other), root_of(other), Kind.KERNEL))
 
 
 def test_record_that_cannot_be_written_is_said_and_not_counted(source, monkeypatch):
     with monkeypatch.context() as patch:
         refuse_writes(patch)
-        written = manifests.write(str(source), root_of(source), SOURCE, {"sha256": ""}, keyring.current().signing, {})
+        written = manifests.write(
+            CodeFile(str(source), root_of(source), SOURCE), {"sha256": ""}, keyring.current().signing, {}
+        )
     assert not written and events.counters() == {"unwritable": 1}
-    assert manifests.write(str(source), root_of(source), SOURCE, {}, keyring.current().signing, {})
+    assert manifests.write(CodeFile(str(source), root_of(source), SOURCE), {}, keyring.current().signing, {})
     assert events.counters() == {"unwritable": 1, "code sealed": 1}
 
 
 def restore(path):
     """What lies there once it was judged, and made anew if it had to go."""
-    gate.admit_build(str(path), root_of(path), SOURCE)
+    gate.admit_build(CodeFile(str(path), root_of(path), SOURCE))
     if not os.path.lexists(path):
-        gate.keep(str(path), root_of(path), SOURCE, CONTENT)
+        gate.keep(CodeFile(str(path), root_of(path), SOURCE), CONTENT)
         entry_files.publish(str(path), CONTENT, root_of(path))
     return path.read_bytes()
 
@@ -166,7 +169,7 @@ def test_file_that_cannot_be_read_is_left_to_whoever_must_read_it(source, monkey
 
     source.write_bytes(CONTENT)
     monkeypatch.setattr(filesystem, "lstat", fail)
-    assert gate.admit_build(str(source), root_of(source), SOURCE) is there and source.exists()
+    assert gate.admit_build(CodeFile(str(source), root_of(source), SOURCE)) is there and source.exists()
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd")], ids=["fifo", "link"])
@@ -180,7 +183,7 @@ def test_what_is_no_file_is_moved_away_before_anything_is_made_there(source, mak
 def test_what_is_no_file_is_not_loaded(source, make):
     make(source)
     with pytest.raises(EntryRefusedError, match="not loaded: it is a"):
-        gate.admit_code(str(source), root_of(source))
+        gate.admit_code(CodeFile(str(source), root_of(source)))
 
 
 def test_damaged_record_moves_the_file_away_and_counts(source, monkeypatch):
@@ -193,7 +196,7 @@ def test_damaged_record_moves_the_file_away_and_counts(source, monkeypatch):
 
 
 def adopt(path):
-    return gate.adopt(str(path), root_of(path), SOURCE)
+    return gate.adopt(CodeFile(str(path), root_of(path), SOURCE))
 
 
 def test_private_file_is_adopted_once(source, monkeypatch):
@@ -229,7 +232,7 @@ def exposed(source, monkeypatch):
 
 def test_code_that_others_can_replace_is_loaded_from_a_copy(exposed):
     keep(exposed)
-    path, content = gate.admit_code(str(exposed), root_of(exposed), SOURCE)
+    path, content = gate.admit_code(CodeFile(str(exposed), root_of(exposed), SOURCE))
     assert content == CONTENT and path != str(exposed) and open_bytes(path) == CONTENT
     assert gate.is_known(path, CONTENT), "or it could not be judged when it is loaded"
 
@@ -245,26 +248,26 @@ def test_code_that_is_replaced_after_it_was_judged_is_not_loaded(exposed, monkey
 
     monkeypatch.setattr(gate, "judge", judge_and_replace)
     with pytest.raises(EntryRefusedError, match="replaced since it was verified"):
-        gate.admit_code(str(exposed), root_of(exposed), SOURCE)
+        gate.admit_code(CodeFile(str(exposed), root_of(exposed), SOURCE))
 
 
 def test_unreadable_code_that_others_can_replace_is_not_handed_on(exposed):
     exposed.unlink()
     with pytest.raises(FileNotFoundError):
-        gate.admit_code(str(exposed), root_of(exposed), SOURCE)
+        gate.admit_code(CodeFile(str(exposed), root_of(exposed), SOURCE))
 
 
 def test_private_code_is_loaded_from_where_it_lies(source):
     keep(source)
     source.write_bytes(CONTENT)
-    assert gate.admit_code(str(source), root_of(source), SOURCE) == (str(source), None)
+    assert gate.admit_code(CodeFile(str(source), root_of(source), SOURCE)) == (str(source), None)
     assert gate.out_of_reach(str(source), CONTENT) == str(source)
 
 
 def test_code_of_a_noexec_mount_is_not_copied_to_memory(exposed, monkeypatch):
     keep(exposed)
     monkeypatch.setattr(gate.mounts, "forbids_execution", lambda path: True)
-    assert gate.admit_code(str(exposed), root_of(exposed), SOURCE) == (str(exposed), None)
+    assert gate.admit_code(CodeFile(str(exposed), root_of(exposed), SOURCE)) == (str(exposed), None)
 
 
 @pytest.mark.parametrize(
@@ -278,12 +281,12 @@ def test_record_of_another_form_attests_nothing(source, monkeypatch, statement):
     record.write_bytes(seal.attach(statement, SOURCE, source.name, signing, provenance.statement(SOURCE)))
     forget(monkeypatch)
     assert not states(source)
-    verdict, stated = manifests.read(str(source), root_of(source), SOURCE)
+    verdict, stated = manifests.read(CodeFile(str(source), root_of(source), SOURCE))
     assert verdict.reason is Reason.UNKNOWN_FORMAT and stated == {}
 
 
 def judge(path, kind=SOURCE, **options):
-    return gate.judge(str(path), root_of(path), kind, **options)
+    return gate.judge(CodeFile(str(path), root_of(path), kind), **options)
 
 
 def refuse_reading(monkeypatch, *names):
@@ -359,7 +362,7 @@ def test_what_another_process_does_at_the_same_time_is_no_error(source, monkeypa
 
     source.write_bytes(b"planted")
     monkeypatch.setattr(gate.entry_files, "quarantine", quarantine)
-    gate.admit_build(str(source), root_of(source), SOURCE)
+    gate.admit_build(CodeFile(str(source), root_of(source), SOURCE))
     assert events.counters()["unsealed"] == 1 and "quarantined" not in events.counters()
 
 
@@ -396,9 +399,9 @@ class TestRecordThatCannotBeRead:
     def test_file_stays_and_is_not_used(self, source, unreadable):
         unreadable(1000)
         with pytest.raises(Unreadable, match="Input/output error"):
-            gate.admit_build(str(source), root_of(source), SOURCE)
+            gate.admit_build(CodeFile(str(source), root_of(source), SOURCE))
         with pytest.raises(Unreadable):
-            gate.admit_code(str(source), root_of(source), SOURCE)
+            gate.admit_code(CodeFile(str(source), root_of(source), SOURCE))
         self.assert_untouched(source)
 
     def test_file_is_used_when_it_can_be_read_again(self, source, unreadable):
@@ -413,7 +416,7 @@ class TestRecordThatCannotBeRead:
     def test_what_this_process_has_made_needs_none(self, source, unreadable):
         unreadable(1000)
         gate.expect(str(source), CONTENT)
-        gate.admit_build(str(source), root_of(source), SOURCE)
+        gate.admit_build(CodeFile(str(source), root_of(source), SOURCE))
         assert states(source)
 
     def test_it_may_contradict_what_nobody_else_could_have_written(self, source, unreadable, settings):

@@ -15,6 +15,7 @@ from helpers.fresh import forget_kernels
 from safecache.code import gate, triton_files
 from safecache.files import filesystem
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import key_files, keyring
@@ -49,12 +50,12 @@ def records(root):
 
 
 def record_of(path):
-    return Path(manifests.path_of(str(path), str(path.parent.parent), Kind.KERNEL))
+    return Path(manifests.path_of(CodeFile(str(path), str(path.parent.parent), Kind.KERNEL)))
 
 
 def attested(path):
     forget_kernels()
-    return gate.is_attested(str(path), str(path.parent.parent), Kind.KERNEL)
+    return gate.is_attested(CodeFile(str(path), str(path.parent.parent), Kind.KERNEL))
 
 
 def hits(directory):

@@ -11,6 +11,7 @@ import pytest
 
 from safecache.code import gate, packages
 from safecache.errors import EntryRefusedError, KeyringError
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, seal
@@ -32,7 +33,7 @@ def sources(tmp_path):
     cache.mkdir()
     (cache / "model.so").write_bytes(CODE)
     (cache / "metadata.json").write_bytes(b"{}")
-    gate.keep(str(cache / "model.so"), str(cache))
+    gate.keep(CodeFile(str(cache / "model.so"), str(cache)))
     return [(str(cache / name), str(cache)) for name in ("model.so", "metadata.json")]
 
 

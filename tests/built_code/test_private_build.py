@@ -16,8 +16,8 @@ from safecache.code import gate, library_builds, private_build, sources
 from safecache.errors import EntryRefusedError
 from safecache.files import private_directory
 from safecache.hooks import generated_code
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind
 from safecache.store import manifests
 from safecache.tiers import directory_faults
 
@@ -183,7 +183,7 @@ def test_output_is_published_with_its_record_first_and_the_mode_it_was_given(roo
     assert seen == [False, False], "the record and the file"
     assert target.read_bytes() == b"library" and stat.S_IMODE(target.stat().st_mode) == 0o755
     gate.reset()
-    gate.admit_build(str(target), str(root))
+    gate.admit_build(CodeFile(str(target), str(root)))
     assert target.exists()
 
 
@@ -273,14 +273,14 @@ def test_precompiled_header_appears_whole_and_after_its_record(root, source, bui
     def move(made, rename):
         if Path(made).read_bytes() == TEXT:  # not its record
             assert not target.exists() and os.path.dirname(made) == str(root)
-            stated = manifests.stored(str(target), str(root), Kind.NATIVE_CODE)
-            published.append(gate.states_record(stated, str(target), Kind.NATIVE_CODE, TEXT, str(root)))
+            stated = manifests.stored(CodeFile(str(target), str(root)))
+            published.append(gate.states_record(stated, CodeFile(str(target), str(root)), TEXT))
         rename()
 
     at_each_rename(monkeypatch, move)
     build(Builder(root, source, target=target.name))
     assert published == [True] and target.read_bytes() == TEXT
-    assert gate.is_attested(str(target), str(root))
+    assert gate.is_attested(CodeFile(str(target), str(root)))
 
 
 def test_precompiled_header_that_fails_leaves_nothing(root, source, build):

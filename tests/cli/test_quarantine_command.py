@@ -17,6 +17,7 @@ from helpers.listed import aside, entry, kernel, place
 from safecache.code import gate
 from safecache.files import filesystem
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
@@ -95,7 +96,7 @@ def _with_record(cache, path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = Kind.KERNEL if layout.TRITON_KEY.fullmatch(path.parent.name) else Kind.NATIVE_CODE
     root = path.parent if path.suffix == ".gch" else path.parents[1]
-    assert gate.keep(str(path), str(root), kind, content)
+    assert gate.keep(CodeFile(str(path), str(root), kind), content)
     path.write_bytes(content)
     return root
 

@@ -8,7 +8,7 @@ import shutil
 import pytest
 from scenes import load_scenes
 
-from safecache.reporting.kinds import Kind
+from safecache.places.layout import CodeFile
 from safecache.store import manifests
 
 SOURCE = '#include "answer.h"\nextern "C" int answer() { return ANSWER; }\n'
@@ -104,10 +104,9 @@ def move(one, other):
     shutil.copy2(one / "probe.o", other / "probe.o")
     os.utime(other / "probe.o", ns=(status.st_atime_ns, status.st_mtime_ns))
     (other / "other.so").unlink()
-    names = [manifests.name_of(str(at / "probe.o"), Kind.NATIVE_CODE, str(at.parent)) for at in (one, other)]
+    names = [manifests.name_of(CodeFile(str(at / "probe.o"), str(at.parent))) for at in (one, other)]
     source, target = (
-        manifests.path_of("", str(at), Kind.NATIVE_CODE, name=name)
-        for at, name in zip((one, other), names, strict=True)
+        manifests.path_of(CodeFile("", str(at), name=name)) for at, name in zip((one, other), names, strict=True)
     )
     shutil.copy2(source, target)
 

@@ -21,6 +21,7 @@ from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import filesystem, opening
 from safecache.hooks import standalone_compile
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal, trust
@@ -130,8 +131,8 @@ def forged(by, own, size):
 def test_giant_in_place_of_a_record_is_as_good_as_none(cache):
     path, *_ = cache.code("a", HOUR)
     giant(cache.root / ".safecache" / "records" / "00" / "x")
-    giant(cache.file(cache.root.joinpath(manifests.path_of(str(path), str(cache.root), Kind.NATIVE_CODE)), HOUR))
-    assert manifests.stored(str(path), str(cache.root), Kind.NATIVE_CODE) is None
+    giant(cache.file(cache.root.joinpath(manifests.path_of(CodeFile(str(path), str(cache.root)))), HOUR))
+    assert manifests.stored(CodeFile(str(path), str(cache.root))) is None
 
 
 @pytest.mark.parametrize("name", ["source.py", "source.cpp"])
@@ -154,10 +155,10 @@ def test_giant_in_place_of_a_library_is_moved_away(cache, settings, sealed, trus
     path = cache.root / "ab" / "code.so"
     cache.file(path, HOUR)
     if sealed:
-        gate.keep(str(path), str(cache.root))
+        gate.keep(CodeFile(str(path), str(cache.root)))
         forget_kernels()
     giant(path)
-    assert not gate.admit_build(str(path), str(cache.root))
+    assert not gate.admit_build(CodeFile(str(path), str(cache.root)))
     assert not path.exists() and events.counters()["too large"] == 1
 
 
@@ -190,7 +191,7 @@ def test_what_has_become_a_giant_is_not_read_to_be_moved_away(cache):
 def test_giant_in_quarantine_is_not_restored(cache, which):
     path = cache.aot("a", HOUR) if which == "entry" else cache.file(cache.root / "ab" / "code.so", HOUR)
     if which == "library":
-        gate.keep(str(path), str(cache.root))
+        gate.keep(CodeFile(str(path), str(cache.root)))
     giant(path)
     assert entry_files.quarantine(str(path), str(cache.root), Reason.DAMAGED) is not None
     [item] = in_quarantine([str(cache.root)])
@@ -237,7 +238,7 @@ def test_giant_in_a_lower_layer_is_not_copied(cache, tmp_path, settings, sealed)
     place.parent.mkdir(parents=True)
     place.write_bytes(b"code")
     if sealed:
-        gate.keep(str(place), str(layer))
+        gate.keep(CodeFile(str(place), str(layer)))
         forget_kernels()
     giant(place)
     settings(SAFECACHE_LOWER=layer)

@@ -25,6 +25,7 @@ from safecache.code import gate
 from safecache.entries import artifacts, loading, mega_caches
 from safecache.errors import KeyringError, PackRefusedError, RegistryError
 from safecache.packs import archive
+from safecache.places.layout import CodeFile
 from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import timestamps
@@ -128,8 +129,8 @@ def _judge(content: bytes) -> report.Refusal | None:
         mock.patch.object(keyring, "current", lambda: _RING),
         _here(),
     ):
-        found = gate.judge("/cache/ab/abc.so", "/cache")
-        again = gate.judge("/cache/ab/abc.so", "/cache")
+        found = gate.judge(CodeFile("/cache/ab/abc.so", "/cache"))
+        again = gate.judge(CodeFile("/cache/ab/abc.so", "/cache"))
     assert found == again, "two verdicts"
     return found
 

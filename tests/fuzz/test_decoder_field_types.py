@@ -20,6 +20,7 @@ from safecache.errors import KeyringError
 from safecache.explain import explanations, key_records
 from safecache.history import run_summary
 from safecache.isolation import crashes
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.settings import timestamps
 from safecache.signing import key_files, keyring, seal
@@ -112,14 +113,14 @@ def check_seal_body(document, key, tmp_path):
 
 def check_record(document, key, tmp_path):
     path = str(tmp_path / "ab" / "abc.so")
-    record = sealed(key, json.dumps(document).encode(), Kind.NATIVE_CODE, manifests.name_of(path, Kind.NATIVE_CODE))
-    verdict, stated = manifests.verify(record, path, Kind.NATIVE_CODE)
+    record = sealed(key, json.dumps(document).encode(), Kind.NATIVE_CODE, manifests.name_of(CodeFile(path)))
+    verdict, stated = manifests.verify(record, CodeFile(path))
     assert verdict.reason is not None or isinstance(stated["sha256"], str)
 
 
 def check_build_key(document, key, tmp_path):
     root = str(tmp_path)
-    place = manifests.path_of("own", root, Kind.MEMO)
+    place = manifests.path_of(CodeFile("own", root, Kind.MEMO))
     os.makedirs(os.path.dirname(place), exist_ok=True)
     with open(place, "wb") as file:
         file.write(sealed(key, json.dumps(document).encode(), Kind.MEMO, "own"))

@@ -15,8 +15,9 @@ from helpers.sealed import flipped
 from fuzz import sealings
 from fuzz.sealings import Sealing
 from safecache.code import gate
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
-from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.kinds import Reason
 from safecache.signing import seal
 from safecache.signing.keys import Algorithm
 from safecache.store import entry_files, manifests
@@ -73,7 +74,7 @@ def library(tmp_path, monkeypatch):
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\x7fELF" + random.Random("library").randbytes(2_000))
     gate.reset()
-    gate.keep(str(path), str(tmp_path / "cache"))
+    gate.keep(CodeFile(str(path), str(tmp_path / "cache")))
     return path
 
 
@@ -81,17 +82,13 @@ def judge(library):
     """What a process says of it that has seen nothing before."""
     gate._known.clear()
     gate._judged.clear()
-    return gate.judge(str(library), str(library.parents[1]))
+    return gate.judge(CodeFile(str(library), str(library.parents[1])))
 
 
 @pytest.mark.parametrize("spoil", ["record", "library"])
 def test_no_flip_in_a_library_or_in_its_record_is_accepted(library, spoil):
     assert judge(library) is None
-    name = (
-        manifests.path_of(str(library), str(library.parents[1]), Kind.NATIVE_CODE)
-        if spoil == "record"
-        else str(library)
-    )
+    name = manifests.path_of(CodeFile(str(library), str(library.parents[1]))) if spoil == "record" else str(library)
     content = entry_files.read_entry(name)
     footer = seal.split(content)
     ends = [0, len(content)]

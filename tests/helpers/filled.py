@@ -10,6 +10,7 @@ from pathlib import Path
 
 from helpers.caches import key
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal
 from safecache.store import manifests
@@ -57,7 +58,7 @@ def entry(root: Path, kind: Kind, cache_key: str, payload: bytes) -> Path:
 def recorded(root: Path, path: Path, kind: Kind, content: bytes, **stated: object) -> Path:
     said = {"sha256": hashlib.sha256(content).hexdigest(), **stated}
     signing = keyring.current().signing
-    assert manifests.write(str(path), str(root), kind, said, signing, provenance.statement(kind))
+    assert manifests.write(CodeFile(str(path), str(root), kind), said, signing, provenance.statement(kind))
     return write(path, content)
 
 

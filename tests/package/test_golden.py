@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from conftest import python
 
+from safecache.places.layout import CodeFile
 from safecache.reporting import policy, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing.keyring import Key
@@ -48,8 +49,12 @@ def test_bytes_of_records():
     """A seal's are in tests/signing/test_seal.py."""
     key, lines = Key.derive(b"a key file of 32 bytes or more..."), []
     for kind in Kind:
-        content = manifests.sealed("/cache/ab/name.json", kind, {"sha256": "00"}, key, {"torch": "2.15"}, "/cache")
-        lines.append(f"{kind.value}: {manifests.name_of('/cache/ab/name.json', kind, '/cache')}: {content.hex()}")
+        content = manifests.sealed(
+            CodeFile("/cache/ab/name.json", "/cache", kind), {"sha256": "00"}, key, {"torch": "2.15"}
+        )
+        lines.append(
+            f"{kind.value}: {manifests.name_of(CodeFile('/cache/ab/name.json', '/cache', kind))}: {content.hex()}"
+        )
     compare("records", lines)
 
 

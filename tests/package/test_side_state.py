@@ -20,6 +20,7 @@ from safecache.flights import fleet, leases
 from safecache.history import journal
 from safecache.isolation import crash, crashes
 from safecache.places import layout, ours
+from safecache.places.layout import CodeFile
 from safecache.remote import client, sender, stores
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
@@ -73,7 +74,7 @@ def everything(tmp_path, settings, monkeypatch):
     library = places["CACHE"] / "ab" / "cabc.so"
     library.parent.mkdir(exist_ok=True)
     library.write_bytes(b"code")
-    gate.keep(str(library), root)
+    gate.keep(CodeFile(str(library), root))
     lease = leases.open_lease(Kind.FX_ENTRY, "a", root)
     assert lease.try_to_hold()
     lease.sign(time.time())

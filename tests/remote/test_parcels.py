@@ -13,6 +13,7 @@ from helpers.sealed import flipped
 
 from safecache.code import gate
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.remote import parcels
 from safecache.remote.parcels import Parcel
 from safecache.reporting.kinds import Kind, Reason
@@ -211,7 +212,7 @@ def test_autotuning_result_is_compared_in_one_spelling(tmp_path):
     path = os.path.join(root, "ab", "cabc.best_config")
     result = {"b": 1, "a": [2, 3]}
     os.makedirs(os.path.dirname(path))
-    gate.keep(path, root, Kind.AUTOTUNING, json.dumps(result, sort_keys=True).encode())
+    gate.keep(CodeFile(path, root, Kind.AUTOTUNING), json.dumps(result, sort_keys=True).encode())
     with open(path, "w") as file:
         json.dump(result, file, indent=3)
     bundle = Bundle(Kind.AUTOTUNING, "ab/cabc.best_config", os.path.dirname(path), root, "cabc.best_config")

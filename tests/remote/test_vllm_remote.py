@@ -10,6 +10,7 @@ import pytest
 from safecache.code import gate, vllm_files
 from safecache.errors import EntryRefusedError
 from safecache.hooks import vllm
+from safecache.places.layout import CodeFile
 from safecache.remote import exchange, parcels, sender, stores
 from safecache.remote.parcels import Parcel
 from safecache.reporting import events
@@ -263,6 +264,8 @@ def test_artifacts_get_records_without_a_remote_too_so_that_a_pack_has_them(sett
     settings()
     part = Host(tmp_path).saves_artifacts()
     root = str(tmp_path / "vllm" / "torch_compile_cache")
-    assert all(manifests.exists(str(part / name), root, Kind.TABLE) for name in (*ARTIFACTS, vllm_files.TABLE))
+    assert all(
+        manifests.exists(CodeFile(str(part / name), root, Kind.TABLE)) for name in (*ARTIFACTS, vllm_files.TABLE)
+    )
     (bundle,) = vllm_files.bundles_in(root)
     assert {file.name for file in bundles.collected(bundle)} == {*ARTIFACTS, vllm_files.TABLE}

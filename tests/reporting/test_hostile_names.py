@@ -17,6 +17,7 @@ from safecache import errors
 from safecache.code import gate
 from safecache.entries import loading
 from safecache.errors import EntryRefusedError, printable
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 
@@ -89,7 +90,7 @@ def test_error_of_strict_mode_is_one_line(cache, settings):
 def test_error_of_code_that_is_not_loaded_is_one_line(cache):
     path = cache.file(cache.root / "ab" / f"{HOSTILE}.so", HOUR)
     with pytest.raises(EntryRefusedError) as caught:
-        gate.admit_code(str(path), str(cache.root))
+        gate.admit_code(CodeFile(str(path), str(cache.root)))
     assert str(caught.value).isprintable() and SHOWN in str(caught.value)
 
 

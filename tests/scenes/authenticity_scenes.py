@@ -26,6 +26,7 @@ from safecache.code import extension_builds, gate, packages
 from safecache.errors import EntryRefusedError
 from safecache.omitted import functions
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
@@ -240,10 +241,10 @@ class Attested(Sink):
 
     @property
     def record(self) -> Path:
-        return Path(manifests.path_of(str(self.path), str(self.root), self.kind))
+        return Path(manifests.path_of(CodeFile(str(self.path), str(self.root), self.kind)))
 
     def is_sealed_anew(self):
-        stated = manifests.stored(str(self.path), str(self.root), self.kind)
+        stated = manifests.stored(CodeFile(str(self.path), str(self.root), self.kind))
         hostile = hashlib.sha256(self.hostile()).hexdigest()
         return stated not in (None, self.planted) and manifests.unverified(stated)["sha256"] == hostile
 
@@ -278,7 +279,7 @@ class Library(Attested):
     def use(self):
         from torch._inductor.codecache import CppCodeCache
 
-        gate.admit_build(str(self.path), str(self.root))
+        gate.admit_build(CodeFile(str(self.path), str(self.root)))
         if not self.path.exists():
             return False
         CppCodeCache._load_library(str(self.path), "key")
@@ -289,7 +290,7 @@ class Code(Library):
     """The same, that is not loaded: one process can load a library of one name once. That it is left counts as harm."""
 
     def use(self):
-        gate.admit_build(str(self.path), str(self.root))
+        gate.admit_build(CodeFile(str(self.path), str(self.root)))
         if self.path.exists() and self.path.read_bytes() == self.hostile():
             self.marker.touch()
         return self.path.exists()
@@ -399,7 +400,7 @@ class Extension(Attested):
 
     @property
     def record(self):
-        return Path(manifests.path_of(str(self.path), str(self.root), self.kind, name=self.cache_key))
+        return Path(manifests.path_of(CodeFile(str(self.path), str(self.root), self.kind, name=self.cache_key)))
 
     def plant(self, content, sealing):
         self.build.settle()
@@ -413,13 +414,13 @@ class Extension(Attested):
         self.build.settle()
         if not self.path.exists():
             return False
-        place, content = gate.admit_code(str(self.path), str(self.root))
+        place, content = gate.admit_code(CodeFile(str(self.path), str(self.root)))
         if (content or Path(place).read_bytes()) == self.hostile():
             self.marker.touch()
         return True
 
     def is_sealed_anew(self):
-        stated = manifests.stored(str(self.path), str(self.root), self.kind, name=self.cache_key)
+        stated = manifests.stored(CodeFile(str(self.path), str(self.root), self.kind, name=self.cache_key))
         return stated not in (None, self.planted)
 
 

@@ -63,6 +63,7 @@ def spoil_libraries():
     from pathlib import Path
 
     from safecache.code import gate
+    from safecache.places.layout import CodeFile
 
     crash = "__attribute__((constructor)) static void f() { *(volatile int*)0 = 0; }"
     found = sorted(Path(_root()).glob("??/*.main.so"))
@@ -70,7 +71,7 @@ def spoil_libraries():
         path.unlink()
         command = ["g++", "-xc++", "-", "-shared", "-fPIC", "-o", str(path)]
         subprocess.run(command, input=crash, text=True, check=True)
-        gate.keep(str(path), _root())
+        gate.keep(CodeFile(str(path), _root()))
     return len(found)
 
 

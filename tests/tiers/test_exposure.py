@@ -11,6 +11,7 @@ from safecache.code import gate, sources
 from safecache.errors import EntryRefusedError
 from safecache.files import ownership
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import trust
@@ -110,12 +111,12 @@ def test_worker_leaves_the_warning_to_its_parent_and_is_strict_itself(exposed, s
 
 
 def keep(root):
-    gate.keep(str(root / "library.so"), str(root), content=b"content")
+    gate.keep(CodeFile(str(root / "library.so"), str(root)), content=b"content")
 
 
 def judge(root):
     (root / "library.so").touch()
-    gate.admit_build(str(root / "library.so"), str(root))
+    gate.admit_build(CodeFile(str(root / "library.so"), str(root)))
 
 
 def settle(root):

@@ -14,6 +14,7 @@ from safecache.code import gate, library_builds
 from safecache.entries import copies
 from safecache.errors import CacheWriteError
 from safecache.files import filesystem
+from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
@@ -25,7 +26,7 @@ from safecache.upkeep import limits
 def put(path, content=b"content", kind=Kind.NATIVE_CODE):
     """A file with a record, as a build leaves it."""
     root = config.cache_directory()
-    gate.keep(path, root, kind, content)
+    gate.keep(CodeFile(path, root, kind), content)
     entry_files.publish(path, content, root)
 
 
@@ -99,19 +100,19 @@ def test_file_is_sent_with_its_record_which_comes_first(shared, local, monkeypat
     monkeypatch.setattr(filesystem, "rename", note)
     assert copies.send(path, Kind.NATIVE_CODE)
     there = f"{shared}/ab/c.so"
-    assert renamed == [manifests.path_of(there, str(shared), Kind.NATIVE_CODE), there]
-    assert gate.judge(there, str(shared)) is None and os.stat(there).st_mode & 0o777 == 0o755
+    assert renamed == [manifests.path_of(CodeFile(there, str(shared))), there]
+    assert gate.judge(CodeFile(there, str(shared))) is None and os.stat(there).st_mode & 0o777 == 0o755
 
 
 def test_copy_from_the_shared_level_keeps_the_record_of_who_sealed_it(shared, local):
     path = f"{local}/ab/c.so"
     put(path)
     copies.send(path, Kind.NATIVE_CODE)
-    record = manifests.stored(path, local, Kind.NATIVE_CODE)
-    for place in (path, manifests.path_of(path, local, Kind.NATIVE_CODE)):
+    record = manifests.stored(CodeFile(path, local))
+    for place in (path, manifests.path_of(CodeFile(path, local))):
         os.unlink(place)
     assert library_builds.take(path, local) == f"{shared}/ab/c.so"
-    assert manifests.stored(path, local, Kind.NATIVE_CODE) == record and gate.judge(path, local) is None
+    assert manifests.stored(CodeFile(path, local)) == record and gate.judge(CodeFile(path, local)) is None
 
 
 def test_layer_that_cannot_be_entered_is_as_good_as_an_empty_one(shared, local, monkeypatch, caplog):

@@ -10,6 +10,7 @@ from helpers.key_cases import PRIVATE, PUBLIC, put
 
 from safecache.code import gate
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.signing import key_files, keyring
 from safecache.store import manifests
@@ -55,14 +56,14 @@ def of_a_farm(root, settings, tmp_path):
     key_files.save(str(tmp_path / "private"), PRIVATE)
     settings(SAFECACHE_KEY_FILE=tmp_path / "private")
     for file in layout.code(str(root)):
-        gate.keep(*file)
+        gate.keep(file)
     settings(SAFECACHE_KEY_FILE="")
     put(PUBLIC)
     return root
 
 
 def test_code_is_found_where_inductor_and_triton_put_it(root):
-    found = {path: (where, kind) for path, where, kind in layout.code(str(root))}
+    found = {file.path: (file.root, file.kind) for file in layout.code(str(root))}
     assert found == {
         str(root / INDUCTOR): (str(root), Kind.NATIVE_CODE),
         str(root / KERNEL): (str(root), Kind.KERNEL),
@@ -91,7 +92,7 @@ def test_code_of_a_trusted_key_is_signed_with_ours_and_the_rest_left(run, of_a_f
     put(key_cases.revoked(PUBLIC))
     outcomes = json.loads(run("verify", of_a_farm, "--json").out)["outcomes"]
     assert outcomes == {"code verified": 2, "revoked key": 1}
-    verdict, _ = manifests.read(str(of_a_farm / INDUCTOR), str(of_a_farm), Kind.NATIVE_CODE)
+    verdict, _ = manifests.read(CodeFile(str(of_a_farm / INDUCTOR), str(of_a_farm)))
     assert verdict.provenance["countersigned"] == PUBLIC.id.hex() and "cpu" in verdict.provenance
 
 
