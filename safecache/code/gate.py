@@ -191,17 +191,13 @@ def private_copy(name: str, content: bytes, kind: Kind) -> str:
 
 
 def keep(
-    file: CodeFile,
-    content: bytes | None = None,
-    also: Mapping[str, Any] = MappingProxyType({}),
-    *,
-    made_at: str = "",
+    file: CodeFile, content: bytes | None = None, also: Mapping[str, Any] = MappingProxyType({}), *, made_at: str = ""
 ) -> bool:
     """Attest the file that this process has just made, here and by a record in its cache.
 
     ``content``: what is about to be written there, or ``made_at``: where it lies so far. Other processes then find the
-    record before the file. ``also``: what else to state. False,
-    and reported, if the record cannot be written. Raises OSError if the file cannot be read.
+    record before the file. ``also``: what else to state. False, and reported, if the record cannot be written. Raises
+    OSError if the file cannot be read.
     """
     digest = _digest(made_at or file.path) if content is None else hashlib.sha256(content).digest()
     return keep_digest(file, digest, also)
