@@ -20,6 +20,7 @@ START, END = "/where-it-starts", "/where-it-ends"
 COMMON = """
 import json, os, pickle, sys
 from safecache.settings import config; from safecache.code import library_builds, triton_files, gate; from safecache.tiers import layers, fallback; from safecache.entries import loading, saving, copies; from safecache.store import entry_files
+from safecache.places import layout
 from safecache.reporting.kinds import Kind
 os.path.exists("/where-it-starts")
 fallback.settle(lambda: "nowhere")
@@ -28,7 +29,7 @@ entries, library, kernel = root + "/aotautograd/akey", root + "/ab/cab.so", root
 """
 MAKE = """
 saving.write(entries, root, Kind.AOT_ENTRY, "akey", saving.sealed(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
-gate.keep(library, root, content=b"library")
+gate.keep(layout.CodeFile(library, root), content=b"library")
 entry_files.publish(library, b"library", root)
 copies.send(library, Kind.NATIVE_CODE)
 triton_files.put(kernel, "k.cubin", b"cubin")
@@ -37,7 +38,7 @@ triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin":
 FIND = """
 source = loading.Source(Kind.AOT_ENTRY, "akey", root, entries, lambda entry: True, layers.below(entries, root))
 assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
-assert gate.admit_build(library, root) or library_builds.take(library, root)
+assert gate.admit_build(layout.CodeFile(library, root)) or library_builds.take(library, root)
 os.makedirs(kernel, exist_ok=True)
 assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}
 os.path.exists("/where-it-ends")
