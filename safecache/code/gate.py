@@ -215,7 +215,7 @@ def keep_digest(file: CodeFile, digest: bytes, also: Mapping[str, Any] = Mapping
 
 
 def is_stated(file: CodeFile, digest: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> bool:
-    """Whether a record in the file's cache attests content with this SHA-256, so that none is needed.
+    """Tell whether a record in the file's cache attests content with this SHA-256, so that none is needed.
 
     ``also``: what else it has to state.
     """
@@ -236,7 +236,7 @@ def record_of(file: CodeFile, content: bytes, also: Mapping[str, Any]) -> bytes 
 
 
 def states(file: CodeFile, content: bytes) -> bool:
-    """Whether this process or a sealed record attests this content of the file; see judge_by_record().
+    """Tell whether this process or a sealed record attests this content of the file; see judge_by_record().
 
     Raises Unreadable if the record cannot be read.
     """
@@ -292,7 +292,7 @@ def contradiction(record: bytes | None, kind: Kind, name: str, digest: bytes) ->
 
 
 def objection_by_record(record: bytes | None, file: CodeFile, digest: bytes) -> Refusal | None:
-    """As judge_by_record(), of content that has not lain there: that is in no private file."""
+    """Judge by the record content that has not lain there, and so is in no private file."""
     verdict, stated = manifests.verify(record, file)
     if verdict.reason is not None:
         return refused(verdict, verdict.reason)
@@ -334,7 +334,7 @@ def admit_build(file: CodeFile) -> bool:
 
 
 def admit_code(file: CodeFile) -> tuple[str, bytes | None]:
-    """Where to load the code of the file from, and its bytes if that is a copy out of others' reach, else None.
+    """Find where to load the code from, and its bytes if that is a copy out of others' reach, else None.
 
     Raises EntryRefusedError, in every mode, if nothing attests it; OSError if it or its record cannot be read.
     """
@@ -364,7 +364,7 @@ def not_loaded(refusal: Refusal, file: CodeFile) -> EntryRefusedError:
 
 
 def objection(file: CodeFile) -> Refusal | None:
-    """None if a regular file lies there and something attests it. Raises OSError."""
+    """Judge the file: None if a regular one lies there and something attests it. Raises OSError."""
     try:
         refusal = judge(file)
         if refusal is None:
@@ -375,7 +375,7 @@ def objection(file: CodeFile) -> Refusal | None:
 
 
 def is_attested(file: CodeFile) -> bool:
-    """Whether a regular file lies there and something attests it. Reports nothing, and leaves the file."""
+    """Tell whether a regular file lies there and something attests it. Reports nothing, and leaves the file."""
     try:
         return objection(file) is None
     except OSError:

@@ -278,7 +278,7 @@ def _unpicklable(obj: object, error: Exception) -> SaveAborted:
     return SaveAborted(Reason.UNPICKLABLE, text, cause=cause, remedy=_PICKLE_REMEDY, error=error)
 
 
-def _seal(payload: bytes, kind: Kind, cache_key: str, stated: Mapping[str, str] = MappingProxyType({})) -> bytes:
+def _seal(payload: bytes, kind: Kind, cache_key: str, stated: Mapping[str, str]) -> bytes:
     keys = keyring.current()
     if keys.signing is None:
         return payload

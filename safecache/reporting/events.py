@@ -216,7 +216,7 @@ def report(
 
 
 def claim_warning(what: tuple[object, str]) -> bool:
-    """Whether the caller is the first of this process that warns of ``what``, until reset()."""
+    """Claim the one warning of ``what``; False if this process has given it since reset()."""
     with _lock:
         is_new = what not in _warned
         _warned.add(what)

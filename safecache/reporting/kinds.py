@@ -130,7 +130,7 @@ class Count(Enum):
 
 
 class Evidence(Enum):
-    """What is verified before a file is used."""
+    """Name what is verified before a file is used."""
 
     SEAL = "a seal at its end"
     RECORD = "a sealed record of its digest, which lies beside the cache"
@@ -138,7 +138,7 @@ class Evidence(Enum):
 
 
 class SealedName(Enum):
-    """What the seal or the record of a file calls it."""
+    """Name a file in its seal or record."""
 
     KEY = "the cache key"
     NOTHING = "nothing: what it travels in says which it is"
@@ -148,7 +148,7 @@ class SealedName(Enum):
 
 
 class Fingerprint(Enum):
-    """What a seal states of what the cache key leaves out."""
+    """List what a seal states beyond the cache key."""
 
     NOTHING = "nothing"
     GRAPH = "what the graph of this key depends on"
@@ -156,7 +156,7 @@ class Fingerprint(Enum):
 
 
 class Travel(Enum):
-    """How files go into packs and to the remote cache."""
+    """Say how files go into packs and to the remote cache."""
 
     NOWHERE = "not at all"
     GROUPS = "all files of a key together"
@@ -164,7 +164,7 @@ class Travel(Enum):
 
 
 class LeaseScope(Enum):
-    """Which processes leave the compile of a missing key to one of them."""
+    """Name the processes that leave the compile of a missing key to one of them."""
 
     NONE = "none do"
     HOST = "those of a host"
@@ -178,7 +178,7 @@ class Eviction(IntEnum):
 
 
 class Proof(NamedTuple):
-    """How a file is verified. ``bound_to``: the parts of the build that must match. ``max_bytes``: that is read."""
+    """Describe how a file is verified; ``bound_to``: the parts of the build that must match."""
 
     evidence: Evidence
     name: SealedName
@@ -188,7 +188,7 @@ class Proof(NamedTuple):
 
 
 class Tiers(NamedTuple):
-    """Where it lies and goes.
+    """Describe where a file lies and goes.
 
     ``place``: its path in a cache directory, for str.format(). ``key``: the pattern of its keys, so that no path made
     of one leads out of its cache. ``is_pulled``: whether it is of use without what refers to it, so that

@@ -76,7 +76,7 @@ def sealed(
     provenance: Mapping[str, str],
 ) -> bytes:
     """The record of what is ``stated`` of the file."""
-    own = file.name or name_of(file)
+    own = name_of(file)
     return seal.attach(json.dumps(stated).encode(), file.kind, own, key, provenance, config.current().namespace)
 
 
@@ -137,7 +137,7 @@ def stored(file: CodeFile) -> bytes | None:
 
 def path_of(file: CodeFile) -> str:
     """Where in its cache the record of the file is, if it has one."""
-    return ours.record(file.root, hashed_name(file.name or name_of(file)))
+    return ours.record(file.root, hashed_name(name_of(file)))
 
 
 def exists(file: CodeFile) -> bool:
@@ -151,6 +151,8 @@ def name_of(file: CodeFile) -> str:
     Without a root that is its directory and name, as where Inductor and Triton keep theirs. Code of another layout gets
     its name from the one who builds it.
     """
+    if file.name:
+        return file.name
     directory, name = os.path.split(file.path)
     if file.kind.proof.name is SealedName.PATH and file.root:
         return os.path.relpath(file.path, file.root)
@@ -201,7 +203,7 @@ def read(file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
 
 def verify(record: bytes | None, file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
     """As read(), of this record; None, for there is none, is that of an unsealed file."""
-    record, own = record or b"", file.name or name_of(file)
+    record, own = record or b"", name_of(file)
     named = named_in(record, own, file.kind)
     verdict = seal.verify(record, file.kind, named, keyring.current().find, config.current().namespace)
     if verdict.reason is not None:

@@ -125,7 +125,7 @@ def test_key_supplies_the_namespaces_of_its_patterns_alone(key, patterns, namesp
 
 def test_entries_are_saved_for_the_namespace_of_the_settings(settings):
     settings(SAFECACHE_NAMESPACE="prod")
-    content = saving._seal(PAYLOAD, Kind.AOT_ENTRY, "the key")
+    content = saving._seal(PAYLOAD, Kind.AOT_ENTRY, "the key", {})
     assert judged(content) is None
     settings(SAFECACHE_NAMESPACE="staging")
     assert judged(content) is Reason.OTHER_NAMESPACE
