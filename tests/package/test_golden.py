@@ -45,6 +45,10 @@ def test_remedy_of_each_failed_write():
     compare("remedies", [f"{os.strerror(number)}: {fix}" for number, fix in report._FIXES.items()])
 
 
+def test_records_of_kinds():
+    compare("kinds", [f"{kind.value}: {kind.proof} {kind.tiers} {kind.upkeep}" for kind in Kind])
+
+
 def test_bytes_of_records():
     """A seal's are in tests/signing/test_seal.py."""
     key, lines = Key.derive(b"a key file of 32 bytes or more..."), []
