@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from safecache import session
 from safecache._version import __version__
 from safecache.patching.activation import activate, deactivate, is_active, status
 from safecache.settings import config
@@ -56,6 +57,7 @@ def reset() -> None:
 
     As a process that begins: for tests, and after a change of keys or directories. Hooks and settings stay as they are.
     """
+    session.reset()
     for name, module in list(sys.modules.items()):
         forget = getattr(module, "reset", None) if name.startswith("safecache.") else None
         if callable(forget):

@@ -1,13 +1,63 @@
-"""State of this process that a forked child begins anew."""
+"""State of this process: what begins anew in a forked child, and at ``safecache.reset()``."""
 
 from __future__ import annotations
 
 import os
 import threading
 
-__all__ = ["ForkLock"]
+# Not imported from typing, as in safecache/__init__.py.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any, Generic, TypeVar
 
+    State = TypeVar("State")
+else:
+    State = None
+
+    class Generic:
+        def __class_getitem__(cls, _: object) -> type:
+            return cls
+
+
+__all__ = ["ForkLock", "Part", "inherit", "reset"]
+
+_parts: list[Part[Any]] = []
 _locks: list[ForkLock] = []
+
+
+def inherit(state: State) -> State:
+    """The state of a Part in a forked child: that of its parent."""
+    return state
+
+
+class Part(Generic[State]):
+    """The state of one module, in ``now``: what ``make`` returns, made anew by reset().
+
+    ``in_child`` returns the state of a forked child, given its parent's; without it that is made anew too. Who reads
+    ``now`` twice may be given two states: read it once where that matters.
+    """
+
+    def __init__(self, make: Callable[[], State], in_child: Callable[[State], State] | None = None) -> None:
+        self.now = make()
+        self._make, self._in_child = make, in_child
+        _parts.append(self)
+
+    def reset(self) -> None:
+        """Make it anew; a state that has a method end() is ended before."""
+        end = getattr(self.now, "end", None)
+        if end is not None:
+            end()
+        self.now = self._make()
+
+    def _fork(self) -> None:
+        self.now = self._make() if self._in_child is None else self._in_child(self.now)
+
+
+def reset() -> None:
+    """Make the state of each module anew."""
+    for part in _parts:
+        part.reset()
 
 
 class ForkLock:
@@ -35,9 +85,11 @@ class ForkLock:
             self._lock.acquire()
 
 
-def _renew_locks() -> None:
+def _begin_child() -> None:
     for lock in _locks:
         lock._renew()
+    for part in _parts:
+        part._fork()
 
 
-os.register_at_fork(after_in_child=_renew_locks)
+os.register_at_fork(after_in_child=_begin_child)

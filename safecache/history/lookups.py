@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 from enum import Enum
 from typing import NamedTuple
@@ -11,7 +10,7 @@ from safecache.errors import MissError
 from safecache.history import journal
 from safecache.reporting import boundary, events
 from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
-from safecache.session import ForkLock
+from safecache.session import ForkLock, Part
 from safecache.settings import config
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "counts",
     "label",
     "record",
-    "reset",
     "stats",
     "time_label",
     "time_labels",
@@ -57,7 +55,7 @@ class Lookup(NamedTuple):
 
 
 _lock = ForkLock()
-_counts: Counter[str] = Counter()
+_counts: Part[Counter[str]] = Part(Counter)
 
 
 def label(kind: Kind, outcome: Outcome, reason: Reason | None) -> str:
@@ -113,14 +111,14 @@ def stats() -> dict[str, int]:
 def counts() -> dict[str, int]:
     """How many lookups of this process came to what, by label(); absent means none."""
     with _lock:
-        return dict(_counts)
+        return dict(_counts.now)
 
 
 def record(lookup: Lookup, root: str) -> None:
     """Count a lookup in the cache ``root``; what was not a hit goes to the journal at once, and to torch's trace."""
     what = label(lookup.kind, lookup.outcome, lookup.reason)
     with _lock:
-        _counts[what] += 1
+        _counts.now[what] += 1
     with boundary.contain_errors("the journal of lookups", "This lookup is not recorded."):
         events.notify(what)
         if lookup.outcome is Outcome.HIT:
@@ -160,13 +158,3 @@ def _text(lookup: Lookup) -> str:
         " compiling. Help: safecache explain; warm the cache with the same code, settings and environment; or unset"
         " SAFECACHE_MUST_HIT"
     )
-
-
-def reset() -> None:
-    """Forget what was counted."""
-    with _lock:
-        _counts.clear()
-
-
-# Counted by process.
-os.register_at_fork(after_in_child=_counts.clear)

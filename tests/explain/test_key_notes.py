@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from safecache import session
 from safecache.explain import key_notes, key_records
 from safecache.explain.key_records import Component
 from safecache.history import misses
@@ -25,9 +26,9 @@ def root(tmp_path):
 
 @pytest.fixture(autouse=True)
 def nothing_waits():
-    misses.reset()
+    session.reset()
     yield
-    misses.reset()
+    session.reset()
 
 
 def test_record_is_written_once_the_compile_is_saved_and_not_before(root):

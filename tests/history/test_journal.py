@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE, python
 
+from safecache import session
 from safecache.code import lock_guards
 from safecache.entries import searches
 from safecache.history import journal, lookups, run_summary
@@ -33,7 +34,7 @@ def fresh(monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     monkeypatch.setattr(journal, "_journal", journal._Journal())
     journal._journal.awaits_end = True  # no test is to be written of when pytest ends
-    lookups.reset()
+    session.reset()
 
 
 def files(root):
