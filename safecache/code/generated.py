@@ -116,7 +116,7 @@ def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
         again()
         sources.attest(path, source)
     if _thread.written == path:  # just written: copy it to the shared level
-        copies.send(path, Kind.SOURCE, anew=False)
+        copies.send(CodeFile(path, kind=Kind.SOURCE), anew=False)
 
 
 def write_file(path: str, content: str | bytes, *, encode_utf_8: bool, make_directories: bool) -> None:

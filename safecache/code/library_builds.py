@@ -16,6 +16,7 @@ from safecache.code.generated import root_of
 from safecache.entries import copies
 from safecache.files import folders, opening, private_directory, temporaries
 from safecache.places.layout import LOADED, CodeFile
+from safecache.places.refs import locate
 from safecache.remote import tier
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
@@ -151,7 +152,7 @@ def settle(path: str) -> None:
     except directory_faults.Unsettled as error:
         _thread.failure = error
         raise
-    tier.asked_file(Kind.NATIVE_CODE, path, root)
+    tier.asked(locate(Kind.NATIVE_CODE, path, root))
     if not is_there and path not in _thread.absent and (layers.exist(root) or tier.is_below()):
         _take_from_below(path, root)
 
@@ -168,11 +169,11 @@ def mark_loaded(path: str, root: str) -> None:
     """Attest the empty file that torch is about to write beside a probe that it could load, not to load it again."""
     marker = path + LOADED
     gate.keep(CodeFile(marker, root), content=b"")
-    copies.send_content(marker, b"", Kind.NATIVE_CODE, record=gate.record_of(CodeFile(marker, root), b"", {}))
+    copies.send_content(CodeFile(marker), b"", record=gate.record_of(CodeFile(marker, root), b"", {}))
     if tier.is_sending():
         with suppress(OSError):  # torch writes it next, and fails as in stock
             entry_files.publish(marker, b"", root)
-        tier.made_file(Kind.NATIVE_CODE, path, root, again=True)
+        tier.made(locate(Kind.NATIVE_CODE, path, root), again=True)
 
 
 def _take_from_below(path: str, root: str) -> None:
@@ -181,7 +182,7 @@ def _take_from_below(path: str, root: str) -> None:
     if take(path, root) is not None:
         if not os.path.lexists(marker):
             take(marker, root)
-    elif not (tier.fill_file(Kind.NATIVE_CODE, path, root) and gate.admit_build(CodeFile(path, root))):
+    elif not (tier.fill(locate(Kind.NATIVE_CODE, path, root)) and gate.admit_build(CodeFile(path, root))):
         _thread.absent.add(path)
 
 
@@ -209,7 +210,7 @@ def build(make: Callable[[], Any], builder: Any) -> Any:
             else:
                 result = _build(make, builder)
                 gate.keep(CodeFile(path, root))
-    copies.send(path, Kind.NATIVE_CODE)
+    copies.send(CodeFile(path))
     return result
 
 
@@ -340,4 +341,4 @@ def _put(path: str, root: str, kind: Kind, found: _Found) -> bool:
     where, what = manifests.path_of(CodeFile(path, root, kind)), f"the record of {kind.noun} {path}"
     if found.record is not None and not manifests.publish(where, found.record, root, what, kind):
         return False
-    return copies.put(path, found.content, root, kind, found.mode | stat.S_IWUSR)
+    return copies.put(CodeFile(path, root, kind), found.content, found.mode | stat.S_IWUSR)

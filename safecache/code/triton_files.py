@@ -19,6 +19,7 @@ from safecache.errors import SafecacheError
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.places.layout import CodeFile
+from safecache.places.refs import locate
 from safecache.remote import tier
 from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
@@ -162,19 +163,19 @@ def _send(place: Place, name: str, content: bytes, stated: _Stated) -> None:
     """Send a library, or with its list a whole group, to the remote, and to the shared level below this cache."""
     if not name.startswith(LIST) and not name.endswith(".so"):
         return
-    tier.made(Kind.KERNEL, os.path.basename(place.directory), place.directory, place.root)
+    tier.made(locate(Kind.KERNEL, place.directory, place.root))
     directory = levels.counterpart(place.directory)
     if directory is None:
         return
     if not name.startswith(LIST):
-        copies.send(place.path(name), Kind.KERNEL, place.root)
+        copies.send(CodeFile(place.path(name), place.root, Kind.KERNEL))
         return
     names = triton_place.names_in(content) or ()
-    if all(copies.send(place.path(file), Kind.KERNEL, place.root) for file in names):
+    if all(copies.send(CodeFile(place.path(file), place.root, Kind.KERNEL)) for file in names):
         # With the files' paths there, as stock Triton needs them.
         listing = _listing({file: os.path.join(directory, file) for file in names})
         record = gate.record_of(CodeFile(place.path(name), kind=Kind.KERNEL), listing, stated)
-        copies.send_content(place.path(name), listing, Kind.KERNEL, place.root, record=record)
+        copies.send_content(CodeFile(place.path(name), place.root, Kind.KERNEL), listing, record=record)
 
 
 def _listing(paths: Mapping[str, str]) -> bytes:
@@ -375,12 +376,12 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 
 def _places(directory: str, name: str) -> Iterator[Place]:
     """Where the files of a cache key may be. A lower tier may be a cache directory of Triton's or of Inductor's."""
-    key, root = os.path.basename(directory), os.path.dirname(directory)
-    tier.asked(Kind.KERNEL, key, directory, root)
+    ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
+    tier.asked(ref)
     yield Place(directory)
     yield from _lower(directory)
     yield from _siblings(directory, name)
-    if tier.fill(Kind.KERNEL, key, directory, root):
+    if tier.fill(ref):
         yield Place(directory, is_fetched=True)
 
 

@@ -26,12 +26,12 @@ from safecache.errors import RefusedArtifactError
 from safecache.files import folders
 from safecache.places import layout
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.remote import tier
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.store import bundles, entry_files, manifests
-from safecache.store.bundles import Bundle
+from safecache.store import entry_files, manifests
 from safecache.tiers.directory_faults import Unreadable
 
 __all__ = [
@@ -111,14 +111,14 @@ def fetch_model(path: str) -> None:
     root, key = _named(path, _MODEL)
     if key and not os.path.lexists(path):
         with events.reading():
-            tier.fill_file(Kind.AOT_FUNCTION, path, root, key)
+            tier.fill(Ref(Kind.AOT_FUNCTION, key, root))
 
 
 def made_model(path: str) -> None:
     """Have the file sent that vLLM has just put there, if it is a model."""
     root, key = _named(path, _MODEL)
     if key:
-        tier.made_file(Kind.AOT_FUNCTION, path, root, key, again=True)
+        tier.made(Ref(Kind.AOT_FUNCTION, key, root), again=True)
 
 
 def require_parts(names: Collection[str]) -> None:
@@ -135,15 +135,15 @@ def require_parts(names: Collection[str]) -> None:
         raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
 
 
-def bundles_in(root: str) -> Iterator[Bundle]:
+def bundles_in(root: str) -> Iterator[Ref]:
     """The models, and tables with their artifacts, in this directory of vLLM's, not verified. Raises OSError."""
     for item in folders.below(root):
         path = os.path.relpath(item.path, root)
         part, name = os.path.split(path)
         if _MODEL.fullmatch(path):
-            yield bundles.placed(Kind.AOT_FUNCTION, path, root)
+            yield Ref(Kind.AOT_FUNCTION, path, root)
         elif name == TABLE and _PART.fullmatch(part):
-            yield bundles.placed(Kind.TABLE, part, root)
+            yield Ref(Kind.TABLE, part, root)
 
 
 def _named(path: str, pattern: re.Pattern[str]) -> tuple[str, str]:
@@ -157,7 +157,7 @@ def fetch_artifacts(directory: str) -> None:
     root, key = _named(directory, _PART)
     if key and not os.path.lexists(os.path.join(directory, TABLE)):
         with events.reading():
-            tier.fill(Kind.TABLE, key, directory, root)
+            tier.fill(Ref(Kind.TABLE, key, root))
 
 
 def made_artifact(path: str) -> None:
@@ -256,7 +256,7 @@ def _publish(path: str, content: bytes) -> None:
             directory = os.path.dirname(path)
             key = _named(directory, _PART)[1]
             if is_table and key:
-                tier.made(Kind.TABLE, key, directory, root, again=True)
+                tier.made(Ref(Kind.TABLE, key, root), again=True)
     except OSError as error:
         written = False
         if _OF_SGLANG.fullmatch(os.path.basename(path)):

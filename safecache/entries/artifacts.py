@@ -16,6 +16,8 @@ from typing import Any
 from safecache.entries import copies, loading
 from safecache.entries.loading import RemoteCache
 from safecache.errors import EntryRefusedError, RefusedArtifactError
+from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.remote import tier
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
@@ -95,7 +97,7 @@ def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
     For artifacts that cannot miss: there is no graph to compile instead.
     """
     with asked_for(), events.reading():
-        if not loading.admit(kind, cache_key, content, origin=told_origin() or "given as bytes"):
+        if not loading.admit(Ref(kind, cache_key), content, origin=told_origin() or "given as bytes"):
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} Compile it anew.")
 
 
@@ -130,16 +132,16 @@ def require_tried(kind: Kind, name: str, root: str) -> None:
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} {remedy}")
 
 
-def read(kind: Kind, cache_key: str, path: str, root: str = "") -> bytes | None:
+def read(ref: Ref, path: str) -> bytes | None:
     """The bytes of the file at ``path`` if they may be unpickled, empty if there is none; None, and reported, if not.
 
-    A file that is bad for everybody is quarantined if it lies in a cache, ``root``; a user's own file is left alone.
+    A file that is bad for everybody is quarantined if it lies in a cache, ``ref.root``; a user's own is left alone.
     One that only a lower tier has is copied to ``path``. Strict mode raises the reason's error instead of None.
     """
     if not os.path.lexists(path):
-        return _from_layer(kind, cache_key, path)
-    content = loading.read(kind, path)
-    if content is None or not loading.admit(kind, cache_key, content, origin=path, root=root):
+        return _from_layer(ref, path)
+    content = loading.read(ref.kind, path)
+    if content is None or not loading.admit(ref, content, origin=path):
         return None
     return content
 
@@ -151,16 +153,18 @@ def stated(kind: Kind, cache_key: str, content: bytes) -> Mapping[str, str]:
     return verdict.provenance or {}
 
 
-def _from_layer(kind: Kind, cache_key: str, path: str) -> bytes | None:
-    root = config.cache_directory() or os.path.dirname(path)
-    for place, _ in layers.below(path, root):
+def _from_layer(ref: Ref, path: str) -> bytes | None:
+    here = ref._replace(root=ref.root or config.cache_directory() or os.path.dirname(path))
+    for place, _ in layers.below(path, here.root):
         if os.path.lexists(place):
-            content = loading.read(kind, place)
-            if content is not None and loading.admit(kind, cache_key, content, origin=place):
+            content = loading.read(ref.kind, place)
+            if content is not None and loading.admit(ref._replace(root=""), content, origin=place):
                 # Torch reads the file again by itself.
-                return content if copies.put(path, content, root, kind) else b""
-    fetched = loading.read(kind, path) if tier.fill_file(kind, path, root, cache_key) else None
-    return fetched if fetched is not None and loading.admit(kind, cache_key, fetched, origin=path, root=root) else b""
+                return content if copies.put(CodeFile(path, here.root, ref.kind), content) else b""
+    if here.path != path:
+        return b""  # a user's own file, which no tier has
+    fetched = loading.read(ref.kind, path) if tier.fill(here) else None
+    return fetched if fetched is not None and loading.admit(here, fetched, origin=path) else b""
 
 
 @contextmanager
@@ -200,7 +204,7 @@ class VerifiedRemote:
     def get(self, key: str) -> dict[str, str] | None:
         """The value under the cache key, rebuilt from the verified bytes; None if there is none or it is refused."""
         content = loading.fetch(self._kind, key, self._remote)
-        if content is None or not loading.admit(self._kind, key, content, origin=loading.origin_of(self._remote)):
+        if content is None or not loading.admit(Ref(self._kind, key), content, origin=loading.origin_of(self._remote)):
             return None
         return {"data": base64.b64encode(content).decode("ascii")}
 

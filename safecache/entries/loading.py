@@ -16,6 +16,7 @@ from safecache.files import opening
 from safecache.flights import scopes
 from safecache.omitted import fingerprints
 from safecache.places import layout
+from safecache.places.refs import Ref
 from safecache.remote import tier
 from safecache.reporting import boundary, events, policy, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
@@ -51,21 +52,9 @@ class Source:
     ``lower``: further directories to search, as layers.below() yields them.
     """
 
-    def __init__(
-        self,
-        kind: Kind,
-        cache_key: str,
-        root: str,
-        directory: str,
-        is_entry: Callable[[Any], bool],
-        lower: Iterable[tuple[str, str]] = (),
-    ) -> None:
-        self.kind = kind
-        self.cache_key = cache_key
-        self.root = root
-        self.directory = directory
-        self.is_entry = is_entry
-        self.lower = lower
+    def __init__(self, ref: Ref, is_entry: Callable[[Any], bool], lower: Iterable[tuple[str, str]] = ()) -> None:
+        self.ref, self.is_entry, self.lower = ref, is_entry, lower
+        self.directory = ref.directory
 
 
 class _Blind(threading.local):
@@ -90,42 +79,44 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
 
     In strict mode raises the reason's error for the first that may not.
     """
-    searches.ask(source.kind, source.cache_key, source.root)
-    first_runs.settle(source.root)
-    tier.asked(source.kind, source.cache_key, source.directory, source.root)
-    if _blind.kind is source.kind:
+    ref = source.ref
+    searches.ask(ref)
+    first_runs.settle(ref.root)
+    tier.asked(ref)
+    if _blind.kind is ref.kind:
         return
     if local:
         yield from _local(source)
     if remote is not None:
-        content, origin = fetch(source.kind, source.cache_key, remote), origin_of(remote)
-        if content is not None and admit(source.kind, source.cache_key, content, origin=origin):
-            yield from _load(source, content, origin=origin, root=None)
+        content, origin = fetch(ref.kind, ref.key, remote), origin_of(remote)
+        ref = ref._replace(root="")
+        if content is not None and admit(ref, content, origin=origin):
+            yield from _load(source, ref, content, origin=origin, is_file=False)
 
 
 def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
+    ref = source.ref
     tried: set[str] = set()
     seen: set[str] = set()
-    yield from _candidates(source, source.directory, source.root, tried, seen)
+    yield from _candidates(source, source.directory, ref.root, tried, seen)
     for directory, layer in source.lower:
-        root = layer if layer == levels.counterpart(source.root) else ""
+        root = layer if layer == levels.counterpart(ref.root) else ""
         # That a cache with a fallback directory cannot be listed has been reported already.
-        if layer != fallback.original(source.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
+        if layer != fallback.original(ref.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             yield from _candidates(source, directory, root, tried)
-    if tier.fill(source.kind, source.cache_key, source.directory, source.root):
-        yield from _candidates(source, source.directory, source.root, tried)
-    took = partial(searches.took, source.kind)
-    key, root = source.cache_key, source.root
-    flight = None if fingerprints.differs_by_rank() else scopes.enter(source.kind, key, root, took)
+    if tier.fill(ref):
+        yield from _candidates(source, source.directory, ref.root, tried)
+    took = partial(searches.took, ref.kind)
+    flight = None if fingerprints.differs_by_rank() else scopes.enter(ref, took)
     if flight is not None:
-        searches.waited(source.kind, flight.waited)
+        searches.waited(ref.kind, flight.waited)
         if flight.elsewhere:
-            tier.fill(source.kind, source.cache_key, source.directory, source.root)
+            tier.fill(ref)
         try:
             # What was refused is so again, unless somebody has had the time to replace it.
-            yield from _candidates(source, source.directory, source.root, tried if flight.waited else tried | seen)
+            yield from _candidates(source, source.directory, ref.root, tried if flight.waited else tried | seen)
         except GeneratorExit:
-            flight.found(source.root)
+            flight.found()
             raise
 
 
@@ -140,7 +131,7 @@ def _candidates(
         names = layout.list_entries(directory)
     except OSError as error:
         refusal = Refusal(Reason.UNREADABLE, f"{error.strerror}", _READ_REMEDY)
-        report.refuse(refusal, source.kind, directory, error=error)
+        report.refuse(refusal, source.ref.kind, directory, error=error)
         return
     if seen is not None:
         seen.update(names)
@@ -149,30 +140,30 @@ def _candidates(
         content = None if name in tried else _admitted(source, path, root)
         if content is not None:
             tried.add(name)
-            yield from _load(source, content, origin=path, root=root)
+            yield from _load(source, source.ref._replace(root=root), content, origin=path, is_file=True)
 
 
 def _admitted(source: Source, path: str, root: str) -> bytes | None:
     """Return the bytes of the candidate at ``path`` if it may be used; else, as reported, None."""
-    with boundary.contain_errors(f"the check of a cached {source.kind.noun}", f"Compiling instead of using {path}."):
-        if _is_barred(source, path, root):
+    ref = source.ref
+    with boundary.contain_errors(f"the check of a cached {ref.kind.noun}", f"Compiling instead of using {path}."):
+        if _is_barred(ref, path, root):
             return None
-        content = read(source.kind, path, listed=True)
-        if content is not None and admit(source.kind, source.cache_key, content, path=path, root=root):
-            if root not in ("", source.root):
-                copies.put(os.path.join(source.directory, os.path.basename(path)), content, source.root, source.kind)
+        content = read(ref.kind, path, listed=True)
+        if content is not None and admit(ref._replace(root=root), content, path=path):
+            if root not in ("", ref.root):
+                copies.put(ref.file(os.path.basename(path)), content)
             return content
     return None
 
 
-def _is_barred(source: Source, path: str, root: str) -> bool:
+def _is_barred(ref: Ref, path: str, root: str) -> bool:
     """Whether processes have died of what is there, by its name, or of what its key has led to; reported, if so."""
-    is_lower, name = root != source.root, os.path.basename(path)
-    against = first_runs.objection(source.root, source.kind, source.cache_key, name, is_lower=is_lower)
+    against = first_runs.objection(ref, os.path.basename(path), is_lower=root != ref.root)
     if against:
         moved = entry_files.quarantine(path, root, Reason.CRASHED_RUN) if root else None
         remedy = f"Recompiling; moved to {moved}." if moved else "Recompiling."
-        report.refuse(Refusal(Reason.CRASHED_RUN, against, cause=first_runs.CAUSE), source.kind, path, remedy)
+        report.refuse(Refusal(Reason.CRASHED_RUN, against, cause=first_runs.CAUSE), ref.kind, path, remedy)
     return bool(against)
 
 
@@ -245,34 +236,25 @@ def origin_of(remote: object) -> str:
     return f"in the remote cache {server}".rstrip()
 
 
-def admit(
-    kind: Kind,
-    cache_key: str,
-    content: bytes,
-    *,
-    path: str | None = None,
-    root: str = "",
-    origin: str = "",
-    whole: bool = True,
-) -> bool:
+def admit(ref: Ref, content: bytes, *, path: str | None = None, origin: str = "", whole: bool = True) -> bool:
     """Whether ``content`` may be used; a refusal is reported, and a file that is bad for everybody quarantined.
 
-    Pass the ``path`` of an entry in the cache ``root``, "" for a lower tier; or for other bytes their ``origin`` in
-    words, which with a ``root`` is the path of a file whose name says nothing about its content. ``whole``: the file
+    Pass the ``path`` of an entry in the cache ``ref.root``, "" for a lower tier; or for other bytes their ``origin`` in
+    words, which with a root is the path of a file whose name says nothing about its content. ``whole``: the file
     holds nothing else. Raises the reason's error in strict mode.
     """
-    refusal = trust.judge(content, kind, cache_key, path, fingerprints.objection)
+    refusal = trust.judge(content, ref.kind, ref.key, path, fingerprints.objection)
     if refusal is None:
         return True
-    file = path or (origin if root else None)
-    _refuse(refusal, kind, file, root, origin, content if whole else None)
+    file = path or (origin if ref.root else None)
+    _refuse(refusal, ref, file, origin, content if whole else None)
     return False
 
 
-def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: str, content: bytes | None) -> None:
-    cache = layout.cache_root(path) if path is not None and kind in ENTRIES else ""
-    if path is not None and root and policy.decide(refusal.reason, strict=False).quarantine:
-        moved = entry_files.quarantine(path, root, refusal.reason, content)
+def _refuse(refusal: Refusal, ref: Ref, path: str | None, origin: str, content: bytes | None) -> None:
+    cache = layout.cache_root(path) if path is not None and ref.kind in ENTRIES else ""
+    if path is not None and ref.root and policy.decide(refusal.reason, strict=False).quarantine:
+        moved = entry_files.quarantine(path, ref.root, refusal.reason, content)
         if moved is not None:
             events.count(Count.QUARANTINED)
         stays = "Could not quarantine it: no permission, or another process replaced it."
@@ -280,22 +262,22 @@ def _refuse(refusal: Refusal, kind: Kind, path: str | None, root: str, origin: s
         if moved:
             remedy = f"Recompiling; moved to {moved}. Help: safecache quarantine show {os.path.basename(moved)}"
         refusal = refusal._replace(remedy=remedy)
-    report.refuse(refusal, kind, path or origin, root=cache)
+    report.refuse(refusal, ref.kind, path or origin, root=cache)
 
 
-def _load(source: Source, content: bytes, *, origin: str, root: str | None) -> Iterator[tuple[Any, bytes, bool]]:
-    """``root``: as for admit(); None if the bytes are not from a file."""
+def _load(source: Source, ref: Ref, content: bytes, *, origin: str, is_file: bool) -> Iterator[tuple[Any, bytes, bool]]:
+    """``ref``, ``origin``, ``is_file``: as for searches.offer()."""
     try:
         entry = pickle.loads(content)  # noqa: S301  admitted above
     except Exception as error:
         text = f"it cannot be unpickled: {type(error).__name__}: {error}"
         refusal = Refusal(Reason.UNLOADABLE, text, "The graph is compiled instead.")
-        report.refuse(refusal, source.kind, origin, error=error)
+        report.refuse(refusal, ref.kind, origin, error=error)
         return
     if source.is_entry(entry):
-        searches.offer(source.kind, entry, content, origin, root)
-        yield entry, content, root is not None
-        searches.pass_over(source.kind)
+        searches.offer(ref, entry, content, origin, is_file=is_file)
+        yield entry, content, is_file
+        searches.pass_over(ref.kind)
     else:
         refusal = Refusal(Reason.WRONG_TYPE, f"it holds a {type(entry).__module__}.{type(entry).__qualname__}")
-        _refuse(refusal, source.kind, None if root is None else origin, root or "", origin, content)
+        _refuse(refusal, ref, origin if is_file else None, origin, content)

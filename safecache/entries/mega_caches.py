@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from safecache.entries import artifacts, loading
+from safecache.places.refs import Ref
 from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -131,7 +132,7 @@ def _admit(name: str, artifact: Any) -> bool:
     safe = artifacts.is_plain(key) or (kind is Kind.PGO_STATE and "\0" not in key)
     if not artifacts.accept_name(kind, key, _ORIGIN, safe=safe):
         return False
-    return loading.admit(kind, key, artifact.content, origin=_ORIGIN)
+    return loading.admit(Ref(kind, key), artifact.content, origin=_ORIGIN)
 
 
 def _is_autotuning_key(key: str) -> bool:

@@ -6,7 +6,6 @@ import functools
 import inspect
 import io
 import itertools
-import os
 import pickle
 import sys
 import threading
@@ -23,6 +22,7 @@ from safecache.history import lookups, misses
 from safecache.history.lookups import Time
 from safecache.omitted import fingerprints
 from safecache.places import layout
+from safecache.places.refs import Ref
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
@@ -156,7 +156,7 @@ def attempt(
     if this.pickled:
         _unsaved.discard(cache_key)
         if kind in ENTRIES:
-            lookups.add_time(kind, Time.SPENT, root, config.cache_directory() or "")
+            lookups.add_time(Ref(kind, cache_key, config.cache_directory() or ""), Time.SPENT, root)
     if failure is not None:
         if not this.pickled:
             _unsaved.add(cache_key)
@@ -287,43 +287,43 @@ def _seal(payload: bytes, kind: Kind, cache_key: str, stated: Mapping[str, str])
     return seal.attach(payload, kind, cache_key, keys.signing, {**provenance.statement(kind), **stated}, namespace)
 
 
-def write(directory: str, root: str, kind: Kind, cache_key: str, content: bytes) -> None:
-    """Publish an entry in ``directory`` of the cache ``root``. A failed write is reported; strict mode raises.
+def write(ref: Ref, content: bytes) -> None:
+    """Publish an entry. A failed write is reported; strict mode raises.
 
     The error is SaveAborted in an attempt, else the reason's. An unsealed entry is not written: every process would
     refuse it, and add another.
     """
     if seal.split(content) is None:
         problem = keyring.current().problem or "it was not sealed"
-        return _not_written(SaveAborted(Reason.NO_KEY, problem, cause=problem, remedy=_KEY_REMEDY), kind, cache_key)
-    path = os.path.join(directory, layout.entry_name(content))
+        return _not_written(SaveAborted(Reason.NO_KEY, problem, cause=problem, remedy=_KEY_REMEDY), ref)
+    file = ref.file(layout.entry_name(content))
     try:
-        entry_files.publish(path, content, root)
+        entry_files.publish(file.path, content, ref.root)
     except OSError as error:
         if directory_faults.is_of_file_system(error) and fallback.replaced(error):
             # The rest of this compile, and later ones, go where this process may read them again.
-            return write(fallback.moved(directory, root), fallback.moved(root, root), kind, cache_key, content)
-        text = f"{path}: {error.strerror or error}"
+            return write(ref._replace(root=fallback.moved(ref.root, ref.root)), content)
+        text = f"{file.path}: {error.strerror or error}"
         remedy = f"{_CONSEQUENCE} {suggest_fix(error)}"
-        failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {root}", remedy=remedy, error=error)
-        return _not_written(failure, kind, cache_key)
+        failure = SaveAborted(Reason.UNWRITABLE, text, cause=f"{error.errno} {ref.root}", remedy=remedy, error=error)
+        return _not_written(failure, ref)
     events.count(Count.SAVED)
-    if kind in ENTRIES:
-        misses.saved(kind, cache_key, root)
-        tier.made(kind, cache_key, directory, root)
+    if ref.kind in ENTRIES:
+        misses.saved(ref)
+        tier.made(ref)
     try:
-        copies.send_content(path, content, kind)
+        copies.send_content(file._replace(root=""), content)
     except CacheWriteError as error:
         if not in_attempt():
             raise
-        raise SaveAborted(Reason.UNUSABLE_DIRECTORY, str(error), cause=root, remedy="", error=error) from None
+        raise SaveAborted(Reason.UNUSABLE_DIRECTORY, str(error), cause=ref.root, remedy="", error=error) from None
 
 
-def _not_written(failure: SaveAborted, kind: Kind, cache_key: str) -> None:
+def _not_written(failure: SaveAborted, ref: Ref) -> None:
     # In default mode the save goes on: its bytes may still reach the remote cache or an artifact.
     if config.current().strict and in_attempt():
         raise failure
-    failure.report(f"{kind.noun} {cache_key[:16]}…")
+    failure.report(f"{ref.kind.noun} {ref.key[:16]}…")
 
 
 def reset() -> None:

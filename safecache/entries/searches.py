@@ -11,6 +11,7 @@ from typing import NamedTuple
 from safecache.errors import MissError
 from safecache.history import graph_names, lookups
 from safecache.history.lookups import Lookup, Outcome, Time
+from safecache.places.refs import Ref
 from safecache.reporting import boundary, events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
@@ -38,13 +39,11 @@ _refused: dict[tuple[Kind, str], tuple[Reason, str]] = {}
 
 
 class Found(NamedTuple):
-    """What a lookup was given, sealed. ``root``: the cache it lies in at ``origin``; "" or None for a lower tier."""
+    """What a lookup was given, sealed. ``ref``: with the cache that it lies in, at ``origin``; "" for a lower tier."""
 
-    kind: Kind
-    key: str
+    ref: Ref
     content: bytes
     origin: str
-    root: str | None
 
 
 _observer: Callable[[list[Found]], None] | None = None
@@ -59,13 +58,11 @@ def observe_hits(observer: Callable[[list[Found]], None]) -> None:
 class Search:
     """One lookup under way. ``name`` is only called if it does not hit.
 
-    ``must_ask``: it only counts as a lookup if it asks for a cache key.
+    ``ref``: without a key until torch has computed it. ``must_ask``: it only counts as a lookup if it asks for a key.
     """
 
-    def __init__(
-        self, kind: Kind, name: Callable[[], str], key: str = "", root: str = "", *, must_ask: bool = False
-    ) -> None:
-        self.kind, self.key, self.root, self._must_ask = kind, key, root, must_ask
+    def __init__(self, ref: Ref, name: Callable[[], str], *, must_ask: bool = False) -> None:
+        self.ref, self._must_ask = ref, must_ask
         self.ended = False
         # The candidate that torch has been given and has not passed over.
         self.taken: object = None
@@ -83,7 +80,7 @@ class Search:
         """Note that a candidate cannot be used: the first such reason explains a miss."""
         self._refusal = self._refusal or (reason, detail)
         if reason is not Reason.ENTRY_MISSING:
-            _refused.setdefault((self.kind, self.key), (reason, detail))
+            _refused.setdefault((self.ref.kind, self.ref.key), (reason, detail))
 
     @property
     def is_taken(self) -> bool:
@@ -105,16 +102,16 @@ class Search:
         from safecache.explain import key_records
 
         with boundary.contain_errors("the record of a cache key", "How long its compile took is not known."):
-            record = key_records.recall(self.kind, self.key, self._name(), self.root)
+            record = key_records.recall(self.ref, self._name())
             return record.took if record is not None else 0.0
         return 0.0
 
     def hit(self) -> None:
         """It has found what it was for. Raises MissError for a miss inside of it that torch has swallowed."""
-        _refused.pop((self.kind, self.key), None)
+        _refused.pop((self.ref.kind, self.ref.key), None)
         # That of a graph within an AOTAutograd entry is part of the entry's.
         if self._outer is None:
-            lookups.add_time(self.kind, Time.SAVED, self.taken, self.root)
+            lookups.add_time(self.ref, Time.SAVED, self.taken)
             if _observer is not None:
                 _observer(self.found)
         else:
@@ -156,27 +153,27 @@ class Search:
             return Reason.GUARD_FAILED, "there are entries for the key, and their guards do not hold"
         if self.is_taken:
             return Reason.UNLOADABLE, "an entry was found, and torch could not use it"
-        if (self.kind, self.key) in _refused:
-            return _refused[self.kind, self.key]
+        if (self.ref.kind, self.ref.key) in _refused:
+            return _refused[self.ref.kind, self.ref.key]
         # Not before: a process that hits needs none of it.
         from safecache.explain import key_records
 
-        root = self.root or config.cache_directory() or ""
+        ref = self.ref._replace(root=self.ref.root or config.cache_directory() or "")
         with boundary.contain_errors("the search for what explains a miss", "The miss counts as never seen."):
-            return Reason[key_records.why_absent(self.kind, self.key, self._name(), root).name], ""
+            return Reason[key_records.why_absent(ref, self._name()).name], ""
         return Reason.NEVER_SEEN, ""
 
     def _end(self, outcome: Outcome, reason: Reason | None, detail: str) -> MissError | None:
         self.ended = True
-        if _thread.only_looks or (self._must_ask and not self.key):
+        if _thread.only_looks or (self._must_ask and not self.ref.key):
             return None
         seconds = time.perf_counter() - self._began
         hit = outcome is Outcome.HIT
         name, frame = ("", "") if hit else (self._name(), graph_names.frame())
-        lookup = Lookup(self.kind, self.key, name, outcome, reason, detail, seconds, frame)
-        lookups.record(lookup, self.root)
+        lookup = Lookup(self.ref, name, outcome, reason, detail, seconds, frame)
+        lookups.record(lookup)
         if hit and self._outer is None:
-            lookups.add_seconds(self.kind, Time.HIT, seconds, self.root)
+            lookups.add_seconds(self.ref, Time.HIT, seconds)
         return self._tell_outer(lookup)
 
     def _tell_outer(self, lookup: Lookup) -> MissError | None:
@@ -184,7 +181,7 @@ class Search:
         error = self._error or lookups.what_must_hit_raises(lookup)
         if self._outer is not None:
             if lookup.outcome is Outcome.MISS and lookup.reason is not None:
-                what = f"the {self.kind.word} entry {self.key[:16]}… that it needs: {lookup.reason.value}"
+                what = f"the {self.ref.kind.word} entry {self.ref.key[:16]}… that it needs: {lookup.reason.value}"
                 self._outer.refuse(Reason.ENTRY_MISSING, what)
             # Torch treats an exception inside a lookup as a bypass, and compiles.
             self._outer._error = self._outer._error or error
@@ -209,14 +206,12 @@ _thread = _Thread()
 
 
 @contextmanager
-def under_way(
-    kind: Kind, name: Callable[[], str], key: str = "", root: str = "", *, must_ask: bool = False
-) -> Iterator[Search]:
+def under_way(ref: Ref, name: Callable[[], str], *, must_ask: bool = False) -> Iterator[Search]:
     """A lookup for the time of this block, in which it is to be ended; an exception ends it too. See Search.
 
     What is no Exception is no failure: vLLM ends so the lookup of a graph that it has compiled already.
     """
-    search = Search(kind, name, key, root, must_ask=must_ask)
+    search = Search(ref, name, must_ask=must_ask)
     search._outer, _thread.search = _thread.search, search
     try:
         yield search
@@ -240,13 +235,13 @@ def only_looking() -> Iterator[None]:
 
 def bypass(kind: Kind, name: Callable[[], str], reason: Reason, detail: str) -> None:
     """Record what was not looked for. Raises MissError as lookups.what_must_hit_raises() says."""
-    with under_way(kind, name) as search:
+    with under_way(Ref(kind), name) as search:
         search.bypassed(reason, detail)
 
 
 def _innermost(kind: Kind) -> Search | None:
     search = _thread.search
-    return search if search is not None and search.kind.word == kind.word and not search.ended else None
+    return search if search is not None and search.ref.kind.word == kind.word and not search.ended else None
 
 
 def is_under_way(kind: Kind) -> bool:
@@ -254,11 +249,11 @@ def is_under_way(kind: Kind) -> bool:
     return _innermost(kind) is not None
 
 
-def ask(kind: Kind, key: str, root: str) -> None:
+def ask(ref: Ref) -> None:
     """What this thread's lookup is for, if it is one of this kind."""
-    search = _innermost(kind)
+    search = _innermost(ref.kind)
     if search is not None:
-        search.key, search.root = key, root
+        search.ref = ref
 
 
 def refuse(kind: Kind, reason: Reason, detail: str) -> None:
@@ -291,14 +286,17 @@ def waited(kind: Kind, seconds: float) -> None:
         search.waited(seconds)
 
 
-def offer(kind: Kind, entry: object, content: bytes, origin: str, root: str | None) -> None:
-    """Tell this thread's lookup that it is about to be given this candidate."""
-    search = _innermost(kind)
+def offer(ref: Ref, entry: object, content: bytes, origin: str, *, is_file: bool) -> None:
+    """Tell this thread's lookup that it is about to be given this candidate. ``ref``, ``origin``: as in Found.
+
+    ``is_file``: the origin is a path.
+    """
+    search = _innermost(ref.kind)
     if search is not None:
-        search.taken, search.path = entry, origin if root is not None else ""
+        search.taken, search.path = entry, origin if is_file else ""
         if _observer is not None:  # or nobody wants the bytes, which may be many
             # In place of a candidate that was passed over, with what that referred to.
-            search.found = [Found(kind, search.key, content, origin, root)]
+            search.found = [Found(ref, content, origin)]
 
 
 def taken() -> list[Search]:

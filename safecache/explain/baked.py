@@ -14,6 +14,7 @@ from safecache.explain import key_records
 from safecache.explain.components import CHOSEN, ENVIRONMENT, PLACE
 from safecache.explain.key_records import Component, KeyRecord
 from safecache.places import layout
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import ENTRIES, Kind
 
 __all__ = ["CONFIGS", "is_of_place", "of_keys"]
@@ -58,7 +59,7 @@ def of_keys(roots: Iterable[str]) -> dict[str, Any]:
 
 
 def _lies_there(record: KeyRecord, cache: str) -> bool:
-    return record.kind is not Kind.AOT_MODEL and os.path.isdir(layout.path_of(record.kind, record.key, cache))
+    return record.kind is not Kind.AOT_MODEL and os.path.isdir(Ref(record.kind, record.key, cache).path)
 
 
 def _unchosen(record: KeyRecord) -> Iterator[Component]:

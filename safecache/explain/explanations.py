@@ -27,6 +27,7 @@ from safecache.explain.key_records import Absence, Component, KeyRecord
 from safecache.files import folders, opening
 from safecache.history.graph_names import BACKWARD
 from safecache.places import layout, ours
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.settings import timestamps
 from safecache.store import quarantine
@@ -266,12 +267,12 @@ def explain(record: KeyRecord, root: str, *, saved: bool) -> Explanation:
 
     ``saved``: whether a save followed the miss, and this is its record; otherwise the lookup has only just missed.
     """
-    own = record if saved else key_records.recall(record.kind, record.key, record.name, root)
+    own = record if saved else key_records.recall(Ref(record.kind, record.key, root), record.name)
     before = saved and record.first < record.made
     if own is not None and (before or not saved):
         remains = not saved and _remains(record, root)
         return Explanation(own, Absence.EVICTED, refusals(record.key, root), None, [], remains)
-    others = _earlier(key_records.same_name(record.kind, record.name, root), record, saved)
+    others = _earlier(key_records.same_name(Ref(record.kind, record.key, root), record.name), record, saved)
     absence = Absence.KEY_DIFFERS if others else Absence.NEVER_SEEN
     # Of another name: what a function is called now, that was moved or renamed. Its forward graph says nothing of its
     # backward graph.
@@ -291,7 +292,7 @@ def _earlier(records: list[KeyRecord], record: KeyRecord, saved: bool) -> list[K
 
 def _remains(record: KeyRecord, root: str) -> bool:
     try:
-        return bool(layout.list_entries(layout.path_of(record.kind, record.key, root)))
+        return bool(layout.list_entries(Ref(record.kind, record.key, root).path))
     except OSError:
         return False
 

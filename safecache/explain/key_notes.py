@@ -12,6 +12,7 @@ from safecache.errors import CacheWriteError
 from safecache.explain import explanations, key_records
 from safecache.explain.key_records import Component, KeyRecord
 from safecache.history import misses
+from safecache.places.refs import Ref
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
@@ -22,12 +23,12 @@ __all__ = ["note", "trying"]
 _PROCESS = secrets.token_hex(4)
 
 
-def note(kind: Kind, key: str, name: str, root: str, components: Iterable[Component]) -> None:
-    """A lookup in the cache ``root`` has missed, and a compile follows. With SAFECACHE_EXPLAIN=1, say why."""
-    record = KeyRecord(kind, key, name, time.time(), tuple(components), process=_PROCESS)
-    misses.await_save(kind, key, lambda root: _remember(record, root))
+def note(ref: Ref, name: str, components: Iterable[Component]) -> None:
+    """A lookup has missed, and a compile follows. With SAFECACHE_EXPLAIN=1, say why."""
+    record = KeyRecord(ref.kind, ref.key, name, time.time(), tuple(components), process=_PROCESS)
+    misses.await_save(ref, lambda saved: _remember(record, saved.root))
     if config.current().explain:
-        events.say(logging.WARNING, f"safecache: miss of the {explanations.explain(record, root, saved=False)}")
+        events.say(logging.WARNING, f"safecache: miss of the {explanations.explain(record, ref.root, saved=False)}")
 
 
 def _remember(record: KeyRecord, root: str) -> None:

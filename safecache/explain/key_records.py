@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 from safecache.files import folders, opening
 from safecache.places import layout, ours
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import LOOKED_UP, Kind
 from safecache.settings import timestamps
 from safecache.store import entry_files
@@ -143,7 +144,7 @@ def remember(record: KeyRecord, root: str) -> None:
     if not _KEY.fullmatch(record.key):
         return
     file, now = record.key + _SUFFIX, time.time()
-    earlier = recall(record.kind, record.key, record.name, root)
+    earlier = recall(Ref(record.kind, record.key, root), record.name)
     if earlier is not None and earlier.made >= record.made:
         return
     took = max(0.0, now - record.made)
@@ -164,21 +165,21 @@ def _written(root: str) -> list[str]:
     return [root, level.counterpart(root)]
 
 
-def recall(kind: Kind, key: str, name: str, root: str) -> KeyRecord | None:
-    """The record of this key, if it was ever saved in the cache ``root`` or in a tier below it."""
-    found = filter(None, (read(os.path.join(place, key + _SUFFIX)) for place in _places(kind, name, root)))
-    return next((each for each in found if (each.kind, each.name) == (kind, name)), None)
+def recall(ref: Ref, name: str) -> KeyRecord | None:
+    """The record of this key, if it was ever saved in its cache or in a tier below it."""
+    found = filter(None, (read(os.path.join(place, ref.key + _SUFFIX)) for place in _places(ref, name)))
+    return next((each for each in found if (each.kind, each.name) == (ref.kind, name)), None)
 
 
-def same_name(kind: Kind, name: str, root: str) -> list[KeyRecord]:
-    """The records of all keys under this name, those of the tiers below the cache included, latest first."""
-    return _latest_first(_of_name(kind, name, root))
+def same_name(ref: Ref, name: str) -> list[KeyRecord]:
+    """The records of all keys of its kind under this name, in its cache and the tiers below that, the latest first."""
+    return _latest_first(_of_name(ref, name))
 
 
-def why_absent(kind: Kind, key: str, name: str, root: str) -> Absence:
+def why_absent(ref: Ref, name: str) -> Absence:
     """EVICTED: this key was saved here once; KEY_DIFFERS: another one was under the same name."""
-    names = {file for place in _places(kind, name, root) for file in _listed(place)}
-    if key + _SUFFIX in names:
+    names = {file for place in _places(ref, name) for file in _listed(place)}
+    if ref.key + _SUFFIX in names:
         return Absence.EVICTED
     return Absence.KEY_DIFFERS if names else Absence.NEVER_SEEN
 
@@ -221,17 +222,17 @@ def read(path: str) -> KeyRecord | None:
     return record if record is not None and record.key + _SUFFIX == os.path.basename(path) else None
 
 
-def _of_name(kind: Kind, name: str, root: str) -> Iterator[KeyRecord]:
-    for place in _places(kind, name, root):
+def _of_name(ref: Ref, name: str) -> Iterator[KeyRecord]:
+    for place in _places(ref, name):
         for file in _listed(place):
             record = read(os.path.join(place, file))
-            if record is not None and (record.kind, record.name) == (kind, name):
+            if record is not None and (record.kind, record.name) == (ref.kind, name):
                 yield record
 
 
-def _places(kind: Kind, name: str, root: str) -> Iterable[str]:
-    place = _place(kind, name, root)
-    return [place, *(below for below, _ in layers.below(place, root))]
+def _places(ref: Ref, name: str) -> Iterable[str]:
+    place = _place(ref.kind, name, ref.root)
+    return [place, *(below for below, _ in layers.below(place, ref.root))]
 
 
 def _place(kind: Kind, name: str, root: str) -> str:

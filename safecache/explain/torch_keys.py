@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from safecache.history import graph_names
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
 __all__ = ["CONFIGS", "asked", "collect", "lookup", "missed", "missed_graph", "name", "name_of_graph"]
@@ -136,7 +137,7 @@ def _note(kind: Kind, key: str, graph: str, lines: list[str], functorch: dict[st
     environment = config.child_environment()
     parts = components.components(lines, provenance.describe(), functorch, environment)
     parts += tuple(_beside())
-    key_notes.note(kind, key, graph, sys.modules["torch._inductor.codecache"].cache_dir(), parts)
+    key_notes.note(Ref(kind, key, sys.modules["torch._inductor.codecache"].cache_dir()), graph, parts)
 
 
 # Config modules, and what the names of their settings begin with among the parts of a key.

@@ -11,10 +11,10 @@ import time
 
 from safecache.flights import holders
 from safecache.flights.heartbeats import Beats, Listener, Renewals
+from safecache.places.refs import Ref
 from safecache.remote import client, exchange, parcels, sender, stores
 from safecache.remote.client import Client, Unavailable
 from safecache.reporting import waits
-from safecache.reporting.kinds import Kind
 
 __all__ = ["Claim", "reset", "take"]
 
@@ -71,25 +71,25 @@ class Claim:
                 remote.remove(self._name)
 
 
-def take(kind: Kind, key: str, most: float) -> tuple[Claim | None, float]:
+def take(ref: Ref, most: float) -> tuple[Claim | None, float]:
     """The lease on this key among the hosts, and for how many seconds another host was waited for: at most ``most``.
 
     None, if it cannot be had. After a wait the remote is asked again for what it lacked.
     """
-    remote, name = client.current(), _name(kind, key)
+    remote, name = client.current(), _name(ref)
     if remote is None:
         return None, 0.0
     this, began = Claim(name), time.monotonic()
     try:
         if this.take(remote, None):
             return this, 0.0
-        known = _await_end(remote, name, most, kind, key)
+        known = _await_end(remote, name, most, ref)
         taken = known is not _HELD and this.take(remote, known)
     except Unavailable:
         taken = False
     waited = time.monotonic() - began
     waits.charge(waited, in_vain=True)  # until it is found
-    exchange.forget_miss(kind, key)
+    exchange.forget_miss(ref)
     return this if taken else None, waited
 
 
@@ -97,7 +97,7 @@ def take(kind: Kind, key: str, most: float) -> tuple[Claim | None, float]:
 _HELD = b"held"
 
 
-def _await_end(remote: Client, name: str, most: float, kind: Kind, key: str) -> bytes | None:
+def _await_end(remote: Client, name: str, most: float, ref: Ref) -> bytes | None:
     """Return what is there once no living process holds it; _HELD where one still does. Raises Unavailable."""
     listener, pause, began = Listener(_subject(name)), _SHORTEST, time.monotonic()
     while (waited := time.monotonic() - began) < most:
@@ -105,17 +105,17 @@ def _await_end(remote: Client, name: str, most: float, kind: Kind, key: str) -> 
         if not isinstance(found, bytes) or found == _ENDED or not listener.hear(found):
             return found if isinstance(found, bytes) else None
         if waited >= waits.NOTICE:
-            holders.tell_wait(_OTHER_HOST, kind, key, most)
+            holders.tell_wait(_OTHER_HOST, ref, most)
         time.sleep(min(pause, most - waited))
         pause = min(2 * pause, _LONGEST)
     if most > 0:
-        holders.tell_end(_OTHER_HOST, kind, key, most)
+        holders.tell_end(_OTHER_HOST, ref, most)
     return _HELD
 
 
-def _name(kind: Kind, key: str) -> str:
+def _name(ref: Ref) -> str:
     # Not below the prefix of parcels, where commands look.
-    return f"safecache/leases/{stores.prefix()}{parcels.name_of(kind, key)}"
+    return f"safecache/leases/{stores.prefix()}{parcels.name_of(ref.kind, ref.key)}"
 
 
 def _subject(name: str) -> str:

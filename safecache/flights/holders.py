@@ -13,8 +13,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from safecache.files import ownership
+from safecache.places.refs import Ref
 from safecache.reporting import events, waits
-from safecache.reporting.kinds import Kind
 from safecache.settings import config
 
 __all__ = ["Holder", "Watch", "describe", "find_holder", "reset", "tell_end", "tell_wait"]
@@ -159,17 +159,17 @@ def describe(holder: Holder | None) -> str:
     return f"process {holder.pid} ({holder.name})"
 
 
-def tell_wait(who: str, kind: Kind, key: str, most: float) -> None:
+def tell_wait(who: str, ref: Ref, most: float) -> None:
     """Say, once in a process, that it waits."""
     global _is_told
     if not _is_told:
         _is_told = True
-        events.say(logging.WARNING, _WAITING.format(who, kind.noun, key[:16], most))
+        events.say(logging.WARNING, _WAITING.format(who, ref.kind.noun, ref.key[:16], most))
 
 
-def tell_end(who: str, kind: Kind, key: str, waited: float) -> None:
+def tell_end(who: str, ref: Ref, waited: float) -> None:
     """Say that it has waited in vain."""
-    events.say(logging.WARNING, _GIVEN_UP.format(who, kind.noun, key[:16], waited))
+    events.say(logging.WARNING, _GIVEN_UP.format(who, ref.kind.noun, ref.key[:16], waited))
 
 
 def _ran(pid: int) -> int | None:

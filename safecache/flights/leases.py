@@ -20,7 +20,7 @@ from contextlib import contextmanager, suppress
 from safecache.files import filesystem, folders
 from safecache.flights.heartbeats import Beats, Renewals
 from safecache.places import ours
-from safecache.reporting.kinds import Kind
+from safecache.places.refs import Ref
 from safecache.settings import config
 from safecache.signing import seal
 
@@ -155,21 +155,21 @@ class Lease:
             yield folder
 
 
-def open_lease(kind: Kind, key: str, root: str) -> Lease:
-    """The lease on this key in the cache ``root``. Raises OSError, also for what is no lease of this user.
+def open_lease(ref: Ref) -> Lease:
+    """The lease on this key, in its cache. Raises OSError, also for what is no lease of this user.
 
     Only with SAFECACHE_SHARED=1 are there leases which others can open, and so hold.
     """
-    name = f"{kind.word}-{hashlib.sha256(key.encode()).hexdigest()[:32]}"
+    name = f"{ref.kind.word}-{hashlib.sha256(ref.key.encode()).hexdigest()[:32]}"
     shared = config.current().shared
-    with folders.opened(root, [ours.FOLDER], make=True) as above:
+    with folders.opened(ref.root, [ours.FOLDER], make=True) as above:
         with suppress(FileExistsError):
             filesystem.mkdir(ours.LEASES, 0o777 if shared else 0o700, dir_fd=above.descriptor)
         with above.enter(ours.LEASES) as folder:
             if not shared:
                 _close_to_others(folder)
             descriptor = folder.open(name, os.O_RDWR | os.O_CREAT, 0o666 if shared else 0o600)
-    lease = Lease(root, name, descriptor)
+    lease = Lease(ref.root, name, descriptor)
     try:
         if filesystem.is_scarce(descriptor):
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

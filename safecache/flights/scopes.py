@@ -21,6 +21,7 @@ from safecache.flights.heartbeats import Listener
 from safecache.flights.leases import Lease, open_lease
 from safecache.history import journal, lookups
 from safecache.history.lookups import Time
+from safecache.places.refs import Ref
 from safecache.remote import tier
 from safecache.reporting import boundary, events, waits
 from safecache.reporting.kinds import ENTRIES, Count, Kind, LeaseScope
@@ -87,12 +88,12 @@ class Flight:
     """
 
     def __init__(
-        self, scope: _Scope, key: str, lease: Lease | None, waited: float, took: float, *, elsewhere: bool
+        self, scope: _Scope, ref: Ref, lease: Lease | None, waited: float, took: float, *, elsewhere: bool
     ) -> None:
-        self._scope, self._key, self._lease = scope, key, lease
+        self._scope, self._ref, self._lease = scope, ref, lease
         self.waited, self.took, self.elsewhere = waited, took, elsewhere
 
-    def found(self, root: str) -> None:
+    def found(self) -> None:
         """It has been found: nothing is compiled."""
         global _has_been_left_one
         if self._lease is not None:
@@ -102,8 +103,8 @@ class Flight:
             waits.refund(self.waited)
             _has_been_left_one = True
             events.count(Count.LEFT_TO_OTHERS)
-            line = {"key": self._key, "waited": round(self.waited, 3), "took": round(self.took, 3)}
-            journal.write(Count.LEFT_TO_OTHERS.value, root, line)
+            line = {"key": self._ref.key, "waited": round(self.waited, 3), "took": round(self.took, 3)}
+            journal.write(Count.LEFT_TO_OTHERS.value, self._ref.root, line)
 
 
 @contextmanager
@@ -164,52 +165,52 @@ def not_waiting() -> Iterator[None]:
         _thread.waits = before
 
 
-def enter(kind: Kind, key: str, root: str, before: Callable[[], float] = float) -> Flight | None:
-    """This thread has missed in the cache ``root``, and is about to compile.
+def enter(ref: Ref, before: Callable[[], float] = float) -> Flight | None:
+    """This thread has missed, and is about to compile.
 
     Waits for whoever compiles that already. None if there is no use in looking again, else whoever calls looks again.
     ``before``: tells, if it is called, how many seconds that took the last time, 0 where nobody knows. Raises Postponed
     in a block of not_waiting().
     """
     this = _thread.scopes[-1] if _thread.scopes else None
-    if this is None or this.kind is not kind or this.most is None or not config.current().single_flight:
+    if this is None or this.kind is not ref.kind or this.most is None or not config.current().single_flight:
         return None
     # A cache that cannot be written, or full, has no leases, and nothing is published in it.
     with boundary.contain_errors(_FEATURE, "Compiling it here."), suppress(OSError):
-        return _enter(this, kind, key, root, before)
+        return _enter(this, ref, before)
     return None
 
 
-def _enter(this: _Scope, kind: Kind, key: str, root: str, before: Callable[[], float]) -> Flight | None:
-    lease = open_lease(kind, key, root)
+def _enter(this: _Scope, ref: Ref, before: Callable[[], float]) -> Flight | None:
+    lease = open_lease(ref)
     try:
-        _let_others_begin(lease, kind)
+        _let_others_begin(lease, ref.kind)
         waited, took, abroad, is_held = 0.0, 0.0, 0.0, lease.try_to_hold()
         this.is_compiled_elsewhere = not is_held and not this.waits
-        if not is_held and this.waits and _may_wait(kind):
+        if not is_held and this.waits and _may_wait(ref.kind):
             if not _thread.waits:
                 raise Postponed
             began = time.monotonic()
-            is_held, took = _wait(lease, kind, key, _patience(this, before))
+            is_held, took = _wait(lease, ref, _patience(this, before))
             waited = time.monotonic() - began
             waits.charge(waited, in_vain=True)  # until it is found
             if not is_held:
-                _count(Count.WAITED_IN_VAIN, root)
-            lookups.add_seconds(kind, Time.WAITED, waited, root)
+                _count(Count.WAITED_IN_VAIN, ref.root)
+            lookups.add_seconds(ref, Time.WAITED, waited)
         mine = is_held and not lease.has_ended()
         if mine:
             lease.sign(time.time())
             this.leases.append(lease)
-            abroad = _among_hosts(this, lease, kind, key, lambda: _patience(this, before))
+            abroad = _among_hosts(this, lease, ref, lambda: _patience(this, before))
             waited += abroad
             took += abroad
-            lookups.add_seconds(kind, Time.WAITED, abroad, root)
+            lookups.add_seconds(ref, Time.WAITED, abroad)
     except BaseException:
         lease.close(unlock=True)
         raise
     if not mine:
         lease.close(unlock=is_held)
-    return Flight(this, key, lease if mine else None, waited, took, elsewhere=abroad > 0) if is_held else None
+    return Flight(this, ref, lease if mine else None, waited, took, elsewhere=abroad > 0) if is_held else None
 
 
 def _let_others_begin(lease: Lease, kind: Kind) -> None:
@@ -231,13 +232,13 @@ def _patience(this: _Scope, before: Callable[[], float]) -> float:
     return min(this.most or 0.0, waits.remaining(config.current().single_flight_wait), known)
 
 
-def _among_hosts(this: _Scope, lease: Lease, kind: Kind, key: str, most: Callable[[], float]) -> float:
+def _among_hosts(this: _Scope, lease: Lease, ref: Ref, most: Callable[[], float]) -> float:
     """How long other hosts were waited for, with the lease among them taken if it can be had."""
-    if kind.tiers.lease is not LeaseScope.HOSTS or not this.waits or not tier.is_sending():
+    if ref.kind.tiers.lease is not LeaseScope.HOSTS or not this.waits or not tier.is_sending():
         return 0.0
     from safecache.flights import fleet
 
-    claim, waited = fleet.take(kind, key, most())
+    claim, waited = fleet.take(ref, most())
     if claim is not None:
         lease.then.append(claim.release)
     elif waited:
@@ -250,7 +251,7 @@ def _may_wait(kind: Kind) -> bool:
     return all(_ORDER.index(each) < _ORDER.index(kind) for each in held)
 
 
-def _wait(lease: Lease, kind: Kind, key: str, most: float) -> tuple[bool, float]:
+def _wait(lease: Lease, ref: Ref, most: float) -> tuple[bool, float]:
     """Whether the lease could be locked in that time, not if its holder gets nowhere; and how long that had held it."""
     began, pause = time.monotonic(), _SHORTEST
     listener = Listener(lease.subject)
@@ -264,10 +265,10 @@ def _wait(lease: Lease, kind: Kind, key: str, most: float) -> tuple[bool, float]
         waited = time.monotonic() - began
         if waited >= most or watch.is_in_vain():
             watch.give_up()
-            holders.tell_end(holders.describe(watch.holder), kind, key, waited)
+            holders.tell_end(holders.describe(watch.holder), ref, waited)
             break
         if waited >= waits.NOTICE:
-            holders.tell_wait(holders.describe(watch.holder), kind, key, most)
+            holders.tell_wait(holders.describe(watch.holder), ref, most)
         time.sleep(min(pause, most - waited))
         pause = min(2 * pause, _LONGEST)
         if lease.try_to_hold():

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from safecache.errors import MissError
 from safecache.history import journal
+from safecache.places.refs import Ref
 from safecache.reporting import boundary, events
 from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
 from safecache.session import ForkLock, Part
@@ -38,14 +39,13 @@ class Outcome(Enum):
 
 
 class Lookup(NamedTuple):
-    """``kind``: one of LOOKED_UP. ``reason``: None for a hit.
+    """``ref``: of a kind of LOOKED_UP. ``reason``: None for a hit.
 
     ``name``: the compiled function, or the kernel, as its author calls it; "" for a hit.
     ``frame``: Dynamo's id of the compile it was for, such as "0/1", "" outside of one. ``seconds``: what it took.
     """
 
-    kind: Kind
-    key: str
+    ref: Ref
     name: str
     outcome: Outcome
     reason: Reason | None
@@ -91,16 +91,16 @@ def time_labels() -> frozenset[str]:
 _TIMES = ("_time_taken_ns", "forward_time_taken_ns", "backward_time_taken_ns")
 
 
-def add_time(kind: Kind, which: Time, entry: object, root: str) -> None:
+def add_time(ref: Ref, which: Time, entry: object) -> None:
     """Add the time that compiling ``entry`` took."""
     taken = sum(value for value in (getattr(entry, name, 0) for name in _TIMES) if isinstance(value, int))
-    add_seconds(kind, which, taken / 10**9, root)
+    add_seconds(ref, which, taken / 10**9)
 
 
-def add_seconds(kind: Kind, which: Time, seconds: float, root: str) -> None:
+def add_seconds(ref: Ref, which: Time, seconds: float) -> None:
     """Add what something took, from a millisecond on."""
     if seconds >= 0.001:
-        journal.count(time_label(kind, which), root, int(seconds * 1000))
+        journal.count(time_label(ref.kind, which), ref.root, int(seconds * 1000))
 
 
 def stats() -> dict[str, int]:
@@ -114,9 +114,9 @@ def counts() -> dict[str, int]:
         return dict(_counts.now)
 
 
-def record(lookup: Lookup, root: str) -> None:
-    """Count a lookup in the cache ``root``; what was not a hit goes to the journal at once, and to torch's trace."""
-    what = label(lookup.kind, lookup.outcome, lookup.reason)
+def record(lookup: Lookup) -> None:
+    """Count a lookup; what was not a hit goes to the journal at once, and to torch's trace."""
+    what, root = label(lookup.ref.kind, lookup.outcome, lookup.reason), lookup.ref.root
     with _lock:
         _counts.now[what] += 1
     with boundary.contain_errors("the journal of lookups", "This lookup is not recorded."):
@@ -126,12 +126,13 @@ def record(lookup: Lookup, root: str) -> None:
         else:
             line = _as_line(lookup)
             journal.write(what, root, line)
-            events.artifact(f"{lookup.kind.word} {lookup.outcome.value}", line)
+            events.artifact(f"{lookup.ref.kind.word} {lookup.outcome.value}", line)
 
 
 def _as_line(lookup: Lookup) -> dict[str, object]:
     values = lookup._asdict() | {"seconds": round(lookup.seconds, 6)}
-    line = {"layer": values.pop("kind").word} | values
+    ref = values.pop("ref")
+    line = {"layer": ref.kind.word, "key": ref.key} | values
     return {name: value.value if isinstance(value, Enum) else value for name, value in line.items()}
 
 
@@ -141,9 +142,9 @@ def what_must_hit_raises(lookup: Lookup) -> MissError | None:
     What torch never caches is not one, since no warming changes that. Nor is an AOTAutograd cache that is off: the
     FX graph cache is asked then. A file that was compiled ahead of time has an error of its own.
     """
-    if lookup.outcome is Outcome.HIT or lookup.kind is Kind.AOT_MODEL or not config.current().must_hit:
+    if lookup.outcome is Outcome.HIT or lookup.ref.kind is Kind.AOT_MODEL or not config.current().must_hit:
         return None
-    disabled = lookup.reason is Reason.DISABLED and lookup.kind is not Kind.AOT_ENTRY
+    disabled = lookup.reason is Reason.DISABLED and lookup.ref.kind is not Kind.AOT_ENTRY
     if lookup.outcome is Outcome.BYPASS and not disabled:
         return None
     return MissError(_text(lookup))
@@ -152,9 +153,9 @@ def what_must_hit_raises(lookup: Lookup) -> MissError | None:
 def _text(lookup: Lookup) -> str:
     reason = lookup.reason.value if lookup.reason is not None else ""
     detail = f": {lookup.detail}" if lookup.detail else ""
-    where = f"the {lookup.kind.cache} cache for {lookup.name or 'a graph'}"
+    where = f"the {lookup.ref.kind.cache} cache for {lookup.name or 'a graph'}"
     return (
-        f"safecache: miss in {where} [{reason}]{detail} (key {lookup.key or 'unknown'}), and SAFECACHE_MUST_HIT forbids"
-        " compiling. Help: safecache explain; warm the cache with the same code, settings and environment; or unset"
-        " SAFECACHE_MUST_HIT"
+        f"safecache: miss in {where} [{reason}]{detail} (key {lookup.ref.key or 'unknown'}), and"
+        " SAFECACHE_MUST_HIT forbids compiling. Help: safecache explain; warm the cache with the same code, settings"
+        " and environment; or unset SAFECACHE_MUST_HIT"
     )

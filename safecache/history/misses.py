@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.session import Part
 
@@ -12,21 +13,21 @@ __all__ = ["await_save", "saved"]
 
 # Those of this process, not of its parent, whose compiles are under way, or were never saved; and what is then to be
 # done with the cache's path.
-_waiting: Part[dict[tuple[Kind, str], Callable[[str], None]]] = Part(dict)
+_waiting: Part[dict[tuple[Kind, str], Callable[[Ref], None]]] = Part(dict)
 _MOST_WAITING = 256
 
 
-def await_save(kind: Kind, key: str, then: Callable[[str], None]) -> None:
-    """A lookup of this key has missed: call ``then`` with the cache's root when it is saved."""
+def await_save(ref: Ref, then: Callable[[Ref], None]) -> None:
+    """A lookup of this key has missed: call ``then`` when it is saved, in whichever cache, with what is."""
     waiting = _waiting.now
     while len(waiting) >= _MOST_WAITING:
         with suppress(KeyError, StopIteration):  # another thread has
             del waiting[next(iter(waiting))]
-    waiting[kind, key] = then
+    waiting[ref.kind, ref.key] = then
 
 
-def saved(kind: Kind, key: str, root: str) -> None:
-    """Something was saved under this key in the cache ``root``, perhaps after a miss."""
-    then = _waiting.now.pop((kind, key), None)
+def saved(ref: Ref) -> None:
+    """Something was saved under this key, perhaps after a miss."""
+    then = _waiting.now.pop((ref.kind, ref.key), None)
     if then is not None:
-        then(root)
+        then(ref)

@@ -13,6 +13,7 @@ from safecache.flights import scopes, workers
 from safecache.history import graph_names
 from safecache.hooks import compile_scopes, installation
 from safecache.omitted import fingerprints
+from safecache.places.refs import Ref
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -63,7 +64,7 @@ def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, even where torch is strict."""
     given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
     graph = fingerprints.looking_for(kwargs["mod"] if "mod" in kwargs else args[0])
-    search_for = searches.under_way(Kind.AOT_ENTRY, torch_keys.name)
+    search_for = searches.under_way(Ref(Kind.AOT_ENTRY), torch_keys.name)
     with events.reading(), torch_keys.lookup(given), graph, search_for as search:
         installation.settle()
         saving.begin()
@@ -138,9 +139,7 @@ def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, 
     """AOTAutogradCache._write_to_local_cache."""
 
     def write(key: str, content: bytes) -> None:
-        cache = _autograd_cache().AOTAutogradCache
-        root = sys.modules["torch._inductor.codecache"].cache_dir()
-        saving.write(cache._get_tmp_dir_for_key(key), root, Kind.AOT_ENTRY, key, content)
+        saving.write(Ref(Kind.AOT_ENTRY, key, sys.modules["torch._inductor.codecache"].cache_dir()), content)
 
     write(*args, **kwargs)
 

@@ -13,6 +13,7 @@ from safecache.code import gate
 from safecache.entries import artifacts, copies, loading
 from safecache.places import layout
 from safecache.places.layout import CodeFile
+from safecache.places.refs import locate
 from safecache.remote import tier
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
@@ -47,7 +48,7 @@ class _Results:
                 if self.attested and layer == levels.counterpart(root):
                     _copy(key, root, place, layer)
                 return result
-        tier.fill_file(Kind.AUTOTUNING, key, root)
+        tier.fill(locate(Kind.AUTOTUNING, key, root))
         return self._read(key, root)
 
     def _read(self, key: str, root: str) -> Any:
@@ -69,13 +70,13 @@ class _Results:
         except OSError as error:
             report.fail_write(f"save {Kind.AUTOTUNING.noun} {key}", error, "It will be tuned again.", key)
         else:
-            copies.send(key, Kind.AUTOTUNING)
+            copies.send(CodeFile(key, kind=Kind.AUTOTUNING))
 
 
 def _copy(key: str, root: str, place: str, layer: str) -> None:
     content = loading.read(Kind.AUTOTUNING, place)
     if content is not None and manifests.copy(CodeFile(place, layer, Kind.AUTOTUNING), root):
-        copies.put(key, content, root, Kind.AUTOTUNING)
+        copies.put(CodeFile(key, root, Kind.AUTOTUNING), content)
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from safecache.flights import workers
 from safecache.hooks import compile_scopes, installation
 from safecache.omitted import fingerprints
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.tiers import directory_faults, fallback, layers
@@ -48,10 +49,9 @@ def iterate_over_candidates(
         if not artifacts.accept_name(kind, key, "given as a key", safe=artifacts.is_plain(key)):
             return iter(())
         installation.settle()
-        directory, root = instance._get_tmp_dir_for_key(key), _root()
-        directory_faults.check(root)
-        lower = layers.below(directory, root)
-        source = loading.Source(kind, key, root, directory, _ENTRY_TYPES[kind], lower)
+        ref = Ref(kind, key, _root())
+        directory_faults.check(ref.root)
+        source = loading.Source(ref, _ENTRY_TYPES[kind], layers.below(ref.directory, ref.root))
         return loading.lookup(source, local=local, remote=remote_cache)
 
     return iterate(*args, **kwargs)
@@ -71,7 +71,7 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         evaluate_guards: Any = None,
     ) -> Any:
         name = partial(torch_keys.name_of_graph, is_backward=is_backward)
-        with searches.under_way(Kind.FX_ENTRY, name, key) as search:
+        with searches.under_way(Ref(Kind.FX_ENTRY, key), name) as search:
             # A graph with guards of its own is part of an AOTAutograd entry, which is then compiled as a whole.
             is_part, is_dropped = evaluate_guards is not None, False
             if is_part:
@@ -104,7 +104,7 @@ def cache_hit_post_compile(wrapped: Callable[..., Any], instance: Any, args: Any
 
     def load(graph: Any, cache_info: Any, constants: Any) -> Any:
         found = searches.taken()
-        names = [first_runs.name_of(each.kind, each.key, each.path) for each in found]
+        names = [first_runs.name_of(each.ref, each.path) for each in found]
         artifact = first_runs.name_in_artifact(graph.source_code)
         if artifact:
             names = [artifact]
@@ -113,7 +113,7 @@ def cache_hit_post_compile(wrapped: Callable[..., Any], instance: Any, args: Any
             return first_runs.load(_root(), names, graph, lambda: wrapped(graph, cache_info, constants))
         except Exception as error:
             # Within an AOTAutograd entry torch compiles for it; alone, it would end the compile.
-            if not found or found[0].kind is not Kind.FX_ENTRY or first_runs.is_by_others(error, _root()):
+            if not found or found[0].ref.kind is not Kind.FX_ENTRY or first_runs.is_by_others(error, _root()):
                 raise
             found[0].refuse(Reason.FAILED_RUN, f"{type(error).__name__}: {error}")
             return None, cache_info
@@ -149,8 +149,7 @@ def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, 
     """FxGraphCache._write_to_local_cache."""
 
     def write(key: str, content: bytes) -> None:
-        directory = _codecache().FxGraphCache._get_tmp_dir_for_key(key)
-        saving.write(directory, _root(), Kind.FX_ENTRY, key, content)
+        saving.write(Ref(Kind.FX_ENTRY, key, _root()), content)
 
     write(*args, **kwargs)
 
@@ -203,7 +202,7 @@ def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
             result = wrapped(source_code, dst_file_ext, *rest, **named)
         if True in is_wanted and os.path.lexists(path):
             gate.keep(CodeFile(path, _root()))
-            copies.send(path, Kind.NATIVE_CODE)
+            copies.send(CodeFile(path))
         return result
 
     return fallback.attempt(lambda: build(*args, **kwargs))

@@ -14,6 +14,8 @@ from safecache.errors import RefusedArtifactError
 from safecache.history import graph_names
 from safecache.hooks.pickle_module import SealingPickle
 from safecache.omitted import functions
+from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -61,7 +63,7 @@ def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[],
     if searches.is_under_way(Kind.AOT_MODEL):
         artifacts.require(kind, data)
         return load()
-    with searches.under_way(Kind.AOT_MODEL, name) as search:
+    with searches.under_way(Ref(Kind.AOT_MODEL), name) as search:
         artifacts.require(kind, data)
         try:
             loaded = load()
@@ -129,7 +131,7 @@ def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             kind, key = Kind.DYNAMO_PACKAGE, _package_key(path)
             with saving.attempt(kind, key, cache_entry, also=of):
                 wrapped(cache_entry, path)
-                copies.send(_package_file(instance, path), kind, key=key)
+                copies.send(CodeFile(_package_file(instance, path), kind=kind), key=key)
 
     save(*args, **kwargs)
 
@@ -141,7 +143,7 @@ def read_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
         with artifacts.asked_for(), events.reading():
             if artifacts.only_was_set():
                 return wrapped(path)
-            content = artifacts.read(Kind.DYNAMO_PACKAGE, _package_key(path), _package_file(instance, path))
+            content = artifacts.read(Ref(Kind.DYNAMO_PACKAGE, _package_key(path)), _package_file(instance, path))
             if content is None:
                 raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
             with artifacts.only(Kind.DYNAMO_PACKAGE, content):
@@ -157,7 +159,7 @@ def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
         key = sys.modules["torch._dynamo.package"].CompilePackage.source_id_from_fn(fn)
         with events.reading():
             root = os.path.dirname(instance.path_prefix())
-            content = artifacts.read(Kind.DYNAMO_PACKAGE, _package_key(key), _package_file(instance, key), root)
+            content = artifacts.read(Ref(Kind.DYNAMO_PACKAGE, _package_key(key), root), _package_file(instance, key))
             if content is None or (content and not _is_of(fn, key, content, _package_file(instance, key))):
                 return None
             with artifacts.only(Kind.DYNAMO_PACKAGE, content):
@@ -206,7 +208,7 @@ def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
             return wrapped(cache_key)
         with events.reading():
             root = os.path.dirname(os.path.dirname(path))
-            content = artifacts.read(Kind.PGO_STATE, cache_key, path, root)
+            content = artifacts.read(Ref(Kind.PGO_STATE, cache_key, root), path)
             if content is None:
                 return None
             with artifacts.only(Kind.PGO_STATE, content):
@@ -232,7 +234,7 @@ def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
         wrapped(cache_key)
         path = _pgo().code_state_path(cache_key)
         if path is not None:
-            copies.send(path, Kind.PGO_STATE, key=cache_key)
+            copies.send(CodeFile(path, kind=Kind.PGO_STATE), key=cache_key)
 
     put_code_state(put, instance, args, kwargs)
 

@@ -16,6 +16,7 @@ from safecache.code import vllm_files
 from safecache.entries import artifacts, loading, saving, searches
 from safecache.errors import RefusedArtifactError
 from safecache.places import layout
+from safecache.places.refs import Ref
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -39,7 +40,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     with artifacts.asked_for(), events.reading(), artifacts.origin(path), first_runs.forgiving():
         try:
             # Which of the two classes is asked does the lookup, and the other it does not.
-            with searches.under_way(Kind.AOT_ENTRY, lambda: os.path.basename(path), must_ask=True) as search:
+            with searches.under_way(Ref(Kind.AOT_ENTRY), lambda: os.path.basename(path), must_ask=True) as search:
                 _refuse_what_is_waited_for(path)
                 place = vllm_files.place_artifact(path) if vllm_files.can_compile() else path
                 artifact = wrapped(*args, **(kwargs | {"path": place} if place != path else kwargs))
@@ -103,7 +104,7 @@ class _VerifyingPickle(wrapt.ObjectProxy[Any]):
             cache_key = os.path.basename(os.path.dirname(path))
             root = layout.cache_root(path)
             content = loading.read(Kind.FX_ENTRY, path)
-            if content is None or not loading.admit(Kind.FX_ENTRY, cache_key, content, path=path, root=root):
+            if content is None or not loading.admit(Ref(Kind.FX_ENTRY, cache_key, root), content, path=path):
                 refused = events.refusals() or [f"{path} is gone."]
                 raise RefusedArtifactError(f"safecache: {refused[-1]} The artifact was not saved whole.")
         return self.__wrapped__.loads(content)
@@ -145,7 +146,7 @@ def get_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
         if hit is None:
             return None
         # In the file torch's own header comes before it.
-        admitted = loading.admit(Kind.MEMO, _cache_key(instance, key), hit.value, origin=path, root=root, whole=False)
+        admitted = loading.admit(Ref(Kind.MEMO, _cache_key(instance, key), root), hit.value, origin=path, whole=False)
         return dataclasses.replace(hit, value=seal.payload_of(hit.value)) if admitted else None
 
     return find(*args, **kwargs)

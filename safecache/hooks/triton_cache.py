@@ -15,6 +15,7 @@ from safecache.entries.searches import Search
 from safecache.flights import scopes
 from safecache.history import misses
 from safecache.isolation import asked
+from safecache.places.refs import locate
 from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
@@ -66,7 +67,7 @@ def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
             group = {name: os.path.join(directory, name) for name in triton_files.listed(directory, group)}
         path: str = wrapped(filename, group)
         if _is_cache(instance):
-            misses.saved(Kind.KERNEL, os.path.basename(instance.cache_dir), os.path.dirname(instance.cache_dir))
+            misses.saved(locate(Kind.KERNEL, instance.cache_dir, os.path.dirname(instance.cache_dir)))
         return path
 
     return put(*args, **kwargs)
@@ -139,19 +140,19 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 def _awaited(search: Search, directory: str, filename: str) -> dict[str, str] | None:
     """What a process has compiled that this one has waited for; None where this one is to compile."""
-    flight = scopes.enter(Kind.KERNEL, search.key, search.root, search.took)
+    flight = scopes.enter(search.ref, search.took)
     if flight is None:
         return None
     search.waited(flight.waited)
     found = triton_files.get_group(directory, filename)
     if found is not None:
-        flight.found(search.root)
+        flight.found()
     return found
 
 
 def _search(directory: str, filename: str) -> AbstractContextManager[Search]:
-    root, key = os.path.split(directory)
-    return searches.under_way(Kind.KERNEL, lambda: asked.name_of(filename), key, root)
+    ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
+    return searches.under_way(ref, lambda: asked.name_of(filename))
 
 
 def _end(search: Search, directory: str, filename: str, found: dict[str, str] | None) -> None:

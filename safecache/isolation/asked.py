@@ -13,6 +13,7 @@ from typing import Any
 
 from safecache.entries import searches
 from safecache.flights import scopes
+from safecache.places.refs import locate
 from safecache.reporting.kinds import Kind
 from safecache.settings import config, settings
 
@@ -93,8 +94,8 @@ def _ahead(src: str, target: Any, options: Any, variables: Any) -> Any:
 
 def _tell_of_miss(ahead: Any) -> None:
     """Report the miss before the compile, as any other; Triton's own lookup will find the result."""
-    root, key = os.path.split(ahead.directory)
-    with searches.under_way(Kind.KERNEL, lambda: str(ahead.name), key, root) as search:
+    ref = locate(Kind.KERNEL, ahead.directory, os.path.dirname(ahead.directory))
+    with searches.under_way(ref, lambda: str(ahead.name)) as search:
         from safecache.explain import key_notes
 
         asked = (*ahead.request[:4], ahead.variables)
@@ -189,7 +190,7 @@ def _note_miss(asked: tuple[Any, Any, Any, str, Any], directory: str, name: str)
     triton_key = sys.modules["triton.runtime.cache"].triton_key()
     version = sys.modules["triton"].__version__
     parts = components.kernel_components(source, backend, options, variables, triton_key, version)
-    key_notes.note(Kind.KERNEL, os.path.basename(directory), name, os.path.dirname(directory), parts)
+    key_notes.note(locate(Kind.KERNEL, directory, os.path.dirname(directory)), name, parts)
 
 
 def _is_tuning() -> bool:

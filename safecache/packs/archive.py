@@ -25,13 +25,13 @@ from typing import Any, NamedTuple
 
 from safecache.errors import PackRefusedError
 from safecache.files import opening
-from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import PART, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config, units
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.store import bundles, manifests
-from safecache.store.bundles import Bundle, File
+from safecache.store.bundles import File
 
 __all__ = [
     "INDUCTOR",
@@ -73,15 +73,13 @@ _SIZE = re.compile(rb"[0-7]{11}\0")
 
 
 class Packed(NamedTuple):
-    """A group in a pack: ``root`` and ``key`` say where its files belong. Sizes and the position are in bytes.
+    """A group in a pack: the root of its ``ref`` is a directory in the pack. Sizes and the position are in bytes.
 
     ``stored``, ``digest``: the size and the SHA-256 of its frame; ``size``: once decompressed; ``files``: the size and
     the SHA-256 of each by its name.
     """
 
-    kind: Kind
-    key: str
-    root: str
+    ref: Ref
     at: int
     stored: int
     size: int
@@ -91,7 +89,7 @@ class Packed(NamedTuple):
     @property
     def name(self) -> str:
         """What it is called to a person, and in a list of what is in the pack: no two have the same."""
-        return name_of(self.kind, self.key, self.root)
+        return name_of(self.ref)
 
 
 class Frame(NamedTuple):
@@ -101,35 +99,35 @@ class Frame(NamedTuple):
     packed: Packed
 
 
-def name_of(kind: Kind, key: str, root: str) -> str:
+def name_of(ref: Ref) -> str:
     """See Packed.name."""
-    return f"{root}:{kind.value}/{key}"
+    return f"{ref.root}:{ref.kind.value}/{ref.key}"
 
 
-def is_placed(kind: Kind, key: str, root: str) -> bool:
-    """Whether a group of this kind and key may lie in this cache of a pack."""
-    return bundles.is_key(kind, key) and _ROOT.fullmatch(root) is not None
+def is_placed(ref: Ref) -> bool:
+    """Whether a pack may hold it: the key is one of its kind's, and the root a directory of packs."""
+    return ref.has_valid_key and _ROOT.fullmatch(ref.root) is not None
 
 
-def frame(kind: Kind, key: str, root: str, files: Iterable[File]) -> Frame:
+def frame(ref: Ref, files: Iterable[File]) -> Frame:
     """The group, compressed."""
     import zstandard
 
-    bundle, kept = bundles.placed(kind, key, root), sorted(files)
-    content = b"".join(_member(name, data) for name, data in _members(bundle, kept).items())
+    kept = sorted(files)
+    content = b"".join(_member(name, data) for name, data in _members(ref, kept).items())
     compressed = zstandard.ZstdCompressor(level=_LEVEL).compress(content)
     digests = {file.name: (len(file.content), hashlib.sha256(file.content).hexdigest()) for file in kept}
     digest = hashlib.sha256(compressed).hexdigest()
-    return Frame(compressed, Packed(kind, key, root, 0, len(compressed), len(content), digest, digests))
+    return Frame(compressed, Packed(ref, 0, len(compressed), len(content), digest, digests))
 
 
-def _members(bundle: Bundle, files: Iterable[File]) -> dict[str, bytes]:
+def _members(ref: Ref, files: Iterable[File]) -> dict[str, bytes]:
     members = {}
     for file in files:
-        path = bundle.path(file.name)
-        members[path] = file.content
+        placed = ref.file(file.name)
+        members[placed.path] = file.content
         if file.record is not None:
-            members[manifests.path_of(CodeFile(path, bundle.root, bundle.kind))] = file.record
+            members[manifests.path_of(placed)] = file.record
     return members
 
 
@@ -154,7 +152,9 @@ def beginning(groups: Iterable[Packed], said: Mapping[str, Any]) -> bytes:
     listed, subjects, position = [], [], 0
     for each in groups:
         files = [[name, *about] for name, about in sorted(each.files.items())]
-        listed.append([each.kind.value, each.key, each.root, position, each.stored, each.size, each.digest, files])
+        listed.append(
+            [each.ref.kind.value, each.ref.key, each.ref.root, position, each.stored, each.size, each.digest, files]
+        )
         subjects.append({"name": each.name, "digest": {"sha256": each.digest}})
         position += each.stored
     predicate = {**said, "namespace": config.current().namespace, "body": position + len(end()), "groups": listed}
@@ -300,12 +300,12 @@ def _predicate(manifest: bytes) -> Mapping[str, Any]:
 def _packed(kind: str, key: str, root: str, at: int, stored: int, size: int, digest: str, files: Any) -> Packed:
     """Raises ValueError for what frame() does not make: a later safecache's manifest, or one of another program."""
     found = _KINDS.get(kind)
-    if found is None or not is_placed(found, key, root):
+    if found is None or not is_placed(Ref(found, key, root)):
         raise ValueError(f"{kind} {key} has no place in it")
     if min(at, stored, size) < 0:
         raise ValueError(f"{kind} {key} lies nowhere in it")
     named = {str(name): (int(length), str(each)) for name, length, each in files}
-    return Packed(found, key, root, at, stored, size, digest, named)
+    return Packed(Ref(found, key, root), at, stored, size, digest, named)
 
 
 def _decompressed(compressed: bytes, size: int) -> bytes:
@@ -333,19 +333,19 @@ def _untarred(content: bytes) -> dict[str, bytes]:
 
 def _files(content: bytes, packed: Packed) -> tuple[File, ...]:
     """Raises one of _MALFORMED unless the members are those that the manifest lists, and their records."""
-    members, bundle = _untarred(content), bundles.placed(packed.kind, packed.key, packed.root)
+    members, ref = _untarred(content), packed.ref
     files = []
     for name, (_, digest) in packed.files.items():
-        path = bundle.path(name)
-        data = members.pop(path)
-        if not bundle.owns(name) or hashlib.sha256(data).hexdigest() != digest:
+        file = ref.file(name)
+        data = members.pop(file.path)
+        if not ref.owns(name) or hashlib.sha256(data).hexdigest() != digest:
             raise ValueError(f"{name[:64]!r} is not what was packed")
-        files.append(File(name, data, members.pop(manifests.path_of(CodeFile(path, bundle.root, bundle.kind)), None)))
+        files.append(File(name, data, members.pop(manifests.path_of(file), None)))
     if members:
         raise ValueError(f"{min(members)[:64]!r} belongs to another group")
     return tuple(files)
 
 
-def objection(files: tuple[File, ...], bundle: Bundle) -> Refusal | None:
+def objection(files: tuple[File, ...], ref: Ref) -> Refusal | None:
     """Why these are not used as this bundle of a cache here."""
-    return bundles.objection(files, bundle) if files else Refusal(Reason.EMPTY, "there is nothing in it")
+    return bundles.objection(files, ref) if files else Refusal(Reason.EMPTY, "there is nothing in it")

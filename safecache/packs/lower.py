@@ -11,12 +11,12 @@ from collections import defaultdict
 from safecache.errors import PackRefusedError
 from safecache.packs import archive
 from safecache.packs.archive import Pack, Packed
+from safecache.places.refs import Ref
 from safecache.reporting import boundary, events, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.session import ForkLock
 from safecache.settings import config, extras
 from safecache.store import bundles
-from safecache.store.bundles import Bundle
 
 __all__ = ["fill", "has_given", "reset"]
 
@@ -31,7 +31,7 @@ class _Tier:
         self.pack = pack
         self.groups = defaultdict[tuple[Kind, str], list[Packed]](list)
         for group in pack.groups:
-            self.groups[group.kind, group.key].append(group)
+            self.groups[group.ref.kind, group.ref.key].append(group)
 
 
 _tiers: dict[str, _Tier | None] = {}
@@ -41,15 +41,15 @@ _taken: set[tuple[Kind, str]] = set()
 _has_given = False
 
 
-def fill(bundle: Bundle) -> bool:
+def fill(ref: Ref) -> bool:
     """Publish it in the cache, if a pack has it; False if not. Raises, in strict mode, the error for a refusal."""
     global _has_given
-    if (bundle.kind, bundle.key) in _taken:
+    if (ref.kind, ref.key) in _taken:
         return False
     for path in config.current().packs:
         with boundary.contain_errors(f"the pack {path}", _REMEDY):
             tier = _find_tier(path)
-            if tier is not None and _take_any(tier, bundle):
+            if tier is not None and _take_any(tier, ref):
                 _has_given = True
                 return True
     return False
@@ -60,17 +60,17 @@ def has_given() -> bool:
     return _has_given
 
 
-def _take_any(tier: _Tier, bundle: Bundle) -> bool:
-    wanted = (bundle.kind, bundle.key)
-    if not any(_take(tier.pack, packed, bundle) for packed in tier.groups.get(wanted, ())):
+def _take_any(tier: _Tier, ref: Ref) -> bool:
+    wanted = (ref.kind, ref.key)
+    if not any(_take(tier.pack, packed, ref) for packed in tier.groups.get(wanted, ())):
         return False
     events.count(Count.PACK_HIT)
-    if bundle.kind in ENTRIES:
+    if ref.kind in ENTRIES:
         _taken.add(wanted)
     return True
 
 
-def _take(pack: Pack, packed: Packed, bundle: Bundle) -> bool:
+def _take(pack: Pack, packed: Packed, ref: Ref) -> bool:
     try:
         files = pack.read(packed)
     except PackRefusedError as error:
@@ -79,12 +79,12 @@ def _take(pack: Pack, packed: Packed, bundle: Bundle) -> bool:
     except OSError as error:
         _report(pack.path, error)
         return False
-    refusal = archive.objection(files, bundle)
+    refusal = archive.objection(files, ref)
     if refusal is not None:
-        refusal = refusal._replace(cause=f"pack {bundle.kind.value}")
-        report.refuse(refusal, bundle.kind, f"{bundle.key[:64]} from the pack {pack.path}", "It is recompiled.")
+        refusal = refusal._replace(cause=f"pack {ref.kind.value}")
+        report.refuse(refusal, ref.kind, f"{ref.key[:64]} from the pack {pack.path}", "It is recompiled.")
         return False
-    return all(bundles.publish(file, bundle, f"the pack {pack.path}") for file in files)
+    return all(bundles.publish(file, ref, f"the pack {pack.path}") for file in files)
 
 
 def _find_tier(path: str) -> _Tier | None:

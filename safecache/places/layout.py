@@ -50,7 +50,6 @@ __all__ = [
     "of_sglang",
     "of_triton",
     "of_vllm",
-    "path_of",
     "reap_once",
     "reset",
     "triton_caches",
@@ -157,7 +156,7 @@ TRITON_KEY = re.compile(Kind.KERNEL.tiers.key)
 CODE_FOLDER = re.compile(r"[a-z2-7]{2}")
 
 
-# <root>/dynamo/<key>/entry, and path_of() of profiles
+# <root>/dynamo/<key>/entry, and profiles
 DYNAMO_FOLDER, PACKAGE_FILE = "dynamo", "entry"
 
 
@@ -205,12 +204,6 @@ def locate(path: str) -> Location | None:
     if os.path.basename(os.path.dirname(above)) == FX_FOLDER:
         return Location(path, Kind.FX_ENTRY, os.path.basename(directory))
     return None
-
-
-def path_of(kind: Kind, key: str, root: str) -> str:
-    """The directory, or of a kind whose files travel one by one the file, of this key in the cache ``root``."""
-    safe_key = re.sub(r'[<>:"/\\|?*]', "_", key)  # as code_state_path in pgo.py
-    return os.path.join(root, kind.tiers.place.format(key=key, shard=key[1:3], safe_key=safe_key))
 
 
 def list_entries(directory: str) -> list[str]:

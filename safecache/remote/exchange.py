@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 
+from safecache.places.refs import Ref
 from safecache.remote import client, parcels, sender, stores, tally
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Parcel
@@ -18,7 +19,6 @@ from safecache.reporting.report import Refusal
 from safecache.session import ForkLock
 from safecache.settings import config
 from safecache.store import bundles
-from safecache.store.bundles import Bundle
 
 __all__ = ["ORIGIN", "asked", "fill", "forget_miss", "has_given", "reset", "send"]
 
@@ -31,7 +31,7 @@ _REMEDY = "It is recompiled, and what the remote has is replaced."
 _lock = ForkLock()
 _numbers = itertools.count(1)
 # What was asked for, with the number of the last time: what an entry needs is what was asked for since it was.
-_asked: dict[Bundle, int] = {}
+_asked: dict[Ref, int] = {}
 # By name in the remote: what was fetched ahead, and published; what it has as far as is known, and lacks; and what is
 # bad there.
 _ahead: dict[str, bytes] = {}
@@ -41,52 +41,52 @@ _absent: set[str] = set()
 _bad: set[str] = set()
 
 
-def asked(bundle: Bundle) -> None:
+def asked(ref: Ref) -> None:
     """Note that it is looked up by this process."""
     with _lock:
-        _asked[bundle] = next(_numbers)
+        _asked[ref] = next(_numbers)
 
 
-def send(bundle: Bundle, *, again: bool = False) -> None:
+def send(ref: Ref, *, again: bool = False) -> None:
     """Have it sent, with what an entry needs; ``again``: something was added to it."""
-    needed: list[Bundle] = []
-    if bundle.kind in (*ENTRIES, Kind.AOT_FUNCTION):
+    needed: list[Ref] = []
+    if ref.kind in (*ENTRIES, Kind.AOT_FUNCTION):
         with _lock:
-            begun = _asked.get(bundle, 0)
-            needed = [other for other, number in _asked.items() if number > begun and other != bundle]
-    if bundle.kind is Kind.AOT_FUNCTION:
+            begun = _asked.get(ref, 0)
+            needed = [other for other, number in _asked.items() if number > begun and other != ref]
+    if ref.kind is Kind.AOT_FUNCTION:
         # It has the entries of its graphs in it.
         needed = [other for other in needed if other.kind not in (*ENTRIES, Kind.TABLE)]
     needed = needed[-parcels.MOST_NEEDED :]
-    for other in (*needed, bundle):
+    for other in (*needed, ref):
         name = parcels.name_of(other.kind, other.key)
         # Entries of a key are added to those that it has.
-        if name in _there and other is not bundle:
+        if name in _there and other is not ref:
             continue
         with _lock:
             _there.add(name)
             _absent.discard(name)
-        needs = tuple((need.kind, need.key) for need in needed) if other is bundle else ()
-        sender.offer(other, needs, again=name in _bad or (again and other is bundle))
+        needs = tuple((need.kind, need.key) for need in needed) if other is ref else ()
+        sender.offer(other, needs, again=name in _bad or (again and other is ref))
 
 
-def fill(bundle: Bundle) -> bool:
+def fill(ref: Ref) -> bool:
     """Publish it in the cache, if the remote has it; False if not. Raises, in strict mode, the error for a refusal."""
-    remote, name = client.current(), parcels.name_of(bundle.kind, bundle.key)
+    remote, name = client.current(), parcels.name_of(ref.kind, ref.key)
     content = _ahead.pop(name, None)
     # The entries of a key are all there after the first time; other files may have been removed since.
-    is_here, began = bundle.kind in ENTRIES and name in _there, time.monotonic()
+    is_here, began = ref.kind in ENTRIES and name in _there, time.monotonic()
     if content is None and not is_here and name not in _absent and remote is not None and remote.may_read():
         content = _fetched(remote, name)
     if content is None:
         return False
-    found = parcels.opened(content, name, bundle, config.current().remote_max_bytes)
+    found = parcels.opened(content, name, ref, config.current().remote_max_bytes)
     if not isinstance(found, parcels.Parcel):
         if remote is not None:
             remote.waste(time.monotonic() - began)
-        _refuse(found, bundle, name)
+        _refuse(found, ref, name)
         return False
-    if not all(bundles.publish(file, bundle, ORIGIN) for file in found.files):
+    if not all(bundles.publish(file, ref, ORIGIN) for file in found.files):
         return False
     tally.add(Count.REMOTE_HIT)
     _there.add(name)
@@ -96,9 +96,9 @@ def fill(bundle: Bundle) -> bool:
     return True
 
 
-def forget_miss(kind: Kind, key: str) -> None:
+def forget_miss(ref: Ref) -> None:
     """Ask the remote for it again: another host has sent it since, perhaps."""
-    _absent.discard(parcels.name_of(kind, key))
+    _absent.discard(parcels.name_of(ref.kind, ref.key))
 
 
 def has_given() -> bool:
@@ -125,11 +125,11 @@ def _fetched(remote: Client, name: str) -> bytes | None:
     return None
 
 
-def _refuse(refusal: Refusal, bundle: Bundle, name: str) -> None:
+def _refuse(refusal: Refusal, ref: Ref, name: str) -> None:
     _absent.add(name)
     _bad.add(name)
-    refusal = refusal._replace(cause=f"remote {bundle.kind.value}")
-    report.refuse(refusal, bundle.kind, f"{bundle.key[:64]} from {ORIGIN}", _REMEDY)
+    refusal = refusal._replace(cause=f"remote {ref.kind.value}")
+    report.refuse(refusal, ref.kind, f"{ref.key[:64]} from {ORIGIN}", _REMEDY)
 
 
 def _fetch_ahead(parcel: Parcel, remote: Client) -> None:

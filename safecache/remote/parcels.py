@@ -19,12 +19,13 @@ import struct
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
+from safecache.places.refs import TRITON_FOLDERS, Ref
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config, units
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.store import bundles
-from safecache.store.bundles import AT, Bundle, File
+from safecache.store.bundles import File
 
 __all__ = [
     "MOST_NEEDED",
@@ -59,7 +60,7 @@ _MALFORMED = (ValueError, TypeError, KeyError, RecursionError)
 class Parcel(NamedTuple):
     """``needs``: the bundles that a program which uses this one asks for next, each by kind and cache key.
 
-    ``key``: its own. ``at``: see Bundle.at; both are "" if it does not say.
+    ``key``: its own. ``at``: see Ref.triton_folder; both are "" if it does not say.
     """
 
     files: tuple[File, ...]
@@ -117,13 +118,13 @@ def packed(parcel: Parcel, name: str) -> bytes | None:
     return seal.attach(payload, Kind.PARCEL, name, key, provenance.statement(Kind.PARCEL), config.current().namespace)
 
 
-def opened(content: bytes, name: str, bundle: Bundle, most: int) -> Parcel | Refusal:
-    """What a parcel holds that came under this name for the bundle, verified; or why none of it is used.
+def opened(content: bytes, name: str, ref: Ref, most: int) -> Parcel | Refusal:
+    """What a parcel holds that came under this name for ``ref``, verified; or why none of it is used.
 
     ``most``: bytes that it may hold once decompressed. Never raises for any content.
     """
     found = unpacked(content, name, most)
-    return found if isinstance(found, Refusal) else bundles.objection(found.files, bundle) or found
+    return found if isinstance(found, Refusal) else bundles.objection(found.files, ref) or found
 
 
 def unpacked(content: bytes, name: str, most: int) -> Parcel | Refusal:
@@ -183,7 +184,7 @@ def _unpacked(payload: bytes, most: int) -> Parcel:
 def _place_in(header: Mapping[str, Any]) -> tuple[str, str]:
     """The key that it states, and where its files lay."""
     at = str(header.get("at", ""))
-    return str(header.get("key", "")), at if AT.fullmatch(at) else ""
+    return str(header.get("key", "")), at if TRITON_FOLDERS.fullmatch(at) else ""
 
 
 def _cut(listed: Iterable[tuple[str, int, int]], content: bytes) -> Iterator[File]:

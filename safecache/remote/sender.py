@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
 
+from safecache.places.refs import Ref
 from safecache.remote import client, parcels, stores, tally
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Parcel
@@ -20,7 +21,6 @@ from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.settings import config, units
 from safecache.store import bundles
-from safecache.store.bundles import Bundle
 
 __all__ = ["Sent", "afterwards", "flush", "offer", "reset", "send"]
 
@@ -38,7 +38,7 @@ class Sent(NamedTuple):
 
 
 class _Job(NamedTuple):
-    bundle: Bundle
+    ref: Ref
     needs: tuple[tuple[Kind, str], ...]
     # Whether what lies there under its name is bad, and is to be replaced.
     again: bool
@@ -94,9 +94,9 @@ class _Sender:
 _sender = _Sender()
 
 
-def offer(bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (), *, again: bool = False) -> None:
+def offer(ref: Ref, needs: tuple[tuple[Kind, str], ...] = (), *, again: bool = False) -> None:
     """Have the bundle sent, unless the remote has it; ``again``: in place of what it has."""
-    _sender.offer(_Job(bundle, needs, again))
+    _sender.offer(_Job(ref, needs, again))
 
 
 def afterwards(action: _Action) -> bool:
@@ -113,32 +113,32 @@ def _attempt(job: _Job | _Action) -> Sent:
             job(remote)
         return Sent(0)
     try:
-        sent = send(remote, job.bundle, job.needs, again=job.again)
+        sent = send(remote, job.ref, job.needs, again=job.again)
     except Unavailable:
         return Sent(0, "the remote cannot be used now")
     except Exception as error:
-        text = f"{job.bundle.kind.noun} {job.bundle.key[:64]} was not sent: {type(error).__name__}: {error}."
+        text = f"{job.ref.kind.noun} {job.ref.key[:64]} was not sent: {type(error).__name__}: {error}."
         events.report(Reason.REMOTE_UNAVAILABLE, text, cause="send", remedy="safecache push sends it.", error=error)
         return Sent(0, str(error))
     if sent.is_final:
-        text = f"{job.bundle.kind.noun} {job.bundle.key[:64]} was not sent to the remote cache: {sent.why_not}."
+        text = f"{job.ref.kind.noun} {job.ref.key[:64]} was not sent to the remote cache: {sent.why_not}."
         events.report(Reason.REMOTE_UNAVAILABLE, text, cause=sent.why_not, remedy="Hosts that lack it compile it.")
     return sent
 
 
-def send(remote: Client, bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (), *, again: bool = False) -> Sent:
+def send(remote: Client, ref: Ref, needs: tuple[tuple[Kind, str], ...] = (), *, again: bool = False) -> Sent:
     """Send the bundle as it lies in the cache; a key's entries are joined with those that the remote has.
 
     Nothing that does not verify is sent. Raises Unavailable and OSError.
     """
-    name = parcels.name_of(bundle.kind, bundle.key)
+    name = parcels.name_of(ref.kind, ref.key)
     full = stores.prefix() + name
-    joins = bundle.kind in ENTRIES and not again
+    joins = ref.kind in ENTRIES and not again
     if not joins and not again and remote.sizes([full]):
         return Sent(0)
     for _ in range(_MOST_TRIES):
         known = remote.read([full]).get(full) if joins else None
-        content = _joined(bundle, needs, name, known)
+        content = _joined(ref, needs, name, known)
         if isinstance(content, Sent):
             return content
         if joins and not isinstance(known, Oversized):
@@ -151,20 +151,18 @@ def send(remote: Client, bundle: Bundle, needs: tuple[tuple[Kind, str], ...] = (
     return Sent(0, "others were adding to it all the time")
 
 
-def _joined(
-    bundle: Bundle, needs: tuple[tuple[Kind, str], ...], name: str, known: bytes | Oversized | None
-) -> bytes | Sent:
+def _joined(ref: Ref, needs: tuple[tuple[Kind, str], ...], name: str, known: bytes | Oversized | None) -> bytes | Sent:
     """The parcel to send, with what verifies of the one that the remote is known to have; or why nothing is sent."""
     most = config.current().remote_max_bytes
-    theirs = parcels.opened(known, name, bundle, most) if isinstance(known, bytes) else None
+    theirs = parcels.opened(known, name, ref, most) if isinstance(known, bytes) else None
     theirs = theirs if isinstance(theirs, Parcel) else Parcel(())
-    files = bundles.collected(bundle)
+    files = bundles.collected(ref)
     ours = {file.name for file in files}
     if not files or (theirs.files and ours <= {file.name for file in theirs.files}):
         return Sent(0)
     joined = (*files, *(file for file in theirs.files if file.name not in ours))
     needed = tuple(dict.fromkeys((*needs, *theirs.needs)))[: parcels.MOST_NEEDED]
-    content = parcels.packed(Parcel(joined, needed, bundle.key, bundle.at), name)
+    content = parcels.packed(Parcel(joined, needed, ref.key, ref.triton_folder), name)
     if content is None:
         return Sent(0, "there is no key to seal it", is_final=True)
     if len(content) > most:

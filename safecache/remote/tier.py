@@ -1,28 +1,21 @@
 """The last tiers of a lookup, packs and the remote, and where what was compiled goes.
 
 Without packs in SAFECACHE_LOWER and without SAFECACHE_REMOTE it does nothing.
-
-A group of files is named by its kind, its cache key, the directory that they lie in, and the cache that has their
-records; one that is a single file, by its path. The rest is imported when there is a remote.
+The rest is imported when there is a remote.
 """
 
 from __future__ import annotations
 
-import os
-
 from safecache.reporting import boundary
-from safecache.reporting.kinds import Kind
 from safecache.settings import config
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from safecache.store.bundles import Bundle
+    from safecache.places.refs import Ref
 
 __all__ = [
     "asked",
-    "asked_file",
     "fill",
-    "fill_file",
     "has_given",
     "is_below",
     "is_on",
@@ -30,7 +23,6 @@ __all__ = [
     "leave_alone",
     "left_alone",
     "made",
-    "made_file",
 ]
 
 # Precompiled headers have 150 MB each.
@@ -87,80 +79,44 @@ def leave_alone(seconds: float) -> None:
             remote.leave_alone(seconds)
 
 
-def asked(kind: Kind, key: str, directory: str, root: str) -> None:
-    """Note that this group is looked up by this process."""
+def asked(ref: Ref) -> None:
+    """Note that it is looked up by this process."""
     if is_on():
         from safecache.remote import exchange
 
         with boundary.contain_errors(_FEATURE, _NOT_SENT):
-            exchange.asked(_bundle(kind, key, directory, root))
+            exchange.asked(ref)
 
 
-def asked_file(kind: Kind, path: str, root: str, key: str = "") -> None:
-    """As asked(); the group's key is ``key``, or else the path below ``root``."""
-    if is_on():
-        from safecache.remote import exchange
+def fill(ref: Ref) -> bool:
+    """Publish its files in the cache, if a pack or the remote has them; False if not.
 
-        with boundary.contain_errors(_FEATURE, _NOT_SENT):
-            exchange.asked(_of_file(kind, path, root, key))
-
-
-def fill(kind: Kind, key: str, directory: str, root: str) -> bool:
-    """Publish this group in the cache, if a pack or the remote has it; False if not.
-
-    What is refused is reported; strict mode raises the reason's error.
+    A file that travels by itself counts as asked() for. What is refused is reported; strict mode raises the reason's
+    error.
     """
-    return is_below() and _fill(_bundle(kind, key, directory, root))
-
-
-def fill_file(kind: Kind, path: str, root: str, key: str = "") -> bool:
-    """As fill(), with a key as in asked_file()."""
-    asked_file(kind, path, root, key)
-    return is_below() and _fill(_of_file(kind, path, root, key))
-
-
-def _fill(bundle: Bundle) -> bool:
+    if ref.is_file:
+        asked(ref)
     if config.current().packs:
         from safecache.packs import lower
 
-        if lower.fill(bundle):
+        if lower.fill(ref):
             return True
     if not is_on():
         return False
     from safecache.remote import exchange
 
     with boundary.contain_errors(_FEATURE, "What it has is compiled instead."):
-        return exchange.fill(bundle)
+        return exchange.fill(ref)
     return False
 
 
-def made(kind: Kind, key: str, directory: str, root: str, *, again: bool = False) -> None:
-    """Have this group sent, which this process has compiled, with what it has asked for since that.
+def made(ref: Ref, *, again: bool = False) -> None:
+    """Have its files sent, which this process has compiled, with what it has asked for since it began to.
 
     ``again``: in place of what the remote has.
     """
-    if is_sending():
+    if is_sending() and not ref.key.endswith(_HEADERS):
         from safecache.remote import exchange
 
         with boundary.contain_errors(_FEATURE, _NOT_SENT):
-            exchange.send(_bundle(kind, key, directory, root), again=again)
-
-
-def made_file(kind: Kind, path: str, root: str, key: str = "", *, again: bool = False) -> None:
-    """As made(), with a key as in asked_file(); ``again``: something was added to it."""
-    if is_sending() and not path.endswith(_HEADERS):
-        from safecache.remote import exchange
-
-        with boundary.contain_errors(_FEATURE, _NOT_SENT):
-            exchange.send(_of_file(kind, path, root, key), again=again)
-
-
-def _bundle(kind: Kind, key: str, directory: str, root: str, only: str = "") -> Bundle:
-    from safecache.store import bundles
-
-    return bundles.Bundle(kind, key, directory, root, only)
-
-
-def _of_file(kind: Kind, path: str, root: str, key: str) -> Bundle:
-    directory, name = os.path.split(path)
-    return _bundle(kind, key or os.path.relpath(path, root), directory, root, name)
+            exchange.send(ref, again=again)

@@ -16,7 +16,7 @@ from typing import Any
 import wrapt
 
 from safecache.errors import SafecacheError
-from safecache.places import layout
+from safecache.places.refs import Ref
 from safecache.reporting import boundary, events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.session import ForkLock
@@ -210,23 +210,23 @@ def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, bega
             events.report(reason, f"{graph} did not survive its first run", why=what, cause=CAUSE, remedy=remedy)
 
 
-def objection(root: str, kind: Kind, key: str, name: str, *, is_lower: bool = False) -> str:
+def objection(ref: Ref, name: str, *, is_lower: bool = False) -> str:
     """Why the entry of this name is not to be loaded; "" if nothing is against it.
 
-    ``is_lower``: it lies in a tier below the cache ``root``, against which only its own crashes speak.
+    ``is_lower``: it lies in a tier below the cache, against which only its own crashes speak.
     """
-    found: Strikes = settle(root).strikes
-    if found.of_key(kind, key) >= BARRED and not is_lower:
+    found: Strikes = settle(ref.root).strikes
+    if found.of_key(ref) >= BARRED and not is_lower:
         return (
             "crashed again after a recompile; this key is compiled at every start for 30 days (after fixing the cause: "
             "safecache forget --all)"
         )
-    return "a process has died when it first ran it" if found.has_file(kind, key, name) else ""
+    return "a process has died when it first ran it" if found.has_file(ref, name) else ""
 
 
-def name_of(kind: Kind, key: str, path: str) -> str:
+def name_of(ref: Ref, path: str) -> str:
     """The entry at ``path``, by its name in whichever cache."""
-    return os.path.join(layout.path_of(kind, key, ""), os.path.basename(path))
+    return ref._replace(root="").file(os.path.basename(path)).path
 
 
 @contextmanager
@@ -260,7 +260,7 @@ def name_in_artifact(code: str) -> str:
 def objection_to(root: str, name: str) -> str:
     """As objection(), of an artifact."""
     [(kind, key, own)] = strikes.keys_of([name])
-    return objection(root, kind, key, own)
+    return objection(Ref(kind, key, root), own)
 
 
 def load(root: str, names: list[str], graph: Any, work: Callable[[], Any]) -> Any:
@@ -373,7 +373,7 @@ def _watch(holder: Any, attribute: str, trial: Trial) -> None:
 def is_barred(directory: str) -> bool:
     """Whether processes have died of this kernel, and again once it was compiled anew; reported, if so."""
     root, name = os.path.split(directory)
-    barred = settle(root).strikes.of_key(Kind.NATIVE_CODE, name) >= BARRED
+    barred = settle(root).strikes.of_key(Ref(Kind.NATIVE_CODE, name)) >= BARRED
     if barred:
         message, why = (
             f"refused {Kind.KERNEL.noun} {directory}",

@@ -22,6 +22,7 @@ from typing import NamedTuple
 from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import layout, ours
+from safecache.places.refs import Ref
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
@@ -64,13 +65,13 @@ class Strikes(NamedTuple):
     keys: dict[str, tuple[int, float]]
     files: dict[str, float]
 
-    def of_key(self, kind: Kind, key: str) -> int:
+    def of_key(self, ref: Ref) -> int:
         """How many strikes."""
-        return self.keys.get(digest(kind.word, key), (0, 0.0))[0] if self.keys else 0
+        return self.keys.get(digest(ref.kind.word, ref.key), (0, 0.0))[0] if self.keys else 0
 
-    def has_file(self, kind: Kind, key: str, name: str) -> bool:
+    def has_file(self, ref: Ref, name: str) -> bool:
         """Whether the entry of this name was set aside: another tier may have it too."""
-        return bool(self.files) and digest(kind.word, key, name) in self.files
+        return bool(self.files) and digest(ref.kind.word, ref.key, name) in self.files
 
 
 NONE = Strikes({}, {})

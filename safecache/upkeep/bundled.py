@@ -9,10 +9,10 @@ from contextlib import suppress
 from safecache.files import opening
 from safecache.places import layout
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref, locate
 from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.signing import seal
 from safecache.store import entry_files, manifests
-from safecache.store.bundles import Bundle
 from safecache.store.groups import Group
 from safecache.upkeep import inventory
 
@@ -21,42 +21,40 @@ __all__ = ["lying_in"]
 _LIBRARIES = (".so", ".o")
 
 
-def lying_in(directory: str) -> Iterator[Bundle]:
+def lying_in(directory: str) -> Iterator[Ref]:
     """Those in the cache ``directory``, none of them verified. Raises OSError."""
     found = inventory.take(directory)
     for group in found.groups:
         yield from _of_group(group)
     for file in found.other:
-        bundle = _of_dynamo(directory, file.path)
-        if bundle is not None:
-            yield bundle
+        ref = _of_dynamo(directory, file.path)
+        if ref is not None:
+            yield ref
 
 
-def _of_group(group: Group) -> Iterator[Bundle]:
+def _of_group(group: Group) -> Iterator[Ref]:
     if group.kind in (*ENTRIES, Kind.KERNEL):
         if group.files:
-            directory = group.paths[0]
-            root = os.path.dirname(directory) if group.kind is Kind.KERNEL else group.root
-            yield Bundle(group.kind, group.name, directory, root)
+            root = os.path.dirname(group.paths[0]) if group.kind is Kind.KERNEL else group.root
+            yield Ref(group.kind, group.name, root)
     elif group.kind in (Kind.NATIVE_CODE, Kind.AUTOTUNING):
         for path in group.paths:
             # Sources are written by who has the entry, and a probe's marker goes with the probe.
             is_code = path.endswith(_LIBRARIES) or manifests.exists(CodeFile(path, group.root))
             if group.kind is Kind.AUTOTUNING or (is_code and not path.endswith(layout.LOADED)):
-                key = os.path.relpath(path, group.root)
-                yield Bundle(group.kind, key, os.path.dirname(path), group.root, os.path.basename(path))
+                yield locate(group.kind, path, group.root)
 
 
-def _of_dynamo(root: str, path: str) -> Bundle | None:
+def _of_dynamo(root: str, path: str) -> Ref | None:
     """A profile or a precompiled function: the key of a profile is in its seal alone."""
     directory, name = os.path.split(path)
     above = os.path.join(root, layout.DYNAMO_FOLDER)
     if os.path.dirname(directory) == above and name == layout.PACKAGE_FILE:
-        return Bundle(Kind.DYNAMO_PACKAGE, os.path.basename(directory), directory, root, name)
+        return Ref(Kind.DYNAMO_PACKAGE, os.path.basename(directory), root)
     if directory != above:
         return None
     with suppress(OSError, opening.UnusableEntry):
         key = seal.stated_key(entry_files.read(path, entry_files.largest(Kind.PGO_STATE)))
-        if key is not None and layout.path_of(Kind.PGO_STATE, key, root) == path:
-            return Bundle(Kind.PGO_STATE, key, directory, root, name)
+        if key is not None and Ref(Kind.PGO_STATE, key, root).path == path:
+            return Ref(Kind.PGO_STATE, key, root)
     return None

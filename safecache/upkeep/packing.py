@@ -19,11 +19,12 @@ from safecache.files import folders, temporaries
 from safecache.packs import archive
 from safecache.packs.archive import INDUCTOR, TRITON, VLLM, Pack, Packed
 from safecache.places import layout
-from safecache.reporting.kinds import ENTRIES, Kind
+from safecache.places.refs import Ref
+from safecache.reporting.kinds import ENTRIES
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
 from safecache.store import bundles, entry_files
-from safecache.store.bundles import Bundle, File
+from safecache.store.bundles import File
 from safecache.upkeep import bundled, preflight, transfers
 from safecache.upkeep.transfers import Fate, Step, Summary, Tell
 
@@ -62,14 +63,8 @@ class Difference(NamedTuple):
 class _Group(NamedTuple):
     """One of a cache or of a pack: how its files are read, none of them if they do not verify."""
 
-    kind: Kind
-    key: str
-    root: str
+    ref: Ref
     read: Callable[[], tuple[File, ...]]
-
-    @property
-    def name(self) -> str:
-        return archive.name_of(self.kind, self.key, self.root)
 
 
 def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
@@ -82,7 +77,7 @@ def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
     named: dict[str, list[_Group]] = {}
     for source in sources:
         for group in _groups(source):
-            named.setdefault(group.name, []).append(group)
+            named.setdefault(archive.name_of(group.ref), []).append(group)
     tell(len(named), None)
     made, stated = list[Packed](), _Stated()
     directory = os.path.dirname(os.path.abspath(out))
@@ -138,7 +133,7 @@ def _add(spool: IO[bytes], made: list[Packed], stated: _Stated, item: tuple[str,
         return Step(name, Fate.REFUSED, 0, "nothing of it verifies: safecache verify")
     for file in files:
         stated.add(file)
-    frame = archive.frame(groups[0].kind, groups[0].key, groups[0].root, files)
+    frame = archive.frame(groups[0].ref, files)
     spool.write(frame.content)
     made.append(frame.packed._replace(at=spool.tell() - len(frame.content)))
     return Step(name, Fate.DONE, len(frame.content))
@@ -149,7 +144,7 @@ def _joined(groups: Iterable[_Group]) -> tuple[File, ...]:
     for group in groups:
         for file in group.read():
             found.setdefault(file.name, file)
-        if found and group.kind not in ENTRIES:
+        if found and group.ref.kind not in ENTRIES:
             break
     return tuple(found.values())
 
@@ -159,21 +154,22 @@ def _groups(source: str) -> Iterator[_Group]:
     if config.is_pack(source):
         found = archive.opened(source)
         for packed in found.groups:
-            yield _Group(packed.kind, packed.key, packed.root, partial(_verified, found, packed))
+            yield _Group(packed.ref, partial(_verified, found, packed))
         return
     for root, directory in _caches(os.path.realpath(source)):
         config.name_cache(directory)
         lying = vllm_files.bundles_in(directory) if root == VLLM else bundled.lying_in(directory)
-        for bundle in lying:
-            below = os.path.relpath(bundle.root, directory)
+        for ref in lying:
+            below = os.path.relpath(ref.root, directory)
             where = root if below == os.curdir else f"{root}/{below}"
-            if archive.is_placed(bundle.kind, bundle.key, where):
-                yield _Group(bundle.kind, bundle.key, where, partial(bundles.collected, bundle))
+            placed = ref._replace(root=where)
+            if archive.is_placed(placed):
+                yield _Group(placed, partial(bundles.collected, ref))
 
 
 def _verified(found: Pack, packed: Packed) -> tuple[File, ...]:
     files = found.read(packed)
-    return () if bundles.objection(files, bundles.placed(packed.kind, packed.key, packed.root)) else files
+    return () if bundles.objection(files, packed.ref) else files
 
 
 def _caches(directory: str) -> Iterator[tuple[str, str]]:
@@ -216,23 +212,23 @@ def unpack(path: str, targets: Targets, tell: Tell) -> Summary:
 
 def _unpack(found: Pack, targets: Targets, item: tuple[str, Packed]) -> Step:
     name, packed = item
-    bundle = bundles.placed(packed.kind, packed.key, targets.of(packed.root))
-    here = {file.name for file in _here(bundle)}
-    if here and (packed.kind not in ENTRIES or here.issuperset(packed.files)):
+    ref = packed.ref._replace(root=targets.of(packed.ref.root))
+    here = {file.name for file in _here(ref)}
+    if here and (ref.kind not in ENTRIES or here.issuperset(packed.files)):
         return Step(name, Fate.THERE)
     files = found.read(packed)
-    refusal = archive.objection(files, bundle)
+    refusal = archive.objection(files, ref)
     if refusal is not None:
         return Step(name, Fate.REFUSED, 0, refusal.evidence)
     lacking = [file for file in files if file.name not in here]
-    if not all(bundles.publish(file, bundle, f"{_ORIGIN} {found.path}") for file in lacking):
-        return Step(name, Fate.FAILED, 0, f"it cannot be written to {bundle.directory}")
+    if not all(bundles.publish(file, ref, f"{_ORIGIN} {found.path}") for file in lacking):
+        return Step(name, Fate.FAILED, 0, f"it cannot be written to {ref.directory}")
     return Step(name, Fate.DONE, packed.stored)
 
 
-def _here(bundle: Bundle) -> tuple[File, ...]:
+def _here(ref: Ref) -> tuple[File, ...]:
     try:
-        return bundles.collected(bundle)
+        return bundles.collected(ref)
     except OSError:
         return ()  # writing it says what is wrong with that
 
@@ -257,5 +253,6 @@ def _contents(source: str) -> dict[str, dict[str, bytes]]:
     found: dict[str, dict[str, bytes]] = {}
     for group in _groups(source):
         files = {file.name: hashlib.sha256(file.content).digest() for file in group.read()}
-        found[group.name] = {**files, **found.get(group.name, {})}
+        name = archive.name_of(group.ref)
+        found[name] = {**files, **found.get(name, {})}
     return found

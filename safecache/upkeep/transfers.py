@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from safecache.errors import SafecacheError
 from safecache.files import folders, opening, parallel
+from safecache.places.refs import Ref
 from safecache.remote import exchange, parcels, sender, stores
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Listing
@@ -23,7 +24,6 @@ from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.store import bundles
-from safecache.store.bundles import Bundle
 from safecache.upkeep import bundled, catalogue
 
 __all__ = ["Caches", "Fate", "Step", "Summary", "Tell", "pull", "push", "summarized"]
@@ -82,11 +82,11 @@ def push(directories: Iterable[str], remote: Client, tell: Tell, *, again: bool 
     Raises Unavailable and OSError before it has begun.
     """
     keyring.current()  # by one thread: the first use makes a key
-    lying = (bundle for each in directories for bundle in bundled.lying_in(each))
-    found = {parcels.name_of(bundle.kind, bundle.key): bundle for bundle in lying}
+    lying = (ref for each in directories for ref in bundled.lying_in(each))
+    found = {parcels.name_of(ref.kind, ref.key): ref for ref in lying}
     there = {} if again else _listings(remote, found)
     tell(len(found), None)
-    keys = {bundle.key for bundle in found.values()}
+    keys = {ref.key for ref in found.values()}
     return summarized(partial(_send, remote, there, keys, again), list(found.items()), tell)
 
 
@@ -101,15 +101,15 @@ def _listings(remote: Client, names: Iterable[str]) -> dict[str, Listing | None]
 
 
 def _send(
-    remote: Client, there: Mapping[str, Listing | None], keys: set[str], again: bool, item: tuple[str, Bundle]
+    remote: Client, there: Mapping[str, Listing | None], keys: set[str], again: bool, item: tuple[str, Ref]
 ) -> Step:
-    name, bundle = item
+    name, ref = item
     listing, is_there = there.get(name), name in there
-    names = (each for each in bundle.names() if folders.is_there(bundle.path(each)))
+    names = (each for each in ref.names() if folders.is_there(ref.file(each).path))
     if listing is not None and listing.names.issuperset(names):
         return Step(name, Fate.THERE)
     # What is of more than one entry is joined with what the remote has; anything else takes its place.
-    sent = sender.send(remote, bundle, _needs(bundle, keys), again=again or bundle.kind not in ENTRIES)
+    sent = sender.send(remote, ref, _needs(ref, keys), again=again or ref.kind not in ENTRIES)
     if sent.why_not:
         return Step(name, Fate.REFUSED, 0, sent.why_not)
     if sent.size:
@@ -119,12 +119,12 @@ def _send(
     )
 
 
-def _needs(bundle: Bundle, keys: set[str]) -> tuple[tuple[Kind, str], ...]:
+def _needs(ref: Ref, keys: set[str]) -> tuple[tuple[Kind, str], ...]:
     """The graphs that an AOTAutograd entry names; what its user asks for after those is only known when it runs."""
-    if bundle.kind is not Kind.AOT_ENTRY:
+    if ref.kind is not Kind.AOT_ENTRY:
         return ()
-    named = catalogue.keys(bundle.path(name) for name in bundle.names())
-    return tuple((Kind.FX_ENTRY, key) for key in named if key in keys and bundles.is_key(Kind.FX_ENTRY, key))
+    named = catalogue.keys(ref.file(name).path for name in ref.names())
+    return tuple((Kind.FX_ENTRY, key) for key in named if key in keys and Ref(Kind.FX_ENTRY, key).has_valid_key)
 
 
 def pull(caches: Caches, remote: Client, tell: Tell) -> Summary:
@@ -156,12 +156,12 @@ def _fetch(remote: Client, caches: Caches, listings: Mapping[str, Listing | None
     found = parcels.unpacked(content, name, most)
     if isinstance(found, Refusal):
         return Step(name, Fate.REFUSED, 0, found.evidence)
-    bundle = _placed(name, kind, found.key, found.at, caches)
-    refusal = _UNPLACED if bundle is None else bundles.objection(found.files, bundle)
-    if bundle is None or refusal is not None:
+    ref = _placed(name, kind, found.key, found.at, caches)
+    refusal = _UNPLACED if ref is None else bundles.objection(found.files, ref)
+    if ref is None or refusal is not None:
         return Step(name, Fate.REFUSED, 0, (refusal or _UNPLACED).evidence)
-    if not all(bundles.publish(file, bundle, exchange.ORIGIN) for file in found.files):
-        return Step(name, Fate.FAILED, 0, f"it cannot be written to {bundle.directory}")
+    if not all(bundles.publish(file, ref, exchange.ORIGIN) for file in found.files):
+        return Step(name, Fate.FAILED, 0, f"it cannot be written to {ref.directory}")
     return Step(name, Fate.DONE, len(content))
 
 
@@ -169,23 +169,23 @@ _UNPLACED = Refusal(Reason.UNSAFE_NAME, "it does not say, or not truly, where it
 
 
 def _is_here(name: str, kind: Kind, listing: Listing, caches: Caches) -> bool:
-    bundle = _placed(name, kind, listing.key, listing.at, caches)
-    if bundle is None or not listing.names:
+    ref = _placed(name, kind, listing.key, listing.at, caches)
+    if ref is None or not listing.names:
         return False
     try:
-        return listing.names.issubset(folders.names_in(bundle.directory))
+        return listing.names.issubset(folders.names_in(ref.directory))
     except OSError:
         return False  # as good as empty
 
 
-def _placed(name: str, kind: Kind, key: str, at: str, caches: Caches) -> Bundle | None:
+def _placed(name: str, kind: Kind, key: str, at: str, caches: Caches) -> Ref | None:
     """Where the bundle goes that came under this name, and says that it has this key; None if that is not so."""
-    if parcels.name_of(kind, key) != name or not bundles.is_key(kind, key):
+    if parcels.name_of(kind, key) != name or not Ref(kind, key).has_valid_key:
         return None
     root = caches.inductor
     if kind is Kind.KERNEL:
         root = caches.triton if caches.only_triton or not at else os.path.join(root, at)
-    return bundles.placed(kind, key, root)
+    return Ref(kind, key, root)
 
 
 def summarized(

@@ -24,6 +24,7 @@ from safecache.history import run_summary
 from safecache.history.lookups import Outcome, Time
 from safecache.history.run_summary import Line, Summary
 from safecache.places import layout
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
 from safecache.tiers import directory_faults, levels
@@ -257,7 +258,7 @@ def _missing(line: Line, caches: Sequence[str], before: Sequence[Missing]) -> Mi
     if any((each.layer, each.key) == (found.layer, line.key) for each in before if line.key):
         return found._replace(why=f"{found.why}: {_AGAIN}")
     for cache in (root for place in caches for root in layout.triton_caches(place)):
-        record = key_records.recall(kind, line.key, line.name, cache)
+        record = key_records.recall(Ref(kind, line.key, cache), line.name)
         if record is not None:
             explained = explanations.explain(record, cache, saved=True)
             if explained.absence is Absence.KEY_DIFFERS:

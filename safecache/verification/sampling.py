@@ -61,9 +61,9 @@ def _sampled(graph: Any, inputs: Sequence[Any], rest: Sequence[Any], named: Mapp
     finally:
         _thread.hits = None
     if hits and taken is None:
-        verdicts.unverified(f"{hits[0].kind.noun} {hits[0].key}", why_not)
+        verdicts.unverified(f"{hits[0].ref.kind.noun} {hits[0].ref.key}", why_not)
     elif hits and taken is not None:
-        entries = [Entry((each.kind, each.key), each.content, each.origin, each.root or "") for each in hits]
+        entries = [Entry((each.ref.kind, each.ref.key), each.content, each.origin, each.ref.root) for each in hits]
         background.submit(Job(taken, entries))
 
 
@@ -79,7 +79,7 @@ def _taken(graph: Any, inputs: Any, rest: Any, named: Any) -> tuple[bytes | None
 def _hit(found: list[Found]) -> None:
     if _thread.hits is not None:
         _thread.hits += found
-    elif not _thread.calls and found and found[0].kind is Kind.FX_ENTRY and _is_of_sample():
+    elif not _thread.calls and found and found[0].ref.kind is Kind.FX_ENTRY and _is_of_sample():
         # The graph that AOTAutograd has split it off from is gone.
-        what = f"{Kind.FX_ENTRY.noun} {found[0].key}"
+        what = f"{Kind.FX_ENTRY.noun} {found[0].ref.key}"
         verdicts.unverified(what, "it was looked up by itself, as a backward graph is whose forward graph was compiled")

@@ -8,6 +8,7 @@ import pytest
 
 from safecache.entries import artifacts
 from safecache.errors import EntryRefusedError
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
 VALUE = {"graph": [1, 2, 3]}
@@ -42,6 +43,15 @@ def test_a_load_that_unpickled_nothing_leaves_nothing_behind():
     with artifacts.only(Kind.PGO_STATE, CONTENT):
         pass
     assert unpickle(pickle.dumps(7)) == 7
+
+
+def test_a_users_own_file_is_in_no_tier(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(artifacts.tier, "fill", asked.append)
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    ref = Ref(Kind.DYNAMO_PACKAGE, "a", str(tmp_path / "cache"))
+    assert artifacts.read(ref._replace(root=""), str(tmp_path / "mine" / "a" / "entry")) == b"" and not asked
+    assert artifacts.read(ref, ref.path) == b"" and asked == [ref]
 
 
 @pytest.mark.parametrize("name", ["a", "a.b", "a..b", "ünïcode", "-"])

@@ -15,6 +15,7 @@ from safecache.flights import leases, scopes
 from safecache.history import journal, lookups
 from safecache.omitted import fingerprints
 from safecache.places import layout
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.store import entry_files
@@ -39,12 +40,12 @@ def source(tmp_path, monkeypatch):
     """Where there is one entry that may be used, and what it is."""
     root = tmp_path / "cache"
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
-    directory = root / layout.path_of(Kind.FX_ENTRY, KEY, "")
+    directory = root / Ref(Kind.FX_ENTRY, KEY, "").path
     directory.mkdir(parents=True)
     stated = provenance.statement(Kind.FX_ENTRY) | fingerprints.statement(Kind.FX_ENTRY, KEY)
     content = seal.attach(b"N.", Kind.FX_ENTRY, KEY, keyring.current().signing, stated, "default")
     (directory / layout.entry_name(content)).write_bytes(content)
-    return loading.Source(Kind.FX_ENTRY, KEY, str(root), str(directory), lambda entry: entry is None)
+    return loading.Source(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda entry: entry is None)
 
 
 MISSING = ("lease", "record of the key", "explanation", "journal")
@@ -52,8 +53,11 @@ MISSING = ("lease", "record of the key", "explanation", "journal")
 
 def look_up(source):
     """What is found, as torch looks for it, and as a process asks that has to wait for another."""
-    with scopes.scope(source.kind, math.inf), searches.under_way(source.kind, lambda: "f", KEY, source.root) as search:
-        searches.took(source.kind)
+    with (
+        scopes.scope(source.ref.kind, math.inf),
+        searches.under_way(source.ref, lambda: "f") as search,
+    ):
+        searches.took(source.ref.kind)
         found = [entry for entry, _, _ in loading.lookup(source, local=True, remote=None)]
         if found:
             search.hit()

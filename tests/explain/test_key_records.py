@@ -12,6 +12,7 @@ import pytest
 
 from safecache.explain import explanations, key_records
 from safecache.explain.key_records import Absence, Component, KeyRecord
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 
@@ -38,25 +39,25 @@ def path_of(root):
 def test_record_is_recalled_as_it_was_with_the_time_of_its_save(root):
     before = time.time()
     key_records.remember(record(process="1"), root)
-    found = key_records.recall(Kind.AOT_ENTRY, KEY, "model.f", root)
+    found = key_records.recall(Ref(Kind.AOT_ENTRY, KEY, root), "model.f")
     assert found == record(process="1", made=found.made, first=found.made, took=found.made)
     assert before <= found.made <= time.time()
-    assert key_records.every(root) == key_records.same_name(Kind.AOT_ENTRY, "model.f", root) == [found]
+    assert key_records.every(root) == key_records.same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f") == [found]
 
 
 def test_second_save_of_a_key_keeps_the_time_of_the_first(root):
     key_records.remember(record(), root)
-    first = key_records.recall(Kind.AOT_ENTRY, KEY, "model.f", root)
+    first = key_records.recall(Ref(Kind.AOT_ENTRY, KEY, root), "model.f")
     key_records.remember(record(made=time.time()), root)
-    again = key_records.recall(Kind.AOT_ENTRY, KEY, "model.f", root)
+    again = key_records.recall(Ref(Kind.AOT_ENTRY, KEY, root), "model.f")
     assert first.made == again.first < again.made
 
 
 def test_record_says_how_long_it_was_from_the_miss_to_the_save(root):
     key_records.remember(record(made=time.time() - 60), root)
-    assert 60 <= key_records.recall(Kind.AOT_ENTRY, KEY, "model.f", root).took < 90
+    assert 60 <= key_records.recall(Ref(Kind.AOT_ENTRY, KEY, root), "model.f").took < 90
     key_records.remember(record(OTHER, made=time.time() + 60), root)
-    assert key_records.recall(Kind.AOT_ENTRY, OTHER, "model.f", root).took == 0
+    assert key_records.recall(Ref(Kind.AOT_ENTRY, OTHER, root), "model.f").took == 0
 
 
 def test_save_of_another_process_after_the_miss_is_no_eviction(root):
@@ -79,7 +80,7 @@ def test_save_of_another_process_after_the_miss_is_no_eviction(root):
 )
 def test_reason_of_an_absence_follows_from_what_was_saved(root, kind, key, name, expected):
     key_records.remember(record(), root)
-    assert key_records.why_absent(kind, key, name, root) is expected
+    assert key_records.why_absent(Ref(kind, key, root), name) is expected
 
 
 @pytest.mark.parametrize(("half", "compared"), [("backward", False), ("forward", True)])
@@ -97,8 +98,8 @@ def test_tier_below_the_cache_knows_what_was_saved_there(root, tmp_path, monkeyp
     monkeypatch.setenv("SAFECACHE_LOWER", str(lower))
     config.reload()
     try:
-        assert key_records.why_absent(Kind.AOT_ENTRY, OTHER, "model.f", root) is Absence.KEY_DIFFERS
-        assert [found.key for found in key_records.same_name(Kind.AOT_ENTRY, "model.f", root)] == [KEY]
+        assert key_records.why_absent(Ref(Kind.AOT_ENTRY, OTHER, root), "model.f") is Absence.KEY_DIFFERS
+        assert [found.key for found in key_records.same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f")] == [KEY]
     finally:
         monkeypatch.undo()
         config.reload()
@@ -110,7 +111,7 @@ def test_latest_of_a_name_stay(root):
         key_records.remember(record(key), root)
         [path] = Path(root).rglob(f"{key}.json.gz")
         os.utime(path, (1e9 - age, 1e9 - age))
-    left = {found.key for found in key_records.same_name(Kind.AOT_ENTRY, "model.f", root)}
+    left = {found.key for found in key_records.same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f")}
     assert len(left) == 32 and keys[0] in left
 
 
@@ -124,7 +125,7 @@ def test_nonce_in_place_of_a_key_is_not_remembered(root):
 def test_lines_are_left_out_of_a_record_that_is_too_large(root):
     lines = tuple(Component("graph line", f"{n:016d}", "x" * 160) for n in range(3000))
     key_records.remember(record(components=(*PARTS, *lines)), root)
-    found = key_records.recall(Kind.AOT_ENTRY, KEY, "model.f", root)
+    found = key_records.recall(Ref(Kind.AOT_ENTRY, KEY, root), "model.f")
     assert found.components[0] == PARTS[0] and {part.text for part in found.components[1:]} == {""}
     assert [part.digest for part in found.components[2:]] == [part.digest for part in lines]
 
@@ -159,7 +160,7 @@ def stated(**fields):
 def test_what_is_no_record_of_this_key_is_passed_over(root, content):
     key_records.remember(record(), root)
     path_of(root).write_bytes(content)
-    assert key_records.same_name(Kind.AOT_ENTRY, "model.f", root) == []
+    assert key_records.same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f") == []
 
 
 def test_what_is_no_file_is_neither_waited_for_nor_followed(root, tmp_path):
@@ -168,4 +169,4 @@ def test_what_is_no_file_is_neither_waited_for_nor_followed(root, tmp_path):
     os.mkfifo(path.with_name(f"{OTHER}.json.gz"))
     path.rename(tmp_path / "elsewhere")
     path.symlink_to(tmp_path / "elsewhere")
-    assert key_records.every(root) == key_records.same_name(Kind.AOT_ENTRY, "model.f", root) == []
+    assert key_records.every(root) == key_records.same_name(Ref(Kind.AOT_ENTRY, root=root), "model.f") == []

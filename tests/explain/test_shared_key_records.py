@@ -14,6 +14,7 @@ from safecache.explain import key_notes, key_records
 from safecache.explain.key_records import Absence, Component, KeyRecord
 from safecache.files import filesystem
 from safecache.history import misses
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.tiers import fallback, levels
@@ -56,8 +57,8 @@ def test_other_node_knows_what_the_first_has_saved(shared, local, next_node):
     key_records.remember(record(), local)
     other = next_node()
     assert other != local and not os.path.exists(f"{other}/.safecache/keys")
-    assert key_records.why_absent(Kind.AOT_ENTRY, OTHER, "model.f", other) is Absence.KEY_DIFFERS
-    assert key_records.why_absent(Kind.AOT_ENTRY, KEY, "model.f", other) is Absence.EVICTED
+    assert key_records.why_absent(Ref(Kind.AOT_ENTRY, OTHER, other), "model.f") is Absence.KEY_DIFFERS
+    assert key_records.why_absent(Ref(Kind.AOT_ENTRY, KEY, other), "model.f") is Absence.EVICTED
     assert [found.key for found in key_records.every(other)] == [KEY]
 
 
@@ -93,8 +94,8 @@ def test_shared_level_that_takes_no_record_costs_nothing(shared, local, settings
         return open_(path, flags, *rest, **named)
 
     monkeypatch.setattr(filesystem, "open", fail)
-    key_notes.note(Kind.AOT_ENTRY, KEY, "model.f", local, ())
-    misses.saved(Kind.AOT_ENTRY, KEY, local)
+    key_notes.note(Ref(Kind.AOT_ENTRY, KEY, local), "model.f", ())
+    misses.saved(Ref(Kind.AOT_ENTRY, KEY, local))
     assert tried and [found.key for found in key_records.every(local)] == [KEY] and not caplog.records
     tried.clear()
     levels.leave_alone(str(shared), reading=False)

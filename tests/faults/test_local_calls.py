@@ -20,7 +20,8 @@ START, END = "/where-it-starts", "/where-it-ends"
 COMMON = """
 import json, os, pickle, sys
 from safecache.settings import config; from safecache.code import library_builds, triton_files, gate; from safecache.tiers import layers, fallback; from safecache.entries import loading, saving, copies; from safecache.store import entry_files
-from safecache.places import layout
+from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 os.path.exists("/where-it-starts")
 fallback.settle(lambda: "nowhere")
@@ -28,17 +29,17 @@ root = config.cache_directory()
 entries, library, kernel = root + "/aotautograd/akey", root + "/ab/cab.so", root + "/triton/0/KEY"
 """
 MAKE = """
-saving.write(entries, root, Kind.AOT_ENTRY, "akey", saving.sealed(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
-gate.keep(layout.CodeFile(library, root), content=b"library")
+saving.write(Ref(Kind.AOT_ENTRY, "akey", root), saving.sealed(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
+gate.keep(CodeFile(library, root), content=b"library")
 entry_files.publish(library, b"library", root)
-copies.send(library, Kind.NATIVE_CODE)
+copies.send(CodeFile(library))
 triton_files.put(kernel, "k.cubin", b"cubin")
 triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin": kernel + "/k.cubin"}}).encode())
 """
 FIND = """
-source = loading.Source(Kind.AOT_ENTRY, "akey", root, entries, lambda entry: True, layers.below(entries, root))
+source = loading.Source(Ref(Kind.AOT_ENTRY, "akey", root), lambda entry: True, layers.below(entries, root))
 assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
-assert gate.admit_build(layout.CodeFile(library, root)) or library_builds.take(library, root)
+assert gate.admit_build(CodeFile(library, root)) or library_builds.take(library, root)
 os.makedirs(kernel, exist_ok=True)
 assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}
 os.path.exists("/where-it-ends")

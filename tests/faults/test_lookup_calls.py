@@ -18,23 +18,23 @@ START, END = "/where-it-starts", "/where-it-ends"
 COMMON = """
 import contextlib, json, os, pickle, sys
 from safecache.settings import config; from safecache.entries import loading, saving, searches; from safecache.code import triton_files
-from safecache.reporting.kinds import Kind
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 root = config.cache_directory()
 entries, kernel = root + "/aotautograd/akey", root + "/triton/0/KEY"
 """
 MAKE = """
-saving.write(entries, root, Kind.AOT_ENTRY, "akey", saving.sealed(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
+saving.write(Ref(Kind.AOT_ENTRY, "akey", root), saving.sealed(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
 triton_files.put(kernel, "k.cubin", b"cubin")
 triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin": kernel + "/k.cubin"}}).encode())
 """
 FIND = """
 def find(count):
-    with searches.under_way(Kind.AOT_ENTRY, lambda: "model") if count else contextlib.nullcontext() as search:
-        source = loading.Source(Kind.AOT_ENTRY, "akey", root, entries, lambda entry: True)
+    with searches.under_way(Ref(Kind.AOT_ENTRY), lambda: "model") if count else contextlib.nullcontext() as search:
+        source = loading.Source(Ref(Kind.AOT_ENTRY, "akey", root), lambda entry: True)
         assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
         search and search.hit()
-    with searches.under_way(Kind.KERNEL, lambda: "k", "KEY", root) if count else contextlib.nullcontext() as search:
+    with searches.under_way(Ref(Kind.KERNEL, "KEY", root), lambda: "k") if count else contextlib.nullcontext() as search:
         assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}
         search and search.hit()
 from safecache.history import journal

@@ -22,6 +22,7 @@ from safecache.files import filesystem, opening
 from safecache.hooks import standalone_compile
 from safecache.places import layout
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal, trust
@@ -73,7 +74,7 @@ def giant(path, size=GIANT, end=b""):
 
 def looked_up(cache, path):
     own = path.parent.name
-    source = loading.Source(Kind.AOT_ENTRY, own, str(cache.root), str(path.parent), lambda found: True)
+    source = loading.Source(Ref(Kind.AOT_ENTRY, own, str(cache.root)), lambda found: True)
     return [found for found, *_ in loading.lookup(source, local=True, remote=None)]
 
 
@@ -252,7 +253,7 @@ def test_giant_is_not_sent_to_the_shared_level(local, shared):
     place = os.path.join(str(local), "ab", "code.so")
     os.makedirs(os.path.dirname(place), exist_ok=True)
     shutil.move(path, place)
-    assert not copies.send(place, Kind.NATIVE_CODE) and not tmp.exists()
+    assert not copies.send(CodeFile(place)) and not tmp.exists()
 
 
 def test_giant_is_not_copied_to_where_code_may_run(cache, tmp_path, settings):

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from safecache.flights import scopes
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
 KEY = "what all compile"
@@ -26,9 +27,9 @@ def published(root: str) -> Path:
 def compile_once(root: str) -> None:
     """Find it, or compile it; and say which."""
     with scopes.scope(Kind.FX_ENTRY, float("inf")):
-        flight = scopes.enter(Kind.FX_ENTRY, KEY, root)
+        flight = scopes.enter(Ref(Kind.FX_ENTRY, KEY, root))
         if flight is not None and published(root).exists():
-            flight.found(root)
+            flight.found()
             print("found", flush=True)
             return
         draft = Path(root, f"draft {os.getpid()}")
@@ -41,7 +42,7 @@ def main(root: str, kind: str, key: str, how: str = "") -> None:
     """As the module says."""
     threading.Thread(target=_run, daemon=True).start()
     with scopes.scope(Kind[kind], float("inf")):
-        flight = scopes.enter(Kind[kind], key, root)
+        flight = scopes.enter(Ref(Kind[kind], key, root))
         if how == "fork" and os.fork() == 0:
             time.sleep(60)
             os._exit(0)

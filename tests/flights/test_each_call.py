@@ -16,6 +16,7 @@ from faults.store.traced import needs_strace
 from flights import flyer
 from safecache.flights import holders, scopes
 from safecache.places import ours
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
 pytestmark = [needs_strace, pytest.mark.timeout(1800 if os.environ.get("SAFECACHE_TEST_EXHAUSTIVE") else 300)]
@@ -44,11 +45,11 @@ def injected(root, call, what):
 def comes_next(root) -> str:
     """What becomes of a process that needs the same now: "holds" the lease, has "found" it, or compiles "alone"."""
     with scopes.scope(Kind.FX_ENTRY, math.inf):
-        flight = scopes.enter(Kind.FX_ENTRY, flyer.KEY, str(root))
+        flight = scopes.enter(Ref(Kind.FX_ENTRY, flyer.KEY, str(root)))
         if flight is None:
             return "alone"
         if flyer.published(root).exists():
-            flight.found(str(root))
+            flight.found()
             return "found"
         return "holds"
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from safecache.flights import scopes
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
 pytestmark = pytest.mark.timeout(900)
@@ -30,9 +31,9 @@ def process(root: Path, round: int) -> None:
         if published.exists():
             continue
         with scopes.scope(Kind.FX_ENTRY, math.inf):
-            flight = scopes.enter(Kind.FX_ENTRY, key, str(root))
+            flight = scopes.enter(Ref(Kind.FX_ENTRY, key, str(root)))
             if flight is not None and published.exists():
-                flight.found(str(root))
+                flight.found()
                 continue
             (root / f"compiled {key} {os.getpid()} {time.monotonic_ns()}").touch()
             time.sleep(TAKES)

@@ -19,6 +19,7 @@ from conftest import needs_root
 from safecache.flights import heartbeats, holders, leases, scopes, workers
 from safecache.history import journal, run_summary
 from safecache.places import ours
+from safecache.places.refs import Ref
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Kind
 
@@ -30,7 +31,7 @@ def folder(root):
 
 
 def enter(root, kind=Kind.FX_ENTRY, key=KEY):
-    return scopes.enter(kind, key, str(root))
+    return scopes.enter(Ref(kind, key, str(root)))
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_second_waits_until_the_first_has_ended_and_looks_again(root, flyer, com
     threading.Timer(1.0, other.go_on).start()
     flight = enter(root)
     assert flight.waited > 0 and not is_held()
-    flight.found(str(root))
+    flight.found()
     assert events.counters()[Count.LEFT_TO_OTHERS.value] == 1
     assert other.says() == "released"
     (line,) = (each for each in run_summary.read(str(root)) if each.label == Count.LEFT_TO_OTHERS.value)
@@ -89,7 +90,7 @@ def left_one(root, flyer, compiling, monkeypatch):
     other = flyer(root, "FX_ENTRY", KEY)
     assert other.says() == "holds"
     threading.Timer(0.5, other.go_on).start()
-    enter(root).found(str(root))
+    enter(root).found()
 
 
 def test_next_graph_is_left_to_who_has_workers_too(root, flyer, left_one, monkeypatch):
@@ -118,7 +119,7 @@ def test_next_graph_is_compiled_if_nobody_comes(root, left_one, monkeypatch):
 def test_what_was_found_is_released_at_once(root, flyer, compiling):
     flight = enter(root)
     other = flyer(root, "FX_ENTRY", KEY)
-    flight.found(str(root))
+    flight.found()
     assert other.says() in ("looks again", "holds")
     assert Count.LEFT_TO_OTHERS.value not in events.counters()
 
@@ -166,7 +167,7 @@ def test_time_is_up_though_the_holder_runs(root, flyer, compiling, settings):
 def test_time_is_up_by_what_it_took_before(root, flyer, compiling, monkeypatch, before):
     monkeypatch.setattr(scopes, "_AT_LEAST", 0.1)
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
-    assert scopes.enter(Kind.FX_ENTRY, KEY, str(root), lambda: before) is None
+    assert scopes.enter(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
     assert events.counters()[Count.WAITED_IN_VAIN.value] == 1
 
 
@@ -174,11 +175,11 @@ def test_time_is_up_by_what_it_took_before(root, flyer, compiling, monkeypatch, 
 def test_no_more_than_the_setting_whatever_it_took(root, flyer, compiling, settings, before):
     settings(SAFECACHE_SINGLE_FLIGHT_WAIT=1)
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
-    assert scopes.enter(Kind.FX_ENTRY, KEY, str(root), lambda: before) is None
+    assert scopes.enter(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
 
 
 def test_who_need_not_wait_asks_for_no_time(root, compiling):
-    assert scopes.enter(Kind.FX_ENTRY, KEY, str(root), lambda: pytest.fail("it is asked for")) is not None
+    assert scopes.enter(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: pytest.fail("it is asked for")) is not None
 
 
 def test_rank_of_a_group_waits_no_longer_than_it_may(root, flyer):
@@ -219,7 +220,7 @@ def test_what_was_found_while_it_was_let_go_is_no_error(root, a_moment):
         with scopes.measuring():
             while is_held():
                 time.sleep(0.01)
-        flight.found(str(root))
+        flight.found()
 
 
 @pytest.mark.parametrize("most", [60.0, math.inf], ids=["a short measurement", "no rank"])
@@ -284,7 +285,7 @@ def test_child_of_a_fork_holds_nothing(root, compiling):
     if child == 0:
         os._exit(len(scopes._thread.scopes) + len([each for each in leases._open if each._descriptor >= 0]))
     assert os.waitpid(child, 0)[1] == 0
-    assert is_held() and not leases.open_lease(Kind.FX_ENTRY, KEY, str(root)).try_to_hold()
+    assert is_held() and not leases.open_lease(Ref(Kind.FX_ENTRY, KEY, str(root))).try_to_hold()
 
 
 def test_notice_names_the_holder_once(root, flyer, compiling, monkeypatch, settings, caplog):
@@ -377,7 +378,7 @@ KEYS = [f"key {number}" for number in range(8)]
 def left(root):
     """A lease on each key, which a process has left that is gone."""
     for key in KEYS:
-        lease = leases.open_lease(Kind.FX_ENTRY, key, str(root))
+        lease = leases.open_lease(Ref(Kind.FX_ENTRY, key, str(root)))
         lease.sign(time.time())
         lease.close()
     return list(folder(root).iterdir())
@@ -455,7 +456,7 @@ def test_holder_whose_heart_is_heard_is_waited_for(root, flyer, monkeypatch, com
         threading.Timer(2 * waits.UNPROVEN, other.go_on).start()
         flight = enter(root, key=key)
         assert flight is not None and flight.waited > waits.UNPROVEN and not is_held()
-        flight.found(str(root))
+        flight.found()
 
 
 def test_frozen_holder_whose_heart_is_not_heard_is_given_up(root, flyer, monkeypatch, compiling, impatient):
@@ -492,7 +493,7 @@ def test_waits_that_find_something_have_no_end(root, flyer, settings):
         with scopes.scope(Kind.FX_ENTRY, math.inf):
             flight = enter(root, key=key)
             assert flight.waited > 0
-            flight.found(str(root))
+            flight.found()
     assert waits.remaining(60) == 60
 
 

@@ -10,6 +10,7 @@ import pytest
 from conftest import python
 
 from safecache.flights import scopes, tuning
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
 CONFIGS = ["first", "second", "third"]
@@ -29,7 +30,7 @@ class Tuner:
         self.asked.append(config)
         with scopes.scope(Kind.KERNEL, math.inf):
             if not published(self.root, config).exists():
-                flight = scopes.enter(Kind.KERNEL, config, str(self.root))
+                flight = scopes.enter(Ref(Kind.KERNEL, config, str(self.root)))
                 if flight is None or not published(self.root, config).exists():
                     self.here.append(config)
                     self.meanwhile.get(config, list)()

@@ -9,6 +9,7 @@ import shutil
 from helpers.together import Together, said
 
 from safecache.flights import scopes, workers
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
 # Where the pool is started (and not: it would only be killed again), and what is compiled meanwhile.
@@ -68,7 +69,7 @@ def test_who_trains_what_another_process_compiles_has_them_once_a_graph_is_not_f
     (key,) = os.listdir(home.cache / "aotautograd")
     shutil.rmtree(home.cache / "aotautograd")
     with scopes.scope(Kind.AOT_ENTRY, math.inf):
-        assert scopes.enter(Kind.AOT_ENTRY, key, str(home.cache)) is not None
+        assert scopes.enter(Ref(Kind.AOT_ENTRY, key, str(home.cache))) is not None
         assert starts(home) == []
         for name in ("aotautograd", "fxgraph"):
             shutil.rmtree(home.cache / name)

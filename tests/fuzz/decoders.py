@@ -26,6 +26,7 @@ from safecache.entries import artifacts, loading, mega_caches
 from safecache.errors import KeyringError, PackRefusedError, RegistryError
 from safecache.packs import archive
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import timestamps
@@ -245,7 +246,7 @@ def check_remote(content: bytes) -> None:
         found = loading.fetch(kind, cache_key, mock.Mock(get=lambda _: value))
         assert found is None or isinstance(found, bytes)
         if found is not None:
-            admitted = loading.admit(kind, cache_key, found, origin="the remote cache")
+            admitted = loading.admit(Ref(kind, cache_key), found, origin="the remote cache")
             footer, payload = seal.split(found), reference.payload_if_genuine(found, world.ASKED)
             said = reference.statement(found[footer.payload_size :][: footer.body_size]) if payload is not None else {}
             assert admitted == bool(said and reference.runs_here(kind, said["provenance"])), said

@@ -11,6 +11,7 @@ from pathlib import Path
 from helpers.caches import key
 from safecache.places import layout
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal
 from safecache.store import manifests
@@ -34,7 +35,7 @@ def fill(root: Path) -> Path:
     kernel(root / "triton" / "1")
     result = b'{"num_warps": 4}'
     recorded(root, root / "ab" / f"{key('c', 'tuned')}.best_config", Kind.AUTOTUNING, result)
-    sealed(Path(layout.path_of(Kind.PGO_STATE, JOB, str(root))), Kind.PGO_STATE, JOB, b"a profile")
+    sealed(Path(Ref(Kind.PGO_STATE, JOB, str(root)).path), Kind.PGO_STATE, JOB, b"a profile")
     sealed(root / "dynamo" / FUNCTION / "entry", Kind.DYNAMO_PACKAGE, FUNCTION, b"a package")
     return root
 
@@ -52,7 +53,7 @@ def sealed(path: Path, kind: Kind, cache_key: str, payload: bytes) -> Path:
 
 def entry(root: Path, kind: Kind, cache_key: str, payload: bytes) -> Path:
     content = seal.attach(payload, kind, cache_key, keyring.current().signing, provenance.statement(kind))
-    return write(Path(layout.path_of(kind, cache_key, str(root)), layout.entry_name(content)), content)
+    return write(Path(Ref(kind, cache_key, str(root)).path, layout.entry_name(content)), content)
 
 
 def recorded(root: Path, path: Path, kind: Kind, content: bytes, **stated: object) -> Path:

@@ -22,11 +22,12 @@ from safecache.code import lock_guards
 from safecache.entries import searches
 from safecache.history import journal, lookups, run_summary
 from safecache.history.lookups import Lookup, Outcome
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind, Reason
 from safecache.testing import failing
 
-HIT = Lookup(Kind.AOT_ENTRY, "akey", "", Outcome.HIT, None, "", 0.001, "")
-MISS = Lookup(Kind.FX_ENTRY, "fkey", "model (m.py:1)", Outcome.MISS, Reason.NEVER_SEEN, "", 0.002, "0/0")
+HIT = Lookup(Ref(Kind.AOT_ENTRY, "akey"), "", Outcome.HIT, None, "", 0.001, "")
+MISS = Lookup(Ref(Kind.FX_ENTRY, "fkey"), "model (m.py:1)", Outcome.MISS, Reason.NEVER_SEEN, "", 0.002, "0/0")
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +47,7 @@ def lines(root):
 
 
 def record(lookup, root):
-    lookups.record(lookup, str(root))
+    lookups.record(lookup._replace(ref=lookup.ref._replace(root=str(root))))
 
 
 def test_time_of_a_hit_is_counted_once_for_what_it_needs_too(tmp_path, monkeypatch):
@@ -54,8 +55,8 @@ def test_time_of_a_hit_is_counted_once_for_what_it_needs_too(tmp_path, monkeypat
     clock = iter([1.0, 2.0, 2.5, 3.0])
     monkeypatch.setattr(searches.time, "perf_counter", lambda: next(clock))
     root = str(tmp_path)
-    with searches.under_way(Kind.AOT_ENTRY, str, "akey", root) as outer:
-        with searches.under_way(Kind.FX_ENTRY, str, "fkey", root) as inner:
+    with searches.under_way(Ref(Kind.AOT_ENTRY, "akey", root), str) as outer:
+        with searches.under_way(Ref(Kind.FX_ENTRY, "fkey", root), str) as inner:
             inner.hit()
         outer.hit()
     assert journal._journal.counted == {"fx hit": 1, "aot hit": 1, "aot ms in hits": 2000}
@@ -124,10 +125,11 @@ END = """
 import os, sys
 from safecache.history import lookups
 from safecache.history.lookups import Lookup, Outcome
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.reporting.kinds import Reason
 def record(outcome, reason=None):
-    lookups.record(Lookup(Kind.AOT_ENTRY, "akey", "", outcome, reason, "", 0.0, ""), sys.argv[1])
+    lookups.record(Lookup(Ref(Kind.AOT_ENTRY, "akey", sys.argv[1]), "", outcome, reason, "", 0.0, ""))
 record(Outcome.HIT)
 """
 

@@ -207,14 +207,15 @@ import os, safecache, safecache.metrics
 from prometheus_client import CollectorRegistry
 from safecache.history import lookups
 from safecache.history.lookups import Lookup, Outcome
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.reporting.kinds import Reason
 safecache.activate()
 registry = CollectorRegistry()
 safecache.metrics.register(registry)
-hit = Lookup(Kind.AOT_ENTRY, "k", "", Outcome.HIT, None, "", 0.0, "")
-for lookup in (hit, hit, hit._replace(kind=Kind.FX_ENTRY, outcome=Outcome.MISS, reason=Reason.KEY_DIFFERS)):
-    lookups.record(lookup, "")
+hit = Lookup(Ref(Kind.AOT_ENTRY, "k"), "", Outcome.HIT, None, "", 0.0, "")
+for lookup in (hit, hit, hit._replace(ref=Ref(Kind.FX_ENTRY, "k"), outcome=Outcome.MISS, reason=Reason.KEY_DIFFERS)):
+    lookups.record(lookup)
 assert not os.path.exists(".safecache"), "there is no cache whose journal it could be in"
 show(registry)
 """

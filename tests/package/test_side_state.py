@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import os
 import re
 import time
 from pathlib import Path
@@ -21,11 +20,11 @@ from safecache.history import journal
 from safecache.isolation import crash, crashes
 from safecache.places import layout, ours
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.remote import client, sender, stores
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring
-from safecache.store import bundles
 from safecache.trials import markers, strikes
 from safecache.trials.evidence import Blame
 from safecache.upkeep import limits
@@ -69,13 +68,12 @@ def everything(tmp_path, settings, monkeypatch):
     root = str(places["CACHE"])
     cache = Cache(places["CACHE"], time.time())
     filled.fill(places["CACHE"])
-    (entry,) = places["CACHE"].glob(f"fxgraph/*/{filled.GRAPH}/*")
     cache.quarantined("a", 0)
     library = places["CACHE"] / "ab" / "cabc.so"
     library.parent.mkdir(exist_ok=True)
     library.write_bytes(b"code")
     gate.keep(CodeFile(str(library), root))
-    lease = leases.open_lease(Kind.FX_ENTRY, "a", root)
+    lease = leases.open_lease(Ref(Kind.FX_ENTRY, "a", root))
     assert lease.try_to_hold()
     lease.sign(time.time())
     assert markers.own(root) is not None
@@ -89,9 +87,9 @@ def everything(tmp_path, settings, monkeypatch):
     for folder, name in ((ours.CRASHES, "a/report.json"), (ours.TRASH, "a")):
         cache.file(places["CACHE"] / ours.FOLDER / folder / name, 0)
     limits._claim(root)  # or what was published has
-    claim, _ = fleet.take(Kind.FX_ENTRY, "a", 0.0)
+    claim, _ = fleet.take(Ref(Kind.FX_ENTRY, "a"), 0.0)
     assert claim is not None
-    bundle = bundles.Bundle(Kind.FX_ENTRY, filled.GRAPH, os.path.dirname(entry), root)
+    bundle = Ref(Kind.FX_ENTRY, filled.GRAPH, root)
     assert sender.send(client.for_sending(), bundle).size
     with private_directory.made():
         yield places

@@ -74,7 +74,7 @@ def test_what_does_not_verify_is_not_packed(cache, counted, tmp_path):
     graph.write_bytes(flipped(graph.read_bytes(), 8))
     code, found = counted("pack", cache, "-o", tmp_path / "some.safecache")
     assert (code, found) == (1, {"packed": filled.BUNDLES - 1, "refused": 1})
-    assert all(group.key != filled.GRAPH for group in archive.opened(str(tmp_path / "some.safecache")).groups)
+    assert all(group.ref.key != filled.GRAPH for group in archive.opened(str(tmp_path / "some.safecache")).groups)
 
 
 def test_what_is_here_and_verifies_stays(pack, counted, tmp_path):
@@ -151,7 +151,7 @@ def test_caches_of_several_ranks_are_joined(cache, pack, counted, tmp_path):
     merged = tmp_path / "merged.safecache"
     assert counted("merge", pack, other, "-o", merged) == (0, {"packed": filled.BUNDLES + 1})
     found = archive.opened(str(merged))
-    files = {group.key: {file.name: file.content for file in found.read(group)} for group in found.groups}
+    files = {group.ref.key: {file.name: file.content for file in found.read(group)} for group in found.groups}
     assert len(files[filled.GRAPH]) == 2 and "f" + "b" * 51 in files
     assert files[filled.KERNEL]["k.cubin"] == b"a cubin", "the first one's"
     assert packing.pack([str(pack)], str(tmp_path / "same.safecache"), lambda *_: None)

@@ -14,6 +14,7 @@ from helpers.sealed import flipped
 from packs import forged
 from safecache.errors import PackRefusedError
 from safecache.packs import archive, lower
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring
 from safecache.store import bundles
@@ -310,7 +311,7 @@ def test_nor_is_it_packed_again(swapped, tmp_path, run):
 def test_nor_taken_by_a_lookup(swapped, tmp_path, settings, caplog):
     settings(SAFECACHE_LOWER=swapped)
     there = tmp_path / "there"
-    bundle = bundles.placed(Kind.FX_ENTRY, filled.GRAPH, str(there))
+    bundle = Ref(Kind.FX_ENTRY, filled.GRAPH, str(there))
     assert not lower.fill(bundle) and not below(there)
     assert any(str(swapped) in record.message for record in caplog.records)
 
@@ -332,7 +333,7 @@ def test_what_is_unpacked_by_tar_is_verified_by_who_reads_it(pack, tmp_path):
         )
     ) as found:
         found.extractall(tmp_path / "by tar", filter="data")
-    bundle = bundles.placed(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "by tar" / "inductor"))
+    bundle = Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "by tar" / "inductor"))
     assert bundles.collected(bundle)
     (path,) = (tmp_path / "by tar" / WHERE).iterdir()
     path.write_bytes(flipped(path.read_bytes(), 80))

@@ -16,7 +16,7 @@ from helpers.sealed import flipped
 from packs import forged
 from safecache.errors import CacheReadError, EntryRefusedError
 from safecache.packs import archive, lower
-from safecache.places import layout
+from safecache.places.refs import Ref
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind
@@ -38,14 +38,13 @@ def use(settings, tmp_path, monkeypatch):
 
 def everything(root, triton):
     """Ask for one of each kind, as the places do that look them up."""
-    graph = layout.path_of(Kind.FX_ENTRY, filled.GRAPH, str(root))
-    library = root / filled.LIBRARY[1:3] / f"{filled.LIBRARY}.so"
-    return [
-        tier.fill(Kind.FX_ENTRY, filled.GRAPH, graph, str(root)),
-        tier.fill(Kind.KERNEL, filled.KERNEL, str(triton / filled.KERNEL), str(triton)),
-        tier.fill_file(Kind.NATIVE_CODE, str(library), str(root)),
-        tier.fill_file(Kind.PGO_STATE, layout.path_of(Kind.PGO_STATE, filled.JOB, str(root)), str(root), filled.JOB),
+    asked = [
+        Ref(Kind.FX_ENTRY, filled.GRAPH, str(root)),
+        Ref(Kind.KERNEL, filled.KERNEL, str(triton)),
+        Ref(Kind.NATIVE_CODE, f"{filled.LIBRARY[1:3]}/{filled.LIBRARY}.so", str(root)),
+        Ref(Kind.PGO_STATE, filled.JOB, str(root)),
     ]
+    return [tier.fill(ref) for ref in asked]
 
 
 def test_what_is_not_here_is_taken_from_a_pack(use, pack, tmp_path):
@@ -56,7 +55,7 @@ def test_what_is_not_here_is_taken_from_a_pack(use, pack, tmp_path):
     assert everything(there, tmp_path / "triton") == [True] * 4
     assert tier.has_given() and events.counters()[Count.PACK_HIT.value] == 4
     assert (tmp_path / "triton" / filled.KERNEL / "k.cubin").read_bytes() == b"a cubin"
-    assert bundles.collected(bundles.placed(Kind.FX_ENTRY, filled.GRAPH, str(there)))
+    assert bundles.collected(Ref(Kind.FX_ENTRY, filled.GRAPH, str(there)))
     assert pack.read_bytes() == before
 
 
@@ -77,7 +76,7 @@ def test_the_first_pack_that_has_it_serves(use, pack, cache, run, tmp_path):
 
 def test_a_group_that_was_changed_is_not_used_and_the_rest_is(use, pack, caplog, tmp_path):
     found = archive.opened(str(pack))
-    (graph,) = [group for group in found.groups if group.key == filled.GRAPH]
+    (graph,) = [group for group in found.groups if group.ref.key == filled.GRAPH]
     begin = len(forged.frames(pack.read_bytes())[0]) + graph.at
     pack.write_bytes(flipped(pack.read_bytes(), (begin + graph.stored // 2) * 8))
     use(pack)
@@ -132,7 +131,7 @@ def test_threads_that_look_up_at_once_open_a_pack_once(use, pack, tmp_path, monk
     use(pack)
     kinds = {Kind.FX_ENTRY: filled.GRAPH, Kind.KERNEL: filled.KERNEL}
     with ThreadPoolExecutor() as threads:
-        asked = [threads.submit(lower.fill, bundles.placed(*kind, str(tmp_path / "there"))) for kind in kinds.items()]
+        asked = [threads.submit(lower.fill, Ref(*kind, str(tmp_path / "there"))) for kind in kinds.items()]
         assert is_asked.wait(60)
         time.sleep(0.1)  # for the second to come to a pack that is not open yet
         may_open.set()
@@ -162,8 +161,7 @@ def exchange(path, how):
 @pytest.mark.parametrize("how", ["FIFO", "directory", "gone", pytest.param("another owner's", marks=needs_root)])
 def test_a_pack_that_is_exchanged_in_use_is_used_on(use, pack, tmp_path, caplog, how):
     use(pack, SAFECACHE_STRICT="1")
-    graph = layout.path_of(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there"))
-    assert tier.fill(Kind.FX_ENTRY, filled.GRAPH, graph, str(tmp_path / "there"))
+    assert tier.fill(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
     exchange(pack, how)
     assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [True] * 3
     assert not caplog.messages
@@ -171,8 +169,7 @@ def test_a_pack_that_is_exchanged_in_use_is_used_on(use, pack, tmp_path, caplog,
 
 def test_a_pack_that_is_rewritten_in_use_is_used_no_more(use, pack, tmp_path, caplog):
     use(pack)
-    graph = layout.path_of(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there"))
-    assert tier.fill(Kind.FX_ENTRY, filled.GRAPH, graph, str(tmp_path / "there"))
+    assert tier.fill(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
     exchange(pack, "rewritten")
     assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [False] * 3
     assert sum(str(pack) in record.message for record in caplog.records if record.levelname == "WARNING") == 1

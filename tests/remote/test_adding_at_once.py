@@ -27,13 +27,13 @@ import sys
 from pathlib import Path
 from safecache.places import layout
 from safecache.remote import client, sender
-from safecache.store.bundles import Bundle
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal
 from safecache.store import entry_files
 
 base, each = sys.argv[1], int(sys.argv[2])
-bundle = Bundle(Kind.FX_ENTRY, "fkey", layout.path_of(Kind.FX_ENTRY, "fkey", base), base)
+bundle = Ref(Kind.FX_ENTRY, "fkey", base)
 signing, built = keyring.current().signing, provenance.statement(Kind.FX_ENTRY)
 remote = client.for_sending()
 remote.sizes(["begin"])
@@ -41,7 +41,7 @@ print("ready", flush=True)
 sys.stdin.readline()
 for number in range(each):
     content = seal.attach(f"{base} {number}".encode(), Kind.FX_ENTRY, "fkey", signing, built)
-    entry_files.publish(bundle.path(layout.entry_name(content)), content, base)
+    entry_files.publish(bundle.file(layout.entry_name(content)).path, content, base)
     sent = sender.send(remote, bundle)
     assert not sent.why_not, sent
 """

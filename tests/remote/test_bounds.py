@@ -11,11 +11,11 @@ import time
 import pytest
 
 from safecache.errors import CacheReadError
+from safecache.places.refs import Ref
 from safecache.remote import client, exchange, parcels, redis_store, stores, tier
 from safecache.remote.stores import Oversized, Terms
 from safecache.reporting import waits
 from safecache.reporting.kinds import Kind
-from safecache.store.bundles import Bundle
 
 MOST = 64 << 10
 TERMS = Terms(2.0, 2.0, MOST)
@@ -176,7 +176,7 @@ def test_remote_that_refuses_slowly_is_left_alone(settings, monkeypatch, tmp_pat
     monkeypatch.setattr(stores, "connected", lambda *_: Slow())
     for number in range(12):
         key = f"f{number:051}"
-        assert not exchange.fill(Bundle(Kind.FX_ENTRY, key, str(tmp_path / key), str(tmp_path)))
+        assert not exchange.fill(Ref(Kind.FX_ENTRY, key, str(tmp_path)))
     assert len(asked) <= 4, asked
     assert waits.remaining(300) < 300
     assert parcels.kind_of(asked[0].removeprefix(stores.prefix())) is Kind.FX_ENTRY
@@ -194,7 +194,7 @@ def test_remote_is_read_no_more_once_the_budget_is_spent(settings):
 
 ERRORS = [RuntimeError("it broke"), UnicodeEncodeError("utf-8", "\ud800", 0, 1, "no"), OverflowError("2^80")]
 ERRORS += [MemoryError(), RecursionError("too deep")]
-BUNDLE = (Kind.FX_ENTRY, "f" * 52, "/nowhere/f", "/nowhere")
+REF = Ref(Kind.FX_ENTRY, "f" * 52, "/nowhere")
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
@@ -205,10 +205,10 @@ def test_whatever_fails_in_the_remote_is_said_once(settings, monkeypatch, caplog
 
     monkeypatch.setattr(exchange, name, fail)
     settings(SAFECACHE_REMOTE="redis://127.0.0.1:1/0")
-    assert not call(*BUNDLE) and not call(*BUNDLE)
+    assert not call(REF) and not call(REF)
     (line,) = caplog.messages
     assert "the remote cache failed" in line and type(error).__name__ in line
     settings(SAFECACHE_STRICT=1)
     with pytest.raises(CacheReadError) as caught:
-        call(*BUNDLE)
+        call(REF)
     assert caught.value.__cause__ is error

@@ -17,6 +17,7 @@ from conftest import SOURCE
 from helpers.together import INFERENCE, Together, said, total
 
 from safecache.flights import fleet, heartbeats, scopes
+from safecache.places.refs import Ref
 from safecache.remote import client, sender, stores
 from safecache.reporting import waits
 from safecache.reporting.kinds import Kind
@@ -73,7 +74,7 @@ def remote(redis_server, settings):
 def take(most=60.0):
     """As another host than any before."""
     heartbeats._process = secrets.token_hex(16)
-    return fleet.take(KIND, KEY, most)
+    return fleet.take(Ref(KIND, KEY), most)
 
 
 def leases(remote):
@@ -117,11 +118,11 @@ def test_host_that_has_died_delays_once(remote):
     names = [f"f{number}" for number in range(6)]
     heartbeats._process = "dead"
     for name in names:
-        fleet.take(KIND, name, 1.0)
+        fleet.take(Ref(KIND, name), 1.0)
     fleet.reset()
     heartbeats._process = "alive"
     began = time.monotonic()
-    claims = [fleet.take(KIND, name, 60.0)[0] for name in names]
+    claims = [fleet.take(Ref(KIND, name), 60.0)[0] for name in names]
     assert all(claims) and time.monotonic() - began < 3 * waits.UNPROVEN
     for claim in claims:
         claim.release()
@@ -129,7 +130,7 @@ def test_host_that_has_died_delays_once(remote):
 
 def sealed(subject=None, **stated):
     now = {"process": "x", "count": 1, "at": time.time(), "began": time.time()}
-    return side_records.seal_record(subject or fleet._subject(fleet._name(KIND, KEY)), now | stated)
+    return side_records.seal_record(subject or fleet._subject(fleet._name(Ref(KIND, KEY))), now | stated)
 
 
 FORGED = {
@@ -146,7 +147,7 @@ FORGED = {
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
 def test_forged_lease_delays_nobody(remote, forge):
-    remote.set(fleet._name(KIND, KEY), forge())
+    remote.set(fleet._name(Ref(KIND, KEY)), forge())
     claim, waited = take()
     assert claim is not None and waited < waits.UNPROVEN
     claim.release()
@@ -156,7 +157,7 @@ def test_owner_of_the_remote_who_replays_leases_delays_by_the_limit(remote, sett
     """Each of them was recorded just now, and comes again and again under every key."""
     settings(SAFECACHE_SINGLE_FLIGHT_WAIT=3)
     names = [f"f{number}" for number in range(12)]
-    recorded = {fleet._name(KIND, name): [] for name in names}
+    recorded = {fleet._name(Ref(KIND, name)): [] for name in names}
     for full in recorded:
         for number in range(4):
             recorded[full].append(sealed(fleet._subject(full), process=full, count=number + 1))
@@ -174,7 +175,7 @@ def test_owner_of_the_remote_who_replays_leases_delays_by_the_limit(remote, sett
     try:
         with caplog.at_level(logging.WARNING):
             for name in names:
-                fleet.take(KIND, name, waits.remaining(3))
+                fleet.take(Ref(KIND, name), waits.remaining(3))
     finally:
         stop.set()
         thread.join()
@@ -201,7 +202,7 @@ def test_process_without_a_key_takes_no_lease(remote, monkeypatch):
 
 
 def test_left_mark_of_an_end_keeps_nobody(remote):
-    remote.set(fleet._name(KIND, KEY), b"ended")
+    remote.set(fleet._name(Ref(KIND, KEY)), b"ended")
     claim, _ = take()
     assert claim is not None
     claim.release()
@@ -212,20 +213,20 @@ def test_failing_remote_is_done_without(failing, settings, root):
     client.reset()
     assert take()[0] is None
     with scopes.scope(KIND, math.inf):
-        assert scopes.enter(KIND, KEY, str(root)) is not None
+        assert scopes.enter(Ref(KIND, KEY, str(root))) is not None
 
 
 @pytest.mark.parametrize("variable", ["SAFECACHE_REMOTE_READ_ONLY", "SAFECACHE_SINGLE_FLIGHT"])
 def test_host_that_sends_nothing_takes_none(remote, settings, root, variable):
     settings(**{variable: int(variable.endswith("ONLY"))})
     with scopes.scope(KIND, math.inf):
-        scopes.enter(KIND, KEY, str(root))
+        scopes.enter(Ref(KIND, KEY, str(root)))
     assert not leases(remote)
 
 
 def test_kernels_are_not_worth_a_round_trip(remote, root):
     with scopes.scope(Kind.KERNEL, math.inf):
-        assert scopes.enter(Kind.KERNEL, KEY, str(root)) is not None
+        assert scopes.enter(Ref(Kind.KERNEL, KEY, str(root))) is not None
     assert not leases(remote)
 
 

@@ -13,11 +13,11 @@ from helpers import filled, in_process
 from helpers.caches import key
 
 import safecache
+from safecache.places.refs import Ref
 from safecache.remote import client, parcels, sender, stores
 from safecache.remote.client import Unavailable
 from safecache.reporting.kinds import Kind
 from safecache.store import bundles
-from safecache.store.bundles import Bundle
 from safecache.testing import failing
 
 run = in_process.run
@@ -187,8 +187,8 @@ def test_other_builds_are_left_there(run, url, cache, tmp_path, monkeypatch):
 
 
 def test_what_vllm_alone_looks_up_is_left_there_and_is_of_no_other_build(run, url, cache, tmp_path):
-    model = Bundle(Kind.AOT_FUNCTION, "torch_aot_compile/0/rank_0_0/model", str(tmp_path), str(tmp_path), "model")
-    filled.sealed(tmp_path / "model", Kind.AOT_FUNCTION, "", b"compiled")
+    model = Ref(Kind.AOT_FUNCTION, "torch_aot_compile/0/rank_0_0/model", str(tmp_path))
+    filled.sealed(tmp_path / model.key, Kind.AOT_FUNCTION, "", b"compiled")
     assert sender.send(client.for_sending(), model).size
     said = told(run("pull", tmp_path / "there", "--json"))
     assert (said["fetched"], said["refused"], said["other_builds"]) == (0, 0, 0)

@@ -20,23 +20,25 @@ PARENT = """
 import sys
 import torch._inductor.compile_worker.subproc_pool
 from safecache.hooks.compile_workers import WorkerPickler
+from safecache.places.refs import Ref
 from safecache.remote import tier
 from safecache.reporting.kinds import Kind
 
 if sys.argv[2] == "asks":
-    tier.fill(Kind.FX_ENTRY, "fkey", "/nowhere/fkey", "/nowhere")
+    tier.fill(Ref(Kind.FX_ENTRY, "fkey", "/nowhere"))
 with open(sys.argv[1], "wb") as file:
     file.write(WorkerPickler().dumps(len))
 """
 WORKER = """
 import pickle, sys
 import torch._inductor.compile_worker.subproc_pool
+from safecache.places.refs import Ref
 from safecache.remote import tier
 from safecache.reporting.kinds import Kind
 
 with open(sys.argv[1], "rb") as file:
     assert pickle.load(file) is len
-tier.fill(Kind.FX_ENTRY, "fkey", "/nowhere/fkey", "/nowhere")
+tier.fill(Ref(Kind.FX_ENTRY, "fkey", "/nowhere"))
 """
 
 

@@ -14,13 +14,14 @@ from helpers.sealed import flipped
 from safecache.code import gate
 from safecache.places import layout
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.remote import parcels
 from safecache.remote.parcels import Parcel
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
 from safecache.store import bundles
-from safecache.store.bundles import Bundle, File
+from safecache.store.bundles import File
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -35,7 +36,7 @@ def sealed_entry(payload=b"payload", kind=Kind.FX_ENTRY, key=KEY, signing=None):
 
 def entry_bundle(tmp_path, kind=Kind.FX_ENTRY, key=KEY):
     root = str(tmp_path / "cache")
-    return Bundle(kind, key, layout.path_of(kind, key, root), root)
+    return Ref(kind, key, root)
 
 
 def entry_file(content):
@@ -44,7 +45,7 @@ def entry_file(content):
 
 def kernel_bundle(tmp_path):
     root = str(tmp_path / "triton")
-    return Bundle(Kind.KERNEL, "K" * 52, os.path.join(root, "K" * 52), root)
+    return Ref(Kind.KERNEL, "K" * 52, root)
 
 
 def kernels(tmp_path):
@@ -161,7 +162,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
         (entry_bundle(tmp_path), File(name, content, None)),
         (kernel_bundle(tmp_path), File(name, b"cubin", b"record")),
         (
-            Bundle(Kind.NATIVE_CODE, "ab/c.so", str(tmp_path / "ab"), str(tmp_path), "c.so"),
+            Ref(Kind.NATIVE_CODE, "ab/c.so", str(tmp_path)),
             File(name, b"so", b"record"),
         ),
     ):
@@ -197,11 +198,11 @@ def test_kernel_whose_file_or_record_was_exchanged_is_refused(tmp_path):
 
 def test_only_what_verifies_is_collected(tmp_path):
     bundle = kernels(tmp_path)
-    with open(bundle.path("planted.so"), "wb") as file:
+    with open(bundle.file("planted.so").path, "wb") as file:
         file.write(b"nobody has sealed this")
     whole = ["kernel.cubin", "kernel.json", "__grp__kernel.json"]
     assert [file.name for file in bundles.collected(bundle)] == whole
-    with open(bundle.path("kernel.cubin"), "ab") as file:
+    with open(bundle.file("kernel.cubin").path, "ab") as file:
         file.write(b"more")
     # A part of it would be of no use to anybody, and in the way of the whole.
     assert bundles.collected(bundle) == ()
@@ -215,7 +216,7 @@ def test_autotuning_result_is_compared_in_one_spelling(tmp_path):
     gate.keep(CodeFile(path, root, Kind.AUTOTUNING), json.dumps(result, sort_keys=True).encode())
     with open(path, "w") as file:
         json.dump(result, file, indent=3)
-    bundle = Bundle(Kind.AUTOTUNING, "ab/cabc.best_config", os.path.dirname(path), root, "cabc.best_config")
+    bundle = Ref(Kind.AUTOTUNING, "ab/cabc.best_config", root)
     (file,) = bundles.collected(bundle)
     assert isinstance(opened(packed([file], bundle), bundle), Parcel)
     changed = file._replace(content=json.dumps(result | {"b": 2}).encode())

@@ -11,10 +11,10 @@ import pytest
 from conftest import SOURCE, python
 
 from safecache.hooks import cpp_codecache
+from safecache.places.refs import Ref
 from safecache.remote import client, exchange, parcels, sender, stores, tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind
-from safecache.store.bundles import Bundle
 
 from .liars import Liar
 from .test_parcels import entry_bundle, kernels, sealed_entry
@@ -34,7 +34,7 @@ def written(bundle, *contents):
     from safecache.store import entry_files
 
     for content in contents:
-        entry_files.publish(bundle.path(layout.entry_name(content)), content, bundle.root)
+        entry_files.publish(bundle.file(layout.entry_name(content)).path, content, bundle.root)
 
 
 def there(redis_server):
@@ -43,12 +43,12 @@ def there(redis_server):
 
 def test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path):
     entry, kernel = entry_bundle(tmp_path), kernels(tmp_path)
-    before = Bundle(Kind.NATIVE_CODE, "ab/earlier.so", str(tmp_path / "ab"), str(tmp_path), "earlier.so")
-    tier.asked(before.kind, before.key, before.directory, before.root)
-    tier.asked(entry.kind, entry.key, entry.directory, entry.root)
-    tier.asked(kernel.kind, kernel.key, kernel.directory, kernel.root)
+    before = Ref(Kind.NATIVE_CODE, "ab/earlier.so", str(tmp_path))
+    tier.asked(before)
+    tier.asked(entry)
+    tier.asked(kernel)
     written(entry, sealed_entry())
-    tier.made(entry.kind, entry.key, entry.directory, entry.root)
+    tier.made(entry)
     assert sender.flush(20) == 0
     assert there(remote) == {entry.key, kernel.key}
     name = parcels.name_of(entry.kind, entry.key)
@@ -64,15 +64,14 @@ def test_what_is_needed_comes_in_one_go_with_who_needs_it(remote, tmp_path, monk
     requests = []
     read = client.Client.read
     monkeypatch.setattr(client.Client, "read", lambda self, names: requests.append(list(names)) or read(self, names))
-    entry, kernel = entry_bundle(tmp_path), Bundle(Kind.KERNEL, "K" * 52, str(tmp_path / "triton" / ("K" * 52)), "")
-    kernel = kernel._replace(root=str(tmp_path / "triton"))
-    assert tier.fill(entry.kind, entry.key, entry.directory, entry.root)
-    assert tier.fill(kernel.kind, kernel.key, kernel.directory, kernel.root)
+    entry, kernel = entry_bundle(tmp_path), Ref(Kind.KERNEL, "K" * 52, str(tmp_path / "triton"))
+    assert tier.fill(entry)
+    assert tier.fill(kernel)
     assert len(requests) == 2, "the entry, and then all that it needs"
     assert sorted(kernel.names()) == ["__grp__kernel.json", "kernel.cubin", "kernel.json"]
     # What is not there is asked for once.
     for _ in range(3):
-        assert not tier.fill(Kind.FX_ENTRY, "gabsent", str(tmp_path / "absent"), entry.root)
+        assert not tier.fill(Ref(Kind.FX_ENTRY, "gabsent", entry.root))
     assert len(requests) == 3
 
 
@@ -85,9 +84,8 @@ def test_what_is_needed_and_not_there_is_counted_and_asked_for_once(remote, tmp_
     shutil.rmtree(tmp_path / "cache")
     shutil.rmtree(tmp_path / "triton")
     entry = entry_bundle(tmp_path)
-    assert tier.fill(entry.kind, entry.key, entry.directory, entry.root)
-    key, directory = "K" * 52, str(tmp_path / "triton" / ("K" * 52))
-    assert not tier.fill(Kind.KERNEL, key, directory, str(tmp_path / "triton"))
+    assert tier.fill(entry)
+    assert not tier.fill(Ref(Kind.KERNEL, "K" * 52, str(tmp_path / "triton")))
     counted = events.counters()
     assert counted[Count.REMOTE_MISS.value] == 1 and counted[Count.REMOTE_ASKED.value] == 2, counted
 
@@ -101,12 +99,12 @@ def test_no_header_is_precompiled_where_the_remote_has_the_libraries(remote, set
 
     written(entry_bundle(tmp_path), sealed_entry())
     bundle = entry_bundle(tmp_path)
-    tier.made(bundle.kind, bundle.key, bundle.directory, bundle.root)
+    tier.made(bundle)
     assert sender.flush(20) == 0
     exchange.reset()
     assert asked() == "a header"
     there = entry_bundle(tmp_path / "second")
-    assert tier.fill(there.kind, there.key, there.directory, there.root)
+    assert tier.fill(there)
     assert asked() is None and len(made) == 1
     settings(SAFECACHE_REMOTE="")
     assert asked() == "a header"
@@ -118,11 +116,11 @@ def test_two_hosts_entries_for_one_key_are_joined(remote, tmp_path):
     written(two, sealed_entry(b"with another"))
     for bundle in (one, two):
         exchange.reset()
-        tier.made(bundle.kind, bundle.key, bundle.directory, bundle.root)
+        tier.made(bundle)
         assert sender.flush(20) == 0
     third = entry_bundle(tmp_path / "three")
     exchange.reset()
-    assert tier.fill(third.kind, third.key, third.directory, third.root)
+    assert tier.fill(third)
     assert len(third.names()) == 2
 
 
@@ -142,7 +140,7 @@ def test_what_is_too_large_is_no_business_of_push(remote, settings, tmp_path, ca
     settings(SAFECACHE_REMOTE=remote.url, SAFECACHE_REMOTE_MAX_BYTES="4kB")
     bundle = entry_bundle(tmp_path)
     written(bundle, sealed_entry(os.urandom(10_000)))
-    tier.made(bundle.kind, bundle.key, bundle.directory, bundle.root)
+    tier.made(bundle)
     assert sender.flush(20) == 0 and not there(remote)
     assert events.counters()["not sent to the remote"] == 1
     assert "larger than SAFECACHE_REMOTE_MAX_BYTES" in caplog.text and "push" not in caplog.text
@@ -188,9 +186,9 @@ def test_process_that_cannot_send_in_time_ends_and_says_so(new_home):
         "SAFECACHE_REMOTE_TIMEOUT": "5",
     }
     code = (
-        "from safecache.remote import sender; from safecache.remote.parcels import Bundle\n"
+        "from safecache.remote import sender; from safecache.places.refs import Ref\n"
         "from safecache.reporting.kinds import Kind\n"
-        "sender.offer(Bundle(Kind.FX_ENTRY, 'fkey', '/nowhere', '/nowhere'))"
+        "sender.offer(Ref(Kind.FX_ENTRY, 'fkey', '/nowhere'))"
     )
     done = python(code, env=environment)
     server.close()

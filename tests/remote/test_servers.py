@@ -107,7 +107,7 @@ import hashlib, json, os, random, sys, threading
 from pathlib import Path
 from safecache.places import layout
 from safecache.remote import client, exchange, parcels, sender
-from safecache.store.bundles import Bundle
+from safecache.places.refs import Ref
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal
@@ -122,17 +122,17 @@ def work(thread):
     choose, root = random.Random(f"{number} {thread}"), str(base / f"{number}-{thread}")
     for _ in range(25):
         key = f"f{choose.randrange(400)}"
-        bundle = Bundle(Kind.FX_ENTRY, key, layout.path_of(Kind.FX_ENTRY, key, root), root)
+        bundle = Ref(Kind.FX_ENTRY, key, root)
         exchange.reset()
         try:
             if exchange.fill(bundle):
-                contents = [seal.payload_of(Path(bundle.path(name)).read_bytes()) for name in bundle.names()]
+                contents = [seal.payload_of(Path(bundle.file(name).path).read_bytes()) for name in bundle.names()]
                 found.append(key)
                 wrong.extend(content for content in contents if content != payload(key))
                 continue
             signing, built = keyring.current().signing, provenance.statement(Kind.FX_ENTRY)
             content = seal.attach(payload(key), Kind.FX_ENTRY, key, signing, built)
-            entry_files.publish(bundle.path(layout.entry_name(content)), content, root)
+            entry_files.publish(bundle.file(layout.entry_name(content)).path, content, root)
             sender.send(client.for_sending(), bundle)
         except client.Unavailable:
             wrong.append("unavailable")

@@ -11,12 +11,11 @@ from helpers import filled, in_process
 
 from safecache.cli import report
 from safecache.history import journal, run_summary
-from safecache.places import layout
+from safecache.places.refs import Ref
 from safecache.remote import client, exchange, sender, stores
 from safecache.remote.client import Unavailable
 from safecache.reporting import events
 from safecache.reporting.kinds import OF_REMOTE, Count, Kind
-from safecache.store.bundles import Bundle
 
 run = in_process.run
 
@@ -40,9 +39,8 @@ def counted():
     return {count: counters[count.value] for count in OF_REMOTE if count.value in counters}
 
 
-def graph(cache) -> Bundle:
-    directory = layout.path_of(Kind.FX_ENTRY, filled.GRAPH, str(cache))
-    return Bundle(Kind.FX_ENTRY, filled.GRAPH, directory, str(cache))
+def graph(cache):
+    return Ref(Kind.FX_ENTRY, filled.GRAPH, str(cache))
 
 
 def shared(cache, tmp_path):

@@ -11,6 +11,7 @@ from safecache.code import gate, vllm_files
 from safecache.errors import EntryRefusedError
 from safecache.hooks import vllm
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.remote import exchange, parcels, sender, stores
 from safecache.remote.parcels import Parcel
 from safecache.reporting import events
@@ -18,7 +19,6 @@ from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
 from safecache.store import bundles, manifests
-from safecache.store.bundles import Bundle
 
 pytest.importorskip("zstandard")
 
@@ -121,7 +121,7 @@ def test_model_names_what_its_user_asks_for_next(hosts, remote, tmp_path):
     one, _ = hosts
     assert one.asks_for_model() is None
     for kind, key in ((Kind.NATIVE_CODE, "ab/cabc.so"), (Kind.FX_ENTRY, "fabc")):
-        exchange.asked(Bundle(kind, key, str(tmp_path), str(tmp_path)))
+        exchange.asked(Ref(kind, key, str(tmp_path)))
     path = one.model()
     path.write_bytes(model_of(b"compiled"))
     vllm_files.made_model(str(path))

@@ -18,6 +18,7 @@ from safecache.code import gate
 from safecache.entries import loading
 from safecache.errors import EntryRefusedError, printable
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 
@@ -48,7 +49,7 @@ def is_plain(text):
 
 
 def look_up(cache, path):
-    source = loading.Source(Kind.AOT_ENTRY, path.parent.name, str(cache.root), str(path.parent), lambda found: True)
+    source = loading.Source(Ref(Kind.AOT_ENTRY, path.parent.name, str(cache.root)), lambda found: True)
     return list(loading.lookup(source, local=True, remote=None))
 
 

@@ -9,6 +9,7 @@ from helpers import key_cases
 from helpers.key_cases import BOTH, HOUR, MAC, PUBLIC, put
 
 from safecache.entries import saving
+from safecache.places.refs import Ref
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import key_files, keyring, seal
@@ -120,7 +121,7 @@ def test_process_with_the_public_part_alone_reads_and_does_not_save(sealing, tmp
     content = saving._seal(b"payload", Kind.FX_ENTRY, "k", {})
     assert content == b"payload"
     for _ in range(2):
-        saving.write(str(tmp_path / "cache" / "dir"), str(tmp_path / "cache"), Kind.FX_ENTRY, "k", content)
+        saving.write(Ref(Kind.FX_ENTRY, "k", str(tmp_path / "cache")), content)
     assert not (tmp_path / "cache").exists()
     (record,) = caplog.records
     assert f"SAFECACHE_KEY_FILE holds only the public part of key {PUBLIC.id.hex()}" in record.getMessage()

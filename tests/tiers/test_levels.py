@@ -98,7 +98,7 @@ def test_file_is_sent_with_its_record_which_comes_first(shared, local, monkeypat
         rename(name, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(filesystem, "rename", note)
-    assert copies.send(path, Kind.NATIVE_CODE)
+    assert copies.send(CodeFile(path))
     there = f"{shared}/ab/c.so"
     assert renamed == [manifests.path_of(CodeFile(there, str(shared))), there]
     assert gate.judge(CodeFile(there, str(shared))) is None and os.stat(there).st_mode & 0o777 == 0o755
@@ -107,7 +107,7 @@ def test_file_is_sent_with_its_record_which_comes_first(shared, local, monkeypat
 def test_copy_from_the_shared_level_keeps_the_record_of_who_sealed_it(shared, local):
     path = f"{local}/ab/c.so"
     put(path)
-    copies.send(path, Kind.NATIVE_CODE)
+    copies.send(CodeFile(path))
     record = manifests.stored(CodeFile(path, local))
     for place in (path, manifests.path_of(CodeFile(path, local))):
         os.unlink(place)
@@ -126,19 +126,19 @@ def test_layer_that_cannot_be_entered_is_as_good_as_an_empty_one(shared, local, 
 def test_what_is_not_in_a_local_level_is_not_sent(shared, local, tmp_path):
     path = tmp_path / "elsewhere"
     path.write_bytes(b"content")
-    assert not copies.send(str(path), Kind.NATIVE_CODE) and os.listdir(shared) == []
+    assert not copies.send(CodeFile(str(path))) and os.listdir(shared) == []
 
 
 def test_file_that_is_gone_is_not_sent_and_nothing_is_said(shared, local, caplog):
-    assert not copies.send(f"{local}/gone", Kind.NATIVE_CODE)
+    assert not copies.send(CodeFile(f"{local}/gone"))
     os.mkfifo(f"{local}/fifo")
-    assert not copies.send(f"{local}/fifo", Kind.NATIVE_CODE) and not caplog.records
+    assert not copies.send(CodeFile(f"{local}/fifo")) and not caplog.records
 
 
 def test_source_of_that_size_is_not_sent_again_and_any_other_is(shared, local):
     def sent(content):
         entry_files.publish(f"{shared}/c.py", content, str(shared))
-        copies.send_content(f"{local}/c.py", b"source", Kind.SOURCE, anew=False)
+        copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source", anew=False)
         return (shared / "c.py").read_bytes()
 
     assert sent(b"before") == b"before" and sent(b"torn") == b"source"
@@ -158,13 +158,13 @@ def test_shared_level_that_takes_nothing_is_said_once_and_left_alone_for_a_minut
 
     monkeypatch.setattr(filesystem, "open", fail)
     for _ in range(3):
-        assert not copies.send_content(f"{local}/c.py", b"source", Kind.SOURCE)
+        assert not copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
     assert len(opened) == 1 and len(caplog.records) == 1 and os.strerror(error) in caplog.text
     assert list(layers.below(f"{local}/c.py", local)), "it is read"
     assert config.cache_directory() == local, "no fault of the local one"
     later = levels.time.monotonic() + 61
     monkeypatch.setattr(levels.time, "monotonic", lambda: later)
-    copies.send_content(f"{local}/c.py", b"source", Kind.SOURCE)
+    copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
     assert len(opened) == 2 and len(caplog.records) == 1
 
 
@@ -174,7 +174,7 @@ def test_shared_level_that_takes_nothing_is_an_error_in_strict_mode(shared, loca
     shared.write_bytes(b"in the way")
     os.chmod(shared.parent, 0o700)
     with pytest.raises(CacheWriteError, match="Not a directory"):
-        copies.send_content(f"{local}/ab/c.py", b"source", Kind.SOURCE)
+        copies.send_content(CodeFile(f"{local}/ab/c.py", kind=Kind.SOURCE), b"source")
 
 
 def test_shared_level_that_cannot_be_looked_into_is_said_once_and_left_alone(shared, local, caplog, monkeypatch):
@@ -188,14 +188,14 @@ def test_shared_level_that_cannot_be_looked_into_is_said_once_and_left_alone(sha
     monkeypatch.setattr(layers.os, "listdir", fail)
     for _ in range(3):
         assert list(layers.below(f"{local}/c.py", local)) == []
-    assert not copies.send_content(f"{local}/c.py", b"source", Kind.SOURCE), "nor is it written"
+    assert not copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source"), "nor is it written"
     assert len(looks) == 1 and len(caplog.records) == 1 and events.counters() == {"unusable directory": 1}
 
 
 def test_shared_level_that_is_not_there_yet_is_looked_for_again_and_made(shared, local, caplog):
     shared.rmdir()
     assert list(layers.below(f"{local}/c.py", local)) == []
-    assert copies.send_content(f"{local}/c.py", b"source", Kind.SOURCE)
+    assert copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
     assert list(layers.below(f"{local}/c.py", local)) == [(f"{shared}/c.py", str(shared))] and not caplog.records
 
 

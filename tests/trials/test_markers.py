@@ -17,6 +17,7 @@ from conftest import needs_root
 from safecache.errors import CacheReadError, EntryRefusedError
 from safecache.files import filesystem
 from safecache.places import ours
+from safecache.places.refs import Ref
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config, timestamps
@@ -224,8 +225,8 @@ def test_look_that_is_killed_anywhere_is_finished_by_the_next(cache, monkeypatch
         killed = os.waitpid(pid, 0)[1] != 0
         looks(cache)
         found = first_runs.settle(str(cache)).strikes
-        assert runs(cache) == [] and found.of_key(Kind.FX_ENTRY, "fabkey") >= strikes.ASIDE
-        assert not (cache / FX).exists() or found.has_file(Kind.FX_ENTRY, "fabkey", "entry")
+        assert runs(cache) == [] and found.of_key(Ref(Kind.FX_ENTRY, "fabkey")) >= strikes.ASIDE
+        assert not (cache / FX).exists() or found.has_file(Ref(Kind.FX_ENTRY, "fabkey"), "entry")
         strikes.forget(str(cache))
     assert at > 30
 
@@ -358,7 +359,7 @@ def test_strikes_in_a_cache_count_for_nothing(cache, mtime):
         if mtime is not None:
             os.utime(trials(cache) / name, (mtime, mtime))
     assert looks(cache) == NAMES
-    assert not first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "entry")
+    assert not first_runs.objection(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
 
 
 def test_record_of_another_cache_counts_for_nothing(cache, tmp_path, settings):
@@ -501,11 +502,11 @@ def test_doubt_alone_sets_aside_once_and_bars_nothing(cache):
 def test_strikes_end_after_a_month(cache, monkeypatch):
     dies(cache, said=CRASH)
     looks(cache)
-    assert first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "entry")
+    assert first_runs.objection(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
     month = 30 * 86400 + 60
     monkeypatch.setattr(strikes.time, "time", lambda time=time.time: time() + month)
     looks(cache)
-    assert not first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "entry")
+    assert not first_runs.objection(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
 
 
 def test_child_of_multiprocessing_leaves_none(cache):
@@ -521,13 +522,13 @@ def test_forget_takes_back_all_strikes_and_leaves_markers(cache, run):
             (cache / name).write_bytes(b"content")
         dies(cache, said=CRASH)
         looks(cache)
-    assert "crashed again" in first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "entry")
+    assert "crashed again" in first_runs.objection(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
     dies(cache)
     # One for each key: those of the entries.
     assert run("forget", "--all", "--in", cache).lines == ["2 forgotten"]
     assert os.listdir(trials(cache)) == runs(cache) != []
     first_runs.reset()
-    assert not first_runs.objection(str(cache), Kind.FX_ENTRY, "fabkey", "other")
+    assert not first_runs.objection(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "other")
 
 
 def test_what_was_set_aside_and_why_is_listed_by_name(cache, run):

@@ -24,6 +24,7 @@ sys.path[:0] = [str(TESTS.parent)]
 
 from safecache.entries import loading  # noqa: E402
 from safecache.places import layout  # noqa: E402
+from safecache.places.refs import Ref  # noqa: E402
 from safecache.reporting import events  # noqa: E402
 from safecache.reporting.kinds import Count, Kind  # noqa: E402
 from safecache.settings import config  # noqa: E402
@@ -76,7 +77,7 @@ class _Worker:
         for name in layout.list_entries(directory):
             path = os.path.join(directory, name)
             content = loading.read(_KIND, path, listed=True)
-            if content is None or not loading.admit(_KIND, key, content, path=path, root=self.root):
+            if content is None or not loading.admit(Ref(_KIND, key, self.root), content, path=path):
                 self.done["miss"] += 1
             elif seal.payload_of(content) in [_payload(key, version) for version in range(_VERSIONS)]:
                 self.done["hit"] += 1

@@ -10,6 +10,7 @@ import pytest
 from faults.store.disk import Recorder, after_loss
 from safecache.entries import loading
 from safecache.files import temporaries
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, seal
 from safecache.store import entry_files
@@ -51,7 +52,7 @@ def looked_up(entry, content):
     if content is not None:
         entry.write_bytes(content)
     found = loading.read(Kind.FX_ENTRY, str(entry))
-    admitted = found is not None and loading.admit(Kind.FX_ENTRY, KEY, found, path=str(entry), root=str(root))
+    admitted = found is not None and loading.admit(Ref(Kind.FX_ENTRY, KEY, str(root)), found, path=str(entry))
     return found if admitted else None
 
 

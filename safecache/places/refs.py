@@ -1,0 +1,83 @@
+"""Refs: what is looked up, stored, sent and told of, by its kind, its cache key and the cache that it lies in."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import NamedTuple
+
+from safecache.files import folders
+from safecache.places import layout
+from safecache.places.layout import CodeFile
+from safecache.reporting.kinds import Kind, Travel
+from safecache.settings import config
+
+__all__ = ["TRITON_FOLDERS", "Ref", "locate"]
+
+# Where Triton's cache may lie in Inductor's: torch has one for each device.
+TRITON_FOLDERS = re.compile(r"triton/\d{1,4}|")
+
+
+class Ref(NamedTuple):
+    """A cache key of one kind in the cache directory ``root``, which has its records too; "" where there is none.
+
+    Of a kind whose files travel one by one it names one file, with torch's marker beside it; else a directory of files.
+    """
+
+    kind: Kind
+    key: str = ""
+    root: str = ""
+
+    @property
+    def path(self) -> str:
+        """The directory, or the file."""
+        safe_key = re.sub(r'[<>:"/\\|?*]', "_", self.key)  # as code_state_path in torch's pgo.py
+        place = self.kind.tiers.place.format(key=self.key, shard=self.key[1:3], safe_key=safe_key)
+        return os.path.join(self.root, place)
+
+    @property
+    def directory(self) -> str:
+        """The directory that its files lie in."""
+        return os.path.dirname(self.path) if self.is_file else self.path
+
+    @property
+    def is_file(self) -> bool:
+        """Whether it names one file."""
+        return self.kind.tiers.travel is not Travel.GROUPS
+
+    @property
+    def has_valid_key(self) -> bool:
+        """Whether the key may be one of this kind's: no path that is made of it leads out of its cache."""
+        return bool(self.kind.tiers.key) and re.fullmatch(self.kind.tiers.key, self.key) is not None
+
+    @property
+    def triton_folder(self) -> str:
+        """Of a kernel: which of Triton's caches in Inductor's it lies in, such as triton/0; "" if it lies in none."""
+        within = config.within_cache(self.root)[1] if self.kind is Kind.KERNEL else ""
+        return within if TRITON_FOLDERS.fullmatch(within) else ""
+
+    def file(self, name: str) -> CodeFile:
+        """Its file of this name."""
+        return CodeFile(os.path.join(self.directory, name), self.root, self.kind)
+
+    def owns(self, name: str) -> bool:
+        """Whether a file of this name may belong to it."""
+        if self.is_file:
+            own = os.path.basename(self.path)
+            return name in (own, own + layout.LOADED)
+        if self.kind is Kind.TABLE:
+            return name == layout.VLLM_TABLE or layout.VLLM_ARTIFACT.fullmatch(name) is not None
+        is_plain = os.path.basename(name) == name and not name.startswith(".") and "\0" not in name
+        return bool(name) and is_plain and not layout.is_temporary(name)
+
+    def names(self) -> list[str]:
+        """The names of its files, sorted; of one file, whether it is there or not. Raises OSError."""
+        if self.is_file:
+            own = os.path.basename(self.path)
+            return [own, own + layout.LOADED]
+        return sorted(filter(self.owns, folders.names_in(self.directory)))
+
+
+def locate(kind: Kind, path: str, root: str) -> Ref:
+    """The file or directory at ``path``, of a kind whose keys are paths below ``root``."""
+    return Ref(kind, os.path.relpath(path, root), root)
