@@ -15,6 +15,7 @@ from safecache.cli.arguments import DIRECTORY_HELP, add_json
 from safecache.errors import EntryRefusedError, printable
 from safecache.places import layout
 from safecache.places.layout import CodeFile, Location
+from safecache.ports import Published, observe
 from safecache.settings import config
 from safecache.tiers import levels
 from safecache.upkeep import limits
@@ -41,7 +42,7 @@ def add(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Run one of these commands and return its exit code. Raises SafecacheError or OSError."""
-    limits.keep()
+    observe(Published, limits.keep)
     if arguments.command == "adopt":
         return _show_sealing(adopt(arguments.directory), as_json=arguments.json)
     # All paths are checked before the first change, so that a mistyped one does not leave half of the work done.

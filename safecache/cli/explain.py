@@ -14,10 +14,10 @@ from safecache.explain import explanations, key_records
 from safecache.explain.explanations import Explanation
 from safecache.explain.key_records import KeyRecord
 from safecache.history import run_summary, shared_compiles
-from safecache.history.lookups import Outcome
 from safecache.history.run_summary import Line
 from safecache.history.shared_compiles import Shared
 from safecache.places import layout
+from safecache.ports import Outcome
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config, timestamps
 from safecache.tiers import levels

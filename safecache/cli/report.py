@@ -17,9 +17,10 @@ from safecache.doctor.examination import examine
 from safecache.doctor.finding import Finding
 from safecache.errors import printable
 from safecache.history import run_summary, shared_compiles
-from safecache.history.lookups import Outcome, Time
+from safecache.history.lookups import Time
 from safecache.history.run_summary import Line, Process, Summary
 from safecache.history.shared_compiles import Shared
+from safecache.ports import Outcome
 from safecache.reporting.kinds import LOOKED_UP, Kind
 from safecache.settings import timestamps
 from safecache.settings.units import write_age, write_size

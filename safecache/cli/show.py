@@ -161,7 +161,12 @@ def _print(report: dict[str, Any]) -> None:
     for label, text in lines:
         print(printable(f"{label + ':':<13}{text}"))
     rows = [
-        (os.path.basename(file["path"]), write_size(file["bytes"]), _verdict(file), file["sha256"] or "-")
+        (
+            os.path.basename(file["path"]),
+            write_size(file["bytes"]),
+            "refused" if file["refused"] else "verified" if file["verified"] else "-",
+            file["sha256"] or "-",
+        )
         for file in report["contents"]
     ]
     tables.show(_HEADINGS, rows)
@@ -173,10 +178,6 @@ def _print(report: dict[str, Any]) -> None:
 
 
 _HEADINGS = (Heading("file", folds=True), Heading("size", right=True), Heading("now"), Heading("sha256", folds=True))
-
-
-def _verdict(file: dict[str, Any]) -> str:
-    return "refused" if file["refused"] else "verified" if file["verified"] else "-"
 
 
 def _lines(report: dict[str, Any]) -> Iterator[tuple[str, str]]:

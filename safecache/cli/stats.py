@@ -18,10 +18,11 @@ from safecache.cli import ls
 from safecache.cli.arguments import add_directories, add_json
 from safecache.errors import printable
 from safecache.history import run_summary, shared_compiles
-from safecache.history.lookups import Outcome, Time, time_label
+from safecache.history.lookups import Time, time_label
 from safecache.history.run_summary import ALL, LAST, Line, Process, Summary
 from safecache.history.shared_compiles import Shared
 from safecache.places import layout
+from safecache.ports import Outcome
 from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, OF_VERIFICATION, Count, Kind
 from safecache.settings import config, timestamps
 from safecache.settings.units import write_size

@@ -95,12 +95,10 @@ def _files(installation: Installation) -> Iterator[tuple[str, int, int, int, int
                     status = entry.stat()
                     stamp = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
                     yield entry.path.removeprefix(installation.top), *stamp
-                elif entry.name != "__pycache__" and not (packages and not _is_package(entry.path)):
+                elif entry.name != "__pycache__" and not (
+                    packages and not os.path.exists(os.path.join(entry.path, "__init__.py"))
+                ):
                     left.append(entry.path)
-
-
-def _is_package(directory: str) -> bool:
-    return os.path.exists(os.path.join(directory, "__init__.py"))
 
 
 def _recorded(root: str, own: str, stamp: str) -> str | None:

@@ -16,9 +16,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from safecache.flights import holders
-from safecache.history import lookups
-from safecache.history.lookups import Time
 from safecache.places.refs import Ref
+from safecache.ports import Waited, tell
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
@@ -105,7 +104,7 @@ def wait(path: str, most: float, attempt: Callable[[float], T]) -> T:
         return _wait(path, most, attempt)
     finally:
         waited = time.perf_counter() - began
-        lookups.add_seconds(Ref(Kind.NATIVE_CODE, root=config.cache_directory() or ""), Time.WAITED, waited)
+        tell(Waited(Ref(Kind.NATIVE_CODE, root=config.cache_directory() or ""), waited))
 
 
 def _wait(path: str, most: float, attempt: Callable[[float], T]) -> T:

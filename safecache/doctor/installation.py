@@ -52,7 +52,7 @@ def check_versions(_: Mapping[str, str]) -> Iterator[Finding]:
     for name, (first, end) in _KNOWN.items():
         release = _release(installed[name])
         if installed[name] and not first <= release < end:
-            known = f"{_text(first)} to {end[0]}.{end[1] - 1}"
+            known = f"{first[0]}.{first[1]} to {end[0]}.{end[1] - 1}"
             evidence = f"{name} {installed[name]} is none of {known}, on which safecache {__version__} was tested: "
             evidence += "hooks whose functions have changed stand down."
             yield finding.warning(f"unknown-{name}", evidence, "pip install --upgrade safecache")
@@ -63,10 +63,6 @@ def check_versions(_: Mapping[str, str]) -> Iterator[Finding]:
 def _release(version: str) -> tuple[int, int]:
     digits = re.match(r"(\d+)\.(\d+)", version)
     return (int(digits[1]), int(digits[2])) if digits else (0, 0)
-
-
-def _text(release: tuple[int, int]) -> str:
-    return f"{release[0]}.{release[1]}"
 
 
 TIMEOUT = 180  # seconds; importing torch without bytecode, over a network, takes long

@@ -53,7 +53,7 @@ def check(path: str) -> list[Finding]:
 
 def _check(path: str) -> list[Finding]:
     try:
-        content = _read(path)
+        content = opening.read_regular(path, _check_regular)
     except OSError as error:
         return [_unreadable(path, error)]
     if mounts.forbids_execution(path):
@@ -79,10 +79,6 @@ def _variable_of(path: str) -> str:
 
 
 # Reading it --------------------------------------------------------------------------------------------------------
-
-
-def _read(path: str) -> bytes:
-    return opening.read_regular(path, _check_regular)
 
 
 def _check_regular(status: os.stat_result) -> None:
@@ -224,7 +220,7 @@ def _list_libraries(path: str) -> str:
         others = config.child_environment().get("LD_PRELOAD", "")
         environment |= {"LD_TRACE_LOADED_OBJECTS": "1", "LD_WARN": "1", "LD_BIND_NOW": "1"}
         environment["LD_PRELOAD"] = f"{preloaded} {others}".rstrip()
-        command = [_loader(), "--library-path", _library_path(), _executable()]
+        command = [_loader(), "--library-path", _library_path(), os.readlink("/proc/self/exe")]
         try:
             done = subprocess.run(
                 command,
@@ -249,10 +245,6 @@ def _library_path() -> str:
     # Inductor's kernels rely on torch's libraries being there already.
     known += [os.path.join(folder, "lib") for folder in (torch and torch.submodule_search_locations) or ()]
     return ":".join(os.path.abspath(folder) for folder in known if folder)
-
-
-def _executable() -> str:
-    return os.readlink("/proc/self/exe")
 
 
 def _loader() -> str:

@@ -17,12 +17,12 @@ from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 from safecache.entries import copies
+from safecache.entries.searches import compile_seconds
 from safecache.errors import CacheWriteError
-from safecache.history import lookups, misses
-from safecache.history.lookups import Time
 from safecache.omitted import fingerprints
 from safecache.places import layout
 from safecache.places.refs import Ref
+from safecache.ports import Saved, tell
 from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
@@ -155,8 +155,6 @@ def attempt(
         _current.attempt = outer
     if this.pickled:
         _unsaved.discard(cache_key)
-        if kind in ENTRIES:
-            lookups.add_time(Ref(kind, cache_key, config.cache_directory() or ""), Time.SPENT, root)
     if failure is not None:
         if not this.pickled:
             _unsaved.add(cache_key)
@@ -309,7 +307,8 @@ def write(ref: Ref, content: bytes) -> None:
         return _not_written(failure, ref)
     events.count(Count.SAVED)
     if ref.kind in ENTRIES:
-        misses.saved(ref)
+        made = _current.attempt.root if _current.attempt is not None else None
+        tell(Saved(ref, compile_seconds(made)))
         tier.made(ref)
     try:
         copies.send_content(file._replace(root=""), content)

@@ -6,24 +6,22 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NamedTuple
 
+from safecache import ports
 from safecache.errors import MissError
-from safecache.history import graph_names, lookups
-from safecache.history.lookups import Lookup, Outcome, Time
 from safecache.places.refs import Ref
-from safecache.reporting import boundary, events, report
+from safecache.ports import Found, Hit, Lookup, Outcome, Refused
+from safecache.reporting import boundary, events, graph_names
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
 __all__ = [
-    "Found",
     "Search",
     "ask",
     "bypass",
+    "compile_seconds",
     "decline",
     "is_under_way",
-    "observe_hits",
     "offer",
     "only_looking",
     "pass_over",
@@ -36,23 +34,6 @@ __all__ = [
 
 # By key: torch looks a graph up again that an AOTAutograd entry refers to, when what was refused has been moved away.
 _refused: dict[tuple[Kind, str], tuple[Reason, str]] = {}
-
-
-class Found(NamedTuple):
-    """What a lookup was given, sealed. ``ref``: with the cache that it lies in, at ``origin``; "" for a lower tier."""
-
-    ref: Ref
-    content: bytes
-    origin: str
-
-
-_observer: Callable[[list[Found]], None] | None = None
-
-
-def observe_hits(observer: Callable[[list[Found]], None]) -> None:
-    """Have ``observer`` called at each hit, with what it has taken: an entry before those that it refers to."""
-    global _observer
-    _observer = observer
 
 
 class Search:
@@ -99,11 +80,8 @@ class Search:
 
     def took(self) -> float:
         """The seconds that a compile of this took when it was last saved here; 0 where that is not known."""
-        from safecache.explain import key_records
-
         with boundary.contain_errors("the record of a cache key", "How long its compile took is not known."):
-            record = key_records.recall(self.ref, self._name())
-            return record.took if record is not None else 0.0
+            return ports.answers.compile_seconds(self.ref, self._name())
         return 0.0
 
     def hit(self) -> None:
@@ -111,9 +89,7 @@ class Search:
         _refused.pop((self.ref.kind, self.ref.key), None)
         # That of a graph within an AOTAutograd entry is part of the entry's.
         if self._outer is None:
-            lookups.add_time(self.ref, Time.SAVED, self.taken)
-            if _observer is not None:
-                _observer(self.found)
+            ports.tell(Hit(self.found))
         else:
             self._outer.found += self.found
         _raise(self._end(Outcome.HIT, None, ""))
@@ -126,7 +102,7 @@ class Search:
         _raise(self._end(Outcome.MISS, *(self._refusal or found or self._reason())))
 
     def bypassed(self, reason: Reason, detail: str) -> None:
-        """End as a bypass: there was no lookup. Raises MissError as lookups.what_must_hit_raises() says."""
+        """End as a bypass. Raises MissError with SAFECACHE_MUST_HIT, but for what torch never caches."""
         if self._error is not None:
             self.missed()  # torch's reason is our own error, of a miss inside this lookup
         _raise(self._end(Outcome.BYPASS, reason, detail))
@@ -155,12 +131,9 @@ class Search:
             return Reason.UNLOADABLE, "an entry was found, and torch could not use it"
         if (self.ref.kind, self.ref.key) in _refused:
             return _refused[self.ref.kind, self.ref.key]
-        # Not before: a process that hits needs none of it.
-        from safecache.explain import key_records
-
         ref = self.ref._replace(root=self.ref.root or config.cache_directory() or "")
         with boundary.contain_errors("the search for what explains a miss", "The miss counts as never seen."):
-            return Reason[key_records.why_absent(ref, self._name()).name], ""
+            return ports.answers.why_missed(ref, self._name()), ""
         return Reason.NEVER_SEEN, ""
 
     def _end(self, outcome: Outcome, reason: Reason | None, detail: str) -> MissError | None:
@@ -170,15 +143,15 @@ class Search:
         seconds = time.perf_counter() - self._began
         hit = outcome is Outcome.HIT
         name, frame = ("", "") if hit else (self._name(), graph_names.frame())
-        lookup = Lookup(self.ref, name, outcome, reason, detail, seconds, frame)
-        lookups.record(lookup)
-        if hit and self._outer is None:
-            lookups.add_seconds(self.ref, Time.HIT, seconds)
+        saved = compile_seconds(self.taken) if hit else 0.0
+        is_part = self._outer is not None
+        lookup = Lookup(self.ref, name, outcome, reason, detail, seconds, frame, saved, is_part)
+        ports.tell(lookup)
         return self._tell_outer(lookup)
 
     def _tell_outer(self, lookup: Lookup) -> MissError | None:
         """The error to raise, if any; the outer lookup raises it at its end too."""
-        error = self._error or lookups.what_must_hit_raises(lookup)
+        error = self._error or _must_hit_error(lookup)
         if self._outer is not None:
             if lookup.outcome is Outcome.MISS and lookup.reason is not None:
                 what = f"the {self.ref.kind.word} entry {self.ref.key[:16]}… that it needs: {lookup.reason.value}"
@@ -195,6 +168,41 @@ def _in_words(error: BaseException) -> str:
 def _raise(error: MissError | None) -> None:
     if error is not None:
         events.insist(error)
+
+
+def _must_hit_error(lookup: Lookup) -> MissError | None:
+    """The error that SAFECACHE_MUST_HIT makes of a lookup after which something would be compiled.
+
+    What torch never caches is not one, since no warming changes that. Nor is an AOTAutograd cache that is off: the
+    FX graph cache is asked then. A file that was compiled ahead of time has an error of its own.
+    """
+    if lookup.outcome is Outcome.HIT or lookup.ref.kind is Kind.AOT_MODEL or not config.current().must_hit:
+        return None
+    disabled = lookup.reason is Reason.DISABLED and lookup.ref.kind is not Kind.AOT_ENTRY
+    if lookup.outcome is Outcome.BYPASS and not disabled:
+        return None
+    return MissError(_miss_text(lookup))
+
+
+def _miss_text(lookup: Lookup) -> str:
+    reason = lookup.reason.value if lookup.reason is not None else ""
+    detail = f": {lookup.detail}" if lookup.detail else ""
+    where = f"the {lookup.ref.kind.cache} cache for {lookup.name or 'a graph'}"
+    return (
+        f"safecache: miss in {where} [{reason}]{detail} (key {lookup.ref.key or 'unknown'}), and"
+        " SAFECACHE_MUST_HIT forbids compiling. Help: safecache explain; warm the cache with the same code, settings"
+        " and environment; or unset SAFECACHE_MUST_HIT"
+    )
+
+
+# Fields of a CompiledFxGraph, and of an AOTAutograd entry: torch/_inductor/output_code.py and
+# torch/_functorch/_aot_autograd/aot_autograd_result.py, the same in torch 2.11 to 2.15.
+_TIMES = ("_time_taken_ns", "forward_time_taken_ns", "backward_time_taken_ns")
+
+
+def compile_seconds(entry: object) -> float:
+    """How long the compile of an entry took, as the entry says."""
+    return sum(value for value in (getattr(entry, name, 0) for name in _TIMES) if isinstance(value, int)) / 10**9
 
 
 class _Thread(threading.local):
@@ -234,7 +242,7 @@ def only_looking() -> Iterator[None]:
 
 
 def bypass(kind: Kind, name: Callable[[], str], reason: Reason, detail: str) -> None:
-    """Record what was not looked for. Raises MissError as lookups.what_must_hit_raises() says."""
+    """Record what was not looked for. Raises MissError with SAFECACHE_MUST_HIT, unless torch never caches it."""
     with under_way(Ref(kind), name) as search:
         search.bypassed(reason, detail)
 
@@ -263,7 +271,7 @@ def refuse(kind: Kind, reason: Reason, detail: str) -> None:
         search.refuse(reason, detail)
 
 
-report.hear_refusals(refuse)
+ports.observe(Refused, lambda refused: refuse(*refused))
 
 
 def decline(kind: Kind, detail: str) -> None:
@@ -294,9 +302,8 @@ def offer(ref: Ref, entry: object, content: bytes, origin: str, *, is_file: bool
     search = _innermost(ref.kind)
     if search is not None:
         search.taken, search.path = entry, origin if is_file else ""
-        if _observer is not None:  # or nobody wants the bytes, which may be many
-            # In place of a candidate that was passed over, with what that referred to.
-            search.found = [Found(ref, content, origin)]
+        # In place of a candidate that was passed over, with what that referred to.
+        search.found = [Found(ref, content, origin)]
 
 
 def taken() -> list[Search]:

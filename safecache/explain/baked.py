@@ -43,7 +43,12 @@ def of_keys(roots: Iterable[str]) -> dict[str, Any]:
     ``unsure``: how many of these do not say what the program had chosen.
     """
     caches = dict.fromkeys(cache for root in roots for cache in layout.triton_caches(root))
-    records = [record for cache in caches for record in key_records.every(cache) if _lies_there(record, cache)]
+    records = [
+        record
+        for cache in caches
+        for record in key_records.every(cache)
+        if record.kind is not Kind.AOT_MODEL and os.path.isdir(Ref(record.kind, record.key, cache).path)
+    ]
     entries = [record for record in records if record.kind in ENTRIES]
     kernels = [record for record in records if record.kind is Kind.KERNEL]
     sure = [record for record in entries if any(each.name.startswith(CHOSEN) for each in record.components)]
@@ -56,10 +61,6 @@ def of_keys(roots: Iterable[str]) -> dict[str, Any]:
         "kernels": _complete(_values(map(_of_kernel, kernels)), map(_names, kernels)),
         "compilers": _compilers(kernels),
     }
-
-
-def _lies_there(record: KeyRecord, cache: str) -> bool:
-    return record.kind is not Kind.AOT_MODEL and os.path.isdir(Ref(record.kind, record.key, cache).path)
 
 
 def _unchosen(record: KeyRecord) -> Iterator[Component]:

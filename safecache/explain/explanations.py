@@ -25,9 +25,9 @@ from safecache.explain.components import (
 )
 from safecache.explain.key_records import Absence, Component, KeyRecord
 from safecache.files import folders, opening
-from safecache.history.graph_names import BACKWARD
 from safecache.places import layout, ours
 from safecache.places.refs import Ref
+from safecache.reporting.graph_names import BACKWARD
 from safecache.reporting.kinds import Kind
 from safecache.settings import timestamps
 from safecache.store import quarantine

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from safecache.history import graph_names
 from safecache.places.refs import Ref
+from safecache.reporting import graph_names
 from safecache.reporting.kinds import Kind
 
 __all__ = ["CONFIGS", "asked", "collect", "lookup", "missed", "missed_graph", "name", "name_of_graph"]

@@ -19,9 +19,9 @@ from contextlib import contextmanager, suppress
 from safecache.flights import holders, workers
 from safecache.flights.heartbeats import Listener
 from safecache.flights.leases import Lease, open_lease
-from safecache.history import journal, lookups
-from safecache.history.lookups import Time
+from safecache.history import journal
 from safecache.places.refs import Ref
+from safecache.ports import Waited, tell
 from safecache.remote import tier
 from safecache.reporting import boundary, events, waits
 from safecache.reporting.kinds import ENTRIES, Count, Kind, LeaseScope
@@ -196,7 +196,7 @@ def _enter(this: _Scope, ref: Ref, before: Callable[[], float]) -> Flight | None
             waits.charge(waited, in_vain=True)  # until it is found
             if not is_held:
                 _count(Count.WAITED_IN_VAIN, ref.root)
-            lookups.add_seconds(ref, Time.WAITED, waited)
+            tell(Waited(ref, waited))
         mine = is_held and not lease.has_ended()
         if mine:
             lease.sign(time.time())
@@ -204,7 +204,7 @@ def _enter(this: _Scope, ref: Ref, before: Callable[[], float]) -> Flight | None
             abroad = _among_hosts(this, lease, ref, lambda: _patience(this, before))
             waited += abroad
             took += abroad
-            lookups.add_seconds(ref, Time.WAITED, abroad)
+            tell(Waited(ref, abroad))
     except BaseException:
         lease.close(unlock=True)
         raise

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 from safecache.files import opening
 from safecache.history import journal
-from safecache.history.lookups import Outcome, Time, label, time_label, time_labels
+from safecache.history.lookups import Time, label, time_label, time_labels
 from safecache.places import ours
+from safecache.ports import Outcome
 from safecache.reporting.kinds import LOOKED_UP, OF_FLIGHTS, OF_REMOTE, OF_VERIFICATION, Count, Kind, Reason
 
 __all__ = ["ALL", "LAST", "Line", "Process", "Summary", "labels", "read", "seconds", "summarise"]

@@ -3,8 +3,8 @@
 May import any room but the command line.
 """
 
-from safecache.upkeep import limits
+from safecache import features
 
-__all__ = ["limits"]
+__all__ = ["features"]
 
-limits.keep()
+features.plug()

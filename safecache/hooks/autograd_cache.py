@@ -10,11 +10,10 @@ from safecache.entries import artifacts, loading, saving, searches
 from safecache.entries.searches import Search
 from safecache.explain import torch_keys
 from safecache.flights import scopes, workers
-from safecache.history import graph_names
 from safecache.hooks import compile_scopes, installation
 from safecache.omitted import fingerprints
 from safecache.places.refs import Ref
-from safecache.reporting import events, report
+from safecache.reporting import events, graph_names, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 

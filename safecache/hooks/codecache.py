@@ -208,12 +208,8 @@ def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     return fallback.attempt(lambda: build(*args, **kwargs))
 
 
-def _codecache() -> Any:
-    return sys.modules["torch._inductor.codecache"]
-
-
 def _root() -> str:
-    root: str = _codecache().cache_dir()
+    root: str = sys.modules["torch._inductor.codecache"].cache_dir()
     return root
 
 

@@ -11,12 +11,11 @@ from typing import Any
 from safecache import loads
 from safecache.entries import artifacts, copies, saving, searches
 from safecache.errors import RefusedArtifactError
-from safecache.history import graph_names
 from safecache.hooks.pickle_module import SealingPickle
 from safecache.omitted import functions
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
-from safecache.reporting import events, report
+from safecache.reporting import events, graph_names, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.trials import first_runs

@@ -13,9 +13,9 @@ from safecache.code import triton_files, triton_remote
 from safecache.entries import searches
 from safecache.entries.searches import Search
 from safecache.flights import scopes
-from safecache.history import misses
 from safecache.isolation import asked
 from safecache.places.refs import locate
+from safecache.ports import Saved, tell
 from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
@@ -67,7 +67,7 @@ def put_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
             group = {name: os.path.join(directory, name) for name in triton_files.listed(directory, group)}
         path: str = wrapped(filename, group)
         if _is_cache(instance):
-            misses.saved(locate(Kind.KERNEL, instance.cache_dir, os.path.dirname(instance.cache_dir)))
+            tell(Saved(locate(Kind.KERNEL, instance.cache_dir, os.path.dirname(instance.cache_dir))))
         return path
 
     return put(*args, **kwargs)

@@ -133,7 +133,7 @@ def _taken(request: Request, root: str, limits: Limits, manager: Manager, attemp
     protocol.repeat(reply)
     group = {name: manager.put(content, name) for name, content in contents.items()}
     manager.put_group(list(group)[-1], group)
-    events.took(Count.ISOLATED, outcome.seconds)
+    events.count(Count.ISOLATED, seconds=outcome.seconds)
     return Made(group, _times(reply))
 
 

@@ -18,7 +18,9 @@ import tempfile
 from bisect import bisect_left
 from typing import Any
 
+from safecache import ports
 from safecache.history import lookups
+from safecache.ports import Counted
 from safecache.reporting import events
 from safecache.reporting.kinds import LOOKED_UP, Count, Reason
 from safecache.session import ForkLock
@@ -168,7 +170,7 @@ def start() -> None:
             _give_up(error)
             return
     _is_on = True
-    events.set_observer(_observe)
+    ports.observe(Counted, _observe)
     atexit.register(_end)
 
 
@@ -190,7 +192,7 @@ def _make_directory() -> None:
 
 
 def _give_up(error: Exception) -> None:
-    events.set_observer(None)
+    ports.stop_observing(Counted, _observe)
     text = f"{type(error).__name__}: {error}"
     events.say(logging.WARNING, f"safecache: there are no metrics of this process: {text}")
 
@@ -213,10 +215,14 @@ def register(registry: Any = None) -> None:
         _registries.append(shown)
         multiprocess.MultiProcessCollector(shown, config.metrics_directory())
     if lookups.stats():
-        _observe()
+        _write()
 
 
-def _observe(name: str = "", seconds: float | None = None) -> None:
+def _observe(counted: Counted) -> None:
+    _write(counted.name, counted.seconds)
+
+
+def _write(name: str = "", seconds: float | None = None) -> None:
     """Write the count of ``name``, and a duration in ``seconds`` if there is one; the first time, all counts."""
     global _file
     with _lock:
@@ -244,7 +250,7 @@ def _is_too_early() -> bool:
 
 def _end() -> None:
     global _file
-    events.set_observer(None)
+    ports.stop_observing(Counted, _observe)
     with _lock:
         if _file is not None:
             _file.close()

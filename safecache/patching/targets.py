@@ -426,7 +426,7 @@ TARGETS: tuple[Target, ...] = (
         ),
     ),
     *(
-        Target(_BENCHMARKING, f"{each}.benchmark_gpu", "benchmarking:measure", signatures, since=since)
+        Target(_BENCHMARKING, f"{each}.benchmark_gpu", "select_algorithm:measure", signatures, since=since)
         for each, since, signatures in (
             ("TritonBenchmarker", TORCH_FROM, ("self, _callable, is_vetted_benchmarking=, kwargs",)),
             (
@@ -450,7 +450,7 @@ TARGETS: tuple[Target, ...] = (
     Target(
         _BENCHMARKING,
         "Benchmarker.benchmark_gpu_with_cuda_graph",
-        "benchmarking:measure",
+        "select_algorithm:measure",
         (
             "self, _callable, kwargs",  # to 2.13
             "self, _callable, grad_to_none=, kwargs",  # 2.14

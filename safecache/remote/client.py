@@ -16,13 +16,14 @@ from typing import NoReturn, TypeVar
 
 from safecache.errors import printable
 from safecache.files import parallel
-from safecache.remote import extras, stores, tally
+from safecache.history import journal
+from safecache.remote import extras, stores
 from safecache.remote.stores import Oversized, Store, Stored, Terms
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Reason
 from safecache.settings import config, settings
 
-__all__ = ["Breaker", "Client", "Unavailable", "current", "for_sending", "of_others", "reset", "told"]
+__all__ = ["Breaker", "Client", "Unavailable", "count", "current", "for_sending", "of_others", "reset", "told"]
 
 _Result = TypeVar("_Result")
 
@@ -119,7 +120,7 @@ class Client:
         asked = list(names)
         begun = time.monotonic()
         found = self._ask(lambda store: store.read(asked))
-        tally.add(Count.REMOTE_RECEIVED, sum(len(content) for content in found.values() if isinstance(content, bytes)))
+        count(Count.REMOTE_RECEIVED, sum(len(content) for content in found.values() if isinstance(content, bytes)))
         if not found:
             self.waste(time.monotonic() - begun)
         return found
@@ -132,12 +133,12 @@ class Client:
     def write(self, name: str, content: bytes) -> None:
         """As Store.write(). Raises Unavailable."""
         self._ask(lambda store: store.write(name, content), writing=True)
-        tally.add(Count.REMOTE_GIVEN, len(content))
+        count(Count.REMOTE_GIVEN, len(content))
 
     def replace(self, name: str, content: bytes, known: bytes | None) -> bool:
         """As Store.replace(). Raises Unavailable."""
         replaced = self._ask(lambda store: store.replace(name, content, known), writing=True)
-        tally.add(Count.REMOTE_GIVEN, len(content))
+        count(Count.REMOTE_GIVEN, len(content))
         return replaced
 
     def remove(self, name: str) -> None:
@@ -148,7 +149,7 @@ class Client:
         """As Store.starts(). Raises Unavailable."""
         asked = list(names)
         found = self._ask(lambda store: store.starts(asked, size))
-        tally.add(Count.REMOTE_RECEIVED, sum(map(len, found.values())))
+        count(Count.REMOTE_RECEIVED, sum(map(len, found.values())))
         return found
 
     def names(self, below: str) -> Iterator[Stored]:
@@ -181,8 +182,8 @@ class Client:
             self._fail(how, error, writing=writing)
         finally:
             if not self._in_background:
-                tally.add(Count.REMOTE_ASKED)
-                tally.add(Count.REMOTE_WAITED, round(1e6 * (time.monotonic() - begun)))
+                count(Count.REMOTE_ASKED)
+                count(Count.REMOTE_WAITED, round(1e6 * (time.monotonic() - begun)))
 
     def _connected(self) -> Store:
         with self._lock:
@@ -217,7 +218,7 @@ class Client:
 
     def _leave(self, state: str, how: str, *, writing: bool, remedy: str, error: BaseException | None = None) -> None:
         """Report that it is not used for some time."""
-        tally.add(Count.REMOTE_LEFT)
+        count(Count.REMOTE_LEFT)
         message, cause = f"remote cache {self.shown} {state}", f"{writing} {self.shown}"
         events.report(Reason.REMOTE_UNAVAILABLE, message, why=how, cause=cause, remedy=remedy, error=error)
 
@@ -279,6 +280,14 @@ def _kept(
         made = Client(url, terms, breaker, in_background=in_background, connect=connect)
         found = _clients.setdefault((url, terms, who, in_background), made)
     return found
+
+
+def count(what: Count, number: int = 1) -> None:
+    """Add to what the remote gave and cost. A command that belongs to no run has no journal of it."""
+    if number:
+        events.count(what, number)
+        if config.run_id():
+            journal.count(what.value, config.cache_directory() or "", number)
 
 
 def reset() -> None:

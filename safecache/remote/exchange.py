@@ -10,7 +10,7 @@ import itertools
 import time
 
 from safecache.places.refs import Ref
-from safecache.remote import client, parcels, sender, stores, tally
+from safecache.remote import client, parcels, sender, stores
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Parcel
 from safecache.reporting import events, report
@@ -88,7 +88,7 @@ def fill(ref: Ref) -> bool:
         return False
     if not all(bundles.publish(file, ref, ORIGIN) for file in found.files):
         return False
-    tally.add(Count.REMOTE_HIT)
+    client.count(Count.REMOTE_HIT)
     _there.add(name)
     _given.add(name)
     if remote is not None:
@@ -117,7 +117,7 @@ def _fetched(remote: Client, name: str) -> bytes | None:
     # A miss is remembered, so that nobody waits for the same one twice.
     _absent.add(name)
     if content is None:
-        tally.add(Count.REMOTE_MISS)
+        client.count(Count.REMOTE_MISS)
     else:
         text = f"{name} has {content.size} bytes or more in the remote cache, and was not fetched."
         remedy = "SAFECACHE_REMOTE_MAX_BYTES says how much is."
@@ -145,7 +145,7 @@ def _fetch_ahead(parcel: Parcel, remote: Client) -> None:
     except Unavailable:
         return
     lacking = [name for name in wanted if before + name not in sizes]
-    tally.add(Count.REMOTE_MISS, len(lacking))
+    client.count(Count.REMOTE_MISS, len(lacking))
     _absent.update(lacking)
     _ahead.update({full[len(before) :]: found for full, found in contents.items() if isinstance(found, bytes)})
 

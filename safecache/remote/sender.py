@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from safecache.places.refs import Ref
-from safecache.remote import client, parcels, stores, tally
+from safecache.remote import client, parcels, stores
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Parcel
 from safecache.remote.stores import Oversized
@@ -73,7 +73,7 @@ class _Sender:
 
     def _give_up(self, *, is_final: bool) -> None:
         self.unsent += not is_final
-        tally.add(Count.REMOTE_UNSENT)
+        client.count(Count.REMOTE_UNSENT)
 
     def _work(self) -> None:
         while True:
@@ -146,7 +146,7 @@ def send(remote: Client, ref: Ref, needs: tuple[tuple[Kind, str], ...] = (), *, 
                 continue
         else:
             remote.write(full, content)
-        tally.add(Count.REMOTE_SENT)
+        client.count(Count.REMOTE_SENT)
         return Sent(len(content))
     return Sent(0, "others were adding to it all the time")
 

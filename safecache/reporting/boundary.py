@@ -10,9 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from safecache.errors import SafecacheError
 from safecache.reporting import events
-from safecache.reporting.kinds import Reason
 
 __all__ = ["contain_errors", "contain_iteration"]
 
@@ -29,7 +27,7 @@ def contain_errors(feature: str, effect: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        _report_failure(feature, effect, error)
+        events.report_failure(feature, effect, error)
 
 
 def contain_iteration(feature: str, effect: str, items: Iterable[Item]) -> Iterator[Item]:
@@ -44,15 +42,6 @@ def contain_iteration(feature: str, effect: str, items: Iterable[Item]) -> Itera
         except StopIteration:
             return
         except Exception as error:
-            _report_failure(feature, effect, error)
+            events.report_failure(feature, effect, error)
             return
         yield item
-
-
-def _report_failure(feature: str, effect: str, error: Exception) -> None:
-    if isinstance(error, SafecacheError) and error.is_strict:
-        raise error
-    why = f"{type(error).__name__}: {error}"
-    cause = f"{feature} {type(error).__name__}"
-    remedy = f"{effect} Help: safecache doctor"
-    events.report(Reason.FEATURE_FAILED, f"{feature} failed", why=why, cause=cause, remedy=remedy, error=error)

@@ -9,7 +9,7 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 from safecache.errors import SafecacheError, printable
 from safecache.reporting import policy
@@ -18,6 +18,7 @@ from safecache.session import ForkLock
 from safecache.settings import config
 
 __all__ = [
+    "Counted",
     "add_refusal",
     "artifact",
     "claim_warning",
@@ -26,15 +27,16 @@ __all__ = [
     "insist",
     "instead",
     "label",
-    "notify",
+    "observe",
     "rank",
     "reading",
     "refusals",
     "report",
+    "report_failure",
     "reset",
     "say",
-    "set_observer",
-    "took",
+    "stop_observing",
+    "tell",
 ]
 
 
@@ -85,7 +87,7 @@ _log = logging.getLogger("safecache")
 _lock = ForkLock()
 _counters: Counter[str] = Counter()
 _warned: set[tuple[object, str]] = set()
-_observer: Callable[[str, float | None], None] | None = None
+_observers: dict[type, list[Callable[[Any], None]]] = {}
 
 
 class _Reading(threading.local):
@@ -153,30 +155,50 @@ def refusals() -> list[str]:
     return _reading.refusals[_reading.since :]
 
 
-def set_observer(observer: Callable[[str, float | None], None] | None) -> None:
-    """Have ``observer`` called after each count with its name, and with the seconds that something took, if known."""
-    global _observer
-    _observer = observer
+Event = TypeVar("Event")
 
 
-def count(what: Count | Reason, number: int = 1) -> None:
-    """Add to a counter."""
+class Counted(NamedTuple):
+    """Something was counted under ``name``. ``root``: the cache that it has happened in, if that keeps count of it.
+
+    ``seconds``: what it took, if that is known.
+    """
+
+    name: str
+    number: int = 1
+    root: str = ""
+    seconds: float | None = None
+
+
+def observe(event: type[Event], observer: Callable[[Event], None]) -> None:
+    """Have ``observer`` called with each event of this type, in the thread that tells it; once, however often given."""
+    observers = _observers.setdefault(event, [])
+    if observer not in observers:
+        observers.append(observer)
+
+
+def stop_observing(event: type[Event], observer: Callable[[Event], None]) -> None:
+    """Call ``observer`` with such events no more."""
+    if observer in _observers.get(event, ()):
+        _observers[event] = [each for each in _observers[event] if each != observer]
+
+
+def tell(event: object) -> None:
+    """Call the observers of the event. One that raises is told no more, and reported; errors of strict mode pass."""
+    for observer in _observers.get(type(event), ()):
+        try:
+            observer(event)
+        except Exception as error:
+            if not (isinstance(error, SafecacheError) and error.is_strict):
+                stop_observing(type(event), observer)
+            report_failure(f"an observer, {observer.__module__},", "It is told no more by this process.", error)
+
+
+def count(what: Count | Reason, number: int = 1, *, root: str = "", seconds: float | None = None) -> None:
+    """Add to a counter. ``root``, ``seconds``: see Counted."""
     with _lock:
         _counters[what.value] += number
-    notify(what.value)
-
-
-def notify(name: str) -> None:
-    """Tell the observer that something was counted under ``name``, here or elsewhere."""
-    if _observer is not None:
-        _observer(name, None)
-
-
-def took(what: Count, seconds: float) -> None:
-    """Count something, and how long it took, which only an observer keeps."""
-    count(what)
-    if _observer is not None:
-        _observer(what.value, seconds)
+    tell(Counted(what.value, number, root, seconds))
 
 
 def counters() -> dict[str, int]:
@@ -213,6 +235,19 @@ def report(
         say(logging.WARNING, f"{text} (logged once per process)")
     else:
         say(logging.DEBUG, text)
+
+
+def report_failure(feature: str, effect: str, error: Exception) -> None:
+    """Report that ``feature`` has failed, once for each type of error. Errors that strict mode has raised pass on.
+
+    In strict mode any other raises CacheReadError from it. ``effect``: a sentence that tells what happens instead.
+    """
+    if isinstance(error, SafecacheError) and error.is_strict:
+        raise error
+    why = f"{type(error).__name__}: {error}"
+    cause = f"{feature} {type(error).__name__}"
+    remedy = f"{effect} Help: safecache doctor"
+    report(Reason.FEATURE_FAILED, f"{feature} failed", why=why, cause=cause, remedy=remedy, error=error)
 
 
 def claim_warning(what: tuple[object, str]) -> bool:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Callable
 from typing import NamedTuple
 
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 
-__all__ = ["Refusal", "fail_write", "hear_refusals", "refuse", "suggest_fix"]
+__all__ = ["Refusal", "Refused", "fail_write", "refuse", "suggest_fix"]
 
 
 class Refusal(NamedTuple):
@@ -34,13 +33,13 @@ _STOCK = (
     " you could write there, run `safecache adopt {0}` before the next start"
 )
 
-_listener: Callable[[Kind, Reason, str], None] | None = None
 
+class Refused(NamedTuple):
+    """Something of this kind was refused; ``detail``: where, and why."""
 
-def hear_refusals(listener: Callable[[Kind, Reason, str], None]) -> None:
-    """Have ``listener`` called with each refusal's kind, reason and detail, in the thread that refuses."""
-    global _listener
-    _listener = listener
+    kind: Kind
+    reason: Reason
+    detail: str
 
 
 def refuse(
@@ -62,8 +61,7 @@ def refuse(
         cause = config.within_cache(root)[0]  # Triton's for a device lies in another
         remedy = _STOCK.format(cause)
     message = f"refused {kind.noun} {where}"
-    if _listener is not None:
-        _listener(kind, reason, f"{where}: {evidence}")
+    events.tell(Refused(kind, reason, f"{where}: {evidence}"))
     events.add_refusal(f"{message}: {evidence}.")
     remedy = f"{consequence} {remedy}".strip()
     events.report(reason, message, why=evidence, cause=cause or kind.value, remedy=remedy, error=error)

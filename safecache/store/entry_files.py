@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from safecache.files import filesystem, folders, opening, stamps, temporaries
 from safecache.files.folders import Folder
 from safecache.places import layout
+from safecache.ports import Published, tell
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, UNSEALED_BYTES, Kind, Reason
 from safecache.settings import config, units
@@ -22,7 +23,6 @@ __all__ = [
     "assemble",
     "digest",
     "largest",
-    "observe",
     "publish",
     "quarantine",
     "read",
@@ -52,14 +52,6 @@ _CLEARED, _AT_ONCE = frozenset({errno.ENOENT}), (0.0, 0.0)
 # Bytes. Our own seals have some hundreds.
 _LONGEST_SEAL = 16 << 10
 _IN_THE_WAY = frozenset({errno.EEXIST, errno.ENOTDIR, errno.ELOOP})
-
-_observers: list[Callable[[str], None]] = []
-
-
-def observe(observer: Callable[[str], None]) -> None:
-    """Have ``observer`` called with the cache of each publish(), after it. Once, however often it is given."""
-    if observer not in _observers:
-        _observers.append(observer)
 
 
 def digest(path: str, most: int) -> bytes:
@@ -127,8 +119,7 @@ def publish(path: str, content: bytes, root: str, mode: int = 0o666) -> None:
     reported else, unless it was in the way of an entry, whose lookup has met it before. The next time it is gone.
     """
     _persistently(lambda: _publish(path, content, root, mode))
-    for observer in _observers:
-        observer(root)
+    tell(Published(root))
 
 
 def write(path: str, content: bytes, *, make_directories: bool) -> None:

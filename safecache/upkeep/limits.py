@@ -14,13 +14,13 @@ from contextlib import suppress
 
 from safecache.files import folders
 from safecache.places import layout, ours
+from safecache.ports import Published
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.settings import children, config
-from safecache.store import entry_files
 from safecache.tiers import levels
 
-__all__ = ["keep", "published", "reset"]
+__all__ = ["keep", "reset"]
 
 # Seconds between two sweeps of a directory, by whichever process.
 _INTERVAL = 600.0
@@ -29,13 +29,9 @@ _INTERVAL = 600.0
 _next: dict[str, float] = {}
 
 
-def keep() -> None:
-    """Keep the limits in this process from now on, whenever something is published."""
-    entry_files.observe(published)
-
-
-def published(root: str) -> None:
-    """Something was published in the cache ``root``: start ``safecache gc``, if there are limits and it is time."""
+def keep(published: Published) -> None:
+    """Start ``safecache gc`` for this cache, if there are limits and it is time."""
+    root = published.root
     settings = config.current()
     if settings.max_bytes is settings.max_files is settings.max_age is None:
         return

@@ -21,10 +21,11 @@ from typing import Any, NamedTuple, Protocol
 from safecache.explain import explanations, key_records
 from safecache.explain.key_records import Absence
 from safecache.history import run_summary
-from safecache.history.lookups import Outcome, Time
+from safecache.history.lookups import Time
 from safecache.history.run_summary import Line, Summary
 from safecache.places import layout
 from safecache.places.refs import Ref
+from safecache.ports import Outcome
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
 from safecache.tiers import directory_faults, levels
@@ -209,7 +210,7 @@ def _one(
     never = [line for line in summary.missed if _LABELS[line.label][2] is Reason.UPSTREAM_BYPASS]
     stated = [_missing(line, caches, before) for line in missed]
     process = _process(128 - status if status < 0 else status, took, new, summary, left)
-    return process, [*stated, *_unlooked(new, process)], _distinct([_stated(line) for line in never])
+    return process, [*stated, *_unlooked(new, process)], list(dict.fromkeys(map(_stated, never)))
 
 
 def _process(status: int, took: float, new: dict[str, Kind], summary: Summary, left: int) -> Process:
@@ -266,10 +267,6 @@ def _missing(line: Line, caches: Sequence[str], before: Sequence[Missing]) -> Mi
     return found
 
 
-def _distinct(found: list[Missing]) -> list[Missing]:
-    return list(dict.fromkeys(found))
-
-
 def _unlooked(new: dict[str, Kind], process: Process) -> list[Missing]:
     """What was compiled although no lookup has missed."""
     if process.missed:
@@ -302,15 +299,13 @@ def _contents(directories: Sequence[str]) -> dict[tuple[str, int], Kind]:
             continue  # shared by all of the user's programs, whatever caches they have
         for group in inventory.take(place).groups:
             if group.kind in _COUNTED:
-                files = [file for file in group.files if group.kind is not Kind.NATIVE_CODE or _is_built(file.path)]
+                files = [
+                    file for file in group.files if group.kind is not Kind.NATIVE_CODE or file.path.endswith(_BUILT)
+                ]
                 if group.kind is Kind.KERNEL:
                     files = sorted(files)[:1]
                 found.update({(file.path, file.inode): group.kind for file in files})
     return found
-
-
-def _is_built(path: str) -> bool:
-    return path.endswith(_BUILT)
 
 
 def _obstacles() -> list[str]:

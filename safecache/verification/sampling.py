@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from safecache.entries import searches
-from safecache.entries.searches import Found
+from safecache import ports
+from safecache.ports import Found, Hit
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.verification import background, graphs, verdicts
@@ -34,7 +34,7 @@ _thread = _Thread()
 @contextmanager
 def sampling(graph: Any, inputs: Sequence[Any], rest: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
     """A call of compile_fx with these arguments: if it is of the sample, what it hits is compiled again later."""
-    searches.observe_hits(_hit)
+    ports.observe(Hit, _hit)
     _thread.calls += 1
     try:
         # The same call again, inside of itself, where configuration is patched for it.
@@ -76,7 +76,8 @@ def _taken(graph: Any, inputs: Any, rest: Any, named: Any) -> tuple[bytes | None
         return None, f"it cannot be taken: {type(error).__name__}: {error}"
 
 
-def _hit(found: list[Found]) -> None:
+def _hit(hit: Hit) -> None:
+    found = hit.found
     if _thread.hits is not None:
         _thread.hits += found
     elif not _thread.calls and found and found[0].ref.kind is Kind.FX_ENTRY and _is_of_sample():

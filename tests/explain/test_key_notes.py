@@ -10,8 +10,8 @@ import pytest
 from safecache import session
 from safecache.explain import key_notes, key_records
 from safecache.explain.key_records import Component
-from safecache.history import misses
 from safecache.places.refs import Ref
+from safecache.ports import Saved, tell
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
@@ -35,18 +35,18 @@ def nothing_waits():
 def test_record_is_written_once_the_compile_is_saved_and_not_before(root):
     key_notes.note(Ref(Kind.AOT_ENTRY, KEY, root), "model.f", PARTS)
     assert key_records.every(root) == []
-    misses.saved(Ref(Kind.AOT_ENTRY, KEY, root))
+    tell(Saved(Ref(Kind.AOT_ENTRY, KEY, root)))
     assert [record.components for record in key_records.every(root)] == [PARTS]
 
 
 def test_save_without_a_miss_writes_nothing(root):
-    misses.saved(Ref(Kind.AOT_ENTRY, KEY, root))
+    tell(Saved(Ref(Kind.AOT_ENTRY, KEY, root)))
     key_notes.note(Ref(Kind.AOT_ENTRY, KEY, root), "model.f", PARTS)
-    misses.saved(Ref(Kind.FX_ENTRY, KEY, root))
+    tell(Saved(Ref(Kind.FX_ENTRY, KEY, root)))
     assert os.listdir(root) == []
-    misses.saved(Ref(Kind.AOT_ENTRY, KEY, root))
+    tell(Saved(Ref(Kind.AOT_ENTRY, KEY, root)))
     os.unlink(next(os.path.join(at, name) for at, _, names in os.walk(root) for name in names))
-    misses.saved(Ref(Kind.AOT_ENTRY, KEY, root))
+    tell(Saved(Ref(Kind.AOT_ENTRY, KEY, root)))
     assert key_records.every(root) == []
 
 
@@ -54,8 +54,8 @@ def test_compiles_that_are_never_saved_do_not_pile_up(root):
     keys = ["a" + "".join(letters) for letters in itertools.islice(itertools.product("bcde", repeat=51), 1000)]
     for key in keys:
         key_notes.note(Ref(Kind.AOT_ENTRY, key, root), "model.f", PARTS)
-    misses.saved(Ref(Kind.AOT_ENTRY, keys[0], root))
-    misses.saved(Ref(Kind.AOT_ENTRY, keys[-1], root))
+    tell(Saved(Ref(Kind.AOT_ENTRY, keys[0], root)))
+    tell(Saved(Ref(Kind.AOT_ENTRY, keys[-1], root)))
     assert [record.key for record in key_records.every(root)] == [keys[-1]]
 
 
@@ -63,7 +63,7 @@ def test_record_that_cannot_be_written_says_nothing_and_fails_nothing(root, capl
     with open(os.path.join(root, ".safecache"), "w"):
         pass
     key_notes.note(Ref(Kind.AOT_ENTRY, KEY, root), "model.f", PARTS)
-    misses.saved(Ref(Kind.AOT_ENTRY, KEY, os.path.join(root, ".safecache", "cache")))
+    tell(Saved(Ref(Kind.AOT_ENTRY, KEY, os.path.join(root, ".safecache", "cache"))))
     assert caplog.text == ""
 
 

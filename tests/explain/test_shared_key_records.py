@@ -13,8 +13,8 @@ from helpers.fresh import forget_levels
 from safecache.explain import key_notes, key_records
 from safecache.explain.key_records import Absence, Component, KeyRecord
 from safecache.files import filesystem
-from safecache.history import misses
 from safecache.places.refs import Ref
+from safecache.ports import Saved, tell
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.tiers import fallback, levels
@@ -95,7 +95,7 @@ def test_shared_level_that_takes_no_record_costs_nothing(shared, local, settings
 
     monkeypatch.setattr(filesystem, "open", fail)
     key_notes.note(Ref(Kind.AOT_ENTRY, KEY, local), "model.f", ())
-    misses.saved(Ref(Kind.AOT_ENTRY, KEY, local))
+    tell(Saved(Ref(Kind.AOT_ENTRY, KEY, local)))
     assert tried and [found.key for found in key_records.every(local)] == [KEY] and not caplog.records
     tried.clear()
     levels.leave_alone(str(shared), reading=False)

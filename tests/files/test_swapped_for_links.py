@@ -24,6 +24,7 @@ from safecache.explain.key_records import KeyRecord
 from safecache.files import filesystem, folders
 from safecache.isolation import crashes, reports
 from safecache.places import layout
+from safecache.ports import Published
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.store import entry_files
@@ -189,7 +190,7 @@ def test_stamp_of_a_sweep_is_not_set_through_a_link(tmp_path, documents, setting
     os.utime(letter, (0, 0))
     link(root / ".safecache" / "gc.stamp", letter)
     os.utime(root / ".safecache" / "gc.stamp", (0, 0), follow_symlinks=False)
-    limits.published(str(root))
+    limits.keep(Published(str(root)))
     assert letter.stat().st_mtime == 0 and len(started) == 1
 
 

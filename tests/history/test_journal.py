@@ -17,16 +17,16 @@ from pathlib import Path
 import pytest
 from conftest import SOURCE, python
 
-from safecache import session
+from safecache import ports, session
 from safecache.code import lock_guards
 from safecache.entries import searches
 from safecache.history import journal, lookups, run_summary
-from safecache.history.lookups import Lookup, Outcome
 from safecache.places.refs import Ref
+from safecache.ports import Lookup, Outcome
 from safecache.reporting.kinds import Kind, Reason
 from safecache.testing import failing
 
-HIT = Lookup(Ref(Kind.AOT_ENTRY, "akey"), "", Outcome.HIT, None, "", 0.001, "")
+HIT = Lookup(Ref(Kind.AOT_ENTRY, "akey"), "", Outcome.HIT, None, "", 0.0, "")
 MISS = Lookup(Ref(Kind.FX_ENTRY, "fkey"), "model (m.py:1)", Outcome.MISS, Reason.NEVER_SEEN, "", 0.002, "0/0")
 
 
@@ -36,6 +36,7 @@ def fresh(monkeypatch):
     monkeypatch.setattr(journal, "_journal", journal._Journal())
     journal._journal.awaits_end = True  # no test is to be written of when pytest ends
     session.reset()
+    lookups.observe()
 
 
 def files(root):
@@ -47,7 +48,7 @@ def lines(root):
 
 
 def record(lookup, root):
-    lookups.record(lookup._replace(ref=lookup.ref._replace(root=str(root))))
+    ports.tell(lookup._replace(ref=lookup.ref._replace(root=str(root))))
 
 
 def test_time_of_a_hit_is_counted_once_for_what_it_needs_too(tmp_path, monkeypatch):
@@ -123,13 +124,15 @@ def test_each_hit_is_written_once(tmp_path):
 
 END = """
 import os, sys
+from safecache import ports
 from safecache.history import lookups
-from safecache.history.lookups import Lookup, Outcome
+from safecache.ports import Lookup, Outcome
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.reporting.kinds import Reason
+lookups.observe()
 def record(outcome, reason=None):
-    lookups.record(Lookup(Ref(Kind.AOT_ENTRY, "akey", sys.argv[1]), "", outcome, reason, "", 0.0, ""))
+    ports.tell(Lookup(Ref(Kind.AOT_ENTRY, "akey", sys.argv[1]), "", outcome, reason, "", 0.0, ""))
 record(Outcome.HIT)
 """
 

@@ -92,7 +92,7 @@ metrics.register()
 
 
 def test_duration_of_a_compile_is_in_its_bucket(run):
-    code = f"import safecache; {COUNT}\nfor s in (0.05, 0.3, 45.0): events.took(Count.ISOLATED, s)\n"
+    code = f"import safecache; {COUNT}\nfor s in (0.05, 0.3, 45.0): events.count(Count.ISOLATED, seconds=s)\n"
     code += "from safecache import metrics\nfrom prometheus_client import REGISTRY\nmetrics.register()\nshow(REGISTRY)"
     lines = run(code)
     counts = {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines}
@@ -205,8 +205,10 @@ def test_lookups_have_their_cache_outcome_and_reason(run):
     code = """
 import os, safecache, safecache.metrics
 from prometheus_client import CollectorRegistry
+from safecache import ports
 from safecache.history import lookups
-from safecache.history.lookups import Lookup, Outcome
+lookups.observe()
+from safecache.ports import Lookup, Outcome
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.reporting.kinds import Reason
@@ -215,7 +217,7 @@ registry = CollectorRegistry()
 safecache.metrics.register(registry)
 hit = Lookup(Ref(Kind.AOT_ENTRY, "k"), "", Outcome.HIT, None, "", 0.0, "")
 for lookup in (hit, hit, hit._replace(ref=Ref(Kind.FX_ENTRY, "k"), outcome=Outcome.MISS, reason=Reason.KEY_DIFFERS)):
-    lookups.record(lookup)
+    ports.tell(lookup)
 assert not os.path.exists(".safecache"), "there is no cache whose journal it could be in"
 show(registry)
 """

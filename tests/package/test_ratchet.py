@@ -11,7 +11,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "safecache"
 # Packages that a reader has to know first, and those that may then be left out.
 CORE = {
-    *("code", "entries", "errors", "files", "hooks", "launchers", "loads", "patching", "places"),
+    *("code", "entries", "errors", "files", "hooks", "launchers", "loads", "patching", "places", "ports"),
     *("reporting", "session", "settings", "signing", "store", "tiers"),
 }
 FEATURES = {
@@ -173,6 +173,7 @@ def test_each_package_is_of_the_core_a_feature_or_a_tool():
         "bootstrap",
         "cli",
         "doctor",
+        "features",
         "testing",
     }
     assert {package_of(path) for path, _ in modules()} == CORE | FEATURES | tools

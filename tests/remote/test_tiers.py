@@ -116,14 +116,14 @@ def test_metrics_have_it(tmp_path):
     pytest.importorskip("prometheus_client")
     code = """
 import safecache
-from safecache.remote import tally
+from safecache.remote import client
 from safecache.reporting.kinds import Count
 import safecache.metrics
 from prometheus_client import CollectorRegistry, generate_latest
 registry = CollectorRegistry()
 safecache.metrics.register(registry)
 for what, number in {Count.REMOTE_HIT: 2, Count.REMOTE_GIVEN: 5000, Count.REMOTE_WAITED: 250_000, Count.REMOTE_LEFT: 1}.items():
-    tally.add(what, number)
+    client.count(what, number)
 print(generate_latest(registry).decode())
 """
     places = {"XDG_CONFIG_HOME": str(tmp_path), "TMPDIR": str(tmp_path), "SAFECACHE_METRICS": "1"}

@@ -15,6 +15,7 @@ from safecache.entries import copies
 from safecache.errors import CacheWriteError
 from safecache.files import filesystem
 from safecache.places.layout import CodeFile
+from safecache.ports import Published, observe
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
@@ -232,7 +233,7 @@ def test_publishing_starts_a_sweep_of_the_local_level_and_none_of_the_shared_one
     shared, local, tmp_path, settings, monkeypatch
 ):
     started = []
-    limits.keep()
+    observe(Published, limits.keep)
     limits.reset()
     monkeypatch.setattr(limits, "_start", lambda command: started.append(command[-1]))
     settings(SAFECACHE_LOCAL=tmp_path / "local", SAFECACHE_MAX_FILES=1)

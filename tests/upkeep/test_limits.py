@@ -10,6 +10,7 @@ import pytest
 from helpers.caches import DAY, Cache
 
 from safecache.places import layout
+from safecache.ports import Published, observe
 from safecache.reporting import events
 from safecache.store import entry_files
 from safecache.upkeep import limits
@@ -21,7 +22,7 @@ def started(monkeypatch):
     commands = []
     limits.reset()
     monkeypatch.setattr(limits, "_start", commands.append)
-    limits.keep()
+    observe(Published, limits.keep)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     return commands
 
