@@ -21,6 +21,7 @@ from safecache.places.layout import CodeFile
 from safecache.reporting import events, policy, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
+from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.store import entry_files, manifests
@@ -58,7 +59,6 @@ __all__ = [
     "private_copy",
     "record_of",
     "refused",
-    "reset",
     "settled",
     "states",
     "states_digest",
@@ -122,20 +122,26 @@ _UNATTESTED = {
     Reason.UNKNOWN_KEY: "its record is sealed by a key that this process does not trust",
 }
 
-# Digests, by path, of what this process has generated, built or verified.
-_known: dict[str, set[bytes]] = {}
-# The stat of each verified file, and when it was verified, on the monotonic clock: see FRESH.
-_judged: dict[str, tuple[list[int], float]] = {}
+
+class _State:
+    def __init__(self) -> None:
+        # Digests, by path, of what this process has generated, built or verified.
+        self.known: dict[str, set[bytes]] = {}
+        # The stat of each verified file, and when it was verified, on the monotonic clock: see FRESH.
+        self.judged: dict[str, tuple[list[int], float]] = {}
+
+
+_state: Part[_State] = Part(_State, inherit)
 
 
 def expect(path: str, content: bytes) -> None:
     """Attest this content at ``path``, within this process only."""
-    _known.setdefault(path, set()).add(hashlib.sha256(content).digest())
+    _state.now.known.setdefault(path, set()).add(hashlib.sha256(content).digest())
 
 
 def expect_digest(path: str, digest: bytes) -> None:
     """As expect(), for content with this SHA-256."""
-    _known.setdefault(path, set()).add(digest)
+    _state.now.known.setdefault(path, set()).add(digest)
 
 
 def is_known(path: str, content: bytes) -> bool:
@@ -145,23 +151,24 @@ def is_known(path: str, content: bytes) -> bool:
 
 def is_known_digest(path: str, digest: bytes) -> bool:
     """As is_known(), for content with this SHA-256."""
-    return digest in _known.get(path, ())
+    return digest in _state.now.known.get(path, ())
 
 
 def is_expected(path: str) -> bool:
     """Whether this process has attested any content there."""
-    return path in _known
+    return path in _state.now.known
 
 
 def digests(paths: Iterable[str]) -> dict[str, frozenset[bytes]]:
     """The SHA-256 digests that this process has attested at these paths, to be sent to another process; see learn()."""
-    return {path: frozenset(_known[path]) for path in paths if path in _known}
+    known = _state.now.known
+    return {path: frozenset(known[path]) for path in paths if path in known}
 
 
 def learn(digests: Mapping[str, frozenset[bytes]]) -> None:
     """Attest here what the parent process has attested and sent through its own pipe."""
     for path, known in digests.items():
-        _known.setdefault(path, set()).update(known)
+        _state.now.known.setdefault(path, set()).update(known)
 
 
 def is_private(path: str) -> bool:
@@ -388,18 +395,19 @@ def judge(file: CodeFile) -> Refusal | None:
     directory_faults.check(file.root)
     opening.check_up_to(entry_files.largest(file.kind))(status)
     identity, now = filesystem.identity(status), time.monotonic()
-    judged = _judged.get(file.path)
+    state = _state.now
+    judged = state.judged.get(file.path)
     if judged is not None and judged[0] == identity and now - judged[1] < FRESH:
         return None
     digest = _digest(file.path)
-    if digest not in _known.get(file.path, ()):
+    if digest not in state.known.get(file.path, ()):
         # Content that this process knows needs no record.
         refusal = _judge_by_records(manifests.records(file), file, digest)
         if refusal is not None:
             return refusal._replace(found=status)
         events.count(Count.CODE_VERIFIED)
-        _known.setdefault(file.path, set()).add(digest)
-    _judged[file.path] = identity, now
+        state.known.setdefault(file.path, set()).add(digest)
+    state.judged[file.path] = identity, now
     return None
 
 
@@ -410,9 +418,3 @@ def refused(verdict: seal.Verdict, reason: Reason) -> Refusal:
 
 def _digest(path: str) -> bytes:
     return opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
-
-
-def reset() -> None:
-    """Forget what this process has attested and judged, so that it knows as little as a new one."""
-    _known.clear()
-    _judged.clear()

@@ -17,6 +17,7 @@ from safecache.entries import copies
 from safecache.files import ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
+from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.store import entry_files
@@ -31,7 +32,6 @@ __all__ = [
     "put",
     "put_again",
     "read",
-    "reset",
     "root_of",
     "write_file",
 ]
@@ -82,7 +82,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 # The Python sources generated last, by path: one may be removed or replaced before torch reads it.
 _MOST_REMEMBERED = 16
-_generated: dict[str, bytes] = {}
+_generated: Part[dict[str, bytes]] = Part(dict, inherit)
 
 
 def put(write: Callable[[], tuple[str, str]], content: str | bytes) -> tuple[str, str]:
@@ -152,7 +152,7 @@ def initialise(graph: Any, compiled: Any, work: Callable[[], None]) -> None:
     What the file holds by now does not matter, nor whether it still exists. Raises what ``work`` does.
     """
     path = graph.cache_path
-    generated = _generated.get(path)
+    generated = _generated.now.get(path)
     try:
         work()
     except OSError:
@@ -172,7 +172,7 @@ def read(path: str, key: str) -> str:
 
     Raises OSError, and EntryRefusedError if nothing attests it.
     """
-    generated = _generated.get(path)
+    generated = _generated.now.get(path)
     try:
         return sources.admit(path, key, _codecache().code_hash)
     except OSError:
@@ -183,9 +183,10 @@ def read(path: str, key: str) -> str:
 
 
 def _remember(path: str, content: str | bytes) -> None:
-    _generated[path] = _encoded(content)
-    for forgotten in list(_generated)[:-_MOST_REMEMBERED]:
-        _generated.pop(forgotten, None)
+    generated = _generated.now
+    generated[path] = _encoded(content)
+    for forgotten in list(generated)[:-_MOST_REMEMBERED]:
+        generated.pop(forgotten, None)
 
 
 def _encoded(content: str | bytes) -> bytes:
@@ -201,8 +202,3 @@ def root_of(path: str) -> str:
     """The root that ``path`` is kept below: the cache, or else its own directory, as for precompiled headers."""
     cache: str = _codecache().cache_dir()
     return cache if path.startswith(os.path.join(cache, "")) else os.path.dirname(path)
-
-
-def reset() -> None:
-    """Forget what was generated."""
-    _generated.clear()

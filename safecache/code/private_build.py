@@ -18,10 +18,10 @@ from safecache.errors import EntryRefusedError
 from safecache.files import opening, ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
-from safecache.session import ForkLock
+from safecache.session import ForkLock, Part, inherit
 from safecache.store import entry_files
 
-__all__ = ["check_inputs", "command", "is_dispensable", "is_needed", "publish", "reset"]
+__all__ = ["check_inputs", "command", "is_dispensable", "is_needed", "publish"]
 
 # GCC's precompiled headers can lie anywhere, Clang's only beside their sources.
 _PRECOMPILED, _IMMOVABLE = ".gch", ".pch"
@@ -29,7 +29,7 @@ _PRECOMPILED, _IMMOVABLE = ".gch", ".pch"
 # The whole content of a header that torch precompiles: it includes one of torch's own.
 _INCLUDES = re.compile(rb"#include <torch/[a-zA-Z0-9_]+(/[a-zA-Z0-9_]+)*\.h>\s*")
 
-_headers: dict[str, str] = {}
+_headers: Part[dict[str, str]] = Part(dict, inherit)
 _lock = ForkLock()
 
 
@@ -151,15 +151,16 @@ def _header(path: str) -> str | None:
     text = sources.known_text(path)
     if text is None:
         return None
+    headers = _headers.now
     with _lock:
         place = private_directory.of_process()
-        if not _headers.get(path, "").startswith(place):  # a fork has a directory of its own
+        if not headers.get(path, "").startswith(place):  # a fork has a directory of its own
             copy = _inside(tempfile.mkdtemp(prefix="header-", dir=place), path)
             with open(copy, "xb") as file:
                 file.write(text)
             _take_precompiled(path, copy)
-            _headers[path] = copy
-        return _headers[path]
+            headers[path] = copy
+        return headers[path]
 
 
 def _take_precompiled(path: str, copy: str) -> None:
@@ -173,8 +174,3 @@ def _take_precompiled(path: str, copy: str) -> None:
         pass
     with suppress(OSError):
         os.unlink(copied)
-
-
-def reset() -> None:
-    """Forget which headers were read."""
-    _headers.clear()

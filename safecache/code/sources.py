@@ -11,6 +11,7 @@ from safecache.files import opening, ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
+from safecache.session import Part, inherit
 from safecache.store import entry_files
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Unsettled
@@ -22,7 +23,6 @@ __all__ = [
     "is_private",
     "known_text",
     "reachable",
-    "reset",
     "settle",
     "settle_side_file",
 ]
@@ -32,19 +32,19 @@ _BY_HAND = (
 )
 _COMMENTS = re.compile(rb"(\n+//[ -~]*)+")
 # Texts, by path, of sources for compilers that this process has generated where others can write.
-_texts: dict[str, bytes] = {}
+_texts: Part[dict[str, bytes]] = Part(dict, inherit)
 
 
 def attest(path: str, text: bytes) -> None:
     """Attest this source at ``path``, within this process; its text is kept if others could replace it there."""
     gate.expect(path, text)
     if not path.endswith(".py") and ownership.why_not_private(path) is not None:
-        _texts[path] = text
+        _texts.now[path] = text
 
 
 def known_text(path: str) -> bytes | None:
     """The source that this process has attested at ``path``, whatever the file holds now; None if it is not kept."""
-    return _texts.get(path)
+    return _texts.now.get(path)
 
 
 def settle(path: str, source: bytes, root: str) -> bool:
@@ -143,8 +143,3 @@ def _existing(path: str) -> str:
     while not os.path.lexists(path) and os.path.dirname(path) != path:
         path = os.path.dirname(path)
     return path
-
-
-def reset() -> None:
-    """Forget the kept texts."""
-    _texts.clear()

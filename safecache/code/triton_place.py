@@ -25,6 +25,7 @@ from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
+from safecache.session import Part, inherit
 from safecache.signing import trust
 from safecache.store import entry_files, manifests, quarantine
 from safecache.store.manifests import LIST
@@ -47,7 +48,6 @@ __all__ = [
     "reachable",
     "read_by",
     "readable",
-    "reset",
 ]
 
 _Result = TypeVar("_Result")
@@ -61,7 +61,16 @@ class _Written(threading.local):
         self.is_private: bool | None = None
 
 
-_written = _Written()
+class _State:
+    def __init__(self) -> None:
+        self.written = _Written()
+        # Where the file is that an entry brought for a path.
+        self.aside: dict[str, str] = {}
+        # SHA-256 digests by path, with the stat when the file was read, and when that was on the monotonic clock.
+        self.digests: dict[str, tuple[list[int], str, float]] = {}
+
+
+_state: Part[_State] = Part(_State, inherit)
 
 
 def note(directory: str, name: str, content: bytes, readable: str, digest: bytes | None) -> None:
@@ -69,26 +78,28 @@ def note(directory: str, name: str, content: bytes, readable: str, digest: bytes
 
     ``digest``: its SHA-256, None if it is not in the cache.
     """
-    _begin(directory)
-    _written.digests[name] = None if digest is None else digest.hex()
+    written = _begin(directory)
+    written.digests[name] = None if digest is None else digest.hex()
     if not name.endswith(".so"):  # Triton does not read that back with its group
-        _written.contents[readable] = content
+        written.contents[readable] = content
 
 
-def _begin(directory: str) -> None:
-    if directory != _written.directory:
+def _begin(directory: str) -> _Written:
+    written = _state.now.written
+    if directory != written.directory:
         forget_written()
-        _written.directory = directory
+        written.directory = directory
+    return written
 
 
 def readable(path: str, content: bytes) -> str:
     """As reachable(), of a file that this thread has just written; of a kernel's files the directory is asked once."""
     directory = os.path.dirname(path)
-    _begin(directory)
-    if _written.is_private is None:
-        _written.is_private = ownership.why_not_private(directory) is None
+    written = _begin(directory)
+    if written.is_private is None:
+        written.is_private = ownership.why_not_private(directory) is None
     with suppress(OSError):  # as if it were not private: somebody has cleared the cache
-        if _written.is_private and _is_own(filesystem.lstat(path)):
+        if written.is_private and _is_own(filesystem.lstat(path)):
             return path
     return reachable(path, content)
 
@@ -100,33 +111,32 @@ def _is_own(status: os.stat_result) -> bool:
 
 def digest(directory: str, name: str) -> tuple[bool, str | None]:
     """Whether this thread has written the file, and its SHA-256 in hex, None if it was not kept."""
-    written = _written.digests if directory == _written.directory else {}
-    return name in written, written.get(name)
+    written = _state.now.written
+    digests = written.digests if directory == written.directory else {}
+    return name in digests, digests.get(name)
 
 
 def is_written(directory: str) -> bool:
     """Whether this thread has just written what lies in this directory, and has not read it back yet."""
-    return directory == _written.directory
+    return directory == _state.now.written.directory
 
 
 def forget_written() -> None:
     """Forget the files that this thread has written."""
-    _written.directory = ""
-    _written.digests, _written.contents, _written.is_private = {}, {}, None
-
-
-_aside: dict[str, str] = {}
+    written = _state.now.written
+    written.directory = ""
+    written.digests, written.contents, written.is_private = {}, {}, None
 
 
 def note_aside(path: str, readable: str) -> None:
     """Remember where the file is that an entry brought for ``path``, if it is not there."""
     if readable != path:
-        _aside[path] = readable
+        _state.now.aside[path] = readable
 
 
 def aside(path: str) -> str | None:
     """The path of the private copy that is the file instead; None if there is none, or its directory was removed."""
-    readable = _aside.get(path)
+    readable = _state.now.aside.get(path)
     return readable if readable is not None and os.path.exists(readable) else None
 
 
@@ -135,7 +145,7 @@ def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[st
 
     Raises what ``construct`` does, such as OSError for a file of another writer.
     """
-    contents = _written.contents
+    contents = _state.now.written.contents
     forget_written()
     try:
         return filesystem.retried(lambda: construct(group), filesystem.GONE)
@@ -155,22 +165,12 @@ def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[st
 
 REMEDY = "It is compiled anew; make it readable or remove it."
 
-# SHA-256 digests by path, each with the file's stat when it was read, and when that was, on the monotonic clock.
-_digests: dict[str, tuple[list[int], str, float]] = {}
-
 
 class Found(NamedTuple):
     """An attested file: the path to read it at; its bytes, if it had to be read."""
 
     path: str
     content: bytes | None
-
-
-def reset() -> None:
-    """Verify each file again, and forget what was written."""
-    _digests.clear()
-    _aside.clear()
-    forget_written()
 
 
 def names_in(content: bytes) -> list[str] | None:
@@ -277,7 +277,7 @@ class Place(NamedTuple):
             return None  # removed, by whomever: the other files are not to blame
         is_private = is_private and _is_own(status)
         stamp, now = filesystem.identity(status), time.monotonic()
-        known = _digests.get(path)
+        known = _state.now.digests.get(path)
         if is_private and known is not None and known[:2] == (stamp, digest) and now - known[2] < gate.FRESH:
             return Found(path, None)
         content = self.read(path)
@@ -287,7 +287,7 @@ class Place(NamedTuple):
             # Damaged, and then quarantined; or of another writer, which is not done or was killed.
             self.is_attested(path)
             return None
-        _digests[path] = stamp, digest, now
+        _state.now.digests[path] = stamp, digest, now
         return Found(path if is_private else reachable(path, content), content)
 
     def is_attested(self, path: str) -> bool:

@@ -18,6 +18,7 @@ from safecache.omitted.table import PARTS
 from safecache.reporting import events
 from safecache.reporting.kinds import Fingerprint, Kind, Reason
 from safecache.reporting.report import Refusal
+from safecache.session import Part, inherit
 from safecache.settings import config
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "differs_by_rank",
     "looking_for",
     "objection",
-    "reset",
     "statement",
 ]
 
@@ -60,9 +60,17 @@ class _Thread(threading.local):
 
 
 _thread = _Thread()
-# What each graph, by its key, was compiled with, and what everything that this process has compiled, or used, was.
-_compiled: dict[tuple[Kind, str], dict[str, Any]] = {}
-_met: dict[str, dict[str, Any]] = {}
+
+
+class _State:
+    def __init__(self) -> None:
+        # What each graph, by its key, was compiled with.
+        self.compiled: dict[tuple[Kind, str], dict[str, Any]] = {}
+        # What everything that this process has compiled, or used, was.
+        self.met: dict[str, dict[str, Any]] = {}
+
+
+_state: Part[_State] = Part(_State, inherit)
 
 
 @contextmanager
@@ -90,13 +98,13 @@ def compiled(kind: Kind, key: str) -> None:
     stated: dict[str, Any] = {_OPS: _state_of(_thread.graph, kind)}
     if differs_by_rank():
         stated |= surroundings.ranks()
-    _compiled[kind, key] = stated
+    _state.now.compiled[kind, key] = stated
     _meet(stated)
 
 
 def _meet(stated: Mapping[str, Any]) -> None:
     for part in (_OPS, _FILES):
-        _met.setdefault(part, {}).update(stated.get(part, {}))
+        _state.now.met.setdefault(part, {}).update(stated.get(part, {}))
 
 
 def _state_of(graph: Any, kind: Kind) -> _Stated:
@@ -130,9 +138,10 @@ def statement(
     """
     if kind.proof.fingerprint is Fingerprint.NOTHING:
         return {}
-    each = [_compiled.get(part, {}) for part in ((kind, key), *(parts or ()))]
+    state = _state.now
+    each = [state.compiled.get(part, {}) for part in ((kind, key), *(parts or ()))]
     if kind.proof.fingerprint is Fingerprint.PROCESS or parts is None:
-        each.append(_met)
+        each.append(state.met)
     stated: dict[str, Any] = {_OPS: {}, _FILES: {}}
     for part, rows in (item for one in each for item in one.items()):
         stated.setdefault(part, {}).update(rows)
@@ -140,7 +149,7 @@ def statement(
     nothing: dict[str, Any] = {}
     stated[_FILES] |= _told(lambda: sources.digest_reachable(operators.find_modules(stated[_OPS])), nothing)
     if parts:
-        stated[_PLAIN] = {key: "" for part, key in parts if not _compiled.get((part, key), {}).get(_OPS)}
+        stated[_PLAIN] = {key: "" for part, key in parts if not state.compiled.get((part, key), {}).get(_OPS)}
     stated |= surroundings.noted()
     if kind is Kind.AOT_FUNCTION:
         of_function = _told(lambda: surroundings.of_function(made), nothing)
@@ -183,9 +192,10 @@ def objection(kind: Kind, key: str, provenance: Mapping[str, str]) -> Refusal | 
         return _of_silence(kind, key)
     refusal = _of_ops(stated.get(_OPS, {}), kind) or _of_surroundings(stated)
     if refusal is None:
-        _compiled.setdefault((kind, key), stated)
+        compiled = _state.now.compiled
+        compiled.setdefault((kind, key), stated)
         _meet(stated)
-        _compiled.update({(Kind.FX_ENTRY, part): {} for part in stated.get(_PLAIN, {})})
+        compiled.update({(Kind.FX_ENTRY, part): {} for part in stated.get(_PLAIN, {})})
     return refusal
 
 
@@ -215,11 +225,12 @@ def _of_ops(ops: _Stated, kind: Kind) -> Refusal | None:
 
 def _of_silence(kind: Kind, key: str) -> Refusal | None:
     """Of an entry from before there were statements, from stock torch, or adopted: it proves nothing."""
-    known = _compiled.get((kind, key))
+    compiled = _state.now.compiled
+    known = compiled.get((kind, key))
     is_plain = known is not None and not known.get(_OPS)
     names = _named_in(_thread.graph, kind) if kind.proof.fingerprint is Fingerprint.GRAPH and not is_plain else ()
     if not names:
-        _compiled.setdefault((kind, key), {})
+        compiled.setdefault((kind, key), {})
         return None
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
     evidence = f"it does not say with which {names[0]}{more} it was compiled, and its cache key does not either"
@@ -253,11 +264,3 @@ def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:
             title = f"{PARTS[part].title}{f' ({name})' if name else ''}"
             events.say(logging.DEBUG, f"safecache: an entry of another {title} is used: {was}, not {here}")
     return None
-
-
-def reset() -> None:
-    """Forget what was compiled."""
-    _compiled.clear()
-    _met.clear()
-    operators.reset()
-    sources.reset()

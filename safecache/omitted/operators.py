@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from safecache.omitted import functions, sources
+from safecache.session import Part, inherit
 
 __all__ = [
     "HIDDEN",
@@ -22,7 +23,6 @@ __all__ = [
     "find_modules",
     "named_in",
     "registered",
-    "reset",
     "stated",
 ]
 
@@ -57,16 +57,24 @@ UNSEEN, HIDDEN = "unseen", ("autograd", "kernels")
 
 # By qualified name and dispatch key, what Library.impl() was given: the dispatcher does not give it back.
 _registered: dict[str, dict[str, Callable[..., Any]]] = {}
-# By name as in named_in(), the modules that were met as it was stated.
-_modules: dict[str, frozenset[str]] = {}
-# By qualified name, the libraries in C++ that have registered something for an op.
-_libraries: dict[str, tuple[str, ...]] = {}
-# The tables of what torch's own ops are made of, as they were looked at, and the names of ops that others have changed.
-_tables: tuple[list[list[Any]], tuple[str, ...]] = [], ()
-# What Library.impl() had been given, as torch keeps it, before this process had safecache; and those of torch's own ops
-# for which that was somebody else's.
+# What Library.impl() had been given, as torch keeps it, before this process had safecache.
 _before: frozenset[str] | None = None
-_unseen: frozenset[str] | None = None
+
+
+class _State:
+    def __init__(self) -> None:
+        # By name as in named_in(), the modules that were met as it was stated.
+        self.modules: dict[str, frozenset[str]] = {}
+        # By qualified name, the libraries in C++ that have registered something for an op.
+        self.libraries: dict[str, tuple[str, ...]] = {}
+        # The tables of what torch's own ops are made of, as they were looked at, and the names of ops that others have
+        # changed.
+        self.tables: tuple[list[list[Any]], tuple[str, ...]] = [], ()
+        # Of torch's own ops, those for which Library.impl() had been given somebody else's before.
+        self.unseen: frozenset[str] | None = None
+
+
+_state: Part[_State] = Part(_State, inherit)
 
 
 def registered(name: str, key: str, function: Callable[..., Any]) -> None:
@@ -110,17 +118,17 @@ def find_changed(graph: Any, *, is_lowered: bool) -> set[str]:
 
 
 def _changed() -> tuple[str, ...]:
-    global _tables
+    state = _state.now
     known: list[Any] = [getattr(sys.modules.get(module), table, {}) for module, table in _TABLES]
     values = [list(table.values()) for table in known]
-    if values != _tables[0]:
+    if values != state.tables[0]:
         items = (item for table in known for item in list(table.items()))
         found = (op for op, made in items if not sources.is_upstream(_module_of(made)))
-        _tables = values, tuple(sorted(str(op) for op in found if getattr(op, "namespace", "") in OF_TORCH))
+        state.tables = values, tuple(sorted(str(op) for op in found if getattr(op, "namespace", "") in OF_TORCH))
     rules = getattr(sys.modules.get("torch._library.simple_registry"), "singleton", None)
     given = [*_registered, *_find_unseen()]
     given += [name for name, entry in (rules._data if rules else {}).items() if entry.torch_dispatch_rules._data]
-    return (*_tables[1], *(_dotted(name) for name in given if name.partition("::")[0] in OF_TORCH))
+    return (*state.tables[1], *(_dotted(name) for name in given if name.partition("::")[0] in OF_TORCH))
 
 
 def _dotted(name: str) -> str:
@@ -130,14 +138,15 @@ def _dotted(name: str) -> str:
 
 def _find_unseen() -> frozenset[str]:
     """Find torch's own ops for which Library.impl() was given somebody else's before this process had safecache."""
-    global _before, _unseen
+    global _before
+    state = _state.now
     if _before is None:
         _before = frozenset(_given())
-    if _unseen is None:
+    if state.unseen is None:
         given = (each.split("/", 2) for each in _before)
         names = {f"{space}::{op}" for space, op, key in given if space in OF_TORCH and key not in _OPAQUE}
-        _unseen = frozenset(filter(_is_anothers, names))
-    return _unseen
+        state.unseen = frozenset(filter(_is_anothers, names))
+    return state.unseen
 
 
 def _is_anothers(name: str) -> bool:
@@ -223,14 +232,14 @@ def _names(target: Any) -> Iterator[str]:
 
 def find_modules(names: Iterable[str]) -> set[str]:
     """Return the modules that were met as what has these names was stated last."""
-    return {module for name in names for module in _modules.get(name, ())}
+    return {module for name in names for module in _state.now.modules.get(name, ())}
 
 
 def stated(name: str) -> dict[str, str]:
     """What the op of this name is now, by the rows of table.PARTS; empty if this process has none of that name."""
     if name == _PATTERNS:
         patterns = functions.look_into([vars(each) for each in _patterns()])
-        _modules[name] = patterns.modules
+        _state.now.modules[name] = patterns.modules
         return {"pattern": patterns.digest or "none"}
     what, _, place = name.rpartition(" ")
     if what:
@@ -238,7 +247,7 @@ def stated(name: str) -> dict[str, str]:
         looked = (
             {} if found is None else {"callable" if what == _CALLABLE else "subclass": functions.look_into([found])}
         )
-        _modules[name] = frozenset().union(*(each.modules for each in looked.values()))
+        _state.now.modules[name] = frozenset().union(*(each.modules for each in looked.values()))
         return {part: each.digest for part, each in looked.items()}
     op = _op(name)
     if op is None:
@@ -249,7 +258,7 @@ def stated(name: str) -> dict[str, str]:
         "body": functions.look_into(_bodies(op)),
         "kernels": functions.look_into(_kernels(op, lambda key: not key.startswith("Autograd"))),
     }
-    _modules[name] = frozenset(_libraries_of(op)).union(*(each.modules for each in looked.values()))
+    _state.now.modules[name] = frozenset(_libraries_of(op)).union(*(each.modules for each in looked.values()))
     parts = {"schema": str(op._schema), "tags": " ".join(sorted(tag.name for tag in op.tags))}
     parts |= {part: each.digest for part, each in looked.items()}
     if _is_unseen(op):
@@ -261,11 +270,12 @@ def _libraries_of(op: Any) -> Iterable[str]:
     """Find the libraries in C++ that have registered something for it. Reads each of them, once."""
     if op.namespace in OF_TORCH or _definition(op) is not None:
         return ()
-    if op._name not in _libraries:
+    libraries = _state.now.libraries
+    if op._name not in libraries:
         dump = sys.modules["torch"]._C._dispatch_dump(op._name)
         places = {place for place in _PLACE.findall(dump) if not place.endswith(".py") and "pytorch/" not in place}
-        _libraries[op._name] = tuple(sources.find_registrars(places)) if places else ()
-    return _libraries[op._name]
+        libraries[op._name] = tuple(sources.find_registrars(places)) if places else ()
+    return libraries[op._name]
 
 
 def _is_unseen(op: Any) -> bool:
@@ -367,11 +377,3 @@ def _kernels(op: Any, wanted: Callable[[str], bool]) -> Iterable[Any]:
     """What Library.impl() was given for it; of a custom_op() that is torch's own, which calls what the others have."""
     kernels = _registered.get(op._name, {}) if _definition(op) is None else {}
     return [kernels[key] for key in sorted(kernels) if wanted(key)]
-
-
-def reset() -> None:
-    """Look at torch's tables again."""
-    global _tables, _unseen
-    _tables, _unseen = ([], ()), None
-    _modules.clear()
-    _libraries.clear()

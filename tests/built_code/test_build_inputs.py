@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from safecache import session
 from safecache.code import gate, private_build
 from safecache.errors import EntryRefusedError
 from safecache.places.layout import CodeFile
@@ -13,7 +14,7 @@ INCLUDE = b"#include <torch/csrc/inductor/cpp_prefix.h>\n"
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    gate.reset()
+    session.reset()
     for folder in ("cache/ab", "headers/own"):
         (tmp_path / folder).mkdir(parents=True)
     return tmp_path

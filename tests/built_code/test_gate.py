@@ -9,6 +9,7 @@ import shutil
 
 import pytest
 
+from safecache import session
 from safecache.code import gate
 from safecache.errors import EntryRefusedError
 from safecache.places.layout import CodeFile
@@ -39,7 +40,7 @@ def library(root):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    gate.reset()
+    session.reset()
 
 
 def admit(path, root):

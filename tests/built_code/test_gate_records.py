@@ -7,6 +7,7 @@ import os
 
 import pytest
 
+from safecache import session
 from safecache.code import gate
 from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, ownership
@@ -32,7 +33,7 @@ def source(tmp_path, monkeypatch):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    gate.reset()
+    session.reset()
     keyring.reset()
 
 

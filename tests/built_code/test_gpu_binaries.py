@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from safecache import session
 from safecache.code import gate, generated
 from safecache.errors import EntryRefusedError
 from safecache.files import ownership
@@ -18,7 +19,7 @@ CUBIN = b"\x7fELF cubin"
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    gate.reset()
+    session.reset()
 
 
 @pytest.fixture

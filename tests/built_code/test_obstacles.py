@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from safecache import session
 from safecache.code import gate
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
@@ -33,7 +34,7 @@ def library(root, monkeypatch):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    gate.reset()
+    session.reset()
     events.reset()
 
 

@@ -9,6 +9,7 @@ import zipfile
 
 import pytest
 
+from safecache import session
 from safecache.code import gate, packages
 from safecache.errors import EntryRefusedError, KeyringError
 from safecache.places.layout import CodeFile
@@ -23,7 +24,7 @@ CODE = b"\x7fELF library"
 
 @pytest.fixture(autouse=True)
 def forgotten(monkeypatch):
-    gate.reset()
+    session.reset()
 
 
 @pytest.fixture
@@ -198,7 +199,7 @@ def test_code_that_was_exchanged_before_it_was_packed_is_not_sealed(tmp_path, so
 
 
 def test_code_that_was_built_by_another_process_needs_its_record(tmp_path, sources, monkeypatch):
-    gate.reset()
+    session.reset()
     make(tmp_path / "model.pt2", sources)
     with packages.admitted(tmp_path / "model.pt2"):
         pass

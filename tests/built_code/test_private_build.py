@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.caches import at_each_rename
 
+from safecache import session
 from safecache.code import gate, library_builds, private_build, sources
 from safecache.errors import EntryRefusedError
 from safecache.files import private_directory
@@ -25,10 +26,8 @@ TEXT = b"int kernel() { return 1; }"
 
 
 @pytest.fixture
-def root(tmp_path, monkeypatch):
-    gate.reset()
-    monkeypatch.setattr(sources, "_texts", {})
-    monkeypatch.setattr(private_build, "_headers", {})
+def root(tmp_path):
+    session.reset()
     directory_faults.reset()
     directory = tmp_path / "cache"
     directory.mkdir()
@@ -151,7 +150,7 @@ def test_precompiled_form_that_is_not_in_order_is_left_out(root, source, header,
     elif how == "gone":
         compiled.unlink()
     else:
-        del gate._known[str(compiled)]
+        del gate._state.now.known[str(compiled)]
     copy = command(root, place, source, "-include", header)[3]
     assert os.listdir(os.path.dirname(copy)) == ["prefix.h"]
 
@@ -182,7 +181,7 @@ def test_output_is_published_with_its_record_first_and_the_mode_it_was_given(roo
     assert private_build.publish(place, str(target), str(root))
     assert seen == [False, False], "the record and the file"
     assert target.read_bytes() == b"library" and stat.S_IMODE(target.stat().st_mode) == 0o755
-    gate.reset()
+    session.reset()
     gate.admit_build(CodeFile(str(target), str(root)))
     assert target.exists()
 

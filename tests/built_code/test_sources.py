@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from safecache import session
 from safecache.code import gate, sources
 from safecache.errors import EntryRefusedError
 from safecache.reporting import events
@@ -14,7 +15,7 @@ SOURCE = b"print('generated')\n"
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    gate.reset()
+    session.reset()
     return tmp_path
 
 

@@ -58,11 +58,12 @@ class _Known(dict):
 def _watch_gate() -> None:
     """As soon as safecache's modules are there, and so before they have let anything through."""
     attesting = sys.modules.get("safecache.code.gate")
-    if not hasattr(attesting, "refused") or isinstance(attesting._known, _Known):
+    if not hasattr(attesting, "refused") or isinstance(attesting._state.now.known, _Known):
         return
-    known, attesting._known = attesting._known, _Known()
+    state = attesting._state.now
+    known, state.known = state.known, _Known()
     for path, digests in known.items():
-        attesting._known[path] = digests
+        state.known[path] = digests
     seal = sys.modules["safecache.signing.seal"]
     verify, inspect = seal.verify, seal.inspect
 

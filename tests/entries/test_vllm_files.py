@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from safecache.code import gate, vllm_files
+from safecache import session
+from safecache.code import vllm_files
 from safecache.errors import CacheWriteError, EntryRefusedError
 from safecache.hooks import vllm
 from safecache.signing import keyring
@@ -34,7 +35,7 @@ def write(path, text):
 
 def read(path):
     """As CompilerManager.initialize_cache() does, in another process."""
-    gate.reset()
+    session.reset()
     with opened(path) as file:
         return ast.literal_eval(file.read())
 

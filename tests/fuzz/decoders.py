@@ -121,7 +121,7 @@ def check_record(content: bytes) -> None:
 def _judge(content: bytes) -> report.Refusal | None:
     """As a process that has seen nothing before, and finds LIBRARY with ``content`` as its record."""
     with (
-        mock.patch.multiple(gate, _known={}, _judged={}),
+        mock.patch.object(gate._state, "now", gate._State()),
         mock.patch.object(gate.filesystem, "identity", lambda _: list(_STAMP)),
         mock.patch.object(gate.entry_files, "read_entry", lambda *_: content),
         mock.patch.object(gate.filesystem, "lstat", lambda _: _STATUS),

@@ -14,6 +14,7 @@ from helpers.sealed import flipped
 
 from fuzz import sealings
 from fuzz.sealings import Sealing
+from safecache import session
 from safecache.code import gate
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
@@ -73,15 +74,14 @@ def library(tmp_path, monkeypatch):
     path = tmp_path / "cache" / "ab" / "abc.so"
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\x7fELF" + random.Random("library").randbytes(2_000))
-    gate.reset()
+    session.reset()
     gate.keep(CodeFile(str(path), str(tmp_path / "cache")))
     return path
 
 
 def judge(library):
     """What a process says of it that has seen nothing before."""
-    gate._known.clear()
-    gate._judged.clear()
+    session.reset()
     return gate.judge(CodeFile(str(library), str(library.parents[1])))
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from safecache.code import gate, triton_place
+from safecache import session
 from safecache.tiers import fallback, levels
 
 
 def forget_kernels() -> None:
     """What this process knows of Triton's files."""
-    gate.reset()
-    triton_place.reset()
+    session.reset()
 
 
 def forget_levels() -> None:

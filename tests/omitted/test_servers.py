@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from safecache import session
 from safecache.code import vllm_files
 from safecache.errors import RefusedArtifactError
 from safecache.hooks import vllm
@@ -74,7 +75,7 @@ def server(isolated, monkeypatch):
     monkeypatch.setenv("VLLM_DECLARED", "1")
     monkeypatch.setenv("VLLM_PLUGIN_SWITCH", "1")
     yield
-    fingerprints.reset()
+    session.reset()
     surroundings.served(model())
 
 

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from safecache import session
 from safecache.omitted import functions, sources
 
 FILES = {
@@ -32,7 +33,7 @@ def package(tmp_path, monkeypatch):
     yield tmp_path / "of_sources"
     for name in [each for each in sys.modules if each.partition(".")[0] == "of_sources"]:
         del sys.modules[name]
-    sources.reset()
+    session.reset()
 
 
 def test_files_are_those_of_all_that_is_imported_anywhere(package):
@@ -83,12 +84,12 @@ def server(tmp_path, monkeypatch):
     def install(version, *lines):
         (information / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}\n")
         (information / "RECORD").write_text("\n".join(lines))
-        sources.reset()
+        session.reset()
 
     yield install
     for name in [each for each in sys.modules if each.partition(".")[0] == "vllm"]:
         del sys.modules[name]
-    sources.reset()
+    session.reset()
 
 
 LINES = ("vllm/__init__.py,sha256=a,0", "vllm/ops.py,sha256=b,0")

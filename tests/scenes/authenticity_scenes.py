@@ -22,6 +22,7 @@ from faults.doors import MAGIC
 from fuzz import grammar
 from helpers import key_cases
 
+from safecache import session
 from safecache.code import extension_builds, gate, packages
 from safecache.errors import EntryRefusedError
 from safecache.omitted import functions
@@ -592,7 +593,7 @@ ATTACKS = {
 
 def _cell(sink: Sink, attack, strict: bool, key: Key | None = None, flow=lambda sink: None) -> dict:
     """What came of one attack, in a process that remembers nothing of the one before."""
-    gate.reset()
+    session.reset()
     events.reset()
     sink.marker.unlink(missing_ok=True)
     sink.clear()

@@ -14,7 +14,8 @@ import sys
 import pytest
 from helpers.key_cases import PRIVATE, PUBLIC, put
 
-from safecache.code import gate, packages
+from safecache import session
+from safecache.code import packages
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.signing import key_files, keyring, seal
@@ -122,7 +123,7 @@ def each_exchange(swapper, evil, monkeypatch):
         def at(moment, back):
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(root, copy)
-            gate.reset()
+            session.reset()
             swapper.begin(copy / path, evil, moment, back)
             run(copy)
             swapper.works = False

@@ -8,6 +8,7 @@ import pytest
 from helpers import key_cases
 from helpers.key_cases import PRIVATE, PUBLIC, put
 
+from safecache import session
 from safecache.code import gate
 from safecache.places import layout
 from safecache.places.layout import CodeFile
@@ -34,7 +35,7 @@ def forgetful(monkeypatch):
     """As each time in another process."""
 
     def forget():
-        gate.reset()
+        session.reset()
         keyring.reset()
 
     forget()
