@@ -23,7 +23,6 @@ else:
 __all__ = ["ForkLock", "Part", "inherit", "reset"]
 
 _parts: list[Part[Any]] = []
-_locks: list[ForkLock] = []
 
 
 def inherit(state: State) -> State:
@@ -42,6 +41,8 @@ class Part(Generic[State]):
         self.now = make()
         self._make, self._in_child = make, in_child
         _parts.append(self)
+        # A hook for each: what fails in one hinders no other.
+        os.register_at_fork(after_in_child=self._fork)
 
     def reset(self) -> None:
         """Make it anew; a state that has a method end() is ended before."""
@@ -68,7 +69,7 @@ class ForkLock:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        _locks.append(self)
+        os.register_at_fork(after_in_child=self._renew)
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -84,12 +85,3 @@ class ForkLock:
         else:
             self._lock.acquire()
 
-
-def _begin_child() -> None:
-    for lock in _locks:
-        lock._renew()
-    for part in _parts:
-        part._fork()
-
-
-os.register_at_fork(after_in_child=_begin_child)

@@ -13,9 +13,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from safecache.files import folders
+from safecache.session import Part, inherit
 from safecache.settings import config
 
-__all__ = ["GRACE", "INTERVAL", "reset", "suspended", "use"]
+__all__ = ["GRACE", "INTERVAL", "suspended", "use"]
 
 # Seconds. A younger stamp is left as it is.
 INTERVAL = 1800.0
@@ -24,7 +25,7 @@ GRACE = 3600.0
 
 _suspended = False
 # Devices and owners of files that cannot be stamped: on read-only mounts, or of others. Tried once, not per file.
-_refusing: set[tuple[int, int]] = set()
+_refusing: Part[set[tuple[int, int]]] = Part(set, inherit)
 
 
 def use(path: str, status: os.stat_result) -> None:
@@ -37,14 +38,14 @@ def use(path: str, status: os.stat_result) -> None:
     owner = (status.st_dev, status.st_uid)
     # Clang compares headers' mtimes with those in a precompiled header. Layers below a cache are never written.
     lower = any(path.startswith(os.path.join(layer, "")) for layer in config.current().layers)
-    if lower or path.endswith(".h") or owner in _refusing:
+    if lower or path.endswith(".h") or owner in _refusing.now:
         return
     try:
         folders.touch(path)
     except (FileNotFoundError, NotADirectoryError):
         return  # whoever reads it next finds that out too
     except OSError:
-        _refusing.add(owner)
+        _refusing.now.add(owner)
 
 
 @contextmanager
@@ -56,8 +57,3 @@ def suspended() -> Iterator[None]:
         yield
     finally:
         _suspended = outer
-
-
-def reset() -> None:
-    """Try to stamp everywhere again."""
-    _refusing.clear()

@@ -13,9 +13,10 @@ from collections.abc import Iterable, Iterator
 
 from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
+from safecache.session import Part, inherit
 from safecache.settings import config
 
-__all__ = ["Temporary", "beside", "is_temporary", "is_wanted", "lock", "reap", "reap_once", "reset"]
+__all__ = ["Temporary", "beside", "is_temporary", "is_wanted", "lock", "reap", "reap_once"]
 
 
 def is_wanted(folder: Folder) -> bool:
@@ -34,7 +35,7 @@ _TORCHS = re.compile(r"\.\d+\.\d+\.tmp")
 # Seconds. Clocks differ; and without a lock, only a file's age shows that its writer must be dead.
 _PATIENCE, _PATIENCE_WITHOUT_LOCK = 3600.0, 86400.0
 
-_reaped: set[str] = set()
+_reaped: Part[set[str]] = Part(set, inherit)
 
 
 class Temporary:
@@ -93,8 +94,8 @@ def is_temporary(name: str) -> bool:
 
 def reap_once(folder: folders.Folder, directory: str) -> None:
     """Call reap() on ``folder``, which is at ``directory``, once per process. Never raises OSError."""
-    if directory not in _reaped:
-        _reaped.add(directory)
+    if directory not in _reaped.now:
+        _reaped.now.add(directory)
         with contextlib.suppress(OSError):
             reap(folder)
 
@@ -127,8 +128,3 @@ def _remove_if_dead(folder: folders.Folder, name: str, *, locked: bool) -> int:
     finally:
         filesystem.close(descriptor)
     return status.st_size
-
-
-def reset() -> None:
-    """Have reap_once() look for leftovers again."""
-    _reaped.clear()

@@ -14,8 +14,9 @@ from datetime import timedelta
 from typing import Any
 
 from safecache.reporting import events
+from safecache.session import Part, inherit
 
-__all__ = ["reset", "unanimous"]
+__all__ = ["unanimous"]
 
 # Seconds for which the other ranks are waited for: longer than lookups differ, as all of them have just begun.
 MOST = 60.0
@@ -26,8 +27,14 @@ _TOO_LATE = (
     "directory, or an empty one"
 )
 
-_numbers = itertools.count(1)
-_has_given_up = False
+
+class _State:
+    def __init__(self) -> None:
+        self.numbers = itertools.count(1)
+        self.has_given_up = False
+
+
+_state: Part[_State] = Part(_State, inherit)
 
 
 def unanimous(hit: bool) -> bool:
@@ -35,24 +42,18 @@ def unanimous(hit: bool) -> bool:
 
     After a rank that did not come in time, which is reported once, it is what this one says.
     """
-    global _has_given_up
-    if _has_given_up:
+    state = _state.now
+    if state.has_given_up:
         return hit
     distributed: Any = sys.modules["torch.distributed"]
     try:
         store = distributed.distributed_c10d._get_default_store()
-        rank, size, number = distributed.get_rank(), distributed.get_world_size(), next(_numbers)
+        rank, size, number = distributed.get_rank(), distributed.get_world_size(), next(state.numbers)
         names = [f"{_PREFIX}/{number}/{each}" for each in range(size)]
         store.set(names[rank], b"hit" if hit else b"miss")
         store.wait(names, timedelta(seconds=MOST))
         return all(store.get(name) == b"hit" for name in names)
     except Exception as error:  # of whatever store it is
-        _has_given_up = True
+        state.has_given_up = True
         events.say(logging.WARNING, _TOO_LATE.format(MOST, type(error).__name__))
         return hit
-
-
-def reset() -> None:
-    """Ask again."""
-    global _has_given_up, _numbers
-    _has_given_up, _numbers = False, itertools.count(1)

@@ -6,7 +6,6 @@ the time. What is forged, of another lease, older than FRESH seconds, or not fol
 
 from __future__ import annotations
 
-import os
 import secrets
 import threading
 import time
@@ -14,24 +13,31 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from safecache.reporting import waits
+from safecache.session import Part
 from safecache.signing import side_records
 
-__all__ = ["LAPSE", "Beats", "Listener", "Renewals", "reset"]
+__all__ = ["LAPSE", "Beats", "Listener", "Renewals"]
 
 # Seconds without a beat after which a holder that was heard before gets nowhere; and by which two clocks may differ.
 LAPSE, FRESH = 8.0, 60.0
 
-# Of this process: one for all of its leases, so that its death is found out once.
-_process = secrets.token_hex(16)
-# Processes that were not heard in time.
-_silent: set[str] = set()
+
+class _State:
+    def __init__(self) -> None:
+        # Of this process: one for all of its leases, so that its death is found out once.
+        self.process = secrets.token_hex(16)
+        # Processes that were not heard in time.
+        self.silent: set[str] = set()
+
+
+_state: Part[_State] = Part(_State)
 
 
 class Beats:
     """Makes the beats of this process for one lease, held since ``began``, in seconds since the epoch."""
 
     def __init__(self, subject: str, began: float) -> None:
-        self._subject, self._began, self._process, self._count = subject, began, _process, 0
+        self._subject, self._began, self._process, self._count = subject, began, _state.now.process, 0
 
     def make_next(self) -> bytes | None:
         """Seal the next one; None for a process without a signing key, which can prove nothing."""
@@ -66,14 +72,14 @@ class Listener:
             self.began = float(stated["began"])
         except (KeyError, TypeError, ValueError, OverflowError):
             return False
-        if process in _silent or not abs(time.time() - at) <= FRESH:
+        if process in _state.now.silent or not abs(time.time() - at) <= FRESH:
             return False
         before = self._heard.get(process)
         if before is None or count > before.highest:
             self._heard[process] = _Heard(count, now, before is not None)
         heard = self._heard[process]
         if now - heard.moment >= (LAPSE if heard.has_risen else waits.UNPROVEN):
-            _silent.add(process)
+            _state.now.silent.add(process)
             return False
         self.is_proven = heard.has_risen
         return True
@@ -118,17 +124,3 @@ class Renewals:
                 each = list(held.values())
             for renew in each:
                 renew()
-
-
-def reset() -> None:
-    """Listen to everybody again."""
-    _silent.clear()
-
-
-def _after_fork() -> None:
-    global _process
-    _process = secrets.token_hex(16)
-    _silent.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -6,7 +6,6 @@ All go through them in the same order, and would wait at each of them for whoeve
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from safecache.flights import scopes
+from safecache.session import Part
 from safecache.settings import config as settings
 
 __all__ = ["compiled", "in_own_order", "of"]
@@ -81,7 +81,7 @@ def compiled(tuner: object, config: Any, compile: Callable[[Any], Any]) -> Any:
 
 
 # Of this process alone: process ids are the same in many containers.
-_own = secrets.token_bytes(16)
+_own: Part[bytes] = Part(lambda: secrets.token_bytes(16))
 
 
 def in_own_order(choices: Sequence[_T], name: Callable[[_T], str]) -> list[_T]:
@@ -91,12 +91,4 @@ def in_own_order(choices: Sequence[_T], name: Callable[[_T], str]) -> list[_T]:
     """
     if not settings.current().single_flight:
         return list(choices)
-    return sorted(choices, key=lambda choice: hashlib.sha256(_own + name(choice).encode()).digest())
-
-
-def _after_fork() -> None:
-    global _own
-    _own = secrets.token_bytes(16)
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    return sorted(choices, key=lambda choice: hashlib.sha256(_own.now + name(choice).encode()).digest())

@@ -10,9 +10,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["are_postponed", "found", "has_found", "postpone", "reset", "start"]
+from safecache.session import Part, inherit
 
-_postponed: list[Callable[[], None]] = []
+__all__ = ["are_postponed", "found", "has_found", "postpone", "start"]
+
+# What starts them, in a list while that is postponed.
+_postponed: Part[list[Callable[[], None]]] = Part(list, inherit)
 
 
 class _Thread(threading.local):
@@ -24,18 +27,19 @@ _thread = _Thread()
 
 def postpone(begin: Callable[[], None]) -> None:
     """Call ``begin``, which starts the workers, once they are needed."""
-    _postponed[:] = [begin]
+    _postponed.now[:] = [begin]
 
 
 def are_postponed() -> bool:
     """Whether they are to be started later."""
-    return bool(_postponed)
+    return bool(_postponed.now)
 
 
 def start() -> None:
     """They are needed now. Does nothing unless they were postponed."""
-    while _postponed:
-        _postponed.pop()()
+    postponed = _postponed.now
+    while postponed:
+        postponed.pop()()
 
 
 @contextmanager
@@ -51,8 +55,3 @@ def found() -> Iterator[None]:
 def has_found() -> bool:
     """Whether this thread is in such a block."""
     return _thread.has_found
-
-
-def reset() -> None:
-    """Forget what was postponed: torch starts them itself once it needs them."""
-    _postponed.clear()

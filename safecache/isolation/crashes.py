@@ -21,6 +21,7 @@ from safecache.places import layout, ours
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
+from safecache.session import Part, inherit
 from safecache.settings import config, timestamps
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.store import entry_files
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     # It imports Triton, and the commands that list crashes have to work without.
     from safecache.isolation.attempts import Request
 
-__all__ = ["Note", "confirmed", "diagnosed", "find", "forget", "hashes", "listed", "remember", "reset", "skipped"]
+__all__ = ["Note", "confirmed", "diagnosed", "find", "forget", "hashes", "listed", "remember", "skipped"]
 
 _HASH = re.compile(r"[0-9a-f]{64}")
 _DAY = 86400.0
@@ -38,7 +39,7 @@ _LASTS, _LIMIT_LASTS = 30 * _DAY, _DAY
 _REMEDY = "The kernel is compiled again."
 
 # This process's notes by root and hash: with a cache that cannot be written, it would wait for each timeout again.
-_known: dict[tuple[str, str], Note] = {}
+_known: Part[dict[tuple[str, str], Note]] = Part(dict, inherit)
 
 
 class Note(NamedTuple):
@@ -64,7 +65,7 @@ def remember(root: str, hash: str, note: Note) -> None:
     """
     if note.crash.is_by_others:
         return
-    _known[root, hash] = note
+    _known.now[root, hash] = note
     key = keyring.current().signing
     if key is None:
         return
@@ -80,16 +81,16 @@ def remember(root: str, hash: str, note: Note) -> None:
 
 def find(root: str, hash: str, *, timeout: float, memory: int) -> Note | None:
     """The note of this hash that holds for these limits (seconds, bytes), or None. A refused note is reported."""
-    note = _known.get((root, hash)) or _read(root, hash)
+    note = _known.now.get((root, hash)) or _read(root, hash)
     if note is None or not note.holds(timeout, memory, time.time()):
         return None
-    _known[root, hash] = note
+    _known.now[root, hash] = note
     return note
 
 
 def forget(root: str, hash: str) -> bool:
     """Remove the note of this hash, so that it is compiled again; return whether there was one. Raises OSError."""
-    known = _known.pop((root, hash), None) is not None
+    known = _known.now.pop((root, hash), None) is not None
     try:
         with folders.above(root, _path(root, hash)) as (folder, name):
             folder.unlink(name)
@@ -149,11 +150,6 @@ def _refusal(verdict: seal.Verdict) -> Refusal | None:
         return trust.foreign(verdict, Kind.KNOWN_BAD)
     by_nobody = "it is not sealed by a key that this process trusts"
     return Refusal(verdict.reason, by_nobody if verdict.reason in trust.UNATTESTED else trust.evidence(verdict))
-
-
-def reset() -> None:
-    """Forget the notes that this process knows."""
-    _known.clear()
 
 
 def diagnosed(outcome: Outcome, directory: str) -> Crash | None:

@@ -23,7 +23,7 @@ from safecache.history import lookups
 from safecache.ports import Counted
 from safecache.reporting import events
 from safecache.reporting.kinds import LOOKED_UP, Count, Reason
-from safecache.session import ForkLock
+from safecache.session import ForkLock, Part
 from safecache.settings import config
 
 __all__ = ["Durations", "MetricsFile", "register", "show", "start"]
@@ -143,11 +143,30 @@ _lock = ForkLock()
 _is_started = _is_on = False
 # The pid of the process that made the directory of the run; 0 if the directory is inherited.
 _maker = 0
-_file: MetricsFile | None = None
-_durations = Durations()
-# What the parent had counted at the fork, which is in the parent's own file.
-_before: dict[str, int] = {}
 _registries: list[Any] = []
+
+
+class _State:
+    def __init__(self) -> None:
+        self.file: MetricsFile | None = None
+        self.durations = Durations()
+        # What the parent had counted at the fork, which is in the parent's own file.
+        self.before: dict[str, int] = {}
+
+    def end(self) -> None:
+        if self.file is not None:
+            self.file.close()
+        self.file = None
+
+    def in_child(self) -> _State:
+        self.end()
+        state = _State()
+        state.before = events.counters()
+        return state
+
+
+# A forked child writes its own file.
+_state: Part[_State] = Part(_State, _State.in_child)
 
 
 def start() -> None:
@@ -224,19 +243,19 @@ def _observe(counted: Counted) -> None:
 
 def _write(name: str = "", seconds: float | None = None) -> None:
     """Write the count of ``name``, and a duration in ``seconds`` if there is one; the first time, all counts."""
-    global _file
     with _lock:
+        state = _state.now
         if seconds is not None:
-            _durations.add(seconds)
-        if _file is None and _is_too_early():
+            state.durations.add(seconds)
+        if state.file is None and _is_too_early():
             return
-        counted, is_first = lookups.stats(), _file is None or not name
+        counted, is_first = lookups.stats(), state.file is None or not name
         try:
-            _file = _file or MetricsFile(config.multiprocess_directory() or config.metrics_directory())
+            state.file = state.file or MetricsFile(config.multiprocess_directory() or config.metrics_directory())
             for each in counted if is_first else [name]:
-                _file.write_count(each, counted[each] - _before.get(each, 0))
-            if seconds is not None or (is_first and _durations.total):
-                _file.write_durations(_durations)
+                state.file.write_count(each, counted[each] - state.before.get(each, 0))
+            if seconds is not None or (is_first and state.durations.total):
+                state.file.write_durations(state.durations)
         except Exception as error:
             # A full disk or an unknown version of prometheus_client must not fail a compile.
             _give_up(error)
@@ -249,26 +268,11 @@ def _is_too_early() -> bool:
 
 
 def _end() -> None:
-    global _file
     ports.stop_observing(Counted, _observe)
     with _lock:
-        if _file is not None:
-            _file.close()
-        _file = None
+        _state.now.end()
 
 
 def _remove(directory: str, maker: int) -> None:
     if os.getpid() == maker:
         shutil.rmtree(directory, ignore_errors=True)
-
-
-def _renew() -> None:
-    # A forked child writes its own file.
-    global _file, _durations, _before
-    if _file is not None:
-        _file.close()
-    _file, _durations = None, Durations()
-    _before = events.counters()
-
-
-os.register_at_fork(after_in_child=_renew)

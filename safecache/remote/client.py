@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -21,9 +20,10 @@ from safecache.remote import extras, stores
 from safecache.remote.stores import Oversized, Store, Stored, Terms
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Reason
+from safecache.session import Part
 from safecache.settings import config, settings
 
-__all__ = ["Breaker", "Client", "Unavailable", "count", "current", "for_sending", "of_others", "reset", "told"]
+__all__ = ["Breaker", "Client", "Unavailable", "count", "current", "for_sending", "of_others", "told"]
 
 _Result = TypeVar("_Result")
 
@@ -235,8 +235,22 @@ class Client:
         self._store, self._lock = None, threading.Lock()
 
 
-_breakers: dict[str, Breaker] = {}
-_clients: dict[tuple[object, ...], Client] = {}
+class _State:
+    def __init__(self) -> None:
+        self.breakers: dict[str, Breaker] = {}
+        self.clients: dict[tuple[object, ...], Client] = {}
+
+    def end(self) -> None:
+        for client in self.clients.values():
+            client.close()
+
+    def in_child(self) -> _State:
+        for client in self.clients.values():
+            client.in_child()
+        return self
+
+
+_state: Part[_State] = Part(_State, _State.in_child)
 
 
 def current() -> Client | None:
@@ -271,14 +285,15 @@ def _terms(leisure: float) -> Terms:
 def _kept(
     url: str, terms: Terms, who: object, *, in_background: bool = False, connect: Callable[[Terms], Store] | None = None
 ) -> Client:
-    found = _clients.get((url, terms, who, in_background))
+    state = _state.now
+    found = state.clients.get((url, terms, who, in_background))
     if found is None:
-        breaker = _breakers.setdefault(url, Breaker())
+        breaker = state.breakers.setdefault(url, Breaker())
         if connect is None and extras.report(url):
             breaker.open_for_good()
         # Two threads that come at once keep the same.
         made = Client(url, terms, breaker, in_background=in_background, connect=connect)
-        found = _clients.setdefault((url, terms, who, in_background), made)
+        found = state.clients.setdefault((url, terms, who, in_background), made)
     return found
 
 
@@ -288,19 +303,3 @@ def count(what: Count, number: int = 1) -> None:
         events.count(what, number)
         if config.run_id():
             journal.count(what.value, config.cache_directory() or "", number)
-
-
-def reset() -> None:
-    """Forget the clients, and so what has failed."""
-    for each in _clients.values():
-        each.close()
-    _clients.clear()
-    _breakers.clear()
-
-
-def _in_child() -> None:
-    for client in _clients.values():
-        client.in_child()
-
-
-os.register_at_fork(after_in_child=_in_child)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import os
 import queue
 import sys
 import threading
@@ -19,10 +18,11 @@ from safecache.remote.parcels import Parcel
 from safecache.remote.stores import Oversized
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
+from safecache.session import Part
 from safecache.settings import config, units
 from safecache.store import bundles
 
-__all__ = ["Sent", "afterwards", "flush", "offer", "reset", "send"]
+__all__ = ["Sent", "afterwards", "flush", "offer", "send"]
 
 _MOST_WAITING = 4096
 # Of one key, while others add to it too.
@@ -91,17 +91,17 @@ class _Sender:
             return self.waiting + self.unsent
 
 
-_sender = _Sender()
+_sender: Part[_Sender] = Part(_Sender)
 
 
 def offer(ref: Ref, needs: tuple[tuple[Kind, str], ...] = (), *, again: bool = False) -> None:
     """Have the bundle sent, unless the remote has it; ``again``: in place of what it has."""
-    _sender.offer(_Job(ref, needs, again))
+    _sender.now.offer(_Job(ref, needs, again))
 
 
 def afterwards(action: _Action) -> bool:
     """Have this done, with the remote, once all is sent that was offered before; False where that cannot be queued."""
-    return _sender.offer(action)
+    return _sender.now.offer(action)
 
 
 def _attempt(job: _Job | _Action) -> Sent:
@@ -172,7 +172,7 @@ def _joined(ref: Ref, needs: tuple[tuple[Kind, str], ...], name: str, known: byt
 
 def flush(seconds: float | None = None) -> int:
     """Wait until what was offered is sent, at most so long, else SAFECACHE_REMOTE_FLUSH; how much still could be."""
-    return _sender.flush(config.current().remote_flush if seconds is None else seconds)
+    return _sender.now.flush(config.current().remote_flush if seconds is None else seconds)
 
 
 def _at_exit() -> None:
@@ -198,12 +198,3 @@ def _flush_at_exit() -> None:
         Finalize(None, _at_exit, exitpriority=10)
     else:
         atexit.register(_at_exit)
-
-
-def reset() -> None:
-    """Forget what waits to be sent: in a child, that is its parent's."""
-    global _sender
-    _sender = _Sender()
-
-
-os.register_at_fork(after_in_child=reset)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, NoReturn, TypeVar
 from safecache.errors import SafecacheError, printable
 from safecache.reporting import policy
 from safecache.reporting.kinds import Count, Reason
-from safecache.session import ForkLock
+from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "refusals",
     "report",
     "report_failure",
-    "reset",
     "say",
     "stop_observing",
     "tell",
@@ -85,9 +84,16 @@ def artifact(name: str, payload: dict[str, object]) -> None:
 _log = logging.getLogger("safecache")
 
 _lock = ForkLock()
-_counters: Counter[str] = Counter()
-_warned: set[tuple[object, str]] = set()
 _observers: dict[type, list[Callable[[Any], None]]] = {}
+
+
+class _State:
+    def __init__(self) -> None:
+        self.counters: Counter[str] = Counter()
+        self.warned: set[tuple[object, str]] = set()
+
+
+_state: Part[_State] = Part(_State, inherit)
 
 
 class _Reading(threading.local):
@@ -197,14 +203,14 @@ def tell(event: object) -> None:
 def count(what: Count | Reason, number: int = 1, *, root: str = "", seconds: float | None = None) -> None:
     """Add to a counter. ``root``, ``seconds``: see Counted."""
     with _lock:
-        _counters[what.value] += number
+        _state.now.counters[what.value] += number
     tell(Counted(what.value, number, root, seconds))
 
 
 def counters() -> dict[str, int]:
     """How often each thing happened in this process, by the values of Count and Reason; absent means never."""
     with _lock:
-        return dict(_counters)
+        return dict(_state.now.counters)
 
 
 def report(
@@ -253,8 +259,9 @@ def report_failure(feature: str, effect: str, error: Exception) -> None:
 def claim_warning(what: tuple[object, str]) -> bool:
     """Claim the one warning of ``what``; False if this process has given it since reset()."""
     with _lock:
-        is_new = what not in _warned
-        _warned.add(what)
+        warned = _state.now.warned
+        is_new = what not in warned
+        warned.add(what)
     return is_new
 
 
@@ -262,10 +269,3 @@ def say(level: int, text: str) -> None:
     """Log a line, with what tells this process from the others of a server; one line, whatever is in ``text``."""
     if _log.isEnabledFor(level):
         _log.log(level, "%s %s", printable(text), label())
-
-
-def reset() -> None:
-    """Forget the counters and which warnings were given."""
-    with _lock:
-        _counters.clear()
-        _warned.clear()

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 from collections.abc import Callable, Hashable
 
 from safecache.reporting import events
-from safecache.session import ForkLock
+from safecache.session import ForkLock, Part
 
-__all__ = ["NOTICE", "UNPROVEN", "charge", "refund", "remaining", "reset", "set_group"]
+__all__ = ["NOTICE", "UNPROVEN", "charge", "refund", "remaining", "set_group"]
 
 # Seconds for which a holder is waited for that does not prove that it works for this user.
 UNPROVEN = 2.0
@@ -33,10 +32,20 @@ _SPENT_IN_GROUP = (
 )
 
 _lock = ForkLock()
-_in_vain = 0.0
-# Of this process group: after which collective, and the seconds that were waited since.
-_in_group: tuple[Hashable, float] = (None, 0.0)
 _find_group: Callable[[], tuple[float, Hashable] | None] | None = None
+
+
+class _State:
+    def __init__(self) -> None:
+        self.in_vain = 0.0
+        # Of this process group: after which collective, and the seconds that were waited since.
+        self.in_group: tuple[Hashable, float] = (None, 0.0)
+
+    def waited_since(self, mark: Hashable) -> float:
+        return self.in_group[1] if self.in_group[0] == mark else 0.0
+
+
+_state: Part[_State] = Part(_State)
 
 
 def set_group(find: Callable[[], tuple[float, Hashable] | None]) -> None:
@@ -53,7 +62,7 @@ def remaining(limit: float) -> float:
 
     The first 0 is reported.
     """
-    in_vain, (left, in_group) = _in_vain, _group_remaining()
+    in_vain, (left, in_group) = _state.now.in_vain, _group_remaining()
     if limit > 0 and in_vain >= limit:
         _tell_once(_SPENT, in_vain)
     elif left <= 0:
@@ -63,22 +72,20 @@ def remaining(limit: float) -> float:
 
 def charge(seconds: float, *, in_vain: bool) -> None:
     """Take the seconds of a wait from the budget. Only those ``in_vain`` count beyond the next collective."""
-    global _in_vain, _in_group
     group = _find_group() if _find_group is not None else None
     with _lock:
+        state = _state.now
         if group is not None:
-            _, mark = group
-            before = _in_group[1] if _in_group[0] == mark else 0.0
-            _in_group = mark, before + seconds
+            state.in_group = group[1], state.waited_since(group[1]) + seconds
         if in_vain:
-            _in_vain += seconds
+            state.in_vain += seconds
 
 
 def refund(seconds: float) -> None:
     """Take back that so many seconds were in vain: what they were waited for has come after all."""
-    global _in_vain
     with _lock:
-        _in_vain = max(0.0, _in_vain - seconds)
+        state = _state.now
+        state.in_vain = max(0.0, state.in_vain - seconds)
 
 
 def _group_remaining() -> tuple[float, float]:
@@ -87,19 +94,10 @@ def _group_remaining() -> tuple[float, float]:
     if group is None:
         return math.inf, 0.0
     limit, mark = group
-    waited = _in_group[1] if _in_group[0] == mark else 0.0
+    waited = _state.now.waited_since(mark)
     return limit - waited, waited
 
 
 def _tell_once(text: str, seconds: float) -> None:
     if events.claim_warning((_tell_once, text)):
         events.say(logging.WARNING, text.format(seconds))
-
-
-def reset() -> None:
-    """Forget what was waited for."""
-    global _in_vain, _in_group
-    _in_vain, _in_group = 0.0, (None, 0.0)
-
-
-os.register_at_fork(after_in_child=reset)

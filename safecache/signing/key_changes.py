@@ -52,7 +52,7 @@ def read_candidate(path: str | None, content: bytes = b"") -> Key:
 def trust(key: Key) -> str:
     """Put ``key`` into the keyring; return the path of its file. Raises KeyringError or OSError."""
     path = key_directory.add(place(), key)
-    keyring.reset()
+    keyring.renew()
     return path
 
 

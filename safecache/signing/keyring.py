@@ -23,13 +23,13 @@ from typing import NamedTuple
 from safecache.errors import KeyringError
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
-from safecache.session import ForkLock
+from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config
 from safecache.signing import key_directory, key_files, keys
 from safecache.signing.key_directory import Shelf
 from safecache.signing.keys import ANY_NAMESPACE, MAC_SIZE, Algorithm, Key
 
-__all__ = ["Key", "Keyring", "current", "directory", "find", "hand_down", "key", "load", "reset", "sealing_key", "take"]
+__all__ = ["Key", "Keyring", "current", "directory", "find", "hand_down", "key", "load", "renew", "sealing_key", "take"]
 
 _lock = ForkLock()
 _made: Key | None = None
@@ -136,16 +136,16 @@ def current(*, tell: bool = True) -> Keyring:
     settings = config.current()
     stamp = key_directory.stamp(directory())
     settled = stamp is None or time.time_ns() - max(stamp) > _SETTLED_NS
-    ring = _load_once(settings.key_file, settings.config_home, settings.keyring, stamp, settled)
+    read = _read.now
+    ring = read.load(settings.key_file, settings.config_home, settings.keyring, stamp, settled)
     if tell and ring.problems:
-        _tell_once(ring.problems)
+        read.tell(ring.problems)
     return _for_now(ring, settings.namespace)
 
 
-def reset() -> None:
-    """Forget all keys that were read: the next call reads them again."""
-    for cached in (_load_once, _own_once, _tell_once):
-        cached.cache_clear()
+def renew() -> None:
+    """Have the keys read again by the next call."""
+    _read.reset()
 
 
 def sealing_key() -> Key:
@@ -156,25 +156,32 @@ def sealing_key() -> Key:
     return keys.signing
 
 
-@functools.lru_cache(maxsize=8)
-def _tell_once(problems: tuple[str, ...]) -> None:
+def _tell(problems: tuple[str, ...]) -> None:
     for problem in problems:
         events.report(Reason.KEY_REFUSED, f"{problem}.", cause=problem, remedy="`safecache keys` shows all keys.")
 
 
-@functools.lru_cache(maxsize=8)
-def _load_once(
+def _load(
     key_file: str | None, config_home: str | None, keyring: str | None, _stamp: tuple[int, int] | None, _settled: bool
 ) -> Keyring:
-    return _join(_own_once(key_file, config_home), _shelf(config_home, keyring))
+    return _join(_read.now.own(key_file, config_home), _shelf(config_home, keyring))
 
 
-@functools.lru_cache(maxsize=8)
-def _own_once(key_file: str | None, config_home: str | None) -> _Own:
+def _own_of(key_file: str | None, config_home: str | None) -> _Own:
     try:
         return _own(key_file, config_home)
     except (KeyringError, OSError) as error:
         return _Own(None, problem=str(error))
+
+
+class _Read:
+    def __init__(self) -> None:
+        self.load = functools.lru_cache(maxsize=8)(_load)
+        self.own = functools.lru_cache(maxsize=8)(_own_of)
+        self.tell = functools.lru_cache(maxsize=8)(_tell)
+
+
+_read: Part[_Read] = Part(_Read, inherit)
 
 
 def load(key_file: str | None, config_home: str | None, keyring: str | None = None) -> Keyring:

@@ -17,6 +17,7 @@ from safecache import loads
 from safecache.files import folders, mounts, ownership, private_directory
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
+from safecache.session import Part, inherit
 from safecache.settings import config
 
 __all__ = [
@@ -34,7 +35,6 @@ __all__ = [
     "objection",
     "objection_to_code",
     "probe",
-    "reset",
 ]
 
 _USE = os.R_OK | os.W_OK | os.X_OK
@@ -216,7 +216,7 @@ _REMEDY = (
 )
 
 # The directories that this process need not check again.
-_settled: set[str] = set()
+_settled: Part[set[str]] = Part(set, inherit)
 _parent_tells = False
 
 
@@ -225,7 +225,7 @@ def check(root: str) -> None:
 
     Raises EntryRefusedError for it in strict mode, each time. A directory that does not exist yet is checked later.
     """
-    if root in _settled or config.current().shared or not os.path.lexists(root):
+    if root in _settled.now or config.current().shared or not os.path.lexists(root):
         return
     objection = ownership.why_not_private(root)
     if objection is not None:
@@ -235,20 +235,15 @@ def check(root: str) -> None:
         message = f"cache directory {root} is writable by other users"
         remedy = _REMEDY.format(root)
         events.report(Reason.EXPOSED_DIRECTORY, message, why=objection, cause=objection, remedy=remedy)
-    _settled.add(root)
+    _settled.now.add(root)
 
 
 def note_private(root: str) -> None:
     """Note that nobody else can write to ``root``, as was just found, so that it is not checked again."""
-    _settled.add(root)
+    _settled.now.add(root)
 
 
 def leave_to_parent() -> None:
     """Suppress this module's warnings in this process, one of many workers, whose results its parent reads."""
     global _parent_tells
     _parent_tells = True
-
-
-def reset() -> None:
-    """Check each directory again."""
-    _settled.clear()

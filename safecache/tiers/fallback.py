@@ -11,7 +11,7 @@ from safecache.errors import SafecacheError
 from safecache.files import mounts, ownership, private_directory
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
-from safecache.session import ForkLock
+from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config
 from safecache.tiers import directory_faults, levels
 from safecache.tiers.directory_faults import Fault
@@ -25,23 +25,32 @@ __all__ = [
     "moved",
     "original",
     "replaced",
-    "reset",
     "settle",
 ]
 
-_standins: dict[str, str] = {}
-_originals: dict[str, str] = {}
 _lock = ForkLock()
+
+
+class _State:
+    def __init__(self) -> None:
+        self.standins: dict[str, str] = {}
+        self.originals: dict[str, str] = {}
+        self.good_until: dict[str, float] = {}
+        self.bad_until: dict[str, float] = {}
+        self.faults: dict[str, Fault] = {}
+
+
+_state: Part[_State] = Part(_State, inherit)
 
 
 def original(directory: str) -> str | None:
     """The cache directory that ``directory`` is the fallback directory of; None if it is not one of ours."""
-    return _originals.get(directory)
+    return _state.now.originals.get(directory)
 
 
 def counterpart(path: str) -> str | None:
     """The path that ``path`` stands for, if it is, or lies in, a fallback directory, as Triton's cache often does."""
-    for place, directory in list(_originals.items()):
+    for place, directory in list(_state.now.originals.items()):
         if f"{path}/".startswith(f"{place}/"):
             return directory + path[len(place) :]
     return None
@@ -50,11 +59,12 @@ def counterpart(path: str) -> str | None:
 def begin(directory: str) -> str:
     """Have torch use a fallback directory for ``directory``, the same each time; returns it. Raises OSError."""
     with _lock:
-        place = _standins.get(directory)
+        state = _state.now
+        place = state.standins.get(directory)
         if place is None or not os.path.isdir(place):
             place = private_directory.lasting(_is_fit)
-            _standins[directory] = place
-            _originals[place] = directory
+            state.standins[directory] = place
+            state.originals[place] = directory
     config.redirect_cache(place, directory)
     return place
 
@@ -78,16 +88,11 @@ def _inherit() -> None:
     place, directory = found
     # Anybody could take its name once it is removed.
     if private_directory.join(place) and ownership.why_not_private(place) is None:
-        _standins[directory] = place
-        _originals[place] = directory
+        state = _state.now
+        state.standins[directory] = place
+        state.originals[place] = directory
     else:
         end(directory)
-
-
-def _forget_standins() -> None:
-    """Forget the fallback directories; torch goes on with the one it uses."""
-    _standins.clear()
-    _originals.clear()
 
 
 _inherit()
@@ -107,9 +112,6 @@ _LOCK_REMEDY = (
     "Help: find the process that holds it, and whether it is frozen; SAFECACHE_LOCK_TIMEOUT sets how long to wait"
 )
 
-_good_until: dict[str, float] = {}
-_bad_until: dict[str, float] = {}
-_faults: dict[str, Fault] = {}
 _parent_tells = False
 
 
@@ -119,7 +121,7 @@ def settle(default: Callable[[], str], *, strictly: bool = True) -> None:
     Checks at most once a minute. Raises CacheWriteError in strict mode, each time, if ``strictly`` and it is unusable.
     """
     directory = config.cache_directory() or default()
-    if _good_until.get(directory, 0.0) > time.monotonic():
+    if _state.now.good_until.get(directory, 0.0) > time.monotonic():
         return
     directory = os.path.abspath(directory)
     replaced_one = original(directory)
@@ -131,7 +133,7 @@ def settle(default: Callable[[], str], *, strictly: bool = True) -> None:
             config.redirect_cache(shared, None)
         _look(shared, strictly=strictly)
         if config.current().strict and levels.place_of(shared) is not None:
-            _good_until.pop(shared, None)  # the missing local level is raised each time
+            _state.now.good_until.pop(shared, None)  # the missing local level is raised each time
 
 
 def _use_local_level(shared: str, *, strictly: bool) -> bool:
@@ -139,13 +141,14 @@ def _use_local_level(shared: str, *, strictly: bool) -> bool:
     place = levels.place_of(shared)
     if place is None:
         return False
-    fault = _faults.get(place)
-    if time.monotonic() >= _bad_until.get(place, 0.0):
+    state = _state.now
+    fault = state.faults.get(place)
+    if time.monotonic() >= state.bad_until.get(place, 0.0):
         fault = _fault(place, levels.objection)
         if fault is None:
             levels.begin(place, shared)
             directory_faults.note_private(place)
-            _good_until[place] = time.monotonic() + _PATIENCE
+            state.good_until[place] = time.monotonic() + _PATIENCE
             return True
         _leave_local_level(place, shared, fault, None, strictly=strictly)
     elif fault is not None and strictly and config.current().strict:
@@ -167,7 +170,7 @@ def _leave_local_level(
 def _look(directory: str, *, strictly: bool) -> None:
     fault = _fault(directory, directory_faults.objection)
     if fault is None:
-        _good_until[directory] = time.monotonic() + _PATIENCE
+        _state.now.good_until[directory] = time.monotonic() + _PATIENCE
     else:
         _replace(directory, fault, None, strictly=strictly)
 
@@ -186,8 +189,9 @@ def _look_again(directory: str, place: str, *, strictly: bool) -> None:
     if not os.path.isdir(place):  # removed by a cleaner of temporary files, or with the process that made it
         end(directory)
         return _look(directory, strictly=strictly)
-    fault = _faults.get(directory)
-    if time.monotonic() >= _bad_until.get(directory, 0.0):
+    state = _state.now
+    fault = state.faults.get(directory)
+    if time.monotonic() >= state.bad_until.get(directory, 0.0):
         fault = _fault(directory, directory_faults.probe)
         if fault is None:
             end(directory)
@@ -260,9 +264,10 @@ def _remember(directory: str, fault: Fault) -> None:
     patience = _PATIENCE
     if fault.reason is Reason.LOCK_HELD:
         patience = max(patience, _LOCK_PATIENCE * config.current().lock_timeout)
-    _good_until.pop(directory, None)
-    _bad_until[directory] = time.monotonic() + patience
-    _faults[directory] = fault
+    state = _state.now
+    state.good_until.pop(directory, None)
+    state.bad_until[directory] = time.monotonic() + patience
+    state.faults[directory] = fault
 
 
 def _report(directory: str, fault: Fault, message: str, action: str, error: BaseException | None) -> None:
@@ -277,10 +282,3 @@ def leave_to_parent() -> None:
     """Suppress this module's warnings in this process, one of many workers, whose parent uses the same directory."""
     global _parent_tells
     _parent_tells = True
-
-
-def reset() -> None:
-    """Check each directory again."""
-    _forget_standins()
-    for memory in (_good_until, _bad_until, _faults):
-        memory.clear()

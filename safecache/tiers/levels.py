@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from safecache.files import ownership
 from safecache.places import layout
+from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.tiers import directory_faults
 
@@ -33,7 +34,6 @@ __all__ = [
     "objection",
     "of_this_node",
     "place_of",
-    "reset",
     "shared_cache",
     "shared_of",
 ]
@@ -55,8 +55,13 @@ class Level(NamedTuple):
         return self.shared + path[len(self.place) :]
 
 
-_levels: dict[str, Level] = {}
-_left_until: dict[tuple[str, bool], float] = {}
+class _State:
+    def __init__(self) -> None:
+        self.levels: dict[str, Level] = {}
+        self.left_until: dict[tuple[str, bool], float] = {}
+
+
+_state: Part[_State] = Part(_State, inherit)
 
 
 def place_of(shared: str) -> str | None:
@@ -84,8 +89,9 @@ def is_local(directory: str) -> bool:
 def shared_of(directory: str) -> str:
     """The cache whose local level ``directory`` is, begun by this process or its parent; otherwise ``directory``."""
     found = config.redirected()
-    if directory in _levels:
-        return _levels[directory].shared
+    levels = _state.now.levels
+    if directory in levels:
+        return levels[directory].shared
     return found[1] if found is not None and found[0] == directory and is_place(*found) else directory
 
 
@@ -109,7 +115,7 @@ def _make(place: str) -> None:
 
 def know(place: str, shared: str) -> None:
     """Register ``place`` as the local level of ``shared`` without redirecting torch, which is all a command needs."""
-    _levels[place] = Level(place, shared)
+    _state.now.levels[place] = Level(place, shared)
 
 
 def begin(place: str, shared: str) -> None:
@@ -121,10 +127,10 @@ def begin(place: str, shared: str) -> None:
 
 def find(path: str) -> Level | None:
     """The local level that ``path`` is or lies in; None if there is none."""
-    inherited = config.redirected()
-    if inherited is not None and inherited[0] not in _levels and place_of(inherited[1]) == inherited[0]:
-        _levels[inherited[0]] = Level(*inherited)  # a compile worker may only use Triton's part of it
-    return next((level for level in list(_levels.values()) if f"{path}/".startswith(f"{level.place}/")), None)
+    inherited, levels = config.redirected(), _state.now.levels
+    if inherited is not None and inherited[0] not in levels and place_of(inherited[1]) == inherited[0]:
+        levels[inherited[0]] = Level(*inherited)  # a compile worker may only use Triton's part of it
+    return next((level for level in list(levels.values()) if f"{path}/".startswith(f"{level.place}/")), None)
 
 
 def counterpart(path: str) -> str | None:
@@ -136,7 +142,7 @@ def counterpart(path: str) -> str | None:
 def is_shared(directory: str) -> bool:
     """Whether ``directory`` is, or lies in, a cache that has, or was meant to have, a local level."""
     used = config.cache_directory()
-    caches = [level.shared for level in list(_levels.values())]
+    caches = [level.shared for level in list(_state.now.levels.values())]
     if used is not None and place_of(used) is not None:
         caches.append(used)
     return any(f"{directory}/".startswith(f"{cache}/") for cache in caches)
@@ -144,14 +150,15 @@ def is_shared(directory: str) -> bool:
 
 def leave_alone(shared: str, *, reading: bool) -> None:
     """For 60 s do not write to a cache that has failed, such as a shared level, nor, if ``reading``, read it."""
-    _left_until[shared, False] = time.monotonic() + _PATIENCE
+    left_until = _state.now.left_until
+    left_until[shared, False] = time.monotonic() + _PATIENCE
     if reading:
-        _left_until[shared, True] = time.monotonic() + _PATIENCE
+        left_until[shared, True] = time.monotonic() + _PATIENCE
 
 
 def is_left_alone(shared: str, *, reading: bool) -> bool:
     """Whether a cache is not to be read, or unless ``reading`` not to be written, for now: see leave_alone()."""
-    return time.monotonic() < _left_until.get((shared, reading), 0.0)
+    return time.monotonic() < _state.now.left_until.get((shared, reading), 0.0)
 
 
 def existing_caches(environ: Mapping[str, str]) -> list[str]:
@@ -185,9 +192,3 @@ def shared_cache(environ: Mapping[str, str]) -> str | None:
         return None
     know(place, inductors)
     return inductors
-
-
-def reset() -> None:
-    """Forget which local levels there are, and what failed."""
-    _levels.clear()
-    _left_until.clear()

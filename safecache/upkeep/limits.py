@@ -17,16 +17,17 @@ from safecache.places import layout, ours
 from safecache.ports import Published
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
+from safecache.session import Part, inherit
 from safecache.settings import children, config
 from safecache.tiers import levels
 
-__all__ = ["keep", "reset"]
+__all__ = ["keep"]
 
 # Seconds between two sweeps of a directory, by whichever process.
 _INTERVAL = 600.0
 
 # When this process looks again.
-_next: dict[str, float] = {}
+_next: Part[dict[str, float]] = Part(dict, inherit)
 
 
 def keep(published: Published) -> None:
@@ -35,9 +36,9 @@ def keep(published: Published) -> None:
     settings = config.current()
     if settings.max_bytes is settings.max_files is settings.max_age is None:
         return
-    if time.monotonic() < _next.get(root, 0.0) or levels.is_shared(root):
+    if time.monotonic() < _next.now.get(root, 0.0) or levels.is_shared(root):
         return
-    _next[root] = time.monotonic() + _INTERVAL
+    _next.now[root] = time.monotonic() + _INTERVAL
     top = layout.whole(root, config.environment())
     try:
         if _claim(top):
@@ -74,8 +75,3 @@ def _start(command: list[str]) -> None:
     )
     with suppress(RuntimeError):  # no thread can be started while the interpreter ends, and its parent reaps then
         threading.Thread(target=process.wait, name="safecache-gc", daemon=True).start()
-
-
-def reset() -> None:
-    """Look at each cache anew."""
-    _next.clear()

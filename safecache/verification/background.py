@@ -17,12 +17,13 @@ from typing import Any, NamedTuple
 
 from safecache.files import private_directory
 from safecache.reporting.kinds import Kind
+from safecache.session import Part
 from safecache.settings import config
 from safecache.verification import verdicts
 from safecache.verification.comparison import Difference
 from safecache.verification.verdicts import Entry
 
-__all__ = ["Job", "reset", "submit", "wait"]
+__all__ = ["Job", "submit", "wait"]
 
 # Compiles of whole models take minutes, at the lowest priority many.
 DEADLINE = 1800.0
@@ -62,29 +63,32 @@ class _State:
         self.is_ending = False
 
 
-_state = _State()
+# A forked child has none of what waits, nor the thread.
+_state: Part[_State] = Part(_State)
 
 
 def submit(job: Job) -> None:
     """Have it compiled again when its turn comes."""
-    with _state.lock:
-        is_full = _state.jobs >= _MOST or _state.size + job.size > _MOST_BYTES
+    state = _state.now
+    with state.lock:
+        is_full = state.jobs >= _MOST or state.size + job.size > _MOST_BYTES
         if not is_full:
-            _state.jobs, _state.size = _state.jobs + 1, _state.size + job.size
-            if _state.thread is None:
-                _state.thread = threading.Thread(target=_work, args=(_state,), name="safecache-verify", daemon=True)
-                _state.thread.start()
+            state.jobs, state.size = state.jobs + 1, state.size + job.size
+            if state.thread is None:
+                state.thread = threading.Thread(target=_work, args=(state,), name="safecache-verify", daemon=True)
+                state.thread.start()
     if is_full:
         return _unverified(job, "too many others wait to be compiled again")
-    _state.waiting.put(job)
+    state.waiting.put(job)
 
 
 def wait(seconds: float) -> bool:
     """Wait for so long at most until nothing waits any more; whether that is so."""
     done = threading.Event()
     for _ in range(int(seconds * 20)):
-        with _state.lock:
-            if not _state.jobs:
+        state = _state.now
+        with state.lock:
+            if not state.jobs:
                 return True
         done.wait(0.05)
     return False
@@ -108,8 +112,8 @@ def _unverified(job: Job, why: str) -> None:
 
 
 def _verify(job: Job) -> None:
-    answer = {} if _state.is_ending else _asked(job)
-    if _state.is_ending:
+    answer = {} if _state.now.is_ending else _asked(job)
+    if _state.now.is_ending:
         return
     if "failed" in answer:
         return _unverified(job, answer["failed"])
@@ -139,14 +143,15 @@ def _asked(job: Job) -> dict[str, Any]:
             env=_environment(directory),
             start_new_session=True,
         )
-        _state.process = process
+        state = _state.now
+        state.process = process
         try:
             status = process.wait(DEADLINE + _GRACE)
         except subprocess.TimeoutExpired:
             process.kill()
             status = process.wait()
         finally:
-            _state.process = None
+            state.process = None
             with suppress(OSError):  # the pipe of a process that is gone
                 process.stdin and process.stdin.close()
         answered.seek(0)
@@ -179,19 +184,11 @@ def _ending(status: int, said: Any) -> str:
 @atexit.register
 def _end() -> None:
     """The other process ends with this one by itself; at an orderly end it is waited for, and its files are gone."""
-    process, _state.is_ending = _state.process, True
+    state = _state.now
+    process, state.is_ending = state.process, True
     if process is not None and process.stdin is not None:
         with suppress(OSError, subprocess.TimeoutExpired):
             # To close it would not do: a child that was forked meanwhile holds it open.
             process.stdin.write(b"end")
             process.stdin.close()
             process.wait(_GRACE)
-
-
-def reset() -> None:
-    """Forget what waits: so begins a forked child, which has none of it, nor the thread."""
-    global _state
-    _state = _State()
-
-
-os.register_at_fork(after_in_child=reset)

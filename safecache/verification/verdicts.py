@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import atexit
 import logging
-import os
 import sys
 from typing import NamedTuple
 
 from safecache.history import journal
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Reason
+from safecache.session import Part
 from safecache.settings import config
 from safecache.store import entry_files
 from safecache.verification import comparison, evidence
 from safecache.verification.comparison import Difference, Key
 
-__all__ = ["Entry", "alike", "differs", "reset", "unverified"]
+__all__ = ["Entry", "alike", "differs", "unverified"]
 
 _REMEDY = (
     "Something that decides about the code is not in its key, such as a custom operator's schema, or this graph is "
     "not compiled alike twice: see safecache help verify."
 )
-_differing: list[str] = []
+# Of this process: a forked child is to say nothing of what its parent has used.
+_differing: Part[list[str]] = Part(list)
 
 
 class Entry(NamedTuple):
@@ -90,23 +91,16 @@ def _moved(entry: Entry) -> str:
 def _remember(what: str) -> None:
     # A process that multiprocessing has forked ends without what is registered below.
     multiprocessing = sys.modules.get("multiprocessing.util")
-    if multiprocessing is not None and not _differing:
+    if multiprocessing is not None and not _differing.now:
         multiprocessing.Finalize(None, _say_at_the_end, exitpriority=0)
-    _differing.append(what)
+    _differing.now.append(what)
 
 
 @atexit.register
 def _say_at_the_end() -> None:
-    if _differing and config.current().strict:
-        which = ", ".join(_differing)
-        text = f"safecache: {len(_differing)} entries that were used are compiled otherwise now: {which}"
+    differing = _differing.now
+    if differing and config.current().strict:
+        which = ", ".join(differing)
+        text = f"safecache: {len(differing)} entries that were used are compiled otherwise now: {which}"
         events.say(logging.ERROR, text)
-        reset()
-
-
-def reset() -> None:
-    """Forget what has differed: so begins a forked child, which is to say nothing of what its parent has used."""
-    _differing.clear()
-
-
-os.register_at_fork(after_in_child=reset)
+        _differing.reset()

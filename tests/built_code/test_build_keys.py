@@ -171,7 +171,7 @@ def test_record_that_does_not_verify_is_replaced(installed, damage):
 def test_record_of_a_key_that_is_not_trusted_is_replaced(installed, settings, tmp_path):
     installed.ask()
     settings(XDG_CONFIG_HOME=tmp_path / "of another")
-    keyring.reset()
+    keyring.renew()
     assert [installed.ask(), installed.ask()] == ["value 2", "value 2"]
 
 

@@ -9,7 +9,6 @@ import shutil
 
 import pytest
 
-from safecache import session
 from safecache.code import gate
 from safecache.errors import EntryRefusedError
 from safecache.places.layout import CodeFile
@@ -40,7 +39,7 @@ def library(root):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    session.reset()
+    gate._state.reset()
 
 
 def admit(path, root):

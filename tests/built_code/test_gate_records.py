@@ -33,8 +33,8 @@ def source(tmp_path, monkeypatch):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    session.reset()
-    keyring.reset()
+    gate._state.reset()
+    keyring.renew()
 
 
 def root_of(path):
@@ -191,7 +191,7 @@ def test_damaged_record_moves_the_file_away_and_counts(source, monkeypatch):
     keep(source)
     source.write_bytes(b"damaged")
     forget(monkeypatch)
-    events.reset()
+    events._state.reset()
     assert restore(source) == CONTENT
     assert events.counters()["damaged"] == events.counters()["quarantined"] == 1
 
@@ -381,7 +381,7 @@ class TestRecordThatCannotBeRead:
         keep(source)
         source.write_bytes(CONTENT)
         forget(monkeypatch)
-        events.reset()
+        session.reset()
         real, left = filesystem.open, [0]
 
         def fail(path, *args, **kwargs):

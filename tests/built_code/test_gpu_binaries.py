@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from safecache import session
 from safecache.code import gate, generated
 from safecache.errors import EntryRefusedError
 from safecache.files import ownership
@@ -19,7 +18,7 @@ CUBIN = b"\x7fELF cubin"
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    session.reset()
+    gate._state.reset()
 
 
 @pytest.fixture

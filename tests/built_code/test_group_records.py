@@ -158,10 +158,10 @@ def test_record_of_a_stranger_attests_no_file(root, settings, tmp_path):
     settings(SAFECACHE_KEY_FILE=tmp_path / "private")
     compile_kernel(root / ONE)
     settings(SAFECACHE_KEY_FILE="")
-    keyring.reset()
+    keyring.renew()
     assert not any(attested(root / ONE / name) for name in NAMES)
     key_cases.put(key_cases.PUBLIC)
-    keyring.reset()
+    keyring.renew()
     assert all(attested(root / ONE / name) for name in NAMES)
 
 
@@ -170,7 +170,7 @@ def test_private_trust_is_contradicted_by_a_stranger_s_record(root, settings, tm
     settings(SAFECACHE_KEY_FILE=tmp_path / "private")
     compile_kernel(root / ONE)
     settings(SAFECACHE_KEY_FILE="", SAFECACHE_TRUST="private")
-    keyring.reset()
+    keyring.renew()
     cubin = root / ONE / "k.cubin"
     assert attested(cubin)
     cubin.write_bytes(b"damaged")
@@ -244,7 +244,7 @@ def test_host_without_a_key_that_seals_leaves_the_record_that_others_trust(root,
     settings(SAFECACHE_KEY_FILE=tmp_path / "private")
     compile_kernel(root / ONE)
     settings(SAFECACHE_KEY_FILE=key_cases.put(key_cases.PUBLIC))
-    keyring.reset()
+    keyring.renew()
     before = record_of(root / ONE / LIST).read_bytes()
     for name in (*NAMES, LIST):
         triton_files.put(str(root / ONE), name, (root / ONE / name).read_bytes())

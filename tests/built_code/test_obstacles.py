@@ -7,7 +7,6 @@ import shutil
 
 import pytest
 
-from safecache import session
 from safecache.code import gate
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
@@ -34,8 +33,8 @@ def library(root, monkeypatch):
 
 def forget(monkeypatch):
     """As a new process would begin."""
-    session.reset()
-    events.reset()
+    gate._state.reset()
+    events._state.reset()
 
 
 def directory(path):

@@ -199,7 +199,7 @@ def test_code_that_was_exchanged_before_it_was_packed_is_not_sealed(tmp_path, so
 
 
 def test_code_that_was_built_by_another_process_needs_its_record(tmp_path, sources, monkeypatch):
-    session.reset()
+    gate._state.reset()
     make(tmp_path / "model.pt2", sources)
     with packages.admitted(tmp_path / "model.pt2"):
         pass

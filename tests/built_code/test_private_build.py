@@ -20,7 +20,6 @@ from safecache.hooks import generated_code
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.store import manifests
-from safecache.tiers import directory_faults
 
 TEXT = b"int kernel() { return 1; }"
 
@@ -28,7 +27,6 @@ TEXT = b"int kernel() { return 1; }"
 @pytest.fixture
 def root(tmp_path):
     session.reset()
-    directory_faults.reset()
     directory = tmp_path / "cache"
     directory.mkdir()
     directory.chmod(0o777)
@@ -181,7 +179,7 @@ def test_output_is_published_with_its_record_first_and_the_mode_it_was_given(roo
     assert private_build.publish(place, str(target), str(root))
     assert seen == [False, False], "the record and the file"
     assert target.read_bytes() == b"library" and stat.S_IMODE(target.stat().st_mode) == 0o755
-    session.reset()
+    gate._state.reset()
     gate.admit_build(CodeFile(str(target), str(root)))
     assert target.exists()
 

@@ -213,7 +213,7 @@ def test_restored_entry_is_that_of_before_to_the_byte_and_counts_for_nothing_els
     path = entry(cache, "a")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
     moved = aside(path, cache.root)
-    events.reset()
+    events._state.reset()
     ask("restore", moved.name)
     verdict = seal.verify(
         path.read_bytes(), Kind.AOT_ENTRY, path.parent.name, keyring.current().find, config.current().namespace

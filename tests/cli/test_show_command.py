@@ -134,7 +134,7 @@ def test_signer_that_is_not_trusted_is_told_as_that(cache, shown):
     entry(cache, "a", by=MAC)
     assert shown(key("a", "a"))["signers"][0]["trusted"]
     put(revoked(MAC))
-    keyring.reset()
+    keyring.renew()
     told = shown(key("a", "a"), code=1)
     assert not told["signers"][0]["trusted"] and told["provenance"] == {}
 

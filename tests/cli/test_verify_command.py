@@ -63,7 +63,7 @@ def test_key_is_read_by_one_though_several_need_it(cache, run, monkeypatch, comm
         return own(*arguments)
 
     monkeypatch.setattr(keyring, "_own", slow)
-    keyring.reset()
+    keyring.renew()
     assert run(command, cache.root).code == 0 and len(read) == 1
 
 

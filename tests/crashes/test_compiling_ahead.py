@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import triton
 
+from safecache import session
 from safecache.errors import TritonCompileCrash
 from safecache.isolation import attempts, client, compiling, crashes, tuning
 from safecache.isolation.crash import Crash
@@ -57,7 +58,7 @@ def under_way(monkeypatch):
 @pytest.fixture
 def root(tmp_path, monkeypatch):
     """Of a cache that holds "there"."""
-    crashes.reset()
+    session.reset()
     there = request("there").hash
     cached = lambda hash: SimpleNamespace(get_group=lambda name: {} if hash == there and name == "k.json" else None)  # noqa: E731
     monkeypatch.setattr(triton.compiler.compiler, "get_cache_manager", cached)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from safecache import session
 from safecache.errors import TritonCompileCrash
 from safecache.isolation import attempts, client, compiling, crashes, encoding
 from safecache.isolation.client import Ending, Outcome
@@ -16,7 +17,7 @@ ABORTED, KILLED = Ending("signal", 6), Ending("signal", 9)
 
 @pytest.fixture
 def root(monkeypatch, tmp_path):
-    crashes.reset()
+    session.reset()
     return str(tmp_path)
 
 

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from safecache import session
 from safecache.errors import EntryRefusedError
 from safecache.isolation import crashes
 from safecache.isolation.crash import Crash
@@ -24,7 +25,7 @@ HOUR, DAY = 3600.0, 86400.0
 
 @pytest.fixture
 def root(tmp_path, monkeypatch):
-    crashes.reset()
+    session.reset()
     root = tmp_path / "triton"
     root.mkdir()
     return str(root)
@@ -37,7 +38,7 @@ def note(how="signal", number=6, age=0.0):
 def remember(root, monkeypatch, found, hash=HASH):
     """And forget it again, in this process."""
     crashes.remember(root, hash, found)
-    crashes.reset()
+    crashes._known.reset()
 
 
 def find(root, hash=HASH, timeout=120.0, memory=10**9):
@@ -165,7 +166,7 @@ def test_note_of_a_key_that_is_not_trusted_keeps_nobody_from_compiling(root, mon
     remember(root, monkeypatch, note())
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "of another user"))
     config.reload()
-    keyring.reset()
+    keyring.renew()
     assert find(root) is None
     assert events.counters()["unknown key"] == 1
 
@@ -192,6 +193,6 @@ def test_without_a_key_to_seal_with_only_this_process_knows(root, monkeypatch):
 def test_list_passes_over_what_is_no_note(root, monkeypatch):
     planted(root, b"of somebody else")
     open(path_of(root, "README"), "w").close()
-    crashes.reset()
+    crashes._known.reset()
     assert crashes.hashes(root) == sorted([HASH, OTHER])
     assert [hash for hash, _ in crashes.listed(root)] == [OTHER]

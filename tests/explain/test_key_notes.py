@@ -75,7 +75,7 @@ def test_key_that_is_not_understood_is_one_warning_also_in_strict_mode(monkeypat
     def fail():
         raise AttributeError("torch is not as it was")
 
-    events.reset()
+    events._state.reset()
     for _ in range(3):
         key_notes.trying(Kind.FX_ENTRY, fail)
     assert caplog.text.count("torch is not as it was") == 1

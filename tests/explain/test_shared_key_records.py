@@ -43,7 +43,7 @@ def next_node(shared, local, settings, monkeypatch, tmp_path):
 def test_record_is_in_both_levels_and_is_one(shared, local):
     key_records.remember(record(), local)
     [path] = shared.rglob("*.json.gz")
-    assert os.path.exists(levels._levels[local].place + str(path).removeprefix(str(shared)))
+    assert os.path.exists(levels._state.now.levels[local].place + str(path).removeprefix(str(shared)))
     assert [found.key for found in key_records.every(local)] == [KEY]
     assert [found.key for found in key_records.every(str(shared))] == [KEY]
 

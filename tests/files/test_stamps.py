@@ -9,13 +9,14 @@ import time
 import pytest
 from conftest import needs_root
 
+from safecache import session
 from safecache.files import filesystem, stamps
 from safecache.store import entry_files
 
 
 @pytest.fixture(autouse=True)
 def nothing_refuses(monkeypatch):
-    monkeypatch.setattr(stamps, "_refusing", set())
+    session.reset()
 
 
 @pytest.fixture

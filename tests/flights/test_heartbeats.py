@@ -7,6 +7,7 @@ import time
 
 import pytest
 
+from safecache import session
 from safecache.flights import heartbeats
 from safecache.flights.heartbeats import Beats, Listener
 from safecache.reporting import waits
@@ -18,7 +19,7 @@ SUBJECT = "lease fx-1"
 @pytest.fixture(autouse=True)
 def now(isolated, monkeypatch):
     """The time, which goes on as a test says."""
-    heartbeats.reset()
+    session.reset()
     times = [1000.0, time.time()]
     monkeypatch.setattr(heartbeats.time, "monotonic", lambda: times[0])
     monkeypatch.setattr(heartbeats.time, "time", lambda: times[1])
@@ -28,7 +29,7 @@ def now(isolated, monkeypatch):
         times[1] += seconds
 
     yield go_on
-    heartbeats.reset()
+    session.reset()
 
 
 @pytest.fixture

@@ -86,7 +86,7 @@ def test_second_waits_until_the_first_has_ended_and_looks_again(root, flyer, com
 @pytest.fixture
 def left_one(root, flyer, compiling, monkeypatch):
     """This process has found a graph that another one compiled, and has started no compile workers."""
-    monkeypatch.setattr(workers, "_postponed", [lambda: None])
+    monkeypatch.setattr(workers._postponed, "now", [lambda: None])
     other = flyer(root, "FX_ENTRY", KEY)
     assert other.says() == "holds"
     threading.Timer(0.5, other.go_on).start()
@@ -296,7 +296,7 @@ def test_notice_names_the_holder_once(root, flyer, compiling, monkeypatch, setti
     with caplog.at_level(logging.WARNING):
         enter(root)
         holders._given_up.clear()
-        waits.reset()
+        waits._state.reset()
         enter(root)
     lines = [line for line in caplog.messages if "safecache: waiting for" in line]
     assert len(lines) == 1 and f"process {holder.pid}" in lines[0] and "FX graph entry" in lines[0], lines

@@ -81,7 +81,7 @@ def library(tmp_path, monkeypatch):
 
 def judge(library):
     """What a process says of it that has seen nothing before."""
-    session.reset()
+    gate._state.reset()
     return gate.judge(CodeFile(str(library), str(library.parents[1])))
 
 
@@ -95,7 +95,7 @@ def test_no_flip_in_a_library_or_in_its_record_is_accepted(library, spoil):
     if footer is not None:
         ends = [0, footer.payload_size, footer.payload_size + footer.body_size, len(content) - 62, len(content)]
     parts = [range(*pair) for pair in itertools.pairwise(ends)]
-    events.reset()
+    events._state.reset()
     for what, changed in spoiled(content, parts, RECORD_FLIPS, random.Random(spoil)):
         with open(name, "wb") as file:
             file.write(changed)

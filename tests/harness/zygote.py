@@ -64,8 +64,8 @@ def become(user, group):
 
 
 def set_up(request):
-    keyring.reset()
-    events.reset()
+    keyring.renew()
+    events._state.reset()
     config.reload()
     if request["stock"]:
         safecache.deactivate()

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from safecache import session
+from safecache.code import gate, triton_place
 from safecache.tiers import fallback, levels
 
 
 def forget_kernels() -> None:
     """What this process knows of Triton's files."""
-    session.reset()
+    gate._state.reset()
+    triton_place._state.reset()
 
 
 def forget_levels() -> None:
     """Which local levels there are, and what failed."""
-    levels.reset()
-    fallback.reset()
+    levels._state.reset()
+    fallback._state.reset()

@@ -12,6 +12,7 @@ from helpers import filled
 from helpers.caches import Cache
 from helpers.in_process import isolated, settings
 
+from safecache import session
 from safecache.code import gate
 from safecache.explain import key_records
 from safecache.files import private_directory
@@ -24,7 +25,6 @@ from safecache.places.refs import Ref
 from safecache.remote import client, sender, stores
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
-from safecache.signing import keyring
 from safecache.trials import markers, strikes
 from safecache.trials.evidence import Blame
 from safecache.upkeep import limits
@@ -63,8 +63,7 @@ def everything(tmp_path, settings, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(places["CACHE"]))
     monkeypatch.setattr(journal, "_journal", journal._Journal())
     settings(XDG_CONFIG_HOME=places["CONFIG"], SAFECACHE_REMOTE=f"file://{places['REMOTE']}")
-    keyring.reset()
-    client.reset()
+    session.reset()
     root = str(places["CACHE"])
     cache = Cache(places["CACHE"], time.time())
     filled.fill(places["CACHE"])
@@ -95,7 +94,7 @@ def everything(tmp_path, settings, monkeypatch):
         yield places
     fleet.reset()
     lease.release()
-    client.reset()
+    session.reset()
 
 
 def test_all_side_state_is_in_the_table_and_nothing_else_is(everything):

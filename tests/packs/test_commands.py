@@ -125,7 +125,7 @@ def test_what_a_killed_packing_left_is_removed(cache, run, tmp_path):
 
 def test_sealed_with_a_private_key_it_is_read_with_the_public_one(cache, run, settings, tmp_path):
     put(PRIVATE)
-    keyring.reset()
+    keyring.renew()
     cache = filled.fill(tmp_path / "signed")
     assert run("pack", cache, "-o", tmp_path / "signed.safecache").code == 0
     assert archive.opened(str(tmp_path / "signed.safecache")).groups

@@ -110,7 +110,7 @@ def test_where_the_seal_begins_is_for_the_seal_to_say(cut, pack, tmp_path):
 
 def test_key_that_was_revoked_since(pack, run):
     assert run("revoke", keyring.current().signing.id.hex()).code == 0
-    keyring.reset()
+    keyring.renew()
     with pytest.raises(PackRefusedError, match="revoked"):
         archive.opened(str(pack))
 

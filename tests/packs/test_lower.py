@@ -30,7 +30,7 @@ def use(settings, tmp_path, monkeypatch):
     def use(*packs, **more):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "there"))
         lower.reset()
-        events.reset()
+        events._state.reset()
         return settings(SAFECACHE_LOWER=":".join(map(str, packs)), **more)
 
     return use
@@ -91,7 +91,7 @@ def test_a_pack_that_cannot_be_used_is_named_once_and_done_without(how, use, pac
         pack.write_bytes(pack.read_bytes()[:-1])
     elif how == "strangers":
         use(pack, XDG_CONFIG_HOME=tmp_path / "another home")
-        archive.keyring.reset()
+        archive.keyring.renew()
     else:
         pack.unlink()
         if how == "directory":

@@ -159,7 +159,7 @@ def test_more_names_than_there_can_be_are_given_up(redis_like, monkeypatch, sett
 def test_remote_that_refuses_slowly_is_left_alone(settings, monkeypatch, tmp_path):
     """What it has is bad, and comes just in time: as costly as nothing that comes late."""
     settings(SAFECACHE_REMOTE="redis://127.0.0.1:1/0", SAFECACHE_REMOTE_TIMEOUT=1)
-    client.reset()
+    client._state.reset()
     asked = []
 
     class Slow:
@@ -184,7 +184,7 @@ def test_remote_that_refuses_slowly_is_left_alone(settings, monkeypatch, tmp_pat
 
 def test_remote_is_read_no_more_once_the_budget_is_spent(settings):
     settings(SAFECACHE_REMOTE="redis://127.0.0.1:1/0", SAFECACHE_SINGLE_FLIGHT_WAIT=10)
-    client.reset()
+    client._state.reset()
     assert client.current().may_read()
     waits.charge(10, in_vain=True)
     assert not client.current().may_read() and client.for_sending().may_read()

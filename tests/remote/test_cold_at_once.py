@@ -16,6 +16,7 @@ import pytest
 from conftest import SOURCE
 from helpers.together import INFERENCE, Together, said, total
 
+from safecache import session
 from safecache.flights import fleet, heartbeats, scopes
 from safecache.places.refs import Ref
 from safecache.remote import client, sender, stores
@@ -65,7 +66,7 @@ def root(tmp_path):
 def remote(redis_server, settings):
     """This process is a host with this remote."""
     settings(SAFECACHE_REMOTE=redis_server.url)
-    client.reset()
+    session.reset()
     yield redis_server.client()
     assert sender.flush(20) == 0
     fleet.reset()
@@ -73,7 +74,7 @@ def remote(redis_server, settings):
 
 def take(most=60.0):
     """As another host than any before."""
-    heartbeats._process = secrets.token_hex(16)
+    heartbeats._state.now.process = secrets.token_hex(16)
     return fleet.take(Ref(KIND, KEY), most)
 
 
@@ -116,11 +117,11 @@ def test_host_that_has_died_is_succeeded_by_one(remote):
 
 def test_host_that_has_died_delays_once(remote):
     names = [f"f{number}" for number in range(6)]
-    heartbeats._process = "dead"
+    heartbeats._state.now.process = "dead"
     for name in names:
         fleet.take(Ref(KIND, name), 1.0)
     fleet.reset()
-    heartbeats._process = "alive"
+    heartbeats._state.now.process = "alive"
     began = time.monotonic()
     claims = [fleet.take(Ref(KIND, name), 60.0)[0] for name in names]
     assert all(claims) and time.monotonic() - began < 3 * waits.UNPROVEN
@@ -185,7 +186,7 @@ def test_owner_of_the_remote_who_replays_leases_delays_by_the_limit(remote, sett
 
 def test_claim_that_cannot_be_queued_is_renewed_no_more(remote, monkeypatch):
     claim, _ = take()
-    monkeypatch.setattr(sender._sender.jobs, "put_nowait", lambda _: (_ for _ in ()).throw(queue.Full))
+    monkeypatch.setattr(sender._sender.now.jobs, "put_nowait", lambda _: (_ for _ in ()).throw(queue.Full))
     claim.release()
     monkeypatch.undo()
     assert not fleet._renewals._held
@@ -193,7 +194,7 @@ def test_claim_that_cannot_be_queued_is_renewed_no_more(remote, monkeypatch):
     content = remote.get(name)
     time.sleep(2.5)
     assert remote.get(name) == content
-    sender.reset()
+    sender._sender.reset()
 
 
 def test_process_without_a_key_takes_no_lease(remote, monkeypatch):
@@ -210,7 +211,7 @@ def test_left_mark_of_an_end_keeps_nobody(remote):
 
 def test_failing_remote_is_done_without(failing, settings, root):
     settings(SAFECACHE_REMOTE=f"redis://127.0.0.1:{failing.port}/0", SAFECACHE_REMOTE_TIMEOUT=0.3)
-    client.reset()
+    client._state.reset()
     assert take()[0] is None
     with scopes.scope(KIND, math.inf):
         assert scopes.enter(Ref(KIND, KEY, str(root))) is not None

@@ -78,7 +78,7 @@ def test_what_is_needed_comes_in_one_go_with_who_needs_it(remote, tmp_path, monk
 def test_what_is_needed_and_not_there_is_counted_and_asked_for_once(remote, tmp_path):
     test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path)
     exchange.reset()
-    events.reset()
+    events._state.reset()
     [kernel] = [name for name in remote.client().scan_iter() if b"/kernel" in name or b"/triton" in name]
     remote.client().delete(kernel)
     shutil.rmtree(tmp_path / "cache")
@@ -128,7 +128,7 @@ def test_queue_that_is_full_holds_nobody_up(settings, tmp_path, monkeypatch):
     server = Liar("silent")
     settings(SAFECACHE_REMOTE=server.url, SAFECACHE_REMOTE_TIMEOUT="0.05")
     monkeypatch.setattr(sender, "_MOST_WAITING", 3)
-    sender.reset()
+    sender._sender.reset()
     for number in range(50):
         sender.offer(entry_bundle(tmp_path, key=f"f{number}"))
     assert sender.flush(30) >= 40

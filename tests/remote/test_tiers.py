@@ -9,6 +9,7 @@ import pytest
 from conftest import python
 from helpers import filled, in_process
 
+from safecache import session
 from safecache.cli import report
 from safecache.history import journal, run_summary
 from safecache.places.refs import Ref
@@ -30,7 +31,7 @@ def cache(tmp_path, settings, redis_server, monkeypatch):
     monkeypatch.setenv("_SAFECACHE_RUN", "20270101T000000-0123abcd")
     monkeypatch.setattr(journal, "_journal", journal._Journal())
     settings(SAFECACHE_REMOTE=redis_server.url, TORCHINDUCTOR_CACHE_DIR=cache)
-    events.reset()
+    session.reset()
     return cache
 
 

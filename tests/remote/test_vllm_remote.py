@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from safecache import session
-from safecache.code import vllm_files
+from safecache.code import gate, vllm_files
 from safecache.errors import EntryRefusedError
 from safecache.hooks import vllm
 from safecache.places.layout import CodeFile
@@ -82,7 +81,7 @@ class Host:
     @staticmethod
     def forgets():
         assert sender.flush(20) == 0
-        session.reset()
+        gate._state.reset()
         exchange.reset()
 
 

@@ -168,7 +168,7 @@ def test_every_cause_and_every_reason_is_said(caplog):
 def test_reset_forgets_counters_and_warnings(caplog):
     for _ in range(2):
         events.report(Reason.DAMAGED, "it is damaged")
-        events.reset()
+        events._state.reset()
     assert len(caplog.records) == 2 and events.counters() == {}
 
 

@@ -72,5 +72,5 @@ def test_reset_and_fork_begin_anew():
     os.waitpid(child, 0)
     assert float(os.read(reader, 64)) == 300
     assert waits.remaining(300) == 50
-    waits.reset()
+    waits._state.reset()
     assert waits.remaining(300) == 300

@@ -22,7 +22,6 @@ from faults.doors import MAGIC
 from fuzz import grammar
 from helpers import key_cases
 
-from safecache import session
 from safecache.code import extension_builds, gate, packages
 from safecache.errors import EntryRefusedError
 from safecache.omitted import functions
@@ -593,8 +592,8 @@ ATTACKS = {
 
 def _cell(sink: Sink, attack, strict: bool, key: Key | None = None, flow=lambda sink: None) -> dict:
     """What came of one attack, in a process that remembers nothing of the one before."""
-    session.reset()
-    events.reset()
+    gate._state.reset()
+    events._state.reset()
     sink.marker.unlink(missing_ok=True)
     sink.clear()
     shutil.rmtree(Path(sink.cache_root, ".safecache", "quarantine"), ignore_errors=True)
@@ -602,7 +601,7 @@ def _cell(sink: Sink, attack, strict: bool, key: Key | None = None, flow=lambda 
     sink.path.parent.chmod(0o755)
     with _settings(SAFECACHE_STRICT=str(int(strict))):
         during = attack(sink, Forger(sink, key))
-        events.reset()
+        events._state.reset()
         with during or contextlib.nullcontext(), flow(sink) or contextlib.nullcontext():
             outcome = sink.attempt()
             sealed = sink.is_sealed_anew()
@@ -654,9 +653,9 @@ STATES = {
 def _in_state(name, base):
     base.mkdir()
     with _settings(XDG_CONFIG_HOME=str(base)), _settings(**STATES[name](base)):
-        keyring.reset()
+        keyring.renew()
         yield
-    keyring.reset()
+    keyring.renew()
 
 
 # --- what is done, on purpose, with a cache in which something was planted, before it is used
@@ -693,15 +692,15 @@ def _as_layer(root, name):
 
 @contextlib.contextmanager
 def _below_local_level(root, base):
-    fallback.reset()
+    fallback._state.reset()
     with _settings(SAFECACHE_LOCAL=str(base / "local")):
         fallback.settle(lambda: root)
         assert config.cache_directory() != root
         yield
         config.redirect_cache(root, None)
     shutil.rmtree(base / "local")
-    levels.reset()
-    fallback.reset()
+    levels._state.reset()
+    fallback._state.reset()
 
 
 FLOWS = {
@@ -759,7 +758,7 @@ def plant_in_entries(attack, kind, directory):
 def _trust_but_not(revoked, expired):
     key_cases.put(key_cases.revoked(revoked))
     key_cases.put(key_cases.expired(expired))
-    keyring.reset()
+    keyring.renew()
 
 
 def face(sink, attacks, directory, trojan):

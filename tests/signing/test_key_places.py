@@ -64,7 +64,7 @@ def test_sealing_key_behind_a_link_that_others_could_turn_is_refused(above, sett
     settings(SAFECACHE_KEY_FILE=shared / "link" / path.name)
     assert keyring.current().signing == MAC
     shared.chmod(0o777)
-    keyring.reset()
+    keyring.renew()
     assert keyring.current().signing is None
 
 
@@ -105,7 +105,7 @@ def test_own_keyring_and_own_key_below_a_directory_that_others_can_write_are_ref
     assert keyring.current().signing is not None
     put(PUBLIC)
     (tmp_path / "config").chmod(mode)
-    keyring.reset()
+    keyring.renew()
     ring = keyring.current()
     assert ring.signing is None and ring.find(PUBLIC.id) is None
 
@@ -116,7 +116,7 @@ def test_revoked_key_does_not_come_back_where_others_have_moved_its_revocation_a
     assert keyring.current().signing is None
     (tmp_path / "config").chmod(0o777)
     directory().rename(tmp_path / "elsewhere")
-    keyring.reset()
+    keyring.renew()
     ring = keyring.current()
     assert ring.signing is None and "others could exchange" in ring.problem
 

@@ -102,7 +102,7 @@ def test_link_to_a_key_file_is_followed_and_what_it_leads_to_checked(tmp_path):
     path.symlink_to(target)
     assert keyring.current().find(MAC.id) == MAC
     target.chmod(0o644)
-    keyring.reset()
+    keyring.renew()
     assert_refused(path, "has mode 0644")
 
 

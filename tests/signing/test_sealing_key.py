@@ -23,7 +23,7 @@ def sealing(settings, tmp_path):
         path = tmp_path / "sealing.json"
         key_files.replace(str(path), key)
         settings(SAFECACHE_KEY_FILE=path)
-        keyring.reset()
+        keyring.renew()
         return path
 
     return use
@@ -58,7 +58,7 @@ def test_sealing_key_that_is_revoked_or_expired_seals_nothing(key, where, change
 def test_own_key_that_was_revoked_without_its_secret_seals_nothing():
     own = keyring.current().signing
     put(key_cases.revoked(own._replace(secret=b"")))
-    keyring.reset()
+    keyring.renew()
     ring = keyring.current()
     assert ring.signing is None and "is revoked" in ring.problem and ring.find(own.id).revoked
 

@@ -7,6 +7,7 @@ import os
 import pytest
 from conftest import needs_root
 
+from safecache import session
 from safecache.code import gate, sources
 from safecache.errors import EntryRefusedError
 from safecache.files import ownership
@@ -20,7 +21,7 @@ from safecache.tiers import directory_faults
 
 @pytest.fixture(autouse=True)
 def afresh(monkeypatch):
-    directory_faults.reset()
+    session.reset()
     monkeypatch.setattr(directory_faults, "_parent_tells", False)
 
 
@@ -105,7 +106,7 @@ def test_worker_leaves_the_warning_to_its_parent_and_is_strict_itself(exposed, s
     directory_faults.check(str(exposed))
     assert not events.counters()
     settings(SAFECACHE_STRICT=1)
-    directory_faults.reset()
+    directory_faults._settled.reset()
     with pytest.raises(EntryRefusedError):
         directory_faults.check(str(exposed))
 

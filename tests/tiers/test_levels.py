@@ -234,7 +234,7 @@ def test_publishing_starts_a_sweep_of_the_local_level_and_none_of_the_shared_one
 ):
     started = []
     observe(Published, limits.keep)
-    limits.reset()
+    limits._next.reset()
     monkeypatch.setattr(limits, "_start", lambda command: started.append(command[-1]))
     settings(SAFECACHE_LOCAL=tmp_path / "local", SAFECACHE_MAX_FILES=1)
     entry_files.publish(f"{local}/triton/0/KEY/k.json", b"content", f"{local}/triton/0")

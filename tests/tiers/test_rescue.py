@@ -8,6 +8,7 @@ import shutil
 
 import pytest
 
+from safecache import session
 from safecache.errors import CacheWriteError
 from safecache.reporting import events
 from safecache.settings import config
@@ -21,8 +22,7 @@ def cache(tmp_path, monkeypatch, settings):
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("_SAFECACHE_REDIRECTED", "")
-    fallback.reset()
-    fallback._forget_standins()
+    session.reset()
     (tmp_path / "cache").mkdir()
     return tmp_path / "cache"
 
@@ -77,7 +77,7 @@ def test_error_of_the_second_attempt_is_the_last(cache):
 
 
 def test_fault_is_said_once(cache, caplog):
-    events.reset()
+    events._state.reset()
     work, _ = failing_at(cache)
     fallback.attempt(work)
     config.end_redirection()

@@ -96,7 +96,7 @@ def task(work):
 
 def publish(root):
     for path in ("aotautograd/akey/entry", "triton/0/KEY/k.cubin", ".safecache/records/ab/record"):
-        temporaries.reset()
+        temporaries._reaped.reset()
         entry_files.publish(os.path.join(root, path), b"content", root)
 
 

@@ -9,6 +9,7 @@ import time
 import pytest
 from helpers.caches import DAY, Cache
 
+from safecache import session
 from safecache.places import layout
 from safecache.ports import Published, observe
 from safecache.reporting import events
@@ -20,7 +21,7 @@ from safecache.upkeep import limits
 def started(monkeypatch):
     """The commands that were started, and not run."""
     commands = []
-    limits.reset()
+    session.reset()
     monkeypatch.setattr(limits, "_start", commands.append)
     observe(Published, limits.keep)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
@@ -42,14 +43,14 @@ def test_publishing_starts_one_sweep_in_a_while(tmp_path, started, settings, var
     for name in "abc":
         publish(tmp_path, name)
     assert [command[-3:] for command in started] == [["gc", "--quiet", str(tmp_path)]]
-    limits.reset()  # as in another process
+    limits._next.reset()  # as in another process
     publish(tmp_path)
     assert len(started) == 1
     stamp = tmp_path / ".safecache" / "gc.stamp"
     os.utime(stamp, (time.time() - 700,) * 2)
     publish(tmp_path)
     assert len(started) == 1  # this process does not even look
-    limits.reset()
+    limits._next.reset()
     publish(tmp_path)
     assert len(started) == 2 and abs(time.time() - stamp.stat().st_mtime) < 60
 
@@ -57,18 +58,18 @@ def test_publishing_starts_one_sweep_in_a_while(tmp_path, started, settings, var
 def test_stamp_of_a_clock_that_was_wrong_stops_no_sweep(tmp_path, started, settings):
     settings(SAFECACHE_MAX_AGE="30d")
     publish(tmp_path)
-    limits.reset()
+    limits._next.reset()
     os.utime(tmp_path / ".safecache" / "gc.stamp", (time.time() + 30 * DAY,) * 2)
     publish(tmp_path)
     assert len(started) == 2
 
 
 def test_sweep_that_cannot_be_started_is_one_warning_and_no_error(tmp_path, settings, monkeypatch, caplog):
-    limits.reset()
+    limits._next.reset()
     monkeypatch.setattr(limits.sys, "executable", "/nowhere/python")
     settings(SAFECACHE_MAX_AGE="30d", SAFECACHE_STRICT=1)
     publish(tmp_path)
-    limits.reset()
+    limits._next.reset()
     (tmp_path / ".safecache" / "gc.stamp").unlink()
     publish(tmp_path)
     assert events.counters()["not trimmed"] == 2
@@ -95,7 +96,7 @@ def test_sweep_is_of_the_whole_cache(root, cache, expected):
 def test_started_sweep_keeps_the_limit_and_is_waited_for(tmp_path, settings, monkeypatch):
     cache = Cache(tmp_path / "cache", time.time())
     cache.aot("old", 40 * DAY)
-    limits.reset()
+    limits._next.reset()
     settings(SAFECACHE_MAX_AGE="30d")
     processes = []
     popen = subprocess.Popen

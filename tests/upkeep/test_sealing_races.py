@@ -14,8 +14,7 @@ import sys
 import pytest
 from helpers.key_cases import PRIVATE, PUBLIC, put
 
-from safecache import session
-from safecache.code import packages
+from safecache.code import gate, packages
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.signing import key_files, keyring, seal
@@ -123,7 +122,7 @@ def each_exchange(swapper, evil, monkeypatch):
         def at(moment, back):
             shutil.rmtree(copy, ignore_errors=True)
             shutil.copytree(root, copy)
-            session.reset()
+            gate._state.reset()
             swapper.begin(copy / path, evil, moment, back)
             run(copy)
             swapper.works = False

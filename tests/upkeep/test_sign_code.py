@@ -8,7 +8,6 @@ import pytest
 from helpers import key_cases
 from helpers.key_cases import PRIVATE, PUBLIC, put
 
-from safecache import session
 from safecache.code import gate
 from safecache.places import layout
 from safecache.places.layout import CodeFile
@@ -35,8 +34,8 @@ def forgetful(monkeypatch):
     """As each time in another process."""
 
     def forget():
-        session.reset()
-        keyring.reset()
+        gate._state.reset()
+        keyring.renew()
 
     forget()
     return forget

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from safecache import session
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.verification import background, graphs
@@ -32,11 +33,11 @@ BOOT = (
 
 @pytest.fixture(autouse=True)
 def nothing_waits(monkeypatch, tmp_path):
-    background.reset()
+    session.reset()
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
     yield
-    background.reset()
+    session.reset()
 
 
 @pytest.fixture
@@ -122,12 +123,12 @@ def test_what_is_too_much_is_said_once_and_not_verified(held, monkeypatch, caplo
 def test_forked_child_has_a_queue_of_its_own(held):
     """Even one that was forked while this process had hold of the queue."""
     background.submit(JOB)
-    with background._state.lock:
+    with background._state.now.lock:
         pid = os.fork()
         if pid == 0:
             held.set()
             is_empty = background.wait(1)
-            events.reset()
+            events._state.reset()
             background.submit(JOB)
             is_done = background.wait(60)
             os._exit(not (is_empty and is_done and events.counters() == {"compiled alike again": 1}))
@@ -141,8 +142,8 @@ def test_program_ends_at_once_though_a_forked_child_lives_on(compiles, monkeypat
     compiles("time.sleep(1000)")
     monkeypatch.setattr(background, "_GRACE", 10)
     background.submit(JOB)
-    assert until(lambda: background._state.process is not None)
-    process = background._state.process
+    assert until(lambda: background._state.now.process is not None)
+    process = background._state.now.process
     pid = os.fork()
     if pid == 0:
         time.sleep(1000)

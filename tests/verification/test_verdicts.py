@@ -15,6 +15,7 @@ from conftest import SOURCE
 from helpers.caches import key
 from helpers.listed import entry
 
+from safecache import session
 from safecache.files import folders
 from safecache.history import run_summary
 from safecache.reporting import events
@@ -29,9 +30,9 @@ DIFFERENCES = [Difference("source_code", "-a\n+b")]
 
 @pytest.fixture(autouse=True)
 def nothing_differs():
-    verdicts.reset()
+    session.reset()
     yield
-    verdicts.reset()
+    session.reset()
 
 
 @pytest.fixture

@@ -90,7 +90,7 @@ def _reap(root: str) -> None:
     """An hour later, all that dead writers left goes with the next put."""
     for path in Path(root, "fxgraph").rglob(".*.tmp"):
         os.utime(path, (time.time() - 7200,) * 2)
-    temporaries.reset()
+    temporaries._reaped.reset()
     for key in range(_KEYS):
         entry_files.publish(_path(root, key), _content(key, 0), root)
     left = [str(path) for path in Path(root).rglob(".*.tmp")]

@@ -121,7 +121,7 @@ def run(processes: int, operations: int) -> dict:
         os.mkdir(results)
         os.environ |= {"XDG_CONFIG_HOME": os.path.join(base, "config")}
         config.reload()
-        keyring.reset()
+        keyring.renew()
         keyring.current()
         children = []
         for number in range(processes):

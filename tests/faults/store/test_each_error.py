@@ -40,7 +40,7 @@ def anew(entry, content):
     if content is not None:
         entry.parent.mkdir(parents=True)
         entry.write_bytes(content)
-    temporaries.reset()
+    temporaries._reaped.reset()
 
 
 def attempt(calls, plan, action):

@@ -43,7 +43,7 @@ def test_writer_that_is_killed_leaves_the_old_file_or_the_new_one(tmp_path, acti
         assert len(left) <= 1, call
         for path in left:
             os.utime(path, (time.time() - 7200,) * 2)
-        temporaries.reset()
+        temporaries._reaped.reset()
         entry_files.publish(str(entry), NEW, str(root))
         assert entry.read_bytes() == NEW and os.listdir(entry.parent) == ["entry"], call
         seen.append((found, len(left)))

@@ -33,10 +33,10 @@ def recorded_put(entry, calls, old):
     root = entry.parents[3]
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir()
-    temporaries.reset()
+    temporaries._reaped.reset()
     if old is not None:
         entry_files.publish(str(entry), old, str(root))
-        temporaries.reset()
+        temporaries._reaped.reset()
     recorder = Recorder()
     calls.seen = recorder
     entry_files.publish(str(entry), sealed(b"new "), str(root))
