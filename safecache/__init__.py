@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from safecache import session
 from safecache._version import __version__
 from safecache.patching.activation import activate, deactivate, is_active, status
+from safecache.session import reset
 from safecache.settings import config
 
 # Not imported from typing, which would take half the time of `import safecache`.
@@ -50,18 +50,6 @@ def warm(function: Callable[..., object] | str, *arguments: Any, processes: int 
     from safecache.upkeep import warming
 
     return warming.call(function, *arguments, processes=processes)
-
-
-def reset() -> None:
-    """Forget what this process has learned and said: counters, warnings, digests, keys, and which directories failed.
-
-    As a process that begins: for tests, and after a change of keys or directories. Hooks and settings stay as they are.
-    """
-    session.reset()
-    for name, module in list(sys.modules.items()):
-        forget = getattr(module, "reset", None) if name.startswith("safecache.") else None
-        if callable(forget):
-            forget()
 
 
 def _own_command_line() -> bool:

@@ -56,7 +56,10 @@ class Part(Generic[State]):
 
 
 def reset() -> None:
-    """Make the state of each module anew."""
+    """Forget what this process has learned and said: counters, warnings, digests, keys, and which directories failed.
+
+    As a process that begins: for tests, and after a change of keys or directories. Hooks and settings stay as they are.
+    """
     for part in _parts:
         part.reset()
 
@@ -84,4 +87,3 @@ class ForkLock:
             self._lock = threading.RLock()
         else:
             self._lock.acquire()
-

@@ -27,6 +27,7 @@ from safecache.remote import tier
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import suggest_fix
+from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
 from safecache.store import entry_files
@@ -44,7 +45,6 @@ __all__ = [
     "give_up",
     "in_attempt",
     "report_unpicklable",
-    "reset",
     "saved_in_vain",
     "sealed",
     "why_not",
@@ -112,10 +112,17 @@ class _Current(threading.local):
 
 
 _current = _Current()
-# By what a compile has made, why there is nothing to save of it.
-_blamed: WeakKeyDictionary[object, str] = WeakKeyDictionary()
-# FX entries that this process failed to save: an AOT entry that refers to one would always miss.
-_unsaved: set[str] = set()
+
+
+class _State:
+    def __init__(self) -> None:
+        # By what a compile has made, why there is nothing to save of it.
+        self.blamed: WeakKeyDictionary[object, str] = WeakKeyDictionary()
+        # FX entries that this process failed to save: an AOT entry that refers to one would always miss.
+        self.unsaved: set[str] = set()
+
+
+_state: Part[_State] = Part(_State, inherit)
 
 _CONSEQUENCE = "Other processes will recompile it."
 _PICKLE_REMEDY = (
@@ -154,10 +161,10 @@ def attempt(
     finally:
         _current.attempt = outer
     if this.pickled:
-        _unsaved.discard(cache_key)
+        _state.now.unsaved.discard(cache_key)
     if failure is not None:
         if not this.pickled:
-            _unsaved.add(cache_key)
+            _state.now.unsaved.add(cache_key)
         if failure.reason is not Reason.INCOMPLETE:  # which follows from what failed before
             _current.failure = str(failure)
         failure.report(f"{kind.noun} {cache_key[:16]}…")
@@ -171,12 +178,13 @@ def begin() -> None:
 def blame(made: object) -> None:
     """Note why there is nothing to save of what this thread's compile has ``made``, if that is known."""
     if _current.failure:
-        _blamed[made] = _current.failure
+        _state.now.blamed[made] = _current.failure
 
 
 def why_not(made: object) -> str:
     """As blame() noted, in words, with the remedy; "" if it noted nothing."""
-    return f"(safecache: {_blamed[made]}. {_ARTIFACT_REMEDY})" if made in _blamed else ""
+    why = _state.now.blamed.get(made)
+    return f"(safecache: {why}. {_ARTIFACT_REMEDY})" if why else ""
 
 
 def why_unpicklable(obj: object, name: str) -> str:
@@ -192,7 +200,7 @@ def in_attempt() -> bool:
 
 def saved_in_vain(cache_keys: list[str]) -> bool:
     """Whether an entry that refers to these cache keys could never be used, since one of them was not saved."""
-    return not _unsaved.isdisjoint(cache_keys)
+    return not _state.now.unsaved.isdisjoint(cache_keys)
 
 
 def give_up(reason: Reason, error: BaseException | None = None) -> NoReturn:
@@ -323,12 +331,6 @@ def _not_written(failure: SaveAborted, ref: Ref) -> None:
     if config.current().strict and in_attempt():
         raise failure
     failure.report(f"{ref.kind.noun} {ref.key[:16]}…")
-
-
-def reset() -> None:
-    """Forget which entries could not be saved."""
-    _unsaved.clear()
-    _blamed.clear()
 
 
 _LONGEST_PATH = 12

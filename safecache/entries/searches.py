@@ -13,6 +13,7 @@ from safecache.places.refs import Ref
 from safecache.ports import Found, Hit, Lookup, Outcome, Refused
 from safecache.reporting import boundary, events, graph_names
 from safecache.reporting.kinds import Kind, Reason
+from safecache.session import Part, inherit
 from safecache.settings import config
 
 __all__ = [
@@ -33,7 +34,7 @@ __all__ = [
 ]
 
 # By key: torch looks a graph up again that an AOTAutograd entry refers to, when what was refused has been moved away.
-_refused: dict[tuple[Kind, str], tuple[Reason, str]] = {}
+_refused: Part[dict[tuple[Kind, str], tuple[Reason, str]]] = Part(dict, inherit)
 
 
 class Search:
@@ -61,7 +62,7 @@ class Search:
         """Note that a candidate cannot be used: the first such reason explains a miss."""
         self._refusal = self._refusal or (reason, detail)
         if reason is not Reason.ENTRY_MISSING:
-            _refused.setdefault((self.ref.kind, self.ref.key), (reason, detail))
+            _refused.now.setdefault((self.ref.kind, self.ref.key), (reason, detail))
 
     @property
     def is_taken(self) -> bool:
@@ -86,7 +87,7 @@ class Search:
 
     def hit(self) -> None:
         """It has found what it was for. Raises MissError for a miss inside of it that torch has swallowed."""
-        _refused.pop((self.ref.kind, self.ref.key), None)
+        _refused.now.pop((self.ref.kind, self.ref.key), None)
         # That of a graph within an AOTAutograd entry is part of the entry's.
         if self._outer is None:
             ports.tell(Hit(self.found))
@@ -129,8 +130,9 @@ class Search:
             return Reason.GUARD_FAILED, "there are entries for the key, and their guards do not hold"
         if self.is_taken:
             return Reason.UNLOADABLE, "an entry was found, and torch could not use it"
-        if (self.ref.kind, self.ref.key) in _refused:
-            return _refused[self.ref.kind, self.ref.key]
+        refused = _refused.now.get((self.ref.kind, self.ref.key))
+        if refused is not None:
+            return refused
         ref = self.ref._replace(root=self.ref.root or config.cache_directory() or "")
         with boundary.contain_errors("the search for what explains a miss", "The miss counts as never seen."):
             return ports.answers.why_missed(ref, self._name()), ""

@@ -5,7 +5,6 @@ What proves that a holder lives are its heartbeats: who owns the remote may forg
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 
@@ -15,14 +14,26 @@ from safecache.places.refs import Ref
 from safecache.remote import client, exchange, parcels, sender, stores
 from safecache.remote.client import Client, Unavailable
 from safecache.reporting import waits
+from safecache.session import Part
 
-__all__ = ["Claim", "reset", "take"]
+__all__ = ["Claim", "take"]
 
 # Seconds between looks at a lease.
 _SHORTEST, _LONGEST = 0.1, 1.0
 _ENDED = b"ended"
 _OTHER_HOST = "another host"
-_renewals = Renewals("safecache-remote-leases", 1.0)
+
+
+class _State:
+    def __init__(self) -> None:
+        self.renewals = Renewals("safecache-remote-leases", 1.0)
+
+    def end(self) -> None:
+        self.renewals.reset()
+
+
+# What is held lapses then.
+_state: Part[_State] = Part(_State)
 
 
 class Claim:
@@ -39,7 +50,7 @@ class Claim:
         if content is None or not remote.replace(self._name, content, known):
             return False
         self._content = content
-        _renewals.begin(self, self._renew)
+        _state.now.renewals.begin(self, self._renew)
         return True
 
     def _renew(self) -> None:
@@ -52,7 +63,7 @@ class Claim:
                 if content is not None and remote.replace(self._name, content, self._content):
                     self._content = content
                 else:
-                    _renewals.end(self)  # another host has it, as this one was too late
+                    _state.now.renewals.end(self)  # another host has it, as this one was too late
             except Unavailable:
                 return  # it goes on, once that can be used again, if nobody has taken it
 
@@ -62,10 +73,10 @@ class Claim:
         Where that cannot be queued, it is renewed no more.
         """
         if not sender.afterwards(self._end):
-            _renewals.end(self)
+            _state.now.renewals.end(self)
 
     def _end(self, remote: Client) -> None:
-        _renewals.end(self)
+        _state.now.renewals.end(self)
         with self._lock:
             if remote.replace(self._name, _ENDED, self._content):
                 remote.remove(self._name)
@@ -120,11 +131,3 @@ def _name(ref: Ref) -> str:
 
 def _subject(name: str) -> str:
     return f"lease {name}"
-
-
-def reset() -> None:
-    """Forget what is held: it lapses."""
-    _renewals.reset()
-
-
-os.register_at_fork(after_in_child=reset)

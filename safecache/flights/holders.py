@@ -15,9 +15,10 @@ from typing import NamedTuple
 from safecache.files import ownership
 from safecache.places.refs import Ref
 from safecache.reporting import events, waits
+from safecache.session import Part, inherit
 from safecache.settings import config
 
-__all__ = ["Holder", "Watch", "describe", "find_holder", "reset", "tell_end", "tell_wait"]
+__all__ = ["Holder", "Watch", "describe", "find_holder", "tell_end", "tell_wait"]
 
 # Seconds: how often to look, and how long a process without a moment on any core counts as alive. A compile that waits
 # wakes up several times a second.
@@ -26,10 +27,17 @@ STALLED = 10.0
 _MOST = 1000
 _LOCKS = "/proc/locks"
 
-# Seconds that were waited for holders which proved nothing, by uid: that of the holder, or else of the file.
-_unproven: dict[int, float] = {}
-# Who was waited for until the time was up.
-_given_up: set[tuple[str, int]] = set()
+
+class _State:
+    def __init__(self) -> None:
+        # Seconds that were waited for holders which proved nothing, by uid: that of the holder, or else of the file.
+        self.unproven: dict[int, float] = {}
+        # Who was waited for until the time was up.
+        self.given_up: set[tuple[str, int]] = set()
+        self.is_told = False
+
+
+_state: Part[_State] = Part(_State, inherit)
 
 _WAITING = (
     "safecache: waiting for {0} to finish {1} {2}…; compiling it here after {3:g} s at most"
@@ -39,7 +47,6 @@ _GIVEN_UP = (
     "safecache: gave up waiting for {0}: {1} {2}… not finished after {3:.0f} s, or the process is not running."
     " Compiling it here; not waiting for that process again"
 )
-_is_told = False
 
 
 class Holder(NamedTuple):
@@ -84,8 +91,8 @@ class Watch:
     @property
     def is_given_up(self) -> bool:
         """Tell whether who holds it was waited for in vain before."""
-        return self._waited_for in _given_up or (
-            not self.is_proven and _unproven.get(self._user, 0.0) >= waits.UNPROVEN
+        return self._waited_for in _state.now.given_up or (
+            not self.is_proven and _state.now.unproven.get(self._user, 0.0) >= waits.UNPROVEN
         )
 
     @property
@@ -106,18 +113,18 @@ class Watch:
         since, self._seen = now - self._seen, now
         if not self.is_proven:
             self._waited_unproven += since
-            _unproven[self._user] = _unproven.get(self._user, 0.0) + since
+            _state.now.unproven[self._user] = _state.now.unproven.get(self._user, 0.0) + since
         if now - self._looked >= _INTERVAL:
             self._look(now)
             if self.is_proven and self._waited_unproven:
-                _unproven[self._user] -= self._waited_unproven
+                _state.now.unproven[self._user] -= self._waited_unproven
                 self._waited_unproven = 0.0
         return self.is_given_up or (self.is_proven and now - self._moved >= STALLED)
 
     def give_up(self) -> None:
         """Wait for it in no later wait: see is_given_up."""
         if self.is_proven:
-            _given_up.add(self._waited_for)
+            _state.now.given_up.add(self._waited_for)
 
     def _look(self, now: float) -> None:
         self._looked = now
@@ -161,9 +168,8 @@ def describe(holder: Holder | None) -> str:
 
 def tell_wait(who: str, ref: Ref, most: float) -> None:
     """Say, once in a process, that it waits."""
-    global _is_told
-    if not _is_told:
-        _is_told = True
+    if not _state.now.is_told:
+        _state.now.is_told = True
         events.say(logging.WARNING, _WAITING.format(who, ref.kind.noun, ref.key[:16], most))
 
 
@@ -192,11 +198,3 @@ def _ran(pid: int) -> int | None:
 def _read(path: str) -> str:
     with open(path, errors="replace") as file:
         return file.read()
-
-
-def reset() -> None:
-    """Wait for everybody again."""
-    global _is_told
-    _unproven.clear()
-    _given_up.clear()
-    _is_told = False

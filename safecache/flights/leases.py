@@ -21,10 +21,11 @@ from safecache.files import filesystem, folders
 from safecache.flights.heartbeats import Beats, Renewals
 from safecache.places import ours
 from safecache.places.refs import Ref
+from safecache.session import Part
 from safecache.settings import config
 from safecache.signing import seal
 
-__all__ = ["Lease", "open_lease", "reset"]
+__all__ = ["Lease", "open_lease"]
 
 # What a holder leaves for those who wait for its file: it has ended, whether it has published anything or not.
 _ENDED = b"ended"
@@ -33,9 +34,28 @@ _UNSEALED = b"held"
 _OF_EARLIER = re.compile(rb"\d+\n[^\n]*\n[\d.]+")
 _LARGEST = 4096
 
-# A child gets its parent's descriptors, and would hold its locks for as long as it lives.
-_open: weakref.WeakSet[Lease] = weakref.WeakSet()
-_renewals = Renewals("safecache-leases", 0.5)
+
+class _State:
+    """The leases of this process: at the end it lets go of them."""
+
+    def __init__(self) -> None:
+        self.open: weakref.WeakSet[Lease] = weakref.WeakSet()
+        self.renewals = Renewals("safecache-leases", 0.5)
+
+    def end(self) -> None:
+        for lease in list(self.open):
+            lease.close(unlock=True)
+
+    def in_child(self) -> _State:
+        # A child gets its parent's descriptors, and would hold its locks for as long as it lives.
+        self.renewals.reset()
+        for lease in list(self.open):
+            lease._lock = threading.Lock()
+            lease.close()
+        return _State()
+
+
+_state: Part[_State] = Part(_State, _State.in_child)
 
 
 class Lease:
@@ -48,7 +68,7 @@ class Lease:
         self._lock = threading.Lock()
         # What is to be done once it is released.
         self.then: list[Callable[[], None]] = []
-        _open.add(self)
+        _state.now.open.add(self)
 
     @property
     def status(self) -> os.stat_result:
@@ -100,7 +120,7 @@ class Lease:
         """
         self._beats = Beats(self.subject, began)
         self._beat()
-        _renewals.begin(self, self._renew)
+        _state.now.renewals.begin(self, self._renew)
 
     def _renew(self) -> None:
         with suppress(OSError):  # a full disk: whom no kernel tells of this process, then does not wait for it
@@ -125,7 +145,7 @@ class Lease:
 
     def release(self) -> None:
         """End it, for all who wait: they look again. It is unlocked in any case."""
-        _renewals.end(self)
+        _state.now.renewals.end(self)
         with self._lock, suppress(OSError):
             self._beats = None
             self._write(_ENDED)
@@ -135,7 +155,7 @@ class Lease:
 
     def close(self, *, unlock: bool = False) -> None:
         """Leave it as it is. ``unlock``: for children of this process too, that may hold its descriptor."""
-        _renewals.end(self)
+        _state.now.renewals.end(self)
         with self._lock:
             descriptor, self._descriptor = self._descriptor, -1
         if descriptor >= 0:
@@ -188,19 +208,3 @@ def _close_to_others(folder: folders.Folder) -> None:
         raise PermissionError(errno.EPERM, "another user's leases", folder.place)
     if status.st_mode & 0o077:
         os.chmod(os.curdir, 0o700, dir_fd=folder.descriptor)
-
-
-def reset() -> None:
-    """End what this process holds."""
-    for lease in list(_open):
-        lease.close(unlock=True)
-
-
-def _after_fork() -> None:
-    _renewals.reset()
-    for lease in list(_open):
-        lease._lock = threading.Lock()
-        lease.close()
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -10,7 +10,6 @@ compiles then.
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,9 +24,10 @@ from safecache.ports import Waited, tell
 from safecache.remote import tier
 from safecache.reporting import boundary, events, waits
 from safecache.reporting.kinds import ENTRIES, Count, Kind, LeaseScope
+from safecache.session import Part, inherit
 from safecache.settings import config
 
-__all__ = ["Flight", "Postponed", "enter", "is_compiled_elsewhere", "measuring", "not_waiting", "reset", "scope"]
+__all__ = ["Flight", "Postponed", "enter", "is_compiled_elsewhere", "measuring", "not_waiting", "scope"]
 
 # From coarse to fine: while a process has a lease on one, it waits only for those after it.
 _ORDER = tuple(kind for kind in Kind if kind.tiers.lease is not LeaseScope.NONE)
@@ -75,9 +75,16 @@ class _Thread(threading.local):
         self.waits = True
 
 
-_thread = _Thread()
-# Whether the last graph was found after a wait, and none was asked for since; and whether nobody came to one first.
-_has_been_left_one = _nobody_came = False
+class _State:
+    def __init__(self) -> None:
+        # Whether the last graph was found after a wait, and none was asked for since; and whether nobody came to one
+        # first.
+        self.has_been_left_one = self.nobody_came = False
+
+
+# The parent's compile is not the child's.
+_thread: Part[_Thread] = Part(_Thread)
+_state: Part[_State] = Part(_State, inherit)
 
 
 class Flight:
@@ -95,13 +102,12 @@ class Flight:
 
     def found(self) -> None:
         """It has been found: nothing is compiled."""
-        global _has_been_left_one
         if self._lease is not None:
             with boundary.contain_errors(_FEATURE, "Other processes may compile what is there already."):
                 self._scope.release(self._lease, Lease.release)
         if self.waited:
             waits.refund(self.waited)
-            _has_been_left_one = True
+            _state.now.has_been_left_one = True
             events.count(Count.LEFT_TO_OTHERS)
             line = {"key": self._ref.key, "waited": round(self.waited, 3), "took": round(self.took, 3)}
             journal.write(Count.LEFT_TO_OTHERS.value, self._ref.root, line)
@@ -115,11 +121,12 @@ def scope(kind: Kind, most: float | None, *, waits: bool = True) -> Iterator[Non
     for it. ``waits``: else a lookup only finds out whether another process is compiling that, on this host.
     """
     this = _Scope(kind, most, waits=waits)
-    _thread.scopes.append(this)
+    scopes = _thread.now.scopes
+    scopes.append(this)
     try:
         yield
     finally:
-        _thread.scopes.pop()
+        scopes.pop()
         with boundary.contain_errors(_FEATURE, "Other processes may compile what is there already."):
             for lease in list(this.leases):
                 this.release(lease, Lease.release)
@@ -127,7 +134,7 @@ def scope(kind: Kind, most: float | None, *, waits: bool = True) -> Iterator[Non
 
 def is_compiled_elsewhere() -> bool:
     """Whether what this thread has looked up here is compiled by another process, for which it has not waited."""
-    return bool(_thread.scopes) and _thread.scopes[-1].is_compiled_elsewhere
+    return bool(_thread.now.scopes) and _thread.now.scopes[-1].is_compiled_elsewhere
 
 
 @contextmanager
@@ -137,7 +144,7 @@ def measuring() -> Iterator[None]:
     That may be what another rank has to send which waits for this compile: after a time one of those who wait goes on
     with it, and this one compiles without a lease.
     """
-    held = [(each, lease) for each in _thread.scopes if each.most != math.inf for lease in each.leases]
+    held = [(each, lease) for each in _thread.now.scopes if each.most != math.inf for lease in each.leases]
     if not held:
         yield
         return
@@ -158,11 +165,11 @@ def _let_go(held: list[tuple[_Scope, Lease]]) -> None:
 @contextmanager
 def not_waiting() -> Iterator[None]:
     """In this block, enter() raises Postponed in this thread where it would wait."""
-    before, _thread.waits = _thread.waits, False
+    before, _thread.now.waits = _thread.now.waits, False
     try:
         yield
     finally:
-        _thread.waits = before
+        _thread.now.waits = before
 
 
 def enter(ref: Ref, before: Callable[[], float] = float) -> Flight | None:
@@ -172,7 +179,7 @@ def enter(ref: Ref, before: Callable[[], float] = float) -> Flight | None:
     ``before``: tells, if it is called, how many seconds that took the last time, 0 where nobody knows. Raises Postponed
     in a block of not_waiting().
     """
-    this = _thread.scopes[-1] if _thread.scopes else None
+    this = _thread.now.scopes[-1] if _thread.now.scopes else None
     if this is None or this.kind is not ref.kind or this.most is None or not config.current().single_flight:
         return None
     # A cache that cannot be written, or full, has no leases, and nothing is published in it.
@@ -188,7 +195,7 @@ def _enter(this: _Scope, ref: Ref, before: Callable[[], float]) -> Flight | None
         waited, took, abroad, is_held = 0.0, 0.0, 0.0, lease.try_to_hold()
         this.is_compiled_elsewhere = not is_held and not this.waits
         if not is_held and this.waits and _may_wait(ref.kind):
-            if not _thread.waits:
+            if not _thread.now.waits:
                 raise Postponed
             began = time.monotonic()
             is_held, took = _wait(lease, ref, _patience(this, before))
@@ -215,14 +222,14 @@ def _enter(this: _Scope, ref: Ref, before: Callable[[], float]) -> Flight | None
 
 def _let_others_begin(lease: Lease, kind: Kind) -> None:
     """For some time, if this process would have to start its workers for what one that has them comes to as well."""
-    global _has_been_left_one, _nobody_came
-    if kind in ENTRIES and _has_been_left_one and not _nobody_came and workers.are_postponed():
+    state = _state.now
+    if kind in ENTRIES and state.has_been_left_one and not state.nobody_came and workers.are_postponed():
         began = time.monotonic()
-        while not lease.read() and not _nobody_came:
+        while not lease.read() and not state.nobody_came:
             time.sleep(_LONGEST / 2)
-            _nobody_came = time.monotonic() - began >= _HEAD_START
+            state.nobody_came = time.monotonic() - began >= _HEAD_START
         waits.charge(time.monotonic() - began, in_vain=False)
-        _has_been_left_one = False
+        state.has_been_left_one = False
 
 
 def _patience(this: _Scope, before: Callable[[], float]) -> float:
@@ -247,7 +254,7 @@ def _among_hosts(this: _Scope, lease: Lease, ref: Ref, most: Callable[[], float]
 
 
 def _may_wait(kind: Kind) -> bool:
-    held = [each.kind for each in _thread.scopes if each.leases]
+    held = [each.kind for each in _thread.now.scopes if each.leases]
     return all(_ORDER.index(each) < _ORDER.index(kind) for each in held)
 
 
@@ -281,18 +288,3 @@ def _wait(lease: Lease, ref: Ref, most: float) -> tuple[bool, float]:
 def _count(what: Count, root: str) -> None:
     events.count(what)
     journal.count(what.value, root)
-
-
-def reset() -> None:
-    """Wait for everybody again."""
-    global _has_been_left_one, _nobody_came
-    _has_been_left_one = _nobody_came = False
-
-
-def _after_fork() -> None:
-    # The parent's compile is not the child's.
-    _thread.scopes.clear()
-    _thread.waits = True
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -22,6 +22,7 @@ from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import ours
 from safecache.reporting import events
+from safecache.session import Part
 from safecache.settings import config
 from safecache.tiers import fallback
 
@@ -52,8 +53,15 @@ class _Journal:
         self.is_awaited = False
         self.has_failed = False
 
+    def end(self) -> None:
+        """Write what is counted."""
+        with self.lock:
+            if self.counted:
+                _append({}, 2 * LARGEST)
 
-_journal = _Journal()
+
+# A child has a journal of its own, and has looked up nothing.
+_journal: Part[_Journal] = Part(_Journal)
 
 
 def is_one(name: str) -> bool:
@@ -63,29 +71,29 @@ def is_one(name: str) -> bool:
 
 def count(label: str, root: str, number: int = 1) -> None:
     """Add to what is written under ``label`` with the next line, or soon."""
-    with _journal.lock:
-        _journal.counted[label] += number
-        _journal.root = _journal.root or root
-        if not _journal.awaits_end:
+    with _journal.now.lock:
+        _journal.now.counted[label] += number
+        _journal.now.root = _journal.now.root or root
+        if not _journal.now.awaits_end:
             _await_end()
-        if not _journal.is_awaited:
-            _journal.is_awaited = True
+        if not _journal.now.is_awaited:
+            _journal.now.is_awaited = True
             _write_soon()
 
 
 def write(label: str, root: str, line: dict[str, object]) -> None:
     """Write a line about a lookup in the cache ``root``; what cannot be written is counted under ``label``."""
     shortened = {name: text[:LONGEST_TEXT] if isinstance(text, str) else text for name, text in line.items()}
-    with _journal.lock:
-        _journal.root = _journal.root or root
+    with _journal.now.lock:
+        _journal.now.root = _journal.now.root or root
         if not _append(shortened, LARGEST):
-            _journal.counted[label] += 1
-        if not _journal.awaits_end:
+            _journal.now.counted[label] += 1
+        if not _journal.now.awaits_end:
             _await_end()
 
 
 def _await_end() -> None:
-    _journal.awaits_end = True
+    _journal.now.awaits_end = True
     # A process that multiprocessing has forked ends without what is registered below.
     multiprocessing = sys.modules.get("multiprocessing.util")
     if multiprocessing is not None:
@@ -99,36 +107,34 @@ def _write_soon() -> None:
 
 def _work() -> None:
     """Write what is counted for as long as something is; half of a file is left to what misses."""
-    while _journal.is_awaited:
+    while _journal.now.is_awaited:
         time.sleep(_PAUSE)
-        with _journal.lock:
-            _journal.is_awaited = bool(_journal.counted) and _append({}, LARGEST // 2)
+        with _journal.now.lock:
+            _journal.now.is_awaited = bool(_journal.now.counted) and _append({}, LARGEST // 2)
 
 
 def _end() -> None:
-    with _journal.lock:
-        if _journal.counted:
-            _append({}, 2 * LARGEST)
+    _journal.now.end()
 
 
 def _append(line: dict[str, object], limit: int) -> bool:
     """Write ``line`` and what was counted; False if it cannot be, or the file would be larger than ``limit``."""
-    if not (config.cache_directory() or _journal.root):
+    if not (config.cache_directory() or _journal.now.root):
         return False  # a lookup in no cache yet: there is nowhere to tell of it
-    values = _identity() | line | {"counts": dict(_journal.counted)}
+    values = _identity() | line | {"counts": dict(_journal.now.counted)}
     content = json.dumps(values).encode() + b"\n"
-    if _journal.size + len(content) > limit:
+    if _journal.now.size + len(content) > limit:
         return False
     try:
         _write(content)
     except OSError as error:
         # Each lookup tries it again, and a server may show all that is no debugging.
-        level = logging.DEBUG if _journal.has_failed else logging.INFO
-        _journal.has_failed = True
-        events.say(level, f"safecache: the journal {_journal.path} was not written: {error.strerror}")
+        level = logging.DEBUG if _journal.now.has_failed else logging.INFO
+        _journal.now.has_failed = True
+        events.say(level, f"safecache: the journal {_journal.now.path} was not written: {error.strerror}")
         return False
-    _journal.size += len(content)
-    _journal.counted.clear()
+    _journal.now.size += len(content)
+    _journal.now.counted.clear()
     return True
 
 
@@ -138,8 +144,8 @@ def _identity() -> dict[str, object]:
 
 
 def _write(content: bytes) -> None:
-    if not _journal.path:
-        _journal.path = _new_path()
+    if not _journal.now.path:
+        _journal.now.path = _new_path()
         os.makedirs(_cache(), exist_ok=True)  # as torch does, which a process that only uses Triton does not ask to
         with _folder() as folder:
             _make_room(folder)
@@ -152,21 +158,21 @@ def _write(content: bytes) -> None:
 
 
 def _folder() -> AbstractContextManager[Folder]:
-    return folders.at(_cache(), os.path.dirname(_journal.path), make=True)
+    return folders.at(_cache(), os.path.dirname(_journal.now.path), make=True)
 
 
 def _cache() -> str:
     """The one that has the journal."""
-    return os.path.dirname(_journal.path).removesuffix(ours.path("", ours.JOURNAL))
+    return os.path.dirname(_journal.now.path).removesuffix(ours.path("", ours.JOURNAL))
 
 
 def _open() -> int:
     with _folder() as folder:
-        return folder.open(os.path.basename(_journal.path), _APPEND)
+        return folder.open(os.path.basename(_journal.now.path), _APPEND)
 
 
 def _new_path() -> str:
-    cache = config.cache_directory() or _journal.root
+    cache = config.cache_directory() or _journal.now.root
     # A fallback directory is removed with the process.
     cache = fallback.original(cache) or cache
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
@@ -181,11 +187,4 @@ def _make_room(folder: Folder) -> None:
             folder.unlink(name)
 
 
-def _begin_anew() -> None:
-    # A child has a journal of its own, and has looked up nothing.
-    global _journal
-    _journal = _Journal()
-
-
 atexit.register(_end)
-os.register_at_fork(after_in_child=_begin_anew)

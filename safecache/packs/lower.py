@@ -14,11 +14,11 @@ from safecache.packs.archive import Pack, Packed
 from safecache.places.refs import Ref
 from safecache.reporting import boundary, events, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
-from safecache.session import ForkLock
+from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config, extras
 from safecache.store import bundles
 
-__all__ = ["fill", "has_given", "reset"]
+__all__ = ["fill", "has_given"]
 
 _REMEDY = "What it has is compiled instead."
 _LIBRARY, _EXTRA = "zstandard", "pack"
@@ -34,30 +34,35 @@ class _Tier:
             self.groups[group.ref.kind, group.ref.key].append(group)
 
 
-_tiers: dict[str, _Tier | None] = {}
+class _State:
+    def __init__(self) -> None:
+        self.tiers: dict[str, _Tier | None] = {}
+        # Entries of a key are taken once: they are all there then, and the key is looked up again for other guards.
+        self.taken: set[tuple[Kind, str]] = set()
+        self.has_given = False
+
+
 _lock = ForkLock()
-# Entries of a key are taken once: they are all there then, and the key is looked up again for other guards.
-_taken: set[tuple[Kind, str]] = set()
-_has_given = False
+_state: Part[_State] = Part(_State, inherit)
 
 
 def fill(ref: Ref) -> bool:
     """Publish it in the cache, if a pack has it; False if not. Raises, in strict mode, the error for a refusal."""
-    global _has_given
-    if (ref.kind, ref.key) in _taken:
+    state = _state.now
+    if (ref.kind, ref.key) in state.taken:
         return False
     for path in config.current().packs:
         with boundary.contain_errors(f"the pack {path}", _REMEDY):
             tier = _find_tier(path)
             if tier is not None and _take_any(tier, ref):
-                _has_given = True
+                state.has_given = True
                 return True
     return False
 
 
 def has_given() -> bool:
     """Whether anything that a pack had was published by this process."""
-    return _has_given
+    return _state.now.has_given
 
 
 def _take_any(tier: _Tier, ref: Ref) -> bool:
@@ -66,7 +71,7 @@ def _take_any(tier: _Tier, ref: Ref) -> bool:
         return False
     events.count(Count.PACK_HIT)
     if ref.kind in ENTRIES:
-        _taken.add(wanted)
+        _state.now.taken.add(wanted)
     return True
 
 
@@ -89,11 +94,12 @@ def _take(pack: Pack, packed: Packed, ref: Ref) -> bool:
 
 def _find_tier(path: str) -> _Tier | None:
     with _lock:
-        if path not in _tiers:
+        tiers = _state.now.tiers
+        if path not in tiers:
             if not config.current().strict:
-                _tiers[path] = None  # whatever fails in it does so once
-            _tiers[path] = _opened(path)
-        return _tiers[path]
+                tiers[path] = None  # whatever fails in it does so once
+            tiers[path] = _opened(path)
+        return tiers[path]
 
 
 def _opened(path: str) -> _Tier | None:
@@ -120,11 +126,3 @@ def _refuse(path: str, error: PackRefusedError) -> None:
     text = str(error)
     events.add_refusal(text)
     events.report(Reason(error.reason), text, cause=path, remedy=_REMEDY)
-
-
-def reset() -> None:
-    """Open the packs again, and take from them again."""
-    global _has_given
-    _tiers.clear()
-    _taken.clear()
-    _has_given = False

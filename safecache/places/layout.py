@@ -21,6 +21,7 @@ from typing import NamedTuple
 
 from safecache.files import filesystem, folders, temporaries
 from safecache.reporting.kinds import Kind
+from safecache.session import Part, inherit
 from safecache.settings import config
 
 __all__ = [
@@ -51,7 +52,6 @@ __all__ = [
     "of_triton",
     "of_vllm",
     "reap_once",
-    "reset",
     "triton_caches",
     "triton_siblings",
     "vllm_caches",
@@ -106,7 +106,7 @@ _NAME = re.compile(r"tmp\.pid_(\d+)_[0-9a-f-]{36}")
 # Seconds. They are not locked, and whether the process lives can be told on its own host alone.
 _PATIENCE = 86400.0
 
-_reaped: set[str] = set()
+_reaped: Part[set[str]] = Part(set, inherit)
 
 
 def is_temporary(name: str) -> bool:
@@ -116,9 +116,9 @@ def is_temporary(name: str) -> bool:
 
 def reap_once(directory: str) -> None:
     """Remove those of dead writers in ``directory``, once in this process; what cannot be removed stays."""
-    if directory in _reaped:
+    if directory in _reaped.now:
         return
-    _reaped.add(directory)
+    _reaped.now.add(directory)
     root, key = os.path.split(directory)
     with suppress(OSError):
         # Its own name and "." in it: most file systems count what lies deeper too, and so tell that there is nothing.
@@ -307,8 +307,3 @@ def vllm_caches(root: str, depth: int = _VLLM_DEPTH) -> Iterator[str]:
 
 def _subdirectories(directory: str) -> Iterator[str]:
     yield from (item.path for item in folders.listed(directory) if item.is_directory)
-
-
-def reset() -> None:
-    """Look for leftovers once more."""
-    _reaped.clear()

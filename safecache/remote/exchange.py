@@ -16,11 +16,11 @@ from safecache.remote.parcels import Parcel
 from safecache.reporting import events, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.session import ForkLock
+from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config
 from safecache.store import bundles
 
-__all__ = ["ORIGIN", "asked", "fill", "forget_miss", "has_given", "reset", "send"]
+__all__ = ["ORIGIN", "asked", "fill", "forget_miss", "has_given", "send"]
 
 # Bytes that are kept in memory until they are asked for, if they are.
 _MOST_AHEAD = 64 << 20
@@ -30,30 +30,38 @@ _REMEDY = "It is recompiled, and what the remote has is replaced."
 
 _lock = ForkLock()
 _numbers = itertools.count(1)
-# What was asked for, with the number of the last time: what an entry needs is what was asked for since it was.
-_asked: dict[Ref, int] = {}
-# By name in the remote: what was fetched ahead, and published; what it has as far as is known, and lacks; and what is
-# bad there.
-_ahead: dict[str, bytes] = {}
-_given: set[str] = set()
-_there: set[str] = set()
-_absent: set[str] = set()
-_bad: set[str] = set()
+
+
+class _State:
+    def __init__(self) -> None:
+        # What was asked for, with the number of the last time: an entry needs what was asked for since it was.
+        self.asked: dict[Ref, int] = {}
+        # By name in the remote: what was fetched ahead, and published; what it has as far as is known, and lacks; and
+        # what is bad there.
+        self.ahead: dict[str, bytes] = {}
+        self.given: set[str] = set()
+        self.there: set[str] = set()
+        self.absent: set[str] = set()
+        self.bad: set[str] = set()
+
+
+_state: Part[_State] = Part(_State, inherit)
 
 
 def asked(ref: Ref) -> None:
     """Note that it is looked up by this process."""
     with _lock:
-        _asked[ref] = next(_numbers)
+        _state.now.asked[ref] = next(_numbers)
 
 
 def send(ref: Ref, *, again: bool = False) -> None:
     """Have it sent, with what an entry needs; ``again``: something was added to it."""
+    state = _state.now
     needed: list[Ref] = []
     if ref.kind in (*ENTRIES, Kind.AOT_FUNCTION):
         with _lock:
-            begun = _asked.get(ref, 0)
-            needed = [other for other, number in _asked.items() if number > begun and other != ref]
+            begun = state.asked.get(ref, 0)
+            needed = [other for other, number in state.asked.items() if number > begun and other != ref]
     if ref.kind is Kind.AOT_FUNCTION:
         # It has the entries of its graphs in it.
         needed = [other for other in needed if other.kind not in (*ENTRIES, Kind.TABLE)]
@@ -61,22 +69,23 @@ def send(ref: Ref, *, again: bool = False) -> None:
     for other in (*needed, ref):
         name = parcels.name_of(other.kind, other.key)
         # Entries of a key are added to those that it has.
-        if name in _there and other is not ref:
+        if name in state.there and other is not ref:
             continue
         with _lock:
-            _there.add(name)
-            _absent.discard(name)
+            state.there.add(name)
+            state.absent.discard(name)
         needs = tuple((need.kind, need.key) for need in needed) if other is ref else ()
-        sender.offer(other, needs, again=name in _bad or (again and other is ref))
+        sender.offer(other, needs, again=name in state.bad or (again and other is ref))
 
 
 def fill(ref: Ref) -> bool:
     """Publish it in the cache, if the remote has it; False if not. Raises, in strict mode, the error for a refusal."""
+    state = _state.now
     remote, name = client.current(), parcels.name_of(ref.kind, ref.key)
-    content = _ahead.pop(name, None)
+    content = state.ahead.pop(name, None)
     # The entries of a key are all there after the first time; other files may have been removed since.
-    is_here, began = ref.kind in ENTRIES and name in _there, time.monotonic()
-    if content is None and not is_here and name not in _absent and remote is not None and remote.may_read():
+    is_here, began = ref.kind in ENTRIES and name in state.there, time.monotonic()
+    if content is None and not is_here and name not in state.absent and remote is not None and remote.may_read():
         content = _fetched(remote, name)
     if content is None:
         return False
@@ -89,8 +98,8 @@ def fill(ref: Ref) -> bool:
     if not all(bundles.publish(file, ref, ORIGIN) for file in found.files):
         return False
     client.count(Count.REMOTE_HIT)
-    _there.add(name)
-    _given.add(name)
+    state.there.add(name)
+    state.given.add(name)
     if remote is not None:
         _fetch_ahead(found, remote)
     return True
@@ -98,12 +107,12 @@ def fill(ref: Ref) -> bool:
 
 def forget_miss(ref: Ref) -> None:
     """Ask the remote for it again: another host has sent it since, perhaps."""
-    _absent.discard(parcels.name_of(ref.kind, ref.key))
+    _state.now.absent.discard(parcels.name_of(ref.kind, ref.key))
 
 
 def has_given() -> bool:
     """Whether anything that the remote had was published by this process."""
-    return bool(_given)
+    return bool(_state.now.given)
 
 
 def _fetched(remote: Client, name: str) -> bytes | None:
@@ -115,7 +124,7 @@ def _fetched(remote: Client, name: str) -> bytes | None:
     if isinstance(content, bytes):
         return content
     # A miss is remembered, so that nobody waits for the same one twice.
-    _absent.add(name)
+    _state.now.absent.add(name)
     if content is None:
         client.count(Count.REMOTE_MISS)
     else:
@@ -126,17 +135,21 @@ def _fetched(remote: Client, name: str) -> bytes | None:
 
 
 def _refuse(refusal: Refusal, ref: Ref, name: str) -> None:
-    _absent.add(name)
-    _bad.add(name)
+    state = _state.now
+    state.absent.add(name)
+    state.bad.add(name)
     refusal = refusal._replace(cause=f"remote {ref.kind.value}")
     report.refuse(refusal, ref.kind, f"{ref.key[:64]} from {ORIGIN}", _REMEDY)
 
 
 def _fetch_ahead(parcel: Parcel, remote: Client) -> None:
     """Fetch what is needed next and fits into what may be fetched at once: its sizes first, then the contents."""
+    state = _state.now
     names = [parcels.name_of(kind, key) for kind, key in parcel.needs[: parcels.MOST_NEEDED]]
-    wanted = [name for name in names if name not in _ahead and name not in _there and name not in _absent]
-    before, most = stores.prefix(), min(config.current().remote_max_bytes, _MOST_AHEAD - sum(map(len, _ahead.values())))
+    known = state.ahead.keys() | state.there | state.absent
+    wanted = [name for name in names if name not in known]
+    left = _MOST_AHEAD - sum(map(len, state.ahead.values()))
+    before, most = stores.prefix(), min(config.current().remote_max_bytes, left)
     try:
         sizes = remote.sizes([before + name for name in wanted]) if wanted else {}
         totals = itertools.accumulate(sizes.values())
@@ -146,11 +159,5 @@ def _fetch_ahead(parcel: Parcel, remote: Client) -> None:
         return
     lacking = [name for name in wanted if before + name not in sizes]
     client.count(Count.REMOTE_MISS, len(lacking))
-    _absent.update(lacking)
-    _ahead.update({full[len(before) :]: found for full, found in contents.items() if isinstance(found, bytes)})
-
-
-def reset() -> None:
-    """Forget what was asked for, fetched, and found missing."""
-    for known in (_asked, _ahead, _given, _there, _absent, _bad):
-        known.clear()
+    state.absent.update(lacking)
+    state.ahead.update({full[len(before) :]: found for full, found in contents.items() if isinstance(found, bytes)})

@@ -18,9 +18,9 @@ from enum import Enum
 from functools import cache
 from typing import Any
 
-from safecache.session import ForkLock
+from safecache.session import ForkLock, Part
 
-__all__ = ["Blame", "around", "begin", "end", "of_death", "of_exception", "reset", "signal_in"]
+__all__ = ["Blame", "around", "begin", "end", "of_death", "of_exception", "signal_in"]
 
 
 class Blame(Enum):
@@ -57,33 +57,49 @@ class _File:
 # Bytes; glibc's has 152.
 _LARGEST_SIGACTION = 512
 _lock = ForkLock()
-_trials = 0
-_file: weakref.ref[_File] | None = None
-# The handler that faulthandler has set, as of sigaction(2).
-_handler = 0
+
+
+class _State:
+    def __init__(self) -> None:
+        self.trials = 0
+        self.file: weakref.ref[_File] | None = None
+        # The handler that faulthandler has set, as of sigaction(2).
+        self.handler = 0
+
+    def end(self) -> None:
+        """Leave faulthandler as it was found."""
+        if self.file is not None:
+            is_ours, self.file = self.file() is not None and _handler_now() == self.handler, None
+            if is_ours:
+                faulthandler.disable()
+
+    def in_child(self) -> _State:
+        self.end()
+        return _State()
+
+
+_state: Part[_State] = Part(_State, _State.in_child)
 
 
 def begin(descriptor: int) -> None:
     """Have a crash leave its text in this file until end(), unless that of this program goes elsewhere."""
-    global _trials, _file, _handler
     with _lock:
-        _trials += 1
-        if _trials == 1 and not faulthandler.is_enabled() and not _handler_now():
+        state = _state.now
+        state.trials += 1
+        if state.trials == 1 and not faulthandler.is_enabled() and not _handler_now():
             file = _File(descriptor)
-            _file = weakref.ref(file)
+            state.file = weakref.ref(file)
             faulthandler.enable(file, all_threads=False)
-            _handler = _handler_now()
+            state.handler = _handler_now()
 
 
 def end() -> None:
     """See begin()."""
-    global _trials, _file
     with _lock:
-        _trials = max(_trials - 1, 0)  # that of a child was the parent's
-        if not _trials and _file is not None:
-            is_ours, _file = _file() is not None and _handler_now() == _handler, None
-            if is_ours:
-                faulthandler.disable()
+        state = _state.now
+        state.trials = max(state.trials - 1, 0)  # that of a child was the parent's
+        if not state.trials:
+            state.end()
 
 
 def _handler_now() -> int:
@@ -135,14 +151,3 @@ def of_exception(error: Exception, root: str) -> Blame:
         return Blame.SURE if isinstance(error, _UNFIT) else Blame.UNSURE
     # A library that cannot be loaded from where it lies, a disk.
     return Blame.NONE if isinstance(error, (OSError, ImportError)) else Blame.UNSURE
-
-
-def reset() -> None:
-    """Leave faulthandler as it was found."""
-    global _trials
-    if _trials:
-        _trials = 1
-        end()
-
-
-os.register_at_fork(after_in_child=reset)

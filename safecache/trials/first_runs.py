@@ -19,7 +19,7 @@ from safecache.errors import SafecacheError
 from safecache.places.refs import Ref
 from safecache.reporting import boundary, events
 from safecache.reporting.kinds import Kind, Reason
-from safecache.session import ForkLock
+from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config
 from safecache.tiers import fallback
 from safecache.trials import evidence, markers, strikes
@@ -44,7 +44,6 @@ __all__ = [
     "objection_to",
     "of_artifact",
     "reads",
-    "reset",
     "settle",
     "watch",
     "watch_kernel",
@@ -73,11 +72,16 @@ class _Thread(threading.local):
     forgives = False
 
 
-_thread = _Thread()
+class _State:
+    def __init__(self) -> None:
+        self.caches: dict[str, _Cache] = {}
+        # The graphs that were loaded and have not got their callable yet.
+        self.loaded: dict[int, tuple[weakref.ref[Any], Trial]] = {}
+
+
 _lock = ForkLock()
-_caches: dict[str, _Cache] = {}
-# The graphs that were loaded and have not got their callable yet.
-_loaded: dict[int, tuple[weakref.ref[Any], Trial]] = {}
+_thread: Part[_Thread] = Part(_Thread)
+_state: Part[_State] = Part(_State, inherit)
 
 
 class Trial:
@@ -93,7 +97,7 @@ class Trial:
     @contextmanager
     def on(self) -> Iterator[None]:
         """This block is a part of it, in this thread. An exception that leaves it counts against the files."""
-        outer, _thread.trial = _thread.trial, self
+        outer, _thread.now.trial = _thread.now.trial, self
         try:
             self._arm()
             try:
@@ -104,7 +108,7 @@ class Trial:
             self._fail(error)
             raise
         finally:
-            _thread.trial = outer
+            _thread.now.trial = outer
 
     @boundary.contain_errors(_WATCH, _UNWATCHED)
     def _arm(self) -> None:
@@ -158,15 +162,16 @@ def is_by_others(error: Exception, root: str) -> bool:
 
 def settle(root: str) -> _Cache:
     """Look, once, at what other processes have died of in the cache ``root``, before anything is loaded from it."""
-    cache = _caches.get(root)
+    caches = _state.now.caches
+    cache = caches.get(root)
     if cache is not None:
         return cache
     with _lock:
-        if root not in _caches:
-            _caches[root] = cache = _Cache(root)
+        if root not in caches:
+            caches[root] = cache = _Cache(root)
             if config.current().trials:
                 _look(cache)
-    return _caches[root]
+    return caches[root]
 
 
 def _look(cache: _Cache) -> None:
@@ -232,11 +237,11 @@ def name_of(ref: Ref, path: str) -> str:
 @contextmanager
 def of_artifact(which: str) -> Iterator[None]:
     """In this block this thread loads the graphs of an artifact; ``which``: what differs if it is compiled anew."""
-    outer, _thread.artifact = _thread.artifact, which
+    outer, _thread.now.artifact = _thread.now.artifact, which
     try:
         yield
     finally:
-        _thread.artifact = outer
+        _thread.now.artifact = outer
 
 
 @contextmanager
@@ -245,16 +250,16 @@ def forgiving() -> Iterator[None]:
 
     So it counts for nothing.
     """
-    outer, _thread.forgives = _thread.forgives, True
+    outer, _thread.now.forgives = _thread.now.forgives, True
     try:
         yield
     finally:
-        _thread.forgives = outer
+        _thread.now.forgives = outer
 
 
 def name_in_artifact(code: str) -> str:
     """That of the graph with this code in the artifact that this thread loads; "" if it loads none."""
-    return strikes.artifact(code, _thread.artifact) if _thread.artifact is not None else ""
+    return strikes.artifact(code, _thread.now.artifact) if _thread.now.artifact is not None else ""
 
 
 def objection_to(root: str, name: str) -> str:
@@ -267,7 +272,7 @@ def load(root: str, names: list[str], graph: Any, work: Callable[[], Any]) -> An
     """What ``work`` returns, which loads this graph of the files of these names; watch() goes on with the trial."""
     if not config.current().trials or not names:
         return work()
-    trial = Trial(root, names, forgives=_thread.forgives and strikes.is_artifact(names[0]))
+    trial = Trial(root, names, forgives=_thread.now.forgives and strikes.is_artifact(names[0]))
     with trial.on():
         found = work()
     _keep(graph, trial)
@@ -276,7 +281,8 @@ def load(root: str, names: list[str], graph: Any, work: Callable[[], Any]) -> An
 
 def _keep(loaded: Any, trial: Trial) -> None:
     number = id(loaded)
-    _loaded[number] = weakref.ref(loaded, lambda _: _loaded.pop(number, None)), trial
+    pending = _state.now.loaded
+    pending[number] = weakref.ref(loaded, lambda _: pending.pop(number, None)), trial
 
 
 def load_library(path: str, work: Callable[[], Any], root: str = "") -> Any:
@@ -284,7 +290,7 @@ def load_library(path: str, work: Callable[[], Any], root: str = "") -> Any:
 
     ``root``: the cache that it lies in, if not Inductor's.
     """
-    if _thread.trial is not None or not config.current().trials:
+    if _thread.now.trial is not None or not config.current().trials:
         return work()
     trial = Trial(root or config.cache_directory() or os.path.dirname(path), [])
     trial.reads(path)
@@ -323,7 +329,7 @@ def load_model(root: str, name: str, work: Callable[[], Any]) -> Any:
 
     After that its loader is what it was.
     """
-    if _thread.trial is not None or not config.current().trials:
+    if _thread.now.trial is not None or not config.current().trials:
         return work()
     trial = Trial(root, [name], forgives=True)
     with trial.on():
@@ -344,8 +350,8 @@ def _first(trial: Trial, call: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 def reads(path: str) -> None:
     """This thread comes to the file, or the kernel's directory, at this path."""
-    if _thread.trial is not None:
-        _thread.trial.reads(path)
+    if _thread.now.trial is not None:
+        _thread.now.trial.reads(path)
 
 
 def watch(graph: Any) -> None:
@@ -353,7 +359,7 @@ def watch(graph: Any) -> None:
 
     What it has started on a GPU may still be running when its first run returns: that is not waited for.
     """
-    _, trial = _loaded.pop(id(graph), (None, None))
+    _, trial = _state.now.loaded.pop(id(graph), (None, None))
     if trial is not None and graph.current_callable is not None:
         _watch(graph, "current_callable", trial)
 
@@ -392,13 +398,13 @@ def found_kernel(kernel: Any, directory: str) -> None:
 
 def load_kernel(kernel: Any, work: Callable[[], Any]) -> Any:
     """What ``work`` returns, which loads this kernel for Inductor: a trial, if it was found in a cache."""
-    _, trial = _loaded.pop(id(kernel), (None, None))
+    _, trial = _state.now.loaded.pop(id(kernel), (None, None))
     return work() if trial is None else _load_kernel(trial, work)
 
 
 def _load_kernel(trial: Trial, work: Callable[[], Any]) -> Any:
-    if _thread.trial is not None:
-        _thread.trial.reads(os.path.join(trial.cache.root, trial.names[0]))
+    if _thread.now.trial is not None:
+        _thread.now.trial.reads(os.path.join(trial.cache.root, trial.names[0]))
         return work()
     with trial.on():
         return work()
@@ -409,7 +415,7 @@ def watch_kernel(kernel: Any) -> None:
 
     After that nothing is left of it: Triton asks for the load at each launch. See watch().
     """
-    _, trial = _loaded.pop(id(kernel), (None, None))
+    _, trial = _state.now.loaded.pop(id(kernel), (None, None))
     if trial is None:
         return
     place = weakref.ref(kernel)
@@ -421,16 +427,3 @@ def watch_kernel(kernel: Any) -> None:
         _watch(found, "_run", trial)
 
     kernel._init_handles = load
-
-
-def reset() -> None:
-    """Look again at what processes have died of."""
-    _caches.clear()
-    _loaded.clear()
-
-
-def _after_fork() -> None:
-    _thread.trial = None
-
-
-os.register_at_fork(after_in_child=_after_fork)

@@ -25,12 +25,12 @@ from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import ours
 from safecache.reporting import waits
-from safecache.session import ForkLock
+from safecache.session import ForkLock, Part
 from safecache.settings import config
 from safecache.signing import side_records
 from safecache.trials import evidence
 
-__all__ = ["Death", "Marker", "deaths", "home", "opened", "own", "reset"]
+__all__ = ["Death", "Marker", "deaths", "home", "opened", "own"]
 
 _NAME = re.compile(r"run-\d+-[0-9a-f]{12}")
 # First who it is of, then what each thread runs: sealed records, each behind a line with its length, which is empty for
@@ -47,7 +47,6 @@ _MOST = 64
 _PAUSE = 0.005
 
 _lock = ForkLock()
-_own: dict[str, Marker | None] = {}
 
 
 class Death(NamedTuple):
@@ -109,6 +108,24 @@ class Marker:
             filesystem.close(descriptor)
 
 
+class _Own(dict[str, "Marker | None"]):
+    """The markers of this process."""
+
+    def end(self) -> None:
+        for marker in filter(None, list(self.values())):
+            marker.remove()
+        self.clear()
+
+    def in_child(self) -> _Own:
+        # The parent's trials are not the child's; and the lock lasts as long as any process has its descriptor.
+        for marker in filter(None, list(self.values())):
+            marker.close()
+        return _Own()
+
+
+_own: Part[_Own] = Part(_Own, _Own.in_child)
+
+
 def home(root: str) -> str:
     """Where the markers of the cache ``root`` lie: there, or for one that cannot be written among the user's own."""
     mine = config.current().config_home
@@ -127,11 +144,12 @@ def own(place: str) -> Marker | None:
 
     Artifacts that are unpacked are caches of their own: the first few of a process have a marker, which stays open.
     """
-    if place not in _own and len(_own) < _MOST_OWN:
+    own = _own.now
+    if place not in own and len(own) < _MOST_OWN:
         with _lock:
-            if place not in _own:
-                _own[place] = _made(place)
-    return _own.get(place)
+            if place not in own:
+                own[place] = _made(place)
+    return own.get(place)
 
 
 def _made(place: str) -> Marker | None:
@@ -178,7 +196,7 @@ def deaths(place: str) -> Iterator[Death]:
     """
     with opened(place) as folder:
         names = [name for name in folder.names() if _NAME.fullmatch(name)]
-        mine = {marker.name for marker in _own.values() if marker is not None}
+        mine = {marker.name for marker in _own.now.values() if marker is not None}
         deadline = time.monotonic() + waits.remaining(waits.UNPROVEN)
         for name in random.sample(names, min(len(names), _MOST)):
             if name not in mine:
@@ -268,21 +286,4 @@ def _subject(name: str) -> str:
 
 
 def _end() -> None:
-    for marker in filter(None, list(_own.values())):
-        marker.remove()
-    _own.clear()
-
-
-def reset() -> None:
-    """As a process that begins."""
-    _end()
-
-
-def _after_fork() -> None:
-    # The parent's trials are not the child's; and the lock lasts as long as any process has its descriptor.
-    for marker in filter(None, list(_own.values())):
-        marker.close()
-    _own.clear()
-
-
-os.register_at_fork(after_in_child=_after_fork)
+    _own.now.end()

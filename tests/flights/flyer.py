@@ -46,7 +46,7 @@ def main(root: str, kind: str, key: str, how: str = "") -> None:
         if how == "fork" and os.fork() == 0:
             time.sleep(60)
             os._exit(0)
-        held = bool(scopes._thread.scopes[-1].leases)
+        held = bool(scopes._thread.now.scopes[-1].leases)
         print("holds" if held else "looks again" if flight else "compiles", flush=True)
         input()
     print("released", flush=True)

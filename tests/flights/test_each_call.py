@@ -36,7 +36,7 @@ def calls(root):
 def injected(root, call, what):
     """What is compiled under strace, with that done at this call, in a cache of its own."""
     traced.prepare(root, None)
-    scopes.reset()
+    scopes._state.reset()
     return traced.run(
         "compile", root, "-e", f"trace={call.name}", "-e", f"inject={call.name}:{what}:when={call.number}"
     )
@@ -92,7 +92,7 @@ def test_frozen_holder_is_given_up_and_harms_nobody_when_it_goes_on(root, calls,
         thread = threading.Thread(target=lambda: done.append(injected(root, call, "signal=STOP")))  # noqa: B023
         thread.start()
         frozen = stopped(thread, root)
-        scopes.reset()
+        scopes._state.reset()
         seen.add(comes_next(root))
         os.kill(frozen, signal.SIGCONT)
         thread.join(60)

@@ -106,7 +106,7 @@ def run_scene(request):
         answer["unsent"] = sender.flush()
     markers = sys.modules.get("safecache.trials.markers")
     if markers is not None:
-        markers.reset()
+        markers._own.reset()
     answer |= {
         "seen": list(noticed),
         "warnings": collector.ours,

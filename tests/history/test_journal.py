@@ -33,9 +33,9 @@ MISS = Lookup(Ref(Kind.FX_ENTRY, "fkey"), "model (m.py:1)", Outcome.MISS, Reason
 @pytest.fixture(autouse=True)
 def fresh(monkeypatch):
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
-    monkeypatch.setattr(journal, "_journal", journal._Journal())
-    journal._journal.awaits_end = True  # no test is to be written of when pytest ends
+    monkeypatch.setattr(journal._journal, "now", journal._Journal())
     session.reset()
+    journal._journal.now.awaits_end = True  # no test is to be written of when pytest ends
     lookups.observe()
 
 
@@ -60,7 +60,7 @@ def test_time_of_a_hit_is_counted_once_for_what_it_needs_too(tmp_path, monkeypat
         with searches.under_way(Ref(Kind.FX_ENTRY, "fkey", root), str) as inner:
             inner.hit()
         outer.hit()
-    assert journal._journal.counted == {"fx hit": 1, "aot hit": 1, "aot ms in hits": 2000}
+    assert journal._journal.now.counted == {"fx hit": 1, "aot hit": 1, "aot ms in hits": 2000}
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["taken", "not taken"])
@@ -75,7 +75,7 @@ def test_wait_for_a_lock_is_counted_from_a_millisecond_on(monkeypatch, fails):
     for _ in range(2):
         with suppress(TimeoutError):
             lock_guards.wait("lock", 1, attempt)
-    assert journal._journal.counted == {"code ms waited": 3500}
+    assert journal._journal.now.counted == {"code ms waited": 3500}
 
 
 def test_journal_that_cannot_be_written_is_told_of_once(tmp_path, caplog):

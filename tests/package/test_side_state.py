@@ -61,7 +61,7 @@ def everything(tmp_path, settings, monkeypatch):
         place.mkdir(exist_ok=True)
     monkeypatch.setattr(private_directory.tempfile, "tempdir", str(places["TMPDIR"]))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(places["CACHE"]))
-    monkeypatch.setattr(journal, "_journal", journal._Journal())
+    monkeypatch.setattr(journal._journal, "now", journal._Journal())
     settings(XDG_CONFIG_HOME=places["CONFIG"], SAFECACHE_REMOTE=f"file://{places['REMOTE']}")
     session.reset()
     root = str(places["CACHE"])
@@ -92,7 +92,7 @@ def everything(tmp_path, settings, monkeypatch):
     assert sender.send(client.for_sending(), bundle).size
     with private_directory.made():
         yield places
-    fleet.reset()
+    fleet._state.reset()
     lease.release()
     session.reset()
 

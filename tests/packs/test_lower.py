@@ -29,7 +29,7 @@ def use(settings, tmp_path, monkeypatch):
 
     def use(*packs, **more):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "there"))
-        lower.reset()
+        lower._state.reset()
         events._state.reset()
         return settings(SAFECACHE_LOWER=":".join(map(str, packs)), **more)
 

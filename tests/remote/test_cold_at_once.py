@@ -69,7 +69,7 @@ def remote(redis_server, settings):
     session.reset()
     yield redis_server.client()
     assert sender.flush(20) == 0
-    fleet.reset()
+    fleet._state.reset()
 
 
 def take(most=60.0):
@@ -106,7 +106,7 @@ def test_claim_is_renewed_for_as_long_as_it_is_held(remote):
 
 def test_host_that_has_died_is_succeeded_by_one(remote):
     dead, _ = take()
-    fleet.reset()  # nobody renews it
+    fleet._state.reset()  # nobody renews it
     claim, waited = take()
     assert claim is not None and waits.UNPROVEN <= waited < 3 * waits.UNPROVEN
     assert take(4.0)[0] is None, "the successor lives"
@@ -120,7 +120,7 @@ def test_host_that_has_died_delays_once(remote):
     heartbeats._state.now.process = "dead"
     for name in names:
         fleet.take(Ref(KIND, name), 1.0)
-    fleet.reset()
+    fleet._state.reset()
     heartbeats._state.now.process = "alive"
     began = time.monotonic()
     claims = [fleet.take(Ref(KIND, name), 60.0)[0] for name in names]
@@ -189,7 +189,7 @@ def test_claim_that_cannot_be_queued_is_renewed_no_more(remote, monkeypatch):
     monkeypatch.setattr(sender._sender.now.jobs, "put_nowait", lambda _: (_ for _ in ()).throw(queue.Full))
     claim.release()
     monkeypatch.undo()
-    assert not fleet._renewals._held
+    assert not fleet._state.now.renewals._held
     (name,) = leases(remote)
     content = remote.get(name)
     time.sleep(2.5)

@@ -58,7 +58,7 @@ def test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path):
 
 def test_what_is_needed_comes_in_one_go_with_who_needs_it(remote, tmp_path, monkeypatch):
     test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path)
-    exchange.reset()
+    exchange._state.reset()
     shutil.rmtree(tmp_path / "cache")
     shutil.rmtree(tmp_path / "triton")
     requests = []
@@ -77,7 +77,7 @@ def test_what_is_needed_comes_in_one_go_with_who_needs_it(remote, tmp_path, monk
 
 def test_what_is_needed_and_not_there_is_counted_and_asked_for_once(remote, tmp_path):
     test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path)
-    exchange.reset()
+    exchange._state.reset()
     events._state.reset()
     [kernel] = [name for name in remote.client().scan_iter() if b"/kernel" in name or b"/triton" in name]
     remote.client().delete(kernel)
@@ -101,7 +101,7 @@ def test_no_header_is_precompiled_where_the_remote_has_the_libraries(remote, set
     bundle = entry_bundle(tmp_path)
     tier.made(bundle)
     assert sender.flush(20) == 0
-    exchange.reset()
+    exchange._state.reset()
     assert asked() == "a header"
     there = entry_bundle(tmp_path / "second")
     assert tier.fill(there)
@@ -115,11 +115,11 @@ def test_two_hosts_entries_for_one_key_are_joined(remote, tmp_path):
     written(one, sealed_entry(b"with one guard"))
     written(two, sealed_entry(b"with another"))
     for bundle in (one, two):
-        exchange.reset()
+        exchange._state.reset()
         tier.made(bundle)
         assert sender.flush(20) == 0
     third = entry_bundle(tmp_path / "three")
-    exchange.reset()
+    exchange._state.reset()
     assert tier.fill(third)
     assert len(third.names()) == 2
 

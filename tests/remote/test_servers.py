@@ -123,7 +123,7 @@ def work(thread):
     for _ in range(25):
         key = f"f{choose.randrange(400)}"
         bundle = Ref(Kind.FX_ENTRY, key, root)
-        exchange.reset()
+        exchange._state.reset()
         try:
             if exchange.fill(bundle):
                 contents = [seal.payload_of(Path(bundle.file(name).path).read_bytes()) for name in bundle.names()]

@@ -29,7 +29,7 @@ def cache(tmp_path, settings, redis_server, monkeypatch):
     """A cache, a remote, and a run that this process belongs to."""
     cache = filled.fill(tmp_path / "cache")
     monkeypatch.setenv("_SAFECACHE_RUN", "20270101T000000-0123abcd")
-    monkeypatch.setattr(journal, "_journal", journal._Journal())
+    monkeypatch.setattr(journal._journal, "now", journal._Journal())
     settings(SAFECACHE_REMOTE=redis_server.url, TORCHINDUCTOR_CACHE_DIR=cache)
     session.reset()
     return cache

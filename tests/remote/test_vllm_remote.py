@@ -82,7 +82,7 @@ class Host:
     def forgets():
         assert sender.flush(20) == 0
         gate._state.reset()
-        exchange.reset()
+        exchange._state.reset()
 
 
 def model_of(payload, signing=None):

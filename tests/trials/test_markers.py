@@ -85,7 +85,7 @@ def dies(cache, *, said="", names=NAMES, trial=True, number=1, around=None):
 
 def looks(cache):
     """What the next process finds: the files that are left."""
-    first_runs.reset()
+    first_runs._state.reset()
     first_runs.settle(str(cache))
     return [name for name in NAMES if (cache / name).exists()]
 
@@ -429,7 +429,7 @@ def test_surrogate_in_a_marker_is_said_and_gone(cache, caplog):
 def test_strict_mode_raises_once_what_crashed(cache, settings):
     settings(SAFECACHE_STRICT=1)
     dies(cache, said=CRASH)
-    first_runs.reset()
+    first_runs._state.reset()
     with pytest.raises(EntryRefusedError, match="did not survive its first run"):
         first_runs.settle(str(cache))
     first_runs.settle(str(cache))
@@ -456,7 +456,7 @@ def test_whatever_fails_in_the_look_is_said_once(cache, monkeypatch, caplog, set
             dies(cache, said=CRASH)
         with monkeypatch.context() as patch:
             patch.setattr(module, name, fail)
-            first_runs.reset()
+            first_runs._state.reset()
             if strict == "0":
                 first_runs.settle(str(cache))
             else:
@@ -487,7 +487,7 @@ def test_whatever_fails_in_the_watch_over_a_run_is_no_error_of_it(cache, monkeyp
     (line,) = caplog.messages
     assert "the watch over a first run failed" in line and type(error).__name__ in line
     monkeypatch.undo()
-    evidence.reset()
+    evidence._state.reset()
 
 
 def test_doubt_alone_sets_aside_once_and_bars_nothing(cache):
@@ -527,7 +527,7 @@ def test_forget_takes_back_all_strikes_and_leaves_markers(cache, run):
     # One for each key: those of the entries.
     assert run("forget", "--all", "--in", cache).lines == ["2 forgotten"]
     assert os.listdir(trials(cache)) == runs(cache) != []
-    first_runs.reset()
+    first_runs._state.reset()
     assert not first_runs.objection(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "other")
 
 
@@ -565,7 +565,7 @@ def test_note_in_quarantine_says_why(cache):
 
 def test_end_of_a_process_leaves_no_marker(cache):
     assert markers.own(str(cache)) is not None and runs(cache)
-    markers.reset()
+    markers._own.reset()
     assert runs(cache) == []
 
 
@@ -618,9 +618,9 @@ def test_what_wraps_the_callable_meanwhile_stays(cache):
 def test_graph_that_never_runs_is_forgotten(cache):
     graphs = [type("Graph", (SimpleNamespace,), {})(current_callable=len)]
     first_runs.load(str(cache), [FX], graphs[0], lambda: None)
-    assert first_runs._loaded
+    assert first_runs._state.now.loaded
     graphs.clear()
-    assert not first_runs._loaded
+    assert not first_runs._state.now.loaded
 
 
 def test_faulthandler_that_is_enabled_meanwhile_stays(cache, tmp_path):

@@ -199,8 +199,8 @@ def test_each_process_lists_its_own_at_its_end(tmp_path, how):
 def test_run_tells_what_was_verified(cache, hit, monkeypatch):
     from safecache.history import journal
 
-    monkeypatch.setattr(journal, "_journal", journal._Journal())
-    journal._journal.awaits_end, journal._journal.root = True, str(cache.root)
+    monkeypatch.setattr(journal._journal, "now", journal._Journal())
+    journal._journal.now.awaits_end, journal._journal.now.root = True, str(cache.root)
     verdicts.alike()
     verdicts.alike()
     verdicts.differs(hit, b"made", DIFFERENCES)
