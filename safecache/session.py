@@ -1,8 +1,10 @@
-"""State of this process: what begins anew in a forked child, and at ``safecache.reset()``."""
+"""This process: what begins anew in a forked child and at ``safecache.reset()``, and what is done at its end."""
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
 
 # Not imported from typing, as in safecache/__init__.py.
@@ -12,6 +14,7 @@ if TYPE_CHECKING:
     from typing import Any, Generic, TypeVar
 
     State = TypeVar("State")
+    Result = TypeVar("Result")
 else:
     State = None
 
@@ -20,7 +23,7 @@ else:
             return cls
 
 
-__all__ = ["ForkLock", "Part", "inherit", "reset"]
+__all__ = ["ForkLock", "Part", "call_at_exit", "inherit", "reset"]
 
 _parts: list[Part[Any]] = []
 
@@ -62,6 +65,21 @@ def reset() -> None:
     """
     for part in _parts:
         part.reset()
+
+
+def call_at_exit(work: Callable[[], Result]) -> Callable[[], Result]:
+    """Call ``work`` when this process ends in order, also one that multiprocessing has started.
+
+    In that one handlers of atexit are not run. A child that this process forks later may call it too. Returns ``work``.
+    """
+    multiprocessing = sys.modules.get("multiprocessing.process")
+    if multiprocessing is not None and multiprocessing.parent_process() is not None:
+        from multiprocessing.util import Finalize
+
+        Finalize(None, work, exitpriority=10)
+    else:
+        atexit.register(work)
+    return work
 
 
 class ForkLock:

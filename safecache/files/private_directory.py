@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import fcntl
 import functools
 import os
@@ -10,13 +9,13 @@ import re
 import secrets
 import shutil
 import stat
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from safecache.files import filesystem, folders, mounts, ownership
 from safecache.files.folders import Folder
+from safecache.session import call_at_exit
 
 __all__ = ["join", "lasting", "leave", "made", "make", "occupy", "of_process", "reap", "write"]
 
@@ -179,11 +178,7 @@ def lasting(is_fit: Callable[[str], bool]) -> str:
 
 
 def _removed_at_end(directory: str, pid: int) -> str:
-    atexit.register(_remove, directory, pid)
-    # A process forked by multiprocessing ends without running atexit handlers.
-    multiprocessing = sys.modules.get("multiprocessing.util")
-    if multiprocessing is not None:
-        multiprocessing.Finalize(None, _remove, (directory, pid), exitpriority=0)
+    call_at_exit(functools.partial(_remove, directory, pid))
     return directory
 
 

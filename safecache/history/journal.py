@@ -7,12 +7,10 @@ consequence to a compile: so it is no mapped file, where a full disk would end t
 
 from __future__ import annotations
 
-import atexit
 import json
 import logging
 import os
 import re
-import sys
 import threading
 import time
 from collections import Counter
@@ -22,7 +20,7 @@ from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import ours
 from safecache.reporting import events
-from safecache.session import Part
+from safecache.session import Part, call_at_exit
 from safecache.settings import config
 from safecache.tiers import fallback
 
@@ -94,10 +92,7 @@ def write(label: str, root: str, line: dict[str, object]) -> None:
 
 def _await_end() -> None:
     _journal.now.awaits_end = True
-    # A process that multiprocessing has forked ends without what is registered below.
-    multiprocessing = sys.modules.get("multiprocessing.util")
-    if multiprocessing is not None:
-        multiprocessing.Finalize(None, _end, exitpriority=0)
+    call_at_exit(_end)
 
 
 def _write_soon() -> None:
@@ -185,6 +180,3 @@ def _make_room(folder: Folder) -> None:
     for name in names[: max(0, len(names) - MOST_FILES + 1)]:
         with suppress(OSError):  # another process has, or it is another user's
             folder.unlink(name)
-
-
-atexit.register(_end)

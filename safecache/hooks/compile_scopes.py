@@ -27,7 +27,10 @@ def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """compile_fx: with AOTAutograd. What trains is saved only with its backward, after others would have waited."""
 
     def compile(model_: Any, example_inputs_: Any, *rest: Any, **named: Any) -> Any:
-        waits = not _trains(example_inputs_)
+        waits = not (
+            sys.modules["torch"].is_grad_enabled()
+            and any(getattr(each, "requires_grad", False) for each in example_inputs_)
+        )
         with scopes.scope(Kind.AOT_ENTRY, _most(), waits=waits), _sampling(model_, example_inputs_, rest, named):
             return wrapped(*args, **kwargs)
 
@@ -47,10 +50,6 @@ def compile_fx_inner(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
     graph = fingerprints.looking_for(kwargs["gm"] if "gm" in kwargs else args[0])
     with scopes.scope(Kind.FX_ENTRY, _most()), graph:
         return wrapped(*args, **kwargs)
-
-
-def _trains(inputs: Any) -> bool:
-    return sys.modules["torch"].is_grad_enabled() and any(getattr(each, "requires_grad", False) for each in inputs)
 
 
 def _most() -> float | None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
@@ -15,7 +14,7 @@ from safecache.isolation import crash, protocol
 from safecache.isolation.connection import Limits, ServerGoneError, ServiceUnavailable
 from safecache.isolation.crash import Ending
 from safecache.isolation.pool import Pool, UnreadError, Worker
-from safecache.session import ForkLock
+from safecache.session import ForkLock, call_at_exit
 from safecache.settings import config
 
 __all__ = ["Ending", "Limits", "Outcome", "Service", "ServiceUnavailable", "current", "quota", "workers"]
@@ -171,7 +170,7 @@ def _forget_all() -> None:
         service.forget()
 
 
-@atexit.register
+@call_at_exit
 def _close_all() -> None:
     for service in list(_services):
         service.close()

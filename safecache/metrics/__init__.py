@@ -7,7 +7,7 @@ up. A process that counts nothing has no file, and counting makes no system call
 
 from __future__ import annotations
 
-import atexit
+import functools
 import importlib.util
 import logging
 import os
@@ -23,7 +23,7 @@ from safecache.history import lookups
 from safecache.ports import Counted
 from safecache.reporting import events
 from safecache.reporting.kinds import LOOKED_UP, Count, Reason
-from safecache.session import ForkLock, Part
+from safecache.session import ForkLock, Part, call_at_exit
 from safecache.settings import config
 
 __all__ = ["Durations", "MetricsFile", "register", "show", "start"]
@@ -190,7 +190,7 @@ def start() -> None:
             return
     _is_on = True
     ports.observe(Counted, _observe)
-    atexit.register(_end)
+    call_at_exit(_end)
 
 
 def show() -> None:
@@ -207,7 +207,7 @@ def _make_directory() -> None:
     directory = tempfile.mkdtemp(prefix="safecache-metrics-")
     config.set_metrics_directory(directory)
     _maker = os.getpid()
-    atexit.register(_remove, directory, _maker)
+    call_at_exit(functools.partial(_remove, directory, _maker))
 
 
 def _give_up(error: Exception) -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import atexit
 import queue
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,7 +16,7 @@ from safecache.remote.parcels import Parcel
 from safecache.remote.stores import Oversized
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
-from safecache.session import Part
+from safecache.session import Part, call_at_exit
 from safecache.settings import config, units
 from safecache.store import bundles
 
@@ -68,7 +66,7 @@ class _Sender:
             if self.thread is None:
                 self.thread = threading.Thread(target=self._work, name="safecache-sender", daemon=True)
                 self.thread.start()
-                _flush_at_exit()
+                call_at_exit(_at_exit)
             return True
 
     def _give_up(self, *, is_final: bool) -> None:
@@ -187,14 +185,3 @@ def _at_exit() -> None:
             cause="flush",
             remedy="Other hosts will recompile them. Help: safecache push",
         )
-
-
-def _flush_at_exit() -> None:
-    # A child of multiprocessing ends without what is registered with atexit.
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    if multiprocessing is not None and multiprocessing.parent_process() is not None:
-        from multiprocessing.util import Finalize
-
-        Finalize(None, _at_exit, exitpriority=10)
-    else:
-        atexit.register(_at_exit)

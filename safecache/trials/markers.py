@@ -7,7 +7,6 @@ write to the cache can leave any marker there: only what this user's own key has
 
 from __future__ import annotations
 
-import atexit
 import errno
 import fcntl
 import os
@@ -15,7 +14,6 @@ import random
 import re
 import secrets
 import stat
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -25,7 +23,7 @@ from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import ours
 from safecache.reporting import waits
-from safecache.session import ForkLock, Part
+from safecache.session import ForkLock, Part, call_at_exit
 from safecache.settings import config
 from safecache.signing import side_records
 from safecache.trials import evidence
@@ -120,6 +118,7 @@ class _Own(dict[str, "Marker | None"]):
         # The parent's trials are not the child's; and the lock lasts as long as any process has its descriptor.
         for marker in filter(None, list(self.values())):
             marker.close()
+        self.clear()
         return _Own()
 
 
@@ -149,6 +148,7 @@ def own(place: str) -> Marker | None:
         with _lock:
             if place not in own:
                 own[place] = _made(place)
+                call_at_exit(own.end)
     return own.get(place)
 
 
@@ -176,16 +176,7 @@ def _made(place: str) -> Marker | None:
     except OSError:
         marker.remove()
         return None
-    _await_end()
     return marker
-
-
-def _await_end() -> None:
-    atexit.register(_end)
-    # A child of multiprocessing ends without what is registered above.
-    multiprocessing = sys.modules.get("multiprocessing.util")
-    if multiprocessing is not None:
-        multiprocessing.Finalize(None, _end, exitpriority=0)
 
 
 def deaths(place: str) -> Iterator[Death]:
@@ -283,7 +274,3 @@ def _read(name: str, unverified: bytes) -> dict[str, Any] | None:
 
 def _subject(name: str) -> str:
     return f"marker {name}"
-
-
-def _end() -> None:
-    _own.now.end()

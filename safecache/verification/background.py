@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import base64
 import json
 import os
@@ -17,7 +16,7 @@ from typing import Any, NamedTuple
 
 from safecache.files import private_directory
 from safecache.reporting.kinds import Kind
-from safecache.session import Part
+from safecache.session import Part, call_at_exit
 from safecache.settings import config
 from safecache.verification import verdicts
 from safecache.verification.comparison import Difference
@@ -181,7 +180,7 @@ def _ending(status: int, said: Any) -> str:
     return f"the process that compiled it ended with {how}{': ' if last else ''}{''.join(last)}"
 
 
-@atexit.register
+@call_at_exit
 def _end() -> None:
     """The other process ends with this one by itself; at an orderly end it is waited for, and its files are gone."""
     state = _state.now

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import logging
-import sys
 from typing import NamedTuple
 
 from safecache.history import journal
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Reason
-from safecache.session import Part
+from safecache.session import Part, call_at_exit
 from safecache.settings import config
 from safecache.store import entry_files
 from safecache.verification import comparison, evidence
@@ -89,14 +87,11 @@ def _moved(entry: Entry) -> str:
 
 
 def _remember(what: str) -> None:
-    # A process that multiprocessing has forked ends without what is registered below.
-    multiprocessing = sys.modules.get("multiprocessing.util")
-    if multiprocessing is not None and not _differing.now:
-        multiprocessing.Finalize(None, _say_at_the_end, exitpriority=0)
+    if not _differing.now:
+        call_at_exit(_say_at_the_end)
     _differing.now.append(what)
 
 
-@atexit.register
 def _say_at_the_end() -> None:
     differing = _differing.now
     if differing and config.current().strict:

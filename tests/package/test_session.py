@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 
 import pytest
+from conftest import python
 
 from safecache import session
 from safecache.session import Part
@@ -46,3 +47,25 @@ def test_child_begins_with_the_state_that_its_part_says(kept, length):
     part.now.append(1)
     assert in_child(lambda: len(part.now)) == length
     assert part.now == [1]
+
+
+AT_EXIT = """
+import multiprocessing, os, sys
+from safecache import session
+def work():
+    with open(sys.argv[1], "a") as file:
+        file.write(f"{os.getpid() == PARENT}\\n")
+def child():
+    session.call_at_exit(work)
+PARENT = os.getpid()
+session.call_at_exit(work)
+process = multiprocessing.get_context(sys.argv[2]).Process(target=child)
+process.start()
+process.join()
+"""
+
+
+def test_work_at_exit_is_done_by_a_process_and_by_its_child_of_multiprocessing(tmp_path):
+    out = tmp_path / "out"
+    assert python(AT_EXIT, arguments=(str(out), "fork"), env={"SAFECACHE": "0"}).returncode == 0
+    assert out.read_text().split() == ["False", "True"]
