@@ -52,9 +52,9 @@ def test_switched_off_each_compiles(home):
 ASKED = """
 from safecache.flights import scopes
 plain = scopes._enter
-def enter(this, kind, key, root, before):
-    warnings.append(f"{kind.word} {before() > 0}")
-    return plain(this, kind, key, root, before)
+def enter(this, ref, before):
+    warnings.append(f"{ref.kind.word} {before() > 0}")
+    return plain(this, ref, before)
 scopes._enter = enter
 """
 

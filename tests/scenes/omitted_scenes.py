@@ -504,7 +504,8 @@ def run_unseen_of_torch():
     library = torch.library.Library("aten", "IMPL")
     with mock.patch.object(operators, "registered", lambda *_: None):
         library.impl("hardsigmoid", lambda x: x * 3, "AutogradCPU")
-    with mock.patch.multiple(operators, _before=None, _unseen=None), torch.no_grad():
+    unseen = mock.patch.object(operators._state.now, "unseen", None)
+    with mock.patch.object(operators, "_before", None), unseen, torch.no_grad():
         compiled = torch.compile(torch.ops.aten.hardsigmoid)(torch.ones(4)).sum().item()
     return {"compiled": compiled, "hits": counters["aot_autograd"]["autograd_cache_hit"]}
 
