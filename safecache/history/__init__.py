@@ -1,4 +1,4 @@
-"""What this process, and a run, has looked up: outcomes, the journal of them, and the names of graphs.
+"""What this process, and a run, has looked up: outcomes, and the journal of them.
 
 May import the rooms up to store.
 """
