@@ -52,7 +52,7 @@ def _url(text: str) -> str:
 
 def remote_of(arguments: argparse.Namespace) -> Client:
     """The remote that is named, or else SAFECACHE_REMOTE. Raises ConfigError where there is none."""
-    found = client.for_sending(arguments.remote or None)
+    found = client.background_client(arguments.remote or None)
     if found is None:
         raise ConfigError("there is no remote cache: set SAFECACHE_REMOTE, or give --remote URL")
     return found

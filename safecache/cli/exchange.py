@@ -123,7 +123,7 @@ def _pull(arguments: argparse.Namespace, reference: Reference) -> int:
             raise PackRefusedError(f"{reference} is refused: {error}") from error
         if output is not None:
             with open(path, "rb") as file:
-                entry_files.assemble(output, iter(partial(file.read, 1 << 20), b""), durably=True)
+                entry_files.write_stream(output, iter(partial(file.read, 1 << 20), b""), durably=True)
     if summary is not None:
         remote.show(arguments, str(found), summary)
     elif arguments.json:

@@ -45,7 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
     roots = arguments.directories or levels.existing_caches(environ)
     if shared is not None and not arguments.directories and os.path.isdir(shared):
         roots = [*roots, shared]
-    places = arguments.directories or [*roots, layout.of_vllm(environ)]
+    places = arguments.directories or [*roots, layout.vllm_cache_dir(environ)]
     for root in roots:
         os.scandir(root).close()
     roots = [*roots, *(cache for place in places for cache in layout.vllm_caches(place))]

@@ -123,7 +123,7 @@ def describe(items: Sequence[Item], found: Catalogue) -> list[Row]:
     def described(item: Item) -> Description | None:
         return catalogue.describe(item, known)
 
-    descriptions = parallel.each(described, items)
+    descriptions = parallel.map_in_threads(described, items)
     return [Row(item, said) for item, said in zip(items, descriptions, strict=True) if said is not None]
 
 

@@ -65,13 +65,13 @@ def run(arguments: argparse.Namespace) -> int:
 def sources() -> list[str]:
     """The caches that this environment uses, vLLM's too, as far as they exist."""
     environ = config.child_environment()
-    return [*levels.existing_caches(environ), *filter(os.path.isdir, [layout.of_vllm(environ)])]
+    return [*levels.existing_caches(environ), *filter(os.path.isdir, [layout.vllm_cache_dir(environ)])]
 
 
 def targets(directory: str | None) -> Targets:
     """Where what a pack has goes: to this cache, or to those that this environment uses."""
     environ = config.child_environment()
-    triton, vllm = os.path.realpath(layout.of_triton(environ)), layout.of_vllm(environ)
+    triton, vllm = os.path.realpath(layout.triton_cache_dir(environ)), layout.vllm_cache_dir(environ)
     if directory is None:
         only_triton = bool(environ.get("TRITON_CACHE_DIR"))
         return Targets(levels.of_this_node(environ), triton, vllm, only_triton=only_triton)

@@ -64,7 +64,7 @@ def _push(arguments: argparse.Namespace, remote: Client, tell: Tell) -> Summary:
 def _caches(directory: str | None) -> Caches:
     """Where this process, or one with that cache, looks for each kind."""
     environ = config.child_environment()
-    triton = os.path.realpath(layout.of_triton(environ))
+    triton = os.path.realpath(layout.triton_cache_dir(environ))
     if directory is None:
         return Caches(levels.of_this_node(environ), triton, only_triton=bool(environ.get("TRITON_CACHE_DIR")))
     own = os.path.realpath(directory)

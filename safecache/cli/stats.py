@@ -85,10 +85,11 @@ def places_of(arguments: argparse.Namespace) -> list[str]:
     A process has one journal, beside what Inductor compiles: of Triton's own directory that is in another.
     """
     environ, named = config.child_environment(), arguments.directories
-    if [os.path.realpath(name) for name in named] == [os.path.realpath(layout.of_triton(environ))]:
+    if [os.path.realpath(name) for name in named] == [os.path.realpath(layout.triton_cache_dir(environ))]:
         named = []
     caches = ls.directories_of(arguments) if named else levels.existing_caches(environ)
-    return [*caches, *(cache for place in named or [layout.of_vllm(environ)] for cache in layout.vllm_caches(place))]
+    of_vllm = named or [layout.vllm_cache_dir(environ)]
+    return [*caches, *(cache for place in of_vllm for cache in layout.vllm_caches(place))]
 
 
 def say_there_is_none(arguments: argparse.Namespace, directories: Sequence[str]) -> int:

@@ -104,7 +104,7 @@ def _files(installation: Installation) -> Iterator[tuple[str, int, int, int, int
 def _recorded(root: str, own: str, stamp: str) -> str | None:
     """The key recorded for files with this stamp; None without a record that a trusted signing key has sealed."""
     try:
-        record = entry_files.read_entry(manifests.path_of(CodeFile(own, root, Kind.MEMO)), entry_files.RECORD)
+        record = entry_files.read_entry(manifests.record_path(CodeFile(own, root, Kind.MEMO)), entry_files.RECORD)
     except (OSError, opening.UnusableEntry):
         return None
     if seal.verify(record, Kind.MEMO, own, keyring.current().find, config.current().namespace).reason is not None:
@@ -122,4 +122,4 @@ def _record(root: str, own: str, stamp: str, value: str) -> None:
         return
     content = json.dumps({"stamp": stamp, "key": value}).encode()
     sealed = seal.attach(content, Kind.MEMO, own, signing, provenance.statement(Kind.MEMO), config.current().namespace)
-    entry_files.publish(manifests.path_of(CodeFile(own, root, Kind.MEMO)), sealed, root)
+    entry_files.publish(manifests.record_path(CodeFile(own, root, Kind.MEMO)), sealed, root)

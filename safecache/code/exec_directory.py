@@ -14,7 +14,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.store import entry_files
 
-__all__ = ["objection", "place"]
+__all__ = ["executable_path", "objection"]
 
 
 class _Refused(Exception):
@@ -26,7 +26,7 @@ class _Refused(Exception):
         self.remedy = remedy
 
 
-def place(path: str, content: bytes | None = None) -> str:
+def executable_path(path: str, content: bytes | None = None) -> str:
     """Where to load the shared object at ``path`` from: its copy in ``SAFECACHE_EXEC_DIR``; ``path`` itself if unset.
 
     ``content``: its bytes, if they were verified; otherwise only this user or root may have been able to write it. The
@@ -90,7 +90,7 @@ def _check_regular(status: os.stat_result) -> None:
 
 def _check_code(status: os.stat_result) -> None:
     _check_regular(status)
-    if status.st_size > entry_files.largest(Kind.NATIVE_CODE):
+    if status.st_size > entry_files.max_entry_size(Kind.NATIVE_CODE):
         raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
 
 

@@ -116,7 +116,7 @@ class Build:
             return gate.discard(refusal, CodeFile(path, self._directory))
 
         try:
-            is_good = gate.settled(lambda: self._judge(step), discard)
+            is_good = gate.judge_until_stable(lambda: self._judge(step), discard)
         except FileNotFoundError:
             return
         if not is_good and os.path.lexists(path):
@@ -125,20 +125,20 @@ class Build:
     def _judge(self, step: _Step) -> Refusal | None:
         """None if the output may stay: attested, or else noted as private. Raises OSError if there is none."""
         path = self._path(step.output)
-        status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.READING)
+        status = filesystem.retry(lambda: filesystem.lstat(path), filesystem.READING)
         try:
             opening.check_regular(status)
             digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
             refusal = self._judge_content(step, path, digest)
         except opening.UnusableEntry as unusable:
-            return gate.of_unusable(unusable)
+            return gate.refusal_for_unreadable(unusable)
         except Unreadable as error:  # there is no other directory to build in, and ninja only builds what is missing
             refusal = Refusal(Reason.UNREADABLE, error.evidence)
         return None if refusal is None else refusal._replace(found=status)
 
     def _judge_content(self, step: _Step, path: str, digest: bytes) -> Refusal | None:
         name = self._name(step)
-        record = manifests.stored(CodeFile(path, self._directory, name=name))
+        record = manifests.read_record_bytes(CodeFile(path, self._directory, name=name))
         verdict, stated = manifests.verify(record, CodeFile(path, name=name))
         if verdict.reason is None:
             foreign = trust.foreign(verdict, Kind.NATIVE_CODE)
@@ -147,7 +147,7 @@ class Build:
         elif path in _built:
             stated = dict(_built[path])
         elif verdict.reason in trust.UNATTESTED and gate.is_private(path):
-            stated = manifests.unverified(record)
+            stated = manifests.read_unverified(record)
             if stated and not self._is_of_now(step, stated.get("inputs")):
                 return _OUTDATED
             refusal = gate.contradiction(record, Kind.NATIVE_CODE, name, digest)
@@ -184,7 +184,7 @@ class Build:
     def _digests(self, paths: set[str]) -> dict[str, bytes]:
         """Digests by path; empty for a path that is missing or not a regular file."""
         ordered = sorted(paths)
-        read = parallel.each(self._digest, ordered) if len(ordered) > _MANY else map(self._digest, ordered)
+        read = parallel.map_in_threads(self._digest, ordered) if len(ordered) > _MANY else map(self._digest, ordered)
         return dict(zip(ordered, read, strict=True))
 
     def _digest(self, path: str) -> bytes:
@@ -211,7 +211,7 @@ class Build:
         if not is_known or self._has_changed({*step.inputs, *told}):
             inputs = ""
         also = {"inputs": {"sha256": inputs, "headers": _packed(told)}}
-        gate.keep(CodeFile(path, self._directory, name=self._name(step)), also=also)
+        gate.attest_file(CodeFile(path, self._directory, name=self._name(step)), also=also)
         digest = opening.digest_regular(path, opening.check_regular, flags=os.O_NOFOLLOW)
         _built[path] = {"sha256": digest.hex(), **also}
 
@@ -339,7 +339,7 @@ def build(name: str, directory: str, run: Callable[..., None], flags: Iterable[s
 
 def _plan(run: Callable[..., None], flags: Iterable[str]) -> str:
     """The build.ninja that torch would write now; it does not depend on the directory."""
-    directory = tempfile.mkdtemp(dir=private_directory.of_process())
+    directory = tempfile.mkdtemp(dir=private_directory.process_directory())
     _thread.plans = True
     try:
         # A copy, since torch appends to it.
@@ -353,7 +353,7 @@ def _plan(run: Callable[..., None], flags: Iterable[str]) -> str:
 
 def _build_privately(name: str, directory: str, text: str, run: Callable[..., None], error: Immovable) -> str:
     """Build in a private directory that lasts as long as this process; returns it."""
-    private = os.path.join(tempfile.mkdtemp(dir=private_directory.of_process()), name)
+    private = os.path.join(tempfile.mkdtemp(dir=private_directory.process_directory()), name)
     planned = Build(name, private, text)
     planned.settle()
     run(private)
@@ -369,5 +369,5 @@ def admit(directory: str, name: str) -> str:
     """Where to load the library ``name`` from. Raises EntryRefusedError in default mode too, and OSError."""
     place = _verified.get(directory)
     path = os.path.join(place or directory, name)
-    verified, content = (path, None) if place is None else gate.admit_code(CodeFile(path, place))
-    return exec_directory.place(path, content) if config.current().exec_dir else verified
+    verified, content = (path, None) if place is None else gate.verified_load_path(CodeFile(path, place))
+    return exec_directory.executable_path(path, content) if config.current().exec_dir else verified

@@ -25,56 +25,56 @@ from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.store import entry_files, manifests
-from safecache.store.quarantine import is_still, obstacle
+from safecache.store.quarantine import is_unchanged, obstacle
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable, Unsettled
 from safecache.trials import first_runs
 
 __all__ = [
     "FRESH",
-    "admit_build",
-    "admit_code",
     "adopt",
+    "attest_file",
+    "attest_in_process",
     "contradiction",
-    "digests",
+    "copy_if_exposed",
     "discard",
-    "expect",
     "expect_digest",
+    "export_known",
+    "has_matching_record",
+    "import_known",
     "is_attested",
+    "is_content_attested",
     "is_expected",
     "is_known",
     "is_known_digest",
     "is_private",
-    "is_stated",
-    "judge",
     "judge_by_record",
-    "keep",
+    "judge_until_stable",
     "keep_digest",
-    "learn",
-    "not_loaded",
-    "objection",
     "objection_by_record",
-    "of_unusable",
-    "out_of_reach",
     "private_copy",
+    "quarantine_unattested",
     "record_of",
+    "refusal_error",
+    "refusal_for_file",
+    "refusal_for_path",
+    "refusal_for_unreadable",
     "refused",
-    "settled",
-    "states",
     "states_digest",
     "states_record",
+    "verified_load_path",
 ]
 
 # How often to judge a file that is replaced each time.
 _MOST_REPLACED = 3
 
 
-def of_unusable(unusable: opening.UnusableEntry) -> Refusal:
+def refusal_for_unreadable(unusable: opening.UnusableEntry) -> Refusal:
     """The refusal of a file that is not even read."""
     return Refusal(unusable.reason, f"it is {unusable.detail}", found=unusable.status)
 
 
-def settled(judged: Callable[[], Refusal | None], discarded: Callable[[Refusal], bool]) -> bool:
+def judge_until_stable(judged: Callable[[], Refusal | None], discarded: Callable[[Refusal], bool]) -> bool:
     """Judge the file, and discard it if it is refused. Return whether it was accepted.
 
     ``discarded`` returns False if another process has replaced the file in between: it is then judged again, up to
@@ -94,7 +94,7 @@ def discard(refusal: Refusal, file: CodeFile) -> bool:
     """
     moved = entry_files.quarantine(file.path, file.root, refusal.reason, refusal.found)
     if moved is None and os.path.lexists(file.path):
-        if not is_still(file.path, refusal.found):
+        if not is_unchanged(file.path, refusal.found):
             return False
         raise _immovable(refusal, file)
     if policy.decide(refusal.reason, strict=False).quarantine:
@@ -134,13 +134,13 @@ class _State:
 _state: Part[_State] = Part(_State, inherit)
 
 
-def expect(path: str, content: bytes) -> None:
+def attest_in_process(path: str, content: bytes) -> None:
     """Attest this content at ``path``, within this process only."""
     _state.now.known.setdefault(path, set()).add(hashlib.sha256(content).digest())
 
 
 def expect_digest(path: str, digest: bytes) -> None:
-    """As expect(), for content with this SHA-256."""
+    """As attest_in_process(), for content with this SHA-256."""
     _state.now.known.setdefault(path, set()).add(digest)
 
 
@@ -159,13 +159,13 @@ def is_expected(path: str) -> bool:
     return path in _state.now.known
 
 
-def digests(paths: Iterable[str]) -> dict[str, frozenset[bytes]]:
-    """The SHA-256 digests that this process has attested at these paths, to be sent to another process; see learn()."""
+def export_known(paths: Iterable[str]) -> dict[str, frozenset[bytes]]:
+    """The SHA-256 digests that this process has attested at these paths, for import_known() of another."""
     known = _state.now.known
     return {path: frozenset(known[path]) for path in paths if path in known}
 
 
-def learn(digests: Mapping[str, frozenset[bytes]]) -> None:
+def import_known(digests: Mapping[str, frozenset[bytes]]) -> None:
     """Attest here what the parent process has attested and sent through its own pipe."""
     for path, known in digests.items():
         _state.now.known.setdefault(path, set()).update(known)
@@ -176,12 +176,12 @@ def is_private(path: str) -> bool:
     return config.current().trust == "private" and ownership.why_not_private(path) is None
 
 
-def out_of_reach(path: str, content: bytes) -> str:
+def copy_if_exposed(path: str, content: bytes) -> str:
     """``path``, or a private copy's if others could replace the file between its check and its use. Raises OSError."""
     if ownership.why_not_private(path) is None:
         return path
     copy = private_directory.make(os.path.basename(path), content)
-    expect(copy, content)
+    attest_in_process(copy, content)
     return copy
 
 
@@ -191,13 +191,13 @@ def private_copy(name: str, content: bytes, kind: Kind) -> str:
     Returns its path, which ends in this name. Raises OSError.
     """
     path = private_directory.write(name, content)
-    expect(path, content)
-    if config.is_one():  # a worker's results are for its parent
-        keep(CodeFile(path, os.path.dirname(os.path.dirname(path)), kind), content)
+    attest_in_process(path, content)
+    if config.is_compile_worker():  # a worker's results are for its parent
+        attest_file(CodeFile(path, os.path.dirname(os.path.dirname(path)), kind), content)
     return path
 
 
-def keep(
+def attest_file(
     file: CodeFile, content: bytes | None = None, also: Mapping[str, Any] = MappingProxyType({}), *, made_at: str = ""
 ) -> bool:
     """Attest the file that this process has just made, here and by a record in its cache.
@@ -211,17 +211,17 @@ def keep(
 
 
 def keep_digest(file: CodeFile, digest: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> bool:
-    """As keep(), of content with this SHA-256."""
+    """As attest_file(), of content with this SHA-256."""
     directory_faults.check(file.root)
     expect_digest(file.path, digest)
     ring = keyring.current()
-    if ring.signing is None and is_stated(file, digest, also):
+    if ring.signing is None and has_matching_record(file, digest, also):
         return True  # by a record that outlives this process
     stated = {"sha256": digest.hex(), **also}
     return manifests.write(file, stated, ring.attesting, provenance.statement(file.kind))
 
 
-def is_stated(file: CodeFile, digest: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> bool:
+def has_matching_record(file: CodeFile, digest: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> bool:
     """Tell whether a record in the file's cache attests content with this SHA-256, so that none is needed.
 
     ``also``: what else it has to state.
@@ -229,20 +229,20 @@ def is_stated(file: CodeFile, digest: bytes, also: Mapping[str, Any] = MappingPr
     with suppress(Unreadable):
         for record in manifests.records(file):
             if objection_by_record(record, file, digest) is None:
-                return not also or manifests.unverified(record).items() >= also.items()
+                return not also or manifests.read_unverified(record).items() >= also.items()
     return False
 
 
 def record_of(file: CodeFile, content: bytes, also: Mapping[str, Any]) -> bytes | None:
-    """The record that keep() would write of ``content``, for another cache; None without a signing key."""
+    """The record that attest_file() would write of ``content``, for another cache; None without a signing key."""
     key = keyring.current().signing
     if key is None:
         return None
     stated = {"sha256": hashlib.sha256(content).hexdigest(), **also}
-    return manifests.sealed(file, stated, key, provenance.statement(file.kind))
+    return manifests.seal_record(file, stated, key, provenance.statement(file.kind))
 
 
-def states(file: CodeFile, content: bytes) -> bool:
+def is_content_attested(file: CodeFile, content: bytes) -> bool:
     """Tell whether this process or a sealed record attests this content of the file; see judge_by_record().
 
     Raises Unreadable if the record cannot be read.
@@ -251,14 +251,14 @@ def states(file: CodeFile, content: bytes) -> bool:
 
 
 def states_digest(file: CodeFile, digest: bytes) -> bool:
-    """As states(), for content with this SHA-256."""
+    """As is_content_attested(), for content with this SHA-256."""
     if is_known_digest(file.path, digest):
         return True
     return _judge_by_records(manifests.records(file), file, digest) is None
 
 
 def states_record(record: bytes | None, file: CodeFile, content: bytes) -> bool:
-    """As states(), but by this record alone; None: there is none."""
+    """As is_content_attested(), but by this record alone; None: there is none."""
     return judge_by_record(record, file, hashlib.sha256(content).digest()) is None
 
 
@@ -286,13 +286,13 @@ def _judge_by_records(records: Iterable[bytes | None], file: CodeFile, digest: b
 
 
 def _contradiction(records: Iterable[bytes | None], file: CodeFile, digest: bytes) -> Refusal | None:
-    name = manifests.name_of(file)
+    name = manifests.record_name(file)
     return next(filter(None, (contradiction(record, file.kind, name, digest) for record in records)), None)
 
 
 def contradiction(record: bytes | None, kind: Kind, name: str, digest: bytes) -> Refusal | None:
     """What the record, whoever sealed it, says against the file of this name and SHA-256; None if nothing."""
-    stated = manifests.unverified(record, name, kind)
+    stated = manifests.read_unverified(record, name, kind)
     if stated and stated["sha256"] != digest.hex():
         return Refusal(Reason.DAMAGED, "its digest is not the one in its record")
     return trust.contradiction(record or b"", kind, manifests.named_in(record or b"", name, kind))
@@ -313,7 +313,7 @@ def adopt(file: CodeFile) -> bool:
 
     Raises EntryRefusedError if others could have written it or a record contradicts, UnusableEntry, and OSError.
     """
-    refusal = judge(file)
+    refusal = refusal_for_file(file)
     if refusal is None:
         return False
     digest = opening.digest_regular(file.path, opening.check_private(file.path), flags=os.O_NOFOLLOW)
@@ -325,14 +325,14 @@ def adopt(file: CodeFile) -> bool:
     return True
 
 
-def admit_build(file: CodeFile) -> bool:
+def quarantine_unattested(file: CodeFile) -> bool:
     """Quarantine the file if nothing attests it, so that it is built again; returns whether any file is left there.
 
     Raises EntryRefusedError for it in strict mode. Raises Unsettled, and leaves the file, if it cannot be quarantined
     or its record cannot be read.
     """
     try:
-        settled(lambda: objection(file), lambda refusal: discard(refusal, file))
+        judge_until_stable(lambda: refusal_for_path(file), lambda refusal: discard(refusal, file))
         return os.path.lexists(file.path)  # also a file that is replaced each time it is judged
     except OSError as error:
         if isinstance(error, Unsettled):
@@ -340,29 +340,29 @@ def admit_build(file: CodeFile) -> bool:
         return not isinstance(error, FileNotFoundError)  # its reader fails as in stock torch
 
 
-def admit_code(file: CodeFile) -> tuple[str, bytes | None]:
+def verified_load_path(file: CodeFile) -> tuple[str, bytes | None]:
     """Find where to load the code from, and its bytes if that is a copy out of others' reach, else None.
 
     Raises EntryRefusedError, in every mode, if nothing attests it; OSError if it or its record cannot be read.
     """
     try:
-        refusal = objection(file)
+        refusal = refusal_for_path(file)
     except FileNotFoundError:
         if ownership.why_not_private(os.path.dirname(file.path)) is not None:
             raise
         return file.path, None  # nothing is there, and nobody else can change that: fails as in stock torch
     if refusal is not None:
-        raise not_loaded(refusal, file)
+        raise refusal_error(refusal, file)
     # A copy in memory would circumvent a noexec mount.
     if ownership.why_not_private(file.path) is None or mounts.forbids_execution(file.path):
         return file.path, None
-    content = entry_files.read(file.path, entry_files.largest(file.kind))
+    content = entry_files.read(file.path, entry_files.max_entry_size(file.kind))
     if not is_known(file.path, content):
-        raise not_loaded(Refusal(Reason.DAMAGED, "it was replaced since it was verified"), file)
-    return out_of_reach(file.path, content), content
+        raise refusal_error(Refusal(Reason.DAMAGED, "it was replaced since it was verified"), file)
+    return copy_if_exposed(file.path, content), content
 
 
-def not_loaded(refusal: Refusal, file: CodeFile) -> EntryRefusedError:
+def refusal_error(refusal: Refusal, file: CodeFile) -> EntryRefusedError:
     """The error for a refusal, which is counted, but not reported: the error says it, in every mode."""
     events.count(refusal.reason)
     return EntryRefusedError(
@@ -370,30 +370,30 @@ def not_loaded(refusal: Refusal, file: CodeFile) -> EntryRefusedError:
     )
 
 
-def objection(file: CodeFile) -> Refusal | None:
+def refusal_for_path(file: CodeFile) -> Refusal | None:
     """Judge the file: None if a regular one lies there and something attests it. Raises OSError."""
     try:
-        refusal = judge(file)
+        refusal = refusal_for_file(file)
         if refusal is None:
-            first_runs.reads(file.path)
+            first_runs.add_file_to_trial(file.path)
         return refusal
     except opening.UnusableEntry as unusable:
-        return of_unusable(unusable)
+        return refusal_for_unreadable(unusable)
 
 
 def is_attested(file: CodeFile) -> bool:
     """Tell whether a regular file lies there and something attests it. Reports nothing, and leaves the file."""
     try:
-        return objection(file) is None
+        return refusal_for_path(file) is None
     except OSError:
         return False
 
 
-def judge(file: CodeFile) -> Refusal | None:
+def refusal_for_file(file: CodeFile) -> Refusal | None:
     """None if something attests the file. Raises OSError, and UnusableEntry for one that is not even read."""
-    status = filesystem.retried(lambda: filesystem.lstat(file.path), filesystem.READING)
+    status = filesystem.retry(lambda: filesystem.lstat(file.path), filesystem.READING)
     directory_faults.check(file.root)
-    opening.check_up_to(entry_files.largest(file.kind))(status)
+    opening.check_up_to(entry_files.max_entry_size(file.kind))(status)
     identity, now = filesystem.identity(status), time.monotonic()
     state = _state.now
     judged = state.judged.get(file.path)

@@ -55,7 +55,7 @@ def _admit(path: str) -> None:
     root = config.cache_directory() or ""
     if not root or not path.startswith(os.path.join(root, "")):
         root = os.path.dirname(path)  # of a cache that was moved since, with no record here
-    if not gate.admit_build(CodeFile(path, root)):
+    if not gate.quarantine_unattested(CodeFile(path, root)):
         raise FileNotFoundError(errno.ENOENT, "a kernel of this graph is not there, or nothing attested it", path)
     objection = ownership.why_not_private(path)
     if objection is not None:
@@ -70,7 +70,7 @@ def place_kernel(path: str, root: str, content: bytes) -> str:
     """
     if ownership.why_not_private(path) is not None:
         return gate.private_copy(os.path.basename(path), content, Kind.NATIVE_CODE)
-    gate.keep(CodeFile(path, root), content=content)
+    gate.attest_file(CodeFile(path, root), content=content)
     return path
 
 
@@ -112,11 +112,11 @@ def put_again(write: Callable[[], str], content: str) -> str:
 
 def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
     source = _encoded(content)
-    if not sources.settle(path, source, root_of(path)):
+    if not sources.quarantine_if_changed(path, source, root_of(path)):
         again()
         sources.attest(path, source)
     if _thread.written == path:  # just written: copy it to the shared level
-        copies.send(CodeFile(path, kind=Kind.SOURCE), anew=False)
+        copies.propagate_file(CodeFile(path, kind=Kind.SOURCE), anew=False)
 
 
 def write_file(path: str, content: str | bytes, *, encode_utf_8: bool, make_directories: bool) -> None:

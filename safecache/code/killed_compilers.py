@@ -39,7 +39,7 @@ def run(compile: Callable[[], T]) -> T:
         ended = signal_of(error)
         if not ended:
             raise
-    events.say(
+    events.log_line(
         logging.WARNING,
         f"safecache: a compiler was ended by a signal ({ended}), as the system does when memory runs out. It is "
         "started once more, alone; fewer are started at once with TORCHINDUCTOR_COMPILE_THREADS.",

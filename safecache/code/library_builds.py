@@ -28,14 +28,14 @@ from safecache.tiers import directory_faults, fallback, layers
 __all__ = [
     "are_attested",
     "build",
-    "failure",
+    "copy_from_lower_tier",
     "guarding",
     "is_found",
     "looking",
     "mark_loaded",
+    "pop_build_error",
     "probing",
-    "settle",
-    "take",
+    "quarantine_or_copy",
     "tell_inputs",
     "tell_source",
 ]
@@ -58,7 +58,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def failure() -> Exception | None:
+def pop_build_error() -> Exception | None:
     """The error of this thread's last guarded build or check, once: None if there was none since the last call."""
     failed, _thread.failure = _thread.failure, None
     return failed
@@ -115,7 +115,7 @@ def is_found() -> bool:
         return False
     path = _thread.source.removesuffix(".cpp") + ".so"
     root = root_of(path)
-    return gate.is_attested(CodeFile(path, root)) or take(path, root) is not None
+    return gate.is_attested(CodeFile(path, root)) or copy_from_lower_tier(path, root) is not None
 
 
 def are_attested(paths: Iterable[str]) -> bool:
@@ -134,10 +134,10 @@ def tell_inputs(builder: Any, sources: str | list[str], options: Any) -> None:
     """Attach the digests of its sources to the builder, for the compile worker that it may be sent to."""
     header = getattr(options, "precompiled_header", None)
     paths = [sources] if isinstance(sources, str) else sources
-    builder._safecache_sources = gate.digests([*paths, *([header] if header else [])])
+    builder._safecache_sources = gate.export_known([*paths, *([header] if header else [])])
 
 
-def settle(path: str) -> None:
+def quarantine_or_copy(path: str) -> None:
     """In guarding(), as torch asks for a file at ``path``: quarantine an unattested one, or copy one from a lower tier.
 
     Raises directory_faults.Unsettled if it cannot be quarantined or verified; EntryRefusedError in strict mode.
@@ -147,12 +147,12 @@ def settle(path: str) -> None:
         return
     root = root_of(path)
     try:
-        is_there = gate.admit_build(CodeFile(path, root))
+        is_there = gate.quarantine_unattested(CodeFile(path, root))
         _settle_marker(path + LOADED, root, is_there)
     except directory_faults.Unsettled as error:
         _thread.failure = error
         raise
-    tier.asked(locate(Kind.NATIVE_CODE, path, root))
+    tier.record_request(locate(Kind.NATIVE_CODE, path, root))
     if not is_there and path not in _thread.absent and (layers.exist(root) or tier.is_below()):
         _take_from_below(path, root)
 
@@ -160,7 +160,7 @@ def settle(path: str) -> None:
 def _settle_marker(path: str, root: str, is_there: bool) -> None:
     """Quarantine the marker that a probe could be loaded if its probe is gone, or nothing attests the marker."""
     if is_there and os.path.lexists(path):
-        gate.admit_build(CodeFile(path, root))
+        gate.quarantine_unattested(CodeFile(path, root))
     elif os.path.lexists(path):
         entry_files.quarantine(path, root, Reason.UNSEALED)
 
@@ -168,21 +168,23 @@ def _settle_marker(path: str, root: str, is_there: bool) -> None:
 def mark_loaded(path: str, root: str) -> None:
     """Attest the empty file that torch is about to write beside a probe that it could load, not to load it again."""
     marker = path + LOADED
-    gate.keep(CodeFile(marker, root), content=b"")
+    gate.attest_file(CodeFile(marker, root), content=b"")
     copies.send_content(CodeFile(marker), b"", record=gate.record_of(CodeFile(marker, root), b"", {}))
     if tier.is_sending():
         with suppress(OSError):  # torch writes it next, and fails as in stock
             entry_files.publish(marker, b"", root)
-        tier.made(locate(Kind.NATIVE_CODE, path, root), again=True)
+        tier.send_files(locate(Kind.NATIVE_CODE, path, root), again=True)
 
 
 def _take_from_below(path: str, root: str) -> None:
     # A probe of vector instructions can have a marker that it could be loaded; that one's record says on which CPU.
     marker = path + LOADED
-    if take(path, root) is not None:
+    if copy_from_lower_tier(path, root) is not None:
         if not os.path.lexists(marker):
-            take(marker, root)
-    elif not (tier.fill(locate(Kind.NATIVE_CODE, path, root)) and gate.admit_build(CodeFile(path, root))):
+            copy_from_lower_tier(marker, root)
+    elif not (
+        tier.fetch_into_cache(locate(Kind.NATIVE_CODE, path, root)) and gate.quarantine_unattested(CodeFile(path, root))
+    ):
         _thread.absent.add(path)
 
 
@@ -195,7 +197,7 @@ def build(make: Callable[[], Any], builder: Any) -> Any:
     if not _thread.guarded:
         return make()
     sources_of_parent = getattr(builder, "_safecache_sources", None)
-    gate.learn(sources_of_parent or {})
+    gate.import_known(sources_of_parent or {})
     with guarding(False):
         path = builder.get_target_file_path()
         root = root_of(path)
@@ -209,8 +211,8 @@ def build(make: Callable[[], Any], builder: Any) -> Any:
                 _build_unseen(builder, command, path, root)
             else:
                 result = _build(make, builder)
-                gate.keep(CodeFile(path, root))
-    copies.send(CodeFile(path))
+                gate.attest_file(CodeFile(path, root))
+    copies.propagate_file(CodeFile(path))
     return result
 
 
@@ -220,8 +222,8 @@ def _build_unseen(builder: Any, command: list[str], path: str, root: str) -> Non
     with temporaries.beside(path) as temporary:
         unseen.get_command_line = lambda: shlex.join([temporary if word == path else word for word in command])
         _build(unseen.build, builder)
-        gate.keep(CodeFile(path, root), made_at=temporary)
-        with folders.above(root, path) as (folder, name):
+        gate.attest_file(CodeFile(path, root), made_at=temporary)
+        with folders.open_parent(root, path) as (folder, name):
             folder.rename(os.path.basename(temporary), folder, name)
 
 
@@ -231,14 +233,14 @@ def _build(make: Callable[[], Any], builder: Any) -> Any:
     except Exception as error:
         _thread.failure = error
         # Remove the directory that the compiler ran in.
-        with suppress(OSError), folders.opened(builder._output_dir) as folder:
+        with suppress(OSError), folders.open_subdirectory(builder._output_dir) as folder:
             folder.rmdir(f"{builder._name}_{_SCRATCH}")
         raise
 
 
 def _build_privately(builder: Any, path: str, root: str) -> bool:
     """Build ``path`` in a private directory and publish it; False, and reported, if the builder is of unknown form."""
-    with private_directory.made() as directory:
+    with private_directory.create_temporary() as directory:
         command = private_build.command(shlex.split(builder.get_command_line()), path, root, directory)
         if command is not None:
             private = copy.copy(builder)
@@ -264,12 +266,12 @@ def _count(refusal: Refusal, *_: object, **__: object) -> None:
     events.count(refusal.reason)
 
 
-def take(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
+def copy_from_lower_tier(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
     """Copy the nearest attested file for ``path`` from a lower tier to ``path``; returns where it came from.
 
     None if there is none, or it cannot be written. Raises EntryRefusedError in strict mode for a refused one.
     """
-    for place, layer in layers.below(path, root):
+    for place, layer in layers.iter_lower_paths(path, root):
         # An unusable cache that has a fallback directory has been reported already.
         refuse = _count if layer == fallback.original(root) else report.refuse
         found = _read(place, layer, kind, refuse)
@@ -303,17 +305,17 @@ def _read(place: str, layer: str, kind: Kind, refuse: _Refuse) -> _Found | None:
 
     def content() -> bytes:
         check(found_there)
-        return entry_files.read(place, entry_files.largest(kind), check=check)
+        return entry_files.read(place, entry_files.max_entry_size(kind), check=check)
 
     found = _readable(place, kind, content, refuse)
     if found is None:
         return None
     try:
-        record = manifests.stored(CodeFile(place, layer, kind))
+        record = manifests.read_record_bytes(CodeFile(place, layer, kind))
         if gate.states_record(record, CodeFile(place, layer, kind), found):
             events.count(Count.CODE_VERIFIED)
             return _Found(found, modes[-1], record)
-        refusal = gate.judge(CodeFile(place, layer, kind))
+        refusal = gate.refusal_for_file(CodeFile(place, layer, kind))
     except directory_faults.Unreadable as error:
         # For a cache that has a fallback directory, this was reported under the same cause.
         report.refuse(Refusal(Reason.UNREADABLE, error.evidence, cause=layer), kind, place, _REMEDY, error=error)
@@ -337,8 +339,8 @@ def _readable(place: str, kind: Kind, content: Callable[[], bytes], refuse: _Ref
 
 def _put(path: str, root: str, kind: Kind, found: _Found) -> bool:
     # Its record first, so that other processes find it before the file; unchanged, so that its signer can be revoked.
-    gate.expect(path, found.content)
-    where, what = manifests.path_of(CodeFile(path, root, kind)), f"the record of {kind.noun} {path}"
+    gate.attest_in_process(path, found.content)
+    where, what = manifests.record_path(CodeFile(path, root, kind)), f"the record of {kind.noun} {path}"
     if found.record is not None and not manifests.publish(where, found.record, root, what, kind):
         return False
-    return copies.put(CodeFile(path, root, kind), found.content, found.mode | stat.S_IWUSR)
+    return copies.write_copy(CodeFile(path, root, kind), found.content, found.mode | stat.S_IWUSR)

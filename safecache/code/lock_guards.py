@@ -22,7 +22,7 @@ from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 
-__all__ = ["Lock", "ask", "guarding", "source_of", "wait"]
+__all__ = ["Lock", "guarded_lock", "guarding", "source_of", "wait"]
 
 # Seconds between looks at who holds a lock.
 _STEP = 0.25
@@ -72,7 +72,7 @@ def source_of(lock: Lock) -> str | None:
     return found[1] if found else None
 
 
-def ask(path: str, take: Callable[[], object], release: Callable[[], object]) -> Lock | None:
+def guarded_lock(path: str, take: Callable[[], object], release: Callable[[], object]) -> Lock | None:
     """Ask the guard about the lock at ``path``; returns the lock, ``held`` or not, and None if there is no guard.
 
     Raises what the guard does, with the lock released.
@@ -127,7 +127,7 @@ def _wait(path: str, most: float, attempt: Callable[[float], T]) -> T:
                     else "as long as it takes, as torch does"
                 )
                 who = holders.describe(watch.holder)
-                events.say(logging.WARNING, f"safecache: waiting for the lock {path}, {until}: {who} holds it.")
+                events.log_line(logging.WARNING, f"safecache: waiting for the lock {path}, {until}: {who} holds it.")
             try:
                 taken = attempt(min(_STEP, limit - waited))
                 is_taken = True

@@ -31,7 +31,7 @@ from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keys import Key
 from safecache.trials import strikes
 
-__all__ = ["admitted", "admitted_program", "adopt", "made", "name_of", "refuse"]
+__all__ = ["admitted_program", "adopt", "build_and_seal_package", "name_of", "refuse", "verified_package"]
 
 # Endings of what a process, or the library in a package, loads from it.
 CODE = (".so", ".o", *generated.ENDINGS)
@@ -49,7 +49,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def made(target: Any, sources: Iterable[tuple[str, str]], make: Callable[[Any], Any]) -> Any:
+def build_and_seal_package(target: Any, sources: Iterable[tuple[str, str]], make: Callable[[Any], Any]) -> Any:
     """What ``make`` returns, called with a path or file object; the package that it writes there is sealed.
 
     ``sources``: the files that it packs, each with the cache that it lies in. A package with unattested code in it gets
@@ -71,7 +71,7 @@ def made(target: Any, sources: Iterable[tuple[str, str]], make: Callable[[Any], 
         result = make(target)
         _seal_file(path, path, sources)
         return result
-    with private_directory.made() as directory, temporaries.beside(path) as temporary:
+    with private_directory.create_temporary() as directory, temporaries.beside(path) as temporary:
         place = os.path.join(directory, os.path.basename(path))
         make(place)
         _seal_file(place, path, sources)
@@ -152,7 +152,7 @@ def _holds_code(target: Any) -> bool:
 
 @contextmanager
 def admitted_program(target: Any) -> Iterator[Any]:
-    """Admit any archive, as admitted() does; restrict one in this block that nobody has sealed, and holds no library.
+    """Admit any archive, as verified_package() does; restrict in this block one without a seal and a library.
 
     See safecache.code.restricted.
     """
@@ -163,7 +163,7 @@ def admitted_program(target: Any) -> Iterator[Any]:
         with restricted.reading(os.fspath(target) if is_path else str(getattr(target, "name", ""))):
             yield target
     else:
-        with admitted(target) as place:
+        with verified_package(target) as place:
             yield place
 
 
@@ -190,13 +190,13 @@ def refuse(what: str) -> EntryRefusedError:
     evidence = f"{what} in it could run code of whoever made it, and no trusted key has sealed it"
     once = f"seal it once: safecache adopt {path}" if path else "save it again with safecache on"
     remedy = f"Help: if you trust its origin, {once}"
-    return gate.not_loaded(
+    return gate.refusal_error(
         Refusal(Reason.UNSEALED, evidence, remedy), CodeFile(path or "given as a file object", kind=Kind.PACKAGE)
     )
 
 
 @contextmanager
-def admitted(target: Any) -> Iterator[Any]:
+def verified_package(target: Any) -> Iterator[Any]:
     """Where to load the package from in this block: it is verified, and nobody else can replace it any more.
 
     ``target``: a path, the directory of an unpacked package, or a file object. Raises EntryRefusedError, in default
@@ -207,9 +207,11 @@ def admitted(target: Any) -> Iterator[Any]:
         return
     with ExitStack() as stack:
         try:
-            place = _placed(target, lambda: stack.enter_context(private_directory.made()))
+            place = _placed(target, lambda: stack.enter_context(private_directory.create_temporary()))
         except opening.UnusableEntry as unusable:
-            raise gate.not_loaded(gate.of_unusable(unusable), CodeFile(str(target), kind=Kind.PACKAGE)) from None
+            raise gate.refusal_error(
+                gate.refusal_for_unreadable(unusable), CodeFile(str(target), kind=Kind.PACKAGE)
+            ) from None
         outer, _thread.admitted = _thread.admitted, place
         try:
             yield place
@@ -253,7 +255,7 @@ def _placed(target: Any, directory: Callable[[], str]) -> str:
         return path
     refusal = _refusal_by_end(path)  # copy only sealed files: a sparse one can claim a terabyte
     if refusal is not None:
-        raise gate.not_loaded(refusal, CodeFile(path, kind=Kind.PACKAGE))
+        raise gate.refusal_error(refusal, CodeFile(path, kind=Kind.PACKAGE))
     copy = os.path.join(directory(), _COPY)
     opening.copy_regular(path, opening.check_regular, copy)
     _require(copy, path, by_seal=True)
@@ -268,7 +270,7 @@ def _unpacked(path: str) -> str:
         found += (os.path.dirname(place) for place in found[1:])
     # A link could point to another directory by the time it is loaded.
     if len(found) == 1 or any(os.path.islink(place) or not gate.is_private(place) for place in found):
-        raise gate.not_loaded(Refusal(Reason.UNSEALED, "a directory has no seal"), CodeFile(path, kind=Kind.PACKAGE))
+        raise gate.refusal_error(Refusal(Reason.UNSEALED, "a directory has no seal"), CodeFile(path, kind=Kind.PACKAGE))
     return path
 
 
@@ -283,7 +285,7 @@ def _require(place: str, name: object, *, by_seal: bool) -> None:
         if refusal is None:
             events.count(Count.ACCEPTED_PRIVATE)
             return
-    raise gate.not_loaded(refusal, CodeFile(str(name), kind=Kind.PACKAGE))
+    raise gate.refusal_error(refusal, CodeFile(str(name), kind=Kind.PACKAGE))
 
 
 def _refusal(path: str) -> Refusal | None:

@@ -63,18 +63,18 @@ def _check_header(path: str) -> None:
     if not gate.is_expected(path):
         # Made before the hooks were on, or in a process that did not report it: torch makes it once per process.
         with suppress(opening.UnusableEntry):
-            content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
+            content = entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE))
             if _INCLUDES.fullmatch(content):
-                gate.expect(path, content)
+                gate.attest_in_process(path, content)
     _check(path, directory)
     for compiled in (path + _PRECOMPILED, path + _IMMOVABLE):
         # The compiler may be able to read a moment later what cannot be read now.
-        if os.path.lexists(compiled) and gate.admit_build(CodeFile(compiled, directory)):
+        if os.path.lexists(compiled) and gate.quarantine_unattested(CodeFile(compiled, directory)):
             _check(compiled, directory)
 
 
 def _check(path: str, root: str) -> None:
-    if gate.objection(CodeFile(path, root)) is not None:
+    if gate.refusal_for_path(CodeFile(path, root)) is not None:
         raise EntryRefusedError(f"safecache: {path} was replaced while something was built of it.")
 
 
@@ -115,7 +115,7 @@ def publish(directory: str, target: str, root: str) -> bool:
             content, mode = file.read(), stat.S_IMODE(os.fstat(file.fileno()).st_mode)
     except FileNotFoundError:
         return False
-    gate.keep(CodeFile(target, root), content=content)
+    gate.attest_file(CodeFile(target, root), content=content)
     entry_files.publish(target, content, root, mode)
     return True
 
@@ -130,7 +130,7 @@ def _input(path: str, directory: str) -> str | None:
         if not gate.is_expected(path):
             return None
         try:
-            content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
+            content = entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE))
         except FileNotFoundError:
             raise  # the cache was cleared, nothing was replaced: it can be built elsewhere
         except (OSError, opening.UnusableEntry):
@@ -153,7 +153,7 @@ def _header(path: str) -> str | None:
         return None
     headers = _headers.now
     with _lock:
-        place = private_directory.of_process()
+        place = private_directory.process_directory()
         if not headers.get(path, "").startswith(place):  # a fork has a directory of its own
             copy = _inside(tempfile.mkdtemp(prefix="header-", dir=place), path)
             with open(copy, "xb") as file:
@@ -166,7 +166,7 @@ def _header(path: str) -> str | None:
 def _take_precompiled(path: str, copy: str) -> None:
     compiled, copied = path + _PRECOMPILED, copy + _PRECOMPILED
     try:
-        most = entry_files.largest(Kind.NATIVE_CODE)
+        most = entry_files.max_entry_size(Kind.NATIVE_CODE)
         digest = opening.copy_regular(compiled, opening.check_up_to(most), copied, flags=os.O_NOFOLLOW, limit=most)
         if gate.is_known_digest(compiled, digest):
             return

@@ -22,8 +22,8 @@ __all__ = [
     "attest",
     "is_private",
     "known_text",
+    "quarantine_if_changed",
     "reachable",
-    "settle",
     "settle_side_file",
 ]
 
@@ -37,7 +37,7 @@ _texts: Part[dict[str, bytes]] = Part(dict, inherit)
 
 def attest(path: str, text: bytes) -> None:
     """Attest this source at ``path``, within this process; its text is kept if others could replace it there."""
-    gate.expect(path, text)
+    gate.attest_in_process(path, text)
     if not path.endswith(".py") and ownership.why_not_private(path) is not None:
         _texts.now[path] = text
 
@@ -47,14 +47,14 @@ def known_text(path: str) -> bytes | None:
     return _texts.now.get(path)
 
 
-def settle(path: str, source: bytes, root: str) -> bool:
+def quarantine_if_changed(path: str, source: bytes, root: str) -> bool:
     """Whether the file at ``path`` holds the generated ``source``; if not, it was quarantined, and is to be written.
 
     Raises EntryRefusedError in strict mode, and Unsettled if the file cannot be quarantined.
     """
     directory_faults.check(root)
     try:
-        return gate.settled(
+        return gate.judge_until_stable(
             lambda: _objection(path, source), lambda refusal: gate.discard(refusal, CodeFile(path, root, Kind.SOURCE))
         )
     except FileNotFoundError:
@@ -68,9 +68,9 @@ def settle(path: str, source: bytes, root: str) -> bool:
 def _objection(path: str, source: bytes) -> Refusal | None:
     """None, with the file attested, if it holds the source. Raises OSError."""
     try:
-        found = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
+        found = entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE))
     except opening.UnusableEntry as unusable:
-        return gate.of_unusable(unusable)
+        return gate.refusal_for_unreadable(unusable)
     if not _is_same(found, source, path):
         return Refusal(Reason.DAMAGED, "it is not what was generated", found=found)
     attest(path, found)
@@ -93,13 +93,13 @@ def admit(path: str, key: str, name_of: Callable[[str], str]) -> str:
     stock torch does.
     """
     try:
-        content = entry_files.read_entry(path, entry_files.largest(Kind.SOURCE))
+        content = entry_files.read_entry(path, entry_files.max_entry_size(Kind.SOURCE))
     except opening.UnusableEntry as unusable:
-        raise gate.not_loaded(gate.of_unusable(unusable), CodeFile(path, kind=Kind.SOURCE)) from unusable
+        raise gate.refusal_error(gate.refusal_for_unreadable(unusable), CodeFile(path, kind=Kind.SOURCE)) from unusable
     if not gate.is_known(path, content) and name_of(content.decode(errors="replace").strip()) != key:
         evidence = "nobody in this process generated it, and its name is not the hash of its content"
-        raise gate.not_loaded(Refusal(Reason.UNSEALED, evidence, _BY_HAND), CodeFile(path, kind=Kind.SOURCE))
-    return gate.out_of_reach(path, content)
+        raise gate.refusal_error(Refusal(Reason.UNSEALED, evidence, _BY_HAND), CodeFile(path, kind=Kind.SOURCE))
+    return gate.copy_if_exposed(path, content)
 
 
 def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> bool:
@@ -110,7 +110,7 @@ def settle_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> boo
     if not os.path.lexists(path):
         return False
     try:
-        return gate.admit_build(CodeFile(path, root, kind))
+        return gate.quarantine_unattested(CodeFile(path, root, kind))
     except directory_faults.Unreadable as error:
         gate.discard(Refusal(Reason.UNREADABLE, error.evidence), CodeFile(path, root, kind))
         return False
@@ -121,7 +121,7 @@ def admit_side_file(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str 
 
     Raises as settle_side_file() does, and EntryRefusedError for a file that was replaced since.
     """
-    return gate.admit_code(CodeFile(path, root, kind))[0] if settle_side_file(path, root, kind) else None
+    return gate.verified_load_path(CodeFile(path, root, kind))[0] if settle_side_file(path, root, kind) else None
 
 
 def reachable(directory: str) -> str:
@@ -131,7 +131,7 @@ def reachable(directory: str) -> str:
     """
     if ownership.why_not_private(_existing(directory)) is None:
         return directory
-    return os.path.join(private_directory.of_process(), os.path.basename(directory))
+    return os.path.join(private_directory.process_directory(), os.path.basename(directory))
 
 
 def is_private(directory: str) -> bool:

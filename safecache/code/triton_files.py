@@ -41,10 +41,10 @@ __all__ = [
     "is_sending",
     "listed",
     "put",
-    "put_aside",
     "record",
     "restore",
     "sending",
+    "write_private_copy",
 ]
 
 
@@ -115,7 +115,7 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, _Stated | None]
     if not kept and not config.current().strict and directory_faults.forbids_writing(place.root):
         levels.leave_alone(place.root, reading=False)  # or each file would fail, and be counted, by itself
     readable = triton_place.readable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
-    triton_place.note(place.directory, name, content, readable, digest if kept else None)
+    triton_place.record_write(place.directory, name, content, readable, digest if kept else None)
     return readable, stated if kept else None
 
 
@@ -148,12 +148,12 @@ def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) 
     place = Place(directory)
     path = place.path(name)
     stated = _stated(place, content) if name.startswith(LIST) else {}
-    kept = stated is not None and gate.keep(CodeFile(path, place.root, Kind.KERNEL), content, stated)
+    kept = stated is not None and gate.attest_file(CodeFile(path, place.root, Kind.KERNEL), content, stated)
     written = write()
     if written != path or stated is None:
         return written
     readable = triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
-    triton_place.note(directory, name, content, readable, hashlib.sha256(content).digest() if kept else None)
+    triton_place.record_write(directory, name, content, readable, hashlib.sha256(content).digest() if kept else None)
     if kept:
         _send(place, name, content, stated)
     return readable
@@ -163,15 +163,15 @@ def _send(place: Place, name: str, content: bytes, stated: _Stated) -> None:
     """Send a library, or with its list a whole group, to the remote, and to the shared level below this cache."""
     if not name.startswith(LIST) and not name.endswith(".so"):
         return
-    tier.made(locate(Kind.KERNEL, place.directory, place.root))
+    tier.send_files(locate(Kind.KERNEL, place.directory, place.root))
     directory = levels.counterpart(place.directory)
     if directory is None:
         return
     if not name.startswith(LIST):
-        copies.send(CodeFile(place.path(name), place.root, Kind.KERNEL))
+        copies.propagate_file(CodeFile(place.path(name), place.root, Kind.KERNEL))
         return
     names = triton_place.names_in(content) or ()
-    if all(copies.send(CodeFile(place.path(file), place.root, Kind.KERNEL)) for file in names):
+    if all(copies.propagate_file(CodeFile(place.path(file), place.root, Kind.KERNEL)) for file in names):
         # With the files' paths there, as stock Triton needs them.
         listing = _listing({file: os.path.join(directory, file) for file in names})
         record = gate.record_of(CodeFile(place.path(name), kind=Kind.KERNEL), listing, stated)
@@ -207,7 +207,7 @@ def _publish(path: str, content: bytes, root: str) -> bool:
     return True
 
 
-def put_aside(name: str, content: bytes, error: OSError) -> str:
+def write_private_copy(name: str, content: bytes, error: OSError) -> str:
     """Report that a file or its record cannot be kept or read; returns a private copy's path. Raises OSError."""
     if isinstance(error, directory_faults.Unsettled):
         report.refuse(Refusal(Reason.UNREADABLE, error.evidence), Kind.KERNEL, name, triton_place.REMEDY, error=error)
@@ -225,7 +225,7 @@ def dump(directory: str, name: str, content: bytes) -> str:
         entry_files.replace(path, content)
 
     try:
-        filesystem.retried(write, filesystem.GONE)
+        filesystem.retry(write, filesystem.GONE)
     except OSError as error:
         report.fail_write(f"write the dump {path}", error, _CONSEQUENCE, os.path.dirname(directory), "TRITON_DUMP_DIR")
     return path
@@ -244,14 +244,14 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
     is reported, and errors raised, as in put(); binary() finds it.
     """
     place = Place(directory)
-    first_runs.reads(directory)
+    first_runs.add_file_to_trial(directory)
     for lower in _lower(directory):
         is_shared = lower.directory == levels.counterpart(directory)
         if not is_shared and not os.path.isdir(directory) and _has(lower, contents):
             return
     for name in sorted(contents, key=lambda name: name.startswith(LIST)):
         path = place.path(name)
-        gate.expect(path, contents[name])
+        gate.attest_in_process(path, contents[name])
         is_there = os.path.lexists(path) and place.is_attested(path)
         if not is_there or not _has_record(path, place.root):
             readable, _ = _keep(place, name, contents[name])
@@ -271,7 +271,7 @@ def _has(place: Place, contents: Mapping[str, bytes]) -> bool:
         path = place.path(name)
         if not os.path.lexists(path):
             return False
-        gate.expect(path, content)
+        gate.attest_in_process(path, content)
         if not gate.is_attested(CodeFile(path, place.root, Kind.KERNEL)):
             return False
     return True
@@ -286,7 +286,7 @@ def binary(path: str, content: bytes | None) -> str | None:
     place = Place(directory)
     if os.path.lexists(path) and place.is_attested(path):
         return path  # who loads it asks whether somebody could replace it
-    found = _find(_lower(directory), directory, name) or triton_place.aside(path)
+    found = _find(_lower(directory), directory, name) or triton_place.private_copy_path(path)
     if found is not None or content is None:
         return found
     if os.path.lexists(path):  # as was reported: it is refused and cannot be moved, or its record cannot be read
@@ -327,14 +327,15 @@ def accept(directory: str, name: str, content: bytes, record: bytes | None, *, i
     a copy either.
     """
     path, root = os.path.join(directory, name), os.path.dirname(directory)
-    gate.expect(path, content)
+    gate.attest_in_process(path, content)
     if record is None:
         digest = hashlib.sha256(content).digest()
         needs_none = is_listed and keyring.current().signing is None
-        recorded = needs_none or gate.is_stated(CodeFile(path, root, Kind.KERNEL), digest)
-        recorded = recorded or gate.keep(CodeFile(path, root, Kind.KERNEL), content)
+        recorded = needs_none or gate.has_matching_record(CodeFile(path, root, Kind.KERNEL), digest)
+        recorded = recorded or gate.attest_file(CodeFile(path, root, Kind.KERNEL), content)
     else:
-        where, what = manifests.path_of(CodeFile(path, root, Kind.KERNEL)), f"the record of {Kind.KERNEL.noun} {path}"
+        where = manifests.record_path(CodeFile(path, root, Kind.KERNEL))
+        what = f"the record of {Kind.KERNEL.noun} {path}"
         recorded = manifests.publish(where, record, root, what, Kind.KERNEL)
     kept = recorded and _publish(path, content, root)
     return triton_place.reachable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
@@ -377,16 +378,16 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 def _places(directory: str, name: str) -> Iterator[Place]:
     """Where the files of a cache key may be. A lower tier may be a cache directory of Triton's or of Inductor's."""
     ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
-    tier.asked(ref)
+    tier.record_request(ref)
     yield Place(directory)
     yield from _lower(directory)
     yield from _siblings(directory, name)
-    if tier.fill(ref):
+    if tier.fetch_into_cache(ref):
         yield Place(directory, is_fetched=True)
 
 
 def _lower(directory: str) -> Iterator[Place]:
-    for place, layer in layers.below(directory, os.path.dirname(directory)):
+    for place, layer in layers.iter_lower_paths(directory, os.path.dirname(directory)):
         if place == levels.counterpart(directory):
             yield Place(place, is_layer=True)
             continue

@@ -37,17 +37,17 @@ __all__ = [
     "REMEDY",
     "Found",
     "Place",
-    "aside",
     "digest",
     "forget_written",
     "is_plain",
     "is_written",
     "names_in",
-    "note",
     "note_aside",
+    "private_copy_path",
     "reachable",
     "read_by",
     "readable",
+    "record_write",
 ]
 
 _Result = TypeVar("_Result")
@@ -73,7 +73,7 @@ class _State:
 _state: Part[_State] = Part(_State, inherit)
 
 
-def note(directory: str, name: str, content: bytes, readable: str, digest: bytes | None) -> None:
+def record_write(directory: str, name: str, content: bytes, readable: str, digest: bytes | None) -> None:
     """Remember that ``content`` was written to ``name``, and can be read at ``readable``.
 
     ``digest``: its SHA-256, None if it is not in the cache.
@@ -134,7 +134,7 @@ def note_aside(path: str, readable: str) -> None:
         _state.now.aside[path] = readable
 
 
-def aside(path: str) -> str | None:
+def private_copy_path(path: str) -> str | None:
     """The path of the private copy that is the file instead; None if there is none, or its directory was removed."""
     readable = _state.now.aside.get(path)
     return readable if readable is not None and os.path.exists(readable) else None
@@ -148,7 +148,7 @@ def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[st
     contents = _state.now.written.contents
     forget_written()
     try:
-        return filesystem.retried(lambda: construct(group), filesystem.GONE)
+        return filesystem.retry(lambda: construct(group), filesystem.GONE)
     except OSError as error:
         failed = None if error.filename is None else os.fspath(error.filename)
         if failed not in contents:
@@ -194,7 +194,7 @@ def reachable(path: str, content: bytes) -> str:
     # A library's copy would be in memory, and so circumvent a noexec mount.
     if path.endswith(".so") and mounts.forbids_execution(path):
         return path
-    return gate.out_of_reach(path, content)
+    return gate.copy_if_exposed(path, content)
 
 
 class Place(NamedTuple):
@@ -272,7 +272,7 @@ class Place(NamedTuple):
 
     def _take_stated(self, path: str, digest: str, is_private: bool) -> Found | None:
         try:
-            status = filesystem.retried(lambda: filesystem.lstat(path), filesystem.LISTED)
+            status = filesystem.retry(lambda: filesystem.lstat(path), filesystem.LISTED)
         except OSError:
             return None  # removed, by whomever: the other files are not to blame
         is_private = is_private and _is_own(status)
@@ -293,8 +293,8 @@ class Place(NamedTuple):
     def is_attested(self, path: str) -> bool:
         """Whether something attests the file; otherwise it is reported, and quarantined unless in a lower tier."""
         try:
-            return gate.settled(
-                lambda: gate.objection(CodeFile(path, self.root, Kind.KERNEL)),
+            return gate.judge_until_stable(
+                lambda: gate.refusal_for_path(CodeFile(path, self.root, Kind.KERNEL)),
                 lambda refusal: self._discard(refusal, path),
             )
         except OSError as error:
@@ -318,7 +318,7 @@ class Place(NamedTuple):
     def read(self, path: str) -> bytes | None:
         """The unverified bytes of the file; None if it is gone, or, as reported, cannot or must not be read."""
         try:
-            return entry_files.read_entry(path, entry_files.largest(Kind.KERNEL), listed=True)
+            return entry_files.read_entry(path, entry_files.max_entry_size(Kind.KERNEL), listed=True)
         except opening.UnusableEntry:
             self.is_attested(path)
         except OSError as error:

@@ -39,6 +39,7 @@ __all__ = [
     "TABLE",
     "UNUSED_TABLE",
     "Written",
+    "attest_artifact",
     "bundles_in",
     "can_compile",
     "compiling_otherwise",
@@ -46,10 +47,9 @@ __all__ = [
     "fetch_artifacts",
     "fetch_model",
     "is_account",
-    "made_artifact",
-    "made_model",
     "place_artifact",
     "require_parts",
+    "send_model",
     "table",
 ]
 
@@ -110,15 +110,15 @@ def fetch_model(path: str) -> None:
     """Have the model there that vLLM asks for, if the remote alone has it: what reads it verifies it again."""
     root, key = _named(path, _MODEL)
     if key and not os.path.lexists(path):
-        with events.reading():
-            tier.fill(Ref(Kind.AOT_FUNCTION, key, root))
+        with events.propagate_strict():
+            tier.fetch_into_cache(Ref(Kind.AOT_FUNCTION, key, root))
 
 
-def made_model(path: str) -> None:
+def send_model(path: str) -> None:
     """Have the file sent that vLLM has just put there, if it is a model."""
     root, key = _named(path, _MODEL)
     if key:
-        tier.made(Ref(Kind.AOT_FUNCTION, key, root), again=True)
+        tier.send_files(Ref(Kind.AOT_FUNCTION, key, root), again=True)
 
 
 def require_parts(names: Collection[str]) -> None:
@@ -128,7 +128,7 @@ def require_parts(names: Collection[str]) -> None:
     """
     if names:
         return
-    with artifacts.asked_for(), events.reading():
+    with artifacts.raise_on_refusal(), events.propagate_strict():
         evidence = "no compiled part is in it, so that vLLM would run the model eagerly, at this and every start"
         refusal = Refusal(Reason.EMPTY, evidence, "vLLM compiles it again, and replaces it.")
         report.refuse(refusal, Kind.AOT_FUNCTION, "of vLLM")
@@ -156,15 +156,15 @@ def fetch_artifacts(directory: str) -> None:
     """Have the table there that vLLM asks for, and all artifacts, if the remote alone has them."""
     root, key = _named(directory, _PART)
     if key and not os.path.lexists(os.path.join(directory, TABLE)):
-        with events.reading():
-            tier.fill(Ref(Kind.TABLE, key, root))
+        with events.propagate_strict():
+            tier.fetch_into_cache(Ref(Kind.TABLE, key, root))
 
 
-def made_artifact(path: str) -> None:
+def attest_artifact(path: str) -> None:
     """Bind an artifact that vLLM has just saved to its path: what is sealed in it would fit any other path as well."""
     if _is_artifact(path) and os.path.isfile(path):
         with suppress(OSError):  # without a record it is neither used, nor sent, nor packed
-            gate.keep(CodeFile(path, _root(path), Kind.TABLE))
+            gate.attest_file(CodeFile(path, _root(path), Kind.TABLE))
 
 
 def place_artifact(path: str) -> str:
@@ -175,15 +175,15 @@ def place_artifact(path: str) -> str:
     """
     if not _is_artifact(path) or not os.path.isfile(path):
         return path
-    with artifacts.asked_for(), events.reading():
-        content = loading.read(Kind.TABLE, path)
+    with artifacts.raise_on_refusal(), events.propagate_strict():
+        content = loading.read_unverified(Kind.TABLE, path)
         refusal = _objection(path, content) if content is not None else None
         if refusal is not None:
             remedy = "vLLM compiles it again, and replaces it."
             report.refuse(refusal._replace(cause="artifact"), Kind.TABLE, path, remedy)
         if content is None or refusal is not None:
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
-    return gate.out_of_reach(path, content)
+    return gate.copy_if_exposed(path, content)
 
 
 def _is_artifact(path: str) -> bool:
@@ -199,8 +199,8 @@ def table(path: str) -> io.StringIO:
 
     Raises the reason's error in strict mode.
     """
-    with events.reading():
-        content = loading.read(Kind.TABLE, path)
+    with events.propagate_strict():
+        content = loading.read_unverified(Kind.TABLE, path)
         if content is None:
             return empty_table()
         refusal = _objection(path, content)
@@ -216,7 +216,7 @@ def _objection(path: str, content: bytes) -> Refusal | None:
     if gate.is_known(path, content):
         return None
     try:
-        record = manifests.stored(CodeFile(path, root, Kind.TABLE))
+        record = manifests.read_record_bytes(CodeFile(path, root, Kind.TABLE))
     except Unreadable as error:
         return Refusal(Reason.UNREADABLE, error.evidence)
     return gate.judge_by_record(record, CodeFile(path, root, Kind.TABLE), hashlib.sha256(content).digest())
@@ -249,14 +249,14 @@ def _publish(path: str, content: bytes) -> None:
     root = _root(path)
     is_table = os.path.basename(path) == TABLE
     # A table without a record would be refused at each start; that there is none is reported already.
-    written = not is_table or gate.keep(CodeFile(path, root, Kind.TABLE), content)
+    written = not is_table or gate.attest_file(CodeFile(path, root, Kind.TABLE), content)
     try:
         if written:
             entry_files.replace(path, content)
             directory = os.path.dirname(path)
             key = _named(directory, _PART)[1]
             if is_table and key:
-                tier.made(Ref(Kind.TABLE, key, root), again=True)
+                tier.send_files(Ref(Kind.TABLE, key, root), again=True)
     except OSError as error:
         written = False
         if _OF_SGLANG.fullmatch(os.path.basename(path)):
@@ -265,5 +265,5 @@ def _publish(path: str, content: bytes) -> None:
             report.fail_write(f"write vLLM's {path}", error, "The next start recompiles.", root, "VLLM_CACHE_ROOT")
     finally:
         if not written:
-            with suppress(OSError), folders.opened(os.path.dirname(path)) as folder:  # there is none
+            with suppress(OSError), folders.open_subdirectory(os.path.dirname(path)) as folder:  # there is none
                 folder.unlink(os.path.basename(path))

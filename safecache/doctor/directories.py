@@ -68,12 +68,12 @@ def caches(environ: Mapping[str, str]) -> list[Place]:
     """The caches of Inductor and of Triton, and the local level of this node in front of the first."""
     found = []
     with suppress(FileNotFoundError):
-        inductors = layout.of_inductor(environ)
+        inductors = layout.inductor_cache_dir(environ)
         found.append(Place("Inductor's cache", inductors, "TORCHINDUCTOR_CACHE_DIR"))
         local = levels.place_of(inductors)
         if local is not None:
             found.append(Place("the local level", local, "SAFECACHE_LOCAL"))
-    found.append(Place("Triton's cache", os.path.abspath(layout.of_triton(environ)), "TRITON_CACHE_DIR"))
+    found.append(Place("Triton's cache", os.path.abspath(layout.triton_cache_dir(environ)), "TRITON_CACHE_DIR"))
     return found
 
 

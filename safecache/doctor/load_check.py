@@ -84,7 +84,7 @@ def _variable_of(path: str) -> str:
 def _check_regular(status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         raise OSError(errno.EINVAL, "it is not a regular file")
-    if status.st_size > entry_files.largest(Kind.NATIVE_CODE):
+    if status.st_size > entry_files.max_entry_size(Kind.NATIVE_CODE):
         raise OSError(errno.EFBIG, "it is larger than any library that safecache reads")
 
 

@@ -49,7 +49,7 @@ def check_remote(_: Mapping[str, str]) -> Iterator[Finding]:
         store = stores.connected(url, Terms(_TIMEOUT, _TIMEOUT, config.current().remote_max_bytes))
         first, took = _times(store)
     except Exception as error:
-        said = client.told(error, url)
+        said = client.first_error_line(error, url)
         evidence = f"The remote cache {shown} cannot be used: {type(error).__name__}: {said}."
         yield finding.error("remote-unreachable", evidence, _remedy(f"{type(error).__name__} {said}"))
         return
@@ -118,7 +118,8 @@ def _rights(store: Store, url: str, shown: str) -> Iterator[Finding]:
             store.remove(name)
             yield finding.ok("remote-writable", f"The remote cache {shown} may be written.")
         except Exception as error:
-            evidence = f"The remote cache {shown} cannot be written: {type(error).__name__}: {client.told(error, url)}."
+            said = f"{type(error).__name__}: {client.first_error_line(error, url)}"
+            evidence = f"The remote cache {shown} cannot be written: {said}."
             remedy = "export SAFECACHE_REMOTE_READ_ONLY=1  # if that is meant"
             yield finding.warning("remote-not-writable", evidence, remedy)
     yield from _clock(shown, there, (before + time.time()) / 2)
@@ -142,7 +143,9 @@ def _keys(store: Store, url: str, shown: str) -> Iterator[Finding]:
     try:
         found = list(_judged(store))
     except Exception as error:
-        evidence = f"The remote cache {shown} cannot be listed: {type(error).__name__}: {client.told(error, url)}."
+        evidence = (
+            f"The remote cache {shown} cannot be listed: {type(error).__name__}: {client.first_error_line(error, url)}."
+        )
         yield finding.info("remote-not-listed", f"{evidence} It is not known whether what it has can be used here.")
         return
     refused = Counter((each.reason, each.evidence, each.remedy) for each in found if each is not None)

@@ -30,17 +30,17 @@ from safecache.trials import first_runs
 __all__ = [
     "VerifiedRemote",
     "accept_name",
-    "asked_for",
     "is_autotuning_name",
     "is_plain",
     "objection_to",
-    "only",
     "only_was_set",
-    "origin",
+    "pin_unpickle_bytes",
+    "raise_on_refusal",
     "read",
+    "report_as",
     "require",
-    "require_tried",
-    "stated",
+    "require_not_crashed",
+    "sealed_provenance",
     "told_origin",
     "unpacking",
     "unpickle",
@@ -69,19 +69,19 @@ def _with_state(**values: Any) -> Iterator[None]:
 
 
 @contextmanager
-def origin(where: str) -> Iterator[None]:
+def report_as(where: str) -> Iterator[None]:
     """In this block, what require() calls the bytes that this thread passes to it, in reports."""
     with _with_state(origin=where):
         yield
 
 
 def told_origin() -> str:
-    """Where this thread's bytes come from, as given to origin(); "" if it was not."""
+    """Where this thread's bytes come from, as given to report_as(); "" if it was not."""
     return _state.origin
 
 
 @contextmanager
-def asked_for() -> Iterator[None]:
+def raise_on_refusal() -> Iterator[None]:
     """In this block an artifact is loaded that the program has named: its refusal is raised as RefusedArtifactError."""
     try:
         yield
@@ -96,15 +96,15 @@ def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
 
     For artifacts that cannot miss: there is no graph to compile instead.
     """
-    with asked_for(), events.reading():
-        if not loading.admit(Ref(kind, cache_key), content, origin=told_origin() or "given as bytes"):
+    with raise_on_refusal(), events.propagate_strict():
+        if not loading.accept_or_quarantine(Ref(kind, cache_key), content, origin=told_origin() or "given as bytes"):
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} Compile it anew.")
 
 
 @contextmanager
 def unpacking(bundle: Any) -> Iterator[None]:
     """In this block this thread loads the graphs that this AOTAutograd entry has in it: no two took the same time."""
-    with first_runs.of_artifact(f"{bundle.forward_time_taken_ns} {bundle.backward_time_taken_ns}"):
+    with first_runs.artifact_scope(f"{bundle.forward_time_taken_ns} {bundle.backward_time_taken_ns}"):
         yield
 
 
@@ -119,7 +119,7 @@ def objection_to(bundle: Any, root: str) -> str:
     return next(filter(None, (first_runs.objection_to(root, name) for name in names)), "")
 
 
-def require_tried(kind: Kind, name: str, root: str) -> None:
+def require_not_crashed(kind: Kind, name: str, root: str) -> None:
     """Raise RefusedArtifactError, in default mode too, if processes have died of the artifact of this name.
 
     ``root``: the cache that knows.
@@ -127,7 +127,7 @@ def require_tried(kind: Kind, name: str, root: str) -> None:
     against = first_runs.objection_to(root, name)
     if against:
         where, remedy = told_origin() or "given as bytes", "Compile it anew."
-        with asked_for(), events.reading():
+        with raise_on_refusal(), events.propagate_strict():
             report.refuse(Refusal(Reason.CRASHED_RUN, against, cause=first_runs.CAUSE), kind, where, remedy)
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} {remedy}")
 
@@ -140,13 +140,13 @@ def read(ref: Ref, path: str) -> bytes | None:
     """
     if not os.path.lexists(path):
         return _from_layer(ref, path)
-    content = loading.read(ref.kind, path)
-    if content is None or not loading.admit(ref, content, origin=path):
+    content = loading.read_unverified(ref.kind, path)
+    if content is None or not loading.accept_or_quarantine(ref, content, origin=path):
         return None
     return content
 
 
-def stated(kind: Kind, cache_key: str, content: bytes) -> Mapping[str, str]:
+def sealed_provenance(kind: Kind, cache_key: str, content: bytes) -> Mapping[str, str]:
     """The provenance in the seal of these bytes, which read() has verified; empty without a valid seal."""
     namespace = config.current().namespace
     verdict = seal.inspect(content, len(content), kind, cache_key, keyring.current().find, namespace)
@@ -155,39 +155,39 @@ def stated(kind: Kind, cache_key: str, content: bytes) -> Mapping[str, str]:
 
 def _from_layer(ref: Ref, path: str) -> bytes | None:
     here = ref._replace(root=ref.root or config.cache_directory() or os.path.dirname(path))
-    for place, _ in layers.below(path, here.root):
+    for place, _ in layers.iter_lower_paths(path, here.root):
         if os.path.lexists(place):
-            content = loading.read(ref.kind, place)
-            if content is not None and loading.admit(ref._replace(root=""), content, origin=place):
+            content = loading.read_unverified(ref.kind, place)
+            if content is not None and loading.accept_or_quarantine(ref._replace(root=""), content, origin=place):
                 # Torch reads the file again by itself.
-                return content if copies.put(CodeFile(path, here.root, ref.kind), content) else b""
+                return content if copies.write_copy(CodeFile(path, here.root, ref.kind), content) else b""
     if here.path != path:
         return b""  # a user's own file, which no tier has
-    fetched = loading.read(ref.kind, path) if tier.fill(here) else None
-    return fetched if fetched is not None and loading.admit(here, fetched, origin=path) else b""
+    fetched = loading.read_unverified(ref.kind, path) if tier.fetch_into_cache(here) else None
+    return fetched if fetched is not None and loading.accept_or_quarantine(here, fetched, origin=path) else b""
 
 
 @contextmanager
-def only(kind: Kind, content: bytes) -> Iterator[None]:
+def pin_unpickle_bytes(kind: Kind, content: bytes) -> Iterator[None]:
     """In this block, this thread's first unpickle() accepts only ``content``: torch reads the file again by itself."""
     with _with_state(only=content, kind=kind):
         yield
 
 
 def only_was_set() -> bool:
-    """Whether this thread is inside only() and has not unpickled anything yet."""
+    """Whether this thread is inside pin_unpickle_bytes() and has not unpickled anything yet."""
     return _state.only is not None
 
 
 def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
-    """What ``loads`` returns. Inside only(), reports any other bytes and raises EntryRefusedError.
+    """What ``loads`` returns. Inside pin_unpickle_bytes(), reports any other bytes and raises EntryRefusedError.
 
     Only the first call is checked: anything that it unpickles in turn came with it.
     """
     verified, _state.only = _state.only, None
     if verified is not None and content != verified:
         # Torch catches the error, and goes on as if there were no file.
-        with events.reading():
+        with events.propagate_strict():
             refusal = Refusal(Reason.DAMAGED, "it was replaced while it was read", "Find out by whom.")
             report.refuse(refusal, _state.kind, "on disk")
             raise EntryRefusedError(f"safecache: {events.refusals()[-1]}")
@@ -204,7 +204,9 @@ class VerifiedRemote:
     def get(self, key: str) -> dict[str, str] | None:
         """The value under the cache key, rebuilt from the verified bytes; None if there is none or it is refused."""
         content = loading.fetch(self._kind, key, self._remote)
-        if content is None or not loading.admit(Ref(self._kind, key), content, origin=loading.origin_of(self._remote)):
+        if content is None or not loading.accept_or_quarantine(
+            Ref(self._kind, key), content, origin=loading.describe_remote(self._remote)
+        ):
             return None
         return {"data": base64.b64encode(content).decode("ascii")}
 

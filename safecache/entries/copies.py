@@ -15,10 +15,10 @@ from safecache.settings import config
 from safecache.store import entry_files, manifests
 from safecache.tiers import layers, levels
 
-__all__ = ["put", "send", "send_content"]
+__all__ = ["propagate_file", "send_content", "write_copy"]
 
 
-def put(file: CodeFile, content: bytes, mode: int = 0o666) -> bool:
+def write_copy(file: CodeFile, content: bytes, mode: int = 0o666) -> bool:
     """Write ``content`` to the file in its cache; False, and reported, if that fails.
 
     Raises CacheWriteError for it in strict mode.
@@ -32,7 +32,7 @@ def put(file: CodeFile, content: bytes, mode: int = 0o666) -> bool:
     return True
 
 
-def send(file: CodeFile, *, anew: bool = True, key: str = "") -> bool:
+def propagate_file(file: CodeFile, *, anew: bool = True, key: str = "") -> bool:
     """Have the file sent to the remote, and if it lies in a local level copy it to the shared one.
 
     ``key``: what the seal of the file states, if it has one of its own.
@@ -43,7 +43,7 @@ def send(file: CodeFile, *, anew: bool = True, key: str = "") -> bool:
     path, kind = file.path, file.kind
     if kind.tiers.travel is Travel.FILES and kind.tiers.is_pulled:
         cache = file.root or config.cache_directory() or ""
-        tier.made(Ref(kind, key, cache) if key else locate(kind, path, cache))
+        tier.send_files(Ref(kind, key, cache) if key else locate(kind, path, cache))
     level = levels.find(path)
     if level is None:
         return False
@@ -54,8 +54,8 @@ def send(file: CodeFile, *, anew: bool = True, key: str = "") -> bool:
         modes.append(stat.S_IMODE(status.st_mode))
 
     try:
-        content = entry_files.read(path, entry_files.largest(kind), check=check)
-        record = manifests.stored(file._replace(root=file.root or level.place))
+        content = entry_files.read(path, entry_files.max_entry_size(kind), check=check)
+        record = manifests.read_record_bytes(file._replace(root=file.root or level.place))
     except (OSError, opening.UnusableEntry):
         return False  # it is gone or was replaced, which its next reader here will report
     return send_content(file, content, record=record, mode=modes[-1], anew=anew)
@@ -64,7 +64,7 @@ def send(file: CodeFile, *, anew: bool = True, key: str = "") -> bool:
 def send_content(
     file: CodeFile, content: bytes, *, record: bytes | None = None, mode: int = 0o666, anew: bool = True
 ) -> bool:
-    """As send(), with this ``content`` and ``record``; None: it has no record."""
+    """As propagate_file(), with this ``content`` and ``record``; None: it has no record."""
     level = levels.find(file.path)
     if level is None or levels.is_left_alone(level.shared, reading=False):
         return False
@@ -74,7 +74,7 @@ def send_content(
         if not anew and _has_size(target.path, len(content)):
             return True
         if record is not None:
-            entry_files.publish(manifests.path_of(target), record, root)
+            entry_files.publish(manifests.record_path(target), record, root)
         entry_files.publish(target.path, content, root, mode)
     except OSError as error:
         layers.fail(level.shared, error, reading=False)

@@ -29,13 +29,13 @@ from safecache.trials import first_runs
 __all__ = [
     "RemoteCache",
     "Source",
-    "admit",
+    "accept_or_quarantine",
+    "describe_remote",
     "fetch",
+    "force_miss",
     "lookup",
     "may_be_read",
-    "origin_of",
-    "read",
-    "without_candidates",
+    "read_unverified",
 ]
 
 
@@ -49,7 +49,7 @@ class RemoteCache(Protocol):
 class Source:
     """Where the candidates for one cache key come from, and which type they must have.
 
-    ``lower``: further directories to search, as layers.below() yields them.
+    ``lower``: further directories to search, as layers.iter_lower_paths() yields them.
     """
 
     def __init__(self, ref: Ref, is_entry: Callable[[Any], bool], lower: Iterable[tuple[str, str]] = ()) -> None:
@@ -65,7 +65,7 @@ _blind = _Blind()
 
 
 @contextmanager
-def without_candidates(kind: Kind) -> Iterator[None]:
+def force_miss(kind: Kind) -> Iterator[None]:
     """In this block, make this thread's lookups of ``kind`` miss, so that a hit that leads nowhere is recompiled."""
     _blind.kind = kind
     try:
@@ -80,17 +80,17 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
     In strict mode raises the reason's error for the first that may not.
     """
     ref = source.ref
-    searches.ask(ref)
-    first_runs.settle(ref.root)
-    tier.asked(ref)
+    searches.set_lookup_key(ref)
+    first_runs.process_crash_markers(ref.root)
+    tier.record_request(ref)
     if _blind.kind is ref.kind:
         return
     if local:
         yield from _local(source)
     if remote is not None:
-        content, origin = fetch(ref.kind, ref.key, remote), origin_of(remote)
+        content, origin = fetch(ref.kind, ref.key, remote), describe_remote(remote)
         ref = ref._replace(root="")
-        if content is not None and admit(ref, content, origin=origin):
+        if content is not None and accept_or_quarantine(ref, content, origin=origin):
             yield from _load(source, ref, content, origin=origin, is_file=False)
 
 
@@ -104,14 +104,14 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
         # That a cache with a fallback directory cannot be listed has been reported already.
         if layer != fallback.original(ref.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             yield from _candidates(source, directory, root, tried)
-    if tier.fill(ref):
+    if tier.fetch_into_cache(ref):
         yield from _candidates(source, source.directory, ref.root, tried)
-    took = partial(searches.took, ref.kind)
-    flight = None if fingerprints.differs_by_rank() else scopes.enter(ref, took)
+    took = partial(searches.last_compile_seconds, ref.kind)
+    flight = None if fingerprints.differs_by_rank() else scopes.wait_or_take_lease(ref, took)
     if flight is not None:
-        searches.waited(ref.kind, flight.waited)
+        searches.add_wait(ref.kind, flight.waited)
         if flight.elsewhere:
-            tier.fill(ref)
+            tier.fetch_into_cache(ref)
         try:
             # What was refused is so again, unless somebody has had the time to replace it.
             yield from _candidates(source, source.directory, ref.root, tried if flight.waited else tried | seen)
@@ -149,17 +149,17 @@ def _admitted(source: Source, path: str, root: str) -> bytes | None:
     with boundary.contain_errors(f"the check of a cached {ref.kind.noun}", f"Compiling instead of using {path}."):
         if _is_barred(ref, path, root):
             return None
-        content = read(ref.kind, path, listed=True)
-        if content is not None and admit(ref._replace(root=root), content, path=path):
+        content = read_unverified(ref.kind, path, listed=True)
+        if content is not None and accept_or_quarantine(ref._replace(root=root), content, path=path):
             if root not in ("", ref.root):
-                copies.put(ref.file(os.path.basename(path)), content)
+                copies.write_copy(ref.file(os.path.basename(path)), content)
             return content
     return None
 
 
 def _is_barred(ref: Ref, path: str, root: str) -> bool:
     """Whether processes have died of what is there, by its name, or of what its key has led to; reported, if so."""
-    against = first_runs.objection(ref, os.path.basename(path), is_lower=root != ref.root)
+    against = first_runs.strike_reason(ref, os.path.basename(path), is_lower=root != ref.root)
     if against:
         moved = entry_files.quarantine(path, root, Reason.CRASHED_RUN) if root else None
         remedy = f"Recompiling; moved to {moved}." if moved else "Recompiling."
@@ -174,13 +174,13 @@ _UNUSABLE_REMEDIES = {
 _READ_REMEDY = "Recompiling. Help: make it readable, or remove it"
 
 
-def read(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
+def read_unverified(kind: Kind, path: str, *, listed: bool = False) -> bytes | None:
     """The unverified bytes of the file at ``path``; None if there is none or, as reported, it cannot be used.
 
     ``listed``: see entry_files.read_entry(). Raises the reason's error in strict mode.
     """
     try:
-        return entry_files.read_entry(path, entry_files.largest(kind), listed=listed)
+        return entry_files.read_entry(path, entry_files.max_entry_size(kind), listed=listed)
     except FileNotFoundError:
         return None  # cleared by another process since the listing: same as never written
     except opening.UnusableEntry as unusable:
@@ -196,7 +196,7 @@ def may_be_read(kind: Kind, path: str) -> bool:
     Raises the reason's error in strict mode.
     """
     try:
-        opening.check_up_to(entry_files.largest(kind))(os.lstat(path))
+        opening.check_up_to(entry_files.max_entry_size(kind))(os.lstat(path))
     except opening.UnusableEntry as unusable:
         _note_unusable(unusable, kind, path)
         return False
@@ -226,24 +226,26 @@ def fetch(kind: Kind, cache_key: str, remote: RemoteCache) -> bytes | None:
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         remedy = "Recompiling. Help: safecache doctor"
-        report.refuse(Refusal(Reason.REMOTE_FAILED, text), kind, origin_of(remote), remedy, error=error)
+        report.refuse(Refusal(Reason.REMOTE_FAILED, text), kind, describe_remote(remote), remedy, error=error)
         return None
 
 
-def origin_of(remote: object) -> str:
+def describe_remote(remote: object) -> str:
     """Where something comes from that a remote cache of torch's has delivered, with the server if that is known."""
     server = getattr(getattr(getattr(remote, "backend", None), "_redis", None), "shown", "")
     return f"in the remote cache {server}".rstrip()
 
 
-def admit(ref: Ref, content: bytes, *, path: str | None = None, origin: str = "", whole: bool = True) -> bool:
+def accept_or_quarantine(
+    ref: Ref, content: bytes, *, path: str | None = None, origin: str = "", whole: bool = True
+) -> bool:
     """Whether ``content`` may be used; a refusal is reported, and a file that is bad for everybody quarantined.
 
     Pass the ``path`` of an entry in the cache ``ref.root``, "" for a lower tier; or for other bytes their ``origin`` in
     words, which with a root is the path of a file whose name says nothing about its content. ``whole``: the file
     holds nothing else. Raises the reason's error in strict mode.
     """
-    refusal = trust.judge(content, ref.kind, ref.key, path, fingerprints.objection)
+    refusal = trust.judge(content, ref.kind, ref.key, path, fingerprints.fingerprint_refusal)
     if refusal is None:
         return True
     file = path or (origin if ref.root else None)

@@ -113,7 +113,7 @@ def _sealed_anew(artifact: Any, kind: Kind, key: str) -> Any:
 
     Without a signing key only this process will take it.
     """
-    origin = artifacts.stated(kind, artifact.key, artifact.content)
+    origin = artifacts.sealed_provenance(kind, artifact.key, artifact.content)
     payload, namespace = seal.payload_of(artifact.content), config.current().namespace
     content = seal.attach(payload, kind, key, keyring.current().attesting, origin, namespace)
     return dataclasses.replace(artifact, content=content)
@@ -132,7 +132,7 @@ def _admit(name: str, artifact: Any) -> bool:
     safe = artifacts.is_plain(key) or (kind is Kind.PGO_STATE and "\0" not in key)
     if not artifacts.accept_name(kind, key, _ORIGIN, safe=safe):
         return False
-    return loading.admit(Ref(kind, key), artifact.content, origin=_ORIGIN)
+    return loading.accept_or_quarantine(Ref(kind, key), artifact.content, origin=_ORIGIN)
 
 
 def _is_autotuning_key(key: str) -> bool:

@@ -36,18 +36,18 @@ from safecache.tiers import directory_faults, fallback
 __all__ = [
     "Culprit",
     "SaveAborted",
-    "attempt",
+    "abort_save",
     "begin",
     "blame",
     "can_seal",
     "dump",
     "find_culprit",
-    "give_up",
+    "guard_save",
     "in_attempt",
+    "refers_to_unsaved",
     "report_unpicklable",
-    "saved_in_vain",
-    "sealed",
-    "why_not",
+    "save_failure_text",
+    "seal_payload",
     "why_unpicklable",
     "write",
 ]
@@ -136,7 +136,7 @@ _REMOTE_REMEDY = f"{_CONSEQUENCE} Help: safecache doctor"
 
 
 @contextmanager
-def attempt(
+def guard_save(
     kind: Kind,
     cache_key: str,
     root: object,
@@ -145,11 +145,11 @@ def attempt(
 ) -> Iterator[None]:
     """Run torch's save of ``root``; an exception is reported, and in strict mode raised as the reason's error.
 
-    Foreign BaseExceptions pass through. ``parts``: the entries that it refers to, as for fingerprints.statement().
+    Foreign BaseExceptions pass through. ``parts``: the entries that it refers to, for fingerprints.build_fingerprint().
     ``also``: what the seal states besides that and the build's provenance.
     """
     outer = _current.attempt
-    this = _Attempt(kind, cache_key, root, lambda: {**fingerprints.statement(kind, cache_key, parts), **also})
+    this = _Attempt(kind, cache_key, root, lambda: {**fingerprints.build_fingerprint(kind, cache_key, parts), **also})
     _current.attempt = this
     failure: SaveAborted | None = None
     try:
@@ -181,14 +181,14 @@ def blame(made: object) -> None:
         _state.now.blamed[made] = _current.failure
 
 
-def why_not(made: object) -> str:
+def save_failure_text(made: object) -> str:
     """As blame() noted, in words, with the remedy; "" if it noted nothing."""
     why = _state.now.blamed.get(made)
     return f"(safecache: {why}. {_ARTIFACT_REMEDY})" if why else ""
 
 
 def why_unpicklable(obj: object, name: str) -> str:
-    """As why_not(), of an object, called ``name``, that an explicit save has failed to pickle; "" if it does pickle."""
+    """As save_failure_text(), of an object, called ``name``, that a save failed to pickle; "" if it pickles."""
     culprit = find_culprit(obj, name)
     return f"(safecache: {culprit}. {_ARTIFACT_REMEDY})" if culprit is not None else ""
 
@@ -198,12 +198,12 @@ def in_attempt() -> bool:
     return _current.attempt is not None
 
 
-def saved_in_vain(cache_keys: list[str]) -> bool:
+def refers_to_unsaved(cache_keys: list[str]) -> bool:
     """Whether an entry that refers to these cache keys could never be used, since one of them was not saved."""
     return not _state.now.unsaved.isdisjoint(cache_keys)
 
 
-def give_up(reason: Reason, error: BaseException | None = None) -> NoReturn:
+def abort_save(reason: Reason, error: BaseException | None = None) -> NoReturn:
     """End this thread's attempt for ``reason``, with ``error`` as its cause; None: an entry it refers to was not saved.
 
     Raises SaveAborted.
@@ -233,14 +233,14 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
     return _seal(content, this.kind, this.cache_key, this.state())
 
 
-def sealed(payload: bytes, kind: Kind, cache_key: str = "", made: Any = None) -> bytes:
+def seal_payload(payload: bytes, kind: Kind, cache_key: str = "", made: Any = None) -> bytes:
     """``payload`` with a seal; unchanged if it has one, or if there is no signing key, which is reported.
 
-    ``made``: as for fingerprints.statement(). Raises KeyringError for the latter in strict mode.
+    ``made``: as for fingerprints.build_fingerprint(). Raises KeyringError for the latter in strict mode.
     """
     if seal.split(payload) is not None or not can_seal(kind):
         return payload
-    return _seal(payload, kind, cache_key, fingerprints.statement(kind, cache_key, made=made))
+    return _seal(payload, kind, cache_key, fingerprints.build_fingerprint(kind, cache_key, made=made))
 
 
 def can_seal(kind: Kind) -> bool:
@@ -317,7 +317,7 @@ def write(ref: Ref, content: bytes) -> None:
     if ref.kind in ENTRIES:
         made = _current.attempt.root if _current.attempt is not None else None
         tell(Saved(ref, compile_seconds(made)))
-        tier.made(ref)
+        tier.send_files(ref)
     try:
         copies.send_content(file._replace(root=""), content)
     except CacheWriteError as error:

@@ -18,19 +18,19 @@ from safecache.settings import config
 
 __all__ = [
     "Search",
-    "ask",
+    "active_candidates",
+    "add_wait",
     "bypass",
     "compile_seconds",
-    "decline",
     "is_under_way",
+    "last_compile_seconds",
     "offer",
-    "only_looking",
     "pass_over",
+    "record_bypass_reason",
     "refuse",
-    "taken",
-    "took",
-    "under_way",
-    "waited",
+    "set_lookup_key",
+    "suppress_recording",
+    "track_lookup",
 ]
 
 # By key: torch looks a graph up again that an AOTAutograd entry refers to, when what was refused has been moved away.
@@ -169,7 +169,7 @@ def _in_words(error: BaseException) -> str:
 
 def _raise(error: MissError | None) -> None:
     if error is not None:
-        events.insist(error)
+        events.raise_strict(error)
 
 
 def _must_hit_error(lookup: Lookup) -> MissError | None:
@@ -216,7 +216,7 @@ _thread = _Thread()
 
 
 @contextmanager
-def under_way(ref: Ref, name: Callable[[], str], *, must_ask: bool = False) -> Iterator[Search]:
+def track_lookup(ref: Ref, name: Callable[[], str], *, must_ask: bool = False) -> Iterator[Search]:
     """A lookup for the time of this block, in which it is to be ended; an exception ends it too. See Search.
 
     What is no Exception is no failure: vLLM ends so the lookup of a graph that it has compiled already.
@@ -234,7 +234,7 @@ def under_way(ref: Ref, name: Callable[[], str], *, must_ask: bool = False) -> I
 
 
 @contextmanager
-def only_looking() -> Iterator[None]:
+def suppress_recording() -> Iterator[None]:
     """Record no lookups in this block: they are only looks ahead, and are repeated later."""
     _thread.only_looks = True
     try:
@@ -245,7 +245,7 @@ def only_looking() -> Iterator[None]:
 
 def bypass(kind: Kind, name: Callable[[], str], reason: Reason, detail: str) -> None:
     """Record what was not looked for. Raises MissError with SAFECACHE_MUST_HIT, unless torch never caches it."""
-    with under_way(Ref(kind), name) as search:
+    with track_lookup(Ref(kind), name) as search:
         search.bypassed(reason, detail)
 
 
@@ -259,7 +259,7 @@ def is_under_way(kind: Kind) -> bool:
     return _innermost(kind) is not None
 
 
-def ask(ref: Ref) -> None:
+def set_lookup_key(ref: Ref) -> None:
     """What this thread's lookup is for, if it is one of this kind."""
     search = _innermost(ref.kind)
     if search is not None:
@@ -276,20 +276,20 @@ def refuse(kind: Kind, reason: Reason, detail: str) -> None:
 ports.observe(Refused, lambda refused: refuse(*refused))
 
 
-def decline(kind: Kind, detail: str) -> None:
+def record_bypass_reason(kind: Kind, detail: str) -> None:
     """Tell this thread's lookup, if it is one of this kind, that torch does not want to look."""
     search = _innermost(kind)
     if search is not None:
         search.declined = detail
 
 
-def took(kind: Kind) -> float:
+def last_compile_seconds(kind: Kind) -> float:
     """What this thread's lookup says that a compile took before, if it is one of this kind; else 0."""
     search = _innermost(kind)
     return search.took() if search is not None else 0.0
 
 
-def waited(kind: Kind, seconds: float) -> None:
+def add_wait(kind: Kind, seconds: float) -> None:
     """Tell this thread's lookup, if it is one of this kind, that it has waited for another process."""
     search = _innermost(kind)
     if search is not None:
@@ -308,7 +308,7 @@ def offer(ref: Ref, entry: object, content: bytes, origin: str, *, is_file: bool
         search.found = [Found(ref, content, origin)]
 
 
-def taken() -> list[Search]:
+def active_candidates() -> list[Search]:
     """This thread's lookups that have been given a candidate from a file, the innermost first."""
     found, search = [], _thread.search
     while search is not None:

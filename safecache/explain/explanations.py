@@ -299,7 +299,9 @@ def _remains(record: KeyRecord, root: str) -> bool:
 
 def refusals(key: str, root: str) -> list[str]:
     """Why entries of this key are in quarantine, each reason once, from the notes there; nothing attests them."""
-    return sorted({f"{reason} (on {moment})" for reason, moment in _notes(key, ours.path(root, ours.QUARANTINE))})
+    return sorted(
+        {f"{reason} (on {moment})" for reason, moment in _notes(key, ours.metadata_path(root, ours.QUARANTINE))}
+    )
 
 
 def _notes(key: str, directory: str) -> Iterator[tuple[str, str]]:

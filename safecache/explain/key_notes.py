@@ -38,7 +38,9 @@ def note(ref: Ref, name: str, components: Iterable[Component]) -> None:
     waiting[ref.kind, ref.key] = record
     ports.observe(Saved, _remember)
     if config.current().explain:
-        events.say(logging.WARNING, f"safecache: miss of the {explanations.explain(record, ref.root, saved=False)}")
+        events.log_line(
+            logging.WARNING, f"safecache: miss of the {explanations.explain(record, ref.root, saved=False)}"
+        )
 
 
 def _remember(saved: Saved) -> None:

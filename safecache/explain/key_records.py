@@ -189,9 +189,9 @@ def every(root: str, kind: Kind | None = None) -> list[KeyRecord]:
 
     With those of the shared level below a local one, but not of the tiers that nothing is written to.
     """
-    own = ours.path(root, ours.KEYS)
+    own = ours.metadata_path(root, ours.KEYS)
     shared = levels.counterpart(own)
-    tops = [own, *(below for below, _ in layers.below(own, root) if below == shared)]
+    tops = [own, *(below for below, _ in layers.iter_lower_paths(own, root) if below == shared)]
     paths = (path for top in tops for each in (LOOKED_UP if kind is None else (kind,)) for path in _paths(top, each))
     latest = sorted(paths, key=folders.modified, reverse=True)[:_MOST_READ]
     return _latest_first(filter(None, map(_read, latest)))
@@ -232,11 +232,11 @@ def _of_name(ref: Ref, name: str) -> Iterator[KeyRecord]:
 
 def _places(ref: Ref, name: str) -> Iterable[str]:
     place = _place(ref.kind, name, ref.root)
-    return [place, *(below for below, _ in layers.below(place, ref.root))]
+    return [place, *(below for below, _ in layers.iter_lower_paths(place, ref.root))]
 
 
 def _place(kind: Kind, name: str, root: str) -> str:
-    return ours.path(root, ours.KEYS, kind.word, digest(name))
+    return ours.metadata_path(root, ours.KEYS, kind.word, digest(name))
 
 
 def _listed(place: str) -> list[str]:
@@ -294,6 +294,6 @@ def _remove_oldest(place: str, root: str) -> None:
     if len(paths) > _MOST_OF_A_NAME:
         for path in sorted(paths, key=folders.modified)[:-_MOST_OF_A_NAME]:
             # Suppressed: another process removed it, it is another user's, or the path goes through a link.
-            with suppress(OSError), folders.above(root, path) as (folder, name):
+            with suppress(OSError), folders.open_parent(root, path) as (folder, name):
                 if read(path) is not None:
                     folder.unlink(name)

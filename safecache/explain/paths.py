@@ -7,10 +7,9 @@ and the user are in no key: guide/moving.md has what was measured.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 from typing import NamedTuple
 
-__all__ = ["PATHS", "PathInKeys", "at_odds", "of"]
+__all__ = ["PATHS", "PathInKeys", "of"]
 
 
 class PathInKeys(NamedTuple):
@@ -85,9 +84,3 @@ PATHS: tuple[PathInKeys, ...] = (
 def of(component: str) -> PathInKeys | None:
     """What is known of the path in this component of a key, by its name; None if there is none in it."""
     return next((known for known in PATHS if known.component and re.fullmatch(known.component, component)), None)
-
-
-def at_odds(differing: Iterable[str]) -> tuple[PathInKeys, ...]:
-    """The paths in these components, such as those that differ between two keys, in the order of PATHS."""
-    found = {known for known in map(of, differing) if known is not None}
-    return tuple(known for known in PATHS if known in found)

@@ -59,7 +59,7 @@ __all__ = [
     "read",
     "realpath",
     "rename",
-    "retried",
+    "retry",
     "rmdir",
     "sleep",
     "stat",
@@ -94,7 +94,7 @@ _OPENAT2, _HOW, _BENEATH, _NO_LINKS = 437, struct.Struct("QQQ"), 0x08, 0x04
 _NOT_THERE = frozenset({errno.ENOSYS, errno.EPERM, errno.EINVAL})
 
 
-def retried(action: Callable[[], T], errors: frozenset[int], waits: Iterable[float] = _WAITS) -> T:
+def retry(action: Callable[[], T], errors: frozenset[int], waits: Iterable[float] = _WAITS) -> T:
     """What ``action`` returns, retried after each of ``waits`` (seconds) if it raises OSError with one of these errnos.
 
     Raises what the last try raised; once a second has passed, there is no retry.

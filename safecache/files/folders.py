@@ -21,15 +21,15 @@ from safecache.settings import config
 __all__ = [
     "Folder",
     "Item",
-    "above",
     "at",
     "below",
     "is_there",
     "listed",
     "modified",
     "names_in",
+    "open_parent",
+    "open_subdirectory",
     "open_within",
-    "opened",
     "scratch",
     "status",
     "touch",
@@ -254,7 +254,7 @@ class _Closing:
 
 
 @contextmanager
-def opened(root: str, folders: Iterable[str] = (), *, make: bool = False) -> Iterator[Folder]:
+def open_subdirectory(root: str, folders: Iterable[str] = (), *, make: bool = False) -> Iterator[Folder]:
     """The directory at ``folders`` below ``root``, for this block. Links to ``root`` are followed: its user chose them.
 
     But if ``root`` is inside another known cache, as Triton's may be in Inductor's, links in that are not followed.
@@ -271,7 +271,7 @@ def opened(root: str, folders: Iterable[str] = (), *, make: bool = False) -> Ite
 
 
 def at(root: str, directory: str, *, make: bool = False) -> AbstractContextManager[Folder]:
-    """As opened(), for the directory at this path, which must be ``root`` or below it. Raises OSError."""
+    """As open_subdirectory(), for the directory at this path, which must be ``root`` or below it. Raises OSError."""
     if not directory:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), directory)
     prefix = os.path.join(root, "")
@@ -280,11 +280,11 @@ def at(root: str, directory: str, *, make: bool = False) -> AbstractContextManag
         names = os.path.relpath(directory, root or os.curdir).split(os.sep)
     if os.pardir in names:
         raise OSError(errno.EXDEV, f"not below {root}", directory)
-    return opened(root, [] if names == [os.curdir] else names, make=make)
+    return open_subdirectory(root, [] if names == [os.curdir] else names, make=make)
 
 
 @contextmanager
-def above(root: str, path: str, *, make: bool = False) -> Iterator[tuple[Folder, str]]:
+def open_parent(root: str, path: str, *, make: bool = False) -> Iterator[tuple[Folder, str]]:
     """The directory that contains ``path``, ``root`` or one below it, for this block; and the name of ``path`` there.
 
     Raises OSError, also for a path that is not below the root.
@@ -304,7 +304,7 @@ def open_within(path: str, flags: int) -> int:
     if not within:
         return filesystem.open(path, flags)
     try:
-        with opened(top) as folder, folder._telling(within):
+        with open_subdirectory(top) as folder, folder._telling(within):
             return filesystem.descend(folder.descriptor, within, flags)
     except OSError as error:
         if error.errno != errno.EMFILE:
@@ -326,7 +326,7 @@ def status(path: str) -> os.stat_result:
     top, within = config.within_cache(path)
     if not within:
         return filesystem.lstat(path)
-    with above(top, path) as (folder, name):
+    with open_parent(top, path) as (folder, name):
         return folder.status(name)
 
 
@@ -348,13 +348,13 @@ def is_there(path: str) -> bool:
 
 
 def listed(directory: str) -> list[Item]:
-    """The entries of ``directory``, reached as by opened(), sorted by name.
+    """The entries of ``directory``, reached as by open_subdirectory(), sorted by name.
 
     Empty if another process has removed it, or its permissions forbid access. Raises OSError.
     """
     found = []
     try:
-        with opened(directory) as folder:
+        with open_subdirectory(directory) as folder:
             for name in sorted(folder.names()):
                 with suppress(FileNotFoundError):
                     found.append(Item(os.path.join(directory, name), folder.status(name)))
@@ -383,7 +383,7 @@ def below(top: str | Item) -> Iterator[Item]:
 def touch(path: str) -> None:
     """Set the times of what is at ``path`` to now, reached as by open_within(). Raises OSError."""
     top, within = config.within_cache(path)
-    with above(top if within else os.path.dirname(path) or os.curdir, path) as (folder, name):
+    with open_parent(top if within else os.path.dirname(path) or os.curdir, path) as (folder, name):
         folder.touch(name)
 
 
@@ -394,7 +394,7 @@ def scratch(directory: str, prefix: str) -> Iterator[Folder]:
     Safe even if others can write to ``directory``. Raises OSError, also if somebody has replaced the new one.
     """
     name = f"{prefix}{secrets.token_hex(8)}"
-    with opened(directory) as folder:
+    with open_subdirectory(directory) as folder:
         filesystem.mkdir(name, 0o700, dir_fd=folder.descriptor)
         try:
             with folder.enter(name) as own:

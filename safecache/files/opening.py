@@ -110,7 +110,7 @@ def read_regular(
                 # As the kernel reports it, so that callers need to handle only that.
                 raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM), path) from error
 
-    return filesystem.retried(read, passing)
+    return filesystem.retry(read, passing)
 
 
 def read_end(
@@ -129,7 +129,7 @@ def read_end(
             content = filesystem.pread(descriptor, most, start)
             return content, start + len(content)
 
-    return filesystem.retried(read, passing)
+    return filesystem.retry(read, passing)
 
 
 class OpenFile:
@@ -140,7 +140,7 @@ class OpenFile:
     """
 
     def __init__(self, path: str, check: Callable[[os.stat_result], None]) -> None:
-        self._descriptor, self.size = filesystem.retried(lambda: _open(path, check, 0), filesystem.READING)
+        self._descriptor, self.size = filesystem.retry(lambda: _open(path, check, 0), filesystem.READING)
         weakref.finalize(self, _close, self._descriptor)
 
     def read(self, start: int, most: int) -> bytes:
@@ -167,7 +167,7 @@ def holds(path: str, content: bytes, check: Callable[[os.stat_result], None], *,
                 left = left[len(chunk) :]
             return not left
 
-    return filesystem.retried(compared, filesystem.READING)
+    return filesystem.retry(compared, filesystem.READING)
 
 
 def digest_regular(
@@ -182,7 +182,7 @@ def digest_regular(
                 digest.update(chunk)
         return digest.digest()
 
-    return filesystem.retried(digested, filesystem.READING)
+    return filesystem.retry(digested, filesystem.READING)
 
 
 def copy_regular(
@@ -197,7 +197,7 @@ def copy_regular(
 
     The file need not fit into memory. Raises FileExistsError if ``destination`` exists; a failure leaves nothing there.
     """
-    return filesystem.retried(lambda: _copy(path, check, destination, flags, limit), filesystem.READING)
+    return filesystem.retry(lambda: _copy(path, check, destination, flags, limit), filesystem.READING)
 
 
 def _copy(path: str, check: Callable[[os.stat_result], None], destination: str, flags: int, limit: int) -> bytes:

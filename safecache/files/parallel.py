@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-__all__ = ["READERS", "each", "within"]
+__all__ = ["READERS", "map_in_threads", "within"]
 
 READERS = 4
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def each(function: Callable[[T], R], items: Sequence[T], readers: int = READERS) -> Iterator[R]:
+def map_in_threads(function: Callable[[T], R], items: Sequence[T], readers: int = READERS) -> Iterator[R]:
     """What ``function`` returns for each item, in order. Raises what it raises, and then skips the remaining items."""
     with ThreadPoolExecutor(readers) as pool:
         yield from pool.map(function, items)

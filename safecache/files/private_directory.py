@@ -17,7 +17,17 @@ from safecache.files import filesystem, folders, mounts, ownership
 from safecache.files.folders import Folder
 from safecache.session import call_at_exit
 
-__all__ = ["join", "lasting", "leave", "made", "make", "occupy", "of_process", "reap", "write"]
+__all__ = [
+    "create_lasting",
+    "create_temporary",
+    "join",
+    "leave",
+    "make",
+    "occupy",
+    "process_directory",
+    "reap",
+    "write",
+]
 
 _PREFIX = "safecache-live-"
 _NAME = re.compile(rf"{_PREFIX}[0-9a-f]{{16}}")
@@ -83,7 +93,7 @@ def reap(parent: str) -> None:
 
     Only those that were made here, and only where nobody else could have put another directory in the place of one.
     """
-    with suppress(OSError), folders.opened(parent) as folder:
+    with suppress(OSError), folders.open_subdirectory(parent) as folder:
         for name in folder.names():
             if _NAME.fullmatch(name) and ownership.why_not_private(os.path.join(parent, name), unknown=True) is None:
                 with suppress(OSError):
@@ -124,7 +134,7 @@ _OTHER_PARENTS = ("/var/tmp", "/dev/shm")
 
 
 @contextmanager
-def made() -> Iterator[str]:
+def create_temporary() -> Iterator[str]:
     """A directory of mode 0700 for this block, removed after it. Raises PermissionError if none can be created."""
     directory = _make()
     try:
@@ -134,8 +144,8 @@ def made() -> Iterator[str]:
         leave(directory)
 
 
-def of_process() -> str:
-    """This process's own directory, removed when it ends; a forked child has another. Raises as made() does."""
+def process_directory() -> str:
+    """This process's own directory, removed at its end; a forked child has another. Raises as create_temporary()."""
     return _of_process(os.getpid())
 
 
@@ -145,7 +155,7 @@ def write(name: str, content: bytes) -> str:
     Raises OSError, leaving nothing behind.
     """
     try:
-        return _write(of_process(), name, content)
+        return _write(process_directory(), name, content)
     except OSError:
         return _write(_of_process(os.getpid(), _OTHER_PARENTS[::-1]), name, content)
 
@@ -167,10 +177,10 @@ def _of_process(pid: int, parents: tuple[str, ...] = ()) -> str:
     return _removed_at_end(_make(parents=parents), pid)
 
 
-def lasting(is_fit: Callable[[str], bool]) -> str:
-    """A new private directory that ``is_fit`` accepts, removed when this process ends. Raises as made() does.
+def create_lasting(is_fit: Callable[[str], bool]) -> str:
+    """A new private directory that ``is_fit`` accepts, removed at the end of this process.
 
-    Directories left behind by killed processes are removed first.
+    Directories left behind by killed processes are removed first. Raises as create_temporary() does.
     """
     for parent in _parents():
         reap(parent)
@@ -216,7 +226,7 @@ def make(name: str, content: bytes) -> str:
     in this process's private directory: a process has few descriptors, and a kernel eight files. Raises OSError.
     """
     if not name.endswith(".so"):
-        descriptor, path = tempfile.mkstemp(suffix=f"-{name[-200:]}", dir=of_process())
+        descriptor, path = tempfile.mkstemp(suffix=f"-{name[-200:]}", dir=process_directory())
         with open(descriptor, "wb") as file:
             file.write(content)
         return path
@@ -225,6 +235,6 @@ def make(name: str, content: bytes) -> str:
         file.write(content)
     fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, _SEALS)
     # Under its own name: Python recognises an extension module by its suffix. By pid, for child processes.
-    path = os.path.join(of_process(), f"{descriptor}-{name}")
+    path = os.path.join(process_directory(), f"{descriptor}-{name}")
     os.symlink(f"/proc/{os.getpid()}/fd/{descriptor}", path)
     return path

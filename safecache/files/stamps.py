@@ -16,7 +16,7 @@ from safecache.files import folders
 from safecache.session import Part, inherit
 from safecache.settings import config
 
-__all__ = ["GRACE", "INTERVAL", "suspended", "use"]
+__all__ = ["GRACE", "INTERVAL", "mark_used", "suspended"]
 
 # Seconds. A younger stamp is left as it is.
 INTERVAL = 1800.0
@@ -28,7 +28,7 @@ _suspended = False
 _refusing: Part[set[tuple[int, int]]] = Part(set, inherit)
 
 
-def use(path: str, status: os.stat_result) -> None:
+def mark_used(path: str, status: os.stat_result) -> None:
     """Stamp the file with this ``status``, *before* it is read: whoever removes it checks for a new stamp first.
 
     Uses the file system's clock, which all hosts share. A file that cannot be stamped ages from when it was written.

@@ -16,10 +16,10 @@ from safecache.files.folders import Folder
 from safecache.session import Part, inherit
 from safecache.settings import config
 
-__all__ = ["Temporary", "beside", "is_temporary", "is_wanted", "lock", "reap", "reap_once"]
+__all__ = ["Temporary", "beside", "is_temporary", "lock", "reap", "reap_once", "should_fsync"]
 
 
-def is_wanted(folder: Folder) -> bool:
+def should_fsync(folder: Folder) -> bool:
     """Whether files in ``folder`` are to be synced before they are renamed, and the folder after. Raises OSError.
 
     ``auto``: over a network, where errors such as a full disk are reported only when data is written back, and other
@@ -83,7 +83,7 @@ def beside(path: str) -> Iterator[str]:
         yield temporary
     finally:
         directory, name = os.path.split(temporary)
-        with contextlib.suppress(FileNotFoundError), folders.opened(directory or os.curdir) as folder:
+        with contextlib.suppress(FileNotFoundError), folders.open_subdirectory(directory or os.curdir) as folder:
             folder.unlink(name)
 
 

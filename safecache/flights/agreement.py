@@ -16,7 +16,7 @@ from typing import Any
 from safecache.reporting import events
 from safecache.session import Part, inherit
 
-__all__ = ["unanimous"]
+__all__ = ["all_ranks_hit"]
 
 # Seconds for which the other ranks are waited for: longer than lookups differ, as all of them have just begun.
 MOST = 60.0
@@ -37,7 +37,7 @@ class _State:
 _state: Part[_State] = Part(_State, inherit)
 
 
-def unanimous(hit: bool) -> bool:
+def all_ranks_hit(hit: bool) -> bool:
     """Whether all ranks have hit, as this one says of itself: each calls this once for each lookup, in one order.
 
     After a rank that did not come in time, which is reported once, it is what this one says.
@@ -55,5 +55,5 @@ def unanimous(hit: bool) -> bool:
         return all(store.get(name) == b"hit" for name in names)
     except Exception as error:  # of whatever store it is
         state.has_given_up = True
-        events.say(logging.WARNING, _TOO_LATE.format(MOST, type(error).__name__))
+        events.log_line(logging.WARNING, _TOO_LATE.format(MOST, type(error).__name__))
         return hit

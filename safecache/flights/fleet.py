@@ -16,7 +16,7 @@ from safecache.remote.client import Client, Unavailable
 from safecache.reporting import waits
 from safecache.session import Part
 
-__all__ = ["Claim", "take"]
+__all__ = ["Claim", "acquire_remote_lease"]
 
 # Seconds between looks at a lease.
 _SHORTEST, _LONGEST = 0.1, 1.0
@@ -54,7 +54,7 @@ class Claim:
         return True
 
     def _renew(self) -> None:
-        remote = client.for_sending()
+        remote = client.background_client()
         if remote is None:
             return
         with self._lock:
@@ -72,7 +72,7 @@ class Claim:
 
         Where that cannot be queued, it is renewed no more.
         """
-        if not sender.afterwards(self._end):
+        if not sender.run_after_queue(self._end):
             _state.now.renewals.end(self)
 
     def _end(self, remote: Client) -> None:
@@ -82,7 +82,7 @@ class Claim:
                 remote.remove(self._name)
 
 
-def take(ref: Ref, most: float) -> tuple[Claim | None, float]:
+def acquire_remote_lease(ref: Ref, most: float) -> tuple[Claim | None, float]:
     """The lease on this key among the hosts, and for how many seconds another host was waited for: at most ``most``.
 
     None, if it cannot be had. After a wait the remote is asked again for what it lacked.
@@ -126,7 +126,7 @@ def _await_end(remote: Client, name: str, most: float, ref: Ref) -> bytes | None
 
 def _name(ref: Ref) -> str:
     # Not below the prefix of parcels, where commands look.
-    return f"safecache/leases/{stores.prefix()}{parcels.name_of(ref.kind, ref.key)}"
+    return f"safecache/leases/{stores.prefix()}{parcels.remote_object_name(ref.kind, ref.key)}"
 
 
 def _subject(name: str) -> str:

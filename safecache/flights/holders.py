@@ -170,12 +170,12 @@ def tell_wait(who: str, ref: Ref, most: float) -> None:
     """Say, once in a process, that it waits."""
     if not _state.now.is_told:
         _state.now.is_told = True
-        events.say(logging.WARNING, _WAITING.format(who, ref.kind.noun, ref.key[:16], most))
+        events.log_line(logging.WARNING, _WAITING.format(who, ref.kind.noun, ref.key[:16], most))
 
 
 def tell_end(who: str, ref: Ref, waited: float) -> None:
     """Say that it has waited in vain."""
-    events.say(logging.WARNING, _GIVEN_UP.format(who, ref.kind.noun, ref.key[:16], waited))
+    events.log_line(logging.WARNING, _GIVEN_UP.format(who, ref.kind.noun, ref.key[:16], waited))
 
 
 def _ran(pid: int) -> int | None:

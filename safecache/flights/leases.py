@@ -171,7 +171,7 @@ class Lease:
 
     @contextmanager
     def _folder(self) -> Iterator[folders.Folder]:
-        with folders.opened(self.root, [ours.FOLDER, ours.LEASES]) as folder:
+        with folders.open_subdirectory(self.root, [ours.FOLDER, ours.LEASES]) as folder:
             yield folder
 
 
@@ -182,7 +182,7 @@ def open_lease(ref: Ref) -> Lease:
     """
     name = f"{ref.kind.word}-{hashlib.sha256(ref.key.encode()).hexdigest()[:32]}"
     shared = config.current().shared
-    with folders.opened(ref.root, [ours.FOLDER], make=True) as above:
+    with folders.open_subdirectory(ref.root, [ours.FOLDER], make=True) as above:
         with suppress(FileExistsError):
             filesystem.mkdir(ours.LEASES, 0o777 if shared else 0o700, dir_fd=above.descriptor)
         with above.enter(ours.LEASES) as folder:

@@ -27,7 +27,15 @@ from safecache.reporting.kinds import ENTRIES, Count, Kind, LeaseScope
 from safecache.session import Part, inherit
 from safecache.settings import config
 
-__all__ = ["Flight", "Postponed", "enter", "is_compiled_elsewhere", "measuring", "not_waiting", "scope"]
+__all__ = [
+    "Flight",
+    "Postponed",
+    "compile_scope",
+    "is_compiled_elsewhere",
+    "not_waiting",
+    "release_while_measuring",
+    "wait_or_take_lease",
+]
 
 # From coarse to fine: while a process has a lease on one, it waits only for those after it.
 _ORDER = tuple(kind for kind in Kind if kind.tiers.lease is not LeaseScope.NONE)
@@ -114,7 +122,7 @@ class Flight:
 
 
 @contextmanager
-def scope(kind: Kind, most: float | None, *, waits: bool = True) -> Iterator[None]:
+def compile_scope(kind: Kind, most: float | None, *, waits: bool = True) -> Iterator[None]:
     """A compile of this kind by this thread, for this block: lookups of the kind in it may take leases until its end.
 
     ``most``: the seconds that it may wait, besides what the setting says; None if neither is it to wait, nor anybody
@@ -138,7 +146,7 @@ def is_compiled_elsewhere() -> bool:
 
 
 @contextmanager
-def measuring() -> Iterator[None]:
+def release_while_measuring() -> Iterator[None]:
     """In this block, this thread waits until its GPU has done all that it was given.
 
     That may be what another rank has to send which waits for this compile: after a time one of those who wait goes on
@@ -164,7 +172,7 @@ def _let_go(held: list[tuple[_Scope, Lease]]) -> None:
 
 @contextmanager
 def not_waiting() -> Iterator[None]:
-    """In this block, enter() raises Postponed in this thread where it would wait."""
+    """In this block, wait_or_take_lease() raises Postponed in this thread where it would wait."""
     before, _thread.now.waits = _thread.now.waits, False
     try:
         yield
@@ -172,7 +180,7 @@ def not_waiting() -> Iterator[None]:
         _thread.now.waits = before
 
 
-def enter(ref: Ref, before: Callable[[], float] = float) -> Flight | None:
+def wait_or_take_lease(ref: Ref, before: Callable[[], float] = float) -> Flight | None:
     """This thread has missed, and is about to compile.
 
     Waits for whoever compiles that already. None if there is no use in looking again, else whoever calls looks again.
@@ -245,7 +253,7 @@ def _among_hosts(this: _Scope, lease: Lease, ref: Ref, most: Callable[[], float]
         return 0.0
     from safecache.flights import fleet
 
-    claim, waited = fleet.take(ref, most())
+    claim, waited = fleet.acquire_remote_lease(ref, most())
     if claim is not None:
         lease.then.append(claim.release)
     elif waited:

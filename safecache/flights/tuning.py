@@ -17,7 +17,7 @@ from safecache.flights import scopes
 from safecache.session import Part
 from safecache.settings import config as settings
 
-__all__ = ["compiled", "in_own_order", "of"]
+__all__ = ["compiled", "order_for_process", "share_configurations"]
 
 _T = TypeVar("_T")
 
@@ -62,7 +62,7 @@ _thread = _Thread()
 
 
 @contextmanager
-def of(tuner: object, configs: Sequence[Any]) -> Iterator[None]:
+def share_configurations(tuner: object, configs: Sequence[Any]) -> Iterator[None]:
     """In this block, this thread compiles these configurations for ``tuner``, in this order."""
     before, _thread.current = _thread.current, _Tuning(tuner, configs) if len(configs) > 1 else None
     try:
@@ -84,7 +84,7 @@ def compiled(tuner: object, config: Any, compile: Callable[[Any], Any]) -> Any:
 _own: Part[bytes] = Part(lambda: secrets.token_bytes(16))
 
 
-def in_own_order(choices: Sequence[_T], name: Callable[[_T], str]) -> list[_T]:
+def order_for_process(choices: Sequence[_T], name: Callable[[_T], str]) -> list[_T]:
     """These, as several processes each begin with others: always in one order in one process, by their names.
 
     For what is compiled by threads or workers, which cannot leave one for last.

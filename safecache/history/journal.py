@@ -126,7 +126,7 @@ def _append(line: dict[str, object], limit: int) -> bool:
         # Each lookup tries it again, and a server may show all that is no debugging.
         level = logging.DEBUG if _journal.now.has_failed else logging.INFO
         _journal.now.has_failed = True
-        events.say(level, f"safecache: the journal {_journal.now.path} was not written: {error.strerror}")
+        events.log_line(level, f"safecache: the journal {_journal.now.path} was not written: {error.strerror}")
         return False
     _journal.now.size += len(content)
     _journal.now.counted.clear()
@@ -145,7 +145,7 @@ def _write(content: bytes) -> None:
         with _folder() as folder:
             _make_room(folder)
     # Each time: the directory may be removed, and a descriptor that is kept is one less for the program.
-    descriptor = filesystem.retried(_open, filesystem.PASSING)
+    descriptor = filesystem.retry(_open, filesystem.PASSING)
     try:
         filesystem.write_all(descriptor, content)
     finally:
@@ -158,7 +158,7 @@ def _folder() -> AbstractContextManager[Folder]:
 
 def _cache() -> str:
     """The one that has the journal."""
-    return os.path.dirname(_journal.now.path).removesuffix(ours.path("", ours.JOURNAL))
+    return os.path.dirname(_journal.now.path).removesuffix(ours.metadata_path("", ours.JOURNAL))
 
 
 def _open() -> int:
@@ -171,7 +171,7 @@ def _new_path() -> str:
     # A fallback directory is removed with the process.
     cache = fallback.original(cache) or cache
     moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-    return ours.path(cache, ours.JOURNAL, f"{moment}-{os.getpid()}-{os.urandom(6).hex()}.jsonl")
+    return ours.metadata_path(cache, ours.JOURNAL, f"{moment}-{os.getpid()}-{os.urandom(6).hex()}.jsonl")
 
 
 def _make_room(folder: Folder) -> None:

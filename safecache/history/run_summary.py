@@ -109,7 +109,7 @@ _KNOWN = _LABELS.keys() | _TIMES | _REMOTE | _FLIGHTS | _VERIFIED
 
 def read(root: str) -> list[Line]:
     """Every line of the journals in the cache ``root`` that can be read, by time; none where there is no journal."""
-    directory = ours.path(root, ours.JOURNAL)
+    directory = ours.metadata_path(root, ours.JOURNAL)
     try:
         names = os.listdir(directory)
     except (FileNotFoundError, NotADirectoryError):

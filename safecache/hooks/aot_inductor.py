@@ -47,7 +47,7 @@ def compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
             if objection is not None:
                 message = f"{path} was built where others can write: {objection}."
                 events.report(Reason.STOOD_DOWN, message, cause=root, remedy="Build where nobody else can.")
-            gate.keep(CodeFile(path, root))
+            gate.attest_file(CodeFile(path, root))
     return made
 
 
@@ -67,7 +67,7 @@ def package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
     def write(f: Any, *, aoti_files: Any = None, **named: Any) -> Any:
         sources = [(path, generated.root_of(path)) for path in _paths(aoti_files)]
-        return packages.made(f, sources, lambda place: wrapped(place, aoti_files=aoti_files, **named))
+        return packages.build_and_seal_package(f, sources, lambda place: wrapped(place, aoti_files=aoti_files, **named))
 
     return write(*args, **kwargs)
 
@@ -78,7 +78,7 @@ def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     Not so the functions that it calls, nor torch.export.load(): where those raise a RuntimeError, torch reads the same
     bytes in another way.
     """
-    with artifacts.asked_for():
+    with artifacts.raise_on_refusal():
         return load(wrapped, instance, args, kwargs)
 
 
@@ -90,7 +90,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     if not args and not kwargs:
         return wrapped()  # raises the error for the missing argument
     name, rest, named = _first(args, kwargs, "path", "file")
-    with packages.admitted(name) as place:
+    with packages.verified_package(name) as place:
         moves = provenance.torch_release() >= targets.PACKAGES_OBEY_TMPDIR_FROM
         explained = partial(loads.explain_load, wrapped, (place, *rest), named, "TMPDIR" if moves else None)
         if not os.path.lexists(place):
@@ -98,7 +98,7 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         root, which = _cache(), packages.name_of(place)
         against = first_runs.objection_to(root, which)
         if against:
-            raise gate.not_loaded(
+            raise gate.refusal_error(
                 Refusal(Reason.CRASHED_RUN, against, "Make it anew."), CodeFile(str(name), kind=Kind.PACKAGE)
             )
         return first_runs.load_model(root, which, explained)
@@ -152,8 +152,8 @@ def compile_eager(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         sources.settle_side_file(listing, root, Kind.SOURCE)
         library: str = wrapped(ns, op_func_name_with_overload, device_type, *rest, **named)
         if library:  # empty if the operator cannot be compiled
-            gate.keep(CodeFile(library, root))
-            gate.keep(CodeFile(listing, root, Kind.SOURCE))
+            gate.attest_file(CodeFile(library, root))
+            gate.attest_file(CodeFile(listing, root, Kind.SOURCE))
         return library
 
     return _said(lambda: build(*args, **kwargs))
@@ -164,7 +164,7 @@ def _said(call: Callable[[], Any]) -> Any:
     try:
         return call()
     except SafecacheError as error:
-        events.say(logging.ERROR, str(error))
+        events.log_line(logging.ERROR, str(error))
         raise
 
 

@@ -35,9 +35,9 @@ def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     def save_entry(key: str, entry: Any, *rest: Any, **named: Any) -> None:
         keys = _graph_keys(entry)
         parts = tuple((Kind.FX_ENTRY, each) for each in keys) or None
-        with saving.attempt(Kind.AOT_ENTRY, key, entry, parts):
-            if saving.saved_in_vain(keys):
-                saving.give_up(Reason.INCOMPLETE)
+        with saving.guard_save(Kind.AOT_ENTRY, key, entry, parts):
+            if saving.refers_to_unsaved(keys):
+                saving.abort_save(Reason.INCOMPLETE)
             wrapped(key, entry, *rest, **named)
 
     save_entry(*args, **kwargs)
@@ -54,7 +54,7 @@ def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         if not saving.in_attempt() or (is_bypass and not strict):
             wrapped(e, remote, is_bypass)
         else:
-            saving.give_up(Reason.NOT_CACHEABLE if is_bypass else Reason.UNPREPARED, e)
+            saving.abort_save(Reason.NOT_CACHEABLE if is_bypass else Reason.UNPREPARED, e)
 
     handle(*args, **kwargs)
 
@@ -63,9 +63,9 @@ def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, even where torch is strict."""
     given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
     graph = fingerprints.looking_for(kwargs["mod"] if "mod" in kwargs else args[0])
-    search_for = searches.under_way(Ref(Kind.AOT_ENTRY), torch_keys.name)
-    with events.reading(), torch_keys.lookup(given), graph, search_for as search:
-        installation.settle()
+    search_for = searches.track_lookup(Ref(Kind.AOT_ENTRY), torch_keys.name)
+    with events.propagate_strict(), torch_keys.lookup(given), graph, search_for as search:
+        installation.ensure_cache()
         saving.begin()
         result, is_dropped = compile_scopes.agreed(
             Kind.AOT_ENTRY,
@@ -86,7 +86,7 @@ def _load(wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         evidence = "an FX graph entry that it refers to is missing or was refused"
         refusal = Refusal(Reason.ENTRY_MISSING, evidence, "The graph is compiled.")
         report.refuse(refusal, Kind.AOT_ENTRY, "that was found")
-    with loading.without_candidates(Kind.AOT_ENTRY):
+    with loading.force_miss(Kind.AOT_ENTRY):
         return wrapped(*args, **kwargs)
 
 
@@ -121,7 +121,7 @@ def autograd_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kw
     try:
         result = wrapped(*args, **kwargs)
     except Exception as error:
-        searches.decline(Kind.AOT_ENTRY, f"{error}" or type(error).__name__)
+        searches.record_bypass_reason(Kind.AOT_ENTRY, f"{error}" or type(error).__name__)
         raise
     torch_keys.asked(wrapped, args, kwargs, result)
     return result

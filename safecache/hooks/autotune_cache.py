@@ -42,41 +42,42 @@ class _Results:
         root = _root()
         if os.path.lexists(key):
             return self._read(key, root)
-        for place, layer in layers.below(key, root):
+        for place, layer in layers.iter_lower_paths(key, root):
             if os.path.lexists(place):
                 result = self._read(place, layer)
                 if self.attested and layer == levels.counterpart(root):
                     _copy(key, root, place, layer)
                 return result
-        tier.fill(locate(Kind.AUTOTUNING, key, root))
+        tier.fetch_into_cache(locate(Kind.AUTOTUNING, key, root))
         return self._read(key, root)
 
     def _read(self, key: str, root: str) -> Any:
         # Torch would wait for anything but a regular file.
-        if os.path.lexists(key) and loading.read(Kind.AUTOTUNING, key) is None:
+        if os.path.lexists(key) and loading.read_unverified(Kind.AUTOTUNING, key) is None:
             return None
         self.found = os.path.lexists(key)
         result = self._cache.get(key)
         try:
-            self.attested = result is not None and gate.states(CodeFile(key, root, Kind.AUTOTUNING), _canonical(result))
+            file = CodeFile(key, root, Kind.AUTOTUNING)
+            self.attested = result is not None and gate.is_content_attested(file, _canonical(result))
         except Unreadable as error:
             self.unread = error
         return result
 
     def put(self, key: str, result: Any) -> None:
-        gate.keep(CodeFile(key, _root(), Kind.AUTOTUNING), _canonical(result))
+        gate.attest_file(CodeFile(key, _root(), Kind.AUTOTUNING), _canonical(result))
         try:
             self._cache.put(key, result)
         except OSError as error:
             report.fail_write(f"save {Kind.AUTOTUNING.noun} {key}", error, "It will be tuned again.", key)
         else:
-            copies.send(CodeFile(key, kind=Kind.AUTOTUNING))
+            copies.propagate_file(CodeFile(key, kind=Kind.AUTOTUNING))
 
 
 def _copy(key: str, root: str, place: str, layer: str) -> None:
-    content = loading.read(Kind.AUTOTUNING, place)
+    content = loading.read_unverified(Kind.AUTOTUNING, place)
     if content is not None and manifests.copy(CodeFile(place, layer, Kind.AUTOTUNING), root):
-        copies.put(CodeFile(key, root, Kind.AUTOTUNING), content)
+        copies.write_copy(CodeFile(key, root, Kind.AUTOTUNING), content)
 
 
 @contextmanager
@@ -114,7 +115,7 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     """
 
     def read(inductor_meta: Any, configs: list[Any]) -> Any:
-        with events.reading():
+        with events.propagate_strict():
             with _judged(instance) as results:
                 try:
                     best = wrapped(inductor_meta, configs)
@@ -139,7 +140,7 @@ def read_best(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 def _where(instance: Any, results: _Results) -> str:
     """Where the result lies: torch asks the remote cache for what the local one lacks."""
     remote, local = instance.remote_cache, instance.local_cache
-    return str(local[1]) if local and (results.found or not remote) else loading.origin_of(remote and remote[0])
+    return str(local[1]) if local and (results.found or not remote) else loading.describe_remote(remote and remote[0])
 
 
 def _is_candidate(best: Any, configs: list[Any]) -> bool:
@@ -172,7 +173,7 @@ class _SafeNames:
 
     def _accept(self, name: str) -> bool:
         safe = artifacts.is_autotuning_name(name)
-        return artifacts.accept_name(Kind.AUTOTUNING, name, loading.origin_of(self._remote), safe=safe)
+        return artifacts.accept_name(Kind.AUTOTUNING, name, loading.describe_remote(self._remote), safe=safe)
 
 
 def load_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -183,12 +184,12 @@ def load_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     remote = instance._cache
     instance._cache = _SafeNames(remote)
     try:
-        with events.reading():
+        with events.propagate_strict():
             return wrapped(*args, **kwargs)
     except _MALFORMED as error:
         text = f"it cannot be read: {type(error).__name__}: {error}"
         refusal = Refusal(Reason.UNLOADABLE, text, _REMEDY)
-        report.refuse(refusal, Kind.AUTOTUNING, loading.origin_of(remote), error=error)
+        report.refuse(refusal, Kind.AUTOTUNING, loading.describe_remote(remote), error=error)
         return False
     finally:
         instance._cache = remote
@@ -201,7 +202,7 @@ def get_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
     """CacheBase.get_local_cache: empty if the file cannot be read, or holds anything but measurements."""
     path = str(instance.get_local_cache_path())
     # Torch would wait for anything but a regular file, or ignore it silently.
-    if os.path.lexists(path) and loading.read(Kind.AUTOTUNING, path) is None:
+    if os.path.lexists(path) and loading.read_unverified(Kind.AUTOTUNING, path) is None:
         return {}
     try:
         found = wrapped(*args, **kwargs)

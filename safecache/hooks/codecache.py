@@ -48,10 +48,10 @@ def iterate_over_candidates(
             return stock
         if not artifacts.accept_name(kind, key, "given as a key", safe=artifacts.is_plain(key)):
             return iter(())
-        installation.settle()
+        installation.ensure_cache()
         ref = Ref(kind, key, _root())
         directory_faults.check(ref.root)
-        source = loading.Source(ref, _ENTRY_TYPES[kind], layers.below(ref.directory, ref.root))
+        source = loading.Source(ref, _ENTRY_TYPES[kind], layers.iter_lower_paths(ref.directory, ref.root))
         return loading.lookup(source, local=local, remote=remote_cache)
 
     return iterate(*args, **kwargs)
@@ -71,7 +71,7 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         evaluate_guards: Any = None,
     ) -> Any:
         name = partial(torch_keys.name_of_graph, is_backward=is_backward)
-        with searches.under_way(Ref(Kind.FX_ENTRY, key), name) as search:
+        with searches.track_lookup(Ref(Kind.FX_ENTRY, key), name) as search:
             # A graph with guards of its own is part of an AOTAutograd entry, which is then compiled as a whole.
             is_part, is_dropped = evaluate_guards is not None, False
             if is_part:
@@ -103,12 +103,12 @@ def cache_hit_post_compile(wrapped: Callable[..., Any], instance: Any, args: Any
     """FxGraphCache.cache_hit_post_compile, which runs what a graph that was found consists of: its trial begins."""
 
     def load(graph: Any, cache_info: Any, constants: Any) -> Any:
-        found = searches.taken()
+        found = searches.active_candidates()
         names = [first_runs.name_of(each.ref, each.path) for each in found]
         artifact = first_runs.name_in_artifact(graph.source_code)
         if artifact:
             names = [artifact]
-            artifacts.require_tried(Kind.AOT_GRAPH, artifact, _root())
+            artifacts.require_not_crashed(Kind.AOT_GRAPH, artifact, _root())
         try:
             return first_runs.load(_root(), names, graph, lambda: wrapped(graph, cache_info, constants))
         except Exception as error:
@@ -139,7 +139,7 @@ def save_graph(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """FxGraphCache._save_graph: the compile goes on whatever fails in it."""
 
     def save(key: str, compiled_graph: Any, *rest: Any, **named: Any) -> None:
-        with saving.attempt(Kind.FX_ENTRY, key, compiled_graph):
+        with saving.guard_save(Kind.FX_ENTRY, key, compiled_graph):
             wrapped(key, compiled_graph, *rest, **named)
 
     save(*args, **kwargs)
@@ -173,7 +173,7 @@ def load_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
     def load(lib_path: str) -> None:
         of_cache = lib_path.startswith(os.path.join(_root(), ""))
-        place = _admit(lib_path) if of_cache else exec_directory.place(lib_path)
+        place = _admit(lib_path) if of_cache else exec_directory.executable_path(lib_path)
         loads.explain_load(wrapped, (place,), {}, "TORCHINDUCTOR_CACHE_DIR")
 
     load(*args, **kwargs)
@@ -181,8 +181,8 @@ def load_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
 def _admit(path: str) -> str:
     """Where to load the library from."""
-    verified, content = gate.admit_code(CodeFile(path, _root()))
-    return exec_directory.place(path, content) if config.current().exec_dir else verified
+    verified, content = gate.verified_load_path(CodeFile(path, _root()))
+    return exec_directory.executable_path(path, content) if config.current().exec_dir else verified
 
 
 def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -196,13 +196,13 @@ def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         def guard(lock: lock_guards.Lock) -> None:
             if not gate.is_attested(CodeFile(path, _root())):
                 lock.take()
-                is_wanted.append(not gate.admit_build(CodeFile(path, _root())))
+                is_wanted.append(not gate.quarantine_unattested(CodeFile(path, _root())))
 
         with lock_guards.guarding(guard):
             result = wrapped(source_code, dst_file_ext, *rest, **named)
         if True in is_wanted and os.path.lexists(path):
-            gate.keep(CodeFile(path, _root()))
-            copies.send(CodeFile(path))
+            gate.attest_file(CodeFile(path, _root()))
+            copies.propagate_file(CodeFile(path))
         return result
 
     return fallback.attempt(lambda: build(*args, **kwargs))

@@ -31,7 +31,8 @@ def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
             sys.modules["torch"].is_grad_enabled()
             and any(getattr(each, "requires_grad", False) for each in example_inputs_)
         )
-        with scopes.scope(Kind.AOT_ENTRY, _most(), waits=waits), _sampling(model_, example_inputs_, rest, named):
+        sample = _sampling(model_, example_inputs_, rest, named)
+        with scopes.compile_scope(Kind.AOT_ENTRY, _most(), waits=waits), sample:
             return wrapped(*args, **kwargs)
 
     return compile(*args, **kwargs)
@@ -48,7 +49,7 @@ def _sampling(*call: Any) -> AbstractContextManager[None]:
 def compile_fx_inner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_compile_fx_inner: of one graph."""
     graph = fingerprints.looking_for(kwargs["gm"] if "gm" in kwargs else args[0])
-    with scopes.scope(Kind.FX_ENTRY, _most()), graph:
+    with scopes.compile_scope(Kind.FX_ENTRY, _most()), graph:
         return wrapped(*args, **kwargs)
 
 
@@ -91,14 +92,14 @@ def agreed(kind: Kind, look: Callable[[], Any], is_hit: Callable[[Any], bool]) -
     hit = is_hit(found)
     if _all_hit(hit, kind) or not hit:
         return found, False
-    with loading.without_candidates(kind):
+    with loading.force_miss(kind):
         return look(), True
 
 
 def _all_hit(hit: bool, kind: Kind) -> bool:
     if _group() is None or not _meet() or (kind is Kind.AOT_ENTRY and _is_set(targets.OWN_AGREEMENT)):
         return hit
-    return agreement.unanimous(hit)
+    return agreement.all_ranks_hit(hit)
 
 
 def _group() -> Any:

@@ -48,14 +48,14 @@ class WorkerPickler(SubprocPickler):  # type: ignore[misc]
 
     def dumps(self, obj: object) -> bytes:
         """The bytes of a job or, in a worker, of its result."""
-        secret, seconds = (b"", 0.0) if config.is_one() else _handed_down()
+        secret, seconds = (b"", 0.0) if config.is_compile_worker() else _handed_down()
         pickled: bytes = super().dumps(_Job(obj, secret, seconds) if secret or seconds else obj)
         return pickled
 
     def loads(self, data: bytes) -> object:
         """A result or, in a worker, a job, whose error reaches the compile as what it is, if nobody may swallow it."""
         found: Any = super().loads(data)
-        return partial(_done, found) if config.is_one() else found
+        return partial(_done, found) if config.is_compile_worker() else found
 
 
 def _done(job: Callable[[], object]) -> object:
@@ -91,6 +91,6 @@ def _received(secret: bytes, seconds: float, job: object) -> object:
 
 
 # Not in the process that makes the pool, which imports this module too.
-if config.is_one():
+if config.is_compile_worker():
     directory_faults.leave_to_parent()
     fallback.leave_to_parent()

@@ -32,7 +32,7 @@ def write_lines_to_file(wrapped: Callable[..., Any], instance: Any, args: Any, k
     def write(file_path: str, lines: list[str], **how: Any) -> None:
         before = instance.read_lines_from_file(file_path) if how.get("append") else []
         content = "".join([*before, *lines]).encode(locale.getpreferredencoding(False))
-        gate.keep(CodeFile(file_path, instance.get_dir(), Kind.SOURCE), content)
+        gate.attest_file(CodeFile(file_path, instance.get_dir(), Kind.SOURCE), content)
         wrapped(file_path, lines, **how)
 
     write(*args, **kwargs)

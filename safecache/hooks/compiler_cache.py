@@ -16,7 +16,7 @@ def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     from safecache.entries import mega_caches
 
     def parse(serialized_artifacts: bytes) -> Any:
-        with events.reading():
+        with events.propagate_strict():
             return wrapped(serialized_artifacts) if mega_caches.accept(serialized_artifacts) else None
 
     return parse(*args, **kwargs)
@@ -29,8 +29,8 @@ def populate_caches(wrapped: Callable[..., Any], instance: Any, args: Any, kwarg
 
     def populate(artifacts: dict[str, list[Any]]) -> Any:
         # What processes have died of is set aside before it is written there once more, or it would look as if gone.
-        first_runs.settle(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
-        with events.reading():
+        first_runs.process_crash_markers(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
+        with events.propagate_strict():
             return wrapped(mega_caches.admitted(artifacts, _written_under))
 
     return populate(*args, **kwargs)
@@ -48,7 +48,7 @@ def load_compiled_function(wrapped: Callable[..., Any], instance: Any, args: Any
     from safecache.entries import artifacts
 
     def load(file: Any, **named: Any) -> Any:
-        with events.reading(), artifacts.origin(str(getattr(file, "name", ""))):
+        with events.propagate_strict(), artifacts.report_as(str(getattr(file, "name", ""))):
             return wrapped(file, **named)
 
     return load(*args, **kwargs)

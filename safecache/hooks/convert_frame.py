@@ -23,5 +23,5 @@ def convert(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
     if not config.suppress_errors:
         return compile_it(*args, **kwargs)
-    with events.reading():
+    with events.propagate_strict():
         return compile_it(*args, **kwargs)

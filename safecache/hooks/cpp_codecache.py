@@ -99,7 +99,7 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         return None
     # Without a signing key the next process could not verify the header. Where a remote has given the entry it has the
     # libraries too, and a header takes longer than all else: what it lacks is built without one.
-    if time.monotonic() < _without_until or keyring.current().signing is None or tier.has_given():
+    if time.monotonic() < _without_until or keyring.current().signing is None or tier.has_supplied_entries():
         return None
     try:
         path: str = wrapped(*args, **kwargs)
@@ -190,11 +190,11 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         return usable
 
     # Torch catches whatever is raised in there, and concludes that the CPU has no such instructions.
-    with events.reading():
-        installation.settle()
-        library_builds.failure()
+    with events.propagate_strict():
+        installation.ensure_cache()
+        library_builds.pop_build_error()
         usable = fallback.attempt(check)
-        if not usable and fallback.replaced(library_builds.failure()):
+        if not usable and fallback.replaced(library_builds.pop_build_error()):
             usable = check()
     cache: str = sys.modules["torch._inductor.codecache"].cache_dir()
     if not usable and mounts.forbids_execution(cache):
@@ -229,8 +229,9 @@ def probe_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
 
     def probe(output_path: str) -> Any:
         root = sys.modules["torch._inductor.codecache"].cache_dir()
-        verified, content = gate.admit_code(CodeFile(output_path, root))
-        loaded = wrapped(exec_directory.place(output_path, content) if config.current().exec_dir else verified)
+        verified, content = gate.verified_load_path(CodeFile(output_path, root))
+        is_moved = config.current().exec_dir is not None
+        loaded = wrapped(exec_directory.executable_path(output_path, content) if is_moved else verified)
         if loaded and provenance.torch_release() >= targets.PROBE_MARKERS_FROM:
             library_builds.mark_loaded(output_path, root)
         return loaded

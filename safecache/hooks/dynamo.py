@@ -40,7 +40,7 @@ def serialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     """AOTCompiledFunction.serialize: seals the bytes, whoever writes them to a file."""
     result = wrapped(*args, **kwargs)
     function = kwargs["fn"] if "fn" in kwargs else args[0]
-    sealed = saving.sealed(result.serialized_data, Kind.AOT_FUNCTION, made=function)
+    sealed = saving.seal_payload(result.serialized_data, Kind.AOT_FUNCTION, made=function)
     return dataclasses.replace(result, serialized_data=sealed)
 
 
@@ -62,7 +62,7 @@ def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[],
     if searches.is_under_way(Kind.AOT_MODEL):
         artifacts.require(kind, data)
         return load()
-    with searches.under_way(Ref(Kind.AOT_MODEL), name) as search:
+    with searches.track_lookup(Ref(Kind.AOT_MODEL), name) as search:
         artifacts.require(kind, data)
         try:
             loaded = load()
@@ -75,7 +75,7 @@ def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[],
 
 def serialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
     """AOTCompiledModel.serialize: seals the bytes."""
-    return saving.sealed(wrapped(*args, **kwargs), Kind.AOT_MODEL)
+    return saving.seal_payload(wrapped(*args, **kwargs), Kind.AOT_MODEL)
 
 
 def deserialize_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -102,7 +102,7 @@ class _GraphPickle(SealingPickle):
             if not said:
                 raise
             raise loads.appended(error, said) from error
-        return saving.sealed(content, Kind.AOT_GRAPH)
+        return saving.seal_payload(content, Kind.AOT_GRAPH)
 
     def loads(self, data: bytes, *args: Any, **kwargs: Any) -> Any:
         """As pickle.loads. Raises RefusedArtifactError, in default mode too, for a refused graph."""
@@ -128,9 +128,9 @@ def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             main = cache_entry.dynamo.codes[0]
             of = {_FUNCTION: functions.code_digest(main.python_code, of=main.python_module, line=True)}
             kind, key = Kind.DYNAMO_PACKAGE, _package_key(path)
-            with saving.attempt(kind, key, cache_entry, also=of):
+            with saving.guard_save(kind, key, cache_entry, also=of):
                 wrapped(cache_entry, path)
-                copies.send(CodeFile(_package_file(instance, path), kind=kind), key=key)
+                copies.propagate_file(CodeFile(_package_file(instance, path), kind=kind), key=key)
 
     save(*args, **kwargs)
 
@@ -139,13 +139,13 @@ def read_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     """DiskDynamoStore.read. Raises RefusedArtifactError, in default mode too, for a refused entry."""
 
     def load(path: str) -> Any:
-        with artifacts.asked_for(), events.reading():
+        with artifacts.raise_on_refusal(), events.propagate_strict():
             if artifacts.only_was_set():
                 return wrapped(path)
             content = artifacts.read(Ref(Kind.DYNAMO_PACKAGE, _package_key(path)), _package_file(instance, path))
             if content is None:
                 raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
-            with artifacts.only(Kind.DYNAMO_PACKAGE, content):
+            with artifacts.pin_unpickle_bytes(Kind.DYNAMO_PACKAGE, content):
                 return wrapped(path)
 
     return load(*args, **kwargs)
@@ -156,12 +156,12 @@ def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
     def find(fn: Callable[..., Any]) -> Any:
         key = sys.modules["torch._dynamo.package"].CompilePackage.source_id_from_fn(fn)
-        with events.reading():
+        with events.propagate_strict():
             root = os.path.dirname(instance.path_prefix())
             content = artifacts.read(Ref(Kind.DYNAMO_PACKAGE, _package_key(key), root), _package_file(instance, key))
             if content is None or (content and not _is_of(fn, key, content, _package_file(instance, key))):
                 return None
-            with artifacts.only(Kind.DYNAMO_PACKAGE, content):
+            with artifacts.pin_unpickle_bytes(Kind.DYNAMO_PACKAGE, content):
                 found = wrapped(fn)
             return None if found is None or _is_crashing(found, _package_file(instance, key), root) else found
 
@@ -182,7 +182,7 @@ def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
     """Whether the entry is of this very function: torch's key is only its name and first line, whatever the file."""
     innermost = sys.modules["torch._dynamo.eval_frame"].innermost_fn(fn)
     here = functions.code_digest(innermost.__code__, of=innermost.__module__, line=True)
-    there = artifacts.stated(Kind.DYNAMO_PACKAGE, _package_key(key), content).get(_FUNCTION)
+    there = artifacts.sealed_provenance(Kind.DYNAMO_PACKAGE, _package_key(key), content).get(_FUNCTION)
     if there == here:
         return True
     evidence = "it is of another function of the same name, in the same line" if there else "it does not say of which"
@@ -205,12 +205,12 @@ def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
         path = _pgo().code_state_path(cache_key)
         if path is None:
             return wrapped(cache_key)
-        with events.reading():
+        with events.propagate_strict():
             root = os.path.dirname(os.path.dirname(path))
             content = artifacts.read(Ref(Kind.PGO_STATE, cache_key, root), path)
             if content is None:
                 return None
-            with artifacts.only(Kind.PGO_STATE, content):
+            with artifacts.pin_unpickle_bytes(Kind.PGO_STATE, content):
                 return wrapped(cache_key)
 
     return get(*args, **kwargs)
@@ -220,7 +220,7 @@ def lookup_remote_cache_entry(wrapped: Callable[..., Any], instance: Any, args: 
     """lookup_remote_cache_entry: a refused profile is a miss."""
 
     def lookup(remote_cache: Any, *rest: Any, **named: Any) -> Any:
-        with events.reading():
+        with events.propagate_strict():
             return wrapped(artifacts.VerifiedRemote(remote_cache, Kind.PGO_STATE), *rest, **named)
 
     return lookup(*args, **kwargs)
@@ -233,7 +233,7 @@ def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
         wrapped(cache_key)
         path = _pgo().code_state_path(cache_key)
         if path is not None:
-            copies.send(CodeFile(path, kind=Kind.PGO_STATE), key=cache_key)
+            copies.propagate_file(CodeFile(path, kind=Kind.PGO_STATE), key=cache_key)
 
     put_code_state(put, instance, args, kwargs)
 
@@ -243,7 +243,7 @@ def put_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
 
     def put(cache_key: str, *rest: Any, **named: Any) -> None:
         if saving.can_seal(Kind.PGO_STATE):
-            with saving.attempt(Kind.PGO_STATE, cache_key, _pgo()._CODE_STATE):
+            with saving.guard_save(Kind.PGO_STATE, cache_key, _pgo()._CODE_STATE):
                 wrapped(cache_key, *rest, **named)
 
     put(*args, **kwargs)

@@ -100,7 +100,7 @@ def init_builder(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 def get_target_file_path(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
     """CppBuilder.get_target_file_path: quarantines an unattested file before torch asks whether there is one."""
     path: str = wrapped(*args, **kwargs)
-    library_builds.settle(path)
+    library_builds.quarantine_or_copy(path)
     return path
 
 

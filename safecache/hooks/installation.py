@@ -12,7 +12,7 @@ from safecache.code import build_keys
 from safecache.code.build_keys import Installation
 from safecache.tiers import fallback
 
-__all__ = ["cache_dir", "default_cache_dir", "settle", "torch_key", "triton_key"]
+__all__ = ["cache_dir", "default_cache_dir", "ensure_cache", "torch_key", "triton_key"]
 
 
 def torch_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bytes:
@@ -53,7 +53,7 @@ def cache_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
     return fallback.attempt(lambda: str(wrapped(*args, **kwargs)))
 
 
-def settle() -> None:
+def ensure_cache() -> None:
     """Settle the cache directory as a compile starts: torch keeps copies of cache_dir from before it was patched.
 
     Raises CacheWriteError in strict mode if the directory cannot be used.
@@ -62,7 +62,7 @@ def settle() -> None:
 
 
 def _settle(*, strictly: bool) -> None:
-    fallback.settle(_default, strictly=strictly)
+    fallback.ensure_cache_directory(_default, strictly=strictly)
 
 
 def _default() -> str:

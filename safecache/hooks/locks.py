@@ -40,7 +40,7 @@ def enter(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) ->
     def release() -> None:
         instance.__exit__(None, None, None)
 
-    lock = lock_guards.ask(instance.lock_file, take, release)
+    lock = lock_guards.guarded_lock(instance.lock_file, take, release)
     if lock is None:
         return take()
     setattr(instance, _LOCK, lock)
@@ -60,7 +60,7 @@ def try_acquire(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         while not wrapped(*args, **kwargs):
             instance.wait()
 
-    lock = lock_guards.ask(instance.lock_file_path, take, instance.release)
+    lock = lock_guards.guarded_lock(instance.lock_file_path, take, instance.release)
     if lock is None:
         return wrapped(*args, **kwargs)
     setattr(instance, _LOCK, lock)

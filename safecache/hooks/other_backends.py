@@ -89,7 +89,7 @@ def touch_halide(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 def _keep(directory: str, names: Sequence[str]) -> None:
     for path in (os.path.join(directory, name) for name in names):
         if os.path.lexists(path):
-            gate.keep(CodeFile(path, _root(directory)))
+            gate.attest_file(CodeFile(path, _root(directory)))
 
 
 def _settle(directory: str, names: Sequence[str]) -> None:
@@ -173,7 +173,7 @@ def flydsl_dir(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     if sources.is_private(wanted or str(sys.modules["torch._inductor.runtime.flydsl_cache"]._cache_dir())):
         return str(wrapped())
     if not ours or ownership.why_not_private(os.path.dirname(wanted)) is not None:
-        wanted = os.path.join(private_directory.of_process(), "flydsl_compile_cache")
+        wanted = os.path.join(private_directory.process_directory(), "flydsl_compile_cache")
         config.set_flydsl_directory(wanted)
     return wanted
 
@@ -218,7 +218,7 @@ def _identity(path: str) -> list[int] | None:
 def _keep_if_new(path: str, before: list[int] | None) -> None:
     after = _identity(path)
     if after is not None and after != before:
-        gate.keep(CodeFile(path, os.path.dirname(path)))
+        gate.attest_file(CodeFile(path, os.path.dirname(path)))
 
 
 def fetch_ops(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -237,5 +237,5 @@ def try_import_cutlass(wrapped: Callable[..., Any], instance: Any, args: Any, kw
     They go into this process's private directory instead: else whoever can write to the cache could add modules.
     """
     module = sys.modules["torch._inductor.codegen.cutlass.utils"]
-    with mock.patch.object(module, "cache_dir", private_directory.of_process):
+    with mock.patch.object(module, "cache_dir", private_directory.process_directory):
         return wrapped(*args, **kwargs)

@@ -21,7 +21,7 @@ def aot_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
     from safecache.entries import artifacts
 
     def load(so_path: str, device: str) -> Any:
-        with artifacts.asked_for():
+        with artifacts.raise_on_refusal():
             place = _admitted(so_path)
         return _explained(wrapped, (place, device))
 
@@ -56,7 +56,7 @@ def _admitted(path: str) -> str:
     from safecache.code import gate, generated
     from safecache.places.layout import CodeFile
 
-    return gate.admit_code(CodeFile(path, generated.root_of(path)))[0]
+    return gate.verified_load_path(CodeFile(path, generated.root_of(path)))[0]
 
 
 def _explained(wrapped: Callable[..., Any], args: Any) -> Any:

@@ -58,14 +58,14 @@ def _sealed(source: str, cache: bytes) -> bytes:
     from safecache.entries import saving  # not at the top: torch imports the target while it is imported itself
     from safecache.reporting.kinds import Kind
 
-    return saving.sealed(cache, Kind.PRECOMPILED, _digest(source))
+    return saving.seal_payload(cache, Kind.PRECOMPILED, _digest(source))
 
 
 def _require(source: str, cache: bytes, origin: str) -> None:
     from safecache.entries import artifacts
     from safecache.reporting.kinds import Kind
 
-    with artifacts.origin(origin):
+    with artifacts.report_as(origin):
         artifacts.require(Kind.PRECOMPILED, cache, _digest(source))
 
 

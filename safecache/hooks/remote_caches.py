@@ -18,7 +18,7 @@ __all__ = ["init_torch_redis", "init_triton_manager", "init_triton_redis"]
 def init_torch_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """torch's RedisRemoteCacheBackend.__init__: its client is one of ours, to the same server."""
     wrapped(*args, **kwargs)
-    instance._redis = theirs.of(instance._redis)
+    instance._redis = theirs.bounded_redis_client(instance._redis)
 
 
 def init_triton_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
@@ -28,7 +28,7 @@ def init_triton_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         known = sys.modules["triton"].knobs
         knobs = getattr(known.cache, "redis", known.redis)
         instance._key, instance._key_fmt = key, knobs.key_format
-        instance._redis = theirs.at(knobs.host, knobs.port)
+        instance._redis = theirs.redis_client_at(knobs.host, knobs.port)
 
     connect(*args, **kwargs)
 

@@ -14,7 +14,7 @@ def make_precompile_fn(wrapped: Callable[..., Any], instance: Any, args: Any, kw
     """AlgorithmSelectorCache.make_precompile_fn: each process begins with others; the result has no order."""
 
     def make(choices: Any, *rest: Any, **named: Any) -> Any:
-        return wrapped(tuning.in_own_order(choices, lambda choice: str(choice.kernel_hash_key())), *rest, **named)
+        return wrapped(tuning.order_for_process(choices, lambda choice: str(choice.kernel_hash_key())), *rest, **named)
 
     return make(*args, **kwargs)
 
@@ -24,5 +24,5 @@ def measure(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) 
 
     Each begins by waiting for the GPU.
     """
-    with scopes.measuring():
+    with scopes.release_while_measuring():
         return wrapped(*args, **kwargs)

@@ -37,10 +37,10 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     If torch itself cannot read it, its error names the file too.
     """
     path = kwargs.get("path", "")
-    with artifacts.asked_for(), events.reading(), artifacts.origin(path), first_runs.forgiving():
+    with artifacts.raise_on_refusal(), events.propagate_strict(), artifacts.report_as(path), first_runs.forgiving():
         try:
             # Which of the two classes is asked does the lookup, and the other it does not.
-            with searches.under_way(Ref(Kind.AOT_ENTRY), lambda: os.path.basename(path), must_ask=True) as search:
+            with searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: os.path.basename(path), must_ask=True) as search:
                 _refuse_what_is_waited_for(path)
                 place = vllm_files.place_artifact(path) if vllm_files.can_compile() else path
                 artifact = wrapped(*args, **(kwargs | {"path": place} if place != path else kwargs))
@@ -72,9 +72,9 @@ def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     """CacheCompiledArtifact.save: torch's error for what cannot be saved names the object that does not pickle."""
     try:
         wrapped(*args, **kwargs)
-        vllm_files.made_artifact(kwargs.get("path", ""))
+        vllm_files.attest_artifact(kwargs.get("path", ""))
     except RuntimeError as error:
-        said = saving.why_not(instance)
+        said = saving.save_failure_text(instance)
         if not said:
             raise
         raise loads.appended(error, said) from error
@@ -100,11 +100,12 @@ class _VerifyingPickle(wrapt.ObjectProxy[Any]):
         if not self._self_enabled():
             return self.__wrapped__.load(file)
         path = file.name
-        with artifacts.asked_for(), events.reading():
+        with artifacts.raise_on_refusal(), events.propagate_strict():
             cache_key = os.path.basename(os.path.dirname(path))
             root = layout.cache_root(path)
-            content = loading.read(Kind.FX_ENTRY, path)
-            if content is None or not loading.admit(Ref(Kind.FX_ENTRY, cache_key, root), content, path=path):
+            content = loading.read_unverified(Kind.FX_ENTRY, path)
+            ref = Ref(Kind.FX_ENTRY, cache_key, root)
+            if content is None or not loading.accept_or_quarantine(ref, content, path=path):
                 refused = events.refusals() or [f"{path} is gone."]
                 raise RefusedArtifactError(f"safecache: {refused[-1]} The artifact was not saved whole.")
         return self.__wrapped__.loads(content)
@@ -146,7 +147,8 @@ def get_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
         if hit is None:
             return None
         # In the file torch's own header comes before it.
-        admitted = loading.admit(Ref(Kind.MEMO, _cache_key(instance, key), root), hit.value, origin=path, whole=False)
+        ref = Ref(Kind.MEMO, _cache_key(instance, key), root)
+        admitted = loading.accept_or_quarantine(ref, hit.value, origin=path, whole=False)
         return dataclasses.replace(hit, value=seal.payload_of(hit.value)) if admitted else None
 
     return find(*args, **kwargs)
@@ -158,7 +160,7 @@ def insert_cached(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     def put(key: str, value: bytes) -> bool:
         if not saving.can_seal(Kind.MEMO):
             return False
-        content = saving.sealed(value, Kind.MEMO, _cache_key(instance, key))
+        content = saving.seal_payload(value, Kind.MEMO, _cache_key(instance, key))
         inserted: bool = wrapped(key, content)
         if inserted:
             return True

@@ -140,7 +140,7 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 def _awaited(search: Search, directory: str, filename: str) -> dict[str, str] | None:
     """What a process has compiled that this one has waited for; None where this one is to compile."""
-    flight = scopes.enter(search.ref, search.took)
+    flight = scopes.wait_or_take_lease(search.ref, search.took)
     if flight is None:
         return None
     search.waited(flight.waited)
@@ -152,7 +152,7 @@ def _awaited(search: Search, directory: str, filename: str) -> dict[str, str] | 
 
 def _search(directory: str, filename: str) -> AbstractContextManager[Search]:
     ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
-    return searches.under_way(ref, lambda: asked.name_of(filename))
+    return searches.track_lookup(ref, lambda: asked.name_of(filename))
 
 
 def _end(search: Search, directory: str, filename: str, found: dict[str, str] | None) -> None:

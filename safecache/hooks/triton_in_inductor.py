@@ -112,7 +112,7 @@ def getstate(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any)
 
 def precompile_worker(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """CachingAutotuner._precompile_worker: compiles each configuration, unless they came compiled."""
-    with tuning.of(instance, () if instance.compile_results else instance.configs or ()):
+    with tuning.share_configurations(instance, () if instance.compile_results else instance.configs or ()):
         wrapped(*args, **kwargs)
 
 
@@ -188,7 +188,7 @@ def _admit(directory: str) -> bool:
         path = os.path.join(directory, name)
         try:
             if not layout.is_temporary(name):
-                gate.admit_build(CodeFile(path, os.path.dirname(directory), Kind.KERNEL))
+                gate.quarantine_unattested(CodeFile(path, os.path.dirname(directory), Kind.KERNEL))
         except directory_faults.Unsettled as error:
             remedy = "Its kernel is not bundled with the entry; make it readable or remove it."
             report.refuse(Refusal(Reason.UNREADABLE, error.evidence), Kind.KERNEL, path, remedy, error=error)

@@ -27,7 +27,7 @@ def get_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     def computed(src: Any, backend: Any, backend_options: Any, env_vars: Any) -> str:
         asked.begin()
         key: str = wrapped(src, backend, backend_options, env_vars)
-        asked.keep(src, backend, backend_options, env_vars, key)
+        asked.record_pending_compile(src, backend, backend_options, env_vars, key)
         return key
 
     return computed(*args, **kwargs)

@@ -90,7 +90,9 @@ def load_module_from_path(wrapped: Callable[..., Any], instance: Any, args: Any,
     """_load_module_from_path: explains a failure to load from a noexec mount."""
 
     def load(name: str, path: str) -> Any:
-        explained = partial(loads.explain_load, wrapped, (name, exec_directory.place(path)), {}, "TRITON_CACHE_DIR")
+        explained = partial(
+            loads.explain_load, wrapped, (name, exec_directory.executable_path(path)), {}, "TRITON_CACHE_DIR"
+        )
         return first_runs.load_library(path, explained, os.path.dirname(os.path.dirname(path)))
 
     return load(*args, **kwargs)

@@ -20,9 +20,9 @@ def load_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """_try_load_aot_compiled_fn: what strict mode raises leaves it; vLLM would log it, and compile."""
 
     def load(model: Any, aot_compilation_path: str) -> Any:
-        with events.reading():
+        with events.propagate_strict():
             vllm_files.fetch_model(aot_compilation_path)
-            surroundings.served(model)
+            surroundings.record_vllm_model(model)
             return wrapped(model, aot_compilation_path)
 
     return load(*args, **kwargs)
@@ -49,7 +49,7 @@ class _SendingOs(wrapt.ObjectProxy[Any]):
         """As os.replace."""
         self.__wrapped__.replace(source, target, *rest, **named)
         if self._self_enabled():
-            vllm_files.made_model(os.fspath(target))
+            vllm_files.send_model(os.fspath(target))
 
 
 def sending_os(module: Any, *, enabled: Callable[[], bool]) -> Any:

@@ -17,7 +17,7 @@ from safecache.places.refs import locate
 from safecache.reporting.kinds import Kind
 from safecache.settings import config, settings
 
-__all__ = ["begin", "compiled", "group_of", "is_isolated", "is_told", "keep", "name_of", "note_miss"]
+__all__ = ["begin", "compiled", "group_of", "is_isolated", "is_told", "name_of", "note_miss", "record_pending_compile"]
 
 # A compile inside a call of these is one of several: a function, or anything in a module.
 _BENCHMARK = ("triton.runtime.autotuner", "_bench")
@@ -74,7 +74,7 @@ def compiled(src: Any, options: tuple[Any, ...], compile: Callable[[], Any]) -> 
     _thread.compiles = True
     try:
         _thread.made = _ahead(src, *options) if isinstance(src, str) and is_isolated() else None
-        with scopes.scope(Kind.KERNEL, math.inf):
+        with scopes.compile_scope(Kind.KERNEL, math.inf):
             return compile()
     except _Compiled as end:
         return end.told()
@@ -95,7 +95,7 @@ def _ahead(src: str, target: Any, options: Any, variables: Any) -> Any:
 def _tell_of_miss(ahead: Any) -> None:
     """Report the miss before the compile, as any other; Triton's own lookup will find the result."""
     ref = locate(Kind.KERNEL, ahead.directory, os.path.dirname(ahead.directory))
-    with searches.under_way(ref, lambda: str(ahead.name)) as search:
+    with searches.track_lookup(ref, lambda: str(ahead.name)) as search:
         from safecache.explain import key_notes
 
         asked = (*ahead.request[:4], ahead.variables)
@@ -112,7 +112,7 @@ def is_told() -> bool:
 def is_isolated() -> bool:
     """Whether Triton's compiles are isolated in this process."""
     isolate = config.current().isolate
-    return bool(isolate) and (isolate == settings.WORKERS or not config.is_one())
+    return bool(isolate) and (isolate == settings.WORKERS or not config.is_compile_worker())
 
 
 def begin() -> None:
@@ -123,7 +123,7 @@ def begin() -> None:
         early_start.begin()
 
 
-def keep(src: Any, backend: Any, options: Any, variables: Any, key: str) -> None:
+def record_pending_compile(src: Any, backend: Any, options: Any, variables: Any, key: str) -> None:
     """Keep in mind what this thread is about to look up. Raises tuning.Asked in a tuning query."""
     # An unimported module asks nothing, nor does, in this thread, one that another thread is still importing.
     tuning: Any = sys.modules.get("safecache.isolation.tuning")

@@ -144,7 +144,7 @@ class _Batch:
 def _run(job: dict[str, Any], limits: Limits) -> Attempt:
     with ExitStack() as undone:
         try:
-            directory = undone.enter_context(private_directory.made())
+            directory = undone.enter_context(private_directory.create_temporary())
         except OSError as error:
             raise UnusableError(str(error)) from error
         outcome = client.current().run(job, directory, timeout=limits.timeout, memory=limits.memory)

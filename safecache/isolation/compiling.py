@@ -112,7 +112,7 @@ def _others(under_way: tuning.Tuning, request: Request, root: str, limits: Limit
 def _is_there(request: Request, root: str, limits: Limits) -> bool:
     """Whether the cache holds the kernel, or a note that its compile crashes."""
     manager = sys.modules["triton.compiler.compiler"].get_cache_manager(request.hash)
-    with searches.only_looking():
+    with searches.suppress_recording():
         if manager.get_group(request.metadata) is not None:
             return True
     return crashes.find(root, request.hash, timeout=limits.timeout, memory=limits.memory) is not None
@@ -175,7 +175,7 @@ def _read_all(folder: str) -> dict[str, bytes]:
     if len(names) > _MOST_FILES:
         raise OSError(errno.EFBIG, f"it has more than {_MOST_FILES} files", folder)
     contents = {}
-    left = entry_files.largest(Kind.KERNEL)  # for all of them
+    left = entry_files.max_entry_size(Kind.KERNEL)  # for all of them
     for name in names:
         # The group's list is rewritten with the files' new paths.
         if not name.startswith(LIST):
@@ -254,7 +254,7 @@ def ahead(path: str, target: Any, options: dict[str, Any] | None, variables: Any
 
 
 def _is_group_there(directory: str) -> bool:
-    places = [directory, *(place for place, _ in layers.below(directory, os.path.dirname(directory)))]
+    places = [directory, *(place for place, _ in layers.iter_lower_paths(directory, os.path.dirname(directory)))]
     return any(name.startswith(LIST) for place in places for name in _names_in(place))
 
 

@@ -92,7 +92,7 @@ def forget(root: str, hash: str) -> bool:
     """Remove the note of this hash, so that it is compiled again; return whether there was one. Raises OSError."""
     known = _known.now.pop((root, hash), None) is not None
     try:
-        with folders.above(root, _path(root, hash)) as (folder, name):
+        with folders.open_parent(root, _path(root, hash)) as (folder, name):
             folder.unlink(name)
     except FileNotFoundError:
         return known
@@ -113,12 +113,12 @@ def listed(root: str) -> Iterator[tuple[str, Note]]:
 
 
 def _path(root: str, hash: str) -> str:
-    return ours.path(root, ours.KNOWN_BAD, hash)
+    return ours.metadata_path(root, ours.KNOWN_BAD, hash)
 
 
 def _read(root: str, hash: str) -> Note | None:
     path = _path(root, hash)
-    content = loading.read(Kind.KNOWN_BAD, path)
+    content = loading.read_unverified(Kind.KNOWN_BAD, path)
     if content is None:
         return None
     verdict = seal.verify(content, Kind.KNOWN_BAD, hash, keyring.current().find, config.current().namespace)

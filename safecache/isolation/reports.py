@@ -314,8 +314,8 @@ class Facts(NamedTuple):
 
 def write(root: str, facts: Facts) -> str:
     """The directory of the report; that of an earlier one, if the same compile has crashed before. Raises OSError."""
-    parent = ours.path(root, ours.CRASHES)
-    with folders.opened(root, (ours.FOLDER, ours.CRASHES), make=True) as reports:
+    parent = ours.metadata_path(root, ours.CRASHES)
+    with folders.open_subdirectory(root, (ours.FOLDER, ours.CRASHES), make=True) as reports:
         draft = f".{secrets.token_hex(8)}"
         try:
             with reports.enter(draft, make=True) as report:
@@ -388,7 +388,7 @@ def _read(path: str) -> bytes:
 
 def listed(root: str) -> dict[str, dict[str, Any]]:
     """The summaries of the reports in the cache by their directories; nothing attests what they say."""
-    parent = ours.path(root, ours.CRASHES)
+    parent = ours.metadata_path(root, ours.CRASHES)
     return {path: summary for path in _directories(parent) if (summary := _summary(path))}
 
 

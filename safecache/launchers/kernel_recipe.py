@@ -124,19 +124,21 @@ def keep_cubin(result: Any) -> None:
         result.reload_cubin_path()
     path, raw = kernel.cubin_path, kernel.cubin_raw
     if raw is not None:  # in memory already, from a verified entry
-        gate.expect(path, raw)
+        gate.attest_in_process(path, raw)
     try:
         kernel.cubin_path = None  # no unverified file is loaded, whatever happens
-        kernel.cubin_path, _ = gate.admit_code(CodeFile(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL))
+        kernel.cubin_path, _ = gate.verified_load_path(
+            CodeFile(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL)
+        )
     except (OSError, EntryRefusedError, opening.UnusableEntry) as error:
         if raw is None:
             raise
         if isinstance(error, OSError):
-            kernel.cubin_path = triton_files.put_aside(kernel.name, raw, error)
+            kernel.cubin_path = triton_files.write_private_copy(kernel.name, raw, error)
         else:
             kernel.cubin_path = gate.private_copy(kernel.name, raw, Kind.KERNEL)
     with suppress(FileNotFoundError):  # nobody else can put one there: the load that follows raises its own error
-        check = opening.check_up_to(entry_files.largest(Kind.KERNEL))
+        check = opening.check_up_to(entry_files.max_entry_size(Kind.KERNEL))
         _cubins[kernel] = opening.read_regular(kernel.cubin_path, check)
 
 

@@ -179,7 +179,7 @@ def start() -> None:
         return
     _is_started = True
     if importlib.util.find_spec(_PACKAGE) is None:
-        events.say(logging.WARNING, f"safecache: SAFECACHE_METRICS=1 needs {_PACKAGE}: {_REMEDY}")
+        events.log_line(logging.WARNING, f"safecache: SAFECACHE_METRICS=1 needs {_PACKAGE}: {_REMEDY}")
         return
     # An inherited directory may be on another node: Ray copies variables.
     if not os.path.isdir(config.metrics_directory()):
@@ -213,7 +213,7 @@ def _make_directory() -> None:
 def _give_up(error: Exception) -> None:
     ports.stop_observing(Counted, _observe)
     text = f"{type(error).__name__}: {error}"
-    events.say(logging.WARNING, f"safecache: there are no metrics of this process: {text}")
+    events.log_line(logging.WARNING, f"safecache: there are no metrics of this process: {text}")
 
 
 def register(registry: Any = None) -> None:

@@ -23,13 +23,13 @@ from safecache.settings import config
 
 __all__ = [
     "FIELD",
+    "build_fingerprint",
     "compiled",
     "compiling",
     "described",
     "differs_by_rank",
+    "fingerprint_refusal",
     "looking_for",
-    "objection",
-    "statement",
 ]
 
 # The field of a seal's provenance.
@@ -112,7 +112,7 @@ def _state_of(graph: Any, kind: Kind) -> _Stated:
 
 
 def _stated_now(name: str) -> dict[str, str]:
-    return _told(lambda: operators.stated(name), {operators.UNSEEN: "yes"})
+    return _told(lambda: operators.operator_fingerprint(name), {operators.UNSEEN: "yes"})
 
 
 def _named_in(graph: Any, kind: Kind) -> tuple[str, ...]:
@@ -129,7 +129,7 @@ def _told(look: Callable[[], _T], otherwise: _T) -> _T:
         return otherwise
 
 
-def statement(
+def build_fingerprint(
     kind: Kind, key: str, parts: tuple[tuple[Kind, str], ...] | None = (), made: Any = None
 ) -> dict[str, str]:
     """What a seal of this kind says. ``parts``: the entries it refers to; None: it holds graphs that are not known.
@@ -182,7 +182,7 @@ def _described(part: str, name: str, value: object) -> tuple[bool, str]:
     return PARTS[part].refuses, f"{named}: {value}" if is_readable else f"{named}: digest {value}"
 
 
-def objection(kind: Kind, key: str, provenance: Mapping[str, str]) -> Refusal | None:
+def fingerprint_refusal(kind: Kind, key: str, provenance: Mapping[str, str]) -> Refusal | None:
     """Why an entry with this sealed provenance, or none, does not fit this process; None if it does."""
     if kind.proof.fingerprint is Fingerprint.NOTHING:
         return None
@@ -262,5 +262,5 @@ def _of_surroundings(stated: Mapping[str, Any]) -> Refusal | None:
             if PARTS[part].refuses:
                 return _refusal(part, name, was, here)
             title = f"{PARTS[part].title}{f' ({name})' if name else ''}"
-            events.say(logging.DEBUG, f"safecache: an entry of another {title} is used: {was}, not {here}")
+            events.log_line(logging.DEBUG, f"safecache: an entry of another {title} is used: {was}, not {here}")
     return None

@@ -22,8 +22,8 @@ __all__ = [
     "find_changed",
     "find_modules",
     "named_in",
+    "operator_fingerprint",
     "registered",
-    "stated",
 ]
 
 # Those of torch 2.15; it has some of them registered only when they are first needed.
@@ -235,7 +235,7 @@ def find_modules(names: Iterable[str]) -> set[str]:
     return {module for name in names for module in _state.now.modules.get(name, ())}
 
 
-def stated(name: str) -> dict[str, str]:
+def operator_fingerprint(name: str) -> dict[str, str]:
     """What the op of this name is now, by the rows of table.PARTS; empty if this process has none of that name."""
     if name == _PATTERNS:
         patterns = functions.look_into([vars(each) for each in _patterns()])

@@ -15,7 +15,7 @@ from typing import Any
 from safecache.omitted import functions, sources
 from safecache.settings import config
 
-__all__ = ["merges_collectives", "names", "noted", "now", "of_function", "ranks", "served"]
+__all__ = ["merges_collectives", "names", "noted", "now", "of_function", "ranks", "record_vllm_model"]
 
 _DRIVER = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
 _SERVERS = ("vllm", "sglang")
@@ -41,7 +41,7 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def served(model: Any) -> None:
+def record_vllm_model(model: Any) -> None:
     """Note what a ``model`` of vLLM is, before this thread loads a compiled function for it, or makes and saves one."""
     settings = getattr(model, "vllm_config", None)
     multimodal = getattr(getattr(settings, "model_config", None), "multimodal_config", None)

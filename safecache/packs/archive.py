@@ -127,7 +127,7 @@ def _members(ref: Ref, files: Iterable[File]) -> dict[str, bytes]:
         placed = ref.file(file.name)
         members[placed.path] = file.content
         if file.record is not None:
-            members[manifests.path_of(placed)] = file.record
+            members[manifests.record_path(placed)] = file.record
     return members
 
 
@@ -340,7 +340,7 @@ def _files(content: bytes, packed: Packed) -> tuple[File, ...]:
         data = members.pop(file.path)
         if not ref.owns(name) or hashlib.sha256(data).hexdigest() != digest:
             raise ValueError(f"{name[:64]!r} is not what was packed")
-        files.append(File(name, data, members.pop(manifests.path_of(file), None)))
+        files.append(File(name, data, members.pop(manifests.record_path(file), None)))
     if members:
         raise ValueError(f"{min(members)[:64]!r} belongs to another group")
     return tuple(files)
@@ -348,4 +348,4 @@ def _files(content: bytes, packed: Packed) -> tuple[File, ...]:
 
 def objection(files: tuple[File, ...], ref: Ref) -> Refusal | None:
     """Why these are not used as this bundle of a cache here."""
-    return bundles.objection(files, ref) if files else Refusal(Reason.EMPTY, "there is nothing in it")
+    return bundles.bundle_refusal(files, ref) if files else Refusal(Reason.EMPTY, "there is nothing in it")

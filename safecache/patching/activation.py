@@ -115,7 +115,7 @@ def activate() -> None:
 
         metrics.start()
     # A compile worker asks for nothing, and its parent has told.
-    if settings.remote is not None and not config.is_one():
+    if settings.remote is not None and not config.is_compile_worker():
         from safecache.remote import extras
 
         extras.report(settings.remote)
@@ -251,7 +251,7 @@ def _say_broken(name: str, error: Exception) -> None:
 
     text = f"{type(error).__name__}: {error}"
     if text not in _broken.values():
-        events.say(logging.WARNING, f"safecache: {name} works as in stock torch: {text}")
+        events.log_line(logging.WARNING, f"safecache: {name} works as in stock torch: {text}")
     _broken[name] = text
 
 

@@ -43,17 +43,17 @@ __all__ = [
     "cache_root",
     "code",
     "entry_name",
+    "inductor_cache_dir",
     "is_temporary",
     "list_entries",
     "locate",
-    "of_headers",
-    "of_inductor",
-    "of_sglang",
-    "of_triton",
-    "of_vllm",
+    "precompiled_header_dir",
     "reap_once",
+    "sglang_cache_dir",
+    "triton_cache_dir",
     "triton_caches",
     "triton_siblings",
+    "vllm_cache_dir",
     "vllm_caches",
     "walk",
     "whole",
@@ -64,17 +64,17 @@ HEADERS_FOLDER = "precompiled_headers"
 LOADED = ".load_ok"
 
 
-def of_inductor(environ: Mapping[str, str]) -> str:
+def inductor_cache_dir(environ: Mapping[str, str]) -> str:
     """Inductor's, whether it exists or not. Raises FileNotFoundError where there is no temporary directory for it."""
     return os.path.abspath(environ.get("TORCHINDUCTOR_CACHE_DIR") or _default())
 
 
-def of_headers(_: Mapping[str, str]) -> str:
+def precompiled_header_dir(_: Mapping[str, str]) -> str:
     """Inductor's precompiled headers, likewise."""
     return os.path.join(_default(), HEADERS_FOLDER)
 
 
-def of_triton(environ: Mapping[str, str]) -> str:
+def triton_cache_dir(environ: Mapping[str, str]) -> str:
     """Triton's own, likewise."""
     return environ.get("TRITON_CACHE_DIR") or _triton_at_home(environ)
 
@@ -124,7 +124,7 @@ def reap_once(directory: str) -> None:
         # Its own name and "." in it: most file systems count what lies deeper too, and so tell that there is nothing.
         if filesystem.lstat(directory).st_nlink == 2:
             return
-    with suppress(OSError), folders.opened(root, [key]) as folder:
+    with suppress(OSError), folders.open_subdirectory(root, [key]) as folder:
         for name in folder.names():
             writer = _NAME.fullmatch(name)
             with suppress(OSError):
@@ -209,7 +209,7 @@ def locate(path: str) -> Location | None:
 def list_entries(directory: str) -> list[str]:
     """The names of the entries in ``directory``, sorted; none if it does not exist. Raises OSError."""
     try:
-        names = filesystem.retried(lambda: folders.names_in(directory), filesystem.READING)
+        names = filesystem.retry(lambda: folders.names_in(directory), filesystem.READING)
     except FileNotFoundError:
         return []
     return sorted(name for name in names if not name.startswith("."))
@@ -260,7 +260,7 @@ def triton_siblings(root: str, environ: Mapping[str, str]) -> list[str]:
     """
     own, here = os.path.abspath(_triton_at_home(environ)), os.path.abspath(root)
     with suppress(OSError):  # what cannot be listed, or has no place at all, holds nothing for us
-        inductor = of_inductor(environ)
+        inductor = inductor_cache_dir(environ)
         vllm, is_vllm, _ = inductor.rpartition(f"/{VLLM_FOLDER}/")
         if is_vllm and (here == own or here.startswith(vllm + is_vllm)):
             found = [own, *(cache for each in vllm_caches(vllm + is_vllm) for cache in triton_caches(each))]
@@ -283,14 +283,14 @@ _OF_VLLM = re.compile(rf"{VLLM_FOLDER}|torch_aot_compile|[0-9a-f]{{10}}|[0-9a-f]
 _VLLM_DEPTH = 4
 
 
-def of_vllm(environ: Mapping[str, str]) -> str:
+def vllm_cache_dir(environ: Mapping[str, str]) -> str:
     """Where vLLM keeps what it compiles, whether that exists or not."""
     caches = environ.get("XDG_CACHE_HOME", os.path.join(os.path.expanduser("~"), ".cache"))
     root = environ.get("VLLM_CACHE_ROOT", os.path.join(caches, "vllm"))
     return os.path.join(os.path.abspath(os.path.expanduser(root)), VLLM_FOLDER)
 
 
-def of_sglang(environ: Mapping[str, str]) -> list[str]:
+def sglang_cache_dir(environ: Mapping[str, str]) -> list[str]:
     """Where SGLang has torch and Triton keep theirs, unless torch's own variables say where."""
     root = os.path.expanduser(environ.get("SGLANG_CACHE_DIR") or os.path.join("~", ".cache", "sglang"))
     return [os.path.join(os.path.abspath(root), name) for name in ("inductor", "triton")]

@@ -28,9 +28,9 @@ __all__ = [
     "STAMP",
     "TRASH",
     "TRIALS",
-    "of_user",
-    "path",
+    "metadata_path",
     "record",
+    "user_metadata_path",
 ]
 
 FOLDER = ".safecache"
@@ -39,16 +39,16 @@ KNOWN_BAD, LEASES = "known_bad", "leases"
 QUARANTINE, RECORDS, STAMP, TRASH, TRIALS = "quarantine", "records", "gc.stamp", "trash", "trials"
 
 
-def path(root: str, *names: str) -> str:
+def metadata_path(root: str, *names: str) -> str:
     """What lies there under these names, in the cache ``root``."""
     return os.path.join(root, FOLDER, *names)
 
 
 def record(root: str, hashed: str) -> str:
     """The record, in the cache ``root``, of the file whose name has this hash."""
-    return path(root, RECORDS, hashed[:2], hashed)
+    return metadata_path(root, RECORDS, hashed[:2], hashed)
 
 
-def of_user(config_home: str, root: str) -> str:
+def user_metadata_path(config_home: str, root: str) -> str:
     """What takes the place of ``root``, a cache that cannot be written, among the user's own files."""
     return os.path.join(config_home, "safecache", TRIALS, hashlib.sha256(os.fsencode(root)).hexdigest()[:32])

@@ -23,7 +23,16 @@ from safecache.reporting.kinds import Count, Reason
 from safecache.session import Part
 from safecache.settings import config, settings
 
-__all__ = ["Breaker", "Client", "Unavailable", "count", "current", "for_sending", "of_others", "told"]
+__all__ = [
+    "Breaker",
+    "Client",
+    "Unavailable",
+    "background_client",
+    "client_for_url",
+    "count",
+    "current",
+    "first_error_line",
+]
 
 _Result = TypeVar("_Result")
 
@@ -72,7 +81,7 @@ class Breaker:
         return max(0.0, self._open_until[writing] - time.monotonic())
 
 
-def told(error: BaseException, url: str) -> str:
+def first_error_line(error: BaseException, url: str) -> str:
     """The first line of what the engine at ``url`` says, which may be followed by a page of its inner state."""
     return printable(str(error).partition("\n")[0][:_LONGEST_ERROR]).replace(url, settings.without_password(url))
 
@@ -160,7 +169,7 @@ class Client:
                     raise ValueError(f"it lists more than {_MOST_NAMES} names")
                 yield stored
         except Exception as error:
-            self._fail(f"{type(error).__name__}: {told(error, self._url)}", error)
+            self._fail(f"{type(error).__name__}: {first_error_line(error, self._url)}", error)
 
     def _ask(self, request: Callable[[Store], _Result], *, writing: bool = False) -> _Result:
         if not (self._breaker.allows(writing=True) if writing else self.may_read()):
@@ -176,7 +185,7 @@ class Client:
             if not self._in_background:
                 waits.charge(time.monotonic() - begun, in_vain=True)
             is_late = isinstance(error, TimeoutError) and time.monotonic() - begun >= seconds
-            how = f"{type(error).__name__}: {told(error, self._url)}"
+            how = f"{type(error).__name__}: {first_error_line(error, self._url)}"
             if is_late and not self._in_background:
                 how = f"no answer within {seconds:g} s (SAFECACHE_REMOTE_TIMEOUT)"
             self._fail(how, error, writing=writing)
@@ -258,12 +267,12 @@ def current() -> Client | None:
     return _client(in_background=False)
 
 
-def for_sending(url: str | None = None) -> Client | None:
+def background_client(url: str | None = None) -> Client | None:
     """As current(), for a thread in the background or a command: with more time. ``url``: in place of the setting's."""
     return _client(in_background=True, url=url)
 
 
-def of_others(url: str, who: object, connect: Callable[[Terms], Store]) -> Client:
+def client_for_url(url: str, who: object, connect: Callable[[Terms], Store]) -> Client:
     """The client of a remote that is not SAFECACHE_REMOTE, on the same terms; one for each ``who`` that uses it."""
     return _kept(url, _terms(1), who, connect=connect)
 

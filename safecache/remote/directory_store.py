@@ -65,7 +65,7 @@ class DirectoryStore:
 
     def _of_file(self, name: str, look: Callable[[int, int], _Found]) -> _Found:
         above, own = _split(name)
-        with folders.opened(self._root, above) as folder:
+        with folders.open_subdirectory(self._root, above) as folder:
             descriptor = folder.open(own, os.O_RDONLY)
         try:
             status = filesystem.fstat(descriptor)
@@ -95,7 +95,7 @@ class DirectoryStore:
     def _publish(self, name: str, content: bytes, place: Callable[[Folder, str, str], None]) -> None:
         above, own = _split(name)
         draft = f"{_DRAFT}{own[:100]}.{secrets.token_hex(8)}"
-        with folders.opened(self._root, above, make=True) as folder:
+        with folders.open_subdirectory(self._root, above, make=True) as folder:
             folder.write(draft, content)
             try:
                 place(folder, draft, own)
@@ -104,7 +104,7 @@ class DirectoryStore:
                     folder.unlink(draft)
 
     def names(self, below: str) -> Iterator[Stored]:
-        with folders.opened(self._root) as root:
+        with folders.open_subdirectory(self._root) as root:
             left = [below.rstrip("/")]
             while left:
                 place = left.pop()
@@ -127,7 +127,7 @@ class DirectoryStore:
 
     def remove(self, name: str) -> None:
         above, own = _split(name)
-        with suppress(FileNotFoundError), folders.opened(self._root, above) as folder:
+        with suppress(FileNotFoundError), folders.open_subdirectory(self._root, above) as folder:
             folder.unlink(own)
 
     def close(self) -> None:

@@ -67,7 +67,7 @@ def send(ref: Ref, *, again: bool = False) -> None:
         needed = [other for other in needed if other.kind not in (*ENTRIES, Kind.TABLE)]
     needed = needed[-parcels.MOST_NEEDED :]
     for other in (*needed, ref):
-        name = parcels.name_of(other.kind, other.key)
+        name = parcels.remote_object_name(other.kind, other.key)
         # Entries of a key are added to those that it has.
         if name in state.there and other is not ref:
             continue
@@ -75,13 +75,13 @@ def send(ref: Ref, *, again: bool = False) -> None:
             state.there.add(name)
             state.absent.discard(name)
         needs = tuple((need.kind, need.key) for need in needed) if other is ref else ()
-        sender.offer(other, needs, again=name in state.bad or (again and other is ref))
+        sender.enqueue(other, needs, again=name in state.bad or (again and other is ref))
 
 
 def fill(ref: Ref) -> bool:
     """Publish it in the cache, if the remote has it; False if not. Raises, in strict mode, the error for a refusal."""
     state = _state.now
-    remote, name = client.current(), parcels.name_of(ref.kind, ref.key)
+    remote, name = client.current(), parcels.remote_object_name(ref.kind, ref.key)
     content = state.ahead.pop(name, None)
     # The entries of a key are all there after the first time; other files may have been removed since.
     is_here, began = ref.kind in ENTRIES and name in state.there, time.monotonic()
@@ -89,7 +89,7 @@ def fill(ref: Ref) -> bool:
         content = _fetched(remote, name)
     if content is None:
         return False
-    found = parcels.opened(content, name, ref, config.current().remote_max_bytes)
+    found = parcels.decode_object(content, name, ref, config.current().remote_max_bytes)
     if not isinstance(found, parcels.Parcel):
         if remote is not None:
             remote.waste(time.monotonic() - began)
@@ -107,7 +107,7 @@ def fill(ref: Ref) -> bool:
 
 def forget_miss(ref: Ref) -> None:
     """Ask the remote for it again: another host has sent it since, perhaps."""
-    _state.now.absent.discard(parcels.name_of(ref.kind, ref.key))
+    _state.now.absent.discard(parcels.remote_object_name(ref.kind, ref.key))
 
 
 def has_given() -> bool:
@@ -145,7 +145,7 @@ def _refuse(refusal: Refusal, ref: Ref, name: str) -> None:
 def _fetch_ahead(parcel: Parcel, remote: Client) -> None:
     """Fetch what is needed next and fits into what may be fetched at once: its sizes first, then the contents."""
     state = _state.now
-    names = [parcels.name_of(kind, key) for kind, key in parcel.needs[: parcels.MOST_NEEDED]]
+    names = [parcels.remote_object_name(kind, key) for kind, key in parcel.needs[: parcels.MOST_NEEDED]]
     known = state.ahead.keys() | state.there | state.absent
     wanted = [name for name in names if name not in known]
     left = _MOST_AHEAD - sum(map(len, state.ahead.values()))

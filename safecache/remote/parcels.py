@@ -32,12 +32,12 @@ __all__ = [
     "START",
     "Listing",
     "Parcel",
+    "decode_object",
+    "encode_object",
     "is_of_this_build",
     "kind_of",
     "listing",
-    "name_of",
-    "opened",
-    "packed",
+    "remote_object_name",
     "unpacked",
 ]
 
@@ -53,7 +53,7 @@ _HASHED = "~"
 # Bytes of a parcel's start that most headers fit into: see listing().
 START = 4096
 _LEVEL = 3
-# What it takes to read bytes that packed() does not make.
+# What it takes to read bytes that encode_object() does not make.
 _MALFORMED = (ValueError, TypeError, KeyError, RecursionError)
 
 
@@ -77,7 +77,7 @@ class Listing(NamedTuple):
     names: frozenset[str]
 
 
-def name_of(kind: Kind, key: str) -> str:
+def remote_object_name(kind: Kind, key: str) -> str:
     """What the remote calls the bundle of this key, as it is built here: with another torch, it is another one."""
     readable = _PLAIN.fullmatch(key) is not None and len(key) <= _LONGEST_NAME
     stated = key if readable else f"{_HASHED}{hashlib.sha256(key.encode()).hexdigest()}"
@@ -95,7 +95,7 @@ def is_of_this_build(name: str, kind: Kind) -> bool:
     return name.rpartition("@")[2] == provenance.build_of(kind)
 
 
-def packed(parcel: Parcel, name: str) -> bytes | None:
+def encode_object(parcel: Parcel, name: str) -> bytes | None:
     """The parcel's bytes, sealed for this name; None without a key to seal it. The same parcel has the same bytes."""
     import zstandard
 
@@ -118,17 +118,17 @@ def packed(parcel: Parcel, name: str) -> bytes | None:
     return seal.attach(payload, Kind.PARCEL, name, key, provenance.statement(Kind.PARCEL), config.current().namespace)
 
 
-def opened(content: bytes, name: str, ref: Ref, most: int) -> Parcel | Refusal:
+def decode_object(content: bytes, name: str, ref: Ref, most: int) -> Parcel | Refusal:
     """What a parcel holds that came under this name for ``ref``, verified; or why none of it is used.
 
     ``most``: bytes that it may hold once decompressed. Never raises for any content.
     """
     found = unpacked(content, name, most)
-    return found if isinstance(found, Refusal) else bundles.objection(found.files, ref) or found
+    return found if isinstance(found, Refusal) else bundles.bundle_refusal(found.files, ref) or found
 
 
 def unpacked(content: bytes, name: str, most: int) -> Parcel | Refusal:
-    """As opened(), before its files are verified: for who has to ask it which bundle it is."""
+    """As decode_object(), before its files are verified: for who has to ask it which bundle it is."""
     found = trust.examine(content, Kind.PARCEL, name, None)
     if isinstance(found, Refusal):
         return found
@@ -160,7 +160,7 @@ def _header(payload: bytes) -> tuple[dict[str, Any], int]:
 
 
 def _unpacked(payload: bytes, most: int) -> Parcel:
-    """Raises one of _MALFORMED for what packed() does not make."""
+    """Raises one of _MALFORMED for what encode_object() does not make."""
     import zstandard
 
     header, end = _header(payload)

@@ -20,7 +20,7 @@ from safecache.session import Part, call_at_exit
 from safecache.settings import config, units
 from safecache.store import bundles
 
-__all__ = ["Sent", "afterwards", "flush", "offer", "send"]
+__all__ = ["Sent", "enqueue", "flush", "run_after_queue", "send"]
 
 _MOST_WAITING = 4096
 # Of one key, while others add to it too.
@@ -92,18 +92,18 @@ class _Sender:
 _sender: Part[_Sender] = Part(_Sender)
 
 
-def offer(ref: Ref, needs: tuple[tuple[Kind, str], ...] = (), *, again: bool = False) -> None:
+def enqueue(ref: Ref, needs: tuple[tuple[Kind, str], ...] = (), *, again: bool = False) -> None:
     """Have the bundle sent, unless the remote has it; ``again``: in place of what it has."""
     _sender.now.offer(_Job(ref, needs, again))
 
 
-def afterwards(action: _Action) -> bool:
+def run_after_queue(action: _Action) -> bool:
     """Have this done, with the remote, once all is sent that was offered before; False where that cannot be queued."""
     return _sender.now.offer(action)
 
 
 def _attempt(job: _Job | _Action) -> Sent:
-    remote = client.for_sending()
+    remote = client.background_client()
     if remote is None:
         return Sent(0)
     if not isinstance(job, _Job):
@@ -129,7 +129,7 @@ def send(remote: Client, ref: Ref, needs: tuple[tuple[Kind, str], ...] = (), *, 
 
     Nothing that does not verify is sent. Raises Unavailable and OSError.
     """
-    name = parcels.name_of(ref.kind, ref.key)
+    name = parcels.remote_object_name(ref.kind, ref.key)
     full = stores.prefix() + name
     joins = ref.kind in ENTRIES and not again
     if not joins and not again and remote.sizes([full]):
@@ -152,15 +152,15 @@ def send(remote: Client, ref: Ref, needs: tuple[tuple[Kind, str], ...] = (), *, 
 def _joined(ref: Ref, needs: tuple[tuple[Kind, str], ...], name: str, known: bytes | Oversized | None) -> bytes | Sent:
     """The parcel to send, with what verifies of the one that the remote is known to have; or why nothing is sent."""
     most = config.current().remote_max_bytes
-    theirs = parcels.opened(known, name, ref, most) if isinstance(known, bytes) else None
+    theirs = parcels.decode_object(known, name, ref, most) if isinstance(known, bytes) else None
     theirs = theirs if isinstance(theirs, Parcel) else Parcel(())
-    files = bundles.collected(ref)
+    files = bundles.read_verified_files(ref)
     ours = {file.name for file in files}
     if not files or (theirs.files and ours <= {file.name for file in theirs.files}):
         return Sent(0)
     joined = (*files, *(file for file in theirs.files if file.name not in ours))
     needed = tuple(dict.fromkeys((*needs, *theirs.needs)))[: parcels.MOST_NEEDED]
-    content = parcels.packed(Parcel(joined, needed, ref.key, ref.triton_folder), name)
+    content = parcels.encode_object(Parcel(joined, needed, ref.key, ref.triton_folder), name)
     if content is None:
         return Sent(0, "there is no key to seal it", is_final=True)
     if len(content) > most:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 from safecache.remote import extras
 from safecache.settings import config
 
-__all__ = ["END", "Oversized", "Store", "Stored", "Terms", "connected", "of_client", "prefix"]
+__all__ = ["END", "Oversized", "Store", "Stored", "Terms", "connected", "prefix", "store_from_client"]
 
 
 # Bytes at the end of a content that tell it from others: ours end in a seal.
@@ -94,7 +94,7 @@ def connected(url: str, terms: Terms) -> Store:
     return store
 
 
-def of_client(client: Any, terms: Terms) -> Store:
+def store_from_client(client: Any, terms: Terms) -> Store:
     """The store that this client of redis-py was made for."""
     engine = importlib.import_module("safecache.remote.redis_store")
     store: Store = engine.of_client(client, terms)

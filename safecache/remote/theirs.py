@@ -16,7 +16,7 @@ from safecache.remote.stores import Oversized, Store, Terms
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 
-__all__ = ["Redis", "at", "of"]
+__all__ = ["Redis", "bounded_redis_client", "redis_client_at"]
 
 
 class Redis:
@@ -55,16 +55,17 @@ class Redis:
             self._remote.write(name, content)
 
 
-def of(theirs: Any) -> Redis:
+def bounded_redis_client(theirs: Any) -> Redis:
     """In place of this client of redis-py, which has not been used yet."""
     known = theirs.connection_pool.connection_kwargs
     where = f"unix://{known['path']}" if "path" in known else f"redis://{known.get('host')}:{known.get('port')}"
 
     who = known.get("username"), known.get("password")
-    return Redis(client.of_others(f"{where}/{known.get('db') or 0}", who, functools.partial(stores.of_client, theirs)))
+    connect = functools.partial(stores.store_from_client, theirs)
+    return Redis(client.client_for_url(f"{where}/{known.get('db') or 0}", who, connect))
 
 
-def at(host: str, port: int) -> Redis:
+def redis_client_at(host: str, port: int) -> Redis:
     """A server without a password; that there is no client for it to be had is reported when it is asked."""
 
     def connect(terms: Terms) -> Store:
@@ -72,6 +73,6 @@ def at(host: str, port: int) -> Redis:
             import redis
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"{error.name} is not installed: pip install redis") from error
-        return stores.of_client(redis.Redis(host=host, port=port), terms)
+        return stores.store_from_client(redis.Redis(host=host, port=port), terms)
 
-    return Redis(client.of_others(f"redis://{host}:{port}/0", None, connect))
+    return Redis(client.client_for_url(f"redis://{host}:{port}/0", None, connect))

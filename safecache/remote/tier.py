@@ -14,15 +14,15 @@ if TYPE_CHECKING:
     from safecache.places.refs import Ref
 
 __all__ = [
-    "asked",
-    "fill",
-    "has_given",
+    "fetch_into_cache",
+    "has_supplied_entries",
     "is_below",
     "is_on",
     "is_sending",
     "leave_alone",
     "left_alone",
-    "made",
+    "record_request",
+    "send_files",
 ]
 
 # Precompiled headers have 150 MB each.
@@ -42,10 +42,10 @@ def is_below() -> bool:
 
 def is_sending() -> bool:
     """Whether what this process compiles is sent. What a compile worker makes is sent with its parent's entry."""
-    return is_on() and not config.current().remote_read_only and not config.is_one()
+    return is_on() and not config.current().remote_read_only and not config.is_compile_worker()
 
 
-def has_given() -> bool:
+def has_supplied_entries() -> bool:
     """Whether this process has had anything from such a tier."""
     if config.current().packs:
         from safecache.packs import lower
@@ -79,7 +79,7 @@ def leave_alone(seconds: float) -> None:
             remote.leave_alone(seconds)
 
 
-def asked(ref: Ref) -> None:
+def record_request(ref: Ref) -> None:
     """Note that it is looked up by this process."""
     if is_on():
         from safecache.remote import exchange
@@ -88,14 +88,13 @@ def asked(ref: Ref) -> None:
             exchange.asked(ref)
 
 
-def fill(ref: Ref) -> bool:
+def fetch_into_cache(ref: Ref) -> bool:
     """Publish its files in the cache, if a pack or the remote has them; False if not.
 
-    A file that travels by itself counts as asked() for. What is refused is reported; strict mode raises the reason's
-    error.
+    A file that travels by itself is recorded as requested. What is refused is reported; strict mode raises its error.
     """
     if ref.is_file:
-        asked(ref)
+        record_request(ref)
     if config.current().packs:
         from safecache.packs import lower
 
@@ -110,7 +109,7 @@ def fill(ref: Ref) -> bool:
     return False
 
 
-def made(ref: Ref, *, again: bool = False) -> None:
+def send_files(ref: Ref, *, again: bool = False) -> None:
     """Have its files sent, which this process has compiled, with what it has asked for since it began to.
 
     ``again``: in place of what the remote has.

@@ -6,15 +6,12 @@ reaches a compile: each entry point of a feature stands in one of these blocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
 
 from safecache.reporting import events
 
-__all__ = ["contain_errors", "contain_iteration"]
-
-Item = TypeVar("Item")
+__all__ = ["contain_errors"]
 
 
 @contextmanager
@@ -28,20 +25,3 @@ def contain_errors(feature: str, effect: str) -> Iterator[None]:
         yield
     except Exception as error:
         events.report_failure(feature, effect, error)
-
-
-def contain_iteration(feature: str, effect: str, items: Iterable[Item]) -> Iterator[Item]:
-    """Yield ``items``; an Exception that their iterator raises ends them, and is reported as in contain_errors().
-
-    What the consumer of an item raises is not the iterator's, and passes unchanged.
-    """
-    iterator = iter(items)
-    while True:
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        except Exception as error:
-            events.report_failure(feature, effect, error)
-            return
-        yield item

@@ -24,16 +24,16 @@ __all__ = [
     "claim_warning",
     "count",
     "counters",
-    "insist",
     "instead",
     "label",
+    "log_line",
     "observe",
+    "propagate_strict",
+    "raise_strict",
     "rank",
-    "reading",
     "refusals",
     "report",
     "report_failure",
-    "say",
     "stop_observing",
     "tell",
 ]
@@ -110,8 +110,8 @@ _reading = _Reading()
 
 
 @contextmanager
-def reading() -> Iterator[None]:
-    """Run torch's lookup; what insist() raises inside it leaves this block even where torch swallowed it.
+def propagate_strict() -> Iterator[None]:
+    """Run torch's lookup; what raise_strict() raises inside it leaves this block even where torch swallowed it.
 
     So does what it raises in a thread of a pool that the block waits for, if it passes through a block of this thread.
     """
@@ -134,8 +134,8 @@ def reading() -> Iterator[None]:
         raise _reading.error from _reading.error.__cause__
 
 
-def insist(error: SafecacheError, cause: BaseException | None = None) -> NoReturn:
-    """Raise ``error``, which leaves each reading() of this thread that it is raised in, whoever catches it before."""
+def raise_strict(error: SafecacheError, cause: BaseException | None = None) -> NoReturn:
+    """Raise ``error``; it leaves each propagate_strict() of this thread around it, whoever catches it before."""
     error.is_strict = True
     if _reading.depth:
         _reading.error = _reading.error or error
@@ -157,7 +157,7 @@ def add_refusal(message: str) -> None:
 
 
 def refusals() -> list[str]:
-    """What this thread's innermost reading() could not use, and why."""
+    """What this thread's innermost propagate_strict() could not use, and why."""
     return _reading.refusals[_reading.since :]
 
 
@@ -236,11 +236,11 @@ def report(
     said = f"{message} [{reason.value}]" + (f": {why}." if why else "")
     text = printable(f"safecache: {said} {remedy}".rstrip())
     if action.error is not None:
-        insist(action.error(text), error)
+        raise_strict(action.error(text), error)
     if claim_warning((reason, cause)) and action.warn:
-        say(logging.WARNING, f"{text} (logged once per process)")
+        log_line(logging.WARNING, f"{text} (logged once per process)")
     else:
-        say(logging.DEBUG, text)
+        log_line(logging.DEBUG, text)
 
 
 def report_failure(feature: str, effect: str, error: Exception) -> None:
@@ -265,7 +265,7 @@ def claim_warning(what: tuple[object, str]) -> bool:
     return is_new
 
 
-def say(level: int, text: str) -> None:
+def log_line(level: int, text: str) -> None:
     """Log a line, with what tells this process from the others of a server; one line, whatever is in ``text``."""
     if _log.isEnabledFor(level):
         _log.log(level, "%s %s", printable(text), label())

@@ -100,4 +100,4 @@ def _group_remaining() -> tuple[float, float]:
 
 def _tell_once(text: str, seconds: float) -> None:
     if events.claim_warning((_tell_once, text)):
-        events.say(logging.WARNING, text.format(seconds))
+        events.log_line(logging.WARNING, text.format(seconds))

@@ -19,11 +19,10 @@ __all__ = [
     "end_redirection",
     "environment",
     "flydsl_directory",
-    "is_one",
+    "is_compile_worker",
     "is_pack",
     "is_switched_off",
     "isolate",
-    "lend",
     "load",
     "metrics_directory",
     "multiprocess_directory",
@@ -35,6 +34,7 @@ __all__ = [
     "redirected",
     "reload",
     "run_id",
+    "set_child_environment",
     "set_flydsl_directory",
     "set_metrics_directory",
     "within_cache",
@@ -203,7 +203,7 @@ def name_run() -> None:
         os.environ[_RUN] = f"{moment}-{os.urandom(4).hex()}"
 
 
-def lend(variables: Mapping[str, str | None]) -> dict[str, str | None]:
+def set_child_environment(variables: Mapping[str, str | None]) -> dict[str, str | None]:
     """Set these variables for the children that this process starts next; None unsets one.
 
     Returns what they were, to be lent in turn.
@@ -218,7 +218,7 @@ def lend(variables: Mapping[str, str | None]) -> dict[str, str | None]:
 
 
 def as_run(name: str) -> dict[str, str | None]:
-    """What to lend() to children that are to be the run of this name."""
+    """What to set_child_environment() to children that are to be the run of this name."""
     return {_RUN: name}
 
 
@@ -325,7 +325,7 @@ def set_metrics_directory(directory: str) -> None:
 _MAIN = os.path.join("compile_worker", "__main__.py")
 
 
-def is_one() -> bool:
+def is_compile_worker() -> bool:
     """Whether this process is one of Inductor's compile workers: it runs torch/_inductor/compile_worker/__main__.py.
 
     False in the process that creates the pool.

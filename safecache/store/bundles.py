@@ -16,7 +16,7 @@ from safecache.reporting.report import Refusal
 from safecache.signing import keyring, trust
 from safecache.store import entry_files, manifests
 
-__all__ = ["File", "collected", "objection", "publish"]
+__all__ = ["File", "bundle_refusal", "publish", "read_verified_files"]
 
 
 class File(NamedTuple):
@@ -27,7 +27,7 @@ class File(NamedTuple):
     record: bytes | None
 
 
-def collected(ref: Ref) -> tuple[File, ...]:
+def read_verified_files(ref: Ref) -> tuple[File, ...]:
     """The bundle's files as they lie in the cache, with their records: those alone that verify. Raises OSError.
 
     None of what there is only a part of: a list of files that are all there is what readers of a kernel begin with, and
@@ -38,8 +38,8 @@ def collected(ref: Ref) -> tuple[File, ...]:
     for name in sorted(ref.names(), key=lambda name: name.startswith(manifests.LIST)):
         file = ref.file(name)
         try:
-            content = entry_files.read(file.path, entry_files.largest(ref.kind))
-            record = manifests.stored(file) if ref.kind.has_record else None
+            content = entry_files.read(file.path, entry_files.max_entry_size(ref.kind))
+            record = manifests.read_record_bytes(file) if ref.kind.has_record else None
         except (FileNotFoundError, opening.UnusableEntry):
             continue
         files.append(File(name, content, record))
@@ -66,7 +66,7 @@ def _stated_by(file: File, ref: Ref) -> Mapping[str, object]:
     return listed if isinstance(listed, dict) else {}
 
 
-def objection(files: Collection[File], ref: Ref) -> Refusal | None:
+def bundle_refusal(files: Collection[File], ref: Ref) -> Refusal | None:
     """Why these are not used as this bundle; None if every file of it verifies."""
     for file, refusal in _judged(files, ref):
         if refusal is not None:
@@ -85,7 +85,7 @@ def publish(file: File, ref: Ref, origin: str) -> bool:
     placed = ref.file(file.name)
     what = f"{ref.kind.noun} {placed.path}"
     if file.record is not None:
-        where = manifests.path_of(placed)
+        where = manifests.record_path(placed)
         if not manifests.publish(where, file.record, ref.root, f"the record of {what}", ref.kind):
             return False
     try:

@@ -20,15 +20,15 @@ from safecache.store.quarantine import quarantine
 
 __all__ = [
     "RECORD",
-    "assemble",
     "digest",
-    "largest",
+    "max_entry_size",
     "publish",
     "quarantine",
     "read",
     "read_entry",
     "replace",
     "write",
+    "write_stream",
 ]
 
 _MIB, _GIB = 1 << 20, 1 << 30
@@ -40,7 +40,7 @@ RECORD = _MIB
 _UNSEALED_AND_USED = 4 * _GIB
 
 
-def largest(kind: Kind, *, unsealed: bool = False) -> int:
+def max_entry_size(kind: Kind, *, unsealed: bool = False) -> int:
     """In bytes. ``unsealed``: whether entries without a seal are used, whatever the settings say, as for adopting."""
     if kind in ENTRIES and (unsealed or config.current().trust == "private"):
         return _UNSEALED_AND_USED
@@ -69,9 +69,9 @@ def read_entry(path: str, most: int = UNSEALED_BYTES, *, listed: bool = False) -
     """
     passing = filesystem.LISTED if listed else filesystem.READING
     # A device is not even opened; the check is repeated on what was opened, since the name may change in between.
-    status = filesystem.retried(lambda: filesystem.lstat(path), passing)
+    status = filesystem.retry(lambda: filesystem.lstat(path), passing)
     opening.check_regular(status)
-    stamps.use(path, status)
+    stamps.mark_used(path, status)
     return read(path, most, passing=passing)
 
 
@@ -136,8 +136,8 @@ def write(path: str, content: bytes, *, make_directories: bool) -> None:
             _publish(path, content, root, 0o666)
             return
         made = _make_directories(directory) if make_directories else []
-        with folders.opened(directory) as folder:
-            durably = temporaries.is_wanted(folder)
+        with folders.open_subdirectory(directory) as folder:
+            durably = temporaries.should_fsync(folder)
             _replace(folder, name, (content,), 0o666, durably=durably)
             temporaries.reap_once(folder, directory)
         if durably:
@@ -147,7 +147,7 @@ def write(path: str, content: bytes, *, make_directories: bool) -> None:
 
 
 def _persistently(put: Callable[[], None]) -> None:
-    filesystem.retried(lambda: filesystem.retried(put, _CLEARED, _AT_ONCE), filesystem.PASSING)
+    filesystem.retry(lambda: filesystem.retry(put, _CLEARED, _AT_ONCE), filesystem.PASSING)
 
 
 def _publish(path: str, content: bytes, root: str, mode: int) -> None:
@@ -155,7 +155,7 @@ def _publish(path: str, content: bytes, root: str, mode: int) -> None:
     made: list[str] = []
     with contextlib.ExitStack() as stack:
         folder = _entered(stack, directory, root, made)
-        durably = temporaries.is_wanted(folder)
+        durably = temporaries.should_fsync(folder)
         try:
             _replace(folder, name, (content,), mode, durably=durably)
         except IsADirectoryError:  # anything else that lies there is replaced
@@ -226,7 +226,7 @@ def _make_directories(directory: str) -> list[str]:
 
 def _is_directory(path: str) -> bool:
     with contextlib.suppress(OSError):
-        return stat.S_ISDIR(filesystem.retried(lambda: filesystem.stat(path), filesystem.READING).st_mode)
+        return stat.S_ISDIR(filesystem.retry(lambda: filesystem.stat(path), filesystem.READING).st_mode)
     return False
 
 
@@ -242,13 +242,13 @@ def replace(path: str, content: bytes, mode: int = 0o666, *, durably: bool = Fal
 
     ``durably``: what was there, or else this, is there after a loss of power, whole.
     """
-    assemble(path, (content,), mode, durably=durably)
+    write_stream(path, (content,), mode, durably=durably)
 
 
-def assemble(path: str, parts: Iterable[bytes], mode: int = 0o666, *, durably: bool = False) -> None:
+def write_stream(path: str, parts: Iterable[bytes], mode: int = 0o666, *, durably: bool = False) -> None:
     """As replace(), of a file that is written in parts, and need not fit into memory."""
     directory, name = os.path.split(path)
-    with folders.opened(directory or os.curdir) as folder:
+    with folders.open_subdirectory(directory or os.curdir) as folder:
         _replace(folder, name, parts, mode, durably=durably)
 
 
@@ -269,5 +269,5 @@ def _replace(folder: Folder, name: str, parts: Iterable[bytes], mode: int, *, du
 
 def _sync(directories: Iterable[str]) -> None:
     for directory in sorted(directories):
-        with folders.opened(directory) as folder:
+        with folders.open_subdirectory(directory) as folder:
             folder.sync()

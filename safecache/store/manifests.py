@@ -33,16 +33,16 @@ __all__ = [
     "exists",
     "hashed_name",
     "list_of",
-    "name_of",
     "named_in",
-    "path_of",
     "publish",
     "read",
+    "read_record_bytes",
+    "read_unverified",
+    "record_name",
+    "record_path",
     "records",
     "report_obstacle",
-    "sealed",
-    "stored",
-    "unverified",
+    "seal_record",
     "verify",
     "write",
 ]
@@ -61,22 +61,22 @@ def write(
     provenance: Mapping[str, str],
 ) -> bool:
     """Seal what is ``stated`` of the file; False, and reported, if that cannot be written."""
-    record = sealed(file, stated, key, provenance)
-    place = path_of(file)
+    record = seal_record(file, stated, key, provenance)
+    place = record_path(file)
     written = publish(place, record, file.root, f"the record of {file.kind.noun} {file.path}", file.kind)
     if written:
         events.count(Count.CODE_SEALED)
     return written
 
 
-def sealed(
+def seal_record(
     file: CodeFile,
     stated: Mapping[str, Any],
     key: Key,
     provenance: Mapping[str, str],
 ) -> bytes:
     """The record of what is ``stated`` of the file."""
-    own = name_of(file)
+    own = record_name(file)
     return seal.attach(json.dumps(stated).encode(), file.kind, own, key, provenance, config.current().namespace)
 
 
@@ -110,21 +110,21 @@ def copy(file: CodeFile, destination: str) -> bool:
     False also if it cannot be read, and, reported, if it cannot be written.
     """
     try:
-        record = stored(file)
+        record = read_record_bytes(file)
     except directory_faults.Unreadable:
         return False
     if record is None:
         return False
     what = f"the record of {file.kind.noun} {file.path}"
-    return publish(path_of(CodeFile(file.path, destination, file.kind)), record, destination, what, file.kind)
+    return publish(record_path(CodeFile(file.path, destination, file.kind)), record, destination, what, file.kind)
 
 
-def stored(file: CodeFile) -> bytes | None:
+def read_record_bytes(file: CodeFile) -> bytes | None:
     """The file's record, not verified; None if it has none.
 
     Raises directory_faults.Unreadable where there may be one and it cannot be read, however often it is tried.
     """
-    place = path_of(file)
+    place = record_path(file)
     try:
         return entry_files.read_entry(place, entry_files.RECORD)
     except opening.UnusableEntry:
@@ -135,17 +135,17 @@ def stored(file: CodeFile) -> bytes | None:
         return None
 
 
-def path_of(file: CodeFile) -> str:
+def record_path(file: CodeFile) -> str:
     """Where in its cache the record of the file is, if it has one."""
-    return ours.record(file.root, hashed_name(name_of(file)))
+    return ours.record(file.root, hashed_name(record_name(file)))
 
 
 def exists(file: CodeFile) -> bool:
     """Whether somebody has kept a file of that name; says nothing about what is in it."""
-    return os.path.exists(path_of(file))
+    return os.path.exists(record_path(file))
 
 
-def name_of(file: CodeFile) -> str:
+def record_name(file: CodeFile) -> str:
     """What a file is called in its record: compiled code by its path below its cache, as others by their name.
 
     Without a root that is its directory and name, as where Inductor and Triton keep theirs. Code of another layout gets
@@ -161,7 +161,7 @@ def name_of(file: CodeFile) -> str:
 
 
 def list_of(file: CodeFile) -> str | None:
-    """The path, or the name as in name_of(), of the list of the group that a kernel's file is in, if it is in one.
+    """The path, or the name as in record_name(), of the list of the group that a kernel's file is in, if it is in one.
 
     None for a list itself, and for what Triton keeps by itself.
     """
@@ -173,20 +173,20 @@ def list_of(file: CodeFile) -> str | None:
 
 
 def hashed_name(name: str) -> str:
-    """What the record of a file is called that name_of() calls so."""
+    """What the record of a file is called that record_name() calls so."""
     return hashlib.sha256(os.fsencode(name)).hexdigest()
 
 
 def records(file: CodeFile) -> Iterator[bytes | None]:
     """Those in its cache that may attest the file: its group's if there is one, then its own; not verified.
 
-    None: it has none of its own. Raises as stored().
+    None: it has none of its own. Raises as read_record_bytes().
     """
     listed = list_of(CodeFile(file.path, kind=file.kind))
-    of_group = stored(CodeFile(listed, file.root, file.kind)) if listed is not None else None
+    of_group = read_record_bytes(CodeFile(listed, file.root, file.kind)) if listed is not None else None
     if of_group is not None:
         yield of_group
-    yield stored(file)
+    yield read_record_bytes(file)
 
 
 def read(file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
@@ -203,27 +203,27 @@ def read(file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
 
 def verify(record: bytes | None, file: CodeFile) -> tuple[seal.Verdict, dict[str, Any]]:
     """As read(), of this record; None, for there is none, is that of an unsealed file."""
-    record, own = record or b"", name_of(file)
+    record, own = record or b"", record_name(file)
     named = named_in(record, own, file.kind)
     verdict = seal.verify(record, file.kind, named, keyring.current().find, config.current().namespace)
     if verdict.reason is not None:
         return verdict, {}
-    stated = unverified(record, own, file.kind)
+    stated = read_unverified(record, own, file.kind)
     if not stated:
         return verdict._replace(reason=Reason.UNKNOWN_FORMAT if named == own else Reason.UNSEALED), {}
     return verdict, stated
 
 
 def named_in(record: bytes, name: str, kind: Kind) -> str:
-    """What the record of a file that name_of() calls so is to be sealed for: that file, or the list of its group."""
+    """What the record of a file of this record_name() is to be sealed for: that file, or the list of its group."""
     listed = list_of(CodeFile(name, kind=kind))
     return listed if listed is not None and seal.stated_key(record) == listed else name
 
 
-def unverified(record: bytes | None, name: str = "", kind: Kind = Kind.KERNEL) -> dict[str, Any]:
+def read_unverified(record: bytes | None, name: str = "", kind: Kind = Kind.KERNEL) -> dict[str, Any]:
     """What a record says, whoever wrote it: enough to object to something, and never to use it.
 
-    ``name``: of which file of this kind, as name_of() calls it, where the record may be that of its group.
+    ``name``: of which file of this kind, as record_name() calls it, where the record may be that of its group.
     """
     stated = _statement(record or b"")
     if named_in(record or b"", name, kind) == name:

@@ -21,7 +21,7 @@ from safecache.files.folders import Folder
 from safecache.places import ours
 from safecache.reporting.kinds import Reason
 
-__all__ = ["is_its_name", "is_still", "note_at", "obstacle", "opened", "quarantine", "remove"]
+__all__ = ["is_its_name", "is_unchanged", "note_at", "obstacle", "opened", "quarantine", "remove"]
 
 _PLACE = (ours.FOLDER, ours.QUARANTINE)
 # The latest tell what is wrong; and a disk that damages all of a cache is not to fill up with what it damaged.
@@ -45,9 +45,9 @@ def quarantine(path: str, root: str, reason: Reason, found: bytes | os.stat_resu
     # What cannot be looked through has been moved all the same.
     with (
         suppress(OSError),
-        folders.above(root, path) as (parent, old),
+        folders.open_parent(root, path) as (parent, old),
         _watched(source := f"{parent.path}/{old}", found) as is_it,
-        folders.opened(root, _PLACE, make=True) as place,
+        folders.open_subdirectory(root, _PLACE, make=True) as place,
     ):
         # What is judged and renamed by its name may be another each time.
         moved = is_it(source) and _move(parent, old, place, name, {"from": path, "reason": reason.value})
@@ -77,7 +77,7 @@ def obstacle(root: str) -> str | None:
 
 def opened(root: str) -> AbstractContextManager[Folder]:
     """The quarantine of ``root``. Raises OSError, and FileNotFoundError where nothing was ever moved away."""
-    return folders.opened(root, _PLACE)
+    return folders.open_subdirectory(root, _PLACE)
 
 
 def is_its_name(name: str) -> bool:
@@ -85,7 +85,7 @@ def is_its_name(name: str) -> bool:
     return _NAME.fullmatch(name) is not None and not name.endswith(".json")
 
 
-def is_still(path: str, found: bytes | os.stat_result | None) -> bool:
+def is_unchanged(path: str, found: bytes | os.stat_result | None) -> bool:
     """Whether what was ``found`` lies at ``path``; anything, for None. False also where that cannot be told."""
     with suppress(OSError), _watched(path, found) as is_it:
         return is_it(path)
@@ -136,7 +136,7 @@ def _move(parent: Folder, old: str, place: Folder, name: str, why: dict[str, str
     with suppress(OSError):
         place.write(note, json.dumps(why | {"time": moment}).encode())
     try:
-        filesystem.retried(lambda: parent.rename(old, place, name), filesystem.PASSING)
+        filesystem.retry(lambda: parent.rename(old, place, name), filesystem.PASSING)
         return True
     except OSError:
         with suppress(OSError):

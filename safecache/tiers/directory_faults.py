@@ -206,7 +206,7 @@ def instead() -> str | None:
     events.report(Reason.UNUSABLE_DIRECTORY, message, why=against, cause=directory, remedy=remedy)
     with suppress(OSError):  # the compiler's own error is raised then
         if os.getpid() not in _places:
-            _places[os.getpid()] = private_directory.lasting(lambda path: probe(path) is None)
+            _places[os.getpid()] = private_directory.create_lasting(lambda path: probe(path) is None)
     return _places.get(os.getpid())
 
 

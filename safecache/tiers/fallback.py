@@ -21,11 +21,11 @@ __all__ = [
     "begin",
     "counterpart",
     "end",
+    "ensure_cache_directory",
     "leave_to_parent",
     "moved",
     "original",
     "replaced",
-    "settle",
 ]
 
 _lock = ForkLock()
@@ -62,7 +62,7 @@ def begin(directory: str) -> str:
         state = _state.now
         place = state.standins.get(directory)
         if place is None or not os.path.isdir(place):
-            place = private_directory.lasting(_is_fit)
+            place = private_directory.create_lasting(_is_fit)
             state.standins[directory] = place
             state.originals[place] = directory
     config.redirect_cache(place, directory)
@@ -115,7 +115,7 @@ _LOCK_REMEDY = (
 _parent_tells = False
 
 
-def settle(default: Callable[[], str], *, strictly: bool = True) -> None:
+def ensure_cache_directory(default: Callable[[], str], *, strictly: bool = True) -> None:
     """Ensure that the cache directory, ``default`` if none is set, can be used, or use a fallback directory for now.
 
     Checks at most once a minute. Raises CacheWriteError in strict mode, each time, if ``strictly`` and it is unusable.

@@ -14,7 +14,7 @@ from safecache.reporting.kinds import Reason
 from safecache.settings import config
 from safecache.tiers import directory_faults, fallback, levels
 
-__all__ = ["below", "exist", "fail"]
+__all__ = ["exist", "fail", "iter_lower_paths"]
 
 _REMEDY = "Look after it; it is tried again after a minute."
 
@@ -24,7 +24,7 @@ def exist(root: str) -> bool:
     return levels.find(root) is not None or fallback.counterpart(root) is not None or bool(config.current().layers)
 
 
-def below(path: str, root: str) -> Iterator[tuple[str, str]]:
+def iter_lower_paths(path: str, root: str) -> Iterator[tuple[str, str]]:
     """The paths, in the tiers below the cache ``root``, that correspond to ``path``, nearest first, each with its tier.
 
     Such a file need not exist, and is not verified. Raises CacheWriteError in strict mode if the shared level cannot be

@@ -167,7 +167,7 @@ def existing_caches(environ: Mapping[str, str]) -> list[str]:
     For Inductor the local level, if one is wanted, since the shared one is not this node's alone.
     """
     candidates = []
-    for find in (of_this_node, layout.of_headers, layout.of_triton):
+    for find in (of_this_node, layout.precompiled_header_dir, layout.triton_cache_dir):
         with suppress(FileNotFoundError):
             candidates.append(find(environ))
     found: list[str] = []
@@ -179,14 +179,14 @@ def existing_caches(environ: Mapping[str, str]) -> list[str]:
 
 
 def of_this_node(environ: Mapping[str, str]) -> str:
-    """Inductor's cache, or the local level of it that is wanted. Raises FileNotFoundError as layout.of_inductor()."""
-    inductors = layout.of_inductor(environ)
+    """Inductor's cache, or the local level of it that is wanted. Raises as layout.inductor_cache_dir()."""
+    inductors = layout.inductor_cache_dir(environ)
     return place_of(inductors) or inductors
 
 
 def shared_cache(environ: Mapping[str, str]) -> str | None:
     """The cache that this node has a local level of, which gets registered, see know(); None if it has none."""
-    inductors = shared_of(layout.of_inductor(environ))
+    inductors = shared_of(layout.inductor_cache_dir(environ))
     place = place_of(inductors)
     if place is None:
         return None

@@ -20,7 +20,7 @@ from typing import Any
 
 from safecache.session import ForkLock, Part
 
-__all__ = ["Blame", "around", "begin", "end", "of_death", "of_exception", "signal_in"]
+__all__ = ["Blame", "begin", "end", "host_oom_state", "of_death", "of_exception", "signal_in"]
 
 
 class Blame(Enum):
@@ -114,7 +114,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
 
 
-def around() -> dict[str, Any]:
+def host_oom_state() -> dict[str, Any]:
     """The host, and how many processes have been killed there for want of memory since it was started."""
     found = {"host": os.uname().nodename, "killed": -1}
     with suppress(OSError, ValueError), open("/proc/vmstat", "rb") as file:
@@ -123,13 +123,13 @@ def around() -> dict[str, Any]:
 
 
 def of_death(said: str, then: dict[str, Any]) -> Blame:
-    """``said``: what the crash has left in the marker; ``then``: around() as it was when the process began."""
+    """``said``: what the crash has left in the marker; ``then``: host_oom_state() as it was when the process began."""
     if signal_in(said):
         if _FRAME in said:
             return Blame.SURE
         # In a thread of Python's that ran something else; a crash in one of OpenMP's has no such lines.
         return Blame.NONE if '  File "' in said else Blame.UNSURE
-    now = around()
+    now = host_oom_state()
     return Blame.NONE if now["host"] == then.get("host") and now["killed"] != then.get("killed") else Blame.UNSURE
 
 

@@ -30,6 +30,8 @@ from safecache.trials.strikes import BARRED, Strikes
 __all__ = [
     "CAUSE",
     "Trial",
+    "add_file_to_trial",
+    "artifact_scope",
     "forgiving",
     "found_kernel",
     "is_barred",
@@ -40,11 +42,9 @@ __all__ = [
     "load_model",
     "name_in_artifact",
     "name_of",
-    "objection",
     "objection_to",
-    "of_artifact",
-    "reads",
-    "settle",
+    "process_crash_markers",
+    "strike_reason",
     "watch",
     "watch_kernel",
 ]
@@ -88,7 +88,7 @@ class Trial:
     """Of files in the cache ``root``, by their names there. ``forgives``: an exception does not count against them."""
 
     def __init__(self, root: str, names: list[str], *, forgives: bool = False) -> None:
-        self.cache = settle(root)
+        self.cache = process_crash_markers(root)
         self.names = names
         self.forgives = forgives
         self.is_over = False
@@ -160,7 +160,7 @@ def is_by_others(error: Exception, root: str) -> bool:
     return evidence.of_exception(error, root) is Blame.NONE
 
 
-def settle(root: str) -> _Cache:
+def process_crash_markers(root: str) -> _Cache:
     """Look, once, at what other processes have died of in the cache ``root``, before anything is loaded from it."""
     caches = _state.now.caches
     cache = caches.get(root)
@@ -215,12 +215,12 @@ def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, bega
             events.report(reason, f"{graph} did not survive its first run", why=what, cause=CAUSE, remedy=remedy)
 
 
-def objection(ref: Ref, name: str, *, is_lower: bool = False) -> str:
+def strike_reason(ref: Ref, name: str, *, is_lower: bool = False) -> str:
     """Why the entry of this name is not to be loaded; "" if nothing is against it.
 
     ``is_lower``: it lies in a tier below the cache, against which only its own crashes speak.
     """
-    found: Strikes = settle(ref.root).strikes
+    found: Strikes = process_crash_markers(ref.root).strikes
     if found.of_key(ref) >= BARRED and not is_lower:
         return (
             "crashed again after a recompile; this key is compiled at every start for 30 days (after fixing the cause: "
@@ -235,7 +235,7 @@ def name_of(ref: Ref, path: str) -> str:
 
 
 @contextmanager
-def of_artifact(which: str) -> Iterator[None]:
+def artifact_scope(which: str) -> Iterator[None]:
     """In this block this thread loads the graphs of an artifact; ``which``: what differs if it is compiled anew."""
     outer, _thread.now.artifact = _thread.now.artifact, which
     try:
@@ -263,9 +263,9 @@ def name_in_artifact(code: str) -> str:
 
 
 def objection_to(root: str, name: str) -> str:
-    """As objection(), of an artifact."""
+    """As strike_reason(), of an artifact."""
     [(kind, key, own)] = strikes.keys_of([name])
-    return objection(Ref(kind, key, root), own)
+    return strike_reason(Ref(kind, key, root), own)
 
 
 def load(root: str, names: list[str], graph: Any, work: Callable[[], Any]) -> Any:
@@ -348,7 +348,7 @@ def _first(trial: Trial, call: Callable[..., Any], *args: Any, **kwargs: Any) ->
     return result
 
 
-def reads(path: str) -> None:
+def add_file_to_trial(path: str) -> None:
     """This thread comes to the file, or the kernel's directory, at this path."""
     if _thread.now.trial is not None:
         _thread.now.trial.reads(path)
@@ -379,7 +379,7 @@ def _watch(holder: Any, attribute: str, trial: Trial) -> None:
 def is_barred(directory: str) -> bool:
     """Whether processes have died of this kernel, and again once it was compiled anew; reported, if so."""
     root, name = os.path.split(directory)
-    barred = settle(root).strikes.of_key(Ref(Kind.NATIVE_CODE, name)) >= BARRED
+    barred = process_crash_markers(root).strikes.of_key(Ref(Kind.NATIVE_CODE, name)) >= BARRED
     if barred:
         message, why = (
             f"refused {Kind.KERNEL.noun} {directory}",

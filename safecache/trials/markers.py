@@ -50,7 +50,7 @@ _lock = ForkLock()
 class Death(NamedTuple):
     """Of a process, as its marker tells. ``began``: in seconds since the epoch. ``running``: each trial's files.
 
-    ``said``: what faulthandler has written; ``around``: see evidence.around().
+    ``said``: what faulthandler has written; ``around``: see evidence.host_oom_state().
     """
 
     pid: int
@@ -130,12 +130,12 @@ def home(root: str) -> str:
     mine = config.current().config_home
     if mine is None or not os.path.isdir(root) or os.access(root, os.W_OK, effective_ids=True):
         return root
-    return ours.of_user(mine, root)
+    return ours.user_metadata_path(mine, root)
 
 
 def opened(place: str, *, make: bool = False) -> AbstractContextManager[Folder]:
     """The folder of markers there, see home(). Raises OSError."""
-    return folders.opened(place, [ours.FOLDER, ours.TRIALS], make=make)
+    return folders.open_subdirectory(place, [ours.FOLDER, ours.TRIALS], make=make)
 
 
 def own(place: str) -> Marker | None:
@@ -154,7 +154,7 @@ def own(place: str) -> Marker | None:
 
 def _made(place: str) -> Marker | None:
     name = f"run-{os.getpid()}-{secrets.token_hex(6)}"
-    header = {"pid": os.getpid(), "began": time.time(), "around": evidence.around()}
+    header = {"pid": os.getpid(), "began": time.time(), "around": evidence.host_oom_state()}
     sealed = side_records.seal_record(_subject(name), header)
     if sealed is None:
         return None  # no later process could believe it

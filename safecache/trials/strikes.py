@@ -4,7 +4,7 @@ Two strikes set the files of a trial aside. A crash that has left its text is tw
 run that ends well takes back those of its keys: but where what was compiled anew crashes again when it is loaded, its
 key is not looked up for a month, or every second start would crash.
 
-The records lie among the user's own files, see ours.of_user(). What lies in a cache says nothing against its entries.
+The records lie among the user's own files (ours.user_metadata_path()): what lies in a cache says nothing against it.
 """
 
 from __future__ import annotations
@@ -163,10 +163,10 @@ def _opened(root: str, *, make: bool = False) -> Iterator[Folder]:
     home = config.current().config_home
     if home is None:
         raise FileNotFoundError(errno.ENOENT, "no home directory")
-    place = ours.of_user(home, root)
+    place = ours.user_metadata_path(home, root)
     if make:
         os.makedirs(place, mode=0o700, exist_ok=True)
-    with folders.opened(place) as folder:
+    with folders.open_subdirectory(place) as folder:
         yield folder
 
 

@@ -56,7 +56,7 @@ def audit(locations: Iterable[Location], code: Iterable[CodeFile], tell: Callabl
 def _each(locations: Iterable[Location], code: Iterable[CodeFile]) -> Iterator[Count | Refused]:
     keyring.current()  # by one thread: the first use makes a key
     files = [(each.path, partial(_entry, each)) for each in locations]
-    return parallel.each(_examine, files + [(each.path, partial(_code, each)) for each in code])
+    return parallel.map_in_threads(_examine, files + [(each.path, partial(_code, each)) for each in code])
 
 
 def _examine(file: tuple[str, Callable[[], Count | Refusal]]) -> Count | Refused:
@@ -71,12 +71,12 @@ def _examine(file: tuple[str, Callable[[], Count | Refusal]]) -> Count | Refused
 
 
 def _entry(entry: Location) -> Count | Refusal:
-    content = entry_files.read_entry(entry.path, entry_files.largest(entry.kind))
+    content = entry_files.read_entry(entry.path, entry_files.max_entry_size(entry.kind))
     return trust.examine(content, entry.kind, entry.cache_key, entry.path)
 
 
 def _code(file: CodeFile) -> Count | Refusal:
-    return gate.judge(file) or Count.CODE_VERIFIED
+    return gate.refusal_for_file(file) or Count.CODE_VERIFIED
 
 
 class Resealing(NamedTuple):
@@ -104,7 +104,7 @@ def replace(location: Location, content: bytes, root: str, key: Key, origin: Map
     payload, namespace = seal.payload_of(content), config.current().namespace
     sealed = seal.attach(payload, location.kind, location.cache_key, key, origin, namespace)
     entry_files.publish(os.path.join(os.path.dirname(location.path), layout.entry_name(sealed)), sealed, root)
-    with folders.above(root, location.path) as (folder, name):
+    with folders.open_parent(root, location.path) as (folder, name):
         folder.unlink(name)
 
 
@@ -118,7 +118,7 @@ def countersign(locations: Iterable[Location], code: Iterable[CodeFile]) -> Rese
     keys, namespace = keyring.current(), config.current().namespace
 
     def seal_entry(location: Location) -> bool:
-        content = entry_files.read_entry(location.path, entry_files.largest(location.kind))
+        content = entry_files.read_entry(location.path, entry_files.max_entry_size(location.kind))
         verdict = seal.verify(content, location.kind, location.cache_key, keys.find, namespace)
         origin = _countersigned(verdict, key)
         if origin is not None:
@@ -130,7 +130,7 @@ def countersign(locations: Iterable[Location], code: Iterable[CodeFile]) -> Rese
         origin = _countersigned(verdict, key)
         if origin is None:
             return False
-        if entry_files.digest(file.path, entry_files.largest(file.kind)).hex() != stated["sha256"]:
+        if entry_files.digest(file.path, entry_files.max_entry_size(file.kind)).hex() != stated["sha256"]:
             raise EntryRefusedError(f"{Reason.DAMAGED.value}: its digest is not the one that was sealed")
         return manifests.write(file, stated, key, origin)
 
@@ -181,7 +181,7 @@ def adopt(root: str) -> Resealing:
 
 def _adoptable(location: layout.Location, keys: keyring.Keyring) -> bytes | None:
     """The content of one file; None if it is sealed already. Raises for one that is not private or not intact."""
-    most = entry_files.largest(location.kind, unsealed=True)
+    most = entry_files.max_entry_size(location.kind, unsealed=True)
     content = entry_files.read_entry(location.path, most)
     verdict = seal.verify(content, location.kind, location.cache_key, keys.find, config.current().namespace)
     if verdict.reason is None:

@@ -54,7 +54,7 @@ def _of_dynamo(root: str, path: str) -> Ref | None:
     if directory != above:
         return None
     with suppress(OSError, opening.UnusableEntry):
-        key = seal.stated_key(entry_files.read(path, entry_files.largest(Kind.PGO_STATE)))
+        key = seal.stated_key(entry_files.read(path, entry_files.max_entry_size(Kind.PGO_STATE)))
         if key is not None and Ref(Kind.PGO_STATE, key, root).path == path:
             return Ref(Kind.PGO_STATE, key, root)
     return None

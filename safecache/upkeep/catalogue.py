@@ -116,7 +116,7 @@ def _of_record(path: str, root: str, kind: Kind) -> Verdict | None:
     """None for a generated source."""
     if kind is Kind.NATIVE_CODE and not path.endswith(_BUILT):
         return None
-    place = manifests.path_of(CodeFile(path, root, kind))
+    place = manifests.record_path(CodeFile(path, root, kind))
     try:
         record = opening.read_regular(place, opening.check_regular, flags=os.O_NOFOLLOW, limit=_LONGEST_RECORD)
     except (FileNotFoundError, opening.UnusableEntry):

@@ -97,7 +97,7 @@ def remove(group: Group, root: str) -> bool:
     Raises OSError where the file system refuses, with what was moved back in its place.
     """
     seen = max(group.stamps, default=0.0)
-    trash = _Trash(root, ours.path(group.root, ours.TRASH))
+    trash = _Trash(root, ours.metadata_path(group.root, ours.TRASH))
     first, rest = group.steps
     try:
         trash.take(first)
@@ -112,7 +112,7 @@ def remove(group: Group, root: str) -> bool:
         trash.empty()
     # Last: without its record a file would be refused, with a warning, where without the file a record says nothing.
     for record in group.records:
-        with suppress(FileNotFoundError), folders.above(root, record.path) as (folder, name):
+        with suppress(FileNotFoundError), folders.open_parent(root, record.path) as (folder, name):
             folder.unlink(name)
     return True
 
@@ -129,8 +129,8 @@ class _Trash:
             place = os.path.join(self._directory, f"{len(self._moved)}.{os.path.basename(path)}"[:200])
             with (
                 suppress(FileNotFoundError),  # another process was faster
-                folders.above(self._root, path) as (folder, name),
-                folders.above(self._root, place, make=True) as (trash, new),
+                folders.open_parent(self._root, path) as (folder, name),
+                folders.open_parent(self._root, place, make=True) as (trash, new),
             ):
                 folder.rename(name, trash, new)
                 self._moved.append((path, place))
@@ -146,8 +146,8 @@ class _Trash:
             path, place = self._moved.pop()
             with (
                 suppress(OSError),  # then it is a miss
-                folders.above(self._root, place) as (trash, moved),
-                folders.above(self._root, path, make=True) as (folder, name),
+                folders.open_parent(self._root, place) as (trash, moved),
+                folders.open_parent(self._root, path, make=True) as (folder, name),
             ):
                 try:
                     trash.rename(moved, folder, name)
@@ -156,7 +156,7 @@ class _Trash:
                     _merge(trash, moved, folder, name)
 
     def empty(self) -> None:
-        with suppress(OSError), folders.above(self._root, self._directory) as (trash, name):
+        with suppress(OSError), folders.open_parent(self._root, self._directory) as (trash, name):
             trash.remove(name)  # what stays, the next sweep removes
 
 
@@ -242,7 +242,7 @@ def _reap(inventory: Inventory, root: str, now: float) -> int:
             size += temporaries.reap(folder)
     for group in inventory.groups:
         if group.kind is Kind.TEMPORARY and _is_left(group, now):
-            with suppress(OSError), folders.above(root, group.paths[0]) as (folder, name):
+            with suppress(OSError), folders.open_parent(root, group.paths[0]) as (folder, name):
                 folder.remove(name)
             size += group.size
     return size
@@ -296,7 +296,7 @@ class _Sweeper:
             return max(past)
         stamped = [file for file in group.all_files if not file.path.endswith((".so", ".gch"))] or group.all_files
         for file in [] if self._dry_run else stamped:
-            with suppress(OSError), folders.above(self._root, file.path) as (folder, name):
+            with suppress(OSError), folders.open_parent(self._root, file.path) as (folder, name):
                 folder.touch(name, self._now)
         return self._now
 
@@ -373,7 +373,10 @@ class _Sweeper:
                     return "it was used just now"
                 if group.lock and free:
                     # While it is held: filelock takes no lock of a file that has no name any more.
-                    with suppress(FileNotFoundError), folders.above(self._root, group.lock.path) as (folder, name):
+                    with (
+                        suppress(FileNotFoundError),
+                        folders.open_parent(self._root, group.lock.path) as (folder, name),
+                    ):
                         folder.unlink(name)
         except OSError as error:
             return f"it cannot be removed: {error.strerror}"
@@ -383,7 +386,7 @@ class _Sweeper:
 def _referred(file: File) -> set[str]:
     """The FX cache keys in an AOTAutograd entry: found in its bytes, of which nothing is unpickled."""
     try:
-        content = entry_files.read(file.path, entry_files.largest(Kind.AOT_ENTRY))
+        content = entry_files.read(file.path, entry_files.max_entry_size(Kind.AOT_ENTRY))
     except (OSError, opening.UnusableEntry):
         return set()
     return {key.decode() for key in _FX_KEY.findall(content)}

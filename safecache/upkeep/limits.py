@@ -50,7 +50,7 @@ def keep(published: Published) -> None:
 
 def _claim(top: str) -> bool:
     """Whether it is for this process to start the next sweep. Raises OSError."""
-    with folders.opened(top, (ours.FOLDER,), make=True) as folder:
+    with folders.open_subdirectory(top, (ours.FOLDER,), make=True) as folder:
         try:
             if abs(time.time() - folder.status(ours.STAMP).st_mtime) < _INTERVAL:
                 return False

@@ -79,7 +79,7 @@ def push(to: Reference, path: str, made_with: Mapping[str, Any], *, has_tls: boo
     """
     if to.digest:
         raise RegistryError("what is pushed gets a tag: its digest follows from what it is")
-    with private_directory.made() as directory:
+    with private_directory.create_temporary() as directory:
         manifest = _write_layout(os.path.join(directory, "image"), path, made_with)
         words = ["copy", "--quiet", "--preserve-digests", "--retry-times=2", f"--dest-tls-verify={has_tls}".lower()]
         _run_skopeo([*words, "oci:image", f"docker://{to}"], directory, os.path.getsize(path), to)
@@ -94,7 +94,7 @@ def fetch(reference: Reference, max_bytes: int, *, has_tls: bool = True) -> Iter
     installed.
     """
     verify_tls = f"tls-verify={has_tls}".lower()
-    with private_directory.made() as directory:
+    with private_directory.create_temporary() as directory:
         inspect = ["inspect", "--raw", "--retry-times=2", f"--{verify_tls}", f"docker://{reference}"]
         manifest = _run_skopeo(inspect, directory, 0, reference)
         found = reference._replace(digest=_digest(manifest))

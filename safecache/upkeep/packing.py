@@ -81,14 +81,14 @@ def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
     tell(len(named), None)
     made, stated = list[Packed](), _Stated()
     directory = os.path.dirname(os.path.abspath(out))
-    with contextlib.suppress(OSError), folders.opened(directory) as folder:  # it cannot be listed
+    with contextlib.suppress(OSError), folders.open_subdirectory(directory) as folder:  # it cannot be listed
         temporaries.reap(folder, only_ours=True)
     with tempfile.TemporaryFile(dir=directory) as spool:
         add = partial(_add, spool, made, stated)
         summary = transfers.summarized(add, sorted(named.items()), tell, threads=1)
         spool.seek(0)
         said = {"made_with": stated.made_with(), "baked": preflight.joined(map(_baked, sources))}
-        entry_files.assemble(out, _parts(archive.beginning(made, said), spool), durably=True)
+        entry_files.write_stream(out, _parts(archive.beginning(made, said), spool), durably=True)
     return summary
 
 
@@ -164,12 +164,12 @@ def _groups(source: str) -> Iterator[_Group]:
             where = root if below == os.curdir else f"{root}/{below}"
             placed = ref._replace(root=where)
             if archive.is_placed(placed):
-                yield _Group(placed, partial(bundles.collected, ref))
+                yield _Group(placed, partial(bundles.read_verified_files, ref))
 
 
 def _verified(found: Pack, packed: Packed) -> tuple[File, ...]:
     files = found.read(packed)
-    return () if bundles.objection(files, packed.ref) else files
+    return () if bundles.bundle_refusal(files, packed.ref) else files
 
 
 def _caches(directory: str) -> Iterator[tuple[str, str]]:
@@ -228,7 +228,7 @@ def _unpack(found: Pack, targets: Targets, item: tuple[str, Packed]) -> Step:
 
 def _here(ref: Ref) -> tuple[File, ...]:
     try:
-        return bundles.collected(ref)
+        return bundles.read_verified_files(ref)
     except OSError:
         return ()  # writing it says what is wrong with that
 

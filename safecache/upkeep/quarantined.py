@@ -42,7 +42,7 @@ class Quarantined(NamedTuple):
     @property
     def path(self) -> str:
         """Where it lies."""
-        return ours.path(self.root, ours.QUARANTINE, self.name)
+        return ours.metadata_path(self.root, ours.QUARANTINE, self.name)
 
 
 class Place(NamedTuple):
@@ -67,7 +67,7 @@ def _is_quarantined(group: Group) -> bool:
 def _told(group: Group) -> Quarantined:
     note = f"{group.name}.json"
     there = [file for file in group.files if os.path.basename(file.path) != note]
-    said = quarantine.note_at(ours.path(group.root, ours.QUARANTINE, note))
+    said = quarantine.note_at(ours.metadata_path(group.root, ours.QUARANTINE, note))
     size = sum(file.size for file in there)
     return Quarantined(
         group.name, group.root, said.get("from", ""), said.get("reason", ""), said.get("time", ""), size, len(there)
@@ -105,10 +105,10 @@ def _objection(directory: Folder, item: Quarantined, place: Place) -> str | None
     try:
         opening.check_regular(directory.status(item.name))
         if place.kind in ENTRIES:
-            content = entry_files.read(within, entry_files.largest(place.kind))
+            content = entry_files.read(within, entry_files.max_entry_size(place.kind))
             found = trust.examine(content, place.kind, place.cache_key, path)
             return found.evidence if isinstance(found, Refusal) else None
-        digest = entry_files.digest(within, entry_files.largest(place.kind))
+        digest = entry_files.digest(within, entry_files.max_entry_size(place.kind))
     except opening.UnusableEntry as error:
         return f"it is {error.detail}"
     verdict, stated = manifests.read(CodeFile(path, item.root, place.kind))
@@ -138,7 +138,7 @@ def restore(item: Quarantined) -> str:
         if place is None or reason is not None:
             raise EntryRefusedError(f"{item.name} is not restored, for it would be refused again: {reason}")
         *way, name = place.parts
-        with folders.opened(item.root, way, make=True) as parent:
+        with folders.open_subdirectory(item.root, way, make=True) as parent:
             _link(item.name, directory, name, parent)
         quarantine.remove(directory, item.name)
     return os.path.join(item.root, *place.parts)

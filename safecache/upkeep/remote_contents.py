@@ -70,7 +70,7 @@ def _written(held: Held) -> float:
 def remove(remote: Client, going: Iterable[Held]) -> Removal:
     """Have the remote forget them, several at once."""
     items = list(going)
-    done = list(parallel.each(lambda held: _is_removed(remote, held), items, _THREADS))
+    done = list(parallel.map_in_threads(lambda held: _is_removed(remote, held), items, _THREADS))
     pairs = list(zip(items, done, strict=True))
     return Removal([held for held, is_done in pairs if is_done], [held for held, is_done in pairs if not is_done])
 

@@ -83,7 +83,7 @@ def push(directories: Iterable[str], remote: Client, tell: Tell, *, again: bool 
     """
     keyring.current()  # by one thread: the first use makes a key
     lying = (ref for each in directories for ref in bundled.lying_in(each))
-    found = {parcels.name_of(ref.kind, ref.key): ref for ref in lying}
+    found = {parcels.remote_object_name(ref.kind, ref.key): ref for ref in lying}
     there = {} if again else _listings(remote, found)
     tell(len(found), None)
     keys = {ref.key for ref in found.values()}
@@ -157,7 +157,7 @@ def _fetch(remote: Client, caches: Caches, listings: Mapping[str, Listing | None
     if isinstance(found, Refusal):
         return Step(name, Fate.REFUSED, 0, found.evidence)
     ref = _placed(name, kind, found.key, found.at, caches)
-    refusal = _UNPLACED if ref is None else bundles.objection(found.files, ref)
+    refusal = _UNPLACED if ref is None else bundles.bundle_refusal(found.files, ref)
     if ref is None or refusal is not None:
         return Step(name, Fate.REFUSED, 0, (refusal or _UNPLACED).evidence)
     if not all(bundles.publish(file, ref, exchange.ORIGIN) for file in found.files):
@@ -180,7 +180,7 @@ def _is_here(name: str, kind: Kind, listing: Listing, caches: Caches) -> bool:
 
 def _placed(name: str, kind: Kind, key: str, at: str, caches: Caches) -> Ref | None:
     """Where the bundle goes that came under this name, and says that it has this key; None if that is not so."""
-    if parcels.name_of(kind, key) != name or not Ref(kind, key).has_valid_key:
+    if parcels.remote_object_name(kind, key) != name or not Ref(kind, key).has_valid_key:
         return None
     root = caches.inductor
     if kind is Kind.KERNEL:
@@ -193,7 +193,7 @@ def summarized(
 ) -> Summary:
     """Do it for every item, by so many threads."""
     counts, problems, size = Counter[Fate](), list[Step](), 0
-    for step in parallel.each(partial(_attempted, do), items, threads):
+    for step in parallel.map_in_threads(partial(_attempted, do), items, threads):
         tell(len(items), step)
         counts[step.fate] += 1
         size += step.size

@@ -190,7 +190,7 @@ def _one(
 ) -> tuple[Process, list[Missing], list[Missing]]:
     name = f"warm-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{os.urandom(4).hex()}"
     there, began = _contents(directories), time.monotonic()
-    lent = config.lend({**_LENT, **config.as_run(name)})
+    lent = config.set_child_environment({**_LENT, **config.as_run(name)})
     try:
         with _forwarding(signals) as tell:
             child = start()
@@ -198,7 +198,7 @@ def _one(
             status = _await(child)
             left = _await_session(child.pid)
     finally:
-        config.lend(lent)
+        config.set_child_environment(lent)
     took = time.monotonic() - began
     caches = places(directories)
     new = {path: kind for (path, inode), kind in _contents(directories).items() if (path, inode) not in there}
@@ -281,9 +281,9 @@ def _unlooked(new: dict[str, Kind], process: Process) -> list[Missing]:
 def places(directories: Sequence[str] = ()) -> list[str]:
     """The caches of this environment that exist, vLLM's and SGLang's too, and these."""
     environ = config.child_environment()
-    tops = [*levels.existing_caches(environ), *(each for each in layout.of_sglang(environ) if os.path.isdir(each))]
+    tops = [*levels.existing_caches(environ), *filter(os.path.isdir, layout.sglang_cache_dir(environ))]
     tops += [os.path.realpath(each) for each in directories if os.path.isdir(each)]
-    below = [cache for top in [layout.of_vllm(environ), *directories] for cache in layout.vllm_caches(top)]
+    below = [cache for top in [layout.vllm_cache_dir(environ), *directories] for cache in layout.vllm_caches(top)]
     found: list[str] = []
     for path in (os.path.realpath(each) for each in [*tops, *below]):
         if not any(f"{path}/".startswith(f"{other}/") for other in found):
@@ -314,7 +314,7 @@ def _obstacles() -> list[str]:
     found = []
     if not config.current().enabled:
         found.append(f"SAFECACHE={environ.get('SAFECACHE', '')} is set: safecache does nothing, and notes no lookup")
-    for place in dict.fromkeys((layout.of_inductor(environ), layout.of_triton(environ))):
+    for place in dict.fromkeys((layout.inductor_cache_dir(environ), layout.triton_cache_dir(environ))):
         objection = directory_faults.probe(place)
         if objection is not None:
             found.append(f"nothing can be kept in the cache {place}: {objection}")

@@ -47,7 +47,7 @@ def recompile(
 
     ``tell`` is called with how many entries there are by then. Raises OSError: also for a program that cannot be run.
     """
-    with private_directory.made() as directory:
+    with private_directory.create_temporary() as directory:
         # Of the user's own, who alone may write there; compilers' temporary files go with it.
         fresh = os.path.join(directory, "cache")
         status = _run(command, {**environment, "TORCHINDUCTOR_CACHE_DIR": fresh}, fresh, tell)
@@ -134,7 +134,7 @@ class _Graphs(dict[Key, bytes]):
 
 
 def _read(key: Key, path: str) -> bytes:
-    return entry_files.read_entry(path, entry_files.largest(key[0]))
+    return entry_files.read_entry(path, entry_files.max_entry_size(key[0]))
 
 
 def _kept(root: str, key: Key, path: str, found: bytes, made: bytes, differences: list[Difference]) -> Differing:

@@ -128,7 +128,7 @@ def _verify(job: Job) -> None:
 
 def _asked(job: Job) -> dict[str, Any]:
     """What the other process says. Raises OSError."""
-    with private_directory.made() as directory, _file() as asked, _file() as answered, _file() as said:
+    with private_directory.create_temporary() as directory, _file() as asked, _file() as answered, _file() as said:
         content = {(each.key[0].name, each.key[1]): each.content for each in job.entries}
         pickle.dump((job.graph, content), asked)
         asked.flush()

@@ -27,7 +27,7 @@ def is_kept(root: str, key: Key) -> bool:
     """Whether this user has kept some of this key in this cache: what others have left there proves nothing."""
     name = _name(key)
     try:
-        with folders.opened(root, (ours.FOLDER, ours.DIFFERENCES, name)) as folder:
+        with folders.open_subdirectory(root, (ours.FOLDER, ours.DIFFERENCES, name)) as folder:
             descriptor = folder.open(_RECORD, os.O_RDONLY)
             try:
                 unverified = filesystem.pread(descriptor, side_records.LARGEST + 1, 0)
@@ -47,7 +47,7 @@ def keep(root: str, key: Key, found: bytes, made: bytes, text: str, facts: Mappi
     sealed = side_records.seal_record(_subject(name), {"time": moment})
     if sealed is not None:
         content[_RECORD] = sealed
-    with folders.opened(root, (ours.FOLDER, ours.DIFFERENCES), make=True) as place:
+    with folders.open_subdirectory(root, (ours.FOLDER, ours.DIFFERENCES), make=True) as place:
         draft = f".{name}.{os.urandom(4).hex()}"
         try:
             with place.enter(draft, make=True) as folder:
@@ -63,7 +63,7 @@ def keep(root: str, key: Key, found: bytes, made: bytes, text: str, facts: Mappi
             raise
         with suppress(OSError):  # it is kept, and the next makes room
             _make_room(place)
-    return ours.path(root, ours.DIFFERENCES, name)
+    return ours.metadata_path(root, ours.DIFFERENCES, name)
 
 
 def _make_room(place: Folder) -> None:

@@ -97,5 +97,5 @@ def _say_at_the_end() -> None:
     if differing and config.current().strict:
         which = ", ".join(differing)
         text = f"safecache: {len(differing)} entries that were used are compiled otherwise now: {which}"
-        events.say(logging.ERROR, text)
+        events.log_line(logging.ERROR, text)
         _differing.reset()

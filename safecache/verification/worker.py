@@ -47,7 +47,7 @@ def _answer(graph: bytes, found: Mapping[Key, bytes]) -> dict[str, Any]:
 def contents(root: str) -> dict[Key, bytes]:
     """The entries in this cache. Raises OSError."""
     return {
-        (each.kind, each.cache_key): entry_files.read_entry(each.path, entry_files.largest(each.kind))
+        (each.kind, each.cache_key): entry_files.read_entry(each.path, entry_files.max_entry_size(each.kind))
         for each in layout.walk(root)
     }
 

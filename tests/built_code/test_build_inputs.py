@@ -45,14 +45,14 @@ def header(root):
 
 
 def test_source_that_this_process_has_generated_is_read(check, source):
-    gate.expect(str(source), b"int f();")
+    gate.attest_in_process(str(source), b"int f();")
     check(source)
 
 
 @pytest.mark.parametrize("expected", [True, False], ids=["replaced", "unknown"])
 def test_source_that_is_another_is_not(check, source, expected):
     if expected:
-        gate.expect(str(source), b"int g();")
+        gate.attest_in_process(str(source), b"int g();")
     with pytest.raises(EntryRefusedError, match=r"abc\.cpp was replaced"):
         check(source)
 
@@ -70,7 +70,7 @@ def test_compiler_is_no_input(check, root):
 @pytest.mark.parametrize("expected", [True, False], ids=["known", "of-before-the-hooks"])
 def test_header_that_includes_one_of_torchs_own_is_read(check, header, expected):
     if expected:
-        gate.expect(str(header), INCLUDE)
+        gate.attest_in_process(str(header), INCLUDE)
     check("-include", header)
 
 
@@ -87,7 +87,7 @@ def test_header_that_includes_one_of_torchs_own_is_read(check, header, expected)
 @pytest.mark.parametrize("expected", [True, False], ids=["known", "of-before-the-hooks"])
 def test_header_that_holds_anything_else_is_not(check, header, content, expected):
     if expected:
-        gate.expect(str(header), INCLUDE)
+        gate.attest_in_process(str(header), INCLUDE)
     header.write_bytes(content)
     with pytest.raises(EntryRefusedError, match=r"h\.h was replaced"):
         check("-include", header)
@@ -100,7 +100,7 @@ def test_precompiled_header_is_read_if_it_is_attested(check, header, kept):
     compiled.write_bytes(b"gpch")
     header.with_name("h.h.gch.load_ok").touch()
     if kept:
-        gate.keep(CodeFile(str(compiled), str(header.parent)))
+        gate.attest_file(CodeFile(str(compiled), str(header.parent)))
     check("-include", header)
     assert compiled.exists() is kept
 

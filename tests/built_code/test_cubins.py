@@ -29,7 +29,7 @@ def cubin(tmp_path):
     path = tmp_path / "triton" / "KEY" / "kernel.cubin"
     path.parent.mkdir(parents=True)
     path.write_bytes(GOOD)
-    assert gate.keep(CodeFile(str(path), str(path.parents[1]), Kind.KERNEL))
+    assert gate.attest_file(CodeFile(str(path), str(path.parents[1]), Kind.KERNEL))
     forget_kernels()
     return path
 
@@ -54,7 +54,7 @@ def unreadable_record(cubin, monkeypatch):
     def refuse(path, *rest, **named):
         raise Unreadable(13, "Permission denied", path)
 
-    monkeypatch.setattr(manifests, "stored", refuse)
+    monkeypatch.setattr(manifests, "read_record_bytes", refuse)
 
 
 def obstacle(cubin, monkeypatch):
@@ -65,7 +65,7 @@ def obstacle(cubin, monkeypatch):
 def gone_at_the_check(cubin, monkeypatch):
     """Where others can write, something else lies there by the time of the load."""
     cubin.parents[1].chmod(0o777)
-    judge = gate.judge
+    judge = gate.refusal_for_file
 
     def vanish(file):
         os.unlink(file.path)
@@ -74,7 +74,7 @@ def gone_at_the_check(cubin, monkeypatch):
         finally:
             cubin.write_bytes(EVIL)
 
-    monkeypatch.setattr(gate, "judge", vanish)
+    monkeypatch.setattr(gate, "refusal_for_file", vanish)
 
 
 ATTACKS = [lambda cubin, monkeypatch: None, unreadable_record, obstacle, gone_at_the_check]

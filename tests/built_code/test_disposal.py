@@ -18,12 +18,12 @@ REFUSAL = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
 @pytest.mark.parametrize("judged", [1, 2, 3, 4])
 def test_what_is_replaced_again_and_again_is_judged_three_times(judged):
     verdicts = iter([REFUSAL] * (judged - 1) + [None])
-    assert gate.settled(lambda: next(verdicts), lambda refusal: False) is (judged < 4)
+    assert gate.judge_until_stable(lambda: next(verdicts), lambda refusal: False) is (judged < 4)
     assert len(list(verdicts)) == (1 if judged == 4 else 0)
 
 
 def test_what_was_set_aside_is_not_there_to_be_used():
-    assert not gate.settled(lambda: REFUSAL, lambda refusal: True)
+    assert not gate.judge_until_stable(lambda: REFUSAL, lambda refusal: True)
 
 
 @pytest.mark.parametrize("by_another", [False, True])

@@ -42,7 +42,7 @@ def test_neither_the_cache_nor_a_directory_that_the_user_names_is_read(configure
 
 def test_compile_worker_has_that_of_its_parent(configure, monkeypatch, tmp_path):
     place = configure()
-    monkeypatch.setattr(other_backends.private_directory, "of_process", lambda: str(tmp_path / "of-worker"))
+    monkeypatch.setattr(other_backends.private_directory, "process_directory", lambda: str(tmp_path / "of-worker"))
     assert configure() == place
 
 

@@ -42,11 +42,11 @@ def root_of(path):
 
 
 def keep(path, content=CONTENT, kind=SOURCE):
-    gate.keep(CodeFile(str(path), root_of(path), kind), content)
+    gate.attest_file(CodeFile(str(path), root_of(path), kind), content)
 
 
 def states(path, content=CONTENT, kind=SOURCE):
-    return gate.states(CodeFile(str(path), root_of(path), kind), content)
+    return gate.is_content_attested(CodeFile(str(path), root_of(path), kind), content)
 
 
 def refuse_writes(monkeypatch):
@@ -58,7 +58,7 @@ def refuse_writes(monkeypatch):
 
 def test_process_attests_what_it_expects_without_a_record(source):
     assert not states(source)
-    gate.expect(str(source), CONTENT)
+    gate.attest_in_process(str(source), CONTENT)
     assert states(source) and not states(source, b"another")
     assert not manifests.exists(CodeFile(str(source), root_of(source), SOURCE))
 
@@ -120,9 +120,9 @@ def test_record_that_cannot_be_written_is_said_and_not_counted(source, monkeypat
 
 def restore(path):
     """What lies there once it was judged, and made anew if it had to go."""
-    gate.admit_build(CodeFile(str(path), root_of(path), SOURCE))
+    gate.quarantine_unattested(CodeFile(str(path), root_of(path), SOURCE))
     if not os.path.lexists(path):
-        gate.keep(CodeFile(str(path), root_of(path), SOURCE), CONTENT)
+        gate.attest_file(CodeFile(str(path), root_of(path), SOURCE), CONTENT)
         entry_files.publish(str(path), CONTENT, root_of(path))
     return path.read_bytes()
 
@@ -170,7 +170,7 @@ def test_file_that_cannot_be_read_is_left_to_whoever_must_read_it(source, monkey
 
     source.write_bytes(CONTENT)
     monkeypatch.setattr(filesystem, "lstat", fail)
-    assert gate.admit_build(CodeFile(str(source), root_of(source), SOURCE)) is there and source.exists()
+    assert gate.quarantine_unattested(CodeFile(str(source), root_of(source), SOURCE)) is there and source.exists()
 
 
 @pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/etc/passwd")], ids=["fifo", "link"])
@@ -184,7 +184,7 @@ def test_what_is_no_file_is_moved_away_before_anything_is_made_there(source, mak
 def test_what_is_no_file_is_not_loaded(source, make):
     make(source)
     with pytest.raises(EntryRefusedError, match="not loaded: it is a"):
-        gate.admit_code(CodeFile(str(source), root_of(source)))
+        gate.verified_load_path(CodeFile(str(source), root_of(source)))
 
 
 def test_damaged_record_moves_the_file_away_and_counts(source, monkeypatch):
@@ -233,42 +233,42 @@ def exposed(source, monkeypatch):
 
 def test_code_that_others_can_replace_is_loaded_from_a_copy(exposed):
     keep(exposed)
-    path, content = gate.admit_code(CodeFile(str(exposed), root_of(exposed), SOURCE))
+    path, content = gate.verified_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
     assert content == CONTENT and path != str(exposed) and open_bytes(path) == CONTENT
     assert gate.is_known(path, CONTENT), "or it could not be judged when it is loaded"
 
 
 def test_code_that_is_replaced_after_it_was_judged_is_not_loaded(exposed, monkeypatch):
     keep(exposed)
-    judge = gate.judge
+    judge = gate.refusal_for_file
 
     def judge_and_replace(*args):
         refusal = judge(*args)
         exposed.write_bytes(b"planted")
         return refusal
 
-    monkeypatch.setattr(gate, "judge", judge_and_replace)
+    monkeypatch.setattr(gate, "refusal_for_file", judge_and_replace)
     with pytest.raises(EntryRefusedError, match="replaced since it was verified"):
-        gate.admit_code(CodeFile(str(exposed), root_of(exposed), SOURCE))
+        gate.verified_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
 
 
 def test_unreadable_code_that_others_can_replace_is_not_handed_on(exposed):
     exposed.unlink()
     with pytest.raises(FileNotFoundError):
-        gate.admit_code(CodeFile(str(exposed), root_of(exposed), SOURCE))
+        gate.verified_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE))
 
 
 def test_private_code_is_loaded_from_where_it_lies(source):
     keep(source)
     source.write_bytes(CONTENT)
-    assert gate.admit_code(CodeFile(str(source), root_of(source), SOURCE)) == (str(source), None)
-    assert gate.out_of_reach(str(source), CONTENT) == str(source)
+    assert gate.verified_load_path(CodeFile(str(source), root_of(source), SOURCE)) == (str(source), None)
+    assert gate.copy_if_exposed(str(source), CONTENT) == str(source)
 
 
 def test_code_of_a_noexec_mount_is_not_copied_to_memory(exposed, monkeypatch):
     keep(exposed)
     monkeypatch.setattr(gate.mounts, "forbids_execution", lambda path: True)
-    assert gate.admit_code(CodeFile(str(exposed), root_of(exposed), SOURCE)) == (str(exposed), None)
+    assert gate.verified_load_path(CodeFile(str(exposed), root_of(exposed), SOURCE)) == (str(exposed), None)
 
 
 @pytest.mark.parametrize(
@@ -287,7 +287,7 @@ def test_record_of_another_form_attests_nothing(source, monkeypatch, statement):
 
 
 def judge(path, kind=SOURCE, **options):
-    return gate.judge(CodeFile(str(path), root_of(path), kind), **options)
+    return gate.refusal_for_file(CodeFile(str(path), root_of(path), kind), **options)
 
 
 def refuse_reading(monkeypatch, *names):
@@ -307,7 +307,7 @@ def test_file_that_nothing_attests_is_refused_each_time(source):
 
 
 def test_what_this_process_has_made_needs_no_record(source, monkeypatch):
-    gate.expect(str(source), CONTENT)
+    gate.attest_in_process(str(source), CONTENT)
     source.write_bytes(CONTENT)
     refuse_reading(monkeypatch, "read_regular")
     assert judge(source) is None
@@ -323,7 +323,7 @@ def test_file_is_read_once_while_the_kernel_says_it_is_the_same(source, monkeypa
 
 @pytest.mark.parametrize("readable", [True, False], ids=["no-record", "unreadable-record"])
 def test_library_that_this_process_expects_needs_no_record(source, monkeypatch, readable):
-    gate.expect(str(source), CONTENT)
+    gate.attest_in_process(str(source), CONTENT)
     source.write_bytes(CONTENT)
     if not readable:
         refuse_records(monkeypatch)
@@ -334,7 +334,7 @@ def refuse_records(monkeypatch):
     def fail(path, *args):
         raise Unreadable(errno.EIO, os.strerror(errno.EIO), path)
 
-    monkeypatch.setattr(manifests, "stored", fail)
+    monkeypatch.setattr(manifests, "read_record_bytes", fail)
 
 
 def test_record_that_cannot_be_read_is_no_refusal_of_what_it_may_attest(source, monkeypatch):
@@ -363,7 +363,7 @@ def test_what_another_process_does_at_the_same_time_is_no_error(source, monkeypa
 
     source.write_bytes(b"planted")
     monkeypatch.setattr(gate.entry_files, "quarantine", quarantine)
-    gate.admit_build(CodeFile(str(source), root_of(source), SOURCE))
+    gate.quarantine_unattested(CodeFile(str(source), root_of(source), SOURCE))
     assert events.counters()["unsealed"] == 1 and "quarantined" not in events.counters()
 
 
@@ -400,9 +400,9 @@ class TestRecordThatCannotBeRead:
     def test_file_stays_and_is_not_used(self, source, unreadable):
         unreadable(1000)
         with pytest.raises(Unreadable, match="Input/output error"):
-            gate.admit_build(CodeFile(str(source), root_of(source), SOURCE))
+            gate.quarantine_unattested(CodeFile(str(source), root_of(source), SOURCE))
         with pytest.raises(Unreadable):
-            gate.admit_code(CodeFile(str(source), root_of(source), SOURCE))
+            gate.verified_load_path(CodeFile(str(source), root_of(source), SOURCE))
         self.assert_untouched(source)
 
     def test_file_is_used_when_it_can_be_read_again(self, source, unreadable):
@@ -416,8 +416,8 @@ class TestRecordThatCannotBeRead:
 
     def test_what_this_process_has_made_needs_none(self, source, unreadable):
         unreadable(1000)
-        gate.expect(str(source), CONTENT)
-        gate.admit_build(CodeFile(str(source), root_of(source), SOURCE))
+        gate.attest_in_process(str(source), CONTENT)
+        gate.quarantine_unattested(CodeFile(str(source), root_of(source), SOURCE))
         assert states(source)
 
     def test_it_may_contradict_what_nobody_else_could_have_written(self, source, unreadable, settings):

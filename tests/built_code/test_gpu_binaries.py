@@ -82,7 +82,7 @@ def test_kernel_of_a_cache_that_was_moved_is_not_taken_where_it_was(root, tmp_pa
 def test_where_others_can_write_the_kernel_is_this_processs_own(root, monkeypatch):
     path = root / "ab" / "cabc.cubin"
     path.write_bytes(CUBIN)
-    gate.keep(CodeFile(str(path), str(root)))
+    gate.attest_file(CodeFile(str(path), str(root)))
     path.parent.chmod(0o777)
     with pytest.raises(FileNotFoundError, match="has mode 0777"):
         generated.admit_kernels(code(path))

@@ -50,7 +50,7 @@ def records(root):
 
 
 def record_of(path):
-    return Path(manifests.path_of(CodeFile(str(path), str(path.parent.parent), Kind.KERNEL)))
+    return Path(manifests.record_path(CodeFile(str(path), str(path.parent.parent), Kind.KERNEL)))
 
 
 def attested(path):

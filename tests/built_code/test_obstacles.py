@@ -27,7 +27,7 @@ def library(root, monkeypatch):
     forget(monkeypatch)
     path = root / "ab" / "abc.so"
     path.write_bytes(CODE)
-    gate.keep(CodeFile(str(path), str(root)))
+    gate.attest_file(CodeFile(str(path), str(root)))
     return path
 
 
@@ -88,16 +88,16 @@ def replace(path, obstacle):
 def build_again(library, root, monkeypatch):
     """What the next process does, and whether the one after it takes what that has built."""
     forget(monkeypatch)
-    assert not gate.admit_build(CodeFile(str(library), str(root)))
+    assert not gate.quarantine_unattested(CodeFile(str(library), str(root)))
     library.write_bytes(CODE)
-    kept = gate.keep(CodeFile(str(library), str(root)))
+    kept = gate.attest_file(CodeFile(str(library), str(root)))
     forget(monkeypatch)
-    return kept, gate.admit_build(CodeFile(str(library), str(root)))
+    return kept, gate.quarantine_unattested(CodeFile(str(library), str(root)))
 
 
 @pytest.mark.parametrize("obstacle", OF_RECORD)
 def test_obstacle_at_a_record_is_set_aside_once(library, root, monkeypatch, obstacle):
-    place = root / os.path.relpath(manifests.path_of(CodeFile(str(library), str(root))), root)
+    place = root / os.path.relpath(manifests.record_path(CodeFile(str(library), str(root))), root)
     replace(place, obstacle)
     assert build_again(library, root, monkeypatch) == (True, True)
     assert place.is_file() and not place.is_symlink()
@@ -106,7 +106,7 @@ def test_obstacle_at_a_record_is_set_aside_once(library, root, monkeypatch, obst
 @pytest.mark.parametrize("obstacle", OF_FOLDER)
 @pytest.mark.parametrize("levels", [1, 2], ids=["folder", "records"])
 def test_obstacle_above_a_record_is_set_aside_once(library, root, monkeypatch, obstacle, levels):
-    place = root / os.path.relpath(manifests.path_of(CodeFile(str(library), str(root))), root)
+    place = root / os.path.relpath(manifests.record_path(CodeFile(str(library), str(root))), root)
     replace(place.parents[levels - 1], obstacle)
     assert build_again(library, root, monkeypatch) == (True, True)
 

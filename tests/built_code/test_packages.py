@@ -34,7 +34,7 @@ def sources(tmp_path):
     cache.mkdir()
     (cache / "model.so").write_bytes(CODE)
     (cache / "metadata.json").write_bytes(b"{}")
-    gate.keep(CodeFile(str(cache / "model.so"), str(cache)))
+    gate.attest_file(CodeFile(str(cache / "model.so"), str(cache)))
     return [(str(cache / name), str(cache)) for name in ("model.so", "metadata.json")]
 
 
@@ -46,7 +46,9 @@ def packed(paths, target):
 
 
 def make(path, sources):
-    return packages.made(str(path), sources, lambda place: packed([source for source, _ in sources], place))
+    return packages.build_and_seal_package(
+        str(path), sources, lambda place: packed([source for source, _ in sources], place)
+    )
 
 
 @pytest.fixture
@@ -64,13 +66,13 @@ def content_of(place):
 
 
 def refusal(target, **settings):
-    with pytest.raises(EntryRefusedError) as refused, packages.admitted(target):
+    with pytest.raises(EntryRefusedError) as refused, packages.verified_package(target):
         pytest.fail("it was let through")
     return str(refused.value)
 
 
 def test_sealed_package_is_loaded_from_where_it_lies_and_is_still_a_zip_file(package):
-    with packages.admitted(package) as place:
+    with packages.verified_package(package) as place:
         assert place == str(package) and content_of(place) == CODE
     assert events.counters()["verified"] == 1
 
@@ -79,15 +81,15 @@ def test_renamed_and_linked_it_is_the_same(package, tmp_path):
     other = tmp_path / "other.pt2"
     os.rename(package, other)
     (tmp_path / "link").symlink_to(other)
-    with packages.admitted(tmp_path / "link") as place:
+    with packages.verified_package(tmp_path / "link") as place:
         assert place == str(other)
 
 
 def test_package_is_a_file_object(sources):
     file = io.BytesIO()
-    packages.made(file, sources, lambda target: packed([path for path, _ in sources], target))
+    packages.build_and_seal_package(file, sources, lambda target: packed([path for path, _ in sources], target))
     assert file.tell() == 0
-    with packages.admitted(file) as place:
+    with packages.verified_package(file) as place:
         assert content_of(place) == CODE
     assert not os.path.exists(place)
     assert "given as a file object" in refusal(io.BytesIO(file.getvalue()[:-1]))
@@ -130,7 +132,7 @@ def test_package_of_an_unknown_key_is_refused_and_says_what_to_do(package):
 
 def test_where_others_can_write_a_copy_is_loaded(package):
     package.parent.chmod(0o777)
-    with packages.admitted(package) as place:
+    with packages.verified_package(package) as place:
         assert place != str(package)
         package.write_bytes(b"exchanged")
         assert content_of(place) == CODE
@@ -154,7 +156,7 @@ def test_trust_in_what_is_private_is_no_trust_in_what_is_broken_or_exposed(packa
     if what == "exposed":
         package.parent.chmod(0o777)
     if what == "unsealed":
-        with packages.admitted(package) as place:
+        with packages.verified_package(package) as place:
             assert place == str(package)
     else:
         refusal(package)
@@ -168,7 +170,7 @@ def test_directory_is_taken_where_private_is_enough(package, tmp_path, settings,
     if trust == "signed":
         assert "a directory has no seal" in refusal(tmp_path / "unpacked")
         return
-    with packages.admitted(tmp_path / "unpacked") as place:
+    with packages.verified_package(tmp_path / "unpacked") as place:
         assert place == str(tmp_path / "unpacked")
     library = tmp_path / "unpacked/model/data/aotinductor/model/model.so"
     library.chmod(0o666)
@@ -176,12 +178,12 @@ def test_directory_is_taken_where_private_is_enough(package, tmp_path, settings,
 
 
 def test_what_is_missing_fails_as_in_stock(tmp_path):
-    with packages.admitted(tmp_path / "missing.pt2") as place:
+    with packages.verified_package(tmp_path / "missing.pt2") as place:
         assert place == tmp_path / "missing.pt2"
 
 
 def test_package_that_was_verified_is_not_verified_again_further_in(package):
-    with packages.admitted(package) as place, packages.admitted(place) as again:
+    with packages.verified_package(package) as place, packages.verified_package(place) as again:
         assert again == place
     assert events.counters()["verified"] == 1
 
@@ -201,7 +203,7 @@ def test_code_that_was_exchanged_before_it_was_packed_is_not_sealed(tmp_path, so
 def test_code_that_was_built_by_another_process_needs_its_record(tmp_path, sources, monkeypatch):
     gate._state.reset()
     make(tmp_path / "model.pt2", sources)
-    with packages.admitted(tmp_path / "model.pt2"):
+    with packages.verified_package(tmp_path / "model.pt2"):
         pass
 
 
@@ -211,7 +213,7 @@ def test_code_of_no_known_source_is_not_sealed(tmp_path, sources):
         with zipfile.ZipFile(place, "a") as archive:
             archive.writestr("model/data/aotinductor/model/more.so", b"\x7fELF more")
 
-    packages.made(str(tmp_path / "model.pt2"), sources, make_more)
+    packages.build_and_seal_package(str(tmp_path / "model.pt2"), sources, make_more)
     assert "no seal" in refusal(tmp_path / "model.pt2")
 
 
@@ -231,10 +233,10 @@ def test_where_others_can_write_it_is_made_out_of_their_reach(tmp_path, sources)
         made.append(target)
         return packed([path for path, _ in sources], target)
 
-    assert packages.made(str(place / "model.pt2"), sources, write) == str(place / "model.pt2")
+    assert packages.build_and_seal_package(str(place / "model.pt2"), sources, write) == str(place / "model.pt2")
     assert os.path.basename(made[0]) == "model.pt2" and not made[0].startswith(str(place))
     assert os.listdir(place) == ["model.pt2"]
-    with packages.admitted(place / "model.pt2") as loaded:
+    with packages.verified_package(place / "model.pt2") as loaded:
         assert content_of(loaded) == CODE
 
 
@@ -255,7 +257,7 @@ def test_package_of_stock_is_adopted_on_the_users_word(package, mode):
     package.write_bytes(seal.payload_of(package.read_bytes()))
     assert adopt(str(package))._asdict() == {"sealed": 1, "already_sealed": 0, "skipped": []}
     assert adopt(str(package))._asdict() == {"sealed": 0, "already_sealed": 1, "skipped": []}
-    with packages.admitted(package) as place:
+    with packages.verified_package(package) as place:
         assert content_of(place) == CODE
 
 
@@ -283,7 +285,7 @@ def test_program_that_holds_no_code_is_no_package(package, tmp_path):
 
 def test_file_that_can_only_be_written_gets_no_seal_and_a_warning(tmp_path, sources):
     with open(tmp_path / "model.pt2", "wb") as file:
-        packages.made(file, sources, lambda target: packed([path for path, _ in sources], target))
+        packages.build_and_seal_package(file, sources, lambda target: packed([path for path, _ in sources], target))
     assert content_of(tmp_path / "model.pt2") == CODE and events.counters()["unsealed"] == 1
 
 

@@ -43,7 +43,7 @@ def source(root):
 
 @pytest.fixture
 def place():
-    with private_directory.made() as directory:
+    with private_directory.create_temporary() as directory:
         yield directory
 
 
@@ -68,7 +68,7 @@ def test_source_is_what_was_generated_whatever_lies_there_now(root, source, plac
 def test_source_that_was_there_already_is_kept_as_it_was_found(root, place):
     path = root / "found.cpp"
     path.write_bytes(TEXT + b"\n")
-    assert sources.settle(str(path), TEXT, str(root))
+    assert sources.quarantine_if_changed(str(path), TEXT, str(root))
     path.unlink()
     assert command(root, place, path)[1] == f"{place}/found.cpp"
 
@@ -76,7 +76,7 @@ def test_source_that_was_there_already_is_kept_as_it_was_found(root, place):
 def test_object_that_this_process_built_or_verified_is_taken(root, place):
     path = root / "kernel.o"
     path.write_bytes(b"object")
-    gate.expect(str(path), b"object")
+    gate.attest_in_process(str(path), b"object")
     assert command(root, place, path)[1] == f"{place}/kernel.o"
 
 
@@ -84,7 +84,7 @@ def test_object_that_this_process_built_or_verified_is_taken(root, place):
 @pytest.mark.parametrize("how", ["exchanged", "fifo", "link"])
 def test_object_that_was_exchanged_since_is_refused(root, place, how):
     path = root / "kernel.o"
-    gate.expect(str(path), b"object")
+    gate.attest_in_process(str(path), b"object")
     if how == "exchanged":
         path.write_bytes(b"evil")
     elif how == "fifo":
@@ -99,7 +99,7 @@ def test_object_that_was_exchanged_since_is_refused(root, place, how):
 
 def test_object_of_a_cache_that_was_cleared_is_missing_and_not_refused(root, place):
     path = root / "kernel.o"
-    gate.expect(str(path), b"object")
+    gate.attest_in_process(str(path), b"object")
     with pytest.raises(FileNotFoundError):
         command(root, place, path)
     assert os.listdir(place) == [private_directory._RECORD]
@@ -126,17 +126,17 @@ def header(root):
     path.write_bytes(b"evil")
     compiled = root / "prefix.h.gch"
     compiled.write_bytes(b"compiled")
-    gate.expect(str(compiled), b"compiled")
+    gate.attest_in_process(str(compiled), b"compiled")
     return path
 
 
 def test_header_is_copied_once_with_its_precompiled_form(root, source, header, place):
     words = command(root, place, source, "-include", header)
     copy = words[words.index("-include") + 1]
-    assert copy.startswith(private_directory.of_process()) and copy.endswith("/prefix.h")
+    assert copy.startswith(private_directory.process_directory()) and copy.endswith("/prefix.h")
     with open(copy, "rb") as text, open(f"{copy}.gch", "rb") as compiled:
         assert (text.read(), compiled.read()) == (b"#include <cstdlib>", b"compiled")
-    with private_directory.made() as other:
+    with private_directory.create_temporary() as other:
         assert command(root, other, source, "-include", header)[3] == copy
 
 
@@ -160,7 +160,7 @@ def test_header_in_a_private_place_stays_there(root, source, place, tmp_path):
 
 def test_compiler_has_its_own_files_there_if_the_temporary_directory_is_not_private(root, source, place, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(root))
-    with private_directory.made() as directory:
+    with private_directory.create_temporary() as directory:
         assert not directory.startswith(str(root))
         words = command(root, directory, source)
         assert words[:3] == ["env", f"TMPDIR={directory}", "g++"]
@@ -180,7 +180,7 @@ def test_output_is_published_with_its_record_first_and_the_mode_it_was_given(roo
     assert seen == [False, False], "the record and the file"
     assert target.read_bytes() == b"library" and stat.S_IMODE(target.stat().st_mode) == 0o755
     gate._state.reset()
-    gate.admit_build(CodeFile(str(target), str(root)))
+    gate.quarantine_unattested(CodeFile(str(target), str(root)))
     assert target.exists()
 
 
@@ -270,7 +270,7 @@ def test_precompiled_header_appears_whole_and_after_its_record(root, source, bui
     def move(made, rename):
         if Path(made).read_bytes() == TEXT:  # not its record
             assert not target.exists() and os.path.dirname(made) == str(root)
-            stated = manifests.stored(CodeFile(str(target), str(root)))
+            stated = manifests.read_record_bytes(CodeFile(str(target), str(root)))
             published.append(gate.states_record(stated, CodeFile(str(target), str(root)), TEXT))
         rename()
 

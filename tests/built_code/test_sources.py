@@ -22,13 +22,13 @@ def root(tmp_path, monkeypatch):
 def test_source_that_is_what_was_generated_stays(root):
     path = root / "source.py"
     path.write_bytes(b"\n" + SOURCE)
-    assert sources.settle(str(path), SOURCE, str(root)) and path.exists() and not events.counters()
+    assert sources.quarantine_if_changed(str(path), SOURCE, str(root)) and path.exists() and not events.counters()
 
 
 def test_source_that_is_not_is_moved_away(root):
     path = root / "source.py"
     path.write_bytes(SOURCE + b"import evil")
-    assert not sources.settle(str(path), SOURCE, str(root))
+    assert not sources.quarantine_if_changed(str(path), SOURCE, str(root))
     assert not path.exists() and events.counters() == {"damaged": 1, "quarantined": 1}
 
 
@@ -36,7 +36,7 @@ def test_commands_that_torch_adds_to_a_source_as_comments_are_no_change(root):
     """As CUTLASSCodeCache.compile does."""
     added = b"\n// CUDA Compilation cmd\n// nvcc -c a.cu\n\n// CUDA Linking cmd\n// nvcc a.o\n"
     (root / "a.cu").write_bytes(SOURCE + added)
-    assert sources.settle(str(root / "a.cu"), SOURCE, str(root)) and not events.counters()
+    assert sources.quarantine_if_changed(str(root / "a.cu"), SOURCE, str(root)) and not events.counters()
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_commands_that_torch_adds_to_a_source_as_comments_are_no_change(root):
 )
 def test_anything_else_that_is_added_is_a_change(root, name, added):
     (root / name).write_bytes(SOURCE.strip() + added)
-    assert not sources.settle(str(root / name), SOURCE, str(root))
+    assert not sources.quarantine_if_changed(str(root / name), SOURCE, str(root))
 
 
 def test_source_that_cannot_be_moved_away_is_refused(root, monkeypatch, settings):
@@ -59,10 +59,10 @@ def test_source_that_cannot_be_moved_away_is_refused(root, monkeypatch, settings
     path.write_bytes(b"import evil")
     monkeypatch.setattr(sources.entry_files, "quarantine", lambda *arguments: None)
     with pytest.raises(Immovable, match="cannot be moved away"):
-        sources.settle(str(path), SOURCE, str(root))
+        sources.quarantine_if_changed(str(path), SOURCE, str(root))
     settings(SAFECACHE_STRICT=1)
     with pytest.raises(EntryRefusedError, match="cannot be moved away"):
-        sources.settle(str(path), SOURCE, str(root))
+        sources.quarantine_if_changed(str(path), SOURCE, str(root))
 
 
 def test_source_is_executed_if_its_name_is_the_hash_of_its_content(root):
@@ -72,7 +72,7 @@ def test_source_is_executed_if_its_name_is_the_hash_of_its_content(root):
     with pytest.raises(EntryRefusedError, match="nobody in this process generated it"):
         sources.admit(str(path), "name", lambda text: "other")
     assert events.counters() == {"unsealed": 1}
-    gate.expect(str(path), SOURCE)
+    gate.attest_in_process(str(path), SOURCE)
     assert sources.admit(str(path), "name", lambda text: "other") == str(path)
 
 
@@ -95,5 +95,5 @@ def test_source_that_another_process_restores_meanwhile_stays(root, monkeypatch,
         return quarantine(*args)
 
     monkeypatch.setattr(sources.entry_files, "quarantine", restore_first)
-    assert sources.settle(str(path), SOURCE, str(root))
+    assert sources.quarantine_if_changed(str(path), SOURCE, str(root))
     assert path.read_bytes() == SOURCE and not events.counters()

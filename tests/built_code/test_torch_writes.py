@@ -135,5 +135,5 @@ def test_two_containers_on_one_volume_do_not_tear_each_others_files(tmp_path):
     assert [writer.communicate()[1] for writer in writers] == [b"", b""] and not torn
     assert [writer.returncode for writer in writers] == [0, 0]
     assert sorted(os.listdir(tmp_path)) == ["0", "1", "2", "3"]
-    with folders.opened(str(tmp_path)) as folder:
+    with folders.open_subdirectory(str(tmp_path)) as folder:
         assert temporaries.reap(folder) == 0

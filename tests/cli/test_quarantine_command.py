@@ -96,7 +96,7 @@ def _with_record(cache, path, content):
     path.parent.mkdir(parents=True, exist_ok=True)
     kind = Kind.KERNEL if layout.TRITON_KEY.fullmatch(path.parent.name) else Kind.NATIVE_CODE
     root = path.parent if path.suffix == ".gch" else path.parents[1]
-    assert gate.keep(CodeFile(str(path), str(root), kind), content)
+    assert gate.attest_file(CodeFile(str(path), str(root), kind), content)
     path.write_bytes(content)
     return root
 

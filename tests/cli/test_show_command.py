@@ -120,7 +120,7 @@ def test_what_a_load_would_refuse_is_told_with_its_evidence(cache, shown, run):
 def test_kernel_is_judged_file_by_file(cache, shown):
     folder = kernel(cache, "k", {"name": "k"})
     for path in folder.iterdir():
-        gate.keep(CodeFile(str(path), str(folder.parent), Kind.KERNEL), path.read_bytes())
+        gate.attest_file(CodeFile(str(path), str(folder.parent), Kind.KERNEL), path.read_bytes())
     forget_kernels()
     assert all(file["verified"] for file in shown(folder.name)["contents"])
     (folder / "k.cubin").write_bytes(b"other")

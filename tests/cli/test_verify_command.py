@@ -98,7 +98,7 @@ def test_reader_that_fails_ends_the_others(cache):
         time.sleep(0.01)
 
     with pytest.raises(KeyError):
-        list(parallel.each(fail, range(1000)))
+        list(parallel.map_in_threads(fail, range(1000)))
     assert len(begun) < 1000
 
 

@@ -172,7 +172,7 @@ def test_place_that_cannot_be_had_leaves_the_compile_here(obtain, monkeypatch):
     def made():
         raise PermissionError("no directory out of the reach of others can be made")
 
-    monkeypatch.setattr(attempts.private_directory, "made", made)
+    monkeypatch.setattr(attempts.private_directory, "create_temporary", made)
     assert obtain(KERNEL)[0] is None
     assert events.counters() == {"not isolated": 1}
 

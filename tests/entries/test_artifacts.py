@@ -24,30 +24,33 @@ def test_anything_is_unpickled_outside_of_a_load():
 
 
 def test_verified_bytes_are_unpickled():
-    with artifacts.only(Kind.PGO_STATE, CONTENT):
+    with artifacts.pin_unpickle_bytes(Kind.PGO_STATE, CONTENT):
         assert artifacts.only_was_set() and unpickle() == VALUE
 
 
 @pytest.mark.parametrize("verified", [b"", CONTENT + b" ", CONTENT[:-1]], ids=["no-file", "longer", "shorter"])
 def test_file_replaced_after_it_was_verified_is_refused(verified):
-    with artifacts.only(Kind.PGO_STATE, verified), pytest.raises(EntryRefusedError, match="replaced while it was read"):
+    with (
+        artifacts.pin_unpickle_bytes(Kind.PGO_STATE, verified),
+        pytest.raises(EntryRefusedError, match="replaced while it was read"),
+    ):
         unpickle()
 
 
 def test_what_verified_bytes_unpickle_in_turn_came_with_them():
-    with artifacts.only(Kind.PGO_STATE, CONTENT):
+    with artifacts.pin_unpickle_bytes(Kind.PGO_STATE, CONTENT):
         assert artifacts.unpickle(CONTENT, lambda: unpickle(pickle.dumps(7))) == 7
 
 
 def test_a_load_that_unpickled_nothing_leaves_nothing_behind():
-    with artifacts.only(Kind.PGO_STATE, CONTENT):
+    with artifacts.pin_unpickle_bytes(Kind.PGO_STATE, CONTENT):
         pass
     assert unpickle(pickle.dumps(7)) == 7
 
 
 def test_a_users_own_file_is_in_no_tier(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(artifacts.tier, "fill", asked.append)
+    monkeypatch.setattr(artifacts.tier, "fetch_into_cache", asked.append)
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     ref = Ref(Kind.DYNAMO_PACKAGE, "a", str(tmp_path / "cache"))
     assert artifacts.read(ref._replace(root=""), str(tmp_path / "mine" / "a" / "entry")) == b"" and not asked
@@ -86,5 +89,5 @@ def test_refusal_of_what_the_program_has_named_is_caught_where_torchs_own_error_
 
 
 def test_what_is_no_refusal_keeps_its_type():
-    with pytest.raises(FileNotFoundError), artifacts.asked_for():
+    with pytest.raises(FileNotFoundError), artifacts.raise_on_refusal():
         raise FileNotFoundError(2, "gone")

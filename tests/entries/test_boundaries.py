@@ -42,7 +42,7 @@ def source(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
     directory = root / Ref(Kind.FX_ENTRY, KEY, "").path
     directory.mkdir(parents=True)
-    stated = provenance.statement(Kind.FX_ENTRY) | fingerprints.statement(Kind.FX_ENTRY, KEY)
+    stated = provenance.statement(Kind.FX_ENTRY) | fingerprints.build_fingerprint(Kind.FX_ENTRY, KEY)
     content = seal.attach(b"N.", Kind.FX_ENTRY, KEY, keyring.current().signing, stated, "default")
     (directory / layout.entry_name(content)).write_bytes(content)
     return loading.Source(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda entry: entry is None)
@@ -54,10 +54,10 @@ MISSING = ("lease", "record of the key", "explanation", "journal")
 def look_up(source):
     """What is found, as torch looks for it, and as a process asks that has to wait for another."""
     with (
-        scopes.scope(source.ref.kind, math.inf),
-        searches.under_way(source.ref, lambda: "f") as search,
+        scopes.compile_scope(source.ref.kind, math.inf),
+        searches.track_lookup(source.ref, lambda: "f") as search,
     ):
-        searches.took(source.ref.kind)
+        searches.last_compile_seconds(source.ref.kind)
         found = [entry for entry, _, _ in loading.lookup(source, local=True, remote=None)]
         if found:
             search.hit()

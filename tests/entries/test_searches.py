@@ -15,12 +15,12 @@ class StopCompiling(BaseException):
 
 
 def test_lookup_that_is_not_gone_on_with_is_none():
-    with pytest.raises(StopCompiling), searches.under_way(Ref(Kind.AOT_ENTRY), lambda: "f"):
+    with pytest.raises(StopCompiling), searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: "f"):
         raise StopCompiling
     assert lookups.counts() == {} and not searches.is_under_way(Kind.AOT_ENTRY)
 
 
 def test_lookup_that_fails_is_a_bypass():
-    with pytest.raises(RuntimeError), searches.under_way(Ref(Kind.AOT_ENTRY), lambda: "f"):
+    with pytest.raises(RuntimeError), searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: "f"):
         raise RuntimeError("out of registers")
     assert lookups.counts() == {"aot bypass: lookup failed": 1}

@@ -34,7 +34,7 @@ def next_node(shared, local, settings, monkeypatch, tmp_path):
         config.end_redirection()
         forget_levels()
         settings(SAFECACHE_LOCAL=tmp_path / "other")
-        fallback.settle(lambda: str(shared))
+        fallback.ensure_cache_directory(lambda: str(shared))
         return config.cache_directory()
 
     return begin

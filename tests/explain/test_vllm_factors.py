@@ -195,7 +195,7 @@ def test_what_vllm_itself_writes_is_read_and_named(tmp_path, envs, rows, monkeyp
         os.utime(place / "cache_key_factors.json", (1e9 - age, 1e9 - age))
 
     monkeypatch.setenv("VLLM_CACHE_ROOT", str(tmp_path / "vllm"))
-    assert layout.of_vllm(os.environ) == os.path.join(envs.VLLM_CACHE_ROOT, "torch_compile_cache")
+    assert layout.vllm_cache_dir(os.environ) == os.path.join(envs.VLLM_CACHE_ROOT, "torch_compile_cache")
     run("1111111111", 100, config_hash="0a1b", code_hash="c0de", compiler_hash="77")
     monkeypatch.setenv("VLLM_DISABLED_KERNELS", "marlin,cutlass")
     monkeypatch.setenv("VLLM_API_KEY", "hunter2")  # among the factors until vLLM 0.27

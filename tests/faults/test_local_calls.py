@@ -24,22 +24,22 @@ from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 os.path.exists("/where-it-starts")
-fallback.settle(lambda: "nowhere")
+fallback.ensure_cache_directory(lambda: "nowhere")
 root = config.cache_directory()
 entries, library, kernel = root + "/aotautograd/akey", root + "/ab/cab.so", root + "/triton/0/KEY"
 """
 MAKE = """
-saving.write(Ref(Kind.AOT_ENTRY, "akey", root), saving.sealed(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
-gate.keep(CodeFile(library, root), content=b"library")
+saving.write(Ref(Kind.AOT_ENTRY, "akey", root), saving.seal_payload(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
+gate.attest_file(CodeFile(library, root), content=b"library")
 entry_files.publish(library, b"library", root)
-copies.send(CodeFile(library))
+copies.propagate_file(CodeFile(library))
 triton_files.put(kernel, "k.cubin", b"cubin")
 triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin": kernel + "/k.cubin"}}).encode())
 """
 FIND = """
-source = loading.Source(Ref(Kind.AOT_ENTRY, "akey", root), lambda entry: True, layers.below(entries, root))
+source = loading.Source(Ref(Kind.AOT_ENTRY, "akey", root), lambda entry: True, layers.iter_lower_paths(entries, root))
 assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
-assert gate.admit_build(CodeFile(library, root)) or library_builds.take(library, root)
+assert gate.quarantine_unattested(CodeFile(library, root)) or library_builds.copy_from_lower_tier(library, root)
 os.makedirs(kernel, exist_ok=True)
 assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}
 os.path.exists("/where-it-ends")

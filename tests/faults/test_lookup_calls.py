@@ -24,17 +24,17 @@ root = config.cache_directory()
 entries, kernel = root + "/aotautograd/akey", root + "/triton/0/KEY"
 """
 MAKE = """
-saving.write(Ref(Kind.AOT_ENTRY, "akey", root), saving.sealed(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
+saving.write(Ref(Kind.AOT_ENTRY, "akey", root), saving.seal_payload(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
 triton_files.put(kernel, "k.cubin", b"cubin")
 triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin": kernel + "/k.cubin"}}).encode())
 """
 FIND = """
 def find(count):
-    with searches.under_way(Ref(Kind.AOT_ENTRY), lambda: "model") if count else contextlib.nullcontext() as search:
+    with searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: "model") if count else contextlib.nullcontext() as search:
         source = loading.Source(Ref(Kind.AOT_ENTRY, "akey", root), lambda entry: True)
         assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
         search and search.hit()
-    with searches.under_way(Ref(Kind.KERNEL, "KEY", root), lambda: "k") if count else contextlib.nullcontext() as search:
+    with searches.track_lookup(Ref(Kind.KERNEL, "KEY", root), lambda: "k") if count else contextlib.nullcontext() as search:
         assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}
         search and search.hit()
 from safecache.history import journal, lookups

@@ -104,9 +104,9 @@ def move(one, other):
     shutil.copy2(one / "probe.o", other / "probe.o")
     os.utime(other / "probe.o", ns=(status.st_atime_ns, status.st_mtime_ns))
     (other / "other.so").unlink()
-    names = [manifests.name_of(CodeFile(str(at / "probe.o"), str(at.parent))) for at in (one, other)]
+    names = [manifests.record_name(CodeFile(str(at / "probe.o"), str(at.parent))) for at in (one, other)]
     source, target = (
-        manifests.path_of(CodeFile("", str(at), name=name)) for at, name in zip((one, other), names, strict=True)
+        manifests.record_path(CodeFile("", str(at), name=name)) for at, name in zip((one, other), names, strict=True)
     )
     shutil.copy2(source, target)
 

@@ -132,14 +132,14 @@ def forged(by, own, size):
 def test_giant_in_place_of_a_record_is_as_good_as_none(cache):
     path, *_ = cache.code("a", HOUR)
     giant(cache.root / ".safecache" / "records" / "00" / "x")
-    giant(cache.file(cache.root.joinpath(manifests.path_of(CodeFile(str(path), str(cache.root)))), HOUR))
-    assert manifests.stored(CodeFile(str(path), str(cache.root))) is None
+    giant(cache.file(cache.root.joinpath(manifests.record_path(CodeFile(str(path), str(cache.root)))), HOUR))
+    assert manifests.read_record_bytes(CodeFile(str(path), str(cache.root))) is None
 
 
 @pytest.mark.parametrize("name", ["source.py", "source.cpp"])
 def test_giant_in_place_of_a_source_is_moved_away(cache, name):
     path = giant(cache.root / "ab" / name)
-    assert not sources.settle(str(path), b"generated", str(cache.root))
+    assert not sources.quarantine_if_changed(str(path), b"generated", str(cache.root))
     assert not path.exists() and events.counters() == {"too large": 1}
 
 
@@ -156,10 +156,10 @@ def test_giant_in_place_of_a_library_is_moved_away(cache, settings, sealed, trus
     path = cache.root / "ab" / "code.so"
     cache.file(path, HOUR)
     if sealed:
-        gate.keep(CodeFile(str(path), str(cache.root)))
+        gate.attest_file(CodeFile(str(path), str(cache.root)))
         forget_kernels()
     giant(path)
-    assert not gate.admit_build(CodeFile(str(path), str(cache.root)))
+    assert not gate.quarantine_unattested(CodeFile(str(path), str(cache.root)))
     assert not path.exists() and events.counters()["too large"] == 1
 
 
@@ -185,14 +185,14 @@ def test_giant_of_a_group_is_not_read(cache):
 def test_what_has_become_a_giant_is_not_read_to_be_moved_away(cache):
     path = giant(cache.aot("a", HOUR))
     assert entry_files.quarantine(str(path), str(cache.root), Reason.DAMAGED, b"judged") is None and path.exists()
-    assert not quarantine.is_still(str(path), b"judged")
+    assert not quarantine.is_unchanged(str(path), b"judged")
 
 
 @pytest.mark.parametrize("which", ["entry", "library"])
 def test_giant_in_quarantine_is_not_restored(cache, which):
     path = cache.aot("a", HOUR) if which == "entry" else cache.file(cache.root / "ab" / "code.so", HOUR)
     if which == "library":
-        gate.keep(CodeFile(str(path), str(cache.root)))
+        gate.attest_file(CodeFile(str(path), str(cache.root)))
     giant(path)
     assert entry_files.quarantine(str(path), str(cache.root), Reason.DAMAGED) is not None
     [item] = in_quarantine([str(cache.root)])
@@ -239,12 +239,12 @@ def test_giant_in_a_lower_layer_is_not_copied(cache, tmp_path, settings, sealed)
     place.parent.mkdir(parents=True)
     place.write_bytes(b"code")
     if sealed:
-        gate.keep(CodeFile(str(place), str(layer)))
+        gate.attest_file(CodeFile(str(place), str(layer)))
         forget_kernels()
     giant(place)
     settings(SAFECACHE_LOWER=layer)
     path = cache.root / "ab" / "code.so"
-    assert library_builds.take(str(path), str(cache.root)) is None and not path.exists()
+    assert library_builds.copy_from_lower_tier(str(path), str(cache.root)) is None and not path.exists()
     assert events.counters()["too large"] == 1
 
 
@@ -253,7 +253,7 @@ def test_giant_is_not_sent_to_the_shared_level(local, shared):
     place = os.path.join(str(local), "ab", "code.so")
     os.makedirs(os.path.dirname(place), exist_ok=True)
     shutil.move(path, place)
-    assert not copies.send(CodeFile(place)) and not tmp.exists()
+    assert not copies.propagate_file(CodeFile(place)) and not tmp.exists()
 
 
 def test_giant_is_not_copied_to_where_code_may_run(cache, tmp_path, settings):
@@ -261,7 +261,7 @@ def test_giant_is_not_copied_to_where_code_may_run(cache, tmp_path, settings):
     chosen.mkdir(mode=0o700)
     settings(SAFECACHE_EXEC_DIR=chosen)
     path = giant(cache.root / "ab" / "code.so")
-    assert exec_directory.place(str(path)) == str(path)
+    assert exec_directory.executable_path(str(path)) == str(path)
     assert events.counters() == {"exec dir unusable": 1}
 
 
@@ -270,9 +270,9 @@ def test_copy_that_has_become_a_giant_is_replaced(cache, tmp_path, settings):
     chosen.mkdir(mode=0o700)
     settings(SAFECACHE_EXEC_DIR=chosen)
     path = cache.file(cache.root / "ab" / "code.so", HOUR, b"code")
-    copy = exec_directory.place(str(path))
+    copy = exec_directory.executable_path(str(path))
     os.truncate(copy, GIANT)
-    again = exec_directory.place(str(path))
+    again = exec_directory.executable_path(str(path))
     with open(again, "rb") as file:
         assert file.read(10) == b"code"
 
@@ -335,7 +335,7 @@ def test_what_does_not_fit_into_memory_is_an_error_of_reading(tmp_path, monkeypa
     with pytest.raises(OSError, match="memory") as caught:
         opening.read_regular(str(path), lambda status: None)
     assert caught.value.errno == errno.ENOMEM
-    assert loading.read(Kind.AOT_ENTRY, str(path)) is None and events.counters() == {"unreadable": 1}
+    assert loading.read_unverified(Kind.AOT_ENTRY, str(path)) is None and events.counters() == {"unreadable": 1}
 
 
 def test_file_that_grows_while_it_is_read_is_not_read_beyond_its_bound(tmp_path, monkeypatch):

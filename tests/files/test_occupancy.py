@@ -16,7 +16,7 @@ from conftest import SOURCE, needs_root, python
 
 from safecache.files import mounts, private_directory
 
-LASTING = "from safecache.files import private_directory; place = private_directory.lasting(lambda path: True); "
+LASTING = "from safecache.files import private_directory; place = private_directory.create_lasting(lambda path: True); "
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +71,7 @@ def test_directory_of_a_living_process_stays():
 def test_directory_of_a_process_that_ends_is_gone_and_its_lock_with_it(temporary):
     done = python(f"{LASTING} print(place)")
     assert done.returncode == 0 and done.stdout.strip() and list(temporary.iterdir()) == [], done
-    with private_directory.made() as directory:
+    with private_directory.create_temporary() as directory:
         assert directory in private_directory._held
     assert directory not in private_directory._held
 

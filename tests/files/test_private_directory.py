@@ -27,7 +27,7 @@ def use(monkeypatch, directory, mode):
 @pytest.mark.parametrize("mode", [0o700, 0o755, 0o1777], ids="{:04o}".format)
 def test_lies_in_the_temporary_directory_if_that_will_do(monkeypatch, tmp_path, mode):
     use(monkeypatch, tmp_path, mode)
-    with private_directory.made() as directory:
+    with private_directory.create_temporary() as directory:
         assert os.path.dirname(directory) == str(tmp_path) and stat.S_IMODE(os.stat(directory).st_mode) == 0o700
         (tmp_path / os.path.basename(directory) / "file").touch()
     assert list(tmp_path.iterdir()) == []
@@ -35,7 +35,7 @@ def test_lies_in_the_temporary_directory_if_that_will_do(monkeypatch, tmp_path, 
 
 def test_lies_elsewhere_if_not(monkeypatch, tmp_path):
     use(monkeypatch, tmp_path, 0o777)
-    with private_directory.made() as directory:
+    with private_directory.create_temporary() as directory:
         assert ownership.why_not_private(directory) is None and not directory.startswith(str(tmp_path))
     assert list(tmp_path.iterdir()) == [] and not os.path.exists(directory)
 
@@ -43,7 +43,7 @@ def test_lies_elsewhere_if_not(monkeypatch, tmp_path):
 def test_lies_nowhere_if_there_is_no_place_and_says_why(monkeypatch, tmp_path):
     use(monkeypatch, tmp_path, 0o777)
     monkeypatch.setattr(private_directory, "_OTHER_PARENTS", (str(tmp_path / "absent"),))
-    with pytest.raises(PermissionError, match=f"{tmp_path} has mode 0777"), private_directory.made():
+    with pytest.raises(PermissionError, match=f"{tmp_path} has mode 0777"), private_directory.create_temporary():
         pass
     assert list(tmp_path.iterdir()) == []
 
@@ -51,11 +51,11 @@ def test_lies_nowhere_if_there_is_no_place_and_says_why(monkeypatch, tmp_path):
 FORK = """
 import os
 from safecache.files import private_directory
-ours = private_directory.of_process()
-assert private_directory.of_process() == ours
+ours = private_directory.process_directory()
+assert private_directory.process_directory() == ours
 child = os.fork()
 if child == 0:
-    theirs = private_directory.of_process()
+    theirs = private_directory.process_directory()
     assert theirs != ours and os.path.isdir(theirs)
     raise SystemExit
 assert os.waitpid(child, 0)[1] == 0 and os.path.isdir(ours)

@@ -216,7 +216,7 @@ def test_commands_go_through_directories_nested_without_end(run, cache, where, c
         said = run(*command, *place)
         assert said.code in (0, 1) and "Traceback" not in said.err, said.err
     finally:
-        with folders.opened(str(cache.root)) as folder:
+        with folders.open_subdirectory(str(cache.root)) as folder:
             for name in folder.names():
                 folder.remove(name)
     assert list(cache.root.iterdir()) == []
@@ -227,7 +227,7 @@ def test_folder_is_removed_whole_and_what_it_links_to_is_not(tmp_path, documents
     nest(tmp_path / "deep", 30)
     (tmp_path / "deep" / "link").symlink_to(documents)
     (tmp_path / "deep" / ("d" * 40) / "link").symlink_to(documents)
-    with folders.opened(str(tmp_path)) as folder:
+    with folders.open_subdirectory(str(tmp_path)) as folder:
         folder.remove("deep")
         assert folder.names() == ["home"]
 
@@ -245,14 +245,14 @@ def test_who_adds_directories_as_fast_as_they_are_removed_keeps_nobody_for_ever(
         assert above
 
     monkeypatch.setattr(filesystem, "rmdir", another)
-    with folders.opened(str(tmp_path)) as folder, pytest.raises(OSError, match="not empty"):
+    with folders.open_subdirectory(str(tmp_path)) as folder, pytest.raises(OSError, match="not empty"):
         folder.remove("deep")
     assert len(removed) <= 51
 
 
 def test_path_that_leads_out_of_a_cache_is_refused(tmp_path):
     for path in (tmp_path / "a" / ".." / ".." / "b", tmp_path.parent / "b", tmp_path):
-        with pytest.raises(OSError, match="not below"), folders.above(str(tmp_path), str(path)):
+        with pytest.raises(OSError, match="not below"), folders.open_parent(str(tmp_path), str(path)):
             pass
 
 
@@ -270,7 +270,7 @@ def test_what_is_nested_without_end_leaves_the_quarantine(tmp_path):
     nest(root / ".safecache" / "quarantine" / "x.0123abcd", 1500)
     (root / "entry").touch()
     assert entry_files.quarantine(str(root / "entry"), str(root), Reason.DAMAGED) is not None
-    with folders.opened(str(root), (".safecache",)) as folder:
+    with folders.open_subdirectory(str(root), (".safecache",)) as folder:
         folder.remove("quarantine")
 
 
@@ -441,7 +441,7 @@ def test_way_that_leads_out_of_an_open_directory_is_none(tmp_path, ways, path):
     (tmp_path / "cache" / "ab").mkdir(parents=True)
     (tmp_path / "home").mkdir()
     (tmp_path / "home" / "letter").write_text("dear")
-    with folders.opened(str(tmp_path / "cache")) as folder, pytest.raises(OSError, match="cross-device"):
+    with folders.open_subdirectory(str(tmp_path / "cache")) as folder, pytest.raises(OSError, match="cross-device"):
         filesystem.descend(folder.descriptor, path, os.O_RDONLY)
 
 

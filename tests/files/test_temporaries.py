@@ -21,14 +21,14 @@ DAY = 24 * HOUR
 
 
 def reap(directory):
-    with folders.opened(str(directory)) as folder:
+    with folders.open_subdirectory(str(directory)) as folder:
         return temporaries.reap(folder)
 
 
 @pytest.fixture
 def temporary(tmp_path):
     """One that this process is about to write, and where it lies."""
-    with folders.opened(str(tmp_path)) as folder:
+    with folders.open_subdirectory(str(tmp_path)) as folder:
         temporary = Temporary(folder, 0o666)
         yield temporary, tmp_path / temporary.name
 
@@ -44,7 +44,7 @@ def living(tmp_path):
     code = f"""
 from safecache.files import folders
 from safecache.files.temporaries import Temporary
-with folders.opened({str(tmp_path)!r}) as folder:
+with folders.open_subdirectory({str(tmp_path)!r}) as folder:
     temporary = Temporary(folder, 0o666)
     print({str(tmp_path)!r} + "/" + temporary.name)
     input()

@@ -29,7 +29,7 @@ if user:
 said = {"uid": os.geteuid(), "owner": os.lstat(path).st_uid, "own": ownership.own_uid(os.lstat(path).st_uid)}
 found = trust.examine(entry_files.read_entry(path), Kind.AOT_ENTRY, "key", path)
 said["refused"] = found.evidence if isinstance(found, report.Refusal) else None
-with private_directory.made() as directory:
+with private_directory.create_temporary() as directory:
     said["private"] = os.path.isdir(directory)
 try:
     key_files.read(path, forbidden=0o077, any_secret=True)

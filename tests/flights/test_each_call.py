@@ -44,8 +44,8 @@ def injected(root, call, what):
 
 def comes_next(root) -> str:
     """What becomes of a process that needs the same now: "holds" the lease, has "found" it, or compiles "alone"."""
-    with scopes.scope(Kind.FX_ENTRY, math.inf):
-        flight = scopes.enter(Ref(Kind.FX_ENTRY, flyer.KEY, str(root)))
+    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+        flight = scopes.wait_or_take_lease(Ref(Kind.FX_ENTRY, flyer.KEY, str(root)))
         if flight is None:
             return "alone"
         if flyer.published(root).exists():

@@ -30,8 +30,8 @@ def process(root: Path, round: int) -> None:
         published = root / f"published {key}"
         if published.exists():
             continue
-        with scopes.scope(Kind.FX_ENTRY, math.inf):
-            flight = scopes.enter(Ref(Kind.FX_ENTRY, key, str(root)))
+        with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
+            flight = scopes.wait_or_take_lease(Ref(Kind.FX_ENTRY, key, str(root)))
             if flight is not None and published.exists():
                 flight.found()
                 continue

@@ -31,13 +31,13 @@ def folder(root):
 
 
 def enter(root, kind=Kind.FX_ENTRY, key=KEY):
-    return scopes.enter(Ref(kind, key, str(root)))
+    return scopes.wait_or_take_lease(Ref(kind, key, str(root)))
 
 
 @pytest.fixture
 def compiling():
     """This thread compiles a graph, for the test."""
-    with scopes.scope(Kind.FX_ENTRY, math.inf):
+    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
         yield
 
 
@@ -57,14 +57,14 @@ def is_held() -> bool:
 
 
 def test_first_holds_and_nothing_is_left_of_it(root):
-    with scopes.scope(Kind.FX_ENTRY, math.inf):
+    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
         assert enter(root) is not None and is_held()
         assert len(os.listdir(folder(root))) == 1
     assert os.listdir(folder(root)) == []
 
 
 def test_failed_compile_releases_it(root, flyer):
-    with pytest.raises(ValueError), scopes.scope(Kind.FX_ENTRY, math.inf):
+    with pytest.raises(ValueError), scopes.compile_scope(Kind.FX_ENTRY, math.inf):
         enter(root)
         other = flyer(root, "FX_ENTRY", KEY)
         raise ValueError
@@ -171,7 +171,7 @@ def test_time_is_up_though_the_holder_runs(root, flyer, compiling, settings):
 def test_time_is_up_by_what_it_took_before(root, flyer, compiling, monkeypatch, before):
     monkeypatch.setattr(scopes, "_AT_LEAST", 0.1)
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
-    assert scopes.enter(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
+    assert scopes.wait_or_take_lease(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
     assert events.counters()[Count.WAITED_IN_VAIN.value] == 1
 
 
@@ -179,18 +179,21 @@ def test_time_is_up_by_what_it_took_before(root, flyer, compiling, monkeypatch, 
 def test_no_more_than_the_setting_whatever_it_took(root, flyer, compiling, settings, before):
     settings(SAFECACHE_SINGLE_FLIGHT_WAIT=1)
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
-    assert scopes.enter(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
+    assert scopes.wait_or_take_lease(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
 
 
 def test_who_need_not_wait_asks_for_no_time(root, compiling):
-    assert scopes.enter(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: pytest.fail("it is asked for")) is not None
+    assert (
+        scopes.wait_or_take_lease(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: pytest.fail("it is asked for"))
+        is not None
+    )
 
 
 def test_rank_of_a_group_waits_no_longer_than_it_may(root, flyer):
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
-    with scopes.scope(Kind.FX_ENTRY, 0.2):
+    with scopes.compile_scope(Kind.FX_ENTRY, 0.2):
         assert enter(root) is None
-    with scopes.scope(Kind.FX_ENTRY, None):
+    with scopes.compile_scope(Kind.FX_ENTRY, None):
         assert enter(root, key="another") is None and not is_held()
 
 
@@ -201,12 +204,12 @@ def a_moment(monkeypatch):
 
 
 def test_rank_that_measures_for_long_has_one_successor(root, flyer, a_moment):
-    with scopes.scope(Kind.FX_ENTRY, 60.0):
+    with scopes.compile_scope(Kind.FX_ENTRY, 60.0):
         assert enter(root) is not None and is_held()
         waiting = [flyer(root, "FX_ENTRY", KEY) for _ in range(2)]
         for each in waiting:
             each.await_lease()
-        with scopes.measuring():
+        with scopes.release_while_measuring():
             ready, _, _ = select.select([each.process.stdout for each in waiting], [], [], 60)
             assert len(ready) == 1
             while is_held():  # its lock is let go first, by another thread
@@ -219,9 +222,9 @@ def test_rank_that_measures_for_long_has_one_successor(root, flyer, a_moment):
 
 
 def test_what_was_found_while_it_was_let_go_is_no_error(root, a_moment):
-    with scopes.scope(Kind.FX_ENTRY, 60.0):
+    with scopes.compile_scope(Kind.FX_ENTRY, 60.0):
         flight = enter(root)
-        with scopes.measuring():
+        with scopes.release_while_measuring():
             while is_held():
                 time.sleep(0.01)
         flight.found()
@@ -229,10 +232,10 @@ def test_what_was_found_while_it_was_let_go_is_no_error(root, a_moment):
 
 @pytest.mark.parametrize("most", [60.0, math.inf], ids=["a short measurement", "no rank"])
 def test_measurement_that_keeps_nobody_waiting_lets_nothing_go(root, a_moment, most):
-    with scopes.scope(Kind.FX_ENTRY, most):
+    with scopes.compile_scope(Kind.FX_ENTRY, most):
         enter(root)
         before = timers()  # of the test's own time limit
-        with scopes.measuring():
+        with scopes.release_while_measuring():
             assert timers() == before + (most == 60.0)
             if most != 60.0:
                 time.sleep(0.5)
@@ -243,19 +246,19 @@ def test_measurement_that_keeps_nobody_waiting_lets_nothing_go(root, a_moment, m
 def test_nobody_waits_for_what_is_as_coarse_as_what_they_hold(root, flyer):
     assert flyer(root, "AOT_ENTRY", KEY).says() == "holds"
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
-    with scopes.scope(Kind.FX_ENTRY, math.inf):
+    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
         enter(root, key="held")
-        with scopes.scope(Kind.AOT_ENTRY, math.inf):
+        with scopes.compile_scope(Kind.AOT_ENTRY, math.inf):
             assert enter(root, Kind.AOT_ENTRY) is None
-        with scopes.scope(Kind.FX_ENTRY, math.inf):
+        with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
             assert enter(root) is None
-        with scopes.scope(Kind.KERNEL, math.inf):
+        with scopes.compile_scope(Kind.KERNEL, math.inf):
             assert enter(root, Kind.KERNEL) is not None and is_held()
 
 
 def test_lookup_that_is_no_compile_takes_none(root):
     assert enter(root) is None
-    with scopes.scope(Kind.AOT_ENTRY, math.inf):
+    with scopes.compile_scope(Kind.AOT_ENTRY, math.inf):
         assert enter(root) is None
     assert not folder(root).exists()
 
@@ -270,7 +273,7 @@ def test_threads_of_a_process_wait_for_each_other(root, compiling):
     seen = []
 
     def other() -> None:
-        with scopes.scope(Kind.FX_ENTRY, math.inf):
+        with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
             flight = enter(root)
             seen.append((flight.waited > 0, is_held()))
 
@@ -312,7 +315,7 @@ def test_notice_names_the_holder_once(root, flyer, compiling, monkeypatch, setti
 
 
 def plant(root, make):
-    with scopes.scope(Kind.FX_ENTRY, math.inf):
+    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
         enter(root)
         (name,) = os.listdir(folder(root))
     make(folder(root) / name)
@@ -396,7 +399,7 @@ def test_other_user_delays_a_shared_cache_until_the_limit_for_all_keys(root, set
     settings(SAFECACHE_SHARED=1, SAFECACHE_SINGLE_FLIGHT_WAIT=3)
     lock_as_other_user(*left(root))
     began = time.monotonic()
-    with scopes.scope(Kind.FX_ENTRY, math.inf):
+    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
         for key in KEYS:
             assert enter(root, key=key) is None
     assert time.monotonic() - began < 3 * len(KEYS) / 2
@@ -410,7 +413,7 @@ def test_leases_of_a_cache_that_is_not_shared_are_private(root, old):
     if old:
         folder(root).mkdir(parents=True)
         folder(root).chmod(0o777)
-    with scopes.scope(Kind.FX_ENTRY, math.inf):
+    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
         enter(root)
         (name,) = os.listdir(folder(root))
         folder_status, status = folder(root).stat(), (folder(root) / name).stat()
@@ -431,7 +434,7 @@ def test_other_user_who_may_only_read_delays_by_two_seconds_in_all(root, lock_as
     """As of leases that lie there since a time when all could read them."""
     lock_as_other_user(*left(root))
     began = time.monotonic()
-    with scopes.scope(Kind.FX_ENTRY, math.inf):
+    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
         for key in KEYS:
             assert enter(root, key=key) is None
     assert waits.UNPROVEN <= time.monotonic() - began < waits.UNPROVEN * len(KEYS) / 2
@@ -445,7 +448,7 @@ def test_holder_of_another_key_that_the_kernel_does_not_name_delays_by_two_secon
     for key in KEYS:
         assert flyer(root, "FX_ENTRY", key, XDG_CONFIG_HOME=str(tmp_path / "other")).says() == "holds"
     began = time.monotonic()
-    with scopes.scope(Kind.FX_ENTRY, math.inf):
+    with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
         for key in KEYS:
             assert enter(root, key=key) is None
     assert waits.UNPROVEN <= time.monotonic() - began < waits.UNPROVEN * len(KEYS) / 2
@@ -483,7 +486,7 @@ def test_waits_that_find_nothing_end_after_one_limit(root, flyer, settings, capl
         assert other.says() == "holds"
         timer = threading.Timer(0.8, other.go_on)
         timer.start()
-        with scopes.scope(Kind.FX_ENTRY, math.inf):
+        with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
             enter(root, key=key)
         timer.cancel()
         timer.join()
@@ -496,7 +499,7 @@ def test_waits_that_find_something_have_no_end(root, flyer, settings):
         other = flyer(root, "FX_ENTRY", key)
         assert other.says() == "holds"
         threading.Timer(0.5, other.go_on).start()
-        with scopes.scope(Kind.FX_ENTRY, math.inf):
+        with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
             flight = enter(root, key=key)
             assert flight.waited > 0
             flight.found()
@@ -508,7 +511,7 @@ def test_rank_waits_for_half_of_the_limit_between_two_collectives(root, flyer, m
     monkeypatch.setattr(waits, "_find_group", lambda: (1.0, collectives))
     for key in KEYS[:3]:
         assert flyer(root, "FX_ENTRY", key).says() == "holds"
-    with scopes.scope(Kind.FX_ENTRY, 60.0):
+    with scopes.compile_scope(Kind.FX_ENTRY, 60.0):
         assert enter(root, key=KEYS[0]) is None and waits.remaining(60) == 0
         holders._state.reset()
         began = time.monotonic()

@@ -28,9 +28,9 @@ class Tuner:
     def compile(self, config):
         """Find it, or compile it under a lease."""
         self.asked.append(config)
-        with scopes.scope(Kind.KERNEL, math.inf):
+        with scopes.compile_scope(Kind.KERNEL, math.inf):
             if not published(self.root, config).exists():
-                flight = scopes.enter(Ref(Kind.KERNEL, config, str(self.root)))
+                flight = scopes.wait_or_take_lease(Ref(Kind.KERNEL, config, str(self.root)))
                 if flight is None or not published(self.root, config).exists():
                     self.here.append(config)
                     self.meanwhile.get(config, list)()
@@ -38,7 +38,7 @@ class Tuner:
 
     def tune(self, configs=CONFIGS):
         found = []
-        with tuning.of(self, configs):
+        with tuning.share_configurations(self, configs):
             for config in configs:
                 try:
                     found.append(tuning.compiled(self, config, self.compile))
@@ -127,7 +127,7 @@ def test_error_beforehand_is_not_raised_if_one_before_it_ends_the_tuning(root, o
 def test_wait_in_no_tuning_of_its_own_is_not_cut_short(root, other):
     busy, tuner = other("first"), Tuner(root)
     threading.Timer(0.2, busy.publish).start()
-    with tuning.of(Tuner(root), CONFIGS):  # another's
+    with tuning.share_configurations(Tuner(root), CONFIGS):  # another's
         assert tuning.compiled(tuner, "first", tuner.compile) == ALL[0]
     busy = other("second")
     threading.Timer(0.2, busy.publish).start()
@@ -137,7 +137,7 @@ def test_wait_in_no_tuning_of_its_own_is_not_cut_short(root, other):
 
 def test_configuration_of_no_tuning_is_compiled(root):
     tuner = Tuner(root)
-    with tuning.of(tuner, CONFIGS[:2]):
+    with tuning.share_configurations(tuner, CONFIGS[:2]):
         for config in ("scaled", "first", "second", "third"):
             assert tuning.compiled(tuner, config, tuner.compile) == f"compiled {config}"
     assert tuner.here == tuner.asked == ["scaled", *CONFIGS]
@@ -151,14 +151,14 @@ def test_switched_off_all_is_compiled_in_order(root, other, settings):
 
 
 CHOICES = [f"choice {number}" for number in range(20)]
-ORDER = f"from safecache.flights import tuning; print(tuning.in_own_order({CHOICES}, str))"
+ORDER = f"from safecache.flights import tuning; print(tuning.order_for_process({CHOICES}, str))"
 
 
 def test_each_process_has_an_order_of_its_own_and_keeps_to_it():
-    own = tuning.in_own_order(CHOICES, str)
-    assert sorted(own) == sorted(CHOICES) and own == tuning.in_own_order(CHOICES[::-1], str) != CHOICES
+    own = tuning.order_for_process(CHOICES, str)
+    assert sorted(own) == sorted(CHOICES) and own == tuning.order_for_process(CHOICES[::-1], str) != CHOICES
     assert python(ORDER).stdout.strip() != str(own)
-    assert tuning.in_own_order(["b 2", "a 1", "b 1"], lambda choice: choice[0]) in (
+    assert tuning.order_for_process(["b 2", "a 1", "b 1"], lambda choice: choice[0]) in (
         ["b 2", "b 1", "a 1"],
         ["a 1", "b 2", "b 1"],
     )
@@ -167,14 +167,14 @@ def test_each_process_has_an_order_of_its_own_and_keeps_to_it():
 def test_forked_process_has_another_order():
     answer, to_answer = os.pipe()
     if os.fork() == 0:
-        os.write(to_answer, str(tuning.in_own_order(CHOICES, str)).encode())
+        os.write(to_answer, str(tuning.order_for_process(CHOICES, str)).encode())
         os._exit(0)
     os.close(to_answer)
     with open(answer) as file:
-        assert file.read() != str(tuning.in_own_order(CHOICES, str))
+        assert file.read() != str(tuning.order_for_process(CHOICES, str))
     os.wait()
 
 
 def test_switched_off_the_order_is_as_given(settings):
     settings(SAFECACHE_SINGLE_FLIGHT=0)
-    assert tuning.in_own_order(CHOICES, str) == CHOICES
+    assert tuning.order_for_process(CHOICES, str) == CHOICES

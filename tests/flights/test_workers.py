@@ -68,8 +68,8 @@ def test_who_trains_what_another_process_compiles_has_them_once_a_graph_is_not_f
     starts(home)
     (key,) = os.listdir(home.cache / "aotautograd")
     shutil.rmtree(home.cache / "aotautograd")
-    with scopes.scope(Kind.AOT_ENTRY, math.inf):
-        assert scopes.enter(Ref(Kind.AOT_ENTRY, key, str(home.cache))) is not None
+    with scopes.compile_scope(Kind.AOT_ENTRY, math.inf):
+        assert scopes.wait_or_take_lease(Ref(Kind.AOT_ENTRY, key, str(home.cache))) is not None
         assert starts(home) == []
         for name in ("aotautograd", "fxgraph"):
             shutil.rmtree(home.cache / name)

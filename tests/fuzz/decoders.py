@@ -130,8 +130,8 @@ def _judge(content: bytes) -> report.Refusal | None:
         mock.patch.object(keyring, "current", lambda: _RING),
         _here(),
     ):
-        found = gate.judge(CodeFile("/cache/ab/abc.so", "/cache"))
-        again = gate.judge(CodeFile("/cache/ab/abc.so", "/cache"))
+        found = gate.refusal_for_file(CodeFile("/cache/ab/abc.so", "/cache"))
+        again = gate.refusal_for_file(CodeFile("/cache/ab/abc.so", "/cache"))
     assert found == again, "two verdicts"
     return found
 
@@ -246,7 +246,7 @@ def check_remote(content: bytes) -> None:
         found = loading.fetch(kind, cache_key, mock.Mock(get=lambda _: value))
         assert found is None or isinstance(found, bytes)
         if found is not None:
-            admitted = loading.admit(Ref(kind, cache_key), found, origin="the remote cache")
+            admitted = loading.accept_or_quarantine(Ref(kind, cache_key), found, origin="the remote cache")
             footer, payload = seal.split(found), reference.payload_if_genuine(found, world.ASKED)
             said = reference.statement(found[footer.payload_size :][: footer.body_size]) if payload is not None else {}
             assert admitted == bool(said and reference.runs_here(kind, said["provenance"])), said

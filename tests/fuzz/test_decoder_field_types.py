@@ -113,14 +113,14 @@ def check_seal_body(document, key, tmp_path):
 
 def check_record(document, key, tmp_path):
     path = str(tmp_path / "ab" / "abc.so")
-    record = sealed(key, json.dumps(document).encode(), Kind.NATIVE_CODE, manifests.name_of(CodeFile(path)))
+    record = sealed(key, json.dumps(document).encode(), Kind.NATIVE_CODE, manifests.record_name(CodeFile(path)))
     verdict, stated = manifests.verify(record, CodeFile(path))
     assert verdict.reason is not None or isinstance(stated["sha256"], str)
 
 
 def check_build_key(document, key, tmp_path):
     root = str(tmp_path)
-    place = manifests.path_of(CodeFile("own", root, Kind.MEMO))
+    place = manifests.record_path(CodeFile("own", root, Kind.MEMO))
     os.makedirs(os.path.dirname(place), exist_ok=True)
     with open(place, "wb") as file:
         file.write(sealed(key, json.dumps(document).encode(), Kind.MEMO, "own"))

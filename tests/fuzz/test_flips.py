@@ -75,20 +75,20 @@ def library(tmp_path, monkeypatch):
     path.parent.mkdir(parents=True)
     path.write_bytes(b"\x7fELF" + random.Random("library").randbytes(2_000))
     session.reset()
-    gate.keep(CodeFile(str(path), str(tmp_path / "cache")))
+    gate.attest_file(CodeFile(str(path), str(tmp_path / "cache")))
     return path
 
 
 def judge(library):
     """What a process says of it that has seen nothing before."""
     gate._state.reset()
-    return gate.judge(CodeFile(str(library), str(library.parents[1])))
+    return gate.refusal_for_file(CodeFile(str(library), str(library.parents[1])))
 
 
 @pytest.mark.parametrize("spoil", ["record", "library"])
 def test_no_flip_in_a_library_or_in_its_record_is_accepted(library, spoil):
     assert judge(library) is None
-    name = manifests.path_of(CodeFile(str(library), str(library.parents[1]))) if spoil == "record" else str(library)
+    name = manifests.record_path(CodeFile(str(library), str(library.parents[1]))) if spoil == "record" else str(library)
     content = entry_files.read_entry(name)
     footer = seal.split(content)
     ends = [0, len(content)]

@@ -68,7 +68,7 @@ def shared(tmp_path, monkeypatch, settings):
 @pytest.fixture
 def local(shared):
     """The local level, in use."""
-    fallback.settle(lambda: str(shared))
+    fallback.ensure_cache_directory(lambda: str(shared))
     return config.cache_directory()
 
 

@@ -56,8 +56,8 @@ def test_time_of_a_hit_is_counted_once_for_what_it_needs_too(tmp_path, monkeypat
     clock = iter([1.0, 2.0, 2.5, 3.0])
     monkeypatch.setattr(searches.time, "perf_counter", lambda: next(clock))
     root = str(tmp_path)
-    with searches.under_way(Ref(Kind.AOT_ENTRY, "akey", root), str) as outer:
-        with searches.under_way(Ref(Kind.FX_ENTRY, "fkey", root), str) as inner:
+    with searches.track_lookup(Ref(Kind.AOT_ENTRY, "akey", root), str) as outer:
+        with searches.track_lookup(Ref(Kind.FX_ENTRY, "fkey", root), str) as inner:
             inner.hit()
         outer.hit()
     assert journal._journal.now.counted == {"fx hit": 1, "aot hit": 1, "aot ms in hits": 2000}

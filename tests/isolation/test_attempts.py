@@ -141,7 +141,7 @@ def test_place_that_cannot_be_had_is_named(service, monkeypatch):
     def made():
         raise PermissionError("no directory out of the reach of others")
 
-    monkeypatch.setattr(attempts.private_directory, "made", made)
+    monkeypatch.setattr(attempts.private_directory, "create_temporary", made)
     with pytest.raises(UnusableError, match="out of the reach"):
         attempts.run(request("a"), LIMITS)
 

@@ -43,8 +43,3 @@ def test_guide_names_each_variable_of_triton(name):
 def test_component_is_looked_up(component, path):
     found = paths.of(component)
     assert (found and found.path) == path
-
-
-def test_those_that_differ_are_told_once_in_their_order():
-    differing = ["env MLIR_DUMP_PATH", "graph", "inductor config cpp.cxx", "env TRITON_PLUGIN_PATHS"]
-    assert [known.path for known in paths.at_odds(differing)] == ["the compiler, from CXX", "a variable of Triton's"]

@@ -217,23 +217,23 @@ def test_an_op_that_raises_when_it_is_looked_at_is_reported_and_a_miss(isolated,
     def fail(name):
         raise RuntimeError("its property raises")
 
-    monkeypatch.setattr(operators, "stated", fail)
+    monkeypatch.setattr(operators, "operator_fingerprint", fail)
     sealed = {fingerprints.FIELD: '{"files":{},"ops":{"shop.op.default":{"schema":"shop::op() -> ()"}}}'}
-    refusal = fingerprints.objection(Kind.FX_ENTRY, "key", sealed)
+    refusal = fingerprints.fingerprint_refusal(Kind.FX_ENTRY, "key", sealed)
     assert refusal is not None and "SAFECACHE_ASSUME_UNCHANGED=shop.op.default" in refusal.evidence
     assert events.counters() == {"not explained": 1}
     settings(SAFECACHE_ASSUME_UNCHANGED="shop.op.default")
-    assert fingerprints.objection(Kind.FX_ENTRY, "key", sealed) is None
+    assert fingerprints.fingerprint_refusal(Kind.FX_ENTRY, "key", sealed) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"ops":[]}', '{"ops":{"a":1}}', '{"rank":"1"}'])
 def test_a_statement_that_is_none_is_taken_for_none(isolated, text):
-    assert fingerprints.objection(Kind.FX_ENTRY, "key", {fingerprints.FIELD: text}) is None
+    assert fingerprints.fingerprint_refusal(Kind.FX_ENTRY, "key", {fingerprints.FIELD: text}) is None
 
 
 def test_a_part_of_a_newer_safecache_is_passed_over(isolated):
     sealed = {fingerprints.FIELD: '{"files":{},"ops":{},"weather":{"":"sunny"}}'}
-    assert fingerprints.objection(Kind.FX_ENTRY, "key", sealed) is None
+    assert fingerprints.fingerprint_refusal(Kind.FX_ENTRY, "key", sealed) is None
 
 
 @pytest.mark.parametrize(

@@ -76,17 +76,17 @@ def server(isolated, monkeypatch):
     monkeypatch.setenv("VLLM_PLUGIN_SWITCH", "1")
     yield
     session.reset()
-    surroundings.served(model())
+    surroundings.record_vllm_model(model())
 
 
 def stated(served):
-    surroundings.served(served)
-    return fingerprints.statement(Kind.AOT_FUNCTION, "", made=None)
+    surroundings.record_vllm_model(served)
+    return fingerprints.build_fingerprint(Kind.AOT_FUNCTION, "", made=None)
 
 
 def judged(sealed, served):
-    surroundings.served(served)
-    return fingerprints.objection(Kind.AOT_FUNCTION, "", sealed)
+    surroundings.record_vllm_model(served)
+    return fingerprints.fingerprint_refusal(Kind.AOT_FUNCTION, "", sealed)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +177,7 @@ def test_another_server_or_driver_is_noted_and_used(monkeypatch):
     assert json.loads(sealed[fingerprints.FIELD])["server"] == {"sglang": "0.5.22"}
     monkeypatch.setitem(sys.modules, "sglang", SimpleNamespace(__version__="0.5.23"))
     lines = []
-    monkeypatch.setattr(events, "say", lambda level, text: lines.append(text))
+    monkeypatch.setattr(events, "log_line", lambda level, text: lines.append(text))
     assert judged(sealed, model()) is None
     assert len(lines) == 1 and "0.5.22" in lines[0] and "0.5.23" in lines[0], lines
 

@@ -53,11 +53,11 @@ def test_bytes_of_records():
     """A seal's are in tests/signing/test_seal.py."""
     key, lines = Key.derive(b"a key file of 32 bytes or more..."), []
     for kind in Kind:
-        content = manifests.sealed(
+        content = manifests.seal_record(
             CodeFile("/cache/ab/name.json", "/cache", kind), {"sha256": "00"}, key, {"torch": "2.15"}
         )
         lines.append(
-            f"{kind.value}: {manifests.name_of(CodeFile('/cache/ab/name.json', '/cache', kind))}: {content.hex()}"
+            f"{kind.value}: {manifests.record_name(CodeFile('/cache/ab/name.json', '/cache', kind))}: {content.hex()}"
         )
     compare("records", lines)
 

@@ -210,7 +210,7 @@ def test_one_module_knows_what_lies_below_our_folder_in_a_cache(path):
 def test_what_lies_below_our_folder_in_a_cache_is_where_it_was():
     """Entries and records of earlier versions are found there."""
     assert ours.record("/c", "ab12") == "/c/.safecache/records/ab/ab12"
-    assert [ours.path("/c", name) for name in sorted(NAMES - {ours.FOLDER} | WORDS)] == [
+    assert [ours.metadata_path("/c", name) for name in sorted(NAMES - {ours.FOLDER} | WORDS)] == [
         *("/c/.safecache/crashes", "/c/.safecache/gc.stamp", "/c/.safecache/journal", "/c/.safecache/keys"),
         *("/c/.safecache/known_bad", "/c/.safecache/quarantine", "/c/.safecache/records", "/c/.safecache/trash"),
     ]

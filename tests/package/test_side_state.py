@@ -71,7 +71,7 @@ def everything(tmp_path, settings, monkeypatch):
     library = places["CACHE"] / "ab" / "cabc.so"
     library.parent.mkdir(exist_ok=True)
     library.write_bytes(b"code")
-    gate.keep(CodeFile(str(library), root))
+    gate.attest_file(CodeFile(str(library), root))
     lease = leases.open_lease(Ref(Kind.FX_ENTRY, "a", root))
     assert lease.try_to_hold()
     lease.sign(time.time())
@@ -86,11 +86,11 @@ def everything(tmp_path, settings, monkeypatch):
     for folder, name in ((ours.CRASHES, "a/report.json"), (ours.TRASH, "a")):
         cache.file(places["CACHE"] / ours.FOLDER / folder / name, 0)
     limits._claim(root)  # or what was published has
-    claim, _ = fleet.take(Ref(Kind.FX_ENTRY, "a"), 0.0)
+    claim, _ = fleet.acquire_remote_lease(Ref(Kind.FX_ENTRY, "a"), 0.0)
     assert claim is not None
     bundle = Ref(Kind.FX_ENTRY, filled.GRAPH, root)
-    assert sender.send(client.for_sending(), bundle).size
-    with private_directory.made():
+    assert sender.send(client.background_client(), bundle).size
+    with private_directory.create_temporary():
         yield places
     fleet._state.reset()
     lease.release()

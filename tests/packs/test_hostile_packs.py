@@ -334,7 +334,7 @@ def test_what_is_unpacked_by_tar_is_verified_by_who_reads_it(pack, tmp_path):
     ) as found:
         found.extractall(tmp_path / "by tar", filter="data")
     bundle = Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "by tar" / "inductor"))
-    assert bundles.collected(bundle)
+    assert bundles.read_verified_files(bundle)
     (path,) = (tmp_path / "by tar" / WHERE).iterdir()
     path.write_bytes(flipped(path.read_bytes(), 80))
-    assert bundles.collected(bundle) == ()
+    assert bundles.read_verified_files(bundle) == ()

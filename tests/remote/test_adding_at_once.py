@@ -35,7 +35,7 @@ from safecache.store import entry_files
 base, each = sys.argv[1], int(sys.argv[2])
 bundle = Ref(Kind.FX_ENTRY, "fkey", base)
 signing, built = keyring.current().signing, provenance.statement(Kind.FX_ENTRY)
-remote = client.for_sending()
+remote = client.background_client()
 remote.sizes(["begin"])
 print("ready", flush=True)
 sys.stdin.readline()
@@ -66,8 +66,8 @@ def add_at_once(tmp_path, hosts=2, **env):
         "import sys\n"
         "from safecache.remote import client, parcels, stores\n"
         "from safecache.reporting.kinds import Kind\n"
-        "name = parcels.name_of(Kind.FX_ENTRY, 'fkey')\n"
-        "content = client.for_sending().read([stores.prefix() + name])[stores.prefix() + name]\n"
+        "name = parcels.remote_object_name(Kind.FX_ENTRY, 'fkey')\n"
+        "content = client.background_client().read([stores.prefix() + name])[stores.prefix() + name]\n"
         "print(len(parcels.unpacked(content, name, 1 << 30).files))"
     )
     done = subprocess.run([sys.executable, "-c", count], env=environment, check=True, capture_output=True, text=True)
@@ -143,7 +143,7 @@ def add_two(tmp_path):
     for number in range(2):
         bundle = entry_bundle(tmp_path / f"host{number}")
         written(bundle, sealed_entry(b"entry %d" % number))
-        assert sender.send(client.for_sending(), bundle).size
+        assert sender.send(client.background_client(), bundle).size
     third = entry_bundle(tmp_path / "third")
     assert exchange.fill(third)
     return len(third.names())
@@ -181,5 +181,5 @@ def test_what_others_keep_changing_is_given_up(redis_server, settings, tmp_path,
     monkeypatch.setattr(client.Client, "read", changed)
     bundle = entry_bundle(tmp_path)
     written(bundle, sealed_entry())
-    sent = sender.send(client.for_sending(), bundle)
+    sent = sender.send(client.background_client(), bundle)
     assert sent.why_not and not sent.is_final and 2 < len(tries) < 100

@@ -59,7 +59,7 @@ def container(tmp_path, monkeypatch):
 
 def test_all_that_is_asked_of_a_store(container, settings):
     settings(SAFECACHE_REMOTE=container, SAFECACHE_REMOTE_TIMEOUT="20")
-    remote = client.for_sending()
+    remote = client.background_client()
     remote.write("a/1", b"content" * 100)
     assert remote.read(["a/1", "a/2"]) == {"a/1": b"content" * 100}
     assert remote.sizes(["a/1", "a/2"]) == {"a/1": 700} and remote.starts(["a/1", "a/2"], 7) == {"a/1": b"content"}

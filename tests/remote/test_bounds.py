@@ -151,7 +151,7 @@ def test_more_names_than_there_can_be_are_given_up(redis_like, monkeypatch, sett
             to.write(b":1\r\n")
 
     store = redis_like(scan)
-    remote = client.of_others("redis://x", "test", lambda _: store)
+    remote = client.client_for_url("redis://x", "test", lambda _: store)
     with pytest.raises(client.Unavailable):
         list(remote.names("safecache/"))
 
@@ -187,7 +187,7 @@ def test_remote_is_read_no_more_once_the_budget_is_spent(settings):
     client._state.reset()
     assert client.current().may_read()
     waits.charge(10, in_vain=True)
-    assert not client.current().may_read() and client.for_sending().may_read()
+    assert not client.current().may_read() and client.background_client().may_read()
     settings(SAFECACHE_SINGLE_FLIGHT_WAIT=0)
     assert client.current().may_read(), "who waits for no compile reads the remote all the same"
 
@@ -198,7 +198,9 @@ REF = Ref(Kind.FX_ENTRY, "f" * 52, "/nowhere")
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize(("name", "call"), [("asked", tier.asked), ("fill", tier.fill), ("send", tier.made)])
+@pytest.mark.parametrize(
+    ("name", "call"), [("asked", tier.record_request), ("fill", tier.fetch_into_cache), ("send", tier.send_files)]
+)
 def test_whatever_fails_in_the_remote_is_said_once(settings, monkeypatch, caplog, name, call, error):
     def fail(*_, **__):
         raise error

@@ -75,7 +75,7 @@ def remote(redis_server, settings):
 def take(most=60.0):
     """As another host than any before."""
     heartbeats._state.now.process = secrets.token_hex(16)
-    return fleet.take(Ref(KIND, KEY), most)
+    return fleet.acquire_remote_lease(Ref(KIND, KEY), most)
 
 
 def leases(remote):
@@ -119,11 +119,11 @@ def test_host_that_has_died_delays_once(remote):
     names = [f"f{number}" for number in range(6)]
     heartbeats._state.now.process = "dead"
     for name in names:
-        fleet.take(Ref(KIND, name), 1.0)
+        fleet.acquire_remote_lease(Ref(KIND, name), 1.0)
     fleet._state.reset()
     heartbeats._state.now.process = "alive"
     began = time.monotonic()
-    claims = [fleet.take(Ref(KIND, name), 60.0)[0] for name in names]
+    claims = [fleet.acquire_remote_lease(Ref(KIND, name), 60.0)[0] for name in names]
     assert all(claims) and time.monotonic() - began < 3 * waits.UNPROVEN
     for claim in claims:
         claim.release()
@@ -176,7 +176,7 @@ def test_owner_of_the_remote_who_replays_leases_delays_by_the_limit(remote, sett
     try:
         with caplog.at_level(logging.WARNING):
             for name in names:
-                fleet.take(Ref(KIND, name), waits.remaining(3))
+                fleet.acquire_remote_lease(Ref(KIND, name), waits.remaining(3))
     finally:
         stop.set()
         thread.join()
@@ -213,26 +213,26 @@ def test_failing_remote_is_done_without(failing, settings, root):
     settings(SAFECACHE_REMOTE=f"redis://127.0.0.1:{failing.port}/0", SAFECACHE_REMOTE_TIMEOUT=0.3)
     client._state.reset()
     assert take()[0] is None
-    with scopes.scope(KIND, math.inf):
-        assert scopes.enter(Ref(KIND, KEY, str(root))) is not None
+    with scopes.compile_scope(KIND, math.inf):
+        assert scopes.wait_or_take_lease(Ref(KIND, KEY, str(root))) is not None
 
 
 @pytest.mark.parametrize("variable", ["SAFECACHE_REMOTE_READ_ONLY", "SAFECACHE_SINGLE_FLIGHT"])
 def test_host_that_sends_nothing_takes_none(remote, settings, root, variable):
     settings(**{variable: int(variable.endswith("ONLY"))})
-    with scopes.scope(KIND, math.inf):
-        scopes.enter(Ref(KIND, KEY, str(root)))
+    with scopes.compile_scope(KIND, math.inf):
+        scopes.wait_or_take_lease(Ref(KIND, KEY, str(root)))
     assert not leases(remote)
 
 
 def test_kernels_are_not_worth_a_round_trip(remote, root):
-    with scopes.scope(Kind.KERNEL, math.inf):
-        assert scopes.enter(Ref(Kind.KERNEL, KEY, str(root))) is not None
+    with scopes.compile_scope(Kind.KERNEL, math.inf):
+        assert scopes.wait_or_take_lease(Ref(Kind.KERNEL, KEY, str(root))) is not None
     assert not leases(remote)
 
 
 def test_command_that_lists_the_store_knows_no_leases(remote):
     claim, _ = take()
-    listed = [each.name for each in client.for_sending().names(stores.prefix())]
+    listed = [each.name for each in client.background_client().names(stores.prefix())]
     assert not [name for name in listed if "leases" in name], listed
     claim.release()

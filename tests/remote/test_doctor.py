@@ -82,7 +82,7 @@ def test_host_without_a_key(url, run, tmp_path, settings):
 
 def test_what_somebody_has_put_there(url, run, tmp_path):
     run("push", filled.fill(tmp_path / "cache"))
-    there = client.for_sending()
+    there = client.background_client()
     for each in list(there.names(stores.prefix())):
         there.write(each.name, b"no parcel")
     found = findings()["remote-refused"]

@@ -61,11 +61,11 @@ def kernels(tmp_path):
 
 
 def packed(files, bundle, needs=()):
-    return parcels.packed(Parcel(tuple(files), needs), parcels.name_of(bundle.kind, bundle.key))
+    return parcels.encode_object(Parcel(tuple(files), needs), parcels.remote_object_name(bundle.kind, bundle.key))
 
 
 def opened(content, bundle, most=MOST):
-    return parcels.opened(content, parcels.name_of(bundle.kind, bundle.key), bundle, most)
+    return parcels.decode_object(content, parcels.remote_object_name(bundle.kind, bundle.key), bundle, most)
 
 
 def test_what_is_packed_comes_out_and_is_always_the_same(tmp_path):
@@ -79,7 +79,7 @@ def test_what_is_packed_comes_out_and_is_always_the_same(tmp_path):
 
 def test_kernel_travels_with_its_records(tmp_path):
     bundle = kernels(tmp_path)
-    files = bundles.collected(bundle)
+    files = bundles.read_verified_files(bundle)
     assert [file.name for file in files] == ["kernel.cubin", "kernel.json", "__grp__kernel.json"]
     found = opened(packed(files, bundle), bundle)
     assert found.files == files and files[-1].record is not None
@@ -106,7 +106,7 @@ def test_parcel_of_another_name_kind_or_namespace_is_refused(tmp_path, settings)
 
 def test_parcel_of_a_stranger_is_refused_unread(tmp_path, monkeypatch):
     bundle = entry_bundle(tmp_path)
-    name, stranger = parcels.name_of(bundle.kind, bundle.key), Key.derive(b"s" * 32)
+    name, stranger = parcels.remote_object_name(bundle.kind, bundle.key), Key.derive(b"s" * 32)
     payload = seal.payload_of(packed([entry_file(sealed_entry())], bundle))
     content = seal.attach(payload, Kind.PARCEL, name, stranger, {})
     monkeypatch.setattr(parcels, "_unpacked", lambda *_: pytest.fail("it was unpacked"))
@@ -118,7 +118,7 @@ def by_a_trusted_fool(bundle, header, body):
     """A parcel that a key which we trust has sealed, whatever it says."""
     written = json.dumps(header).encode() if not isinstance(header, bytes) else header
     payload = struct.pack("<I", len(written)) + written + body
-    name = parcels.name_of(bundle.kind, bundle.key)
+    name = parcels.remote_object_name(bundle.kind, bundle.key)
     return seal.attach(payload, Kind.PARCEL, name, keyring.current().signing, {})
 
 
@@ -183,7 +183,7 @@ def test_each_file_is_verified_by_itself(tmp_path):
 
 def test_kernel_whose_file_or_record_was_exchanged_is_refused(tmp_path):
     bundle = kernels(tmp_path)
-    cubin, metadata, listing = bundles.collected(bundle)
+    cubin, metadata, listing = bundles.read_verified_files(bundle)
     for files in (
         [cubin._replace(content=b"other"), metadata, listing],
         [cubin._replace(record=None, content=b"other"), metadata, listing],
@@ -201,11 +201,11 @@ def test_only_what_verifies_is_collected(tmp_path):
     with open(bundle.file("planted.so").path, "wb") as file:
         file.write(b"nobody has sealed this")
     whole = ["kernel.cubin", "kernel.json", "__grp__kernel.json"]
-    assert [file.name for file in bundles.collected(bundle)] == whole
+    assert [file.name for file in bundles.read_verified_files(bundle)] == whole
     with open(bundle.file("kernel.cubin").path, "ab") as file:
         file.write(b"more")
     # A part of it would be of no use to anybody, and in the way of the whole.
-    assert bundles.collected(bundle) == ()
+    assert bundles.read_verified_files(bundle) == ()
 
 
 def test_autotuning_result_is_compared_in_one_spelling(tmp_path):
@@ -213,30 +213,30 @@ def test_autotuning_result_is_compared_in_one_spelling(tmp_path):
     path = os.path.join(root, "ab", "cabc.best_config")
     result = {"b": 1, "a": [2, 3]}
     os.makedirs(os.path.dirname(path))
-    gate.keep(CodeFile(path, root, Kind.AUTOTUNING), json.dumps(result, sort_keys=True).encode())
+    gate.attest_file(CodeFile(path, root, Kind.AUTOTUNING), json.dumps(result, sort_keys=True).encode())
     with open(path, "w") as file:
         json.dump(result, file, indent=3)
     bundle = Ref(Kind.AUTOTUNING, "ab/cabc.best_config", root)
-    (file,) = bundles.collected(bundle)
+    (file,) = bundles.read_verified_files(bundle)
     assert isinstance(opened(packed([file], bundle), bundle), Parcel)
     changed = file._replace(content=json.dumps(result | {"b": 2}).encode())
     assert opened(packed([changed], bundle), bundle).reason is Reason.DAMAGED
 
 
 def test_name_tells_builds_and_strange_keys_apart(monkeypatch):
-    name = parcels.name_of(Kind.FX_ENTRY, KEY)
+    name = parcels.remote_object_name(Kind.FX_ENTRY, KEY)
     assert name.startswith(f"fx_graph/{KEY}@") and parcels.is_of_this_build(name, Kind.FX_ENTRY)
     for key in ("../up", "/root", "a//b", "a@b", "x" * 300, "", "a\nb", "ü"):
-        hashed = parcels.name_of(Kind.PGO_STATE, key)
+        hashed = parcels.remote_object_name(Kind.PGO_STATE, key)
         assert hashlib.sha256(key.encode()).hexdigest() in hashed and parcels.kind_of(hashed) is Kind.PGO_STATE
     here = provenance.describe()
     monkeypatch.setattr(provenance, "describe", lambda: here | {"torch": "2.10.0"})
-    assert parcels.name_of(Kind.FX_ENTRY, KEY) != name and not parcels.is_of_this_build(name, Kind.FX_ENTRY)
+    assert parcels.remote_object_name(Kind.FX_ENTRY, KEY) != name and not parcels.is_of_this_build(name, Kind.FX_ENTRY)
 
 
 def test_kernel_that_lacks_a_file_of_its_list_is_refused(tmp_path):
     bundle = kernels(tmp_path)
-    cubin, metadata, listing = bundles.collected(bundle)
+    cubin, metadata, listing = bundles.read_verified_files(bundle)
     refused = opened(packed([metadata, listing], bundle), bundle)
     assert refused.reason is Reason.DAMAGED and cubin.name in refused.evidence
 

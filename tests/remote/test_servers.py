@@ -97,7 +97,7 @@ def test_cluster_is_refused_by_name(cluster, settings, caplog):
     assert "a node of a Redis Cluster, which is not supported: use" in caplog.text
     caplog.clear()
     with pytest.raises(client.Unavailable):
-        [client.for_sending().write(name, b"content") for name in names]
+        [client.background_client().write(name, b"content") for name in names]
     assert "a node of a Redis Cluster, which is not supported: use" in caplog.text
 
 
@@ -133,7 +133,7 @@ def work(thread):
             signing, built = keyring.current().signing, provenance.statement(Kind.FX_ENTRY)
             content = seal.attach(payload(key), Kind.FX_ENTRY, key, signing, built)
             entry_files.publish(bundle.file(layout.entry_name(content)).path, content, root)
-            sender.send(client.for_sending(), bundle)
+            sender.send(client.background_client(), bundle)
         except client.Unavailable:
             wrong.append("unavailable")
         except Exception as error:
@@ -168,4 +168,4 @@ def test_names_of_one_namespace_do_not_show_in_another(redis_server, settings):
     settings(SAFECACHE_REMOTE=redis_server.url, SAFECACHE_NAMESPACE="team/a")
     client.current().write(f"{stores.prefix()}x", b"1")
     settings(SAFECACHE_REMOTE=redis_server.url, SAFECACHE_NAMESPACE="team")
-    assert not list(client.for_sending().names(stores.prefix())), config.current().namespace
+    assert not list(client.background_client().names(stores.prefix())), config.current().namespace

@@ -70,7 +70,7 @@ def test_it_is_said_once_and_nobody_is_asked(settings, monkeypatch, caplog):
     settings(SAFECACHE_REMOTE="redis://127.0.0.1:1/0")
     monkeypatch.setattr(extras.extras, "is_installed", lambda name: False)
     assert extras.report("redis://127.0.0.1:1/0")
-    for remote in (client.current(), client.for_sending()):
+    for remote in (client.current(), client.background_client()):
         assert not remote.may_read()
         with pytest.raises(Unavailable):
             remote.write("name", b"")

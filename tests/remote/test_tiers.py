@@ -46,7 +46,7 @@ def graph(cache):
 
 def shared(cache, tmp_path):
     """Send a graph, look it up as another process with a cache of its own, and then one that is not there."""
-    sent = sender.send(client.for_sending(), graph(cache))
+    sent = sender.send(client.background_client(), graph(cache))
     there = graph(tmp_path / "other")
     assert exchange.fill(there) and not exchange.fill(there._replace(key=filled.key("f", "none")))
     return sent.size
@@ -62,7 +62,7 @@ def test_what_is_sent_and_fetched_is_counted(cache, tmp_path):
 
 
 def test_what_is_done_in_the_background_is_no_waiting(cache):
-    sender.send(client.for_sending(), graph(cache))
+    sender.send(client.background_client(), graph(cache))
     assert not counted().keys() & {Count.REMOTE_ASKED, Count.REMOTE_WAITED}
 
 
@@ -167,7 +167,7 @@ def test_what_is_slow_to_tell_what_it_lacks_is_written_all_the_same(settings, mo
     with pytest.raises(Unavailable):
         client.current().read(["name"])
     assert not client.current().may_read() and counted()[Count.REMOTE_LEFT] == 1
-    assert client.for_sending().sizes(["name"]) == {}
+    assert client.background_client().sizes(["name"]) == {}
     moments[0] += client.PATIENCE
     assert client.current().read(["name"]) == {}
 
@@ -185,5 +185,5 @@ def test_time_that_nobody_waits_is_not_wasted(settings, monkeypatch):
 
     monkeypatch.setattr(stores, "connected", lambda url, terms: Slow())
     for _ in range(3):
-        client.for_sending().read(["name"])
+        client.background_client().read(["name"])
     assert client.current().may_read() and not counted()

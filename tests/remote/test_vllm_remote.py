@@ -52,7 +52,7 @@ class Host:
         part.mkdir(parents=True)
         for name in ARTIFACTS:
             (part / name).write_text(f"{text} {name}")
-            vllm_files.made_artifact(str(part / name))
+            vllm_files.attest_artifact(str(part / name))
         (part / "computation_graph.py").write_text("an account")
         with vllm_files.Written(str(part / vllm_files.TABLE)) as file:
             file.write(repr({number: (name, str(part / name)) for number, name in enumerate(ARTIFACTS)}))
@@ -124,7 +124,7 @@ def test_model_names_what_its_user_asks_for_next(hosts, remote, tmp_path):
         exchange.asked(Ref(kind, key, str(tmp_path)))
     path = one.model()
     path.write_bytes(model_of(b"compiled"))
-    vllm_files.made_model(str(path))
+    vllm_files.send_model(str(path))
     assert sender.flush(20) == 0
     [name] = names(remote, Kind.AOT_FUNCTION)
     found = parcels.unpacked(remote.get(name), name.decode()[len(stores.prefix()) :], 1 << 20)
@@ -156,10 +156,10 @@ def test_models_of_a_hostile_store_are_refused(hosts, remote, how):
         "garbage": b"no parcel",
         "bit": content[:60] + bytes([content[60] ^ 1]) + content[61:],
         # Sealed by somebody else, inside of a parcel that is ours.
-        "stranger": parcels.packed(Parcel((file,)), plain),
+        "stranger": parcels.encode_object(Parcel((file,)), plain),
         # Not sealed at all, inside of one that is ours.
-        "bare": parcels.packed(Parcel((file._replace(content=b"planted"),)), plain),
-        "kernel": parcels.packed(Parcel((file._replace(name="../model"),)), plain),
+        "bare": parcels.encode_object(Parcel((file._replace(content=b"planted"),)), plain),
+        "kernel": parcels.encode_object(Parcel((file._replace(name="../model"),)), plain),
     }[how]
     remote.set(name, planted)
     assert two.asks_for_model() is None and not files_below(two)
@@ -180,7 +180,7 @@ def test_model_that_somebody_has_planted_is_not_sent(hosts, remote):
     path = one.model()
     path.parent.mkdir(parents=True)
     path.write_bytes(b"planted")
-    vllm_files.made_model(str(path))
+    vllm_files.send_model(str(path))
     one.forgets()
     assert not names(remote, Kind.AOT_FUNCTION)
 
@@ -230,7 +230,7 @@ def test_artifacts_within_a_parcel_are_verified_each(hosts, remote, how):
         "no record": (first._replace(record=None), second, table),
         "no table": (first, second),
     }[how]
-    remote.set(name, parcels.packed(Parcel(files), plain))
+    remote.set(name, parcels.encode_object(Parcel(files), plain))
     assert two.asks_for_artifacts() is None and not files_below(two)
 
 
@@ -255,7 +255,7 @@ def test_directories_that_a_user_has_chosen_do_not_travel(hosts, remote, tmp_pat
     one.root = tmp_path / "torch_compile_cache"
     one.saves_artifacts("mine")
     (one.root / "model").write_bytes(model_of(b"compiled"))
-    vllm_files.made_model(str(one.root / "model"))
+    vllm_files.send_model(str(one.root / "model"))
     one.forgets()
     assert not names(remote, Kind.TABLE) and not names(remote, Kind.AOT_FUNCTION)
 
@@ -268,4 +268,4 @@ def test_artifacts_get_records_without_a_remote_too_so_that_a_pack_has_them(sett
         manifests.exists(CodeFile(str(part / name), root, Kind.TABLE)) for name in (*ARTIFACTS, vllm_files.TABLE)
     )
     (bundle,) = vllm_files.bundles_in(root)
-    assert {file.name for file in bundles.collected(bundle)} == {*ARTIFACTS, vllm_files.TABLE}
+    assert {file.name for file in bundles.read_verified_files(bundle)} == {*ARTIFACTS, vllm_files.TABLE}

@@ -20,14 +20,6 @@ def fail(error):
         raise error
 
 
-def iterate(error):
-    def items():
-        yield 1
-        raise error
-
-    return list(boundary.contain_iteration("the remote cache", "What it holds is compiled instead.", items()))
-
-
 @EACH
 def test_error_is_one_warning_in_default_mode(error, caplog):
     with caplog.at_level(logging.WARNING, "safecache"):
@@ -47,28 +39,16 @@ def test_error_is_raised_from_its_cause_in_strict_mode(error, settings):
     assert caught.value.__cause__ is error
 
 
-@EACH
-def test_failing_iterator_ends(error):
-    assert iterate(error) == [1]
-
-
-def test_error_of_the_consumer_passes():
-    with pytest.raises(KeyError, match="mine"):
-        for _ in boundary.contain_iteration("the remote cache", "", [1, 2]):
-            raise KeyError("mine")
-
-
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, SystemExit, GeneratorExit])
 def test_what_is_no_error_passes(stop):
     with pytest.raises(stop):
         fail(stop())
 
 
-@pytest.mark.parametrize("enter", [fail, iterate])
-def test_error_that_strict_mode_has_raised_passes_unchanged(settings, enter):
+def test_error_that_strict_mode_has_raised_passes_unchanged(settings):
     settings(SAFECACHE_STRICT=1)
     with pytest.raises(EntryRefusedError) as caught:
         events.report(Reason.UNSEALED, "entry refused", why="no seal", cause="no seal", remedy="")
     with pytest.raises(EntryRefusedError) as passed:
-        enter(caught.value)
+        fail(caught.value)
     assert passed.value is caught.value

@@ -91,7 +91,7 @@ def test_error_of_strict_mode_is_one_line(cache, settings):
 def test_error_of_code_that_is_not_loaded_is_one_line(cache):
     path = cache.file(cache.root / "ab" / f"{HOSTILE}.so", HOUR)
     with pytest.raises(EntryRefusedError) as caught:
-        gate.admit_code(CodeFile(str(path), str(cache.root)))
+        gate.verified_load_path(CodeFile(str(path), str(cache.root)))
     assert str(caught.value).isprintable() and SHOWN in str(caught.value)
 
 

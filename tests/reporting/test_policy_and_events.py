@@ -202,9 +202,9 @@ def test_warning_is_seen_where_logging_is_not_configured():
 
 
 def test_first_of_what_nobody_may_swallow_leaves_each_block_that_it_was_raised_in():
-    with pytest.raises(MissError, match="first"), events.reading():
+    with pytest.raises(MissError, match="first"), events.propagate_strict():
         for text in ("first", "second"):
             with suppress(MissError):
-                events.insist(MissError(text))
-    with events.reading(), suppress(MissError):
+                events.raise_strict(MissError(text))
+    with events.propagate_strict(), suppress(MissError):
         raise MissError("that somebody may swallow")

@@ -230,7 +230,7 @@ class Attested(Sink):
     """A file of code, which has its seal in a record."""
 
     root: Path
-    looks = (gate, "judge", 2)
+    looks = (gate, "refusal_for_file", 2)
 
     def plant(self, content, sealing):
         statement = {"sha256": hashlib.sha256(content).hexdigest(), "stamp": None}
@@ -241,12 +241,12 @@ class Attested(Sink):
 
     @property
     def record(self) -> Path:
-        return Path(manifests.path_of(CodeFile(str(self.path), str(self.root), self.kind)))
+        return Path(manifests.record_path(CodeFile(str(self.path), str(self.root), self.kind)))
 
     def is_sealed_anew(self):
-        stated = manifests.stored(CodeFile(str(self.path), str(self.root), self.kind))
+        stated = manifests.read_record_bytes(CodeFile(str(self.path), str(self.root), self.kind))
         hostile = hashlib.sha256(self.hostile()).hexdigest()
-        return stated not in (None, self.planted) and manifests.unverified(stated)["sha256"] == hostile
+        return stated not in (None, self.planted) and manifests.read_unverified(stated)["sha256"] == hostile
 
     @property
     def cache_root(self):
@@ -279,7 +279,7 @@ class Library(Attested):
     def use(self):
         from torch._inductor.codecache import CppCodeCache
 
-        gate.admit_build(CodeFile(str(self.path), str(self.root)))
+        gate.quarantine_unattested(CodeFile(str(self.path), str(self.root)))
         if not self.path.exists():
             return False
         CppCodeCache._load_library(str(self.path), "key")
@@ -290,7 +290,7 @@ class Code(Library):
     """The same, that is not loaded: one process can load a library of one name once. That it is left counts as harm."""
 
     def use(self):
-        gate.admit_build(CodeFile(str(self.path), str(self.root)))
+        gate.quarantine_unattested(CodeFile(str(self.path), str(self.root)))
         if self.path.exists() and self.path.read_bytes() == self.hostile():
             self.marker.touch()
         return self.path.exists()
@@ -300,7 +300,7 @@ class Kernel(Attested):
     """A file in Triton's cache; that it is handed out counts as harm done."""
 
     kind = Kind.KERNEL
-    looks = (gate, "judge", 1)
+    looks = (gate, "refusal_for_file", 1)
 
     def __init__(self, base, trojan):
         super().__init__(base, trojan)
@@ -329,7 +329,7 @@ class Source(Sink):
     """A Python module that Inductor generates, writes unless it is there, and executes. It has no seal."""
 
     kind = Kind.SOURCE
-    looks = (gate, "out_of_reach", 1)
+    looks = (gate, "copy_if_exposed", 1)
     text = "harmless = True\n"
 
     def __init__(self, base, trojan):
@@ -368,7 +368,7 @@ class Package(Sink):
         return b"hostile"
 
     def use(self):
-        with packages.admitted(str(self.path)) as place:
+        with packages.verified_package(str(self.path)) as place:
             if seal.payload_of(Path(place).read_bytes()) == self.hostile():
                 self.marker.touch()
             return True
@@ -400,7 +400,7 @@ class Extension(Attested):
 
     @property
     def record(self):
-        return Path(manifests.path_of(CodeFile(str(self.path), str(self.root), self.kind, name=self.cache_key)))
+        return Path(manifests.record_path(CodeFile(str(self.path), str(self.root), self.kind, name=self.cache_key)))
 
     def plant(self, content, sealing):
         self.build.settle()
@@ -414,13 +414,13 @@ class Extension(Attested):
         self.build.settle()
         if not self.path.exists():
             return False
-        place, content = gate.admit_code(CodeFile(str(self.path), str(self.root)))
+        place, content = gate.verified_load_path(CodeFile(str(self.path), str(self.root)))
         if (content or Path(place).read_bytes()) == self.hostile():
             self.marker.touch()
         return True
 
     def is_sealed_anew(self):
-        stated = manifests.stored(CodeFile(str(self.path), str(self.root), self.kind, name=self.cache_key))
+        stated = manifests.read_record_bytes(CodeFile(str(self.path), str(self.root), self.kind, name=self.cache_key))
         return stated not in (None, self.planted)
 
 
@@ -694,7 +694,7 @@ def _as_layer(root, name):
 def _below_local_level(root, base):
     fallback._state.reset()
     with _settings(SAFECACHE_LOCAL=str(base / "local")):
-        fallback.settle(lambda: root)
+        fallback.ensure_cache_directory(lambda: root)
         assert config.cache_directory() != root
         yield
         config.redirect_cache(root, None)

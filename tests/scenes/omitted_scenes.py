@@ -482,7 +482,7 @@ def run_silently(name):
     """A case, whose entries are sealed as they were before seals stated what keys leave out."""
     from safecache.omitted import fingerprints
 
-    with mock.patch.object(fingerprints, "statement", lambda *_, **__: {}):
+    with mock.patch.object(fingerprints, "build_fingerprint", lambda *_, **__: {}):
         return run(name, 0)
 
 
@@ -521,11 +521,14 @@ def state_of_an_op_with_a_rule():
         pass
 
     name = "aten.hardsigmoid.default"
-    before = sorted(operators.find_changed(None, is_lowered=False)), operators.stated(name).get("body")
+    before = sorted(operators.find_changed(None, is_lowered=False)), operators.operator_fingerprint(name).get("body")
     torch.library.register_torch_dispatch(
         "aten::hardsigmoid", Mode, lambda mode, func, types, args, kwargs: args[0] * 3
     )
-    return before, (sorted(operators.find_changed(None, is_lowered=False)), bool(operators.stated(name).get("body")))
+    return before, (
+        sorted(operators.find_changed(None, is_lowered=False)),
+        bool(operators.operator_fingerprint(name).get("body")),
+    )
 
 
 def state_of_unseen():
@@ -539,9 +542,9 @@ def state_of_unseen():
         library.define("bare(Tensor x) -> Tensor")
         library.impl("bare", lambda x: x.clone(), "CPU")
         torch.library.register_fake("shop::bare", torch.empty_like, lib=library)
-        before = operators.stated("shop.bare.default")
+        before = operators.operator_fingerprint("shop.bare.default")
         library.impl("bare", lambda x: x.clone(), "Autograd")
-        return before, operators.stated("shop.bare.default")
+        return before, operators.operator_fingerprint("shop.bare.default")
 
 
 def states_of_tuned():
@@ -558,7 +561,7 @@ def states_of_tuned():
     found = []
     for configuration in (CustomOpConfig(by=1), CustomOpConfig(by=2), CustomOpConfig(tuned, by=2)):
         register_custom_op_autotuning(op, configs=[configuration])
-        found.append(operators.stated("shop.tuned.default")["body"])
+        found.append(operators.operator_fingerprint("shop.tuned.default")["body"])
     return found
 
 

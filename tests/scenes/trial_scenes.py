@@ -44,7 +44,7 @@ def spoil(what, where="run", is_backward=False):
         graph.cache_key, graph.cache_linemap = PyCodeCache.write(graph.source_code)[0], None
         os.unlink(entry.path)
         FxGraphCache._write_to_local_cache(
-            entry.cache_key, saving.sealed(pickle.dumps(graph), Kind.FX_ENTRY, entry.cache_key)
+            entry.cache_key, saving.seal_payload(pickle.dumps(graph), Kind.FX_ENTRY, entry.cache_key)
         )
         keys.append(entry.cache_key)
     return keys
@@ -71,7 +71,7 @@ def spoil_libraries():
         path.unlink()
         command = ["g++", "-xc++", "-", "-shared", "-fPIC", "-o", str(path)]
         subprocess.run(command, input=crash, text=True, check=True)
-        gate.keep(CodeFile(str(path), _root()))
+        gate.attest_file(CodeFile(str(path), _root()))
     return len(found)
 
 

@@ -73,5 +73,5 @@ def precompile_choices():
     choices = [Choice(block) for block in blocks]
     with autotuners.driver(), config.patch(compile_threads=1):
         times = select_algorithm.AlgorithmSelectorCache().make_precompile_fn(choices, "a template", "its inputs")()
-    own = [choice.block for choice in tuning.in_own_order(choices, Choice.kernel_hash_key)]
+    own = [choice.block for choice in tuning.order_for_process(choices, Choice.kernel_hash_key)]
     return {"compiled": compiled, "own": own, "timed": len(times)}

@@ -34,7 +34,7 @@ def copy(library, other, kind=Kind.NATIVE_CODE):
 
 
 def of(library, root, kind=Kind.NATIVE_CODE):
-    return manifests.stored(CodeFile(str(library), str(root), kind))
+    return manifests.read_record_bytes(CodeFile(str(library), str(root), kind))
 
 
 def fail(monkeypatch, name, number):
@@ -45,7 +45,7 @@ def fail(monkeypatch, name, number):
 
 
 def test_record_is_copied_as_it_is(library, other):
-    gate.keep(CodeFile(str(library), str(library.parents[1])))
+    gate.attest_file(CodeFile(str(library), str(library.parents[1])))
     assert copy(library, other)
     assert of(library, other) == of(library, library.parents[1]) is not None
 
@@ -55,7 +55,7 @@ def test_there_is_nothing_to_copy_of_a_file_without_one(library, other):
 
 
 def test_record_that_cannot_be_read_is_not_copied(library, other, monkeypatch):
-    gate.keep(CodeFile(str(library), str(library.parents[1])))
+    gate.attest_file(CodeFile(str(library), str(library.parents[1])))
     monkeypatch.setattr(filesystem, "sleep", lambda seconds: None)
     with monkeypatch.context() as patch:
         fail(patch, "lstat", errno.EIO)
@@ -73,7 +73,7 @@ def test_record_that_cannot_be_written_is_reported_unless_another_directory_is_u
     library, other, monkeypatch, caplog, kind, number, replaced
 ):
     caplog.set_level(logging.WARNING, logger="safecache")
-    gate.keep(CodeFile(str(library), str(library.parents[1]), kind))
+    gate.attest_file(CodeFile(str(library), str(library.parents[1]), kind))
     monkeypatch.setattr(fallback, "replaced", lambda error: replaced)
     fail(monkeypatch, "write", number)
     assert not copy(library, other, kind)

@@ -13,7 +13,7 @@ import pytest
 from safecache.files import filesystem
 from safecache.reporting.kinds import Reason
 from safecache.store import entry_files
-from safecache.store.quarantine import is_its_name, is_still, opened
+from safecache.store.quarantine import is_its_name, is_unchanged, opened
 
 
 @pytest.fixture
@@ -119,11 +119,11 @@ def test_entry_that_cannot_be_moved_stays_and_none_is_returned(entry, monkeypatc
 
 def test_what_was_found_is_still_there_until_it_is_another(entry):
     path, status = str(entry), os.lstat(entry)
-    assert is_still(path, b"damaged") and is_still(path, status) and is_still(path, None)
+    assert is_unchanged(path, b"damaged") and is_unchanged(path, status) and is_unchanged(path, None)
     entry.write_bytes(b"another")
-    assert not is_still(path, b"damaged") and not is_still(path, status) and is_still(path, None)
+    assert not is_unchanged(path, b"damaged") and not is_unchanged(path, status) and is_unchanged(path, None)
     entry.unlink()
-    assert not is_still(path, b"damaged") and not is_still(path, status) and not is_still(path, None)
+    assert not is_unchanged(path, b"damaged") and not is_unchanged(path, status) and not is_unchanged(path, None)
 
 
 def test_entry_that_is_gone_already_is_none(entry):

@@ -112,16 +112,16 @@ def test_worker_leaves_the_warning_to_its_parent_and_is_strict_itself(exposed, s
 
 
 def keep(root):
-    gate.keep(CodeFile(str(root / "library.so"), str(root)), content=b"content")
+    gate.attest_file(CodeFile(str(root / "library.so"), str(root)), content=b"content")
 
 
 def judge(root):
     (root / "library.so").touch()
-    gate.admit_build(CodeFile(str(root / "library.so"), str(root)))
+    gate.quarantine_unattested(CodeFile(str(root / "library.so"), str(root)))
 
 
 def settle(root):
-    sources.settle(str(root / "source.cpp"), b"content", str(root))
+    sources.quarantine_if_changed(str(root / "source.cpp"), b"content", str(root))
 
 
 @pytest.mark.parametrize("use", [keep, judge, settle])
@@ -132,7 +132,7 @@ def test_whatever_is_sealed_or_verified_below_it_is_said(exposed, use):
 
 def test_strict_error_leaves_a_lookup_though_torch_swallows_it(exposed, settings):
     settings(SAFECACHE_STRICT=1)
-    with pytest.raises(EntryRefusedError), events.reading():
+    with pytest.raises(EntryRefusedError), events.propagate_strict():
         try:
             directory_faults.check(str(exposed))
         except Exception:

@@ -27,7 +27,7 @@ from safecache.upkeep import limits
 def put(path, content=b"content", kind=Kind.NATIVE_CODE):
     """A file with a record, as a build leaves it."""
     root = config.cache_directory()
-    gate.keep(CodeFile(path, root, kind), content)
+    gate.attest_file(CodeFile(path, root, kind), content)
     entry_files.publish(path, content, root)
 
 
@@ -40,7 +40,7 @@ def test_torch_is_told_of_the_local_level_and_so_are_processes_that_this_one_sta
 
 def test_process_that_was_started_goes_on_with_both_levels(shared, local, monkeypatch):
     forget_levels()
-    fallback.settle(lambda: "nowhere")
+    fallback.ensure_cache_directory(lambda: "nowhere")
     assert config.cache_directory() == local and levels.counterpart(f"{local}/ab/c.so") == f"{shared}/ab/c.so"
 
 
@@ -50,7 +50,7 @@ def test_process_that_was_started_knows_the_levels_before_it_asks_for_the_cache(
 
 
 def test_child_takes_the_local_level_for_no_stand_in(shared, local):
-    code = "import sys; from safecache.tiers import layers, fallback; print(fallback.original(sys.argv[1]), *layers.below(*sys.argv[1:]))"
+    code = "import sys; from safecache.tiers import layers, fallback; print(fallback.original(sys.argv[1]), *layers.iter_lower_paths(*sys.argv[1:]))"
     done = python(code, env={"SAFECACHE_LOCAL": config.current().local}, arguments=(f"{local}", local))
     assert done.stdout.split("\n")[0] == f"None {(str(shared), str(shared))}", done
 
@@ -58,7 +58,7 @@ def test_child_takes_the_local_level_for_no_stand_in(shared, local):
 def test_process_that_was_started_without_the_setting_uses_the_shared_one(shared, local, monkeypatch, settings):
     forget_levels()
     settings(SAFECACHE_LOCAL="")
-    fallback.settle(lambda: "nowhere")
+    fallback.ensure_cache_directory(lambda: "nowhere")
     assert config.cache_directory() == str(shared) and config.redirected() is None
 
 
@@ -78,13 +78,15 @@ def test_local_level_has_none_itself(shared, local):
 
 def test_shared_level_is_the_first_layer_and_only_of_what_lies_in_the_local_one(shared, local, settings):
     settings(SAFECACHE_LOCAL=os.path.dirname(os.path.dirname(local)), SAFECACHE_LOWER="/image")
-    found = list(layers.below(f"{local}/ab/c.so", local))
+    found = list(layers.iter_lower_paths(f"{local}/ab/c.so", local))
     assert found == [(f"{shared}/ab/c.so", str(shared)), ("/image/ab/c.so", "/image")]
-    assert list(layers.below("/triton/KEY", "/triton")) == [("/image/KEY", "/image")], "TRITON_CACHE_DIR, explicitly"
+    assert list(layers.iter_lower_paths("/triton/KEY", "/triton")) == [("/image/KEY", "/image")], (
+        "TRITON_CACHE_DIR, explicitly"
+    )
 
 
 def test_kernels_in_the_local_level_are_in_the_shared_one_at_their_place(shared, local):
-    found = list(layers.below(f"{local}/triton/0/KEY", f"{local}/triton/0"))
+    found = list(layers.iter_lower_paths(f"{local}/triton/0/KEY", f"{local}/triton/0"))
     assert found == [(f"{shared}/triton/0/KEY", f"{shared}/triton/0")]
 
 
@@ -99,21 +101,24 @@ def test_file_is_sent_with_its_record_which_comes_first(shared, local, monkeypat
         rename(name, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(filesystem, "rename", note)
-    assert copies.send(CodeFile(path))
+    assert copies.propagate_file(CodeFile(path))
     there = f"{shared}/ab/c.so"
-    assert renamed == [manifests.path_of(CodeFile(there, str(shared))), there]
-    assert gate.judge(CodeFile(there, str(shared))) is None and os.stat(there).st_mode & 0o777 == 0o755
+    assert renamed == [manifests.record_path(CodeFile(there, str(shared))), there]
+    assert gate.refusal_for_file(CodeFile(there, str(shared))) is None and os.stat(there).st_mode & 0o777 == 0o755
 
 
 def test_copy_from_the_shared_level_keeps_the_record_of_who_sealed_it(shared, local):
     path = f"{local}/ab/c.so"
     put(path)
-    copies.send(CodeFile(path))
-    record = manifests.stored(CodeFile(path, local))
-    for place in (path, manifests.path_of(CodeFile(path, local))):
+    copies.propagate_file(CodeFile(path))
+    record = manifests.read_record_bytes(CodeFile(path, local))
+    for place in (path, manifests.record_path(CodeFile(path, local))):
         os.unlink(place)
-    assert library_builds.take(path, local) == f"{shared}/ab/c.so"
-    assert manifests.stored(CodeFile(path, local)) == record and gate.judge(CodeFile(path, local)) is None
+    assert library_builds.copy_from_lower_tier(path, local) == f"{shared}/ab/c.so"
+    assert (
+        manifests.read_record_bytes(CodeFile(path, local)) == record
+        and gate.refusal_for_file(CodeFile(path, local)) is None
+    )
 
 
 def test_layer_that_cannot_be_entered_is_as_good_as_an_empty_one(shared, local, monkeypatch, caplog):
@@ -121,19 +126,19 @@ def test_layer_that_cannot_be_entered_is_as_good_as_an_empty_one(shared, local, 
         raise PermissionError(errno.EACCES, "no", path)
 
     monkeypatch.setattr(library_builds.os, "lstat", refuse)
-    assert library_builds.take(f"{local}/ab/c.so", local) is None and not caplog.records
+    assert library_builds.copy_from_lower_tier(f"{local}/ab/c.so", local) is None and not caplog.records
 
 
 def test_what_is_not_in_a_local_level_is_not_sent(shared, local, tmp_path):
     path = tmp_path / "elsewhere"
     path.write_bytes(b"content")
-    assert not copies.send(CodeFile(str(path))) and os.listdir(shared) == []
+    assert not copies.propagate_file(CodeFile(str(path))) and os.listdir(shared) == []
 
 
 def test_file_that_is_gone_is_not_sent_and_nothing_is_said(shared, local, caplog):
-    assert not copies.send(CodeFile(f"{local}/gone"))
+    assert not copies.propagate_file(CodeFile(f"{local}/gone"))
     os.mkfifo(f"{local}/fifo")
-    assert not copies.send(CodeFile(f"{local}/fifo")) and not caplog.records
+    assert not copies.propagate_file(CodeFile(f"{local}/fifo")) and not caplog.records
 
 
 def test_source_of_that_size_is_not_sent_again_and_any_other_is(shared, local):
@@ -161,7 +166,7 @@ def test_shared_level_that_takes_nothing_is_said_once_and_left_alone_for_a_minut
     for _ in range(3):
         assert not copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
     assert len(opened) == 1 and len(caplog.records) == 1 and os.strerror(error) in caplog.text
-    assert list(layers.below(f"{local}/c.py", local)), "it is read"
+    assert list(layers.iter_lower_paths(f"{local}/c.py", local)), "it is read"
     assert config.cache_directory() == local, "no fault of the local one"
     later = levels.time.monotonic() + 61
     monkeypatch.setattr(levels.time, "monotonic", lambda: later)
@@ -188,16 +193,19 @@ def test_shared_level_that_cannot_be_looked_into_is_said_once_and_left_alone(sha
     monkeypatch.setattr(layers.os, "access", lambda *rest, **named: False)
     monkeypatch.setattr(layers.os, "listdir", fail)
     for _ in range(3):
-        assert list(layers.below(f"{local}/c.py", local)) == []
+        assert list(layers.iter_lower_paths(f"{local}/c.py", local)) == []
     assert not copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source"), "nor is it written"
     assert len(looks) == 1 and len(caplog.records) == 1 and events.counters() == {"unusable directory": 1}
 
 
 def test_shared_level_that_is_not_there_yet_is_looked_for_again_and_made(shared, local, caplog):
     shared.rmdir()
-    assert list(layers.below(f"{local}/c.py", local)) == []
+    assert list(layers.iter_lower_paths(f"{local}/c.py", local)) == []
     assert copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
-    assert list(layers.below(f"{local}/c.py", local)) == [(f"{shared}/c.py", str(shared))] and not caplog.records
+    assert (
+        list(layers.iter_lower_paths(f"{local}/c.py", local)) == [(f"{shared}/c.py", str(shared))]
+        and not caplog.records
+    )
 
 
 def test_local_level_that_fails_in_the_middle_is_left_for_the_shared_one(shared, local, caplog, monkeypatch):
@@ -207,25 +215,25 @@ def test_local_level_that_fails_in_the_middle_is_left_for_the_shared_one(shared,
         return config.cache_directory()
 
     assert fallback.attempt(work) == str(shared) and len(caplog.records) == 1
-    fallback.settle(lambda: "nowhere")
+    fallback.ensure_cache_directory(lambda: "nowhere")
     assert config.cache_directory() == str(shared), "for a while"
     later = fallback.time.monotonic() + 61
     monkeypatch.setattr(fallback.time, "monotonic", lambda: later)
-    fallback.settle(lambda: "nowhere")
+    fallback.ensure_cache_directory(lambda: "nowhere")
     assert config.cache_directory() == local
 
 
 def test_local_level_that_others_could_write_is_not_used(shared, tmp_path, caplog):
     (tmp_path / "local").mkdir()
     os.chmod(tmp_path / "local", 0o777)
-    fallback.settle(lambda: "nowhere")
+    fallback.ensure_cache_directory(lambda: "nowhere")
     assert config.cache_directory() == str(shared) and len(caplog.records) == 1 and "0777" in caplog.text
 
 
 def test_local_level_is_looked_at_once_a_minute(shared, local, monkeypatch):
     monkeypatch.setattr(levels, "objection", None)
     for _ in range(3):
-        fallback.settle(lambda: "nowhere")
+        fallback.ensure_cache_directory(lambda: "nowhere")
     assert config.cache_directory() == local
 
 

@@ -89,15 +89,15 @@ def test_fault_is_said_once(cache, caplog):
 def test_directory_that_is_mended_is_used_again_after_a_minute(cache, monkeypatch):
     cache.rmdir()
     cache.write_text("in the way")
-    fallback.settle(lambda: str(cache))
+    fallback.ensure_cache_directory(lambda: str(cache))
     place = config.cache_directory()
     assert fallback.original(place) == str(cache)
     cache.unlink()
-    fallback.settle(lambda: str(cache))
+    fallback.ensure_cache_directory(lambda: str(cache))
     assert config.cache_directory() == place
     later = fallback.time.monotonic() + 61
     monkeypatch.setattr(fallback.time, "monotonic", lambda: later)
-    fallback.settle(lambda: str(cache))
+    fallback.ensure_cache_directory(lambda: str(cache))
     assert config.cache_directory() == str(cache) and config.redirected() is None
 
 
@@ -105,7 +105,7 @@ def test_directory_is_looked_at_once_a_minute(cache, monkeypatch):
     looks = []
     monkeypatch.setattr(fallback.directory_faults, "objection", looks.append)
     for _ in range(5):
-        fallback.settle(lambda: str(cache))
+        fallback.ensure_cache_directory(lambda: str(cache))
     assert looks == [str(cache)]
 
 
@@ -113,5 +113,5 @@ def test_stand_in_that_was_removed_is_not_used_any_more(cache):
     work, tried = failing_at(cache)
     fallback.attempt(work)
     shutil.rmtree(tried[1])
-    fallback.settle(lambda: str(cache))
+    fallback.ensure_cache_directory(lambda: str(cache))
     assert config.cache_directory() == str(cache)

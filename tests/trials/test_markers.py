@@ -86,7 +86,7 @@ def dies(cache, *, said="", names=NAMES, trial=True, number=1, around=None):
 def looks(cache):
     """What the next process finds: the files that are left."""
     first_runs._state.reset()
-    first_runs.settle(str(cache))
+    first_runs.process_crash_markers(str(cache))
     return [name for name in NAMES if (cache / name).exists()]
 
 
@@ -116,7 +116,7 @@ def test_crash_in_a_thread_that_ran_something_else_counts_for_nothing(cache):
 
 
 def test_death_where_the_machine_ran_out_of_memory_counts_for_nothing(cache):
-    here = evidence.around()
+    here = evidence.host_oom_state()
     assert here["killed"] >= 0
     for _ in range(3):
         dies(cache, around=here | {"killed": here["killed"] + 1})
@@ -169,7 +169,7 @@ def test_process_is_dead_although_its_child_lives(cache):
     os.waitpid(pid, 0)
     try:
         looks(cache)
-        assert runs(cache) == [] and first_runs.settle(str(cache)).strikes.keys
+        assert runs(cache) == [] and first_runs.process_crash_markers(str(cache)).strikes.keys
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -179,7 +179,9 @@ def test_processes_that_die_together_are_one_strike(cache):
     assert looks(cache) == NAMES and runs(cache) == []
     dies(cache, number=8, said=NO_STACK)
     assert looks(cache) == []
-    assert {number for number, _ in first_runs.settle(str(cache)).strikes.keys.values()} == {strikes.ASIDE}
+    assert {number for number, _ in first_runs.process_crash_markers(str(cache)).strikes.keys.values()} == {
+        strikes.ASIDE
+    }
 
 
 def test_many_that_look_at_once_all_see_what_was_set_aside(cache):
@@ -224,7 +226,7 @@ def test_look_that_is_killed_anywhere_is_finished_by_the_next(cache, monkeypatch
             os._exit(0)
         killed = os.waitpid(pid, 0)[1] != 0
         looks(cache)
-        found = first_runs.settle(str(cache)).strikes
+        found = first_runs.process_crash_markers(str(cache)).strikes
         assert runs(cache) == [] and found.of_key(Ref(Kind.FX_ENTRY, "fabkey")) >= strikes.ASIDE
         assert not (cache / FX).exists() or found.has_file(Ref(Kind.FX_ENTRY, "fabkey"), "entry")
         strikes.forget(str(cache))
@@ -359,14 +361,14 @@ def test_strikes_in_a_cache_count_for_nothing(cache, mtime):
         if mtime is not None:
             os.utime(trials(cache) / name, (mtime, mtime))
     assert looks(cache) == NAMES
-    assert not first_runs.objection(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
+    assert not first_runs.strike_reason(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
 
 
 def test_record_of_another_cache_counts_for_nothing(cache, tmp_path, settings):
     dies(cache, said=CRASH)
     looks(cache)
     home = config.current().config_home
-    here, there = (Path(ours.of_user(home, str(root))) for root in (cache, tmp_path / "other"))
+    here, there = (Path(ours.user_metadata_path(home, str(root))) for root in (cache, tmp_path / "other"))
     there.mkdir(parents=True)
     (here / "strikes").rename(there / "strikes")
     assert strikes.read(str(tmp_path / "other")) == strikes.NONE == strikes.read(str(cache))
@@ -413,7 +415,7 @@ def test_marker_with_many_names_makes_one_file(cache):
     for number in range(8):
         plant(cache, marker_of(names, name=f"run-{number}-0123456789ab"), f"run-{number}-0123456789ab")
     assert looks(cache) == NAMES
-    place = Path(ours.of_user(config.current().config_home, str(cache)))
+    place = Path(ours.user_metadata_path(config.current().config_home, str(cache)))
     assert {path.name for path in place.iterdir()} == {"strikes", "strikes.lock"}
     assert (place / "strikes").stat().st_size <= side_records.LARGEST
 
@@ -431,8 +433,8 @@ def test_strict_mode_raises_once_what_crashed(cache, settings):
     dies(cache, said=CRASH)
     first_runs._state.reset()
     with pytest.raises(EntryRefusedError, match="did not survive its first run"):
-        first_runs.settle(str(cache))
-    first_runs.settle(str(cache))
+        first_runs.process_crash_markers(str(cache))
+    first_runs.process_crash_markers(str(cache))
     assert looks(cache) == [] and runs(cache) == []
 
 
@@ -458,10 +460,10 @@ def test_whatever_fails_in_the_look_is_said_once(cache, monkeypatch, caplog, set
             patch.setattr(module, name, fail)
             first_runs._state.reset()
             if strict == "0":
-                first_runs.settle(str(cache))
+                first_runs.process_crash_markers(str(cache))
             else:
                 with pytest.raises(CacheReadError) as caught:
-                    first_runs.settle(str(cache))
+                    first_runs.process_crash_markers(str(cache))
                 assert caught.value.__cause__ is error
             assert not trials(cache).exists() or runs(cache) == []
     (line,) = caplog.messages
@@ -496,17 +498,17 @@ def test_doubt_alone_sets_aside_once_and_bars_nothing(cache):
             (cache / name).write_bytes(b"content")
         dies(cache)
         assert (looks(cache) == []) is (number == 1)
-    assert max(first_runs.settle(str(cache)).strikes.keys.values())[0] < strikes.BARRED
+    assert max(first_runs.process_crash_markers(str(cache)).strikes.keys.values())[0] < strikes.BARRED
 
 
 def test_strikes_end_after_a_month(cache, monkeypatch):
     dies(cache, said=CRASH)
     looks(cache)
-    assert first_runs.objection(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
+    assert first_runs.strike_reason(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
     month = 30 * 86400 + 60
     monkeypatch.setattr(strikes.time, "time", lambda time=time.time: time() + month)
     looks(cache)
-    assert not first_runs.objection(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
+    assert not first_runs.strike_reason(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
 
 
 def test_child_of_multiprocessing_leaves_none(cache):
@@ -522,13 +524,13 @@ def test_forget_takes_back_all_strikes_and_leaves_markers(cache, run):
             (cache / name).write_bytes(b"content")
         dies(cache, said=CRASH)
         looks(cache)
-    assert "crashed again" in first_runs.objection(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
+    assert "crashed again" in first_runs.strike_reason(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
     dies(cache)
     # One for each key: those of the entries.
     assert run("forget", "--all", "--in", cache).lines == ["2 forgotten"]
     assert os.listdir(trials(cache)) == runs(cache) != []
     first_runs._state.reset()
-    assert not first_runs.objection(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "other")
+    assert not first_runs.strike_reason(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "other")
 
 
 def test_what_was_set_aside_and_why_is_listed_by_name(cache, run):

@@ -146,7 +146,7 @@ def sealed_by_us(root):
         footer = seal.split(content)
         if footer is not None and footer.key_id == ours.id:
             payload = seal.payload_of(content)
-            yield manifests.unverified(content).get("sha256") or payload
+            yield manifests.read_unverified(content).get("sha256") or payload
 
 
 @pytest.mark.parametrize("path", [ENTRY, LIBRARY])

@@ -56,7 +56,7 @@ def of_a_farm(root, settings, tmp_path):
     key_files.save(str(tmp_path / "private"), PRIVATE)
     settings(SAFECACHE_KEY_FILE=tmp_path / "private")
     for file in layout.code(str(root)):
-        gate.keep(file)
+        gate.attest_file(file)
     settings(SAFECACHE_KEY_FILE="")
     put(PUBLIC)
     return root

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from safecache.files import filesystem
 
 ERRORS = ["ENOSPC", "EDQUOT", "EIO", "EROFS", "EMFILE", "ESTALE", "EBUSY", "EACCES", "EINTR", "ENOMEM"]
-_OWN = {"GONE", "LISTED", "NOWHERE", "PASSING", "realpath", "READING", "identity", "retried", "sleep", "write_all"}
+_OWN = {"GONE", "LISTED", "NOWHERE", "PASSING", "realpath", "READING", "identity", "retry", "sleep", "write_all"}
 NAMES = [name for name in filesystem.__all__ if name not in _OWN]
 
 

@@ -233,7 +233,7 @@ def calls_name(calls, action, entry, plan):
 @BY_ERROR
 def test_reaping_removes_no_file_of_a_living_writer_whatever_fails(entry, calls, error):
     def reap():
-        with folders.opened(str(entry.parent)) as folder:
+        with folders.open_subdirectory(str(entry.parent)) as folder:
             return temporaries.reap(folder)
 
     def prepare():
@@ -245,7 +245,7 @@ def test_reaping_removes_no_file_of_a_living_writer_whatever_fails(entry, calls,
     prepare()
     for plan in plans(calls, reap, error):
         prepare()
-        with folders.opened(str(entry.parent)) as folder:
+        with folders.open_subdirectory(str(entry.parent)) as folder:
             living = temporaries.Temporary(folder, 0o666)
             path = entry.with_name(living.name)
             os.utime(path, (time.time() - 7200,) * 2)

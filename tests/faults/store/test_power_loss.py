@@ -51,8 +51,10 @@ def looked_up(entry, content):
     entry.parent.mkdir(parents=True)
     if content is not None:
         entry.write_bytes(content)
-    found = loading.read(Kind.FX_ENTRY, str(entry))
-    admitted = found is not None and loading.admit(Ref(Kind.FX_ENTRY, KEY, str(root)), found, path=str(entry))
+    found = loading.read_unverified(Kind.FX_ENTRY, str(entry))
+    admitted = found is not None and loading.accept_or_quarantine(
+        Ref(Kind.FX_ENTRY, KEY, str(root)), found, path=str(entry)
+    )
     return found if admitted else None
 
 

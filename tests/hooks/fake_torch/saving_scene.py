@@ -18,7 +18,7 @@ safecache.deactivate()
 stock = vars(cache)["save"]
 safecache.activate()
 saving = sys.modules["safecache.entries.saving"]
-attempt, attempts, theirs = saving.attempt, [], []
+attempt, attempts, theirs = saving.guard_save, [], []
 
 
 def count_attempts(*args):
@@ -26,7 +26,7 @@ def count_attempts(*args):
     return attempt(*args)
 
 
-saving.attempt = count_attempts
+saving.guard_save = count_attempts
 
 
 def save():
