@@ -68,17 +68,12 @@ def reset() -> None:
 
 
 def call_at_exit(work: Callable[[], Result]) -> Callable[[], Result]:
-    """Call ``work`` when this process ends in order, also one that multiprocessing has started.
+    """Call ``work`` once when this process ends in order, also one that multiprocessing has started. Returns ``work``.
 
-    In that one handlers of atexit are not run. A child that this process forks later may call it too. Returns ``work``.
+    In that one handlers of atexit are not run. A child that this process forks later may call it too.
     """
-    multiprocessing = sys.modules.get("multiprocessing.process")
-    if multiprocessing is not None and multiprocessing.parent_process() is not None:
-        from multiprocessing.util import Finalize
-
-        Finalize(None, work, exitpriority=10)
-    else:
-        atexit.register(work)
+    multiprocessing = sys.modules.get("multiprocessing.util")
+    atexit.register(work if multiprocessing is None else multiprocessing.Finalize(None, work, exitpriority=10))
     return work
 
 
