@@ -76,7 +76,7 @@ def report_as(where: str) -> Iterator[None]:
 
 
 def told_origin() -> str:
-    """Where this thread's bytes come from, as given to report_as(); "" if it was not."""
+    """Return where this thread's bytes come from, as given to report_as(); "" if it was not."""
     return _state.origin
 
 
@@ -175,12 +175,12 @@ def pin_unpickle_bytes(kind: Kind, content: bytes) -> Iterator[None]:
 
 
 def only_was_set() -> bool:
-    """Whether this thread is inside pin_unpickle_bytes() and has not unpickled anything yet."""
+    """Tell whether this thread is inside pin_unpickle_bytes() and has not unpickled anything yet."""
     return _state.only is not None
 
 
 def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
-    """What ``loads`` returns. Inside pin_unpickle_bytes(), reports any other bytes and raises EntryRefusedError.
+    """Return what ``loads`` does. Inside pin_unpickle_bytes(), report any other bytes and raise EntryRefusedError.
 
     Only the first call is checked: anything that it unpickles in turn came with it.
     """

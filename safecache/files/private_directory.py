@@ -145,7 +145,7 @@ def create_temporary() -> Iterator[str]:
 
 
 def process_directory() -> str:
-    """This process's own directory, removed at its end; a forked child has another. Raises as create_temporary()."""
+    """Return this process's own directory, removed at its end. Raises as create_temporary()."""
     return _of_process(os.getpid())
 
 

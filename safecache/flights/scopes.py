@@ -181,9 +181,9 @@ def not_waiting() -> Iterator[None]:
 
 
 def wait_or_take_lease(ref: Ref, before: Callable[[], float] = float) -> Flight | None:
-    """This thread has missed, and is about to compile.
+    """Wait for whoever compiles this already, or take the lease on it: this thread has missed.
 
-    Waits for whoever compiles that already. None if there is no use in looking again, else whoever calls looks again.
+    Returns None if there is no use in looking again, else whoever calls looks again.
     ``before``: tells, if it is called, how many seconds that took the last time, 0 where nobody knows. Raises Postponed
     in a block of not_waiting().
     """

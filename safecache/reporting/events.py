@@ -165,14 +165,9 @@ Event = TypeVar("Event")
 
 
 class Counted(NamedTuple):
-    """Something was counted under ``name``. ``root``: the cache that it has happened in, if that keeps count of it.
-
-    ``seconds``: what it took, if that is known.
-    """
+    """Something was counted under ``name``; ``seconds``: what it took, if that is known."""
 
     name: str
-    number: int = 1
-    root: str = ""
     seconds: float | None = None
 
 
@@ -200,11 +195,11 @@ def tell(event: object) -> None:
             report_failure(f"an observer, {observer.__module__},", "It is told no more by this process.", error)
 
 
-def count(what: Count | Reason, number: int = 1, *, root: str = "", seconds: float | None = None) -> None:
-    """Add to a counter. ``root``, ``seconds``: see Counted."""
+def count(what: Count | Reason, number: int = 1, *, seconds: float | None = None) -> None:
+    """Add to a counter, and tell; ``seconds``: what it took, for observers alone."""
     with _lock:
         _state.now.counters[what.value] += number
-    tell(Counted(what.value, number, root, seconds))
+    tell(Counted(what.value, seconds))
 
 
 def counters() -> dict[str, int]:
