@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 
+from safecache import features
 from safecache._version import __version__
 from safecache.patching.activation import activate, deactivate, is_active, status
 from safecache.session import reset
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from safecache.upkeep.warming import Warmed
 
 __all__ = ["__version__", "activate", "deactivate", "is_active", "isolate", "reset", "stats", "status", "warm"]
+
+
+features.declare_hooks()
 
 
 def stats() -> dict[str, int]:

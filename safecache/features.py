@@ -1,23 +1,132 @@
-"""The features: the one module that names them, and plugs them into the ports of the core."""
+"""The features: the one module that names them, adds their hooks to the table, and plugs them into the core's ports."""
 
 from __future__ import annotations
 
-from safecache import ports
-from safecache.history import lookups
-from safecache.places.refs import Ref
-from safecache.ports import Published
-from safecache.reporting.kinds import Reason
-from safecache.upkeep import limits
+from safecache.patching import targets
+from safecache.patching.targets import TORCH_FROM, Target
 
-__all__ = ["plug"]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from safecache.places.refs import Ref
+    from safecache.reporting.kinds import Reason
+
+__all__ = ["declare_hooks", "plug"]
+
+_HEURISTICS = "torch._inductor.runtime.triton_heuristics"
+_BENCHMARKING = "torch._inductor.runtime.benchmarking"
+_BENCHMARK_GPU = (
+    "self, _callable, estimation_iters=, memory_warmup_iters=, benchmark_iters=, max_benchmark_duration=, "
+    "return_mode=, grad_to_none="
+)
+
+_TARGETS = (
+    Target(
+        "torch._inductor.output_code",
+        "CompiledFxGraph.post_compile",
+        "trials.hooks:watch_graph",
+        ("self, example_inputs, constants, graph_kwargs",),
+    ),
+    Target(
+        "triton.runtime.jit",
+        "JITFunction._do_compile",
+        "trials.hooks:watch_kernel",
+        ("self, key, signature, device, constexprs, options, attrs, warmup",),
+    ),
+    Target(
+        "torch.library",
+        "Library.impl",
+        "omitted.hooks:note_implementation",
+        ("self, op_name, fn, dispatch_key=, *with_keyset=, *allow_override=",),
+    ),
+    Target(
+        _HEURISTICS,
+        "CachingAutotuner._precompile_worker",
+        "flights.hooks:precompile_worker",
+        ("self",),
+    ),
+    Target(
+        _HEURISTICS,
+        "CachingAutotuner._precompile_config",
+        "flights.hooks:precompile_config",
+        ("self, cfg", "self, cfg, *cc_override="),  # to 2.13
+    ),
+    Target(
+        "torch._inductor.select_algorithm",
+        "AlgorithmSelectorCache.make_precompile_fn",
+        "flights.hooks:make_precompile_fn",
+        (
+            "self, choices, name, inputs_key, precompilation_timeout_seconds=",  # to 2.14
+            "self, choices, name, inputs_key, benchmark_inputs_key=, precompilation_timeout_seconds=",
+        ),
+    ),
+    *(
+        Target(_BENCHMARKING, f"{each}.benchmark_gpu", "flights.hooks:measure", signatures, since=since)
+        for each, since, signatures in (
+            ("TritonBenchmarker", TORCH_FROM, ("self, _callable, is_vetted_benchmarking=, kwargs",)),
+            (
+                "InductorBenchmarker",
+                TORCH_FROM,
+                (
+                    f"{_BENCHMARK_GPU}, is_vetted_benchmarking=, kwargs",  # to 2.12
+                    f"{_BENCHMARK_GPU}, is_vetted_benchmarking=, device_type=, kwargs",
+                ),
+            ),
+            (
+                "TorchProfilerBenchmarker",
+                (2, 13),
+                (
+                    "self, _callable, warmup=, rep=, estimation_iters=, memory_warmup_iters=, max_benchmark_duration=, "
+                    "return_mode=, grad_to_none=, device_type=, kwargs",
+                ),
+            ),
+        )
+    ),
+    Target(
+        _BENCHMARKING,
+        "Benchmarker.benchmark_gpu_with_cuda_graph",
+        "flights.hooks:measure",
+        (
+            "self, _callable, kwargs",  # to 2.13
+            "self, _callable, grad_to_none=, kwargs",  # 2.14
+            "self, _callable, grad_to_none=, cudagraph_unroll=, kwargs",
+        ),
+        since=(2, 12),
+    ),
+    Target(
+        "torch._inductor.remote_cache",
+        "RedisRemoteCacheBackend.__init__",
+        "remote.hooks:init_torch_redis",
+        ("self, cache_id",),
+    ),
+    Target(
+        "triton.runtime.cache", "RedisRemoteCacheBackend.__init__", "remote.hooks:init_triton_redis", ("self, key",)
+    ),
+    Target("triton.runtime.autotuner", "Autotuner.prune_configs", "isolation.hooks:prune_configs", ("self, kwargs",)),
+    Target("triton.runtime.autotuner", "Autotuner._bench", "isolation.hooks:bench", ("self, args, *config, meta",)),
+)
+
+
+def declare_hooks() -> None:
+    """Add what is patched for one feature alone to the table."""
+    targets.add(_TARGETS)
 
 
 def plug() -> None:
     """Have the features hear and answer the core from now on."""
+    from safecache import ports
+    from safecache.flights import scopes
+    from safecache.history import lookups
+    from safecache.ports import plugs
+    from safecache.trials import first_runs
+    from safecache.upkeep import limits
+
     lookups.observe()
-    ports.observe(Published, limits.keep)
-    ports.answers.why_missed = _why_missed
-    ports.answers.compile_seconds = _compile_seconds
+    ports.observe(ports.Published, limits.keep)
+    ports.observe(ports.Admitted, first_runs.add_file_to_trial)
+    plugs.why_missed = _why_missed
+    plugs.compile_seconds = _compile_seconds
+    plugs.load_guard = first_runs
+    plugs.single_flight = scopes
 
 
 # What explains a miss is imported at a miss: a process that hits needs none of it.
@@ -25,6 +134,7 @@ def plug() -> None:
 
 def _why_missed(ref: Ref, name: str) -> Reason:
     from safecache.explain import key_records
+    from safecache.reporting.kinds import Reason
 
     return Reason[key_records.why_absent(ref, name).name]
 

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from safecache.places.refs import Ref
 from safecache.reporting.events import Counted, observe, stop_observing, tell
-from safecache.reporting.kinds import Reason
-from safecache.reporting.report import Refused
+from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal, Refused
 
 __all__ = [
+    "Admitted",
     "Counted",
+    "Flight",
     "Found",
     "Hit",
+    "LoadGuard",
     "Lookup",
     "Outcome",
     "Published",
     "Refused",
     "Saved",
+    "SingleFlight",
+    "Use",
     "Waited",
-    "answers",
     "observe",
+    "plugs",
     "stop_observing",
     "tell",
 ]
@@ -89,14 +95,109 @@ class Published(NamedTuple):
     root: str
 
 
-class Answers:
-    """What the core asks at a miss. ``why_missed``: of a key and the name of its graph or kernel, why it is not there.
+class Admitted(NamedTuple):
+    """The file, or a kernel's directory, at ``path`` was verified, and this thread is about to use it."""
 
-    ``compile_seconds``: of the same, how long the compile took when it was last saved there; 0 where nobody knows.
+    path: str
+
+
+class Use(NamedTuple):
+    """What is about to be loaded from the cache ``root``: files by their ``names`` there, or an artifact's name.
+
+    ``kind``: what is ``loaded``: a graph (FX_ENTRY), a kernel, a package's model, or a library (NATIVE_CODE), whose
+    load is all of its use. ``forgives``: an exception does not count against the files.
     """
 
-    why_missed: Callable[[Ref, str], Reason] = staticmethod(lambda *_: Reason.NEVER_SEEN)
-    compile_seconds: Callable[[Ref, str], float] = staticmethod(lambda *_: 0.0)
+    kind: Kind
+    root: str
+    names: list[str]
+    loaded: Any = None
+    forgives: bool = False
 
 
-answers = Answers()
+class LoadGuard(Protocol):
+    """May veto what was verified, and stands around its load and its first run."""
+
+    def open_cache(self, root: str) -> object:
+        """Look, once in a process, at what is known of a cache, before anything is read from it or written there."""
+        return None
+
+    def refusal(self, ref: Ref, name: str, *, is_lower: bool = False) -> Refusal | None:
+        """Why the file, or artifact, of this name is not to be loaded; for "", why nothing of its key is.
+
+        ``is_lower``: it lies in a tier below the cache.
+        """
+        return None
+
+    def is_unrelated(self, error: Exception, root: str) -> bool:
+        """Whether an exception from a load or a first run is plainly no fault of what the cache ``root`` supplied."""
+        return True
+
+    def load(self, use: Use, work: Callable[[], Any]) -> Any:
+        """What ``work`` returns, which loads it. Raises what that does."""
+        return work()
+
+    def announce(self, use: Use) -> None:
+        """A kernel was found, which is loaded later."""
+        return None
+
+
+class Flight(Protocol):
+    """The end of a wait, or a lead: in either case there may be something to be found now.
+
+    ``waited``: in seconds. ``elsewhere``: another host was waited for, so that the remote may have it now.
+    """
+
+    waited: float
+    elsewhere: bool
+
+    def found(self) -> None:
+        """It has been found: nothing is compiled."""
+
+
+class SingleFlight(Protocol):
+    """Who compiles what is missing, and who waits for it."""
+
+    def compile_scope(self, kind: Kind, most: float | None, *, waits: bool = True) -> AbstractContextManager[None]:
+        """A compile of this kind by this thread, for this block: lookups of the kind in it may lead, or wait.
+
+        ``most``: the seconds that it may wait, besides what a setting says; None if neither is it to wait, nor anybody
+        for it. ``waits``: else a lookup only finds out whether another process is compiling that, on this host.
+        """
+        return nullcontext()
+
+    def wait_or_lead(self, ref: Ref, before: Callable[[], float]) -> Flight | None:
+        """Wait for whoever compiles this already, or lead: this thread has missed. None: no use in looking again.
+
+        ``before``: tells, if it is called, how many seconds the compile took the last time, 0 where nobody knows.
+        """
+        return None
+
+    def is_compiled_elsewhere(self) -> bool:
+        """Whether what this thread has looked up is compiled by another process, for which it has not waited."""
+        return False
+
+
+class _NoGuard(LoadGuard):
+    pass
+
+
+class _Alone(SingleFlight):
+    pass
+
+
+class Plugs:
+    """What features have plugged in, and the core asks; each may be a module. Without them the core works as well.
+
+    ``why_missed``: of a key and the name of its graph or kernel, why it is not there. ``compile_seconds``: of the same,
+    how long the compile took when it was last saved there; 0 where nobody knows.
+    """
+
+    def __init__(self) -> None:
+        self.why_missed: Callable[[Ref, str], Reason] = lambda *_: Reason.NEVER_SEEN
+        self.compile_seconds: Callable[[Ref, str], float] = lambda *_: 0.0
+        self.load_guard: LoadGuard = _NoGuard()
+        self.single_flight: SingleFlight = _Alone()
+
+
+plugs = Plugs()

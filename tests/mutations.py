@@ -72,7 +72,7 @@ TESTS = {
     "flights/tuning": ["tests/flights/test_tunings.py"],
     "flights/scopes": _FLIGHTS,
     "flights/leases": _FLIGHTS,
-    "flights/holders": _FLIGHTS,
+    "files/holders": _FLIGHTS,
     "store/manifests": ["tests/store/test_records.py", *_GATE],
     "code/gate": ["tests/built_code/test_disposal.py", *_GATE],
     "code/triton_remote": ["tests/built_code/test_triton_backend.py", "tests/built_code/test_triton_records.py"],

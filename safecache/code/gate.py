@@ -18,6 +18,7 @@ from typing import Any
 from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, mounts, opening, ownership, private_directory
 from safecache.places.layout import CodeFile
+from safecache.ports import Admitted, tell
 from safecache.reporting import events, policy, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
@@ -28,7 +29,6 @@ from safecache.store import entry_files, manifests
 from safecache.store.quarantine import is_unchanged, obstacle
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable, Unsettled
-from safecache.trials import first_runs
 
 __all__ = [
     "FRESH",
@@ -375,7 +375,7 @@ def refusal_for_path(file: CodeFile) -> Refusal | None:
     try:
         refusal = refusal_for_file(file)
         if refusal is None:
-            first_runs.add_file_to_trial(file.path)
+            tell(Admitted(file.path))
         return refusal
     except opening.UnusableEntry as unusable:
         return refusal_for_unreadable(unusable)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from safecache.flights import holders
+from safecache.files import holders
 from safecache.places.refs import Ref
 from safecache.ports import Waited, tell
 from safecache.reporting import events, waits

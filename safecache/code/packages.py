@@ -22,6 +22,7 @@ from safecache.code import gate, generated, restricted
 from safecache.entries import saving
 from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening, ownership, private_directory, temporaries
+from safecache.places import refs
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind, Reason
@@ -29,7 +30,6 @@ from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keys import Key
-from safecache.trials import strikes
 
 __all__ = ["admitted_program", "adopt", "build_and_seal_package", "name_of", "refuse", "verified_package"]
 
@@ -222,9 +222,9 @@ def verified_package(target: Any) -> Iterator[Any]:
 def name_of(place: str) -> str:
     """What an admitted package goes by in trials: its end has the checksums of all that is in it, and the seal."""
     if os.path.isdir(place):
-        return strikes.artifact(place, "")
+        return refs.name_artifact(place, "")
     end, size = opening.read_end(place, opening.check_regular, _LONGEST_SEAL)
-    return strikes.artifact(hashlib.sha256(end).hexdigest(), str(size))
+    return refs.name_artifact(hashlib.sha256(end).hexdigest(), str(size))
 
 
 def _is_missing(target: Any) -> bool:

@@ -19,7 +19,8 @@ from safecache.errors import SafecacheError
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.places.layout import CodeFile
-from safecache.places.refs import locate
+from safecache.places.refs import Ref, locate
+from safecache.ports import Admitted, plugs, tell
 from safecache.remote import tier
 from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
@@ -28,7 +29,6 @@ from safecache.settings import config
 from safecache.signing import keyring
 from safecache.store import entry_files, manifests
 from safecache.tiers import directory_faults, layers, levels
-from safecache.trials import first_runs
 
 __all__ = [
     "accept",
@@ -244,7 +244,7 @@ def restore(directory: str, contents: Mapping[str, bytes]) -> None:
     is reported, and errors raised, as in put(); binary() finds it.
     """
     place = Place(directory)
-    first_runs.add_file_to_trial(directory)
+    tell(Admitted(directory))
     for lower in _lower(directory):
         is_shared = lower.directory == levels.counterpart(directory)
         if not is_shared and not os.path.isdir(directory) and _has(lower, contents):
@@ -343,7 +343,8 @@ def accept(directory: str, name: str, content: bytes, record: bytes | None, *, i
 
 def get_file(directory: str, name: str) -> str | None:
     """The path to read the file at, if one is attested in the cache or else in a lower tier; None if not."""
-    return _find(_places(directory, name), directory, name)
+    ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
+    return _find(_places(ref, name), directory, name)
 
 
 def _find(places: Iterable[Place], directory: str, name: str) -> str | None:
@@ -362,7 +363,11 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 
     A lower tier's group is copied into the cache: torch looks there for the binary, and for what it bundles.
     """
-    for place in () if first_runs.is_barred(directory) else _places(directory, LIST + name):
+    ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
+    refusal = plugs.load_guard.refusal(ref, "")
+    if refusal is not None:
+        report.refuse(refusal, Kind.KERNEL, directory, "Recompiling.")
+    for place in _places(ref, LIST + name) if refusal is None else ():
         found = place.group(name)
         if found is not None and place.is_layer:
             found = _copied(directory, name, place, found) or found
@@ -375,9 +380,9 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
     return None
 
 
-def _places(directory: str, name: str) -> Iterator[Place]:
+def _places(ref: Ref, name: str) -> Iterator[Place]:
     """Where the files of a cache key may be. A lower tier may be a cache directory of Triton's or of Inductor's."""
-    ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
+    directory = ref.path
     tier.record_request(ref)
     yield Place(directory)
     yield from _lower(directory)

@@ -16,8 +16,10 @@ from typing import Any
 from safecache.entries import copies, loading
 from safecache.entries.loading import RemoteCache
 from safecache.errors import EntryRefusedError, RefusedArtifactError
+from safecache.places import refs
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
+from safecache.ports import plugs
 from safecache.remote import tier
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
@@ -25,14 +27,15 @@ from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, seal
 from safecache.tiers import layers
-from safecache.trials import first_runs
 
 __all__ = [
     "VerifiedRemote",
     "accept_name",
     "is_autotuning_name",
     "is_plain",
-    "objection_to",
+    "is_unguarded",
+    "load_refusal",
+    "name_graph",
     "only_was_set",
     "pin_unpickle_bytes",
     "raise_on_refusal",
@@ -53,6 +56,9 @@ class _State(threading.local):
     origin = ""
     only: bytes | None = None
     kind = Kind.OTHER
+    # What differs in the artifact that is loaded if it is compiled anew; None where none is.
+    which: str | None = None
+    is_unguarded = False
 
 
 _state = _State()
@@ -69,9 +75,12 @@ def _with_state(**values: Any) -> Iterator[None]:
 
 
 @contextmanager
-def report_as(where: str) -> Iterator[None]:
-    """In this block, what require() calls the bytes that this thread passes to it, in reports."""
-    with _with_state(origin=where):
+def report_as(where: str, *, is_unguarded: bool = False) -> Iterator[None]:
+    """In this block, what require() calls the bytes that this thread passes to it, in reports.
+
+    ``is_unguarded``: no guards are evaluated for what is loaded, so that an exception may be due to arguments.
+    """
+    with _with_state(origin=where, is_unguarded=is_unguarded):
         yield
 
 
@@ -104,19 +113,30 @@ def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
 @contextmanager
 def unpacking(bundle: Any) -> Iterator[None]:
     """In this block this thread loads the graphs that this AOTAutograd entry has in it: no two took the same time."""
-    with first_runs.artifact_scope(f"{bundle.forward_time_taken_ns} {bundle.backward_time_taken_ns}"):
+    with _with_state(which=f"{bundle.forward_time_taken_ns} {bundle.backward_time_taken_ns}"):
         yield
 
 
-def objection_to(bundle: Any, root: str) -> str:
-    """Why nothing in such an entry is to be run, as the cache ``root`` knows; "" if nothing is against it."""
+def name_graph(code: str) -> str:
+    """The name of the graph with this code in the artifact that this thread loads; "" if it loads none."""
+    return refs.name_artifact(code, _state.which) if _state.which is not None else ""
+
+
+def is_unguarded() -> bool:
+    """Whether this thread loads what no guards are evaluated for."""
+    return _state.is_unguarded
+
+
+def load_refusal(bundle: Any, root: str) -> Refusal | None:
+    """Why nothing in such an entry is to be run, as the cache ``root`` knows; None if nothing is against it."""
     graphs = [getattr(getattr(bundle, name, None), "result", None) for name in ("compiled_fw", "compiled_bw")]
     codes = list(filter(None, (getattr(graph, "source_code", None) for graph in graphs)))
     if not codes:
-        return ""
+        return None
     with unpacking(bundle):
-        names = [first_runs.name_in_artifact(code) for code in codes]
-    return next(filter(None, (first_runs.objection_to(root, name) for name in names)), "")
+        names = [name_graph(code) for code in codes]
+    ref = Ref(Kind.AOT_GRAPH, "", root)
+    return next(filter(None, (plugs.load_guard.refusal(ref, name) for name in names)), None)
 
 
 def require_not_crashed(kind: Kind, name: str, root: str) -> None:
@@ -124,11 +144,11 @@ def require_not_crashed(kind: Kind, name: str, root: str) -> None:
 
     ``root``: the cache that knows.
     """
-    against = first_runs.objection_to(root, name)
-    if against:
+    refusal = plugs.load_guard.refusal(Ref(kind, "", root), name)
+    if refusal is not None:
         where, remedy = told_origin() or "given as bytes", "Compile it anew."
         with raise_on_refusal(), events.propagate_strict():
-            report.refuse(Refusal(Reason.CRASHED_RUN, against, cause=first_runs.CAUSE), kind, where, remedy)
+            report.refuse(refusal, kind, where, remedy)
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} {remedy}")
 
 

@@ -13,10 +13,10 @@ from typing import Any, Protocol
 
 from safecache.entries import copies, searches
 from safecache.files import opening
-from safecache.flights import scopes
 from safecache.omitted import fingerprints
 from safecache.places import layout
 from safecache.places.refs import Ref
+from safecache.ports import plugs
 from safecache.remote import tier
 from safecache.reporting import boundary, events, policy, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
@@ -24,7 +24,6 @@ from safecache.reporting.report import Refusal
 from safecache.signing import trust
 from safecache.store import entry_files
 from safecache.tiers import fallback, levels
-from safecache.trials import first_runs
 
 __all__ = [
     "RemoteCache",
@@ -81,7 +80,7 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
     """
     ref = source.ref
     searches.set_lookup_key(ref)
-    first_runs.process_crash_markers(ref.root)
+    plugs.load_guard.open_cache(ref.root)
     tier.record_request(ref)
     if _blind.kind is ref.kind:
         return
@@ -107,7 +106,7 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
     if tier.fetch_into_cache(ref):
         yield from _candidates(source, source.directory, ref.root, tried)
     took = partial(searches.last_compile_seconds, ref.kind)
-    flight = None if fingerprints.differs_by_rank() else scopes.wait_or_take_lease(ref, took)
+    flight = None if fingerprints.differs_by_rank() else plugs.single_flight.wait_or_lead(ref, took)
     if flight is not None:
         searches.add_wait(ref.kind, flight.waited)
         if flight.elsewhere:
@@ -159,12 +158,12 @@ def _admitted(source: Source, path: str, root: str) -> bytes | None:
 
 def _is_barred(ref: Ref, path: str, root: str) -> bool:
     """Whether processes have died of what is there, by its name, or of what its key has led to; reported, if so."""
-    against = first_runs.strike_reason(ref, os.path.basename(path), is_lower=root != ref.root)
-    if against:
-        moved = entry_files.quarantine(path, root, Reason.CRASHED_RUN) if root else None
+    refusal = plugs.load_guard.refusal(ref, os.path.basename(path), is_lower=root != ref.root)
+    if refusal is not None:
+        moved = entry_files.quarantine(path, root, refusal.reason) if root else None
         remedy = f"Recompiling; moved to {moved}." if moved else "Recompiling."
-        report.refuse(Refusal(Reason.CRASHED_RUN, against, cause=first_runs.CAUSE), ref.kind, path, remedy)
-    return bool(against)
+        report.refuse(refusal, ref.kind, path, remedy)
+    return refusal is not None
 
 
 _UNUSABLE_REMEDIES = {

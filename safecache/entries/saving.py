@@ -167,7 +167,7 @@ def guard_save(
             _state.now.unsaved.add(cache_key)
         if failure.reason is not Reason.INCOMPLETE:  # which follows from what failed before
             _current.failure = str(failure)
-        failure.report(f"{kind.noun} {cache_key[:16]}…")
+        failure.report(Ref(kind, cache_key).title)
 
 
 def begin() -> None:
@@ -330,7 +330,7 @@ def _not_written(failure: SaveAborted, ref: Ref) -> None:
     # In default mode the save goes on: its bytes may still reach the remote cache or an artifact.
     if config.current().strict and in_attempt():
         raise failure
-    failure.report(f"{ref.kind.noun} {ref.key[:16]}…")
+    failure.report(ref.title)
 
 
 _LONGEST_PATH = 12

@@ -82,7 +82,7 @@ class Search:
     def took(self) -> float:
         """The seconds that a compile of this took when it was last saved here; 0 where that is not known."""
         with boundary.contain_errors("the record of a cache key", "How long its compile took is not known."):
-            return ports.answers.compile_seconds(self.ref, self._name())
+            return ports.plugs.compile_seconds(self.ref, self._name())
         return 0.0
 
     def hit(self) -> None:
@@ -135,7 +135,7 @@ class Search:
             return refused
         ref = self.ref._replace(root=self.ref.root or config.cache_directory() or "")
         with boundary.contain_errors("the search for what explains a miss", "The miss counts as never seen."):
-            return ports.answers.why_missed(ref, self._name()), ""
+            return ports.plugs.why_missed(ref, self._name()), ""
         return Reason.NEVER_SEEN, ""
 
     def _end(self, outcome: Outcome, reason: Reason | None, detail: str) -> MissError | None:

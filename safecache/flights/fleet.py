@@ -8,7 +8,7 @@ from __future__ import annotations
 import threading
 import time
 
-from safecache.flights import holders
+from safecache.files import holders
 from safecache.flights.heartbeats import Beats, Listener, Renewals
 from safecache.places.refs import Ref
 from safecache.remote import client, exchange, parcels, sender, stores
@@ -116,11 +116,11 @@ def _await_end(remote: Client, name: str, most: float, ref: Ref) -> bytes | None
         if not isinstance(found, bytes) or found == _ENDED or not listener.hear(found):
             return found if isinstance(found, bytes) else None
         if waited >= waits.NOTICE:
-            holders.tell_wait(_OTHER_HOST, ref, most)
+            holders.tell_wait(_OTHER_HOST, ref.title, most)
         time.sleep(min(pause, most - waited))
         pause = min(2 * pause, _LONGEST)
     if most > 0:
-        holders.tell_end(_OTHER_HOST, ref, most)
+        holders.tell_end(_OTHER_HOST, ref.title, most)
     return _HELD
 
 

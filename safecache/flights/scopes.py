@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
-from safecache.flights import holders, workers
+from safecache.entries import workers
+from safecache.files import holders
 from safecache.flights.heartbeats import Listener
 from safecache.flights.leases import Lease, open_lease
 from safecache.history import journal
@@ -34,7 +35,7 @@ __all__ = [
     "is_compiled_elsewhere",
     "not_waiting",
     "release_while_measuring",
-    "wait_or_take_lease",
+    "wait_or_lead",
 ]
 
 # From coarse to fine: while a process has a lease on one, it waits only for those after it.
@@ -172,7 +173,7 @@ def _let_go(held: list[tuple[_Scope, Lease]]) -> None:
 
 @contextmanager
 def not_waiting() -> Iterator[None]:
-    """In this block, wait_or_take_lease() raises Postponed in this thread where it would wait."""
+    """In this block, wait_or_lead() raises Postponed in this thread where it would wait."""
     before, _thread.now.waits = _thread.now.waits, False
     try:
         yield
@@ -180,7 +181,7 @@ def not_waiting() -> Iterator[None]:
         _thread.now.waits = before
 
 
-def wait_or_take_lease(ref: Ref, before: Callable[[], float] = float) -> Flight | None:
+def wait_or_lead(ref: Ref, before: Callable[[], float] = float) -> Flight | None:
     """Wait for whoever compiles this already, or take the lease on it: this thread has missed.
 
     Returns None if there is no use in looking again, else whoever calls looks again.
@@ -280,10 +281,10 @@ def _wait(lease: Lease, ref: Ref, most: float) -> tuple[bool, float]:
         waited = time.monotonic() - began
         if waited >= most or watch.is_in_vain():
             watch.give_up()
-            holders.tell_end(holders.describe(watch.holder), ref, waited)
+            holders.tell_end(holders.describe(watch.holder), ref.title, waited)
             break
         if waited >= waits.NOTICE:
-            holders.tell_wait(holders.describe(watch.holder), ref, most)
+            holders.tell_wait(holders.describe(watch.holder), ref.title, most)
         time.sleep(min(pause, most - waited))
         pause = min(2 * pause, _LONGEST)
         if lease.try_to_hold():

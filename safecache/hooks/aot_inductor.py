@@ -19,11 +19,11 @@ from safecache.files import ownership
 from safecache.hooks.exported import load_pt2
 from safecache.patching import targets
 from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref
+from safecache.ports import Use, plugs
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
-from safecache.reporting.report import Refusal
 from safecache.signing import provenance
-from safecache.trials import first_runs
 
 __all__ = [
     "compile",
@@ -96,12 +96,10 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
         if not os.path.lexists(place):
             return explained()
         root, which = _cache(), packages.name_of(place)
-        against = first_runs.objection_to(root, which)
-        if against:
-            raise gate.refusal_error(
-                Refusal(Reason.CRASHED_RUN, against, "Make it anew."), CodeFile(str(name), kind=Kind.PACKAGE)
-            )
-        return first_runs.load_model(root, which, explained)
+        refusal = plugs.load_guard.refusal(Ref(Kind.PACKAGE, "", root), which)
+        if refusal is not None:
+            raise gate.refusal_error(refusal._replace(remedy="Make it anew."), CodeFile(str(name), kind=Kind.PACKAGE))
+        return plugs.load_guard.load(Use(Kind.PACKAGE, root, [which], forgives=True), explained)
 
 
 def _cache() -> str:

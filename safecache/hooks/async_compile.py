@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache.flights import workers
+from safecache.entries import workers
 
 __all__ = ["triton", "use_process_pool", "wakeup"]
 

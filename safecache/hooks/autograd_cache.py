@@ -6,13 +6,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache.entries import artifacts, loading, saving, searches
+from safecache.entries import artifacts, loading, saving, searches, workers
 from safecache.entries.searches import Search
 from safecache.explain import torch_keys
-from safecache.flights import scopes, workers
 from safecache.hooks import compile_scopes, installation
 from safecache.omitted import fingerprints
 from safecache.places.refs import Ref
+from safecache.ports import plugs
 from safecache.reporting import events, graph_names, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -100,7 +100,7 @@ def _end(search: Search, result: Any, given: Any) -> None:
         search.hit()
         return
     torch_keys.missed()
-    if not scopes.is_compiled_elsewhere():
+    if not plugs.single_flight.is_compiled_elsewhere():
         workers.start()
     key = getattr(getattr(configuration, "cache_info", None), "cache_key", None)
     fingerprints.compiled(Kind.AOT_ENTRY, key or "")

@@ -10,17 +10,16 @@ from typing import Any
 
 from safecache import loads
 from safecache.code import exec_directory, gate, lock_guards
-from safecache.entries import artifacts, copies, loading, saving, searches
+from safecache.entries import artifacts, copies, loading, saving, searches, workers
 from safecache.explain import torch_keys
-from safecache.flights import workers
 from safecache.hooks import compile_scopes, installation
 from safecache.omitted import fingerprints
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
+from safecache.ports import Use, plugs
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.tiers import directory_faults, fallback, layers
-from safecache.trials import first_runs
 
 __all__ = [
     "cache_hit_post_compile",
@@ -104,16 +103,18 @@ def cache_hit_post_compile(wrapped: Callable[..., Any], instance: Any, args: Any
 
     def load(graph: Any, cache_info: Any, constants: Any) -> Any:
         found = searches.active_candidates()
-        names = [first_runs.name_of(each.ref, each.path) for each in found]
-        artifact = first_runs.name_in_artifact(graph.source_code)
+        names = [each.ref._replace(root="").file(os.path.basename(each.path)).path for each in found]
+        artifact = artifacts.name_graph(graph.source_code)
         if artifact:
             names = [artifact]
             artifacts.require_not_crashed(Kind.AOT_GRAPH, artifact, _root())
         try:
-            return first_runs.load(_root(), names, graph, lambda: wrapped(graph, cache_info, constants))
+            use = Use(Kind.FX_ENTRY, _root(), names, graph, forgives=bool(artifact) and artifacts.is_unguarded())
+            return plugs.load_guard.load(use, lambda: wrapped(graph, cache_info, constants))
         except Exception as error:
             # Within an AOTAutograd entry torch compiles for it; alone, it would end the compile.
-            if not found or found[0].ref.kind is not Kind.FX_ENTRY or first_runs.is_by_others(error, _root()):
+            is_fx_entry = bool(found) and found[0].ref.kind is Kind.FX_ENTRY
+            if not is_fx_entry or plugs.load_guard.is_unrelated(error, _root()):
                 raise
             found[0].refuse(Reason.FAILED_RUN, f"{type(error).__name__}: {error}")
             return None, cache_info
@@ -163,7 +164,9 @@ def load_library(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
     def load(path: str, key: str) -> Any:
         place = _admit(path)
         explained = partial(loads.explain_load, wrapped, (place, key), {}, "TORCHINDUCTOR_CACHE_DIR")
-        return first_runs.load_library(path, explained)
+        root = os.path.join(config.cache_directory() or os.path.dirname(path), "")
+        names = [path.removeprefix(root)] if path.startswith(root) else []
+        return plugs.load_guard.load(Use(Kind.NATIVE_CODE, root.rstrip("/"), names), explained)
 
     return load(*args, **kwargs)
 

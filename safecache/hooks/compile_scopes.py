@@ -7,10 +7,10 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from safecache.entries import loading
-from safecache.flights import agreement, scopes
+from safecache.entries import agreement, loading
 from safecache.omitted import fingerprints
 from safecache.patching import targets
+from safecache.ports import plugs
 from safecache.reporting import waits
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
@@ -32,7 +32,7 @@ def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
             and any(getattr(each, "requires_grad", False) for each in example_inputs_)
         )
         sample = _sampling(model_, example_inputs_, rest, named)
-        with scopes.compile_scope(Kind.AOT_ENTRY, _most(), waits=waits), sample:
+        with plugs.single_flight.compile_scope(Kind.AOT_ENTRY, _most(), waits=waits), sample:
             return wrapped(*args, **kwargs)
 
     return compile(*args, **kwargs)
@@ -49,7 +49,7 @@ def _sampling(*call: Any) -> AbstractContextManager[None]:
 def compile_fx_inner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_compile_fx_inner: of one graph."""
     graph = fingerprints.looking_for(kwargs["gm"] if "gm" in kwargs else args[0])
-    with scopes.compile_scope(Kind.FX_ENTRY, _most()), graph:
+    with plugs.single_flight.compile_scope(Kind.FX_ENTRY, _most()), graph:
         return wrapped(*args, **kwargs)
 
 

@@ -25,11 +25,11 @@ def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 def populate_caches(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CacheArtifactManager.populate_caches: artifacts that fail verification are left out, of the result too."""
     from safecache.entries import mega_caches
-    from safecache.trials import first_runs
+    from safecache.ports import plugs
 
     def populate(artifacts: dict[str, list[Any]]) -> Any:
         # What processes have died of is set aside before it is written there once more, or it would look as if gone.
-        first_runs.process_crash_markers(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
+        plugs.load_guard.open_cache(importlib.import_module("torch._inductor.runtime.cache_dir_utils").cache_dir())
         with events.propagate_strict():
             return wrapped(mega_caches.admitted(artifacts, _written_under))
 

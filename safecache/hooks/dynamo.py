@@ -18,7 +18,6 @@ from safecache.places.refs import Ref
 from safecache.reporting import events, graph_names, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.trials import first_runs
 
 __all__ = [
     "deserialize",
@@ -170,12 +169,11 @@ def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
 def _is_crashing(package: Any, path: str, root: str) -> bool:
     """Whether processes have died of a graph in it; reported, if so. Torch fails if it does not load later."""
-    found = (artifacts.objection_to(getattr(each, "content", None), root) for each in package.backends.values())
-    against = next(filter(None, found), "")
-    if against:
-        remedy = "The function is compiled anew."
-        report.refuse(Refusal(Reason.CRASHED_RUN, against, cause=first_runs.CAUSE), Kind.DYNAMO_PACKAGE, path, remedy)
-    return bool(against)
+    found = (artifacts.load_refusal(getattr(each, "content", None), root) for each in package.backends.values())
+    refusal = next(filter(None, found), None)
+    if refusal is not None:
+        report.refuse(refusal, Kind.DYNAMO_PACKAGE, path, "The function is compiled anew.")
+    return refusal is not None
 
 
 def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:

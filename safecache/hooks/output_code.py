@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["aot_load", "load_compiled", "post_compile"]
+__all__ = ["aot_load", "load_compiled"]
 
 
 def aot_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -42,14 +42,6 @@ def load_compiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         return _explained(wrapped, args)
     finally:
         instance.filename = files
-
-
-def post_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """CompiledFxGraph.post_compile, which wraps its callable for the last time: a loaded one is on trial once more."""
-    from safecache.trials import first_runs
-
-    wrapped(*args, **kwargs)
-    first_runs.watch(instance)
 
 
 def _admitted(path: str) -> str:

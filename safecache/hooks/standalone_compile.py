@@ -21,7 +21,6 @@ from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.signing import seal
-from safecache.trials import first_runs
 
 __all__ = ["get_cached", "init", "insert_cached", "load", "save", "verifying_pickle"]
 
@@ -37,7 +36,8 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
     If torch itself cannot read it, its error names the file too.
     """
     path = kwargs.get("path", "")
-    with artifacts.raise_on_refusal(), events.propagate_strict(), artifacts.report_as(path), first_runs.forgiving():
+    origin = artifacts.report_as(path, is_unguarded=True)
+    with artifacts.raise_on_refusal(), events.propagate_strict(), origin:
         try:
             # Which of the two classes is asked does the lookup, and the other it does not.
             with searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: os.path.basename(path), must_ask=True) as search:

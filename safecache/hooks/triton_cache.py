@@ -12,10 +12,9 @@ from typing import Any
 from safecache.code import triton_files, triton_remote
 from safecache.entries import searches
 from safecache.entries.searches import Search
-from safecache.flights import scopes
 from safecache.isolation import asked
 from safecache.places.refs import locate
-from safecache.ports import Saved, tell
+from safecache.ports import Saved, plugs, tell
 from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
@@ -140,7 +139,7 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
 
 def _awaited(search: Search, directory: str, filename: str) -> dict[str, str] | None:
     """What a process has compiled that this one has waited for; None where this one is to compile."""
-    flight = scopes.wait_or_take_lease(search.ref, search.took)
+    flight = plugs.single_flight.wait_or_lead(search.ref, search.took)
     if flight is None:
         return None
     search.waited(flight.waited)

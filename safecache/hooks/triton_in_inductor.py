@@ -12,23 +12,20 @@ from typing import Any
 from safecache import launchers
 from safecache.code import gate, triton_files
 from safecache.entries import saving
-from safecache.flights import tuning
 from safecache.launchers import kernel_recipe
 from safecache.places import layout
 from safecache.places.layout import CodeFile
+from safecache.ports import Use, plugs
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.tiers import directory_faults
-from safecache.trials import first_runs
 
 __all__ = [
     "build_fast_launcher",
     "collect",
     "getstate",
     "make_launcher",
-    "precompile_config",
-    "precompile_worker",
     "put_static_autotuner",
     "read_and_emit",
     "reload_cubin_path",
@@ -44,7 +41,8 @@ def make_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     If that fails it is reported, and torch's launcher returned.
     """
     kernel_recipe.keep_cubin(instance)
-    function = first_runs.load_kernel(instance.kernel, lambda: wrapped(*args, **kwargs))
+    use = Use(Kind.KERNEL, "", [], instance.kernel)
+    function = plugs.load_guard.load(use, lambda: wrapped(*args, **kwargs))
     if not isinstance(function, types.FunctionType):
         return function  # picklable already, by the source patch picklable-launchers
     try:
@@ -108,21 +106,6 @@ def build_fast_launcher(wrapped: Callable[..., Any], instance: Any, args: Any, k
 def getstate(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """CachingAutotuner.__getstate__, of a prepared copy, since torch's asserts that there are no launchers."""
     return wrapped.__func__(kernel_recipe.autotuner(instance))  # type: ignore[attr-defined]
-
-
-def precompile_worker(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
-    """CachingAutotuner._precompile_worker: compiles each configuration, unless they came compiled."""
-    with tuning.share_configurations(instance, () if instance.compile_results else instance.configs or ()):
-        wrapped(*args, **kwargs)
-
-
-def precompile_config(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """CachingAutotuner._precompile_config: of one configuration; not again if it was compiled before its turn."""
-
-    def compile(cfg: Any, **named: Any) -> Any:
-        return wrapped(cfg, **named) if named else tuning.compiled(instance, cfg, wrapped)
-
-    return compile(*args, **kwargs)
 
 
 def read_and_emit(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Triton: kernels made from a group of files, its autotuner, its helpers in C, and the error of its cache."""
+"""Triton: kernels made from a group of files, its helpers in C, and the error of its cache."""
 
 from __future__ import annotations
 
@@ -11,25 +11,16 @@ from typing import Any
 
 from safecache import loads
 from safecache.code import exec_directory, triton_place
-from safecache.isolation import asked
-from safecache.settings import config as settings
-from safecache.trials import first_runs
+from safecache.ports import Use, plugs
+from safecache.reporting.kinds import Kind
 
-__all__ = [
-    "bench",
-    "build",
-    "do_compile",
-    "init_kernel",
-    "load_module_from_path",
-    "prune_configs",
-    "raise_triton_cache_load_error",
-]
+__all__ = ["build", "init_kernel", "load_module_from_path", "raise_triton_cache_load_error"]
 
 
 def init_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """CompiledKernel.__init__, which reads the files of a group by name: from memory if they cannot be read again.
 
-    What was found in a cache is on trial when it is loaded, see do_compile().
+    What was found in a cache is announced to the load guard.
     """
 
     def make(src: Any, metadata_group: Mapping[str, str], hash: str) -> None:
@@ -37,7 +28,8 @@ def init_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         is_made = triton_place.is_written(directory)
         triton_place.read_by(lambda group: wrapped(src, group, hash), metadata_group)
         if not is_made:
-            first_runs.found_kernel(instance, directory)
+            root, name = os.path.split(directory)
+            plugs.load_guard.announce(Use(Kind.KERNEL, root, [name], instance, forgives=True))
 
     make(*args, **kwargs)
 
@@ -46,37 +38,6 @@ def _directory(hash: str) -> str:
     """Where the kernel lies with this hash of its cache key, in hex: triton.runtime.cache, get_cache_manager()."""
     name = base64.b32encode(bytes.fromhex(hash)).decode().rstrip("=")
     return os.path.join(sys.modules["triton"].knobs.cache.dir, name)
-
-
-def do_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """JITFunction._do_compile, before a kernel's first launch: one that was found in a cache is on trial until then."""
-    kernel = wrapped(*args, **kwargs)
-    first_runs.watch_kernel(kernel)
-    return kernel
-
-
-def prune_configs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Autotuner.prune_configs: the remaining ones will be compiled, unless a cache has the result of the tuning."""
-    configs = wrapped(*args, **kwargs)
-    if asked.is_isolated() and settings.current().prefetch:
-        from safecache.isolation import tuning
-
-        tuning.choose(instance, configs)
-    return configs
-
-
-def bench(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
-    """Autotuner._bench, which a launch only calls while it tunes."""
-
-    if not asked.is_isolated():
-        return wrapped(*args, **kwargs)
-    from safecache.isolation import tuning
-
-    def benched(*arguments: Any, config: Any, **named: Any) -> Any:
-        with tuning.benching(instance, config, arguments, named):
-            return wrapped(*arguments, config=config, **named)
-
-    return benched(*args, **kwargs)
 
 
 def build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
@@ -93,7 +54,9 @@ def load_module_from_path(wrapped: Callable[..., Any], instance: Any, args: Any,
         explained = partial(
             loads.explain_load, wrapped, (name, exec_directory.executable_path(path)), {}, "TRITON_CACHE_DIR"
         )
-        return first_runs.load_library(path, explained, os.path.dirname(os.path.dirname(path)))
+        directory, name = os.path.split(path)
+        root, key = os.path.split(directory)
+        return plugs.load_guard.load(Use(Kind.NATIVE_CODE, root, [os.path.join(key, name)]), explained)
 
     return load(*args, **kwargs)
 

@@ -12,8 +12,8 @@ from types import FrameType
 from typing import Any
 
 from safecache.entries import searches
-from safecache.flights import scopes
 from safecache.places.refs import locate
+from safecache.ports import plugs
 from safecache.reporting.kinds import Kind
 from safecache.settings import config, settings
 
@@ -74,7 +74,7 @@ def compiled(src: Any, options: tuple[Any, ...], compile: Callable[[], Any]) -> 
     _thread.compiles = True
     try:
         _thread.made = _ahead(src, *options) if isinstance(src, str) and is_isolated() else None
-        with scopes.compile_scope(Kind.KERNEL, math.inf):
+        with plugs.single_flight.compile_scope(Kind.KERNEL, math.inf):
             return compile()
     except _Compiled as end:
         return end.told()

@@ -245,9 +245,10 @@ class Patch:
 
 
 def _hook_function(name: str) -> Any:
-    """Import the hook ``module:function`` of safecache.hooks. Raises what its import raises."""
+    """Import a hook, named as in Target. Raises what its import raises."""
     module, _, function = name.partition(":")
-    return getattr(importlib.import_module(f"safecache.hooks.{module}"), function)
+    package = "safecache" if "." in module else "safecache.hooks"
+    return getattr(importlib.import_module(f"{package}.{module}"), function)
 
 
 def _failed(error: Exception | None) -> StandDownError:

@@ -1,10 +1,14 @@
-"""The table of every symbol we patch: the only place that names torch versions and upstream signatures.
+"""The table of every symbol we patch, with torch versions and upstream signatures. What features patch is added to it.
 
 Signatures are parameter names in order, "=" after one with a default, "*" before one that is keyword-only, read from
 the released wheels with inspect.signature.
 """
 
 from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 __all__ = [
     "MODULES",
@@ -18,6 +22,7 @@ __all__ = [
     "UPSTREAM_HOOKS",
     "VERIFYING",
     "Target",
+    "add",
 ]
 
 # From the first up to, but not including, the second: the releases the suite runs on.
@@ -28,11 +33,12 @@ TRITON_UNTIL = (3, 10)
 
 
 class Target:
-    """A symbol, the hook that wraps it (``module:function`` below safecache.hooks) and the signatures it may have.
+    """A symbol, the hook that wraps it and the signatures it may have.
 
-    ``since``: the first torch that has it; ``until``: the first that does not need the hook. ``copies``: modules that
-    import it by name, and so may hold the unhooked function. ``marker``: an attribute that its module has if a source
-    patch (patches/) does all of the hook's work. ``needs``: the third-party package without which the module cannot be
+    ``hook``: ``module:function`` below safecache.hooks, or a feature's ``package.module:function``. ``since``: the
+    first torch that has it; ``until``: the first that does not need the hook. ``copies``: modules that import it by
+    name, and so may hold the unhooked function. ``marker``: an attribute that its module has if a source patch
+    (patches/) does all of the hook's work. ``needs``: the third-party package without which the module cannot be
     imported, by default the one that it is part of. ``builtin``: the symbol is a built-in function that the module
     calls.
     """
@@ -100,8 +106,6 @@ _QUACK = "torch._vendor.quack.cache.jit"
 _AOTI_EAGER = "torch._inductor.aoti_eager"
 _BISECTOR = "torch._inductor.compiler_bisector"
 _BUNDLER = "torch._inductor.triton_bundler"
-_REMOTE_CACHE = "torch._inductor.remote_cache"
-_TRITON_AUTOTUNER = "triton.runtime.autotuner"
 _TRITON_CACHE = "triton.runtime.cache"
 _CACHE_DIR = "torch._inductor.runtime.cache_dir_utils"
 _COMPILED_GRAPH = (
@@ -133,11 +137,6 @@ _CACHE_DIR_COPIES = (
 _COMPILE_DLL = ("cls, source_code, dst_file_ext, extra_args=",)
 _TRITON_BUILD = "triton.runtime.build"
 _ASYNC_COMPILE = "torch._inductor.async_compile"
-_BENCHMARKING = "torch._inductor.runtime.benchmarking"
-_BENCHMARK_GPU = (
-    "self, _callable, estimation_iters=, memory_warmup_iters=, benchmark_iters=, max_benchmark_duration=, "
-    "return_mode=, grad_to_none="
-)
 # The marker in the modules that the source patch picklable-launchers changes.
 _PICKLABLE_LAUNCHERS = "_safecache_picklable_launchers"
 # In place of a signature: the symbol is a module global, which a proxy replaces.
@@ -148,7 +147,7 @@ PACKAGES_OBEY_TMPDIR_FROM = (2, 13)
 # Older releases probe the CPU's vector instructions in every process, and leave no marker that a probe was loaded.
 PROBE_MARKERS_FROM = (2, 14)
 
-TARGETS: tuple[Target, ...] = (
+TARGETS: list[Target] = [
     Target(
         _CODECACHE,
         "GuardedCache.iterate_over_candidates",
@@ -209,12 +208,6 @@ TARGETS: tuple[Target, ...] = (
         "FxGraphCache._save_graph",
         "codecache:save_graph",
         ("key, compiled_graph, example_inputs, local, remote_cache",),
-    ),
-    Target(
-        "torch.library",
-        "Library.impl",
-        "custom_ops:implement",
-        ("self, op_name, fn, dispatch_key=, *with_keyset=, *allow_override=",),
     ),
     Target(_CODECACHE, "FxGraphCache._write_to_local_cache", "codecache:write_to_local_cache", ("key, content",)),
     Target(_CODECACHE, "CppCodeCache._load_library", "codecache:load_library", ("cls, path, key",)),
@@ -409,55 +402,6 @@ TARGETS: tuple[Target, ...] = (
         since=(2, 13),
         marker=_PICKLABLE_LAUNCHERS,
     ),
-    Target(_HEURISTICS, "CachingAutotuner._precompile_worker", "triton_in_inductor:precompile_worker", ("self",)),
-    Target(
-        _HEURISTICS,
-        "CachingAutotuner._precompile_config",
-        "triton_in_inductor:precompile_config",
-        ("self, cfg", "self, cfg, *cc_override="),  # to 2.13
-    ),
-    Target(
-        "torch._inductor.select_algorithm",
-        "AlgorithmSelectorCache.make_precompile_fn",
-        "select_algorithm:make_precompile_fn",
-        (
-            "self, choices, name, inputs_key, precompilation_timeout_seconds=",  # to 2.14
-            "self, choices, name, inputs_key, benchmark_inputs_key=, precompilation_timeout_seconds=",
-        ),
-    ),
-    *(
-        Target(_BENCHMARKING, f"{each}.benchmark_gpu", "select_algorithm:measure", signatures, since=since)
-        for each, since, signatures in (
-            ("TritonBenchmarker", TORCH_FROM, ("self, _callable, is_vetted_benchmarking=, kwargs",)),
-            (
-                "InductorBenchmarker",
-                TORCH_FROM,
-                (
-                    f"{_BENCHMARK_GPU}, is_vetted_benchmarking=, kwargs",  # to 2.12
-                    f"{_BENCHMARK_GPU}, is_vetted_benchmarking=, device_type=, kwargs",
-                ),
-            ),
-            (
-                "TorchProfilerBenchmarker",
-                (2, 13),
-                (
-                    "self, _callable, warmup=, rep=, estimation_iters=, memory_warmup_iters=, max_benchmark_duration=, "
-                    "return_mode=, grad_to_none=, device_type=, kwargs",
-                ),
-            ),
-        )
-    ),
-    Target(
-        _BENCHMARKING,
-        "Benchmarker.benchmark_gpu_with_cuda_graph",
-        "select_algorithm:measure",
-        (
-            "self, _callable, kwargs",  # to 2.13
-            "self, _callable, grad_to_none=, kwargs",  # 2.14
-            "self, _callable, grad_to_none=, cudagraph_unroll=, kwargs",
-        ),
-        since=(2, 12),
-    ),
     Target(_TRITON_BUILD, "_load_module_from_path", "triton_runtime:load_module_from_path", ("name, path",)),
     Target(
         _TRITON_BUILD,
@@ -529,12 +473,6 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(_CPP_BUILDER, "CppBuilder.get_target_file_path", "generated_code:get_target_file_path", ("self",)),
     Target(_CPP_BUILDER, "CppBuilder.build", "generated_code:build", ("self",)),
-    Target(
-        _OUTPUT_CODE,
-        "CompiledFxGraph.post_compile",
-        "output_code:post_compile",
-        ("self, example_inputs, constants, graph_kwargs",),
-    ),
     Target(_OUTPUT_CODE, "CompiledFxGraph.write_to_disk", "generated_code:write_to_disk", ("self",)),
     Target(
         _OUTPUT_CODE,
@@ -740,8 +678,6 @@ TARGETS: tuple[Target, ...] = (
     Target(_TRITON_CACHE, "FileCacheManager.put_group", "triton_cache:put_group", ("self, filename, group",)),
     Target(_TRITON_CACHE, "FileCacheManager.get_file", "triton_cache:get_file", ("self, filename",)),
     Target(_TRITON_CACHE, "FileCacheManager.get_group", "triton_cache:get_group", ("self, filename",)),
-    Target(_REMOTE_CACHE, "RedisRemoteCacheBackend.__init__", "remote_caches:init_torch_redis", ("self, cache_id",)),
-    Target(_TRITON_CACHE, "RedisRemoteCacheBackend.__init__", "remote_caches:init_triton_redis", ("self, key",)),
     Target(
         _TRITON_CACHE,
         "RemoteCacheManager.__init__",
@@ -758,12 +694,6 @@ TARGETS: tuple[Target, ...] = (
         ("self, src, metadata_group, hash",),
     ),
     Target(
-        "triton.runtime.jit",
-        "JITFunction._do_compile",
-        "triton_runtime:do_compile",
-        ("self, key, signature, device, constexprs, options, attrs, warmup",),
-    ),
-    Target(
         "triton.compiler.compiler",
         "get_cache_key",  # from runtime.cache
         "triton_isolation:get_cache_key",
@@ -774,8 +704,6 @@ TARGETS: tuple[Target, ...] = (
         Target(module, "compile", "triton_isolation:compile", ("src, target=, options=, _env_vars=",))
         for module in ("triton.compiler.compiler", "triton.compiler", "triton")
     ),
-    Target(_TRITON_AUTOTUNER, "Autotuner.prune_configs", "triton_runtime:prune_configs", ("self, kwargs",)),
-    Target(_TRITON_AUTOTUNER, "Autotuner._bench", "triton_runtime:bench", ("self, args, *config, meta",)),
     Target(_BUNDLER, "TritonBundler.read_and_emit", "triton_in_inductor:read_and_emit", ("bundle",)),
     Target(_BUNDLER, "TritonBundler.collect", "triton_in_inductor:collect", ("cls",)),
     Target(
@@ -823,7 +751,7 @@ TARGETS: tuple[Target, ...] = (
         )
         for server, module in (("vllm", "compilation.backends"), ("sglang", "srt.compilation.backend"))
     ),
-)
+]
 
 # With it torch itself has all ranks miss in the AOTAutograd cache where one does.
 OWN_AGREEMENT = ("torch._functorch.config", "_sync_cache_decision_cross_ranks")  # from 2.15 on
@@ -854,7 +782,15 @@ UPSTREAM_HOOKS = {
     "cpp_codecache:probe_load": _VEC_ISA_OK,
 }
 
-MODULES = frozenset(target.module for target in TARGETS)
+MODULES = {target.module for target in TARGETS}
+
+
+def add(targets: Iterable[Target]) -> None:
+    """Add rows to the table, for activation to come."""
+    for target in targets:
+        TARGETS.append(target)
+        MODULES.add(target.module)
+
 
 # The hooks that seal, verify, or make sure that what is refused is recompiled. The others count lookups, explain
 # failures, and look after directories, launchers and compiles.

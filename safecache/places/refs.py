@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from typing import NamedTuple
@@ -12,10 +13,12 @@ from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind, Travel
 from safecache.settings import config
 
-__all__ = ["TRITON_FOLDERS", "Ref", "locate"]
+__all__ = ["ARTIFACT", "TRITON_FOLDERS", "Ref", "digest", "locate", "name_artifact"]
 
 # Where Triton's cache may lie in Inductor's: torch has one for each device.
 TRITON_FOLDERS = re.compile(r"triton/\d{1,4}|")
+# The name of what has no place in a cache.
+ARTIFACT = re.compile(r"artifact/([0-9a-f]{32})/([0-9a-f]{32})")
 
 
 class Ref(NamedTuple):
@@ -34,6 +37,11 @@ class Ref(NamedTuple):
         safe_key = re.sub(r'[<>:"/\\|?*]', "_", self.key)  # as code_state_path in torch's pgo.py
         place = self.kind.tiers.place.format(key=self.key, shard=self.key[1:3], safe_key=safe_key)
         return os.path.join(self.root, place)
+
+    @property
+    def title(self) -> str:
+        """What a person is told of: the kind, and the beginning of the key."""
+        return f"{self.kind.noun} {self.key[:16]}…"
 
     @property
     def directory(self) -> str:
@@ -81,3 +89,13 @@ class Ref(NamedTuple):
 def locate(kind: Kind, path: str, root: str) -> Ref:
     """The file or directory at ``path``, of a kind whose keys are paths below ``root``."""
     return Ref(kind, os.path.relpath(path, root), root)
+
+
+def digest(*parts: str) -> str:
+    """What stands for a key, by the word of its kind and itself, or for a file, by its name too."""
+    return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
+
+
+def name_artifact(key: str, which: str) -> str:
+    """The name of an artifact: ``key`` stays when it is compiled anew, and ``which`` does not."""
+    return f"artifact/{digest(key)}/{digest(key, which)}"

@@ -17,41 +17,38 @@ import wrapt
 
 from safecache.errors import SafecacheError
 from safecache.places.refs import Ref
+from safecache.ports import Admitted, Use
 from safecache.reporting import boundary, events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config
 from safecache.tiers import fallback
 from safecache.trials import evidence, markers, strikes
 from safecache.trials.evidence import Blame
 from safecache.trials.markers import Death, Marker
-from safecache.trials.strikes import BARRED, Strikes
+from safecache.trials.strikes import BARRED
 
 __all__ = [
     "CAUSE",
     "Trial",
     "add_file_to_trial",
-    "artifact_scope",
-    "forgiving",
-    "found_kernel",
-    "is_barred",
-    "is_by_others",
+    "announce",
+    "is_unrelated",
     "load",
-    "load_kernel",
-    "load_library",
-    "load_model",
-    "name_in_artifact",
-    "name_of",
-    "objection_to",
-    "process_crash_markers",
-    "strike_reason",
-    "watch",
+    "open_cache",
+    "refusal",
+    "watch_graph",
     "watch_kernel",
 ]
 
 
 # All that is said of this is said once.
 CAUSE = "trials"
+_BARRED = (
+    "crashed again after a recompile; this key is compiled at every start for 30 days (after fixing the cause: "
+    "safecache forget --all)"
+)
 _FEATURE, _EFFECT = "the look at what processes have died of", "Entries are loaded as if none had died."
 _WATCH, _UNWATCHED = "the watch over a first run", "A crash of it may pass unnoticed."
 
@@ -68,8 +65,6 @@ class _Cache:
 
 class _Thread(threading.local):
     trial: Trial | None = None
-    artifact: str | None = None
-    forgives = False
 
 
 class _State:
@@ -88,7 +83,7 @@ class Trial:
     """Of files in the cache ``root``, by their names there. ``forgives``: an exception does not count against them."""
 
     def __init__(self, root: str, names: list[str], *, forgives: bool = False) -> None:
-        self.cache = process_crash_markers(root)
+        self.cache = open_cache(root)
         self.names = names
         self.forgives = forgives
         self.is_over = False
@@ -146,21 +141,21 @@ class Trial:
     @boundary.contain_errors(_WATCH, _UNWATCHED)
     def _fail(self, error: Exception) -> None:
         self.is_over = True
-        if self.forgives or is_by_others(error, self.cache.root):
+        if self.forgives or is_unrelated(error, self.cache.root):
             return
         blame = evidence.of_exception(error, self.cache.root)
         text = f"{type(error).__name__}: {error}".partition("\n")[0][:200]
         _against(self.cache, self.names, blame, Reason.FAILED_RUN, self.cache.began, f"it failed: {text}")
 
 
-def is_by_others(error: Exception, root: str) -> bool:
+def is_unrelated(error: Exception, root: str) -> bool:
     """Whether an exception from a load or a first run is plainly no fault of what the cache ``root`` has supplied."""
     if isinstance(error, SafecacheError) or not config.current().trials:
         return True
     return evidence.of_exception(error, root) is Blame.NONE
 
 
-def process_crash_markers(root: str) -> _Cache:
+def open_cache(root: str) -> _Cache:
     """Look, once, at what other processes have died of in the cache ``root``, before anything is loaded from it."""
     caches = _state.now.caches
     cache = caches.get(root)
@@ -215,68 +210,42 @@ def _against(cache: _Cache, names: list[str], blame: Blame, reason: Reason, bega
             events.report(reason, f"{graph} did not survive its first run", why=what, cause=CAUSE, remedy=remedy)
 
 
-def strike_reason(ref: Ref, name: str, *, is_lower: bool = False) -> str:
-    """Why the entry of this name is not to be loaded; "" if nothing is against it.
-
-    ``is_lower``: it lies in a tier below the cache, against which only its own crashes speak.
-    """
-    found: Strikes = process_crash_markers(ref.root).strikes
+def refusal(ref: Ref, name: str, *, is_lower: bool = False) -> Refusal | None:
+    """As LoadGuard.refusal(): against a file that lies in a tier below the cache, only its own crashes speak."""
+    if strikes.is_artifact(name):
+        [(kind, key, name)] = strikes.keys_of([name])
+        ref = Ref(kind, key, ref.root)
+    elif ref.kind is Kind.KERNEL:
+        ref = ref._replace(kind=Kind.NATIVE_CODE)  # as strikes.keys_of() has it
+    found = open_cache(ref.root).strikes
     if found.of_key(ref) >= BARRED and not is_lower:
-        return (
-            "crashed again after a recompile; this key is compiled at every start for 30 days (after fixing the cause: "
-            "safecache forget --all)"
-        )
-    return "a process has died when it first ran it" if found.has_file(ref, name) else ""
+        return Refusal(Reason.CRASHED_RUN, _BARRED, cause=CAUSE)
+    if name and found.has_file(ref, name):
+        return Refusal(Reason.CRASHED_RUN, "a process has died when it first ran it", cause=CAUSE)
+    return None
 
 
-def name_of(ref: Ref, path: str) -> str:
-    """The entry at ``path``, by its name in whichever cache."""
-    return ref._replace(root="").file(os.path.basename(path)).path
+def load(use: Use, work: Callable[[], Any]) -> Any:
+    """As LoadGuard.load(): of a library, its load is its trial; a graph, a model and a kernel go on to their first run.
 
-
-@contextmanager
-def artifact_scope(which: str) -> Iterator[None]:
-    """In this block this thread loads the graphs of an artifact; ``which``: what differs if it is compiled anew."""
-    outer, _thread.now.artifact = _thread.now.artifact, which
-    try:
-        yield
-    finally:
-        _thread.now.artifact = outer
-
-
-@contextmanager
-def forgiving() -> Iterator[None]:
-    """In this block artifacts are loaded that no guards are evaluated for: an exception may be due to arguments.
-
-    So it counts for nothing.
+    What is part of another trial of this thread is a file of that one, except a graph.
     """
-    outer, _thread.now.forgives = _thread.now.forgives, True
-    try:
-        yield
-    finally:
-        _thread.now.forgives = outer
-
-
-def name_in_artifact(code: str) -> str:
-    """That of the graph with this code in the artifact that this thread loads; "" if it loads none."""
-    return strikes.artifact(code, _thread.now.artifact) if _thread.now.artifact is not None else ""
-
-
-def objection_to(root: str, name: str) -> str:
-    """As strike_reason(), of an artifact."""
-    [(kind, key, own)] = strikes.keys_of([name])
-    return strike_reason(Ref(kind, key, root), own)
-
-
-def load(root: str, names: list[str], graph: Any, work: Callable[[], Any]) -> Any:
-    """What ``work`` returns, which loads this graph of the files of these names; watch() goes on with the trial."""
-    if not config.current().trials or not names:
+    if use.kind is Kind.KERNEL:
+        _, announced = _state.now.loaded.pop(id(use.loaded), (None, None))
+        return work() if announced is None else _load_kernel(announced, work)
+    is_graph = use.kind is Kind.FX_ENTRY
+    if not config.current().trials or not use.names or (_thread.now.trial is not None and not is_graph):
         return work()
-    trial = Trial(root, names, forgives=_thread.now.forgives and strikes.is_artifact(names[0]))
+    trial = Trial(use.root, use.names, forgives=use.forgives)
     with trial.on():
-        found = work()
-    _keep(graph, trial)
-    return found
+        loaded = work()
+    if is_graph:
+        _keep(use.loaded, trial)
+    elif use.kind is Kind.NATIVE_CODE:
+        trial.passed()
+    else:
+        loaded.loader = _Loader(loaded.loader, loaded, trial)
+    return loaded
 
 
 def _keep(loaded: Any, trial: Trial) -> None:
@@ -285,25 +254,8 @@ def _keep(loaded: Any, trial: Trial) -> None:
     pending[number] = weakref.ref(loaded, lambda _: pending.pop(number, None)), trial
 
 
-def load_library(path: str, work: Callable[[], Any], root: str = "") -> Any:
-    """What ``work`` returns, which loads the library at ``path``: a trial of its own, unless part of a graph's.
-
-    ``root``: the cache that it lies in, if not Inductor's.
-    """
-    if _thread.now.trial is not None or not config.current().trials:
-        return work()
-    trial = Trial(root or config.cache_directory() or os.path.dirname(path), [])
-    trial.reads(path)
-    if not trial.names:
-        return work()
-    with trial.on():
-        loaded = work()
-    trial.passed()
-    return loaded
-
-
 class _Loader(wrapt.ObjectProxy[Any]):
-    """What runs a model from a package, until it has run it once: see load_model()."""
+    """What runs a model from a package, until it has run it once; after that its loader is what it was."""
 
     def __init__(self, loader: Any, model: Any, trial: Trial) -> None:
         super().__init__(loader)
@@ -324,20 +276,6 @@ class _Loader(wrapt.ObjectProxy[Any]):
         return _first(self._self_trial, call, *args, **kwargs)
 
 
-def load_model(root: str, name: str, work: Callable[[], Any]) -> Any:
-    """What ``work`` returns, AOTInductor's model from the package of this name: a trial that its first run ends.
-
-    After that its loader is what it was.
-    """
-    if _thread.now.trial is not None or not config.current().trials:
-        return work()
-    trial = Trial(root, [name], forgives=True)
-    with trial.on():
-        model = work()
-    model.loader = _Loader(model.loader, model, trial)
-    return model
-
-
 def _first(trial: Trial, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     if trial.is_over:
         return call(*args, **kwargs)
@@ -348,13 +286,13 @@ def _first(trial: Trial, call: Callable[..., Any], *args: Any, **kwargs: Any) ->
     return result
 
 
-def add_file_to_trial(path: str) -> None:
-    """This thread comes to the file, or the kernel's directory, at this path."""
+def add_file_to_trial(admitted: Admitted) -> None:
+    """Observer: this thread's trial comes to this file too."""
     if _thread.now.trial is not None:
-        _thread.now.trial.reads(path)
+        _thread.now.trial.reads(admitted.path)
 
 
-def watch(graph: Any) -> None:
+def watch_graph(graph: Any) -> None:
     """Have the first run of this graph be a trial, if it was loaded. After that its callable is what it was.
 
     What it has started on a GPU may still be running when its first run returns: that is not waited for.
@@ -376,30 +314,10 @@ def _watch(holder: Any, attribute: str, trial: Trial) -> None:
     setattr(holder, attribute, run)
 
 
-def is_barred(directory: str) -> bool:
-    """Whether processes have died of this kernel, and again once it was compiled anew; reported, if so."""
-    root, name = os.path.split(directory)
-    barred = process_crash_markers(root).strikes.of_key(Ref(Kind.NATIVE_CODE, name)) >= BARRED
-    if barred:
-        message, why = (
-            f"refused {Kind.KERNEL.noun} {directory}",
-            "crashed on its first run, and again after a recompile",
-        )
-        events.report(Reason.CRASHED_RUN, message, why=why, cause=CAUSE, remedy="Recompiling.")
-    return barred
-
-
-def found_kernel(kernel: Any, directory: str) -> None:
-    """This kernel of Triton's was found in a cache, where it lies in this directory, and is not loaded yet."""
+def announce(use: Use) -> None:
+    """As LoadGuard.announce()."""
     if config.current().trials:
-        root, name = os.path.split(directory)
-        _keep(kernel, Trial(root, [name], forgives=True))
-
-
-def load_kernel(kernel: Any, work: Callable[[], Any]) -> Any:
-    """What ``work`` returns, which loads this kernel for Inductor: a trial, if it was found in a cache."""
-    _, trial = _state.now.loaded.pop(id(kernel), (None, None))
-    return work() if trial is None else _load_kernel(trial, work)
+        _keep(use.loaded, Trial(use.root, use.names, forgives=use.forgives))
 
 
 def _load_kernel(trial: Trial, work: Callable[[], Any]) -> Any:
@@ -413,7 +331,7 @@ def _load_kernel(trial: Trial, work: Callable[[], Any]) -> Any:
 def watch_kernel(kernel: Any) -> None:
     """Have the load and the first launch of this kernel of Triton's be a trial, if it was found in a cache.
 
-    After that nothing is left of it: Triton asks for the load at each launch. See watch().
+    After that nothing is left of it: Triton asks for the load at each launch. See watch_graph().
     """
     _, trial = _state.now.loaded.pop(id(kernel), (None, None))
     if trial is None:

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import errno
 import fcntl
-import hashlib
 import os
 import re
 import time
@@ -22,7 +21,7 @@ from typing import NamedTuple
 from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import layout, ours
-from safecache.places.refs import Ref
+from safecache.places.refs import ARTIFACT, Ref, digest
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config
@@ -36,9 +35,7 @@ __all__ = [
     "NONE",
     "Strikes",
     "add",
-    "artifact",
     "clear",
-    "digest",
     "forget",
     "is_artifact",
     "keys_of",
@@ -54,8 +51,6 @@ _MOST = 400
 _RECORD, _DRAFT, _LOCK = "strikes", "strikes.draft", "strikes.lock"
 # Libraries, sources and kernels that C++ names; in Triton's cache, a directory for each kernel or library.
 _CODE = re.compile(r"[a-z2-7]{2}/[A-Za-z0-9_.-]+\.(so|py|cpp|cubin|hsaco|spv)")
-# Of what has no place in the cache: what is the same when it is compiled anew, and what is not.
-_ARTIFACT = re.compile(r"artifact/([0-9a-f]{32})/([0-9a-f]{32})")
 _KERNEL = re.compile(rf"({layout.TRITON_FOLDER}/\d+/)?{layout.TRITON_KEY.pattern}(/[A-Za-z0-9_.-]+\.so)?")
 
 
@@ -77,26 +72,16 @@ class Strikes(NamedTuple):
 NONE = Strikes({}, {})
 
 
-def digest(*parts: str) -> str:
-    """What stands for a key, by the word of its kind and itself, or for a file, by its name too."""
-    return hashlib.sha256("\0".join(parts).encode(errors="surrogateescape")).hexdigest()[:32]
-
-
-def artifact(key: str, which: str) -> str:
-    """The name of an artifact: ``key`` stays when it is compiled anew, and ``which`` does not."""
-    return f"artifact/{digest(key)}/{digest(key, which)}"
-
-
 def is_artifact(name: str) -> bool:
-    """Whether artifact() has made that name."""
-    return _ARTIFACT.fullmatch(name) is not None
+    """Whether refs.name_artifact() has made that name."""
+    return ARTIFACT.fullmatch(name) is not None
 
 
 def keys_of(names: Iterable[str]) -> list[tuple[Kind, str, str]]:
     """Kind, key and own name of the entries, or artifacts, in a trial; of libraries alone, the name is the key."""
     found = filter(None, (layout.locate(os.path.join("/", name)) for name in names))
     entries = [(each.kind, each.cache_key, os.path.basename(each.path)) for each in found]
-    entries += [(Kind.OTHER, each[1], each[2]) for each in map(_ARTIFACT.fullmatch, names) if each is not None]
+    entries += [(Kind.OTHER, each[1], each[2]) for each in map(ARTIFACT.fullmatch, names) if each is not None]
     return entries or [(Kind.NATIVE_CODE, name, name) for name in names]
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from typing import NamedTuple
 
-from safecache.places import layout
+from safecache.places import layout, refs
 from safecache.reporting.kinds import Kind
 from safecache.trials import strikes
 from safecache.upkeep import quarantined
@@ -36,7 +36,7 @@ def listed(roots: Iterable[str]) -> Iterator[Struck]:
     """All in these caches, the last first in each. Raises OSError."""
     for root in roots:
         found = strikes.read(root).keys
-        names = {strikes.digest(kind.word, key): text for kind, key, text in _names(root)} if found else {}
+        names = {refs.digest(kind.word, key): text for kind, key, text in _names(root)} if found else {}
         for hash, (number, moment) in sorted(found.items(), key=lambda each: -each[1][1]):
             yield Struck(root, hash, names.get(hash, _ELSEWHERE), number, moment)
 

@@ -12,7 +12,7 @@ import pytest
 from filelock import FileLock, Timeout
 from helpers.in_process import isolated
 
-from safecache.flights import holders
+from safecache.files import holders
 from safecache.hooks import locks
 from safecache.reporting import waits
 

@@ -27,7 +27,7 @@ def published(root: str) -> Path:
 def compile_once(root: str) -> None:
     """Find it, or compile it; and say which."""
     with scopes.compile_scope(Kind.FX_ENTRY, float("inf")):
-        flight = scopes.wait_or_take_lease(Ref(Kind.FX_ENTRY, KEY, root))
+        flight = scopes.wait_or_lead(Ref(Kind.FX_ENTRY, KEY, root))
         if flight is not None and published(root).exists():
             flight.found()
             print("found", flush=True)
@@ -42,7 +42,7 @@ def main(root: str, kind: str, key: str, how: str = "") -> None:
     """As the module says."""
     threading.Thread(target=_run, daemon=True).start()
     with scopes.compile_scope(Kind[kind], float("inf")):
-        flight = scopes.wait_or_take_lease(Ref(Kind[kind], key, root))
+        flight = scopes.wait_or_lead(Ref(Kind[kind], key, root))
         if how == "fork" and os.fork() == 0:
             time.sleep(60)
             os._exit(0)

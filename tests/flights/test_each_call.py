@@ -14,7 +14,8 @@ from faults.store import traced
 from faults.store.traced import needs_strace
 
 from flights import flyer
-from safecache.flights import holders, scopes
+from safecache.files import holders
+from safecache.flights import scopes
 from safecache.places import ours
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
@@ -45,7 +46,7 @@ def injected(root, call, what):
 def comes_next(root) -> str:
     """What becomes of a process that needs the same now: "holds" the lease, has "found" it, or compiles "alone"."""
     with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
-        flight = scopes.wait_or_take_lease(Ref(Kind.FX_ENTRY, flyer.KEY, str(root)))
+        flight = scopes.wait_or_lead(Ref(Kind.FX_ENTRY, flyer.KEY, str(root)))
         if flight is None:
             return "alone"
         if flyer.published(root).exists():

@@ -31,7 +31,7 @@ def process(root: Path, round: int) -> None:
         if published.exists():
             continue
         with scopes.compile_scope(Kind.FX_ENTRY, math.inf):
-            flight = scopes.wait_or_take_lease(Ref(Kind.FX_ENTRY, key, str(root)))
+            flight = scopes.wait_or_lead(Ref(Kind.FX_ENTRY, key, str(root)))
             if flight is not None and published.exists():
                 flight.found()
                 continue

@@ -16,7 +16,9 @@ import time
 import pytest
 from conftest import needs_root
 
-from safecache.flights import heartbeats, holders, leases, scopes, workers
+from safecache.entries import workers
+from safecache.files import holders
+from safecache.flights import heartbeats, leases, scopes
 from safecache.history import journal, run_summary
 from safecache.places import ours
 from safecache.places.refs import Ref
@@ -31,7 +33,7 @@ def folder(root):
 
 
 def enter(root, kind=Kind.FX_ENTRY, key=KEY):
-    return scopes.wait_or_take_lease(Ref(kind, key, str(root)))
+    return scopes.wait_or_lead(Ref(kind, key, str(root)))
 
 
 @pytest.fixture
@@ -171,7 +173,7 @@ def test_time_is_up_though_the_holder_runs(root, flyer, compiling, settings):
 def test_time_is_up_by_what_it_took_before(root, flyer, compiling, monkeypatch, before):
     monkeypatch.setattr(scopes, "_AT_LEAST", 0.1)
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
-    assert scopes.wait_or_take_lease(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
+    assert scopes.wait_or_lead(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
     assert events.counters()[Count.WAITED_IN_VAIN.value] == 1
 
 
@@ -179,14 +181,11 @@ def test_time_is_up_by_what_it_took_before(root, flyer, compiling, monkeypatch, 
 def test_no_more_than_the_setting_whatever_it_took(root, flyer, compiling, settings, before):
     settings(SAFECACHE_SINGLE_FLIGHT_WAIT=1)
     assert flyer(root, "FX_ENTRY", KEY).says() == "holds"
-    assert scopes.wait_or_take_lease(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
+    assert scopes.wait_or_lead(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: before) is None
 
 
 def test_who_need_not_wait_asks_for_no_time(root, compiling):
-    assert (
-        scopes.wait_or_take_lease(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: pytest.fail("it is asked for"))
-        is not None
-    )
+    assert scopes.wait_or_lead(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda: pytest.fail("it is asked for")) is not None
 
 
 def test_rank_of_a_group_waits_no_longer_than_it_may(root, flyer):

@@ -30,7 +30,7 @@ class Tuner:
         self.asked.append(config)
         with scopes.compile_scope(Kind.KERNEL, math.inf):
             if not published(self.root, config).exists():
-                flight = scopes.wait_or_take_lease(Ref(Kind.KERNEL, config, str(self.root)))
+                flight = scopes.wait_or_lead(Ref(Kind.KERNEL, config, str(self.root)))
                 if flight is None or not published(self.root, config).exists():
                     self.here.append(config)
                     self.meanwhile.get(config, list)()

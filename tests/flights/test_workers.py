@@ -8,7 +8,8 @@ import shutil
 
 from helpers.together import Together, said
 
-from safecache.flights import scopes, workers
+from safecache.entries import workers
+from safecache.flights import scopes
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 
@@ -69,7 +70,7 @@ def test_who_trains_what_another_process_compiles_has_them_once_a_graph_is_not_f
     (key,) = os.listdir(home.cache / "aotautograd")
     shutil.rmtree(home.cache / "aotautograd")
     with scopes.compile_scope(Kind.AOT_ENTRY, math.inf):
-        assert scopes.wait_or_take_lease(Ref(Kind.AOT_ENTRY, key, str(home.cache))) is not None
+        assert scopes.wait_or_lead(Ref(Kind.AOT_ENTRY, key, str(home.cache))) is not None
         assert starts(home) == []
         for name in ("aotautograd", "fxgraph"):
             shutil.rmtree(home.cache / name)

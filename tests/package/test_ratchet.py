@@ -21,7 +21,7 @@ FEATURES = {
 LIMITS = {
     "modules": 260,
     "lines": 42406,
-    "imports of a feature in the core": 53,
+    "imports of a feature in the core": 23,
     "places where the core uses a feature": 111,
     "thread-locals": 25,
     "mutable objects of modules": 40,

@@ -214,20 +214,20 @@ def test_failing_remote_is_done_without(failing, settings, root):
     client._state.reset()
     assert take()[0] is None
     with scopes.compile_scope(KIND, math.inf):
-        assert scopes.wait_or_take_lease(Ref(KIND, KEY, str(root))) is not None
+        assert scopes.wait_or_lead(Ref(KIND, KEY, str(root))) is not None
 
 
 @pytest.mark.parametrize("variable", ["SAFECACHE_REMOTE_READ_ONLY", "SAFECACHE_SINGLE_FLIGHT"])
 def test_host_that_sends_nothing_takes_none(remote, settings, root, variable):
     settings(**{variable: int(variable.endswith("ONLY"))})
     with scopes.compile_scope(KIND, math.inf):
-        scopes.wait_or_take_lease(Ref(KIND, KEY, str(root)))
+        scopes.wait_or_lead(Ref(KIND, KEY, str(root)))
     assert not leases(remote)
 
 
 def test_kernels_are_not_worth_a_round_trip(remote, root):
     with scopes.compile_scope(Kind.KERNEL, math.inf):
-        assert scopes.wait_or_take_lease(Ref(Kind.KERNEL, KEY, str(root))) is not None
+        assert scopes.wait_or_lead(Ref(Kind.KERNEL, KEY, str(root))) is not None
     assert not leases(remote)
 
 

@@ -16,8 +16,9 @@ from conftest import needs_root
 
 from safecache.errors import CacheReadError, EntryRefusedError
 from safecache.files import filesystem
-from safecache.places import ours
+from safecache.places import ours, refs
 from safecache.places.refs import Ref
+from safecache.ports import Use
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config, timestamps
@@ -86,7 +87,7 @@ def dies(cache, *, said="", names=NAMES, trial=True, number=1, around=None):
 def looks(cache):
     """What the next process finds: the files that are left."""
     first_runs._state.reset()
-    first_runs.process_crash_markers(str(cache))
+    first_runs.open_cache(str(cache))
     return [name for name in NAMES if (cache / name).exists()]
 
 
@@ -169,7 +170,7 @@ def test_process_is_dead_although_its_child_lives(cache):
     os.waitpid(pid, 0)
     try:
         looks(cache)
-        assert runs(cache) == [] and first_runs.process_crash_markers(str(cache)).strikes.keys
+        assert runs(cache) == [] and first_runs.open_cache(str(cache)).strikes.keys
     finally:
         os.kill(child, signal.SIGKILL)
 
@@ -179,7 +180,7 @@ def test_processes_that_die_together_are_one_strike(cache):
     assert looks(cache) == NAMES and runs(cache) == []
     dies(cache, number=8, said=NO_STACK)
     assert looks(cache) == []
-    assert {number for number, _ in first_runs.process_crash_markers(str(cache)).strikes.keys.values()} == {
+    assert {number for number, _ in first_runs.open_cache(str(cache)).strikes.keys.values()} == {
         strikes.ASIDE
     }
 
@@ -226,7 +227,7 @@ def test_look_that_is_killed_anywhere_is_finished_by_the_next(cache, monkeypatch
             os._exit(0)
         killed = os.waitpid(pid, 0)[1] != 0
         looks(cache)
-        found = first_runs.process_crash_markers(str(cache)).strikes
+        found = first_runs.open_cache(str(cache)).strikes
         assert runs(cache) == [] and found.of_key(Ref(Kind.FX_ENTRY, "fabkey")) >= strikes.ASIDE
         assert not (cache / FX).exists() or found.has_file(Ref(Kind.FX_ENTRY, "fabkey"), "entry")
         strikes.forget(str(cache))
@@ -355,13 +356,13 @@ def test_marker_that_comes_back_is_no_second_strike(cache):
 @pytest.mark.parametrize("mtime", [None, 4102444800])
 def test_strikes_in_a_cache_count_for_nothing(cache, mtime):
     """As earlier releases have left them, or anybody."""
-    key, file = strikes.digest("fx", "fabkey"), strikes.digest("fx", "fabkey", "entry")
+    key, file = refs.digest("fx", "fabkey"), refs.digest("fx", "fabkey", "entry")
     for name in (f"key-{key}.4", f"file-{file}.2", "strikes"):
         plant(cache, b"", name)
         if mtime is not None:
             os.utime(trials(cache) / name, (mtime, mtime))
     assert looks(cache) == NAMES
-    assert not first_runs.strike_reason(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
+    assert not first_runs.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
 
 
 def test_record_of_another_cache_counts_for_nothing(cache, tmp_path, settings):
@@ -433,8 +434,8 @@ def test_strict_mode_raises_once_what_crashed(cache, settings):
     dies(cache, said=CRASH)
     first_runs._state.reset()
     with pytest.raises(EntryRefusedError, match="did not survive its first run"):
-        first_runs.process_crash_markers(str(cache))
-    first_runs.process_crash_markers(str(cache))
+        first_runs.open_cache(str(cache))
+    first_runs.open_cache(str(cache))
     assert looks(cache) == [] and runs(cache) == []
 
 
@@ -460,10 +461,10 @@ def test_whatever_fails_in_the_look_is_said_once(cache, monkeypatch, caplog, set
             patch.setattr(module, name, fail)
             first_runs._state.reset()
             if strict == "0":
-                first_runs.process_crash_markers(str(cache))
+                first_runs.open_cache(str(cache))
             else:
                 with pytest.raises(CacheReadError) as caught:
-                    first_runs.process_crash_markers(str(cache))
+                    first_runs.open_cache(str(cache))
                 assert caught.value.__cause__ is error
             assert not trials(cache).exists() or runs(cache) == []
     (line,) = caplog.messages
@@ -483,7 +484,7 @@ def test_whatever_fails_in_the_watch_over_a_run_is_no_error_of_it(cache, monkeyp
     monkeypatch.setattr(module, name, fail)
     for _ in range(2):
         graph = type("Graph", (SimpleNamespace,), {})()
-        assert first_runs.load(str(cache), [FX], graph, lambda: "loaded") == "loaded"
+        assert first_runs.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), lambda: "loaded") == "loaded"
         with pytest.raises(KeyError, match="mine"), first_runs.Trial(str(cache), [FX]).on():
             raise KeyError("mine")
     (line,) = caplog.messages
@@ -498,17 +499,17 @@ def test_doubt_alone_sets_aside_once_and_bars_nothing(cache):
             (cache / name).write_bytes(b"content")
         dies(cache)
         assert (looks(cache) == []) is (number == 1)
-    assert max(first_runs.process_crash_markers(str(cache)).strikes.keys.values())[0] < strikes.BARRED
+    assert max(first_runs.open_cache(str(cache)).strikes.keys.values())[0] < strikes.BARRED
 
 
 def test_strikes_end_after_a_month(cache, monkeypatch):
     dies(cache, said=CRASH)
     looks(cache)
-    assert first_runs.strike_reason(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
+    assert first_runs.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
     month = 30 * 86400 + 60
     monkeypatch.setattr(strikes.time, "time", lambda time=time.time: time() + month)
     looks(cache)
-    assert not first_runs.strike_reason(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
+    assert not first_runs.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
 
 
 def test_child_of_multiprocessing_leaves_none(cache):
@@ -524,17 +525,17 @@ def test_forget_takes_back_all_strikes_and_leaves_markers(cache, run):
             (cache / name).write_bytes(b"content")
         dies(cache, said=CRASH)
         looks(cache)
-    assert "crashed again" in first_runs.strike_reason(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry")
+    assert "crashed again" in first_runs.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "entry").evidence
     dies(cache)
     # One for each key: those of the entries.
     assert run("forget", "--all", "--in", cache).lines == ["2 forgotten"]
     assert os.listdir(trials(cache)) == runs(cache) != []
     first_runs._state.reset()
-    assert not first_runs.strike_reason(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "other")
+    assert not first_runs.refusal(Ref(Kind.FX_ENTRY, "fabkey", str(cache)), "other")
 
 
 def test_what_was_set_aside_and_why_is_listed_by_name(cache, run):
-    artifact = strikes.artifact("code", "a compile")
+    artifact = refs.name_artifact("code", "a compile")
     dies(cache, names=[FX])
     looks(cache)
     dies(cache, names=[LIBRARY], said=CRASH)
@@ -596,21 +597,21 @@ def test_callable_is_what_it_was_after_the_first_run(cache):
         graph.current_callable = original
         return graph
 
-    assert first_runs.load(str(cache), [FX], graph, load) is graph and graph.current_callable is original
-    first_runs.watch(graph)
+    assert first_runs.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), load) is graph and graph.current_callable is original
+    first_runs.watch_graph(graph)
     assert graph.current_callable is not original
     stale = graph.current_callable
     assert graph.current_callable([1]) == [1] and called == [original]
     assert graph.current_callable is original and stale([2]) == [2]
-    first_runs.watch(graph)
+    first_runs.watch_graph(graph)
     assert graph.current_callable is original
 
 
 def test_what_wraps_the_callable_meanwhile_stays(cache):
     """As CUDA graphs do, or a user."""
     graph = type("Graph", (SimpleNamespace,), {})(current_callable=lambda inputs: inputs)
-    first_runs.load(str(cache), [FX], graph, lambda: graph)
-    first_runs.watch(graph)
+    first_runs.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), lambda: graph)
+    first_runs.watch_graph(graph)
     inner = graph.current_callable
     graph.current_callable = wrapper = lambda inputs: inner(inputs)
     assert [graph.current_callable([number]) for number in range(3)] == [[0], [1], [2]]
@@ -619,7 +620,7 @@ def test_what_wraps_the_callable_meanwhile_stays(cache):
 
 def test_graph_that_never_runs_is_forgotten(cache):
     graphs = [type("Graph", (SimpleNamespace,), {})(current_callable=len)]
-    first_runs.load(str(cache), [FX], graphs[0], lambda: None)
+    first_runs.load(Use(Kind.FX_ENTRY, str(cache), [FX], graphs[0]), lambda: None)
     assert first_runs._state.now.loaded
     graphs.clear()
     assert not first_runs._state.now.loaded

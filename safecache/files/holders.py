@@ -13,7 +13,6 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from safecache.files import ownership
-from safecache.places.refs import Ref
 from safecache.reporting import events, waits
 from safecache.session import Part, inherit
 from safecache.settings import config
@@ -40,11 +39,11 @@ class _State:
 _state: Part[_State] = Part(_State, inherit)
 
 _WAITING = (
-    "safecache: waiting for {0} to finish {1} {2}…; compiling it here after {3:g} s at most"
+    "safecache: waiting for {0} to finish {1}; compiling it here after {2:g} s at most"
     " (SAFECACHE_SINGLE_FLIGHT_WAIT). Help: SAFECACHE_SINGLE_FLIGHT=0 disables waiting"
 )
 _GIVEN_UP = (
-    "safecache: gave up waiting for {0}: {1} {2}… not finished after {3:.0f} s, or the process is not running."
+    "safecache: gave up waiting for {0}: {1} not finished after {2:.0f} s, or the process is not running."
     " Compiling it here; not waiting for that process again"
 )
 
@@ -166,16 +165,16 @@ def describe(holder: Holder | None) -> str:
     return f"process {holder.pid} ({holder.name})"
 
 
-def tell_wait(who: str, ref: Ref, most: float) -> None:
-    """Say, once in a process, that it waits."""
+def tell_wait(who: str, what: str, most: float) -> None:
+    """Say, once in a process, that it waits for ``who`` to finish ``what``, for so many seconds at most."""
     if not _state.now.is_told:
         _state.now.is_told = True
-        events.log_line(logging.WARNING, _WAITING.format(who, ref.kind.noun, ref.key[:16], most))
+        events.log_line(logging.WARNING, _WAITING.format(who, what, most))
 
 
-def tell_end(who: str, ref: Ref, waited: float) -> None:
-    """Say that it has waited in vain."""
-    events.log_line(logging.WARNING, _GIVEN_UP.format(who, ref.kind.noun, ref.key[:16], waited))
+def tell_end(who: str, what: str, waited: float) -> None:
+    """Say that it has waited for ``who`` to finish ``what`` for so many seconds, in vain."""
+    events.log_line(logging.WARNING, _GIVEN_UP.format(who, what, waited))
 
 
 def _ran(pid: int) -> int | None:

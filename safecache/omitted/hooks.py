@@ -10,10 +10,10 @@ from typing import Any
 
 from safecache.omitted import operators
 
-__all__ = ["implement"]
+__all__ = ["note_implementation"]
 
 
-def implement(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+def note_implementation(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """Library.impl: notes the function, unless it is torch's own for an op of torch."""
 
     def note(op_name: Any, fn: Callable[..., Any], dispatch_key: str = "", **named: Any) -> None:
