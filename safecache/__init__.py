@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["__version__", "activate", "deactivate", "is_active", "isolate", "reset", "stats", "status", "warm"]
 
 
-features.declare_hooks()
+features.declare()
 
 
 def stats() -> dict[str, int]:

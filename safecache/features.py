@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from safecache.patching import targets
+from safecache.patching import activation, targets
 from safecache.patching.targets import TORCH_FROM, Target
+from safecache.settings import config
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from typing import Any
+
     from safecache.places.refs import Ref
     from safecache.reporting.kinds import Reason
+    from safecache.settings.config import Config
 
-__all__ = ["declare_hooks", "plug"]
+__all__ = ["declare", "plug"]
 
 _HEURISTICS = "torch._inductor.runtime.triton_heuristics"
 _BENCHMARKING = "torch._inductor.runtime.benchmarking"
@@ -31,6 +36,13 @@ _TARGETS = (
         "JITFunction._do_compile",
         "trials.hooks:watch_kernel",
         ("self, key, signature, device, constexprs, options, attrs, warmup",),
+    ),
+    Target(
+        "torch._functorch._aot_autograd.autograd_cache",
+        "AOTAutogradCachePickler.get_hash",  # from FxGraphCachePickler
+        "explain.hooks:get_hash",
+        ("self, obj",),
+        since=(2, 12),  # torch 2.11 prints the parts of each key by itself
     ),
     Target(
         "torch.library",
@@ -106,25 +118,50 @@ _TARGETS = (
 )
 
 
-def declare_hooks() -> None:
-    """Add what is patched for one feature alone to the table."""
+def declare() -> None:
+    """Add what is patched for one feature alone to the table, and have them started when the hooks are turned on."""
     targets.add(_TARGETS)
+    activation.call_at_start(_start)
+
+
+def _start(settings: Config) -> None:
+    if settings.metrics:
+        from safecache import metrics
+
+        metrics.start()
+    # A compile worker asks for nothing, and its parent has told.
+    if settings.remote is not None and not config.is_compile_worker():
+        from safecache.remote import extras
+
+        extras.report(settings.remote)
 
 
 def plug() -> None:
     """Have the features hear and answer the core from now on."""
     from safecache import ports
+    from safecache.explain import torch_keys
     from safecache.flights import scopes
     from safecache.history import lookups
+    from safecache.isolation import asked
+    from safecache.omitted import fingerprints, surroundings
     from safecache.ports import plugs
+    from safecache.remote import tier
     from safecache.trials import first_runs
     from safecache.upkeep import limits
 
     lookups.observe()
     ports.observe(ports.Published, limits.keep)
     ports.observe(ports.Admitted, first_runs.add_file_to_trial)
+    ports.observe(ports.Compiling, fingerprints.note_compile)
+    ports.observe(ports.Compiling, torch_keys.note_compile)
+    ports.observe(ports.Requested, tier.record_request)
+    ports.observe(ports.Served, surroundings.note_model)
     plugs.why_missed = _why_missed
     plugs.compile_seconds = _compile_seconds
+    plugs.check_hits = _check_hits
+    plugs.tier = tier
+    plugs.compiler = asked
+    plugs.key_part = fingerprints
     plugs.load_guard = first_runs
     plugs.single_flight = scopes
 
@@ -144,3 +181,13 @@ def _compile_seconds(ref: Ref, name: str) -> float:
 
     record = key_records.recall(ref, name)
     return record.took if record is not None else 0.0
+
+
+def _check_hits(*call: Any) -> AbstractContextManager[None]:
+    if not config.current().verify:
+        from contextlib import nullcontext
+
+        return nullcontext()
+    from safecache.verification import sampling
+
+    return sampling.sampling(*call)

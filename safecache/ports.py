@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -14,17 +14,24 @@ from safecache.reporting.report import Refusal, Refused
 
 __all__ = [
     "Admitted",
+    "Compiler",
+    "Compiling",
     "Counted",
     "Flight",
     "Found",
     "Hit",
+    "KernelRequest",
+    "KeyPart",
     "LoadGuard",
     "Lookup",
     "Outcome",
     "Published",
     "Refused",
+    "Requested",
     "Saved",
+    "Served",
     "SingleFlight",
+    "Tier",
     "Use",
     "Waited",
     "observe",
@@ -95,10 +102,50 @@ class Published(NamedTuple):
     root: str
 
 
+class Requested(NamedTuple):
+    """It is looked up by this process."""
+
+    ref: Ref
+
+
 class Admitted(NamedTuple):
     """The file, or a kernel's directory, at ``path`` was verified, and this thread is about to use it."""
 
     path: str
+
+
+class Compiling(NamedTuple):
+    """What was not found is about to be compiled. ``ref``: without a key if it is not looked up by itself.
+
+    ``graph``: or a kernel's KernelRequest. ``name``: what its author calls it. ``lines``: what its key was computed
+    from, as torch prints it; empty where torch has not.
+    """
+
+    ref: Ref
+    graph: Any
+    name: Callable[[], str] = str
+    lines: Sequence[str] = ()
+
+
+class KernelRequest(NamedTuple):
+    """What triton.compile() has computed the cache ``key`` of, with ``variables`` of the environment in it."""
+
+    source: Any
+    backend: Any
+    options: Any
+    key: str
+    variables: Any
+
+    @property
+    def metadata(self) -> str:
+        """The name of the file of its metadata."""
+        return f"{self.source.name[:150]}.json"
+
+
+class Served(NamedTuple):
+    """A compiled function of this ``model`` of a server is about to be loaded, or made and saved, by this thread."""
+
+    model: Any
 
 
 class Use(NamedTuple):
@@ -113,6 +160,78 @@ class Use(NamedTuple):
     names: list[str]
     loaded: Any = None
     forgives: bool = False
+
+
+class Tier(Protocol):
+    """What lies below the directories of a cache: its files are verified, and copied into the cache."""
+
+    def is_on(self) -> bool:
+        """Whether there is any."""
+        return False
+
+    def fetch(self, ref: Ref) -> bool:
+        """Publish its files in the cache, if they are found; False if not.
+
+        What is refused is reported; strict mode raises its error.
+        """
+        return False
+
+    def keep(self, ref: Ref, *, again: bool = False) -> None:
+        """Have its files kept, which this process has made. ``again``: in place of what is kept under its key."""
+        return None
+
+    def has_supplied(self) -> bool:
+        """Whether this process has had anything from it."""
+        return False
+
+    def left_alone(self) -> float:
+        """For how many seconds from now this process does not read it, which has failed; 0 if it does."""
+        return 0.0
+
+    def leave_alone(self, seconds: float) -> None:
+        """Do not read it for so long, as another process of this program has found that it fails."""
+        return None
+
+
+class Compiler(Protocol):
+    """Makes Triton's kernels apart from this process; without it Triton makes them, here."""
+
+    def begin(self) -> None:
+        """A kernel may be compiled soon."""
+        return None
+
+    def request(self, request: KernelRequest) -> None:
+        """This thread is about to look it up."""
+        return None
+
+    def compile(self, source: Any, options: tuple[Any, ...], work: Callable[[], Any]) -> Any:
+        """What ``work`` returns, which is triton.compile() of ``source`` with these further arguments."""
+        return work()
+
+    def make(
+        self, request: KernelRequest | None, manager: Any, directory: str, found: dict[str, str] | None
+    ) -> dict[str, str] | None:
+        """The group that was ``found`` for this thread's request, else one that is made now; None: Triton makes it."""
+        return found
+
+
+class KeyPart(Protocol):
+    """What upstream's cache keys leave out: sealed with an entry, and compared before that is used."""
+
+    def statement(self, ref: Ref, parts: tuple[Ref, ...] | None = (), made: Any = None) -> Mapping[str, str]:
+        """What its seal says of an entry. ``parts``: the entries that it refers to; None: its graphs are not known.
+
+        ``made``: a function that was compiled ahead of time.
+        """
+        return {}
+
+    def refusal(self, ref: Ref, provenance: Mapping[str, str]) -> Refusal | None:
+        """Why an entry with this sealed provenance, or none, does not fit this process; None if it does."""
+        return None
+
+    def differs_by_rank(self) -> bool:
+        """Whether each rank compiles this thread's graph for itself: none has to wait for another."""
+        return False
 
 
 class LoadGuard(Protocol):
@@ -178,6 +297,18 @@ class SingleFlight(Protocol):
         return False
 
 
+class _NoTier(Tier):
+    pass
+
+
+class _NoCompiler(Compiler):
+    pass
+
+
+class _NoPart(KeyPart):
+    pass
+
+
 class _NoGuard(LoadGuard):
     pass
 
@@ -190,12 +321,17 @@ class Plugs:
     """What features have plugged in, and the core asks; each may be a module. Without them the core works as well.
 
     ``why_missed``: of a key and the name of its graph or kernel, why it is not there. ``compile_seconds``: of the same,
-    how long the compile took when it was last saved there; 0 where nobody knows.
+    how long the compile took when it was last saved there; 0 where nobody knows. ``check_hits``: stands around a call
+    of compile_fx, given its arguments.
     """
 
     def __init__(self) -> None:
         self.why_missed: Callable[[Ref, str], Reason] = lambda *_: Reason.NEVER_SEEN
         self.compile_seconds: Callable[[Ref, str], float] = lambda *_: 0.0
+        self.check_hits: Callable[..., AbstractContextManager[None]] = lambda *_: nullcontext()
+        self.tier: Tier = _NoTier()
+        self.compiler: Compiler = _NoCompiler()
+        self.key_part: KeyPart = _NoPart()
         self.load_guard: LoadGuard = _NoGuard()
         self.single_flight: SingleFlight = _Alone()
 

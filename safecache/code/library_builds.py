@@ -17,7 +17,7 @@ from safecache.entries import copies
 from safecache.files import folders, opening, private_directory, temporaries
 from safecache.places.layout import LOADED, CodeFile
 from safecache.places.refs import locate
-from safecache.remote import tier
+from safecache.ports import Requested, plugs, tell
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
@@ -152,8 +152,8 @@ def quarantine_or_copy(path: str) -> None:
     except directory_faults.Unsettled as error:
         _thread.failure = error
         raise
-    tier.record_request(locate(Kind.NATIVE_CODE, path, root))
-    if not is_there and path not in _thread.absent and (layers.exist(root) or tier.is_below()):
+    tell(Requested(locate(Kind.NATIVE_CODE, path, root)))
+    if not is_there and path not in _thread.absent and (layers.exist(root) or plugs.tier.is_on()):
         _take_from_below(path, root)
 
 
@@ -170,10 +170,10 @@ def mark_loaded(path: str, root: str) -> None:
     marker = path + LOADED
     gate.attest_file(CodeFile(marker, root), content=b"")
     copies.send_content(CodeFile(marker), b"", record=gate.record_of(CodeFile(marker, root), b"", {}))
-    if tier.is_sending():
+    if plugs.tier.is_on():
         with suppress(OSError):  # torch writes it next, and fails as in stock
             entry_files.publish(marker, b"", root)
-        tier.send_files(locate(Kind.NATIVE_CODE, path, root), again=True)
+        plugs.tier.keep(locate(Kind.NATIVE_CODE, path, root), again=True)
 
 
 def _take_from_below(path: str, root: str) -> None:
@@ -183,7 +183,7 @@ def _take_from_below(path: str, root: str) -> None:
         if not os.path.lexists(marker):
             copy_from_lower_tier(marker, root)
     elif not (
-        tier.fetch_into_cache(locate(Kind.NATIVE_CODE, path, root)) and gate.quarantine_unattested(CodeFile(path, root))
+        plugs.tier.fetch(locate(Kind.NATIVE_CODE, path, root)) and gate.quarantine_unattested(CodeFile(path, root))
     ):
         _thread.absent.add(path)
 

@@ -20,8 +20,7 @@ from safecache.files import filesystem
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref, locate
-from safecache.ports import Admitted, plugs, tell
-from safecache.remote import tier
+from safecache.ports import Admitted, Requested, plugs, tell
 from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -163,7 +162,7 @@ def _send(place: Place, name: str, content: bytes, stated: _Stated) -> None:
     """Send a library, or with its list a whole group, to the remote, and to the shared level below this cache."""
     if not name.startswith(LIST) and not name.endswith(".so"):
         return
-    tier.send_files(locate(Kind.KERNEL, place.directory, place.root))
+    plugs.tier.keep(locate(Kind.KERNEL, place.directory, place.root))
     directory = levels.counterpart(place.directory)
     if directory is None:
         return
@@ -383,11 +382,11 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 def _places(ref: Ref, name: str) -> Iterator[Place]:
     """Where the files of a cache key may be. A lower tier may be a cache directory of Triton's or of Inductor's."""
     directory = ref.path
-    tier.record_request(ref)
+    tell(Requested(ref))
     yield Place(directory)
     yield from _lower(directory)
     yield from _siblings(directory, name)
-    if tier.fetch_into_cache(ref):
+    if plugs.tier.fetch(ref):
         yield Place(directory, is_fetched=True)
 
 

@@ -8,7 +8,7 @@ import stat
 from safecache.files import opening
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref, locate
-from safecache.remote import tier
+from safecache.ports import plugs
 from safecache.reporting import report
 from safecache.reporting.kinds import Travel
 from safecache.settings import config
@@ -43,7 +43,7 @@ def propagate_file(file: CodeFile, *, anew: bool = True, key: str = "") -> bool:
     path, kind = file.path, file.kind
     if kind.tiers.travel is Travel.FILES and kind.tiers.is_pulled:
         cache = file.root or config.cache_directory() or ""
-        tier.send_files(Ref(kind, key, cache) if key else locate(kind, path, cache))
+        plugs.tier.keep(Ref(kind, key, cache) if key else locate(kind, path, cache))
     level = levels.find(path)
     if level is None:
         return False

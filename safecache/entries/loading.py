@@ -5,19 +5,16 @@ from __future__ import annotations
 import base64
 import os
 import pickle
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
+from safecache import compiles
 from safecache.entries import copies, searches
 from safecache.files import opening
-from safecache.omitted import fingerprints
 from safecache.places import layout
 from safecache.places.refs import Ref
-from safecache.ports import plugs
-from safecache.remote import tier
+from safecache.ports import Requested, plugs, tell
 from safecache.reporting import boundary, events, policy, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
@@ -31,7 +28,6 @@ __all__ = [
     "accept_or_quarantine",
     "describe_remote",
     "fetch",
-    "force_miss",
     "lookup",
     "may_be_read",
     "read_unverified",
@@ -56,23 +52,6 @@ class Source:
         self.directory = ref.directory
 
 
-class _Blind(threading.local):
-    kind: Kind | None = None
-
-
-_blind = _Blind()
-
-
-@contextmanager
-def force_miss(kind: Kind) -> Iterator[None]:
-    """In this block, make this thread's lookups of ``kind`` miss, so that a hit that leads nowhere is recompiled."""
-    _blind.kind = kind
-    try:
-        yield
-    finally:
-        _blind.kind = None
-
-
 def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterator[tuple[Any, bytes, bool]]:
     """Yield (entry, its sealed bytes, whether it is local) for every candidate that may be used.
 
@@ -81,8 +60,8 @@ def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterat
     ref = source.ref
     searches.set_lookup_key(ref)
     plugs.load_guard.open_cache(ref.root)
-    tier.record_request(ref)
-    if _blind.kind is ref.kind:
+    tell(Requested(ref))
+    if compiles.current.missing is ref.kind:
         return
     if local:
         yield from _local(source)
@@ -103,14 +82,14 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
         # That a cache with a fallback directory cannot be listed has been reported already.
         if layer != fallback.original(ref.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             yield from _candidates(source, directory, root, tried)
-    if tier.fetch_into_cache(ref):
+    if plugs.tier.fetch(ref):
         yield from _candidates(source, source.directory, ref.root, tried)
     took = partial(searches.last_compile_seconds, ref.kind)
-    flight = None if fingerprints.differs_by_rank() else plugs.single_flight.wait_or_lead(ref, took)
+    flight = None if plugs.key_part.differs_by_rank() else plugs.single_flight.wait_or_lead(ref, took)
     if flight is not None:
         searches.add_wait(ref.kind, flight.waited)
         if flight.elsewhere:
-            tier.fetch_into_cache(ref)
+            plugs.tier.fetch(ref)
         try:
             # What was refused is so again, unless somebody has had the time to replace it.
             yield from _candidates(source, source.directory, ref.root, tried if flight.waited else tried | seen)
@@ -244,7 +223,7 @@ def accept_or_quarantine(
     words, which with a root is the path of a file whose name says nothing about its content. ``whole``: the file
     holds nothing else. Raises the reason's error in strict mode.
     """
-    refusal = trust.judge(content, ref.kind, ref.key, path, fingerprints.fingerprint_refusal)
+    refusal = trust.judge(content, ref.kind, ref.key, path, partial(plugs.key_part.refusal, ref))
     if refusal is None:
         return True
     file = path or (origin if ref.root else None)

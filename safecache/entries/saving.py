@@ -19,11 +19,9 @@ from weakref import WeakKeyDictionary
 from safecache.entries import copies
 from safecache.entries.searches import compile_seconds
 from safecache.errors import CacheWriteError
-from safecache.omitted import fingerprints
 from safecache.places import layout
 from safecache.places.refs import Ref
-from safecache.ports import Saved, tell
-from safecache.remote import tier
+from safecache.ports import Saved, plugs, tell
 from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import suggest_fix
@@ -77,9 +75,8 @@ class SaveAborted(BaseException):
 class _Attempt:
     """A save that a thread is in the middle of."""
 
-    def __init__(self, kind: Kind, cache_key: str, root: object, state: Callable[[], dict[str, str]]) -> None:
-        self.kind = kind
-        self.cache_key = cache_key
+    def __init__(self, ref: Ref, root: object, state: Callable[[], dict[str, str]]) -> None:
+        self.ref = ref
         self.state = state
         self.root = root
         self.pickled = False
@@ -137,19 +134,18 @@ _REMOTE_REMEDY = f"{_CONSEQUENCE} Help: safecache doctor"
 
 @contextmanager
 def guard_save(
-    kind: Kind,
-    cache_key: str,
+    ref: Ref,
     root: object,
-    parts: tuple[tuple[Kind, str], ...] | None = (),
+    parts: tuple[Ref, ...] | None = (),
     also: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[None]:
     """Run torch's save of ``root``; an exception is reported, and in strict mode raised as the reason's error.
 
-    Foreign BaseExceptions pass through. ``parts``: the entries that it refers to, for fingerprints.build_fingerprint().
+    Foreign BaseExceptions pass through. ``parts``: the entries that it refers to, as for KeyPart.statement().
     ``also``: what the seal states besides that and the build's provenance.
     """
     outer = _current.attempt
-    this = _Attempt(kind, cache_key, root, lambda: {**fingerprints.build_fingerprint(kind, cache_key, parts), **also})
+    this = _Attempt(ref, root, lambda: {**plugs.key_part.statement(ref, parts), **also})
     _current.attempt = this
     failure: SaveAborted | None = None
     try:
@@ -161,13 +157,13 @@ def guard_save(
     finally:
         _current.attempt = outer
     if this.pickled:
-        _state.now.unsaved.discard(cache_key)
+        _state.now.unsaved.discard(ref.key)
     if failure is not None:
         if not this.pickled:
-            _state.now.unsaved.add(cache_key)
+            _state.now.unsaved.add(ref.key)
         if failure.reason is not Reason.INCOMPLETE:  # which follows from what failed before
             _current.failure = str(failure)
-        failure.report(Ref(kind, cache_key).title)
+        failure.report(ref.title)
 
 
 def begin() -> None:
@@ -230,17 +226,18 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
     except Exception as error:
         raise _unpicklable(obj, error) from None
     this.pickled = True
-    return _seal(content, this.kind, this.cache_key, this.state())
+    return _seal(content, this.ref, this.state())
 
 
 def seal_payload(payload: bytes, kind: Kind, cache_key: str = "", made: Any = None) -> bytes:
     """``payload`` with a seal; unchanged if it has one, or if there is no signing key, which is reported.
 
-    ``made``: as for fingerprints.build_fingerprint(). Raises KeyringError for the latter in strict mode.
+    ``made``: as as for KeyPart.statement(). Raises KeyringError for the latter in strict mode.
     """
     if seal.split(payload) is not None or not can_seal(kind):
         return payload
-    return _seal(payload, kind, cache_key, fingerprints.build_fingerprint(kind, cache_key, made=made))
+    ref = Ref(kind, cache_key)
+    return _seal(payload, ref, plugs.key_part.statement(ref, made=made))
 
 
 def can_seal(kind: Kind) -> bool:
@@ -284,13 +281,15 @@ def _unpicklable(obj: object, error: Exception) -> SaveAborted:
     return SaveAborted(Reason.UNPICKLABLE, text, cause=cause, remedy=_PICKLE_REMEDY, error=error)
 
 
-def _seal(payload: bytes, kind: Kind, cache_key: str, stated: Mapping[str, str]) -> bytes:
+def _seal(payload: bytes, ref: Ref, stated: Mapping[str, str]) -> bytes:
     keys = keyring.current()
     if keys.signing is None:
         return payload
     events.count(Count.SEALED)
     namespace = config.current().namespace
-    return seal.attach(payload, kind, cache_key, keys.signing, {**provenance.statement(kind), **stated}, namespace)
+    return seal.attach(
+        payload, ref.kind, ref.key, keys.signing, {**provenance.statement(ref.kind), **stated}, namespace
+    )
 
 
 def write(ref: Ref, content: bytes) -> None:
@@ -317,7 +316,7 @@ def write(ref: Ref, content: bytes) -> None:
     if ref.kind in ENTRIES:
         made = _current.attempt.root if _current.attempt is not None else None
         tell(Saved(ref, compile_seconds(made)))
-        tier.send_files(ref)
+        plugs.tier.keep(ref)
     try:
         copies.send_content(file._replace(root=""), content)
     except CacheWriteError as error:

@@ -6,23 +6,14 @@ entry is not found, or, where another process compiles that, once a graph of it 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from safecache.session import Part, inherit
 
-__all__ = ["are_postponed", "found", "has_found", "postpone", "start"]
+__all__ = ["are_postponed", "postpone", "start"]
 
 # What starts them, in a list while that is postponed.
 _postponed: Part[list[Callable[[], None]]] = Part(list, inherit)
-
-
-class _Thread(threading.local):
-    has_found = False
-
-
-_thread = _Thread()
 
 
 def postpone(begin: Callable[[], None]) -> None:
@@ -40,18 +31,3 @@ def start() -> None:
     postponed = _postponed.now
     while postponed:
         postponed.pop()()
-
-
-@contextmanager
-def found() -> Iterator[None]:
-    """In this block this thread takes a kernel that it has found, for which torch asks whether there are workers."""
-    before, _thread.has_found = _thread.has_found, True
-    try:
-        yield
-    finally:
-        _thread.has_found = before
-
-
-def has_found() -> bool:
-    """Whether this thread is in such a block."""
-    return _thread.has_found

@@ -34,7 +34,6 @@ __all__ = [
     "components",
     "fields",
     "kernel_components",
-    "name_of",
     "places",
     "source_lines",
     "triton_part",
@@ -209,19 +208,6 @@ def _split(text: str) -> list[str]:
 
 
 KERNEL, OPTIONS, SOURCE_LINE = "kernel with what it calls", "options", "kernel source line"
-# Inductor names the modules that it generates after a hash of their content.
-_GENERATED = re.compile(r"c[a-z2-7]{51}")
-
-
-def name_of(source: Any) -> str:
-    """The kernel's name, which depends neither on where it is compiled nor on its specialization."""
-    kernel = getattr(source, "fn", None)
-    if kernel is None:
-        return str(source.name)
-    module = str(getattr(kernel, "__module__", ""))
-    name = getattr(kernel, "__qualname__", source.name)
-    generated = _GENERATED.fullmatch(module.rpartition(".")[2]) or module.startswith("torch._inductor")
-    return f"inductor.{name}" if generated else f"{module}.{name}"
 
 
 def kernel_components(

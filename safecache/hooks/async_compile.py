@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from safecache import compiles
 from safecache.entries import workers
 
 __all__ = ["triton", "use_process_pool", "wakeup"]
@@ -22,7 +23,7 @@ def wakeup(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
 def use_process_pool(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> bool:
     """AsyncCompile.use_process_pool, which starts it: not for a kernel that was found."""
     if workers.are_postponed():
-        if workers.has_found():
+        if compiles.current.has_kernel:
             return False
         workers.start()
     is_ready: bool = wrapped(*args, **kwargs)
@@ -35,7 +36,7 @@ def triton(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -
     def load(kernel_name: str, source_code: str, *rest: Any, **named: Any) -> Any:
         if not workers.are_postponed() or _kernels().get(source_code) is None:
             return wrapped(*args, **kwargs)
-        with workers.found():
+        with compiles.scope(has_kernel=True):
             return wrapped(*args, **kwargs)
 
     return load(*args, **kwargs)

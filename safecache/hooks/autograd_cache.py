@@ -6,20 +6,18 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache.entries import artifacts, loading, saving, searches, workers
+from safecache import compiles
+from safecache.entries import artifacts, saving, searches, workers
 from safecache.entries.searches import Search
-from safecache.explain import torch_keys
 from safecache.hooks import compile_scopes, installation
-from safecache.omitted import fingerprints
 from safecache.places.refs import Ref
-from safecache.ports import plugs
+from safecache.ports import Compiling, plugs, tell
 from safecache.reporting import events, graph_names, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 
 __all__ = [
     "autograd_cache_key",
-    "get_hash",
     "handle_save_error",
     "load_artifact",
     "save",
@@ -34,8 +32,8 @@ def save(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
 
     def save_entry(key: str, entry: Any, *rest: Any, **named: Any) -> None:
         keys = _graph_keys(entry)
-        parts = tuple((Kind.FX_ENTRY, each) for each in keys) or None
-        with saving.guard_save(Kind.AOT_ENTRY, key, entry, parts):
+        parts = tuple(Ref(Kind.FX_ENTRY, each) for each in keys) or None
+        with saving.guard_save(Ref(Kind.AOT_ENTRY, key), entry, parts):
             if saving.refers_to_unsaved(keys):
                 saving.abort_save(Reason.INCOMPLETE)
             wrapped(key, entry, *rest, **named)
@@ -62,9 +60,9 @@ def handle_save_error(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
 def try_load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """AOTAutogradCache.try_load: a hit whose FX graph entry is gone is a miss, even where torch is strict."""
     given = kwargs["aot_config"] if "aot_config" in kwargs else args[2]
-    graph = fingerprints.looking_for(kwargs["mod"] if "mod" in kwargs else args[0])
-    search_for = searches.track_lookup(Ref(Kind.AOT_ENTRY), torch_keys.name)
-    with events.propagate_strict(), torch_keys.lookup(given), graph, search_for as search:
+    graph = compiles.scope(graph=kwargs["mod"] if "mod" in kwargs else args[0])
+    search_for = searches.track_lookup(Ref(Kind.AOT_ENTRY), graph_names.of_lookup)
+    with events.propagate_strict(), graph_names.lookup(given), graph, search_for as search:
         installation.ensure_cache()
         saving.begin()
         result, is_dropped = compile_scopes.agreed(
@@ -86,7 +84,7 @@ def _load(wrapped: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         evidence = "an FX graph entry that it refers to is missing or was refused"
         refusal = Refusal(Reason.ENTRY_MISSING, evidence, "The graph is compiled.")
         report.refuse(refusal, Kind.AOT_ENTRY, "that was found")
-    with loading.force_miss(Kind.AOT_ENTRY):
+    with compiles.scope(missing=Kind.AOT_ENTRY):
         return wrapped(*args, **kwargs)
 
 
@@ -99,11 +97,10 @@ def _end(search: Search, result: Any, given: Any) -> None:
     if loaded is not None:
         search.hit()
         return
-    torch_keys.missed()
     if not plugs.single_flight.is_compiled_elsewhere():
         workers.start()
     key = getattr(getattr(configuration, "cache_info", None), "cache_key", None)
-    fingerprints.compiled(Kind.AOT_ENTRY, key or "")
+    tell(Compiling(Ref(Kind.AOT_ENTRY, key or ""), compiles.current.graph, graph_names.of_lookup))
     if key is None:
         search.bypassed(Reason.UPSTREAM_BYPASS, search.declined or "torch could not use the entry that it found")
     elif search.is_taken and getattr(_autograd_cache().config, "_sync_cache_decision_cross_ranks", False):
@@ -123,15 +120,8 @@ def autograd_cache_key(wrapped: Callable[..., Any], instance: Any, args: Any, kw
     except Exception as error:
         searches.record_bypass_reason(Kind.AOT_ENTRY, f"{error}" or type(error).__name__)
         raise
-    torch_keys.asked(wrapped, args, kwargs, result)
+    compiles.current.key_call = wrapped, args, kwargs, result
     return result
-
-
-def get_hash(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
-    """AOTAutogradCachePickler.get_hash: collects the parts of the cache key, which explain a miss."""
-    torch_keys.collect(instance, args, kwargs)
-    key: str = wrapped(*args, **kwargs)
-    return key
 
 
 def write_to_local_cache(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:

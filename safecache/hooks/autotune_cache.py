@@ -14,7 +14,7 @@ from safecache.entries import artifacts, copies, loading
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.places.refs import locate
-from safecache.remote import tier
+from safecache.ports import plugs
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -48,7 +48,7 @@ class _Results:
                 if self.attested and layer == levels.counterpart(root):
                     _copy(key, root, place, layer)
                 return result
-        tier.fetch_into_cache(locate(Kind.AUTOTUNING, key, root))
+        plugs.tier.fetch(locate(Kind.AUTOTUNING, key, root))
         return self._read(key, root)
 
     def _read(self, key: str, root: str) -> Any:

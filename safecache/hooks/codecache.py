@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
-from safecache import loads
+from safecache import compiles, loads
 from safecache.code import exec_directory, gate, lock_guards
 from safecache.entries import artifacts, copies, loading, saving, searches, workers
-from safecache.explain import torch_keys
 from safecache.hooks import compile_scopes, installation
-from safecache.omitted import fingerprints
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
-from safecache.ports import Use, plugs
+from safecache.ports import Compiling, Use, plugs, tell
+from safecache.reporting import graph_names
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.tiers import directory_faults, fallback, layers
@@ -69,7 +68,7 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
         constants: Any,
         evaluate_guards: Any = None,
     ) -> Any:
-        name = partial(torch_keys.name_of_graph, is_backward=is_backward)
+        name = partial(graph_names.of_graph, is_backward=is_backward)
         with searches.track_lookup(Ref(Kind.FX_ENTRY, key), name) as search:
             # A graph with guards of its own is part of an AOTAutograd entry, which is then compiled as a whole.
             is_part, is_dropped = evaluate_guards is not None, False
@@ -87,8 +86,7 @@ def load_with_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
                 search.missed(compile_scopes.OTHER_RANK)
                 return result
             if not is_part:
-                fingerprints.compiled(Kind.FX_ENTRY, key)
-                torch_keys.missed_graph(key, debug_lines, is_backward=is_backward)
+                tell(Compiling(search.ref, compiles.current.graph, name, debug_lines))
             if search.is_taken and info.get("cache_status_detailed") == "guard_miss":
                 search.missed((Reason.GUARD_FAILED, "Triton's external libraries, such as libdevice, are others"))
             else:
@@ -129,7 +127,7 @@ def prepare_key(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
         result = wrapped(*args, **kwargs)
         key, info = result
         if key is None:
-            name = partial(torch_keys.name_of_graph, is_backward=bool(fx_kwargs.get("is_backward")))
+            name = partial(graph_names.of_graph, is_backward=bool(fx_kwargs.get("is_backward")))
             searches.bypass(Kind.FX_ENTRY, name, Reason.UPSTREAM_BYPASS, str(info.get("cache_bypass_reason", "")))
         return result
 
@@ -140,7 +138,7 @@ def save_graph(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """FxGraphCache._save_graph: the compile goes on whatever fails in it."""
 
     def save(key: str, compiled_graph: Any, *rest: Any, **named: Any) -> None:
-        with saving.guard_save(Kind.FX_ENTRY, key, compiled_graph):
+        with saving.guard_save(Ref(Kind.FX_ENTRY, key), compiled_graph):
             wrapped(key, compiled_graph, *rest, **named)
 
     save(*args, **kwargs)
@@ -241,10 +239,10 @@ _ENTRY_TYPES: dict[Kind, Callable[[Any], bool]] = {Kind.FX_ENTRY: _is_fx_entry, 
 
 def fx_codegen_and_compile(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """fx_codegen_and_compile, which every graph that was not found comes to: records what disables the cache, if so."""
-    fingerprints.compiling(kwargs["gm"] if "gm" in kwargs else args[0])
+    tell(Compiling(Ref(Kind.FX_ENTRY), kwargs["gm"] if "gm" in kwargs else args[0]))
     setting = _what_disables()
     if setting:
-        name = partial(torch_keys.name_of_graph, is_backward=bool(kwargs.get("is_backward")))
+        name = partial(graph_names.of_graph, is_backward=bool(kwargs.get("is_backward")))
         searches.bypass(Kind.FX_ENTRY, name, Reason.DISABLED, setting)
     workers.start()
     return wrapped(*args, **kwargs)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from safecache.entries import agreement, loading
-from safecache.omitted import fingerprints
+from safecache import compiles
+from safecache.entries import agreement
 from safecache.patching import targets
 from safecache.ports import plugs
 from safecache.reporting import waits
 from safecache.reporting.kinds import Kind, Reason
-from safecache.settings import config
 
 __all__ = ["OTHER_RANK", "agreed", "compile_fx", "compile_fx_inner"]
 
@@ -31,24 +29,16 @@ def compile_fx(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
             sys.modules["torch"].is_grad_enabled()
             and any(getattr(each, "requires_grad", False) for each in example_inputs_)
         )
-        sample = _sampling(model_, example_inputs_, rest, named)
+        sample = plugs.check_hits(model_, example_inputs_, rest, named)
         with plugs.single_flight.compile_scope(Kind.AOT_ENTRY, _most(), waits=waits), sample:
             return wrapped(*args, **kwargs)
 
     return compile(*args, **kwargs)
 
 
-def _sampling(*call: Any) -> AbstractContextManager[None]:
-    if not config.current().verify:
-        return nullcontext()
-    from safecache.verification import sampling
-
-    return sampling.sampling(*call)
-
-
 def compile_fx_inner(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_compile_fx_inner: of one graph."""
-    graph = fingerprints.looking_for(kwargs["gm"] if "gm" in kwargs else args[0])
+    graph = compiles.scope(graph=kwargs["gm"] if "gm" in kwargs else args[0])
     with plugs.single_flight.compile_scope(Kind.FX_ENTRY, _most()), graph:
         return wrapped(*args, **kwargs)
 
@@ -92,7 +82,7 @@ def agreed(kind: Kind, look: Callable[[], Any], is_hit: Callable[[Any], bool]) -
     hit = is_hit(found)
     if _all_hit(hit, kind) or not hit:
         return found, False
-    with loading.force_miss(kind):
+    with compiles.scope(missing=kind):
         return look(), True
 
 

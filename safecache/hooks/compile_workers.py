@@ -11,7 +11,7 @@ from typing import Any
 from torch._inductor.compile_worker.subproc_pool import SubprocPickler
 
 from safecache.errors import SafecacheError
-from safecache.remote import tier
+from safecache.ports import plugs
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.tiers import directory_faults, fallback
@@ -69,7 +69,7 @@ def _done(job: Callable[[], object]) -> object:
 
 def _handed_down() -> tuple[bytes, float]:
     secret = keyring.hand_down() if keyring.current().signing is None else b""
-    return secret, tier.left_alone()
+    return secret, plugs.tier.left_alone()
 
 
 class _Job:
@@ -86,7 +86,7 @@ def _received(secret: bytes, seconds: float, job: object) -> object:
     if secret:
         keyring.take(secret)
     if seconds:
-        tier.leave_alone(seconds)
+        plugs.tier.leave_alone(seconds)
     return job
 
 

@@ -18,7 +18,7 @@ from safecache.files import mounts, ownership
 from safecache.hooks import installation
 from safecache.patching import targets
 from safecache.places.layout import CodeFile
-from safecache.remote import tier
+from safecache.ports import plugs
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
@@ -99,7 +99,7 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         return None
     # Without a signing key the next process could not verify the header. Where a remote has given the entry it has the
     # libraries too, and a header takes longer than all else: what it lacks is built without one.
-    if time.monotonic() < _without_until or keyring.current().signing is None or tier.has_supplied_entries():
+    if time.monotonic() < _without_until or keyring.current().signing is None or plugs.tier.has_supplied():
         return None
     try:
         path: str = wrapped(*args, **kwargs)

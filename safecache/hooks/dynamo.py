@@ -12,12 +12,12 @@ from safecache import loads
 from safecache.entries import artifacts, copies, saving, searches
 from safecache.errors import RefusedArtifactError
 from safecache.hooks.pickle_module import SealingPickle
-from safecache.omitted import functions
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.reporting import events, graph_names, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
+from safecache.signing import provenance
 
 __all__ = [
     "deserialize",
@@ -125,11 +125,11 @@ def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     def save(cache_entry: Any, path: str) -> None:
         if saving.can_seal(Kind.DYNAMO_PACKAGE):
             main = cache_entry.dynamo.codes[0]
-            of = {_FUNCTION: functions.code_digest(main.python_code, of=main.python_module, line=True)}
-            kind, key = Kind.DYNAMO_PACKAGE, _package_key(path)
-            with saving.guard_save(kind, key, cache_entry, also=of):
+            of = {_FUNCTION: provenance.digest_code(main.python_code, of=main.python_module, line=True)}
+            ref = Ref(Kind.DYNAMO_PACKAGE, _package_key(path))
+            with saving.guard_save(ref, cache_entry, also=of):
                 wrapped(cache_entry, path)
-                copies.propagate_file(CodeFile(_package_file(instance, path), kind=kind), key=key)
+                copies.propagate_file(CodeFile(_package_file(instance, path), kind=ref.kind), key=ref.key)
 
     save(*args, **kwargs)
 
@@ -179,7 +179,7 @@ def _is_crashing(package: Any, path: str, root: str) -> bool:
 def _is_of(fn: Callable[..., Any], key: str, content: bytes, path: str) -> bool:
     """Whether the entry is of this very function: torch's key is only its name and first line, whatever the file."""
     innermost = sys.modules["torch._dynamo.eval_frame"].innermost_fn(fn)
-    here = functions.code_digest(innermost.__code__, of=innermost.__module__, line=True)
+    here = provenance.digest_code(innermost.__code__, of=innermost.__module__, line=True)
     there = artifacts.sealed_provenance(Kind.DYNAMO_PACKAGE, _package_key(key), content).get(_FUNCTION)
     if there == here:
         return True
@@ -241,7 +241,7 @@ def put_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs
 
     def put(cache_key: str, *rest: Any, **named: Any) -> None:
         if saving.can_seal(Kind.PGO_STATE):
-            with saving.guard_save(Kind.PGO_STATE, cache_key, _pgo()._CODE_STATE):
+            with saving.guard_save(Ref(Kind.PGO_STATE, cache_key), _pgo()._CODE_STATE):
                 wrapped(cache_key, *rest, **named)
 
     put(*args, **kwargs)

@@ -9,12 +9,13 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from safecache import compiles
 from safecache.code import triton_files, triton_remote
 from safecache.entries import searches
 from safecache.entries.searches import Search
-from safecache.isolation import asked
 from safecache.places.refs import locate
-from safecache.ports import Saved, plugs, tell
+from safecache.ports import Compiling, KernelRequest, Saved, plugs, tell
+from safecache.reporting import graph_names
 from safecache.reporting.kinds import Kind, Reason
 
 __all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
@@ -95,10 +96,10 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
         if _is_cache(instance):
             with _search(instance.cache_dir, filename) as search:
                 found = triton_files.get_group(instance.cache_dir, filename)
-                if found is None and not asked.is_told():
+                if found is None and not compiles.current.is_told:
                     found = _awaited(search, instance.cache_dir, filename)
-                _end(search, instance.cache_dir, filename, found)
-            return asked.group_of(instance, instance.cache_dir, filename, found)
+                _end(search, filename, found)
+            return plugs.compiler.make(_take_request(filename), instance, instance.cache_dir, found)
         group: dict[str, str] | None = wrapped(filename)
         return group
 
@@ -131,8 +132,8 @@ def remote_get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwar
         with _search(directory, filename) as search:
             group: dict[str, str] | None = wrapped(filename)
             found = group if group and all(group.values()) else None
-            _end(search, directory, filename, found)
-        return asked.group_of(instance, directory, filename, found)
+            _end(search, filename, found)
+        return plugs.compiler.make(_take_request(filename), instance, directory, found)
 
     return get(*args, **kwargs)
 
@@ -151,15 +152,33 @@ def _awaited(search: Search, directory: str, filename: str) -> dict[str, str] | 
 
 def _search(directory: str, filename: str) -> AbstractContextManager[Search]:
     ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
-    return searches.track_lookup(ref, lambda: asked.name_of(filename))
+    return searches.track_lookup(ref, lambda: _name_of(filename))
 
 
-def _end(search: Search, directory: str, filename: str, found: dict[str, str] | None) -> None:
+def _request(filename: str) -> KernelRequest | None:
+    """What this thread is about to compile, if ``filename`` is the name of its metadata."""
+    request: KernelRequest | None = compiles.current.kernel
+    return request if request is not None and filename == request.metadata else None
+
+
+def _take_request(filename: str) -> KernelRequest | None:
+    request, compiles.current.kernel = _request(filename), None
+    return request
+
+
+def _name_of(filename: str) -> str:
+    """The name of the kernel with this metadata file; with its module if triton.compile() asks."""
+    request = _request(filename)
+    return graph_names.of_kernel(request.source) if request is not None else filename.removesuffix(".json")
+
+
+def _end(search: Search, filename: str, found: dict[str, str] | None) -> None:
     """Triton compiles unless the group holds the file it asks for, and always with TRITON_ALWAYS_COMPILE."""
-    if asked.is_told():
+    if compiles.current.is_told:
         return search.let_go()
-    if found is None:
-        asked.note_miss(filename, directory)
+    request = _request(filename)
+    if found is None and request is not None:
+        tell(Compiling(search.ref, request, lambda: _name_of(filename)))
     if sys.modules["triton"].knobs.compilation.always_compile:
         search.bypassed(Reason.DISABLED, "TRITON_ALWAYS_COMPILE")
     elif found is not None and filename in found:

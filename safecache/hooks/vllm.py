@@ -10,7 +10,7 @@ import wrapt
 
 from safecache.code import vllm_files
 from safecache.errors import RefusedArtifactError
-from safecache.omitted import surroundings
+from safecache.ports import Served, tell
 from safecache.reporting import events
 
 __all__ = ["initialize_cache", "load_artifact", "load_model", "open_file", "reconstruct", "sending_os"]
@@ -22,7 +22,7 @@ def load_model(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     def load(model: Any, aot_compilation_path: str) -> Any:
         with events.propagate_strict():
             vllm_files.fetch_model(aot_compilation_path)
-            surroundings.record_vllm_model(model)
+            tell(Served(model))
             return wrapped(model, aot_compilation_path)
 
     return load(*args, **kwargs)

@@ -1,9 +1,8 @@
-"""What a thread is about to compile with Triton, for the service to do it if the cache has it not."""
+"""Where Triton's compiles are handed to the service, if the cache has not what they make."""
 
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import sys
 import threading
@@ -11,13 +10,14 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
+from safecache import compiles
 from safecache.entries import searches
 from safecache.places.refs import locate
-from safecache.ports import plugs
+from safecache.ports import Compiling, KernelRequest, tell
 from safecache.reporting.kinds import Kind
 from safecache.settings import config, settings
 
-__all__ = ["begin", "compiled", "group_of", "is_isolated", "is_told", "name_of", "note_miss", "record_pending_compile"]
+__all__ = ["begin", "compile", "is_isolated", "make", "request"]
 
 # A compile inside a call of these is one of several: a function, or anything in a module.
 _BENCHMARK = ("triton.runtime.autotuner", "_bench")
@@ -26,14 +26,8 @@ _OF_MAX_AUTOTUNE = ("torch._inductor.select_algorithm", "torch._inductor.autotun
 
 
 class _Thread(threading.local):
-    """``asked``: what this thread's triton.compile() has computed the cache key of, but not looked up yet."""
-
-    asked: tuple[Any, Any, Any, str, Any] | None = None
-    # Whether it is in a triton.compile(), which can pass through several hooks, one per module.
-    compiles = False
-    # What was compiled for it before it began, and whether its lookup has been reported.
+    # What was compiled for this thread's triton.compile() before it began.
     made: Any = None
-    is_told = False
 
 
 _thread = _Thread()
@@ -63,23 +57,18 @@ class _Compiled(BaseException):
         return kernel
 
 
-def compiled(src: Any, options: tuple[Any, ...], compile: Callable[[], Any]) -> Any:
-    """What ``compile`` returns, which is triton.compile() of ``src`` with these further arguments.
+def compile(source: Any, options: tuple[Any, ...], work: Callable[[], Any]) -> Any:
+    """As Compiler.compile(): a file of IR, which it would parse first of all, is compiled before it if it is missing.
 
-    A file of IR, which it would parse first of all, is compiled beforehand if the cache lacks it. Raises what
-    ``compile`` does, and compiling.ahead().
+    Raises what ``work`` does, and compiling.ahead().
     """
-    if _thread.compiles:
-        return compile()
-    _thread.compiles = True
     try:
-        _thread.made = _ahead(src, *options) if isinstance(src, str) and is_isolated() else None
-        with plugs.single_flight.compile_scope(Kind.KERNEL, math.inf):
-            return compile()
+        _thread.made = _ahead(source, *options) if isinstance(source, str) and is_isolated() else None
+        return work()
     except _Compiled as end:
         return end.told()
     finally:
-        _thread.compiles, _thread.made, _thread.is_told = False, None, False
+        _thread.made = None
 
 
 def _ahead(src: str, target: Any, options: Any, variables: Any) -> Any:
@@ -96,17 +85,11 @@ def _tell_of_miss(ahead: Any) -> None:
     """Report the miss before the compile, as any other; Triton's own lookup will find the result."""
     ref = locate(Kind.KERNEL, ahead.directory, os.path.dirname(ahead.directory))
     with searches.track_lookup(ref, lambda: str(ahead.name)) as search:
-        from safecache.explain import key_notes
-
-        asked = (*ahead.request[:4], ahead.variables)
-        key_notes.trying(Kind.KERNEL, lambda: _note_miss(asked, ahead.directory, ahead.name))
-        _thread.is_told = True
+        source, backend, options, key, _ = ahead.request
+        request = KernelRequest(source, backend, options, key, ahead.variables)
+        tell(Compiling(ref, request, lambda: str(ahead.name)))
+        compiles.current.is_told = True
         search.missed()
-
-
-def is_told() -> bool:
-    """Whether this lookup has been reported as a miss already, by the compile before it."""
-    return _thread.is_told
 
 
 def is_isolated() -> bool:
@@ -116,81 +99,48 @@ def is_isolated() -> bool:
 
 
 def begin() -> None:
-    """Have the compile server start, if kernels are compiled apart, at this first sign that one may be."""
+    """As Compiler.begin(): have the compile server start, if kernels are compiled apart."""
     if is_isolated():
         from safecache.isolation import early_start
 
         early_start.begin()
 
 
-def record_pending_compile(src: Any, backend: Any, options: Any, variables: Any, key: str) -> None:
-    """Keep in mind what this thread is about to look up. Raises tuning.Asked in a tuning query."""
+def request(request: KernelRequest) -> None:
+    """As Compiler.request(). Raises tuning.Asked in a tuning query."""
     # An unimported module asks nothing, nor does, in this thread, one that another thread is still importing.
     tuning: Any = sys.modules.get("safecache.isolation.tuning")
     if hasattr(tuning, "is_asking") and tuning.is_asking():
-        raise tuning.Asked(src, backend, options, key)
-    _thread.asked = src, backend, options, key, variables
+        raise tuning.Asked(*request[:4])
 
 
-def group_of(manager: Any, directory: str, filename: str, found: dict[str, str] | None) -> dict[str, str] | None:
-    """What get_group() found, else what the service has compiled. None if neither. Raises as compiling.obtain()."""
-    asked, _thread.asked = _asked_for(filename), None
-    if asked is None:
+def make(
+    request: KernelRequest | None, manager: Any, directory: str, found: dict[str, str] | None
+) -> dict[str, str] | None:
+    """As Compiler.make(). Raises as compiling.obtain()."""
+    if request is None:
         return found
     knobs = sys.modules["triton"].knobs
     if found is not None and not knobs.compilation.always_compile:
-        return _listened(asked, found, _thread.made)
+        return _listened(request, found, _thread.made)
     if not is_isolated():
         return found
     # Not at the top, since a process that only hits needs none of it.
     from safecache.isolation import attempts, compiling, limits
 
-    request = attempts.Request(*asked[:4], metadata=filename)
     if compiling.stays(request.source.name):
         return found
-    made = compiling.obtain(request, os.path.dirname(directory), limits.current(tuning=_is_tuning()), manager)
-    return found if made is None else _listened(asked, made.group, made)
+    attempt = attempts.Request(*request[:4], metadata=request.metadata)
+    made = compiling.obtain(attempt, os.path.dirname(directory), limits.current(tuning=_is_tuning()), manager)
+    return found if made is None else _listened(request, made.group, made)
 
 
-def _listened(asked: tuple[Any, Any, Any, str, Any], group: dict[str, str], made: Any) -> dict[str, str]:
+def _listened(request: KernelRequest, group: dict[str, str], made: Any) -> dict[str, str]:
     """The group; raises _Compiled if a listener has to hear that it was ``made`` for this compile."""
-    if made is not None and _thread.compiles and sys.modules["triton"].knobs.compilation.listener is not None:
-        raise _Compiled(asked[0], asked[3], group, made.times)
+    has_listener = sys.modules["triton"].knobs.compilation.listener is not None
+    if made is not None and compiles.current.makes_kernel and has_listener:
+        raise _Compiled(request.source, request.key, group, made.times)
     return group
-
-
-def _asked_for(filename: str) -> tuple[Any, Any, Any, str, Any] | None:
-    """What this thread is about to compile, if ``filename`` is the name of its metadata."""
-    asked = _thread.asked
-    return asked if asked is not None and filename == f"{asked[0].name[:150]}.json" else None
-
-
-def name_of(filename: str) -> str:
-    """The name of the kernel with this metadata file; with its module if triton.compile() asks."""
-    # Here and below: not at the top, since a process that only hits needs none of it.
-    from safecache.explain import components
-
-    asked = _asked_for(filename)
-    return components.name_of(asked[0]) if asked is not None else filename.removesuffix(".json")
-
-
-def note_miss(filename: str, directory: str) -> None:
-    """Note that what triton.compile() is about to compile is not in this directory."""
-    from safecache.explain import key_notes
-
-    asked = _asked_for(filename)
-    if asked is not None:
-        key_notes.trying(Kind.KERNEL, lambda: _note_miss(asked, directory, name_of(filename)))
-
-
-def _note_miss(asked: tuple[Any, Any, Any, str, Any], directory: str, name: str) -> None:
-    from safecache.explain import components, key_notes
-
-    source, backend, options, _, variables = asked
-    triton_key = sys.modules["triton.runtime.cache"].triton_key()
-    version = sys.modules["triton"].__version__
-    parts = components.kernel_components(source, backend, options, variables, triton_key, version)
-    key_notes.note(locate(Kind.KERNEL, directory, os.path.dirname(directory)), name, parts)
 
 
 def _is_tuning() -> bool:

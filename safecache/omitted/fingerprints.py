@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import logging
-import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from safecache import compiles
 from safecache.omitted import operators, sources, surroundings
 from safecache.omitted.table import PARTS
+from safecache.places.refs import Ref
+from safecache.ports import Compiling
 from safecache.reporting import events
 from safecache.reporting.kinds import Fingerprint, Kind, Reason
 from safecache.reporting.report import Refusal
@@ -23,13 +24,11 @@ from safecache.settings import config
 
 __all__ = [
     "FIELD",
-    "build_fingerprint",
-    "compiled",
-    "compiling",
     "described",
     "differs_by_rank",
-    "fingerprint_refusal",
-    "looking_for",
+    "note_compile",
+    "refusal",
+    "statement",
 ]
 
 # The field of a seal's provenance.
@@ -55,13 +54,6 @@ _UNKNOWN = (
 _MOST = 50
 
 
-class _Thread(threading.local):
-    graph: Any = None
-
-
-_thread = _Thread()
-
-
 class _State:
     def __init__(self) -> None:
         # What each graph, by its key, was compiled with.
@@ -73,32 +65,19 @@ class _State:
 _state: Part[_State] = Part(_State, inherit)
 
 
-@contextmanager
-def looking_for(graph: Any) -> Iterator[None]:
-    """In this block, entries of this ``graph`` are looked for."""
-    outer, _thread.graph = _thread.graph, graph
-    try:
-        yield
-    finally:
-        _thread.graph = outer
-
-
-def compiling(graph: Any) -> None:
-    """Note what a graph has that is about to be compiled, for whatever that becomes a part of."""
-    _meet({_OPS: _state_of(graph, Kind.FX_ENTRY)})
-
-
 def differs_by_rank() -> bool:
     """Whether each rank compiles the graph, that this thread looks for, for itself: none has to wait for another."""
-    return surroundings.merges_collectives() and _told(lambda: operators.collectives_in(_thread.graph), False)
+    return surroundings.merges_collectives() and _told(lambda: operators.collectives_in(compiles.current.graph), False)
 
 
-def compiled(kind: Kind, key: str) -> None:
-    """Note what the graph has that this thread has found no entry for, before it is compiled."""
-    stated: dict[str, Any] = {_OPS: _state_of(_thread.graph, kind)}
-    if differs_by_rank():
-        stated |= surroundings.ranks()
-    _state.now.compiled[kind, key] = stated
+def note_compile(compiling: Compiling) -> None:
+    """Observer: note what the graph has, for what it becomes a part of too."""
+    ref, graph = compiling.ref, compiling.graph
+    stated: dict[str, Any] = {_OPS: _state_of(graph, ref.kind)}
+    if ref.key:
+        if differs_by_rank():
+            stated |= surroundings.ranks()
+        _state.now.compiled[ref.kind, ref.key] = stated
     _meet(stated)
 
 
@@ -129,17 +108,13 @@ def _told(look: Callable[[], _T], otherwise: _T) -> _T:
         return otherwise
 
 
-def build_fingerprint(
-    kind: Kind, key: str, parts: tuple[tuple[Kind, str], ...] | None = (), made: Any = None
-) -> dict[str, str]:
-    """What a seal of this kind says. ``parts``: the entries it refers to; None: it holds graphs that are not known.
-
-    ``made``: a function that was compiled ahead of time.
-    """
+def statement(ref: Ref, parts: tuple[Ref, ...] | None = (), made: Any = None) -> dict[str, str]:
+    """As KeyPart.statement(): one field of a seal."""
+    kind = ref.kind
     if kind.proof.fingerprint is Fingerprint.NOTHING:
         return {}
     state = _state.now
-    each = [state.compiled.get(part, {}) for part in ((kind, key), *(parts or ()))]
+    each = [state.compiled.get((part.kind, part.key), {}) for part in (ref, *(parts or ()))]
     if kind.proof.fingerprint is Fingerprint.PROCESS or parts is None:
         each.append(state.met)
     stated: dict[str, Any] = {_OPS: {}, _FILES: {}}
@@ -149,7 +124,8 @@ def build_fingerprint(
     nothing: dict[str, Any] = {}
     stated[_FILES] |= _told(lambda: sources.digest_reachable(operators.find_modules(stated[_OPS])), nothing)
     if parts:
-        stated[_PLAIN] = {key: "" for part, key in parts if not state.compiled.get((part, key), {}).get(_OPS)}
+        plain = [part for part in parts if not state.compiled.get((part.kind, part.key), {}).get(_OPS)]
+        stated[_PLAIN] = {part.key: "" for part in plain}
     stated |= surroundings.noted()
     if kind is Kind.AOT_FUNCTION:
         of_function = _told(lambda: surroundings.of_function(made), nothing)
@@ -182,21 +158,22 @@ def _described(part: str, name: str, value: object) -> tuple[bool, str]:
     return PARTS[part].refuses, f"{named}: {value}" if is_readable else f"{named}: digest {value}"
 
 
-def fingerprint_refusal(kind: Kind, key: str, provenance: Mapping[str, str]) -> Refusal | None:
-    """Why an entry with this sealed provenance, or none, does not fit this process; None if it does."""
+def refusal(ref: Ref, provenance: Mapping[str, str]) -> Refusal | None:
+    """As KeyPart.refusal()."""
+    kind, key = ref.kind, ref.key
     if kind.proof.fingerprint is Fingerprint.NOTHING:
         return None
     stated = _read(provenance)
     # As earlier releases have it.
     if stated is None or (_FILES not in stated and kind.proof.fingerprint is Fingerprint.GRAPH):
         return _of_silence(kind, key)
-    refusal = _of_ops(stated.get(_OPS, {}), kind) or _of_surroundings(stated)
-    if refusal is None:
+    found = _of_ops(stated.get(_OPS, {}), kind) or _of_surroundings(stated)
+    if found is None:
         compiled = _state.now.compiled
         compiled.setdefault((kind, key), stated)
         _meet(stated)
         compiled.update({(Kind.FX_ENTRY, part): {} for part in stated.get(_PLAIN, {})})
-    return refusal
+    return found
 
 
 def _read(provenance: Mapping[str, str]) -> dict[str, Any] | None:
@@ -210,7 +187,7 @@ def _read(provenance: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _of_ops(ops: _Stated, kind: Kind) -> Refusal | None:
-    for name in sorted({*ops, *operators.find_changed(_thread.graph, is_lowered=kind is Kind.FX_ENTRY)}):
+    for name in sorted({*ops, *operators.find_changed(compiles.current.graph, is_lowered=kind is Kind.FX_ENTRY)}):
         there, here = ops.get(name, {}), _stated_now(name)
         is_unseen = operators.UNSEEN in {*there, *here}
         unknown = {operators.UNSEEN, *(operators.HIDDEN if is_unseen else ())}
@@ -228,7 +205,9 @@ def _of_silence(kind: Kind, key: str) -> Refusal | None:
     compiled = _state.now.compiled
     known = compiled.get((kind, key))
     is_plain = known is not None and not known.get(_OPS)
-    names = _named_in(_thread.graph, kind) if kind.proof.fingerprint is Fingerprint.GRAPH and not is_plain else ()
+    names = (
+        _named_in(compiles.current.graph, kind) if kind.proof.fingerprint is Fingerprint.GRAPH and not is_plain else ()
+    )
     if not names:
         compiled.setdefault((kind, key), {})
         return None

@@ -20,36 +20,15 @@ from typing import Any, NamedTuple
 
 from safecache.omitted import sources
 from safecache.settings import config
+from safecache.signing import provenance
 
-__all__ = ["Looked", "at_line", "code_digest", "digest", "digest_values", "look_into", "named"]
+__all__ = ["Looked", "at_line", "digest", "digest_values", "look_into", "named"]
 
-# What determines a call, by names that all Pythons, and torch's serializable form of a code object, have in common.
-_FIELDS = (
-    *("co_name", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_code"),
-    *("co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_exceptiontable"),
-)
 _DIGITS = 16
 # Of those that an op's code names, what differs from host to host, and from start to start.
 _OF_HOST = re.compile(
     r"_(ADDR|ADDRESS|DEVICES|DIR|HOME|HOST|HOSTNAME|IP|LOG|LOGGING|LOGS|NODE|PATH|PID|POD|PORT|SOCKET|URI|URL)(?=_|$)"
 )
-
-
-def code_digest(code: Any, *, of: str = "", line: bool = False) -> str:
-    """The SHA-256, in hex, of a code object, of what it belongs to, and of the number of its first ``line``."""
-    stated = [of, _stated(code), code.co_firstlineno if line else None]
-    return hashlib.sha256(json.dumps(stated).encode()).hexdigest()
-
-
-def _stated(value: Any) -> Any:
-    """A JSON form that is the same in every process. It keeps types apart: 1, 1.0 and True are three constants."""
-    if hasattr(value, "co_code"):
-        return [[name, _stated(getattr(value, name, None))] for name in _FIELDS]
-    if isinstance(value, tuple):
-        return ["tuple", *map(_stated, value)]
-    if isinstance(value, frozenset):
-        return ["frozenset", *sorted(map(_stated, value), key=json.dumps)]
-    return [type(value).__name__, repr(value)]
 
 
 def digest(callables: Iterable[Any]) -> str:
@@ -94,7 +73,7 @@ class _Walk:
     def add(self, path: str, value: Any) -> None:
         if _is_plain(value):
             is_place = isinstance(value, str) and value.startswith(os.sep)
-            self._rows.append([path, "a path" if is_place else _stated(value)])
+            self._rows.append([path, "a path" if is_place else provenance.json_form(value)])
         elif id(value) not in self._seen:
             self._seen[id(value)] = value
             self._waiting.append((path, value))
@@ -263,7 +242,7 @@ _MOST = 200_000
 def _label(value: Any) -> str:
     """A text that is the same in every process, unlike that of an object."""
     if _is_plain(value):
-        return json.dumps(_stated(value))
+        return json.dumps(provenance.json_form(value))
     if hasattr(value, "_schema"):
         return str(value)
     return f"{type(value).__qualname__} {getattr(value, '__module__', '')}.{getattr(value, '__qualname__', '')}"
@@ -284,7 +263,7 @@ def _read_code(code: types.CodeType) -> _Code:
         import dis
 
         stored = frozenset(step.argval for step in dis.get_instructions(code) if step.opcode == _STORE_GLOBAL)
-    return _Code(code_digest(code), tuple(dict.fromkeys(_names(code))), stored)
+    return _Code(provenance.digest_code(code), tuple(dict.fromkeys(_names(code))), stored)
 
 
 def _names(code: types.CodeType) -> Iterator[str]:
@@ -372,12 +351,12 @@ def named(module: str, name: str) -> str:
     """
     if sys.modules.get(module) is not None:
         function = _named_in(module, name)
-        return code_digest(function.__code__) if function is not None else ""
+        return provenance.digest_code(function.__code__) if function is not None else ""
     code = _code_in_file(module)
     for part in name.split("."):
         inner = [each for each in code.co_consts if getattr(each, "co_name", "") == part] if code is not None else []
         code = inner[-1] if inner else None
-    return code_digest(code) if code is not None else ""
+    return provenance.digest_code(code) if code is not None else ""
 
 
 def _code_in_file(module: str) -> types.CodeType | None:

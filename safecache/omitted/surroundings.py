@@ -13,9 +13,10 @@ from types import MappingProxyType
 from typing import Any
 
 from safecache.omitted import functions, sources
+from safecache.ports import Served
 from safecache.settings import config
 
-__all__ = ["merges_collectives", "names", "noted", "now", "of_function", "ranks", "record_vllm_model"]
+__all__ = ["merges_collectives", "names", "note_model", "noted", "now", "of_function", "ranks"]
 
 _DRIVER = re.compile(r"Kernel Module.*?\s(\d+(?:\.\d+)+)\s")
 _SERVERS = ("vllm", "sglang")
@@ -41,8 +42,9 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def record_vllm_model(model: Any) -> None:
-    """Note what a ``model`` of vLLM is, before this thread loads a compiled function for it, or makes and saves one."""
+def note_model(served: Served) -> None:
+    """Observer: note what a model of vLLM is."""
+    model = served.model
     settings = getattr(model, "vllm_config", None)
     multimodal = getattr(getattr(settings, "model_config", None), "multimodal_config", None)
     limits = getattr(multimodal, "limit_per_prompt", None)

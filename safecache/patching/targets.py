@@ -252,13 +252,6 @@ TARGETS: list[Target] = [
     ),
     Target(
         _AUTOGRAD_CACHE,
-        "AOTAutogradCachePickler.get_hash",  # from FxGraphCachePickler
-        "autograd_cache:get_hash",
-        ("self, obj",),
-        since=(2, 12),  # torch 2.11 prints the parts of each key by itself
-    ),
-    Target(
-        _AUTOGRAD_CACHE,
         "AOTAutogradCache._write_to_local_cache",
         "autograd_cache:write_to_local_cache",
         ("key, content",),
@@ -696,12 +689,12 @@ TARGETS: list[Target] = [
     Target(
         "triton.compiler.compiler",
         "get_cache_key",  # from runtime.cache
-        "triton_isolation:get_cache_key",
+        "triton_compiler:get_cache_key",
         ("src, backend, backend_options, env_vars",),
     ),
     # Each of these modules may have imported it from the one before, before it was hooked.
     *(
-        Target(module, "compile", "triton_isolation:compile", ("src, target=, options=, _env_vars=",))
+        Target(module, "compile", "triton_compiler:compile", ("src, target=, options=, _env_vars=",))
         for module in ("triton.compiler.compiler", "triton.compiler", "triton")
     ),
     Target(_BUNDLER, "TritonBundler.read_and_emit", "triton_in_inductor:read_and_emit", ("bundle",)),
@@ -777,7 +770,7 @@ UPSTREAM_HOOKS = {
         "a manager made directly, one that a user sets, and a reset or the end of a scope of the knob get round it",
     ),
     "triton_runtime:build": ("triton.knobs.build.impl", "it builds in Triton's place, and in that of a user's own"),
-    "triton_isolation": ("triton.knobs.compilation.listener", "it hears of compiles that are over"),
+    "triton_compiler": ("triton.knobs.compilation.listener", "it hears of compiles that are over"),
     "cpp_codecache:check_build": _VEC_ISA_OK,
     "cpp_codecache:probe_load": _VEC_ISA_OK,
 }

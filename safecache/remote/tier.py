@@ -6,23 +6,20 @@ The rest is imported when there is a remote.
 
 from __future__ import annotations
 
+from safecache.places.refs import Ref
+from safecache.ports import Requested
 from safecache.reporting import boundary
 from safecache.settings import config
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from safecache.places.refs import Ref
-
 __all__ = [
-    "fetch_into_cache",
-    "has_supplied_entries",
-    "is_below",
+    "fetch",
+    "has_supplied",
     "is_on",
     "is_sending",
+    "keep",
     "leave_alone",
     "left_alone",
     "record_request",
-    "send_files",
 ]
 
 # Precompiled headers have 150 MB each.
@@ -31,28 +28,27 @@ _FEATURE, _NOT_SENT = "the remote cache", "Other hosts compile this themselves."
 
 
 def is_on() -> bool:
-    """Whether there is a remote."""
+    """As Tier.is_on()."""
+    return bool(config.current().packs) or _has_remote()
+
+
+def _has_remote() -> bool:
     return config.current().remote is not None
-
-
-def is_below() -> bool:
-    """Whether there is any such tier."""
-    return bool(config.current().packs) or is_on()
 
 
 def is_sending() -> bool:
     """Whether what this process compiles is sent. What a compile worker makes is sent with its parent's entry."""
-    return is_on() and not config.current().remote_read_only and not config.is_compile_worker()
+    return _has_remote() and not config.current().remote_read_only and not config.is_compile_worker()
 
 
-def has_supplied_entries() -> bool:
-    """Whether this process has had anything from such a tier."""
+def has_supplied() -> bool:
+    """As Tier.has_supplied()."""
     if config.current().packs:
         from safecache.packs import lower
 
         if lower.has_given():
             return True
-    if not is_on():
+    if not _has_remote():
         return False
     from safecache.remote import exchange
 
@@ -60,8 +56,8 @@ def has_supplied_entries() -> bool:
 
 
 def left_alone() -> float:
-    """For how many seconds from now this process does not read it, which has failed; 0 if it does."""
-    if not is_on():
+    """As Tier.left_alone(), of the remote."""
+    if not _has_remote():
         return 0.0
     from safecache.remote import client
 
@@ -70,8 +66,8 @@ def left_alone() -> float:
 
 
 def leave_alone(seconds: float) -> None:
-    """Do not read it for so long, as another process of this program has found that it fails."""
-    if is_on():
+    """As Tier.leave_alone(), of the remote."""
+    if _has_remote():
         from safecache.remote import client
 
         remote = client.current()
@@ -79,28 +75,25 @@ def leave_alone(seconds: float) -> None:
             remote.leave_alone(seconds)
 
 
-def record_request(ref: Ref) -> None:
-    """Note that it is looked up by this process."""
-    if is_on():
+def record_request(requested: Requested) -> None:
+    """Observer: note what is looked up by this process."""
+    if _has_remote():
         from safecache.remote import exchange
 
         with boundary.contain_errors(_FEATURE, _NOT_SENT):
-            exchange.asked(ref)
+            exchange.asked(requested.ref)
 
 
-def fetch_into_cache(ref: Ref) -> bool:
-    """Publish its files in the cache, if a pack or the remote has them; False if not.
-
-    A file that travels by itself is recorded as requested. What is refused is reported; strict mode raises its error.
-    """
+def fetch(ref: Ref) -> bool:
+    """As Tier.fetch(), from a pack or the remote. A file that travels by itself is recorded as requested."""
     if ref.is_file:
-        record_request(ref)
+        record_request(Requested(ref))
     if config.current().packs:
         from safecache.packs import lower
 
         if lower.fill(ref):
             return True
-    if not is_on():
+    if not _has_remote():
         return False
     from safecache.remote import exchange
 
@@ -109,11 +102,8 @@ def fetch_into_cache(ref: Ref) -> bool:
     return False
 
 
-def send_files(ref: Ref, *, again: bool = False) -> None:
-    """Have its files sent, which this process has compiled, with what it has asked for since it began to.
-
-    ``again``: in place of what the remote has.
-    """
+def keep(ref: Ref, *, again: bool = False) -> None:
+    """As Tier.keep(): have them sent, with what this process has asked for since it began to compile them."""
     if is_sending() and not ref.key.endswith(_HEADERS):
         from safecache.remote import exchange
 

@@ -11,11 +11,26 @@ from __future__ import annotations
 import os
 import re
 import sys
-from collections.abc import Mapping
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-__all__ = ["BACKWARD", "frame", "of_aot_graph", "of_current", "of_function", "of_fx_graph"]
+from safecache import compiles
+
+__all__ = [
+    "BACKWARD",
+    "frame",
+    "lookup",
+    "of_aot_graph",
+    "of_current",
+    "of_function",
+    "of_fx_graph",
+    "of_graph",
+    "of_kernel",
+    "of_lookup",
+]
 
 # How the name of a backward graph ends.
 BACKWARD = " backward"
@@ -25,6 +40,8 @@ _WRAPPER = "torch._dynamo.external_utils"
 # Their frames are on the way to whoever has called torch.
 _ON_THE_WAY = re.compile(r"(torch|safecache|wrapt|contextlib|functools|unittest\.mock)(\..*)?")
 _BEING_COMPILED = re.compile(r"(\d+)_\w+")
+# Inductor names the modules that it generates after a hash of their content.
+_GENERATED = re.compile(r"c[a-z2-7]{51}")
 _RESUMED = re.compile(r"torch_dynamo_resume_in_(.+)_at_\d+")
 
 # By AOTAutograd's ids for graphs, of this process.
@@ -36,6 +53,32 @@ def frame() -> str:
     context = getattr(sys.modules.get("torch._guards"), "CompileContext", None)
     found = None if context is None else context.current_compile_id()
     return "" if found is None else str(found)
+
+
+@contextmanager
+def lookup(config: Any) -> Iterator[None]:
+    """In this block a graph with this AOTConfig is looked up in AOTAutograd's cache."""
+    guards = sys.modules.get("torch._guards")
+    context = guards.CompileContext.try_get() if guards is not None else None
+    current = compiles.current
+    # Compared by identity, not by its id, which starts again at torch._dynamo.reset().
+    is_same = context is not None and current.context is not None and current.context() is context
+    current.number = current.number + 1 if is_same else 0
+    current.context = weakref.ref(context) if context is not None else None
+    with compiles.scope(config=config, key_call=None):
+        yield
+
+
+def of_lookup() -> str:
+    """The name of the graph being looked up in AOTAutograd's cache."""
+    return of_aot_graph(compiles.current.config, compiles.current.number)
+
+
+def of_graph(*, is_backward: bool) -> str:
+    """The name of the graph being looked up in the FX graph cache, possibly for an AOTAutograd entry."""
+    if compiles.current.config is not None:
+        return f"{of_lookup()} {'backward' if is_backward else 'forward'}"
+    return of_fx_graph(is_backward=is_backward)
 
 
 def of_aot_graph(config: Any, number: int) -> str:
@@ -93,3 +136,14 @@ def _qualified(code: CodeType, scope: Mapping[str, Any]) -> str:
     name = getattr(code, "co_qualname", code.co_name)  # from Python 3.11 on
     resumed = _RESUMED.sub(r"\1 (resumed)", name)
     return f"{module}.{resumed}"
+
+
+def of_kernel(source: Any) -> str:
+    """The kernel's name, which depends neither on where it is compiled nor on its specialization."""
+    kernel = getattr(source, "fn", None)
+    if kernel is None:
+        return str(source.name)
+    module = str(getattr(kernel, "__module__", ""))
+    name = getattr(kernel, "__qualname__", source.name)
+    generated = _GENERATED.fullmatch(module.rpartition(".")[2]) or module.startswith("torch._inductor")
+    return f"inductor.{name}" if generated else f"{module}.{name}"

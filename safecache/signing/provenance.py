@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import json
 import os
 import platform
 import re
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 from importlib.machinery import PathFinder
+from typing import Any
 
 from safecache._version import __version__
 from safecache.reporting.kinds import Kind, Reason
@@ -18,8 +20,10 @@ from safecache.reporting.kinds import Kind, Reason
 __all__ = [
     "build_of",
     "describe",
+    "digest_code",
     "installed",
     "instructions",
+    "json_form",
     "mismatch",
     "statement",
     "torch_release",
@@ -154,3 +158,27 @@ def _devices() -> str:
     else:
         names = {"sm_{}{}".format(*cuda.get_device_capability(i)) for i in range(cuda.device_count())}
     return ",".join(sorted(names))
+
+
+# What determines a call, by names that all Pythons, and torch's serializable form of a code object, have in common.
+_FIELDS = (
+    *("co_name", "co_argcount", "co_posonlyargcount", "co_kwonlyargcount", "co_flags", "co_code"),
+    *("co_consts", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_exceptiontable"),
+)
+
+
+def digest_code(code: Any, *, of: str = "", line: bool = False) -> str:
+    """The SHA-256, in hex, of a code object, of what it belongs to, and of the number of its first ``line``."""
+    stated = [of, json_form(code), code.co_firstlineno if line else None]
+    return hashlib.sha256(json.dumps(stated).encode()).hexdigest()
+
+
+def json_form(value: Any) -> Any:
+    """A JSON form that is the same in every process. It keeps types apart: 1, 1.0 and True are three constants."""
+    if hasattr(value, "co_code"):
+        return [[name, json_form(getattr(value, name, None))] for name in _FIELDS]
+    if isinstance(value, tuple):
+        return ["tuple", *map(json_form, value)]
+    if isinstance(value, frozenset):
+        return ["frozenset", *sorted(map(json_form, value), key=json.dumps)]
+    return [type(value).__name__, repr(value)]

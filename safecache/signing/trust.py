@@ -34,7 +34,7 @@ def judge(
     kind: Kind,
     cache_key: str,
     path: str | None,
-    objection: Callable[[Kind, str, Mapping[str, str]], Refusal | None] = lambda *_: None,
+    objection: Callable[[Mapping[str, str]], Refusal | None] = lambda _: None,
 ) -> Refusal | None:
     """None if ``content`` may be unpickled as this kind of entry under this cache key; if so, that is counted.
 
@@ -44,7 +44,7 @@ def judge(
     found = examine(content, kind, cache_key, path)
     if isinstance(found, Refusal):
         return found
-    refusal = objection(kind, cache_key, seal.stated_provenance(content))
+    refusal = objection(seal.stated_provenance(content))
     if refusal is None:
         events.count(found)
     return refusal

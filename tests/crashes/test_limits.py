@@ -8,7 +8,7 @@ import types
 
 import pytest
 
-from safecache.hooks import triton_isolation
+from safecache.hooks import triton_compiler
 from safecache.isolation import asked, limits
 
 GB = 10**9
@@ -84,4 +84,4 @@ def test_compile_is_one_of_several_where_somebody_tunes(module, function, local,
 def test_key_is_computed_while_another_thread_imports_what_asks_for_keys(monkeypatch):
     """By then the module is there, and nothing in it yet."""
     monkeypatch.setitem(sys.modules, "safecache.isolation.tuning", types.ModuleType("tuning"))
-    assert triton_isolation.get_cache_key(lambda *_: "key", None, ("source", "backend", "options", {}), {}) == "key"
+    assert triton_compiler.get_cache_key(lambda *_: "key", None, ("source", "backend", "options", {}), {}) == "key"

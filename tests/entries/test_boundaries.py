@@ -42,7 +42,7 @@ def source(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(root))
     directory = root / Ref(Kind.FX_ENTRY, KEY, "").path
     directory.mkdir(parents=True)
-    stated = provenance.statement(Kind.FX_ENTRY) | fingerprints.build_fingerprint(Kind.FX_ENTRY, KEY)
+    stated = provenance.statement(Kind.FX_ENTRY) | fingerprints.statement(Ref(Kind.FX_ENTRY, KEY))
     content = seal.attach(b"N.", Kind.FX_ENTRY, KEY, keyring.current().signing, stated, "default")
     (directory / layout.entry_name(content)).write_bytes(content)
     return loading.Source(Ref(Kind.FX_ENTRY, KEY, str(root)), lambda entry: entry is None)

@@ -7,7 +7,7 @@ import sys
 import pytest
 from conftest import python
 
-from safecache.omitted import functions
+from safecache.signing import provenance
 
 SOURCE = "def f(x, *, y=2):\n    return [x in {'a', 'b', 'c'}, lambda z: (x, y, 1, z)]\n"
 CHANGES = [("1", "1.0"), ("1", "True"), ("'b'", "'d'"), ("x, y", "y, x"), ("lambda z", "lambda w"), ("*, ", "")]
@@ -16,7 +16,7 @@ CHANGES = [("1", "1.0"), ("1", "True"), ("'b'", "'d'"), ("x, y", "y, x"), ("lamb
 def digest_of(source, path="<source>", module="m"):
     namespace = {}
     exec(compile(source, path, "exec", dont_inherit=True), namespace)
-    return functions.code_digest(namespace["f"].__code__, of=module, line=True)
+    return provenance.digest_code(namespace["f"].__code__, of=module, line=True)
 
 
 @pytest.mark.parametrize(("before", "after"), CHANGES)
@@ -35,9 +35,9 @@ def test_line_counts():
 def test_it_is_the_same_in_every_process():
     """Sets have another order in each."""
     code = (
-        "from safecache.omitted import functions\n"
+        "from safecache.signing import provenance\n"
         f"namespace = {{}}; exec(compile({SOURCE!r}, 'x', 'exec'), namespace)\n"
-        "print(functions.code_digest(namespace['f'].__code__, of='m', line=True))"
+        "print(provenance.digest_code(namespace['f'].__code__, of='m', line=True))"
     )
     said = {python(code, env={"PYTHONHASHSEED": str(seed)}).stdout.strip() for seed in range(1, 5)}
     assert said == {digest_of(SOURCE)}, sys.version

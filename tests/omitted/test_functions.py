@@ -11,8 +11,10 @@ import pytest
 from conftest import SOURCE
 
 from safecache.omitted import fingerprints, functions, operators
+from safecache.places.refs import Ref
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
+from safecache.signing import provenance
 
 TEXT = """
 FACTOR = {factor}
@@ -173,7 +175,7 @@ def test_a_module_that_is_not_imported_stays_so(tmp_path, monkeypatch):
     text = TEXT.format(**PLAIN) + "\nclass Layer:\n    def forward(self):\n        return 1\n\nraise SystemExit\n"
     (tmp_path / "not_imported_yet.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    expected = functions.code_digest(module().helper.__code__)
+    expected = provenance.digest_code(module().helper.__code__)
     assert functions.named("not_imported_yet", "helper") == expected
     assert functions.named("not_imported_yet", "Layer.forward") and "not_imported_yet" not in sys.modules
     assert functions.named("not_imported_yet", "gone") == functions.named("no_such_module_anywhere", "f") == ""
@@ -194,7 +196,7 @@ def test_of_two_functions_of_one_name_the_last_is_meant(tmp_path, monkeypatch):
     before = functions.named("defined_twice", "f")
     import defined_twice
 
-    assert before == functions.code_digest(defined_twice.f.__code__)
+    assert before == provenance.digest_code(defined_twice.f.__code__)
 
 
 def test_what_a_module_has_from_another_is_not_named_by_its_line(monkeypatch):
@@ -219,21 +221,21 @@ def test_an_op_that_raises_when_it_is_looked_at_is_reported_and_a_miss(isolated,
 
     monkeypatch.setattr(operators, "operator_fingerprint", fail)
     sealed = {fingerprints.FIELD: '{"files":{},"ops":{"shop.op.default":{"schema":"shop::op() -> ()"}}}'}
-    refusal = fingerprints.fingerprint_refusal(Kind.FX_ENTRY, "key", sealed)
+    refusal = fingerprints.refusal(Ref(Kind.FX_ENTRY, "key"), sealed)
     assert refusal is not None and "SAFECACHE_ASSUME_UNCHANGED=shop.op.default" in refusal.evidence
     assert events.counters() == {"not explained": 1}
     settings(SAFECACHE_ASSUME_UNCHANGED="shop.op.default")
-    assert fingerprints.fingerprint_refusal(Kind.FX_ENTRY, "key", sealed) is None
+    assert fingerprints.refusal(Ref(Kind.FX_ENTRY, "key"), sealed) is None
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"ops":[]}', '{"ops":{"a":1}}', '{"rank":"1"}'])
 def test_a_statement_that_is_none_is_taken_for_none(isolated, text):
-    assert fingerprints.fingerprint_refusal(Kind.FX_ENTRY, "key", {fingerprints.FIELD: text}) is None
+    assert fingerprints.refusal(Ref(Kind.FX_ENTRY, "key"), {fingerprints.FIELD: text}) is None
 
 
 def test_a_part_of_a_newer_safecache_is_passed_over(isolated):
     sealed = {fingerprints.FIELD: '{"files":{},"ops":{},"weather":{"":"sunny"}}'}
-    assert fingerprints.fingerprint_refusal(Kind.FX_ENTRY, "key", sealed) is None
+    assert fingerprints.refusal(Ref(Kind.FX_ENTRY, "key"), sealed) is None
 
 
 @pytest.mark.parametrize(

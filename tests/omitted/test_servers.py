@@ -16,6 +16,8 @@ from safecache.code import vllm_files
 from safecache.errors import RefusedArtifactError
 from safecache.hooks import vllm
 from safecache.omitted import fingerprints, surroundings
+from safecache.places.refs import Ref
+from safecache.ports import Served
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 
@@ -76,17 +78,17 @@ def server(isolated, monkeypatch):
     monkeypatch.setenv("VLLM_PLUGIN_SWITCH", "1")
     yield
     session.reset()
-    surroundings.record_vllm_model(model())
+    surroundings.note_model(Served(model()))
 
 
 def stated(served):
-    surroundings.record_vllm_model(served)
-    return fingerprints.build_fingerprint(Kind.AOT_FUNCTION, "", made=None)
+    surroundings.note_model(Served(served))
+    return fingerprints.statement(Ref(Kind.AOT_FUNCTION), made=None)
 
 
 def judged(sealed, served):
-    surroundings.record_vllm_model(served)
-    return fingerprints.fingerprint_refusal(Kind.AOT_FUNCTION, "", sealed)
+    surroundings.note_model(Served(served))
+    return fingerprints.refusal(Ref(Kind.AOT_FUNCTION), sealed)
 
 
 @pytest.mark.parametrize(

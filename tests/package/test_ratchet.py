@@ -11,7 +11,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[2] / "safecache"
 # Packages that a reader has to know first, and those that may then be left out.
 CORE = {
-    *("code", "entries", "errors", "files", "hooks", "launchers", "loads", "patching", "places", "ports"),
+    *("code", "compiles", "entries", "errors", "files", "hooks", "launchers", "loads", "patching", "places", "ports"),
     *("reporting", "session", "settings", "signing", "store", "tiers"),
 }
 FEATURES = {
@@ -21,7 +21,7 @@ FEATURES = {
 LIMITS = {
     "modules": 260,
     "lines": 42406,
-    "imports of a feature in the core": 23,
+    "imports of a feature in the core": 0,
     "places where the core uses a feature": 111,
     "thread-locals": 25,
     "mutable objects of modules": 40,

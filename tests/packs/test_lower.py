@@ -44,16 +44,16 @@ def everything(root, triton):
         Ref(Kind.NATIVE_CODE, f"{filled.LIBRARY[1:3]}/{filled.LIBRARY}.so", str(root)),
         Ref(Kind.PGO_STATE, filled.JOB, str(root)),
     ]
-    return [tier.fetch_into_cache(ref) for ref in asked]
+    return [tier.fetch(ref) for ref in asked]
 
 
 def test_what_is_not_here_is_taken_from_a_pack(use, pack, tmp_path):
     use(pack)
     there, before = tmp_path / "there", pack.read_bytes()
-    assert not tier.has_supplied_entries()
+    assert not tier.has_supplied()
     # Wherever Triton keeps its kernels now.
     assert everything(there, tmp_path / "triton") == [True] * 4
-    assert tier.has_supplied_entries() and events.counters()[Count.PACK_HIT.value] == 4
+    assert tier.has_supplied() and events.counters()[Count.PACK_HIT.value] == 4
     assert (tmp_path / "triton" / filled.KERNEL / "k.cubin").read_bytes() == b"a cubin"
     assert bundles.read_verified_files(Ref(Kind.FX_ENTRY, filled.GRAPH, str(there)))
     assert pack.read_bytes() == before
@@ -161,7 +161,7 @@ def exchange(path, how):
 @pytest.mark.parametrize("how", ["FIFO", "directory", "gone", pytest.param("another owner's", marks=needs_root)])
 def test_a_pack_that_is_exchanged_in_use_is_used_on(use, pack, tmp_path, caplog, how):
     use(pack, SAFECACHE_STRICT="1")
-    assert tier.fetch_into_cache(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
+    assert tier.fetch(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
     exchange(pack, how)
     assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [True] * 3
     assert not caplog.messages
@@ -169,7 +169,7 @@ def test_a_pack_that_is_exchanged_in_use_is_used_on(use, pack, tmp_path, caplog,
 
 def test_a_pack_that_is_rewritten_in_use_is_used_no_more(use, pack, tmp_path, caplog):
     use(pack)
-    assert tier.fetch_into_cache(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
+    assert tier.fetch(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
     exchange(pack, "rewritten")
     assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [False] * 3
     assert sum(str(pack) in record.message for record in caplog.records if record.levelname == "WARNING") == 1

@@ -12,6 +12,7 @@ import pytest
 
 from safecache.errors import CacheReadError
 from safecache.places.refs import Ref
+from safecache.ports import Requested
 from safecache.remote import client, exchange, parcels, redis_store, stores, tier
 from safecache.remote.stores import Oversized, Terms
 from safecache.reporting import waits
@@ -199,7 +200,8 @@ REF = Ref(Kind.FX_ENTRY, "f" * 52, "/nowhere")
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
-    ("name", "call"), [("asked", tier.record_request), ("fill", tier.fetch_into_cache), ("send", tier.send_files)]
+    ("name", "call"),
+    [("asked", lambda ref: tier.record_request(Requested(ref))), ("fill", tier.fetch), ("send", tier.keep)],
 )
 def test_whatever_fails_in_the_remote_is_said_once(settings, monkeypatch, caplog, name, call, error):
     def fail(*_, **__):

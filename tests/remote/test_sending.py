@@ -12,6 +12,7 @@ from conftest import SOURCE, python
 
 from safecache.hooks import cpp_codecache
 from safecache.places.refs import Ref
+from safecache.ports import Requested
 from safecache.remote import client, exchange, parcels, sender, stores, tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind
@@ -44,11 +45,11 @@ def there(redis_server):
 def test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path):
     entry, kernel = entry_bundle(tmp_path), kernels(tmp_path)
     before = Ref(Kind.NATIVE_CODE, "ab/earlier.so", str(tmp_path))
-    tier.record_request(before)
-    tier.record_request(entry)
-    tier.record_request(kernel)
+    tier.record_request(Requested(before))
+    tier.record_request(Requested(entry))
+    tier.record_request(Requested(kernel))
     written(entry, sealed_entry())
-    tier.send_files(entry)
+    tier.keep(entry)
     assert sender.flush(20) == 0
     assert there(remote) == {entry.key, kernel.key}
     name = parcels.remote_object_name(entry.kind, entry.key)
@@ -65,13 +66,13 @@ def test_what_is_needed_comes_in_one_go_with_who_needs_it(remote, tmp_path, monk
     read = client.Client.read
     monkeypatch.setattr(client.Client, "read", lambda self, names: requests.append(list(names)) or read(self, names))
     entry, kernel = entry_bundle(tmp_path), Ref(Kind.KERNEL, "K" * 52, str(tmp_path / "triton"))
-    assert tier.fetch_into_cache(entry)
-    assert tier.fetch_into_cache(kernel)
+    assert tier.fetch(entry)
+    assert tier.fetch(kernel)
     assert len(requests) == 2, "the entry, and then all that it needs"
     assert sorted(kernel.names()) == ["__grp__kernel.json", "kernel.cubin", "kernel.json"]
     # What is not there is asked for once.
     for _ in range(3):
-        assert not tier.fetch_into_cache(Ref(Kind.FX_ENTRY, "gabsent", entry.root))
+        assert not tier.fetch(Ref(Kind.FX_ENTRY, "gabsent", entry.root))
     assert len(requests) == 3
 
 
@@ -84,8 +85,8 @@ def test_what_is_needed_and_not_there_is_counted_and_asked_for_once(remote, tmp_
     shutil.rmtree(tmp_path / "cache")
     shutil.rmtree(tmp_path / "triton")
     entry = entry_bundle(tmp_path)
-    assert tier.fetch_into_cache(entry)
-    assert not tier.fetch_into_cache(Ref(Kind.KERNEL, "K" * 52, str(tmp_path / "triton")))
+    assert tier.fetch(entry)
+    assert not tier.fetch(Ref(Kind.KERNEL, "K" * 52, str(tmp_path / "triton")))
     counted = events.counters()
     assert counted[Count.REMOTE_MISS.value] == 1 and counted[Count.REMOTE_ASKED.value] == 2, counted
 
@@ -99,12 +100,12 @@ def test_no_header_is_precompiled_where_the_remote_has_the_libraries(remote, set
 
     written(entry_bundle(tmp_path), sealed_entry())
     bundle = entry_bundle(tmp_path)
-    tier.send_files(bundle)
+    tier.keep(bundle)
     assert sender.flush(20) == 0
     exchange._state.reset()
     assert asked() == "a header"
     there = entry_bundle(tmp_path / "second")
-    assert tier.fetch_into_cache(there)
+    assert tier.fetch(there)
     assert asked() is None and len(made) == 1
     settings(SAFECACHE_REMOTE="")
     assert asked() == "a header"
@@ -116,11 +117,11 @@ def test_two_hosts_entries_for_one_key_are_joined(remote, tmp_path):
     written(two, sealed_entry(b"with another"))
     for bundle in (one, two):
         exchange._state.reset()
-        tier.send_files(bundle)
+        tier.keep(bundle)
         assert sender.flush(20) == 0
     third = entry_bundle(tmp_path / "three")
     exchange._state.reset()
-    assert tier.fetch_into_cache(third)
+    assert tier.fetch(third)
     assert len(third.names()) == 2
 
 
@@ -140,7 +141,7 @@ def test_what_is_too_large_is_no_business_of_push(remote, settings, tmp_path, ca
     settings(SAFECACHE_REMOTE=remote.url, SAFECACHE_REMOTE_MAX_BYTES="4kB")
     bundle = entry_bundle(tmp_path)
     written(bundle, sealed_entry(os.urandom(10_000)))
-    tier.send_files(bundle)
+    tier.keep(bundle)
     assert sender.flush(20) == 0 and not there(remote)
     assert events.counters()["not sent to the remote"] == 1
     assert "larger than SAFECACHE_REMOTE_MAX_BYTES" in caplog.text and "push" not in caplog.text

@@ -24,7 +24,6 @@ from helpers import key_cases
 
 from safecache.code import extension_builds, gate, packages
 from safecache.errors import EntryRefusedError
-from safecache.omitted import functions
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
@@ -187,7 +186,7 @@ class Precompile(Sink):
         key = CompilePackage.source_id_from_fn(function)
         self.cache_key = os.path.basename(key)
         self.path = Path(DynamoCache.path_prefix(), key, "entry")
-        self.states = {"function": functions.code_digest(function.__code__, of=function.__module__, line=True)}
+        self.states = {"function": provenance.digest_code(function.__code__, of=function.__module__, line=True)}
 
     def use(self):
         return self.cache.load(self.function) is not None

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from safecache.entries import saving
+from safecache.places.refs import Ref
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.signing import keyring, seal, trust
 
@@ -125,7 +126,7 @@ def test_key_supplies_the_namespaces_of_its_patterns_alone(key, patterns, namesp
 
 def test_entries_are_saved_for_the_namespace_of_the_settings(settings):
     settings(SAFECACHE_NAMESPACE="prod")
-    content = saving._seal(PAYLOAD, Kind.AOT_ENTRY, "the key", {})
+    content = saving._seal(PAYLOAD, Ref(Kind.AOT_ENTRY, "the key"), {})
     assert judged(content) is None
     settings(SAFECACHE_NAMESPACE="staging")
     assert judged(content) is Reason.OTHER_NAMESPACE

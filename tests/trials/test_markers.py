@@ -180,9 +180,7 @@ def test_processes_that_die_together_are_one_strike(cache):
     assert looks(cache) == NAMES and runs(cache) == []
     dies(cache, number=8, said=NO_STACK)
     assert looks(cache) == []
-    assert {number for number, _ in first_runs.open_cache(str(cache)).strikes.keys.values()} == {
-        strikes.ASIDE
-    }
+    assert {number for number, _ in first_runs.open_cache(str(cache)).strikes.keys.values()} == {strikes.ASIDE}
 
 
 def test_many_that_look_at_once_all_see_what_was_set_aside(cache):
@@ -597,7 +595,10 @@ def test_callable_is_what_it_was_after_the_first_run(cache):
         graph.current_callable = original
         return graph
 
-    assert first_runs.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), load) is graph and graph.current_callable is original
+    assert (
+        first_runs.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), load) is graph
+        and graph.current_callable is original
+    )
     first_runs.watch_graph(graph)
     assert graph.current_callable is not original
     stale = graph.current_callable
