@@ -32,9 +32,9 @@ def stats() -> dict[str, int]:
 
     And what its lookups came to, by cache, outcome and reason, such as "fx miss: never seen".
     """
-    from safecache.history import lookups
+    from safecache.ports import plugs
 
-    return lookups.stats()
+    return plugs.stats()
 
 
 def isolate() -> None:

@@ -8,7 +8,7 @@ from enum import Enum
 from typing import Any, NamedTuple, Protocol
 
 from safecache.places.refs import Ref
-from safecache.reporting.events import Counted, observe, stop_observing, tell
+from safecache.reporting.events import Counted, counters, observe, stop_observing, tell
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal, Refused
 
@@ -22,6 +22,7 @@ __all__ = [
     "Hit",
     "KernelRequest",
     "KeyPart",
+    "LeftToOthers",
     "LoadGuard",
     "Lookup",
     "Outcome",
@@ -32,6 +33,7 @@ __all__ = [
     "Served",
     "SingleFlight",
     "Tier",
+    "Tiers",
     "Use",
     "Waited",
     "observe",
@@ -94,6 +96,14 @@ class Waited(NamedTuple):
 
     ref: Ref
     seconds: float
+
+
+class LeftToOthers(NamedTuple):
+    """It was found after a wait of so many seconds for another process, which ``took`` so many to compile it."""
+
+    ref: Ref
+    waited: float
+    took: float
 
 
 class Published(NamedTuple):
@@ -163,7 +173,10 @@ class Use(NamedTuple):
 
 
 class Tier(Protocol):
-    """What lies below the directories of a cache: its files are verified, and copied into the cache."""
+    """What lies below the directories of a cache: its files are verified, and copied into the cache.
+
+    Raises nothing in default mode.
+    """
 
     def is_on(self) -> bool:
         """Whether there is any."""
@@ -183,6 +196,13 @@ class Tier(Protocol):
     def has_supplied(self) -> bool:
         """Whether this process has had anything from it."""
         return False
+
+    def acquire_lease(self, ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], None] | None, float]:
+        """Take the lease on this key among the hosts: what releases it, and how many seconds they were waited for.
+
+        None if it cannot be had. ``most``: tells, if it is called, for how long to wait at most.
+        """
+        return None, 0.0
 
     def left_alone(self) -> float:
         """For how many seconds from now this process does not read it, which has failed; 0 if it does."""
@@ -297,8 +317,40 @@ class SingleFlight(Protocol):
         return False
 
 
-class _NoTier(Tier):
-    pass
+class Tiers(Tier):
+    """Several as one, the nearest first."""
+
+    def __init__(self) -> None:
+        self._tiers: list[Tier] = []
+
+    def add(self, tier: Tier) -> None:
+        """Have it looked in after the others, once."""
+        if tier not in self._tiers:
+            self._tiers.append(tier)
+
+    def is_on(self) -> bool:
+        return any(tier.is_on() for tier in self._tiers)
+
+    def fetch(self, ref: Ref) -> bool:
+        return any(tier.fetch(ref) for tier in self._tiers)
+
+    def keep(self, ref: Ref, *, again: bool = False) -> None:
+        for tier in self._tiers:
+            tier.keep(ref, again=again)
+
+    def has_supplied(self) -> bool:
+        return any(tier.has_supplied() for tier in self._tiers)
+
+    def acquire_lease(self, ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], None] | None, float]:
+        asked = (tier.acquire_lease(ref, most) for tier in self._tiers)
+        return next((found for found in asked if found != (None, 0.0)), (None, 0.0))
+
+    def left_alone(self) -> float:
+        return max((tier.left_alone() for tier in self._tiers), default=0.0)
+
+    def leave_alone(self, seconds: float) -> None:
+        for tier in self._tiers:
+            tier.leave_alone(seconds)
 
 
 class _NoCompiler(Compiler):
@@ -322,14 +374,15 @@ class Plugs:
 
     ``why_missed``: of a key and the name of its graph or kernel, why it is not there. ``compile_seconds``: of the same,
     how long the compile took when it was last saved there; 0 where nobody knows. ``check_hits``: stands around a call
-    of compile_fx, given its arguments.
+    of compile_fx, given its arguments. ``stats``: how often each thing happened in this process.
     """
 
     def __init__(self) -> None:
         self.why_missed: Callable[[Ref, str], Reason] = lambda *_: Reason.NEVER_SEEN
         self.compile_seconds: Callable[[Ref, str], float] = lambda *_: 0.0
+        self.stats: Callable[[], dict[str, int]] = counters
         self.check_hits: Callable[..., AbstractContextManager[None]] = lambda *_: nullcontext()
-        self.tier: Tier = _NoTier()
+        self.tiers = Tiers()
         self.compiler: Compiler = _NoCompiler()
         self.key_part: KeyPart = _NoPart()
         self.load_guard: LoadGuard = _NoGuard()

@@ -153,7 +153,7 @@ def quarantine_or_copy(path: str) -> None:
         _thread.failure = error
         raise
     tell(Requested(locate(Kind.NATIVE_CODE, path, root)))
-    if not is_there and path not in _thread.absent and (layers.exist(root) or plugs.tier.is_on()):
+    if not is_there and path not in _thread.absent and (layers.exist(root) or plugs.tiers.is_on()):
         _take_from_below(path, root)
 
 
@@ -170,10 +170,10 @@ def mark_loaded(path: str, root: str) -> None:
     marker = path + LOADED
     gate.attest_file(CodeFile(marker, root), content=b"")
     copies.send_content(CodeFile(marker), b"", record=gate.record_of(CodeFile(marker, root), b"", {}))
-    if plugs.tier.is_on():
+    if plugs.tiers.is_on():
         with suppress(OSError):  # torch writes it next, and fails as in stock
             entry_files.publish(marker, b"", root)
-        plugs.tier.keep(locate(Kind.NATIVE_CODE, path, root), again=True)
+        plugs.tiers.keep(locate(Kind.NATIVE_CODE, path, root), again=True)
 
 
 def _take_from_below(path: str, root: str) -> None:
@@ -183,7 +183,7 @@ def _take_from_below(path: str, root: str) -> None:
         if not os.path.lexists(marker):
             copy_from_lower_tier(marker, root)
     elif not (
-        plugs.tier.fetch(locate(Kind.NATIVE_CODE, path, root)) and gate.quarantine_unattested(CodeFile(path, root))
+        plugs.tiers.fetch(locate(Kind.NATIVE_CODE, path, root)) and gate.quarantine_unattested(CodeFile(path, root))
     ):
         _thread.absent.add(path)
 

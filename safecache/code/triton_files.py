@@ -162,7 +162,7 @@ def _send(place: Place, name: str, content: bytes, stated: _Stated) -> None:
     """Send a library, or with its list a whole group, to the remote, and to the shared level below this cache."""
     if not name.startswith(LIST) and not name.endswith(".so"):
         return
-    plugs.tier.keep(locate(Kind.KERNEL, place.directory, place.root))
+    plugs.tiers.keep(locate(Kind.KERNEL, place.directory, place.root))
     directory = levels.counterpart(place.directory)
     if directory is None:
         return
@@ -386,7 +386,7 @@ def _places(ref: Ref, name: str) -> Iterator[Place]:
     yield Place(directory)
     yield from _lower(directory)
     yield from _siblings(directory, name)
-    if plugs.tier.fetch(ref):
+    if plugs.tiers.fetch(ref):
         yield Place(directory, is_fetched=True)
 
 

@@ -111,14 +111,14 @@ def fetch_model(path: str) -> None:
     root, key = _named(path, _MODEL)
     if key and not os.path.lexists(path):
         with events.propagate_strict():
-            plugs.tier.fetch(Ref(Kind.AOT_FUNCTION, key, root))
+            plugs.tiers.fetch(Ref(Kind.AOT_FUNCTION, key, root))
 
 
 def send_model(path: str) -> None:
     """Have the file sent that vLLM has just put there, if it is a model."""
     root, key = _named(path, _MODEL)
     if key:
-        plugs.tier.keep(Ref(Kind.AOT_FUNCTION, key, root), again=True)
+        plugs.tiers.keep(Ref(Kind.AOT_FUNCTION, key, root), again=True)
 
 
 def require_parts(names: Collection[str]) -> None:
@@ -157,7 +157,7 @@ def fetch_artifacts(directory: str) -> None:
     root, key = _named(directory, _PART)
     if key and not os.path.lexists(os.path.join(directory, TABLE)):
         with events.propagate_strict():
-            plugs.tier.fetch(Ref(Kind.TABLE, key, root))
+            plugs.tiers.fetch(Ref(Kind.TABLE, key, root))
 
 
 def attest_artifact(path: str) -> None:
@@ -256,7 +256,7 @@ def _publish(path: str, content: bytes) -> None:
             directory = os.path.dirname(path)
             key = _named(directory, _PART)[1]
             if is_table and key:
-                plugs.tier.keep(Ref(Kind.TABLE, key, root), again=True)
+                plugs.tiers.keep(Ref(Kind.TABLE, key, root), again=True)
     except OSError as error:
         written = False
         if _OF_SGLANG.fullmatch(os.path.basename(path)):

@@ -182,7 +182,7 @@ def _from_layer(ref: Ref, path: str) -> bytes | None:
                 return content if copies.write_copy(CodeFile(path, here.root, ref.kind), content) else b""
     if here.path != path:
         return b""  # a user's own file, which no tier has
-    fetched = loading.read_unverified(ref.kind, path) if plugs.tier.fetch(here) else None
+    fetched = loading.read_unverified(ref.kind, path) if plugs.tiers.fetch(here) else None
     return fetched if fetched is not None and loading.accept_or_quarantine(here, fetched, origin=path) else b""
 
 

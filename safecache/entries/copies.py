@@ -43,7 +43,7 @@ def propagate_file(file: CodeFile, *, anew: bool = True, key: str = "") -> bool:
     path, kind = file.path, file.kind
     if kind.tiers.travel is Travel.FILES and kind.tiers.is_pulled:
         cache = file.root or config.cache_directory() or ""
-        plugs.tier.keep(Ref(kind, key, cache) if key else locate(kind, path, cache))
+        plugs.tiers.keep(Ref(kind, key, cache) if key else locate(kind, path, cache))
     level = levels.find(path)
     if level is None:
         return False

@@ -82,14 +82,14 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
         # That a cache with a fallback directory cannot be listed has been reported already.
         if layer != fallback.original(ref.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             yield from _candidates(source, directory, root, tried)
-    if plugs.tier.fetch(ref):
+    if plugs.tiers.fetch(ref):
         yield from _candidates(source, source.directory, ref.root, tried)
     took = partial(searches.last_compile_seconds, ref.kind)
     flight = None if plugs.key_part.differs_by_rank() else plugs.single_flight.wait_or_lead(ref, took)
     if flight is not None:
         searches.add_wait(ref.kind, flight.waited)
         if flight.elsewhere:
-            plugs.tier.fetch(ref)
+            plugs.tiers.fetch(ref)
         try:
             # What was refused is so again, unless somebody has had the time to replace it.
             yield from _candidates(source, source.directory, ref.root, tried if flight.waited else tried | seen)

@@ -316,7 +316,7 @@ def write(ref: Ref, content: bytes) -> None:
     if ref.kind in ENTRIES:
         made = _current.attempt.root if _current.attempt is not None else None
         tell(Saved(ref, compile_seconds(made)))
-        plugs.tier.keep(ref)
+        plugs.tiers.keep(ref)
     try:
         copies.send_content(file._replace(root=""), content)
     except CacheWriteError as error:

@@ -18,12 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from safecache.files import filesystem, folders
-from safecache.flights.heartbeats import Beats, Renewals
 from safecache.places import ours
 from safecache.places.refs import Ref
 from safecache.session import Part
 from safecache.settings import config
 from safecache.signing import seal
+from safecache.signing.heartbeats import Beats, Renewals
 
 __all__ = ["Lease", "open_lease"]
 

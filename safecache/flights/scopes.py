@@ -17,16 +17,14 @@ from contextlib import contextmanager, suppress
 
 from safecache.entries import workers
 from safecache.files import holders
-from safecache.flights.heartbeats import Listener
 from safecache.flights.leases import Lease, open_lease
-from safecache.history import journal
 from safecache.places.refs import Ref
-from safecache.ports import Waited, tell
-from safecache.remote import tier
+from safecache.ports import LeftToOthers, Waited, plugs, tell
 from safecache.reporting import boundary, events, waits
 from safecache.reporting.kinds import ENTRIES, Count, Kind, LeaseScope
 from safecache.session import Part, inherit
 from safecache.settings import config
+from safecache.signing.heartbeats import Listener
 
 __all__ = [
     "Flight",
@@ -118,8 +116,7 @@ class Flight:
             waits.refund(self.waited)
             _state.now.has_been_left_one = True
             events.count(Count.LEFT_TO_OTHERS)
-            line = {"key": self._ref.key, "waited": round(self.waited, 3), "took": round(self.took, 3)}
-            journal.write(Count.LEFT_TO_OTHERS.value, self._ref.root, line)
+            tell(LeftToOthers(self._ref, self.waited, self.took))
 
 
 @contextmanager
@@ -250,13 +247,11 @@ def _patience(this: _Scope, before: Callable[[], float]) -> float:
 
 def _among_hosts(this: _Scope, lease: Lease, ref: Ref, most: Callable[[], float]) -> float:
     """How long other hosts were waited for, with the lease among them taken if it can be had."""
-    if ref.kind.tiers.lease is not LeaseScope.HOSTS or not this.waits or not tier.is_sending():
+    if ref.kind.tiers.lease is not LeaseScope.HOSTS or not this.waits:
         return 0.0
-    from safecache.flights import fleet
-
-    claim, waited = fleet.acquire_remote_lease(ref, most())
-    if claim is not None:
-        lease.then.append(claim.release)
+    release, waited = plugs.tiers.acquire_lease(ref, most)
+    if release is not None:
+        lease.then.append(release)
     elif waited:
         _count(Count.WAITED_IN_VAIN, lease.root)
     return waited
@@ -295,5 +290,4 @@ def _wait(lease: Lease, ref: Ref, most: float) -> tuple[bool, float]:
 
 
 def _count(what: Count, root: str) -> None:
-    events.count(what)
-    journal.count(what.value, root)
+    events.count(what, root=root)

@@ -8,10 +8,11 @@ from enum import Enum
 from safecache import ports
 from safecache.history import journal
 from safecache.places.refs import Ref
-from safecache.ports import Counted, Lookup, Outcome, Saved, Waited
+from safecache.ports import Counted, LeftToOthers, Lookup, Outcome, Saved, Waited
 from safecache.reporting import boundary, events
-from safecache.reporting.kinds import LOOKED_UP, Kind, Reason
+from safecache.reporting.kinds import LOOKED_UP, OF_REMOTE, OF_VERIFICATION, Count, Kind, Reason
 from safecache.session import ForkLock, Part
+from safecache.settings import config
 
 __all__ = [
     "Time",
@@ -23,6 +24,9 @@ __all__ = [
     "time_labels",
 ]
 
+
+# What is journaled of what is counted; LEFT_TO_OTHERS has a line of its own.
+_JOURNALED = frozenset(each.value for each in (*OF_REMOTE, Count.WAITED_IN_VAIN, *OF_VERIFICATION))
 
 _lock = ForkLock()
 _counts: Part[Counter[str]] = Part(Counter)
@@ -77,6 +81,8 @@ def observe() -> None:
     ports.observe(Lookup, _record)
     ports.observe(Saved, _save)
     ports.observe(Waited, _wait)
+    ports.observe(LeftToOthers, _leave)
+    ports.observe(Counted, _count)
 
 
 def _save(saved: Saved) -> None:
@@ -85,6 +91,17 @@ def _save(saved: Saved) -> None:
 
 def _wait(waited: Waited) -> None:
     _add_seconds(waited.ref, Time.WAITED, waited.seconds)
+
+
+def _leave(left: LeftToOthers) -> None:
+    line = {"key": left.ref.key, "waited": round(left.waited, 3), "took": round(left.took, 3)}
+    journal.write(Count.LEFT_TO_OTHERS.value, left.ref.root, line)
+
+
+def _count(counted: Counted) -> None:
+    # A command that belongs to no run has no journal.
+    if counted.name in _JOURNALED and config.run_id():
+        journal.count(counted.name, counted.root or config.cache_directory() or "", counted.number)
 
 
 def _record(lookup: Lookup) -> None:

@@ -48,7 +48,7 @@ class _Results:
                 if self.attested and layer == levels.counterpart(root):
                     _copy(key, root, place, layer)
                 return result
-        plugs.tier.fetch(locate(Kind.AUTOTUNING, key, root))
+        plugs.tiers.fetch(locate(Kind.AUTOTUNING, key, root))
         return self._read(key, root)
 
     def _read(self, key: str, root: str) -> Any:

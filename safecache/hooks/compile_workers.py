@@ -69,7 +69,7 @@ def _done(job: Callable[[], object]) -> object:
 
 def _handed_down() -> tuple[bytes, float]:
     secret = keyring.hand_down() if keyring.current().signing is None else b""
-    return secret, plugs.tier.left_alone()
+    return secret, plugs.tiers.left_alone()
 
 
 class _Job:
@@ -86,7 +86,7 @@ def _received(secret: bytes, seconds: float, job: object) -> object:
     if secret:
         keyring.take(secret)
     if seconds:
-        plugs.tier.leave_alone(seconds)
+        plugs.tiers.leave_alone(seconds)
     return job
 
 

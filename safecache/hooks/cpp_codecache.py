@@ -99,7 +99,7 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         return None
     # Without a signing key the next process could not verify the header. Where a remote has given the entry it has the
     # libraries too, and a header takes longer than all else: what it lacks is built without one.
-    if time.monotonic() < _without_until or keyring.current().signing is None or plugs.tier.has_supplied():
+    if time.monotonic() < _without_until or keyring.current().signing is None or plugs.tiers.has_supplied():
         return None
     try:
         path: str = wrapped(*args, **kwargs)

@@ -19,8 +19,7 @@ from bisect import bisect_left
 from typing import Any
 
 from safecache import ports
-from safecache.history import lookups
-from safecache.ports import Counted
+from safecache.ports import Counted, plugs
 from safecache.reporting import events
 from safecache.reporting.kinds import LOOKED_UP, Count, Reason
 from safecache.session import ForkLock, Part, call_at_exit
@@ -233,7 +232,7 @@ def register(registry: Any = None) -> None:
     if not config.multiprocess_directory() and not any(known is shown for known in _registries):
         _registries.append(shown)
         multiprocess.MultiProcessCollector(shown, config.metrics_directory())
-    if lookups.stats():
+    if plugs.stats():
         _write()
 
 
@@ -249,7 +248,7 @@ def _write(name: str = "", seconds: float | None = None) -> None:
             state.durations.add(seconds)
         if state.file is None and _is_too_early():
             return
-        counted, is_first = lookups.stats(), state.file is None or not name
+        counted, is_first = plugs.stats(), state.file is None or not name
         try:
             state.file = state.file or MetricsFile(config.multiprocess_directory() or config.metrics_directory())
             for each in counted if is_first else [name]:

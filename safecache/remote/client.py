@@ -15,7 +15,6 @@ from typing import NoReturn, TypeVar
 
 from safecache.errors import printable
 from safecache.files import parallel
-from safecache.history import journal
 from safecache.remote import extras, stores
 from safecache.remote.stores import Oversized, Store, Stored, Terms
 from safecache.reporting import events, waits
@@ -307,8 +306,6 @@ def _kept(
 
 
 def count(what: Count, number: int = 1) -> None:
-    """Add to what the remote gave and cost. A command that belongs to no run has no journal of it."""
+    """Add to what the remote gave and cost."""
     if number:
         events.count(what, number)
-        if config.run_id():
-            journal.count(what.value, config.cache_directory() or "", number)

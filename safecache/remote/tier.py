@@ -1,10 +1,8 @@
-"""The last tiers of a lookup, packs and the remote, and where what was compiled goes.
-
-Without packs in SAFECACHE_LOWER and without SAFECACHE_REMOTE it does nothing.
-The rest is imported when there is a remote.
-"""
+"""The last tier of a lookup, the remote, and where what was compiled goes; imported when there is a remote."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 from safecache.places.refs import Ref
 from safecache.ports import Requested
@@ -12,6 +10,7 @@ from safecache.reporting import boundary
 from safecache.settings import config
 
 __all__ = [
+    "acquire_lease",
     "fetch",
     "has_supplied",
     "is_on",
@@ -29,26 +28,17 @@ _FEATURE, _NOT_SENT = "the remote cache", "Other hosts compile this themselves."
 
 def is_on() -> bool:
     """As Tier.is_on()."""
-    return bool(config.current().packs) or _has_remote()
-
-
-def _has_remote() -> bool:
     return config.current().remote is not None
 
 
 def is_sending() -> bool:
     """Whether what this process compiles is sent. What a compile worker makes is sent with its parent's entry."""
-    return _has_remote() and not config.current().remote_read_only and not config.is_compile_worker()
+    return is_on() and not config.current().remote_read_only and not config.is_compile_worker()
 
 
 def has_supplied() -> bool:
     """As Tier.has_supplied()."""
-    if config.current().packs:
-        from safecache.packs import lower
-
-        if lower.has_given():
-            return True
-    if not _has_remote():
+    if not is_on():
         return False
     from safecache.remote import exchange
 
@@ -57,7 +47,7 @@ def has_supplied() -> bool:
 
 def left_alone() -> float:
     """As Tier.left_alone(), of the remote."""
-    if not _has_remote():
+    if not is_on():
         return 0.0
     from safecache.remote import client
 
@@ -67,7 +57,7 @@ def left_alone() -> float:
 
 def leave_alone(seconds: float) -> None:
     """As Tier.leave_alone(), of the remote."""
-    if _has_remote():
+    if is_on():
         from safecache.remote import client
 
         remote = client.current()
@@ -75,9 +65,19 @@ def leave_alone(seconds: float) -> None:
             remote.leave_alone(seconds)
 
 
+def acquire_lease(ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], None] | None, float]:
+    """As Tier.acquire_lease()."""
+    if not is_sending():
+        return None, 0.0
+    from safecache.remote import leases
+
+    claim, waited = leases.acquire(ref, most())
+    return (None if claim is None else claim.release), waited
+
+
 def record_request(requested: Requested) -> None:
     """Observer: note what is looked up by this process."""
-    if _has_remote():
+    if is_on():
         from safecache.remote import exchange
 
         with boundary.contain_errors(_FEATURE, _NOT_SENT):
@@ -85,15 +85,10 @@ def record_request(requested: Requested) -> None:
 
 
 def fetch(ref: Ref) -> bool:
-    """As Tier.fetch(), from a pack or the remote. A file that travels by itself is recorded as requested."""
+    """As Tier.fetch(). A file that travels by itself is recorded as requested."""
     if ref.is_file:
         record_request(Requested(ref))
-    if config.current().packs:
-        from safecache.packs import lower
-
-        if lower.fill(ref):
-            return True
-    if not _has_remote():
+    if not is_on():
         return False
     from safecache.remote import exchange
 

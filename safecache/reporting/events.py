@@ -165,10 +165,12 @@ Event = TypeVar("Event")
 
 
 class Counted(NamedTuple):
-    """Something was counted under ``name``; ``seconds``: what it took, if that is known."""
+    """Something was counted under ``name``; ``seconds``: what it took, if that is known; ``root``: in which cache."""
 
     name: str
+    number: int = 1
     seconds: float | None = None
+    root: str = ""
 
 
 def observe(event: type[Event], observer: Callable[[Event], None]) -> None:
@@ -195,11 +197,11 @@ def tell(event: object) -> None:
             report_failure(f"an observer, {observer.__module__},", "It is told no more by this process.", error)
 
 
-def count(what: Count | Reason, number: int = 1, *, seconds: float | None = None) -> None:
-    """Add to a counter, and tell; ``seconds``: what it took, for observers alone."""
+def count(what: Count | Reason, number: int = 1, *, seconds: float | None = None, root: str = "") -> None:
+    """Add to a counter, and tell; ``seconds`` and ``root``, as in Counted, are for observers alone."""
     with _lock:
         _state.now.counters[what.value] += number
-    tell(Counted(what.value, seconds))
+    tell(Counted(what.value, number, seconds, root))
 
 
 def counters() -> dict[str, int]:

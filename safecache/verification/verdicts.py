@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
-from safecache.history import journal
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Reason
 from safecache.session import Part, call_at_exit
@@ -36,17 +35,11 @@ class Entry(NamedTuple):
 def alike() -> None:
     """An entry is compiled now as it was then."""
     events.count(Count.RECOMPILED)
-    _journal(Count.RECOMPILED)
 
 
 def unverified(what: str, why: str) -> None:
     """It could not be compiled again."""
     events.report(Reason.NOT_RECOMPILED, f"{what} was not verified: {why}.", cause=why)
-    _journal(Reason.NOT_RECOMPILED)
-
-
-def _journal(what: Count | Reason) -> None:
-    journal.count(what.value, config.cache_directory() or "")
 
 
 def differs(entry: Entry, made: bytes, differences: list[Difference]) -> str:
@@ -63,7 +56,6 @@ def differs(entry: Entry, made: bytes, differences: list[Difference]) -> str:
         said = f"{said} {_moved(entry)}"
     text = f"{kind.noun} {entry.path or key} is compiled otherwise now: {comparison.show(differences)}\n"
     _remember(f"{kind.noun} {key}")
-    _journal(Reason.DIFFERS)
     events.report(Reason.DIFFERS, text, cause=key, remedy=f"{said} {_REMEDY}")
     return kept
 

@@ -18,12 +18,13 @@ from conftest import needs_root
 
 from safecache.entries import workers
 from safecache.files import holders
-from safecache.flights import heartbeats, leases, scopes
+from safecache.flights import leases, scopes
 from safecache.history import journal, run_summary
 from safecache.places import ours
 from safecache.places.refs import Ref
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Kind
+from safecache.signing import heartbeats
 
 KEY = "a key"
 

@@ -16,13 +16,14 @@ from safecache import session
 from safecache.code import gate
 from safecache.explain import key_records
 from safecache.files import private_directory
-from safecache.flights import fleet, leases
+from safecache.flights import leases
 from safecache.history import journal
 from safecache.isolation import crash, crashes
 from safecache.places import layout, ours
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.remote import client, sender, stores
+from safecache.remote import leases as remote_leases
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.trials import markers, strikes
@@ -86,13 +87,13 @@ def everything(tmp_path, settings, monkeypatch):
     for folder, name in ((ours.CRASHES, "a/report.json"), (ours.TRASH, "a")):
         cache.file(places["CACHE"] / ours.FOLDER / folder / name, 0)
     limits._claim(root)  # or what was published has
-    claim, _ = fleet.acquire_remote_lease(Ref(Kind.FX_ENTRY, "a"), 0.0)
+    claim, _ = remote_leases.acquire(Ref(Kind.FX_ENTRY, "a"), 0.0)
     assert claim is not None
     bundle = Ref(Kind.FX_ENTRY, filled.GRAPH, root)
     assert sender.send(client.background_client(), bundle).size
     with private_directory.create_temporary():
         yield places
-    fleet._state.reset()
+    remote_leases._state.reset()
     lease.release()
     session.reset()
 

@@ -17,7 +17,7 @@ from packs import forged
 from safecache.errors import CacheReadError, EntryRefusedError
 from safecache.packs import archive, lower
 from safecache.places.refs import Ref
-from safecache.remote import tier
+from safecache.ports import plugs
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind
 from safecache.store import bundles
@@ -44,16 +44,16 @@ def everything(root, triton):
         Ref(Kind.NATIVE_CODE, f"{filled.LIBRARY[1:3]}/{filled.LIBRARY}.so", str(root)),
         Ref(Kind.PGO_STATE, filled.JOB, str(root)),
     ]
-    return [tier.fetch(ref) for ref in asked]
+    return [plugs.tiers.fetch(ref) for ref in asked]
 
 
 def test_what_is_not_here_is_taken_from_a_pack(use, pack, tmp_path):
     use(pack)
     there, before = tmp_path / "there", pack.read_bytes()
-    assert not tier.has_supplied()
+    assert not plugs.tiers.has_supplied()
     # Wherever Triton keeps its kernels now.
     assert everything(there, tmp_path / "triton") == [True] * 4
-    assert tier.has_supplied() and events.counters()[Count.PACK_HIT.value] == 4
+    assert plugs.tiers.has_supplied() and events.counters()[Count.PACK_HIT.value] == 4
     assert (tmp_path / "triton" / filled.KERNEL / "k.cubin").read_bytes() == b"a cubin"
     assert bundles.read_verified_files(Ref(Kind.FX_ENTRY, filled.GRAPH, str(there)))
     assert pack.read_bytes() == before
@@ -131,7 +131,7 @@ def test_threads_that_look_up_at_once_open_a_pack_once(use, pack, tmp_path, monk
     use(pack)
     kinds = {Kind.FX_ENTRY: filled.GRAPH, Kind.KERNEL: filled.KERNEL}
     with ThreadPoolExecutor() as threads:
-        asked = [threads.submit(lower.fill, Ref(*kind, str(tmp_path / "there"))) for kind in kinds.items()]
+        asked = [threads.submit(plugs.tiers.fetch, Ref(*kind, str(tmp_path / "there"))) for kind in kinds.items()]
         assert is_asked.wait(60)
         time.sleep(0.1)  # for the second to come to a pack that is not open yet
         may_open.set()
@@ -161,7 +161,7 @@ def exchange(path, how):
 @pytest.mark.parametrize("how", ["FIFO", "directory", "gone", pytest.param("another owner's", marks=needs_root)])
 def test_a_pack_that_is_exchanged_in_use_is_used_on(use, pack, tmp_path, caplog, how):
     use(pack, SAFECACHE_STRICT="1")
-    assert tier.fetch(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
+    assert plugs.tiers.fetch(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
     exchange(pack, how)
     assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [True] * 3
     assert not caplog.messages
@@ -169,7 +169,7 @@ def test_a_pack_that_is_exchanged_in_use_is_used_on(use, pack, tmp_path, caplog,
 
 def test_a_pack_that_is_rewritten_in_use_is_used_no_more(use, pack, tmp_path, caplog):
     use(pack)
-    assert tier.fetch(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
+    assert plugs.tiers.fetch(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
     exchange(pack, "rewritten")
     assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [False] * 3
     assert sum(str(pack) in record.message for record in caplog.records if record.levelname == "WARNING") == 1

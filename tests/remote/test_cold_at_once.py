@@ -17,12 +17,13 @@ from conftest import SOURCE
 from helpers.together import INFERENCE, Together, said, total
 
 from safecache import session
-from safecache.flights import fleet, heartbeats, scopes
+from safecache.flights import scopes
 from safecache.places.refs import Ref
 from safecache.remote import client, sender, stores
+from safecache.remote import leases as remote_leases
 from safecache.reporting import waits
 from safecache.reporting.kinds import Kind
-from safecache.signing import side_records
+from safecache.signing import heartbeats, side_records
 
 from .conftest import make_bucket
 from .test_two_hosts import same_keys
@@ -69,13 +70,13 @@ def remote(redis_server, settings):
     session.reset()
     yield redis_server.client()
     assert sender.flush(20) == 0
-    fleet._state.reset()
+    remote_leases._state.reset()
 
 
 def take(most=60.0):
     """As another host than any before."""
     heartbeats._state.now.process = secrets.token_hex(16)
-    return fleet.acquire_remote_lease(Ref(KIND, KEY), most)
+    return remote_leases.acquire(Ref(KIND, KEY), most)
 
 
 def leases(remote):
@@ -106,7 +107,7 @@ def test_claim_is_renewed_for_as_long_as_it_is_held(remote):
 
 def test_host_that_has_died_is_succeeded_by_one(remote):
     dead, _ = take()
-    fleet._state.reset()  # nobody renews it
+    remote_leases._state.reset()  # nobody renews it
     claim, waited = take()
     assert claim is not None and waits.UNPROVEN <= waited < 3 * waits.UNPROVEN
     assert take(4.0)[0] is None, "the successor lives"
@@ -119,11 +120,11 @@ def test_host_that_has_died_delays_once(remote):
     names = [f"f{number}" for number in range(6)]
     heartbeats._state.now.process = "dead"
     for name in names:
-        fleet.acquire_remote_lease(Ref(KIND, name), 1.0)
-    fleet._state.reset()
+        remote_leases.acquire(Ref(KIND, name), 1.0)
+    remote_leases._state.reset()
     heartbeats._state.now.process = "alive"
     began = time.monotonic()
-    claims = [fleet.acquire_remote_lease(Ref(KIND, name), 60.0)[0] for name in names]
+    claims = [remote_leases.acquire(Ref(KIND, name), 60.0)[0] for name in names]
     assert all(claims) and time.monotonic() - began < 3 * waits.UNPROVEN
     for claim in claims:
         claim.release()
@@ -131,7 +132,9 @@ def test_host_that_has_died_delays_once(remote):
 
 def sealed(subject=None, **stated):
     now = {"process": "x", "count": 1, "at": time.time(), "began": time.time()}
-    return side_records.seal_record(subject or fleet._subject(fleet._name(Ref(KIND, KEY))), now | stated)
+    return side_records.seal_record(
+        subject or remote_leases._subject(remote_leases._name(Ref(KIND, KEY))), now | stated
+    )
 
 
 FORGED = {
@@ -148,7 +151,7 @@ FORGED = {
 
 @pytest.mark.parametrize("forge", FORGED.values(), ids=FORGED)
 def test_forged_lease_delays_nobody(remote, forge):
-    remote.set(fleet._name(Ref(KIND, KEY)), forge())
+    remote.set(remote_leases._name(Ref(KIND, KEY)), forge())
     claim, waited = take()
     assert claim is not None and waited < waits.UNPROVEN
     claim.release()
@@ -158,10 +161,10 @@ def test_owner_of_the_remote_who_replays_leases_delays_by_the_limit(remote, sett
     """Each of them was recorded just now, and comes again and again under every key."""
     settings(SAFECACHE_SINGLE_FLIGHT_WAIT=3)
     names = [f"f{number}" for number in range(12)]
-    recorded = {fleet._name(Ref(KIND, name)): [] for name in names}
+    recorded = {remote_leases._name(Ref(KIND, name)): [] for name in names}
     for full in recorded:
         for number in range(4):
-            recorded[full].append(sealed(fleet._subject(full), process=full, count=number + 1))
+            recorded[full].append(sealed(remote_leases._subject(full), process=full, count=number + 1))
     stop = threading.Event()
 
     def replay():
@@ -176,7 +179,7 @@ def test_owner_of_the_remote_who_replays_leases_delays_by_the_limit(remote, sett
     try:
         with caplog.at_level(logging.WARNING):
             for name in names:
-                fleet.acquire_remote_lease(Ref(KIND, name), waits.remaining(3))
+                remote_leases.acquire(Ref(KIND, name), waits.remaining(3))
     finally:
         stop.set()
         thread.join()
@@ -189,7 +192,7 @@ def test_claim_that_cannot_be_queued_is_renewed_no_more(remote, monkeypatch):
     monkeypatch.setattr(sender._sender.now.jobs, "put_nowait", lambda _: (_ for _ in ()).throw(queue.Full))
     claim.release()
     monkeypatch.undo()
-    assert not fleet._state.now.renewals._held
+    assert not remote_leases._state.now.renewals._held
     (name,) = leases(remote)
     content = remote.get(name)
     time.sleep(2.5)
@@ -203,7 +206,7 @@ def test_process_without_a_key_takes_no_lease(remote, monkeypatch):
 
 
 def test_left_mark_of_an_end_keeps_nobody(remote):
-    remote.set(fleet._name(Ref(KIND, KEY)), b"ended")
+    remote.set(remote_leases._name(Ref(KIND, KEY)), b"ended")
     claim, _ = take()
     assert claim is not None
     claim.release()

@@ -8,10 +8,9 @@ import time
 import pytest
 
 from safecache import session
-from safecache.flights import heartbeats
-from safecache.flights.heartbeats import Beats, Listener
 from safecache.reporting import waits
-from safecache.signing import side_records
+from safecache.signing import heartbeats, side_records
+from safecache.signing.heartbeats import Beats, Listener
 
 SUBJECT = "lease fx-1"
 

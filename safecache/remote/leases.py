@@ -9,14 +9,14 @@ import threading
 import time
 
 from safecache.files import holders
-from safecache.flights.heartbeats import Beats, Listener, Renewals
 from safecache.places.refs import Ref
 from safecache.remote import client, exchange, parcels, sender, stores
 from safecache.remote.client import Client, Unavailable
 from safecache.reporting import waits
 from safecache.session import Part
+from safecache.signing.heartbeats import Beats, Listener, Renewals
 
-__all__ = ["Claim", "acquire_remote_lease"]
+__all__ = ["Claim", "acquire"]
 
 # Seconds between looks at a lease.
 _SHORTEST, _LONGEST = 0.1, 1.0
@@ -82,7 +82,7 @@ class Claim:
                 remote.remove(self._name)
 
 
-def acquire_remote_lease(ref: Ref, most: float) -> tuple[Claim | None, float]:
+def acquire(ref: Ref, most: float) -> tuple[Claim | None, float]:
     """The lease on this key among the hosts, and for how many seconds another host was waited for: at most ``most``.
 
     None, if it cannot be had. After a wait the remote is asked again for what it lacked.
