@@ -17,14 +17,14 @@ import shutil
 import stat
 import subprocess
 import tempfile
-import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from safecache.code import exec_directory, gate, lock_guards
+from safecache import compiles
+from safecache.code import exec_directory, gate
 from safecache.code.lock_guards import Lock
 from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, opening, parallel, private_directory
@@ -38,7 +38,7 @@ from safecache.store import manifests
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable
 
-__all__ = ["Build", "admit", "build", "is_planning", "locked_late"]
+__all__ = ["Build", "admit", "build", "locked_late"]
 
 # The suffix torch adds to the name of an extension that a process loads again after its sources have changed.
 _VERSION = re.compile(r"_v\d+$")
@@ -274,16 +274,6 @@ def _unpacked(packed: object) -> list[str] | None:
         return None
 
 
-class _Thread(threading.local):
-    # Of the build directory, once torch has asked for it.
-    lock: Lock | None = None
-    # Whether a build.ninja is wanted, and nothing is to be built.
-    plans = False
-
-
-_thread = _Thread()
-
-
 @contextmanager
 def locked_late(*, translates: bool) -> Iterator[None]:
     """In this block the lock of a build directory is taken by build(), and only if something is to be built.
@@ -292,23 +282,14 @@ def locked_late(*, translates: bool) -> Iterator[None]:
     """
 
     def guard(lock: Lock) -> None:
-        if _thread.lock is None and os.path.basename(lock.path) == "lock":
-            _thread.lock = lock
+        if compiles.current.extension_lock is None and os.path.basename(lock.path) == "lock":
+            compiles.current.extension_lock = lock
             if not translates:
                 return
         lock.take()
 
-    outer, _thread.lock = _thread.lock, None
-    try:
-        with lock_guards.guarding(guard):
-            yield
-    finally:
-        _thread.lock = outer
-
-
-def is_planning() -> bool:
-    """Whether this thread's torch is to write a build.ninja, and to build nothing."""
-    return _thread.plans
+    with compiles.scope(lock_guard=guard, extension_lock=None):
+        yield
 
 
 def build(name: str, directory: str, run: Callable[..., None], flags: Iterable[str], *, standalone: bool) -> None:
@@ -324,8 +305,8 @@ def build(name: str, directory: str, run: Callable[..., None], flags: Iterable[s
     _verified[directory] = directory
     if planned.is_attested():
         return
-    if _thread.lock is not None:
-        _thread.lock.take()
+    if compiles.current.extension_lock is not None:
+        compiles.current.extension_lock.take()
     try:
         planned.settle()
     except Immovable as error:
@@ -340,14 +321,13 @@ def build(name: str, directory: str, run: Callable[..., None], flags: Iterable[s
 def _plan(run: Callable[..., None], flags: Iterable[str]) -> str:
     """The build.ninja that torch would write now; it does not depend on the directory."""
     directory = tempfile.mkdtemp(dir=private_directory.process_directory())
-    _thread.plans = True
     try:
-        # A copy, since torch appends to it.
-        run(directory, extra_ldflags=list(flags), verbose=False)
+        with compiles.scope(is_planning=True):
+            # A copy, since torch appends to it.
+            run(directory, extra_ldflags=list(flags), verbose=False)
         with open(os.path.join(directory, "build.ninja"), errors="surrogateescape") as file:
             return file.read()
     finally:
-        _thread.plans = False
         shutil.rmtree(directory, ignore_errors=True)
 
 

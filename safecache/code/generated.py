@@ -7,11 +7,11 @@ import locale
 import os
 import re
 import sys
-import threading
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
+from safecache import compiles
 from safecache.code import gate, sources
 from safecache.entries import copies
 from safecache.files import ownership, private_directory
@@ -74,12 +74,6 @@ def place_kernel(path: str, root: str, content: bytes) -> str:
     return path
 
 
-class _Thread(threading.local):
-    # The path that write_file() wrote last.
-    written = ""
-
-
-_thread = _Thread()
 # The Python sources generated last, by path: one may be removed or replaced before torch reads it.
 _MOST_REMEMBERED = 16
 _generated: Part[dict[str, bytes]] = Part(dict, inherit)
@@ -91,7 +85,7 @@ def put(write: Callable[[], tuple[str, str]], content: str | bytes) -> tuple[str
     For a kernel that C++ loads by path, the path may be that of a private copy. Raises what ``write`` does, OSError,
     and in strict mode EntryRefusedError for a wrong file.
     """
-    _thread.written = ""
+    compiles.current.written = ""
     name, path = write()
     _settle(path, content, write)
     if path.endswith(".py"):
@@ -103,7 +97,7 @@ def put(write: Callable[[], tuple[str, str]], content: str | bytes) -> tuple[str
 
 def put_again(write: Callable[[], str], content: str) -> str:
     """As put(), for a source from a verified entry; returns the path alone."""
-    _thread.written = ""
+    compiles.current.written = ""
     path = write()
     _settle(path, content, write)
     _remember(path, content)
@@ -115,7 +109,7 @@ def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
     if not sources.quarantine_if_changed(path, source, root_of(path)):
         again()
         sources.attest(path, source)
-    if _thread.written == path:  # just written: copy it to the shared level
+    if compiles.current.written == path:  # just written: copy it to the shared level
         copies.propagate_file(CodeFile(path, kind=Kind.SOURCE), anew=False)
 
 
@@ -125,7 +119,7 @@ def write_file(path: str, content: str | bytes, *, encode_utf_8: bool, make_dire
     Raises OSError.
     """
     encoded = content.encode("utf-8") if encode_utf_8 and isinstance(content, str) else _encoded(content)
-    _thread.written = path
+    compiles.current.written = path
     entry_files.write(path, encoded, make_directories=make_directories)
 
 

@@ -6,11 +6,11 @@ import copy
 import os
 import shlex
 import stat
-import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from safecache import compiles
 from safecache.code import gate, generated, private_build
 from safecache.code.generated import root_of
 from safecache.entries import copies
@@ -43,24 +43,9 @@ __all__ = [
 _SCRATCH = "CxxBuild"
 
 
-class _Thread(threading.local):
-    guarded = False
-    failure: Exception | None = None
-    # In looking(): that of the library, once it is known.
-    source = ""
-    # Paths that no tier has, in this lookup so far: torch asks for the same path more than once.
-    absent: set[str]
-
-    def __init__(self) -> None:
-        self.absent = set()
-
-
-_thread = _Thread()
-
-
 def pop_build_error() -> Exception | None:
     """The error of this thread's last guarded build or check, once: None if there was none since the last call."""
-    failed, _thread.failure = _thread.failure, None
+    failed, compiles.current.build_error = compiles.current.build_error, None
     return failed
 
 
@@ -80,13 +65,9 @@ def probing() -> ForkLock:
 @contextmanager
 def guarding(guarded: bool = True) -> Iterator[None]:
     """Wrap code that builds a library unless there is one: what it finds is verified, what it builds is attested."""
-    outer, _thread.guarded = _thread.guarded, guarded
-    if not outer:
-        _thread.absent.clear()
-    try:
+    absent = compiles.current.absent if compiles.current.is_guarded else set()
+    with compiles.scope(is_guarded=guarded, absent=absent):
         yield
-    finally:
-        _thread.guarded = outer
 
 
 # As torch ends the name of the source that the library of a kernel is named after.
@@ -96,24 +77,21 @@ _MAIN = ".main.cpp"
 @contextmanager
 def looking() -> Iterator[None]:
     """Wrap the search for one library, up to where it is built if it is not there: is_found() tells of this library."""
-    _thread.source = ""
-    try:
+    with compiles.scope(source=""):
         yield
-    finally:
-        _thread.source = ""
 
 
 def tell_source(path: str) -> None:
     """Note, for looking(), that a source was written or found at ``path``."""
     if path.endswith(_MAIN):
-        _thread.source = path
+        compiles.current.source = path
 
 
 def is_found() -> bool:
     """In looking(): whether the library is there and attested, or in a lower tier, from which it is copied then."""
-    if not _thread.source:
+    if not compiles.current.source:
         return False
-    path = _thread.source.removesuffix(".cpp") + ".so"
+    path = compiles.current.source.removesuffix(".cpp") + ".so"
     root = root_of(path)
     return gate.is_attested(CodeFile(path, root)) or copy_from_lower_tier(path, root) is not None
 
@@ -143,17 +121,17 @@ def quarantine_or_copy(path: str) -> None:
     Raises directory_faults.Unsettled if it cannot be quarantined or verified; EntryRefusedError in strict mode.
     """
     # A precompiled header of 150 MB is verified when something is built with it.
-    if not _thread.guarded or private_build.is_dispensable(path):
+    if not compiles.current.is_guarded or private_build.is_dispensable(path):
         return
     root = root_of(path)
     try:
         is_there = gate.quarantine_unattested(CodeFile(path, root))
         _settle_marker(path + LOADED, root, is_there)
     except directory_faults.Unsettled as error:
-        _thread.failure = error
+        compiles.current.build_error = error
         raise
     tell(Requested(locate(Kind.NATIVE_CODE, path, root)))
-    if not is_there and path not in _thread.absent and (layers.exist(root) or plugs.tiers.is_on()):
+    if not is_there and path not in compiles.current.absent and (layers.exist(root) or plugs.tiers.is_on()):
         _take_from_below(path, root)
 
 
@@ -185,7 +163,7 @@ def _take_from_below(path: str, root: str) -> None:
     elif not (
         plugs.tiers.fetch(locate(Kind.NATIVE_CODE, path, root)) and gate.quarantine_unattested(CodeFile(path, root))
     ):
-        _thread.absent.add(path)
+        compiles.current.absent.add(path)
 
 
 def build(make: Callable[[], Any], builder: Any) -> Any:
@@ -194,7 +172,7 @@ def build(make: Callable[[], Any], builder: Any) -> Any:
     In guarding() the build is out of others' reach, and a record attests the library. Raises what the build does, and
     EntryRefusedError if an input was replaced.
     """
-    if not _thread.guarded:
+    if not compiles.current.is_guarded:
         return make()
     sources_of_parent = getattr(builder, "_safecache_sources", None)
     gate.import_known(sources_of_parent or {})
@@ -231,7 +209,7 @@ def _build(make: Callable[[], Any], builder: Any) -> Any:
     try:
         return make()
     except Exception as error:
-        _thread.failure = error
+        compiles.current.build_error = error
         # Remove the directory that the compiler ran in.
         with suppress(OSError), folders.open_subdirectory(builder._output_dir) as folder:
             folder.rmdir(f"{builder._name}_{_SCRATCH}")

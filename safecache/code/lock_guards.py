@@ -9,12 +9,11 @@ import logging
 import math
 import os
 import re
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
+from safecache import compiles
 from safecache.files import holders
 from safecache.places.refs import Ref
 from safecache.ports import Waited, tell
@@ -22,7 +21,7 @@ from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 
-__all__ = ["Lock", "guarded_lock", "guarding", "source_of", "wait"]
+__all__ = ["Lock", "guarded_lock", "source_of", "wait"]
 
 # Seconds between looks at who holds a lock.
 _STEP = 0.25
@@ -49,23 +48,6 @@ class Lock:
 Guard = Callable[[Lock], None]
 
 
-class _Thread(threading.local):
-    guard: Guard | None = None
-
-
-_thread = _Thread()
-
-
-@contextmanager
-def guarding(guard: Guard | None) -> Iterator[None]:
-    """In this block ``guard`` decides whether to take a lock that this thread asks for; None: take every lock."""
-    outer, _thread.guard = _thread.guard, guard
-    try:
-        yield
-    finally:
-        _thread.guard = outer
-
-
 def source_of(lock: Lock) -> str | None:
     """The cache key of the source that is built under the lock; None for any other lock."""
     found = _OF_SOURCE.fullmatch(os.path.basename(lock.path))
@@ -77,7 +59,7 @@ def guarded_lock(path: str, take: Callable[[], object], release: Callable[[], ob
 
     Raises what the guard does, with the lock released.
     """
-    guard = _thread.guard
+    guard: Guard | None = compiles.current.lock_guard
     if guard is None:
         return None
     lock = Lock(path, take)

@@ -12,12 +12,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import threading
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any
 
+from safecache import compiles
 from safecache.code import gate, generated, restricted
 from safecache.entries import saving
 from safecache.errors import EntryRefusedError
@@ -40,13 +40,6 @@ _COPY = "package.pt2"
 _CHUNK = 1 << 20
 # Bytes; ours take some hundreds.
 _LONGEST_SEAL = 16 << 10
-
-
-class _Thread(threading.local):
-    admitted = ""
-
-
-_thread = _Thread()
 
 
 def build_and_seal_package(target: Any, sources: Iterable[tuple[str, str]], make: Callable[[Any], Any]) -> Any:
@@ -156,11 +149,11 @@ def admitted_program(target: Any) -> Iterator[Any]:
 
     See safecache.code.restricted.
     """
-    if restricted.is_on() or target == _thread.admitted or _is_missing(target):
+    if restricted.is_on() or target == compiles.current.package or _is_missing(target):
         yield target
     elif not _holds_code(target) and _is_unattested(target):
         is_path = isinstance(target, (str, os.PathLike))
-        with restricted.reading(os.fspath(target) if is_path else str(getattr(target, "name", ""))):
+        with compiles.scope(archive=os.fspath(target) if is_path else str(getattr(target, "name", ""))):
             yield target
     else:
         with verified_package(target) as place:
@@ -186,7 +179,7 @@ def _is_unattested(target: Any) -> bool:
 
 def refuse(what: str) -> EntryRefusedError:
     """Make the error for what a restricted archive holds."""
-    path = restricted.name()
+    path = compiles.current.archive or ""
     evidence = f"{what} in it could run code of whoever made it, and no trusted key has sealed it"
     once = f"seal it once: safecache adopt {path}" if path else "save it again with safecache on"
     remedy = f"Help: if you trust its origin, {once}"
@@ -202,7 +195,7 @@ def verified_package(target: Any) -> Iterator[Any]:
     ``target``: a path, the directory of an unpacked package, or a file object. Raises EntryRefusedError, in default
     mode too, since there is nothing to recompile; OSError if it cannot be read.
     """
-    if target == _thread.admitted or _is_missing(target):
+    if target == compiles.current.package or _is_missing(target):
         yield target
         return
     with ExitStack() as stack:
@@ -212,11 +205,8 @@ def verified_package(target: Any) -> Iterator[Any]:
             raise gate.refusal_error(
                 gate.refusal_for_unreadable(unusable), CodeFile(str(target), kind=Kind.PACKAGE)
             ) from None
-        outer, _thread.admitted = _thread.admitted, place
-        try:
+        with compiles.scope(package=place):
             yield place
-        finally:
-            _thread.admitted = outer
 
 
 def name_of(place: str) -> str:

@@ -9,40 +9,23 @@ import ast
 import dataclasses
 import json
 import re
-import threading
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
 from itertools import chain
 from typing import Any
 
-__all__ = ["find_code", "is_on", "is_plain_expression", "is_plain_guard", "name", "reading"]
+from safecache import compiles
 
-
-class _Thread(threading.local):
-    name: str | None = None
-
-
-_thread = _Thread()
-
-
-@contextmanager
-def reading(name: str) -> Iterator[None]:
-    """Have this thread read such an archive, of this ``name``, in this block."""
-    outer, _thread.name = _thread.name, name
-    try:
-        yield
-    finally:
-        _thread.name = outer
+__all__ = [
+    "find_code",
+    "is_on",
+    "is_plain_expression",
+    "is_plain_guard",
+]
 
 
 def is_on() -> bool:
-    """Tell whether this thread is in such a block."""
-    return _thread.name is not None
-
-
-def name() -> str:
-    """Return the name of the archive that this thread reads."""
-    return _thread.name or ""
+    """Tell whether this thread reads such an archive."""
+    return compiles.current.archive is not None
 
 
 # What sympy writes of an expression; a call is one of a function that torch or sympy names so.

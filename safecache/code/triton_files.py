@@ -8,10 +8,10 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
+from safecache import compiles
 from safecache.code import gate, triton_place
 from safecache.code.triton_place import LIST, Found, Place
 from safecache.entries import copies
@@ -37,30 +37,13 @@ __all__ = [
     "dump",
     "get_file",
     "get_group",
-    "is_sending",
     "listed",
     "put",
     "record",
     "restore",
-    "sending",
     "write_private_copy",
 ]
 
-
-class _Thread(threading.local):
-    """``sends``: whether this thread sends to a remote cache what it keeps, rather than keep what came from there.
-
-    ``awaited``: where the lists will be of what Triton compiles in it, None if it does not; ``owed``: the digests of
-    files, by path, that no record attests until such a list is there.
-    """
-
-    def __init__(self) -> None:
-        self.sends = False
-        self.awaited: set[str] | None = None
-        self.owed: dict[str, bytes] = {}
-
-
-_thread = _Thread()
 
 # What a list's record states besides its own digest: {"files": those of its group}.
 _CONSEQUENCE = "Other processes will recompile it."
@@ -73,13 +56,11 @@ def compiling() -> Iterator[None]:
 
     Without a list, as after an error, each gets a record of its own at the end.
     """
-    before = _thread.awaited, _thread.owed
-    _thread.awaited, _thread.owed = set(), {}
+    owed: dict[str, bytes] = {}
     try:
-        yield
+        with compiles.scope(awaited=set(), owed=owed):
+            yield
     finally:
-        owed = _thread.owed
-        _thread.awaited, _thread.owed = before
         for path, digest in owed.items():
             with suppress(SafecacheError):  # of strict mode: the compile's own error comes first
                 gate.keep_digest(CodeFile(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL), digest)
@@ -110,7 +91,7 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, _Stated | None]
         and _publish(path, content, place.root)
     )
     if kept and is_awaited:
-        _thread.owed[path] = digest
+        compiles.current.owed[path] = digest
     if not kept and not config.current().strict and directory_faults.forbids_writing(place.root):
         levels.leave_alone(place.root, reading=False)  # or each file would fail, and be counted, by itself
     readable = triton_place.readable(path, content) if kept else gate.private_copy(name, content, Kind.KERNEL)
@@ -126,7 +107,7 @@ def _attest(place: Place, path: str, digest: bytes, stated: _Stated, *, is_await
     if not gate.keep_digest(CodeFile(path, place.root, Kind.KERNEL), digest, stated):
         return False
     for name in stated.get("files", ()):
-        _thread.owed.pop(place.path(name), None)
+        compiles.current.owed.pop(place.path(name), None)
     return True
 
 
@@ -136,7 +117,7 @@ def _awaits_list(path: str) -> bool:
     Not where another process has written that list meanwhile: until ours replaces it, it states another file.
     """
     listed = manifests.list_of(CodeFile(path, kind=Kind.KERNEL))
-    return listed in (_thread.awaited or ()) and listed is not None and not os.path.lexists(listed)
+    return listed in (compiles.current.awaited or ()) and listed is not None and not os.path.lexists(listed)
 
 
 def attest(directory: str, name: str, content: bytes, write: Callable[[], str]) -> str:
@@ -295,21 +276,6 @@ def binary(path: str, content: bytes | None) -> str | None:
     return readable
 
 
-@contextmanager
-def sending() -> Iterator[None]:
-    """In this block what this thread's Triton hands to its remote cache has been made here."""
-    _thread.sends = True
-    try:
-        yield
-    finally:
-        _thread.sends = False
-
-
-def is_sending() -> bool:
-    """Whether that comes from here; else it was delivered."""
-    return _thread.sends
-
-
 def record(directory: str, name: str, content: bytes) -> bytes | None:
     """The record of a file that this process is about to keep; None without a key to seal it, or without its files."""
     place = Place(directory)
@@ -374,8 +340,8 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
             _relist(place, LIST + name, found)
         if found is not None:
             return {file: taken.path for file, taken in found.items()}
-    if _thread.awaited is not None:
-        _thread.awaited.add(os.path.join(directory, LIST + name))
+    if compiles.current.awaited is not None:
+        compiles.current.awaited.add(os.path.join(directory, LIST + name))
     return None
 
 

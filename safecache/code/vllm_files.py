@@ -15,9 +15,8 @@ import io
 import locale
 import os
 import re
-import threading
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from types import TracebackType
 
 from safecache.code import gate
@@ -41,8 +40,6 @@ __all__ = [
     "Written",
     "attest_artifact",
     "bundles_in",
-    "can_compile",
-    "compiling_otherwise",
     "empty_table",
     "fetch_artifacts",
     "fetch_model",
@@ -62,28 +59,6 @@ _EMPTY = "{}"
 _MODEL = re.compile(r"torch_aot_compile/[0-9a-f]{64}/rank_\d+_\d+/model")
 _PART = re.compile(r"[0-9a-f]{10}/rank_\d+_\d+/\w+")
 _RANK = re.compile(r"rank_\d+_\d+")
-
-
-class _State(threading.local):
-    can_compile = False
-
-
-_state = _State()
-
-
-@contextmanager
-def compiling_otherwise() -> Iterator[None]:
-    """In this block vLLM loads an artifact in this thread, and compiles if there is none."""
-    outer, _state.can_compile = _state.can_compile, True
-    try:
-        yield
-    finally:
-        _state.can_compile = outer
-
-
-def can_compile() -> bool:
-    """Whether this thread is inside compiling_otherwise()."""
-    return _state.can_compile
 
 
 def _root(path: str) -> str:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import base64
 import os
 import re
-import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from safecache import compiles
 from safecache.entries import copies, loading
 from safecache.entries.loading import RemoteCache
 from safecache.errors import EntryRefusedError, RefusedArtifactError
@@ -32,45 +32,19 @@ __all__ = [
     "accept_name",
     "is_autotuning_name",
     "is_plain",
-    "is_unguarded",
     "load_refusal",
     "name_graph",
-    "only_was_set",
-    "pin_unpickle_bytes",
     "raise_on_refusal",
     "read",
     "report_as",
     "require",
     "require_not_crashed",
     "sealed_provenance",
-    "told_origin",
     "unpacking",
     "unpickle",
 ]
 
 _AUTOTUNING_NAME = re.compile(r"[A-Za-z0-9_-]+\.best_config")
-
-
-class _State(threading.local):
-    origin = ""
-    only: bytes | None = None
-    kind = Kind.OTHER
-    # What differs in the artifact that is loaded if it is compiled anew; None where none is.
-    which: str | None = None
-    is_unguarded = False
-
-
-_state = _State()
-
-
-@contextmanager
-def _with_state(**values: Any) -> Iterator[None]:
-    outer = {name: getattr(_state, name) for name in values}
-    vars(_state).update(values)
-    try:
-        yield
-    finally:
-        vars(_state).update(outer)
 
 
 @contextmanager
@@ -79,13 +53,8 @@ def report_as(where: str, *, is_unguarded: bool = False) -> Iterator[None]:
 
     ``is_unguarded``: no guards are evaluated for what is loaded, so that an exception may be due to arguments.
     """
-    with _with_state(origin=where, is_unguarded=is_unguarded):
+    with compiles.scope(origin=where, is_unguarded=is_unguarded):
         yield
-
-
-def told_origin() -> str:
-    """Return where this thread's bytes come from, as given to report_as(); "" if it was not."""
-    return _state.origin
 
 
 @contextmanager
@@ -105,25 +74,22 @@ def require(kind: Kind, content: bytes, cache_key: str = "") -> None:
     For artifacts that cannot miss: there is no graph to compile instead.
     """
     with raise_on_refusal(), events.propagate_strict():
-        if not loading.accept_or_quarantine(Ref(kind, cache_key), content, origin=told_origin() or "given as bytes"):
+        if not loading.accept_or_quarantine(
+            Ref(kind, cache_key), content, origin=compiles.current.origin or "given as bytes"
+        ):
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} Compile it anew.")
 
 
 @contextmanager
 def unpacking(bundle: Any) -> Iterator[None]:
     """In this block this thread loads the graphs that this AOTAutograd entry has in it: no two took the same time."""
-    with _with_state(which=f"{bundle.forward_time_taken_ns} {bundle.backward_time_taken_ns}"):
+    with compiles.scope(which=f"{bundle.forward_time_taken_ns} {bundle.backward_time_taken_ns}"):
         yield
 
 
 def name_graph(code: str) -> str:
     """The name of the graph with this code in the artifact that this thread loads; "" if it loads none."""
-    return refs.name_artifact(code, _state.which) if _state.which is not None else ""
-
-
-def is_unguarded() -> bool:
-    """Whether this thread loads what no guards are evaluated for."""
-    return _state.is_unguarded
+    return refs.name_artifact(code, compiles.current.which) if compiles.current.which is not None else ""
 
 
 def load_refusal(bundle: Any, root: str) -> Refusal | None:
@@ -145,7 +111,7 @@ def require_not_crashed(kind: Kind, name: str, root: str) -> None:
     """
     refusal = plugs.load_guard.refusal(Ref(kind, "", root), name)
     if refusal is not None:
-        where, remedy = told_origin() or "given as bytes", "Compile it anew."
+        where, remedy = compiles.current.origin or "given as bytes", "Compile it anew."
         with raise_on_refusal(), events.propagate_strict():
             report.refuse(refusal, kind, where, remedy)
             raise RefusedArtifactError(f"safecache: {events.refusals()[-1]} {remedy}")
@@ -186,29 +152,17 @@ def _from_layer(ref: Ref, path: str) -> bytes | None:
     return fetched if fetched is not None and loading.accept_or_quarantine(here, fetched, origin=path) else b""
 
 
-@contextmanager
-def pin_unpickle_bytes(kind: Kind, content: bytes) -> Iterator[None]:
-    """In this block, this thread's first unpickle() accepts only ``content``: torch reads the file again by itself."""
-    with _with_state(only=content, kind=kind):
-        yield
-
-
-def only_was_set() -> bool:
-    """Tell whether this thread is inside pin_unpickle_bytes() and has not unpickled anything yet."""
-    return _state.only is not None
-
-
 def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:
-    """Return what ``loads`` does. Inside pin_unpickle_bytes(), report any other bytes and raise EntryRefusedError.
+    """Return what ``loads`` does. Where this thread's Compile has bytes pinned, refuse others by EntryRefusedError.
 
-    Only the first call is checked: anything that it unpickles in turn came with it.
+    Torch reads the file again by itself. Only the first call is checked: what it unpickles in turn came with it.
     """
-    verified, _state.only = _state.only, None
-    if verified is not None and content != verified:
+    pinned, compiles.current.pinned = compiles.current.pinned, None
+    if pinned is not None and content != pinned[1]:
         # Torch catches the error, and goes on as if there were no file.
         with events.propagate_strict():
             refusal = Refusal(Reason.DAMAGED, "it was replaced while it was read", "Find out by whom.")
-            report.refuse(refusal, _state.kind, "on disk")
+            report.refuse(refusal, pinned[0], "on disk")
             raise EntryRefusedError(f"safecache: {events.refusals()[-1]}")
     return loads()
 

@@ -8,7 +8,6 @@ import io
 import itertools
 import pickle
 import sys
-import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
+from safecache import compiles
 from safecache.entries import copies
 from safecache.entries.searches import compile_seconds
 from safecache.errors import CacheWriteError
@@ -102,15 +102,6 @@ def _file_error(error: BaseException) -> OSError | None:
     return root if isinstance(root, OSError) and root.filename is not None else None
 
 
-class _Current(threading.local):
-    attempt: _Attempt | None = None
-    # Why the compile that this thread was in last has saved no entry.
-    failure = ""
-
-
-_current = _Current()
-
-
 class _State:
     def __init__(self) -> None:
         # By what a compile has made, why there is nothing to save of it.
@@ -144,37 +135,34 @@ def guard_save(
     Foreign BaseExceptions pass through. ``parts``: the entries that it refers to, as for KeyPart.statement().
     ``also``: what the seal states besides that and the build's provenance.
     """
-    outer = _current.attempt
     this = _Attempt(ref, root, lambda: {**plugs.key_part.statement(ref, parts), **also})
-    _current.attempt = this
     failure: SaveAborted | None = None
     try:
-        yield
+        with compiles.scope(save=this):
+            yield
     except SaveAborted as aborted:
         failure = aborted
     except Exception as error:
         failure = this.failed(error)
-    finally:
-        _current.attempt = outer
     if this.pickled:
         _state.now.unsaved.discard(ref.key)
     if failure is not None:
         if not this.pickled:
             _state.now.unsaved.add(ref.key)
         if failure.reason is not Reason.INCOMPLETE:  # which follows from what failed before
-            _current.failure = str(failure)
+            compiles.current.save_failure = str(failure)
         failure.report(ref.title)
 
 
 def begin() -> None:
     """This thread begins a compile: what failed before has nothing to do with what this one makes."""
-    _current.failure = ""
+    compiles.current.save_failure = ""
 
 
 def blame(made: object) -> None:
     """Note why there is nothing to save of what this thread's compile has ``made``, if that is known."""
-    if _current.failure:
-        _state.now.blamed[made] = _current.failure
+    if compiles.current.save_failure:
+        _state.now.blamed[made] = compiles.current.save_failure
 
 
 def save_failure_text(made: object) -> str:
@@ -191,7 +179,7 @@ def why_unpicklable(obj: object, name: str) -> str:
 
 def in_attempt() -> bool:
     """Whether this thread is inside an attempt."""
-    return _current.attempt is not None
+    return compiles.current.save is not None
 
 
 def refers_to_unsaved(cache_keys: list[str]) -> bool:
@@ -217,7 +205,7 @@ def dump(obj: object, pickled: Callable[[], bytes]) -> bytes:
 
     Raises what ``pickled`` does, and in the latter case SaveAborted, which ends the attempt.
     """
-    this = _current.attempt
+    this: _Attempt | None = compiles.current.save
     # By type, since FxGraphCache pickles a copy of the graph it was given.
     if this is None or type(obj) is not type(this.root):
         return _pickle(obj, pickled)
@@ -314,7 +302,7 @@ def write(ref: Ref, content: bytes) -> None:
         return _not_written(failure, ref)
     events.count(Count.SAVED)
     if ref.kind in ENTRIES:
-        made = _current.attempt.root if _current.attempt is not None else None
+        made = compiles.current.save.root if compiles.current.save is not None else None
         tell(Saved(ref, compile_seconds(made)))
         plugs.tiers.keep(ref)
     try:

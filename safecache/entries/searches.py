@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from safecache import ports
+from safecache import compiles, ports
 from safecache.errors import MissError
 from safecache.places.refs import Ref
 from safecache.ports import Found, Hit, Lookup, Outcome, Refused
@@ -29,7 +28,6 @@ __all__ = [
     "record_bypass_reason",
     "refuse",
     "set_lookup_key",
-    "suppress_recording",
     "track_lookup",
 ]
 
@@ -140,7 +138,7 @@ class Search:
 
     def _end(self, outcome: Outcome, reason: Reason | None, detail: str) -> MissError | None:
         self.ended = True
-        if _thread.only_looks or (self._must_ask and not self.ref.key):
+        if compiles.current.only_looks or (self._must_ask and not self.ref.key):
             return None
         seconds = time.perf_counter() - self._began
         hit = outcome is Outcome.HIT
@@ -207,14 +205,6 @@ def compile_seconds(entry: object) -> float:
     return sum(value for value in (getattr(entry, name, 0) for name in _TIMES) if isinstance(value, int)) / 10**9
 
 
-class _Thread(threading.local):
-    search: Search | None = None
-    only_looks = False
-
-
-_thread = _Thread()
-
-
 @contextmanager
 def track_lookup(ref: Ref, name: Callable[[], str], *, must_ask: bool = False) -> Iterator[Search]:
     """A lookup for the time of this block, in which it is to be ended; an exception ends it too. See Search.
@@ -222,25 +212,14 @@ def track_lookup(ref: Ref, name: Callable[[], str], *, must_ask: bool = False) -
     What is no Exception is no failure: vLLM ends so the lookup of a graph that it has compiled already.
     """
     search = Search(ref, name, must_ask=must_ask)
-    search._outer, _thread.search = _thread.search, search
+    search._outer = compiles.current.search
     try:
-        yield search
+        with compiles.scope(search=search):
+            yield search
     except Exception as error:
         if not search.ended:
             search.failed(error)
         raise
-    finally:
-        _thread.search = search._outer
-
-
-@contextmanager
-def suppress_recording() -> Iterator[None]:
-    """Record no lookups in this block: they are only looks ahead, and are repeated later."""
-    _thread.only_looks = True
-    try:
-        yield
-    finally:
-        _thread.only_looks = False
 
 
 def bypass(kind: Kind, name: Callable[[], str], reason: Reason, detail: str) -> None:
@@ -250,7 +229,7 @@ def bypass(kind: Kind, name: Callable[[], str], reason: Reason, detail: str) -> 
 
 
 def _innermost(kind: Kind) -> Search | None:
-    search = _thread.search
+    search: Search | None = compiles.current.search
     return search if search is not None and search.ref.kind.word == kind.word and not search.ended else None
 
 
@@ -310,7 +289,7 @@ def offer(ref: Ref, entry: object, content: bytes, origin: str, *, is_file: bool
 
 def active_candidates() -> list[Search]:
     """This thread's lookups that have been given a candidate from a file, the innermost first."""
-    found, search = [], _thread.search
+    found, search = [], compiles.current.search
     while search is not None:
         if search.is_taken and search.path:
             found.append(search)

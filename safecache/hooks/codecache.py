@@ -107,7 +107,7 @@ def cache_hit_post_compile(wrapped: Callable[..., Any], instance: Any, args: Any
             names = [artifact]
             artifacts.require_not_crashed(Kind.AOT_GRAPH, artifact, _root())
         try:
-            use = Use(Kind.FX_ENTRY, _root(), names, graph, forgives=bool(artifact) and artifacts.is_unguarded())
+            use = Use(Kind.FX_ENTRY, _root(), names, graph, forgives=bool(artifact) and compiles.current.is_unguarded)
             return plugs.load_guard.load(use, lambda: wrapped(graph, cache_info, constants))
         except Exception as error:
             # Within an AOTAutograd entry torch compiles for it; alone, it would end the compile.
@@ -199,7 +199,7 @@ def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
                 lock.take()
                 is_wanted.append(not gate.quarantine_unattested(CodeFile(path, _root())))
 
-        with lock_guards.guarding(guard):
+        with compiles.scope(lock_guard=guard):
             result = wrapped(source_code, dst_file_ext, *rest, **named)
         if True in is_wanted and os.path.lexists(path):
             gate.attest_file(CodeFile(path, _root()))

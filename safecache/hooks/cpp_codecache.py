@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from safecache import loads
+from safecache import compiles, loads
 from safecache.code import exec_directory, gate, generated, killed_compilers, library_builds, lock_guards
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import mounts, ownership
@@ -48,7 +48,7 @@ def load_async(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: An
     """CppCodeCache.load_async: writes, builds and loads again in the fallback directory if the cache is unusable."""
 
     def start() -> Callable[[], Any]:
-        with library_builds.looking(), lock_guards.guarding(_spare):
+        with library_builds.looking(), compiles.scope(lock_guard=_spare):
             load: Callable[[], Any] = wrapped(*args, **kwargs)
         return load
 
@@ -185,7 +185,7 @@ def check_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
     """VecISA.check_build: verifies its library; reports a noexec mount that makes it answer no, and so kernels slow."""
 
     def check() -> bool:
-        with library_builds.guarding(), lock_guards.guarding(_take_unless_attested):
+        with library_builds.guarding(), compiles.scope(lock_guard=_take_unless_attested):
             usable: bool = wrapped(*args, **kwargs)
         return usable
 

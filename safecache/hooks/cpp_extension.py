@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import loads
+from safecache import compiles, loads
 from safecache.code import extension_builds
 
 __all__ = ["build_library", "import_module_from_library", "jit_compile", "run_ninja_build"]
@@ -53,6 +53,6 @@ def import_module_from_library(wrapped: Callable[..., Any], instance: Any, args:
 
 def run_ninja_build(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """_run_ninja_build: says what to install if there is no compiler, or no Python.h."""
-    if extension_builds.is_planning():
+    if compiles.current.is_planning:
         return None
     return loads.explain_build(wrapped, args, kwargs, "the extension is compiled with it", language="C++")

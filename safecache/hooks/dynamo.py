@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from safecache import loads
+from safecache import compiles, loads
 from safecache.entries import artifacts, copies, saving, searches
 from safecache.errors import RefusedArtifactError
 from safecache.hooks.pickle_module import SealingPickle
@@ -53,7 +53,7 @@ def deserialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
 
 def _name() -> str:
-    return artifacts.told_origin() or graph_names.of_current()
+    return compiles.current.origin or graph_names.of_current()
 
 
 def _loaded(kind: Kind, data: bytes, name: Callable[[], str], load: Callable[[], Any]) -> Any:
@@ -139,12 +139,12 @@ def read_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
 
     def load(path: str) -> Any:
         with artifacts.raise_on_refusal(), events.propagate_strict():
-            if artifacts.only_was_set():
+            if compiles.current.pinned is not None:
                 return wrapped(path)
             content = artifacts.read(Ref(Kind.DYNAMO_PACKAGE, _package_key(path)), _package_file(instance, path))
             if content is None:
                 raise RefusedArtifactError(f"safecache: {events.refusals()[-1]}")
-            with artifacts.pin_unpickle_bytes(Kind.DYNAMO_PACKAGE, content):
+            with compiles.scope(pinned=(Kind.DYNAMO_PACKAGE, content)):
                 return wrapped(path)
 
     return load(*args, **kwargs)
@@ -160,7 +160,7 @@ def load_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: 
             content = artifacts.read(Ref(Kind.DYNAMO_PACKAGE, _package_key(key), root), _package_file(instance, key))
             if content is None or (content and not _is_of(fn, key, content, _package_file(instance, key))):
                 return None
-            with artifacts.pin_unpickle_bytes(Kind.DYNAMO_PACKAGE, content):
+            with compiles.scope(pinned=(Kind.DYNAMO_PACKAGE, content)):
                 found = wrapped(fn)
             return None if found is None or _is_crashing(found, _package_file(instance, key), root) else found
 
@@ -208,7 +208,7 @@ def get_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
             content = artifacts.read(Ref(Kind.PGO_STATE, cache_key, root), path)
             if content is None:
                 return None
-            with artifacts.pin_unpickle_bytes(Kind.PGO_STATE, content):
+            with compiles.scope(pinned=(Kind.PGO_STATE, content)):
                 return wrapped(cache_key)
 
     return get(*args, **kwargs)

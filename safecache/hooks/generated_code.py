@@ -6,7 +6,8 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from safecache.code import generated, library_builds, lock_guards
+from safecache import compiles
+from safecache.code import generated, library_builds
 from safecache.tiers import fallback
 
 __all__ = [
@@ -81,7 +82,7 @@ def worker_compile_cpp(wrapped: Callable[..., Any], instance: Any, args: Any, kw
     def compile(lock_path: str, cpp_builders: Sequence[Any]) -> Any:
         if library_builds.are_attested(builder.get_target_file_path() for builder in cpp_builders):
             return None
-        with library_builds.guarding(), lock_guards.guarding(None):
+        with library_builds.guarding(), compiles.scope(lock_guard=None):
             return wrapped(lock_path, cpp_builders)
 
     return compile(*args, **kwargs)

@@ -11,7 +11,7 @@ from typing import Any
 
 import wrapt
 
-from safecache import loads
+from safecache import compiles, loads
 from safecache.code import vllm_files
 from safecache.entries import artifacts, loading, saving, searches
 from safecache.errors import RefusedArtifactError
@@ -42,12 +42,12 @@ def load(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> 
             # Which of the two classes is asked does the lookup, and the other it does not.
             with searches.track_lookup(Ref(Kind.AOT_ENTRY), lambda: os.path.basename(path), must_ask=True) as search:
                 _refuse_what_is_waited_for(path)
-                place = vllm_files.place_artifact(path) if vllm_files.can_compile() else path
+                place = vllm_files.place_artifact(path) if compiles.current.can_compile else path
                 artifact = wrapped(*args, **(kwargs | {"path": place} if place != path else kwargs))
                 search.hit()
                 return artifact
         except Exception as error:
-            can_compile = vllm_files.can_compile() and not _is_of_memory(error)
+            can_compile = compiles.current.can_compile and not _is_of_memory(error)
             if can_compile and not events.refusals():
                 evidence = f"it does not load ({type(error).__name__}: {next(iter(str(error).splitlines()), '')})"
                 refusal = Refusal(Reason.DAMAGED, evidence, "vLLM compiles it again, and replaces it.")

@@ -108,7 +108,7 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
 
 def remote_put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
     """RemoteCacheManager.put: lets materialize() know that the file is sent, not received."""
-    with triton_files.sending():
+    with compiles.scope(is_sending=True):
         return wrapped(*args, **kwargs)
 
 
@@ -117,7 +117,7 @@ def materialize(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
 
     def keep(filename: str, data: bytes) -> str | None:
         path: str | None
-        directory, sends = instance._file_cache_manager.cache_dir, triton_files.is_sending()
+        directory, sends = instance._file_cache_manager.cache_dir, compiles.current.is_sending
         path = wrapped(filename, data) if sends else triton_remote.accept(instance._backend, directory, filename, data)
         return path
 

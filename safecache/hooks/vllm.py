@@ -8,6 +8,7 @@ from typing import Any
 
 import wrapt
 
+from safecache import compiles
 from safecache.code import vllm_files
 from safecache.errors import RefusedArtifactError
 from safecache.ports import Served, tell
@@ -74,7 +75,7 @@ def load_artifact(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
     vLLM catches nothing that its loading raises, and would ask for the same artifact at every start.
     """
     try:
-        with vllm_files.compiling_otherwise():
+        with compiles.scope(can_compile=True):
             return wrapped(*args, **kwargs)
     except RefusedArtifactError as error:
         if error.is_strict:

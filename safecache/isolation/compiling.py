@@ -12,8 +12,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeGuard
 
+from safecache import compiles
 from safecache.code.triton_place import LIST
-from safecache.entries import searches
 from safecache.files import opening
 from safecache.isolation import attempts, client, crashes, early_start, encoding, limits, protocol, tuning
 from safecache.isolation.attempts import Request
@@ -112,7 +112,7 @@ def _others(under_way: tuning.Tuning, request: Request, root: str, limits: Limit
 def _is_there(request: Request, root: str, limits: Limits) -> bool:
     """Whether the cache holds the kernel, or a note that its compile crashes."""
     manager = sys.modules["triton.compiler.compiler"].get_cache_manager(request.hash)
-    with searches.suppress_recording():
+    with compiles.scope(only_looks=True):
         if manager.get_group(request.metadata) is not None:
             return True
     return crashes.find(root, request.hash, timeout=limits.timeout, memory=limits.memory) is not None

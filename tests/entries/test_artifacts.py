@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from safecache import compiles
 from safecache.entries import artifacts
 from safecache.errors import EntryRefusedError
 from safecache.places.refs import Ref
@@ -22,30 +23,30 @@ def unpickle(content=CONTENT):
 
 
 def test_anything_is_unpickled_outside_of_a_load():
-    assert unpickle() == VALUE and not artifacts.only_was_set()
+    assert unpickle() == VALUE and compiles.current.pinned is None
 
 
 def test_verified_bytes_are_unpickled():
-    with artifacts.pin_unpickle_bytes(Kind.PGO_STATE, CONTENT):
-        assert artifacts.only_was_set() and unpickle() == VALUE
+    with compiles.scope(pinned=(Kind.PGO_STATE, CONTENT)):
+        assert compiles.current.pinned and unpickle() == VALUE
 
 
 @pytest.mark.parametrize("verified", [b"", CONTENT + b" ", CONTENT[:-1]], ids=["no-file", "longer", "shorter"])
 def test_file_replaced_after_it_was_verified_is_refused(verified):
     with (
-        artifacts.pin_unpickle_bytes(Kind.PGO_STATE, verified),
+        compiles.scope(pinned=(Kind.PGO_STATE, verified)),
         pytest.raises(EntryRefusedError, match="replaced while it was read"),
     ):
         unpickle()
 
 
 def test_what_verified_bytes_unpickle_in_turn_came_with_them():
-    with artifacts.pin_unpickle_bytes(Kind.PGO_STATE, CONTENT):
+    with compiles.scope(pinned=(Kind.PGO_STATE, CONTENT)):
         assert artifacts.unpickle(CONTENT, lambda: unpickle(pickle.dumps(7))) == 7
 
 
 def test_a_load_that_unpickled_nothing_leaves_nothing_behind():
-    with artifacts.pin_unpickle_bytes(Kind.PGO_STATE, CONTENT):
+    with compiles.scope(pinned=(Kind.PGO_STATE, CONTENT)):
         pass
     assert unpickle(pickle.dumps(7)) == 7
 

@@ -308,7 +308,7 @@ def wait_for_baton(directory):
 
     from torch.utils.file_baton import FileBaton
 
-    from safecache.code import lock_guards
+    from safecache import compiles
 
     path = os.path.join(directory, "lock")
     with open(path, "x"):
@@ -316,7 +316,7 @@ def wait_for_baton(directory):
 
     def attempt(guard):
         baton, start = FileBaton(path, wait_seconds=0.01), time.monotonic()
-        with lock_guards.guarding(guard):
+        with compiles.scope(lock_guard=guard):
             acquired = baton.try_acquire()
         if acquired:
             baton.release()
