@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 __all__ = ["Compile", "current", "scope"]
@@ -13,6 +15,12 @@ __all__ = ["Compile", "current", "scope"]
 class Compile(threading.local):
     """The compile, lookup, load or save that a thread is in. What is of another room is Any here."""
 
+    # How many events.propagate_strict() blocks it is in, what strict mode has raised in them, what was refused in them,
+    # and how much of that before the innermost.
+    reading = 0
+    strict_error: Any = None
+    refusals: list[str] = []  # noqa: RUF012  replaced before it is added to
+    refused_before = 0
     # The graph, where torch has it at hand; the entries.searches.Search, and whether it is only a look ahead.
     graph: Any = None
     search: Any = None
@@ -43,12 +51,13 @@ class Compile(threading.local):
     has_kernel = False
     # Of Triton: what it has computed the key of, and not looked up yet; whether it is in triton.compile(), and whether
     # that lookup was reported; where the lists will be of what it compiles, and the digests of files, by path, that no
-    # record attests until then; whether what it hands to its remote cache was made here.
+    # record attests until then; what of it was written; whether what it hands to its remote cache was made here.
     kernel: Any = None
     makes_kernel = False
     is_told = False
     awaited: set[str] | None = None
-    owed: dict[str, bytes] = {}  # noqa: RUF012  replaced where it is added to
+    owed: dict[str, bytes] = {}  # noqa: RUF012  replaced before it is added to
+    kernel_write: Any = None
     is_sending = False
     # Of what is built: who decides on torch's locks; the lock of an extension's directory, and whether only its plan is
     # wanted; the source that was written last; whether libraries are verified, which no tier has, the source of the one
@@ -58,12 +67,37 @@ class Compile(threading.local):
     is_planning = False
     written = ""
     is_guarded = False
-    absent: set[str] = set()  # noqa: RUF012  replaced where it is added to
+    absent: set[str] = set()  # noqa: RUF012  replaced before it is added to
     source = ""
     build_error: Exception | None = None
+    # Of features: the flights.scopes that it compiles in, and whether it may wait there; the trials.first_runs trial;
+    # a tuning whose configurations are shared out; the tunings of isolation, the one whose turn it is, whether a kernel
+    # is only asked for, and what was made for this triton.compile() before it began; a server's model, and what it was
+    # configured with; the lines of a key, where they are wanted; what a call of compile_fx has hit that is of a sample.
+    flights: tuple[Any, ...] = ()
+    waits = True
+    trial: Any = None
+    shared_tuning: Any = None
+    tunings: Any = None
+    kernel_tuning: Any = None
+    asks_kernel = False
+    made: Any = None
+    served: Mapping[str, str] = MappingProxyType({})
+    served_with: Mapping[str, str] = MappingProxyType({})
+    key_lines: list[str] | None = None
+    hits: list[Any] | None = None
+    sampled_calls = 0
 
 
 current = Compile()
+
+
+def _fork() -> None:
+    # The leases and the marker are the parent's.
+    current.flights, current.trial, current.waits = (), None, True
+
+
+os.register_at_fork(after_in_child=_fork)
 
 
 @contextmanager

@@ -13,12 +13,12 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
+from safecache import compiles
 from safecache.code import gate
 from safecache.files import filesystem, mounts, opening, ownership
 from safecache.places.layout import CodeFile
@@ -53,9 +53,11 @@ __all__ = [
 _Result = TypeVar("_Result")
 
 
-class _Written(threading.local):
-    def __init__(self) -> None:
-        self.directory = ""
+class _KernelWrite:
+    """What a thread has written of a kernel, and not read back: SHA-256 digests by name, and bytes by path."""
+
+    def __init__(self, directory: str = "") -> None:
+        self.directory = directory
         self.digests: dict[str, str | None] = {}
         self.contents: dict[str, bytes] = {}
         self.is_private: bool | None = None
@@ -63,7 +65,6 @@ class _Written(threading.local):
 
 class _State:
     def __init__(self) -> None:
-        self.written = _Written()
         # Where the file is that an entry brought for a path.
         self.aside: dict[str, str] = {}
         # SHA-256 digests by path, with the stat when the file was read, and when that was on the monotonic clock.
@@ -84,12 +85,15 @@ def record_write(directory: str, name: str, content: bytes, readable: str, diges
         written.contents[readable] = content
 
 
-def _begin(directory: str) -> _Written:
-    written = _state.now.written
-    if directory != written.directory:
-        forget_written()
-        written.directory = directory
-    return written
+def _begin(directory: str) -> _KernelWrite:
+    if not is_written(directory):
+        compiles.current.kernel_write = _KernelWrite(directory)
+    return _written()
+
+
+def _written() -> _KernelWrite:
+    written: _KernelWrite | None = compiles.current.kernel_write
+    return written or _KernelWrite()
 
 
 def readable(path: str, content: bytes) -> str:
@@ -111,21 +115,18 @@ def _is_own(status: os.stat_result) -> bool:
 
 def digest(directory: str, name: str) -> tuple[bool, str | None]:
     """Whether this thread has written the file, and its SHA-256 in hex, None if it was not kept."""
-    written = _state.now.written
-    digests = written.digests if directory == written.directory else {}
+    digests = _written().digests if is_written(directory) else {}
     return name in digests, digests.get(name)
 
 
 def is_written(directory: str) -> bool:
     """Whether this thread has just written what lies in this directory, and has not read it back yet."""
-    return directory == _state.now.written.directory
+    return directory == _written().directory
 
 
 def forget_written() -> None:
     """Forget the files that this thread has written."""
-    written = _state.now.written
-    written.directory = ""
-    written.digests, written.contents, written.is_private = {}, {}, None
+    compiles.current.kernel_write = None
 
 
 def note_aside(path: str, readable: str) -> None:
@@ -145,7 +146,7 @@ def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[st
 
     Raises what ``construct`` does, such as OSError for a file of another writer.
     """
-    contents = _state.now.written.contents
+    contents = _written().contents
     forget_written()
     try:
         return filesystem.retry(lambda: construct(group), filesystem.GONE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -16,24 +15,14 @@ from safecache.reporting.kinds import Kind
 __all__ = ["CONFIGS", "collect", "note_compile"]
 
 
-class _Thread(threading.local):
-    """``collects``: whether ``lines`` are wanted."""
-
-    collects = False
-    lines: list[str] | None = None
-
-
-_thread = _Thread()
-
-
 def collect(pickler: Any, args: Any, kwargs: Any) -> None:
     """Collect the debug lines of a whole key, if a miss asks for them.
 
     Called at AOTAutogradCachePickler.get_hash, the only place where the graph's names are as they are in the key.
     """
-    if _thread.collects:
-        _thread.collects = False
-        _thread.lines = pickler.debug_lines(*args, **kwargs)
+    wanted, compiles.current.key_lines = compiles.current.key_lines, None
+    if wanted is not None:
+        wanted += pickler.debug_lines(*args, **kwargs)
 
 
 def note_compile(compiling: Compiling) -> None:
@@ -74,12 +63,10 @@ def _note_aot(call: tuple[Callable[..., Any], Any, Any, Any], name: str) -> None
 
 def _lines(compute: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
     """The debug lines of a key that torch has not printed: computes it a second time."""
-    _thread.collects, _thread.lines = True, None
-    try:
+    lines: list[str] = []
+    with compiles.scope(key_lines=lines):
         compute(*args, **kwargs)
-        return _thread.lines or []
-    finally:
-        _thread.collects, _thread.lines = False, None
+    return lines
 
 
 def _note(ref: Ref, name: str, lines: Sequence[str], functorch: dict[str, object]) -> None:

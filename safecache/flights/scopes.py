@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from safecache import compiles
 from safecache.entries import workers
 from safecache.files import holders
 from safecache.flights.leases import Lease, open_lease
@@ -76,12 +77,6 @@ class _Scope:
             action()
 
 
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        self.scopes: list[_Scope] = []
-        self.waits = True
-
-
 class _State:
     def __init__(self) -> None:
         # Whether the last graph was found after a wait, and none was asked for since; and whether nobody came to one
@@ -89,8 +84,6 @@ class _State:
         self.has_been_left_one = self.nobody_came = False
 
 
-# The parent's compile is not the child's.
-_thread: Part[_Thread] = Part(_Thread)
 _state: Part[_State] = Part(_State, inherit)
 
 
@@ -127,12 +120,10 @@ def compile_scope(kind: Kind, most: float | None, *, waits: bool = True) -> Iter
     for it. ``waits``: else a lookup only finds out whether another process is compiling that, on this host.
     """
     this = _Scope(kind, most, waits=waits)
-    scopes = _thread.now.scopes
-    scopes.append(this)
     try:
-        yield
+        with compiles.scope(flights=(*compiles.current.flights, this)):
+            yield
     finally:
-        scopes.pop()
         with boundary.contain_errors(_FEATURE, "Other processes may compile what is there already."):
             for lease in list(this.leases):
                 this.release(lease, Lease.release)
@@ -140,7 +131,7 @@ def compile_scope(kind: Kind, most: float | None, *, waits: bool = True) -> Iter
 
 def is_compiled_elsewhere() -> bool:
     """Whether what this thread has looked up here is compiled by another process, for which it has not waited."""
-    return bool(_thread.now.scopes) and _thread.now.scopes[-1].is_compiled_elsewhere
+    return bool(compiles.current.flights) and compiles.current.flights[-1].is_compiled_elsewhere
 
 
 @contextmanager
@@ -150,7 +141,7 @@ def release_while_measuring() -> Iterator[None]:
     That may be what another rank has to send which waits for this compile: after a time one of those who wait goes on
     with it, and this one compiles without a lease.
     """
-    held = [(each, lease) for each in _thread.now.scopes if each.most != math.inf for lease in each.leases]
+    held = [(each, lease) for each in compiles.current.flights if each.most != math.inf for lease in each.leases]
     if not held:
         yield
         return
@@ -171,11 +162,8 @@ def _let_go(held: list[tuple[_Scope, Lease]]) -> None:
 @contextmanager
 def not_waiting() -> Iterator[None]:
     """In this block, wait_or_lead() raises Postponed in this thread where it would wait."""
-    before, _thread.now.waits = _thread.now.waits, False
-    try:
+    with compiles.scope(waits=False):
         yield
-    finally:
-        _thread.now.waits = before
 
 
 def wait_or_lead(ref: Ref, before: Callable[[], float] = float) -> Flight | None:
@@ -185,7 +173,7 @@ def wait_or_lead(ref: Ref, before: Callable[[], float] = float) -> Flight | None
     ``before``: tells, if it is called, how many seconds that took the last time, 0 where nobody knows. Raises Postponed
     in a block of not_waiting().
     """
-    this = _thread.now.scopes[-1] if _thread.now.scopes else None
+    this = compiles.current.flights[-1] if compiles.current.flights else None
     if this is None or this.kind is not ref.kind or this.most is None or not config.current().single_flight:
         return None
     # A cache that cannot be written, or full, has no leases, and nothing is published in it.
@@ -201,7 +189,7 @@ def _enter(this: _Scope, ref: Ref, before: Callable[[], float]) -> Flight | None
         waited, took, abroad, is_held = 0.0, 0.0, 0.0, lease.try_to_hold()
         this.is_compiled_elsewhere = not is_held and not this.waits
         if not is_held and this.waits and _may_wait(ref.kind):
-            if not _thread.now.waits:
+            if not compiles.current.waits:
                 raise Postponed
             began = time.monotonic()
             is_held, took = _wait(lease, ref, _patience(this, before))
@@ -258,7 +246,7 @@ def _among_hosts(this: _Scope, lease: Lease, ref: Ref, most: Callable[[], float]
 
 
 def _may_wait(kind: Kind) -> bool:
-    held = [each.kind for each in _thread.now.scopes if each.leases]
+    held = [each.kind for each in compiles.current.flights if each.leases]
     return all(_ORDER.index(each) < _ORDER.index(kind) for each in held)
 
 

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from safecache import compiles
 from safecache.flights import scopes
 from safecache.session import Part
 from safecache.settings import config as settings
@@ -54,21 +54,11 @@ def _attempt(config: Any, compile: Callable[[Any], Any]) -> Future[Any] | None:
     return made
 
 
-class _Thread(threading.local):
-    current: _Tuning | None = None
-
-
-_thread = _Thread()
-
-
 @contextmanager
 def share_configurations(tuner: object, configs: Sequence[Any]) -> Iterator[None]:
     """In this block, this thread compiles these configurations for ``tuner``, in this order."""
-    before, _thread.current = _thread.current, _Tuning(tuner, configs) if len(configs) > 1 else None
-    try:
+    with compiles.scope(shared_tuning=_Tuning(tuner, configs) if len(configs) > 1 else None):
         yield
-    finally:
-        _thread.current = before
 
 
 def compiled(tuner: object, config: Any, compile: Callable[[Any], Any]) -> Any:
@@ -76,7 +66,7 @@ def compiled(tuner: object, config: Any, compile: Callable[[Any], Any]) -> Any:
 
     If another process is compiling it, the ones after it are compiled first, as far as nobody is compiling them.
     """
-    current = _thread.current
+    current: _Tuning | None = compiles.current.shared_tuning
     return compile(config) if current is None or current.tuner is not tuner else current.compiled(config, compile)
 
 

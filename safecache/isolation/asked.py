@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-import threading
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
@@ -23,14 +22,6 @@ __all__ = ["begin", "compile", "is_isolated", "make", "request"]
 _BENCHMARK = ("triton.runtime.autotuner", "_bench")
 _PRECOMPILE = ("torch._inductor.runtime.triton_heuristics", "_precompile_worker")
 _OF_MAX_AUTOTUNE = ("torch._inductor.select_algorithm", "torch._inductor.autotune_process")
-
-
-class _Thread(threading.local):
-    # What was compiled for this thread's triton.compile() before it began.
-    made: Any = None
-
-
-_thread = _Thread()
 
 
 class _Compiled(BaseException):
@@ -63,12 +54,10 @@ def compile(source: Any, options: tuple[Any, ...], work: Callable[[], Any]) -> A
     Raises what ``work`` does, and compiling.ahead().
     """
     try:
-        _thread.made = _ahead(source, *options) if isinstance(source, str) and is_isolated() else None
-        return work()
+        with compiles.scope(made=_ahead(source, *options) if isinstance(source, str) and is_isolated() else None):
+            return work()
     except _Compiled as end:
         return end.told()
-    finally:
-        _thread.made = None
 
 
 def _ahead(src: str, target: Any, options: Any, variables: Any) -> Any:
@@ -108,10 +97,8 @@ def begin() -> None:
 
 def request(request: KernelRequest) -> None:
     """As Compiler.request(). Raises tuning.Asked in a tuning query."""
-    # An unimported module asks nothing, nor does, in this thread, one that another thread is still importing.
-    tuning: Any = sys.modules.get("safecache.isolation.tuning")
-    if hasattr(tuning, "is_asking") and tuning.is_asking():
-        raise tuning.Asked(*request[:4])
+    if compiles.current.asks_kernel:
+        raise sys.modules["safecache.isolation.tuning"].Asked(*request[:4])
 
 
 def make(
@@ -122,7 +109,7 @@ def make(
         return found
     knobs = sys.modules["triton"].knobs
     if found is not None and not knobs.compilation.always_compile:
-        return _listened(request, found, _thread.made)
+        return _listened(request, found, compiles.current.made)
     if not is_isolated():
         return found
     # Not at the top, since a process that only hits needs none of it.

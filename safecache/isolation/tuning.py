@@ -6,7 +6,6 @@ Triton itself compiles a kernel's configurations one by one, each when it is its
 from __future__ import annotations
 
 import sys
-import threading
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from safecache.isolation.attempts import Attempt
 
-__all__ = ["Asked", "Tuning", "benching", "choose", "current", "is_asking"]
+from safecache import compiles
+
+__all__ = ["Asked", "Tuning", "benching", "choose", "current"]
 
 
 class Asked(BaseException):
@@ -61,65 +62,50 @@ class Tuning:
 
     def _asked_of(self, config: Any) -> Iterator[tuple[Any, Any, Any, str]]:
         arguments, named = self._call
-        _thread.is_asking = True
         try:
-            self._function.run(*arguments, **{**named, **config.all_kwargs(), "warmup": True})
+            with compiles.scope(asks_kernel=True):
+                self._function.run(*arguments, **{**named, **config.all_kwargs(), "warmup": True})
         except Asked as asked:
             yield asked.args
         except Exception:
             # Its own turn will meet the same error and raise it.
             return
-        finally:
-            _thread.is_asking = False
-
-
-class _Thread(threading.local):
-    def __init__(self) -> None:
-        # By autotuner: while one tunes, the code that it measures may start another.
-        self.chosen: weakref.WeakKeyDictionary[Any, Tuning] = weakref.WeakKeyDictionary()
-        self.current: Tuning | None = None
-        self.is_asking = False
-
-
-_thread = _Thread()
 
 
 def choose(tuner: Any, configs: Iterable[Any]) -> None:
     """Note the configurations that ``tuner`` may be about to measure in this thread."""
-    previous = _thread.chosen.pop(tuner, None)
+    # By autotuner: while one tunes, the code that it measures may start another.
+    chosen = compiles.current.tunings = compiles.current.tunings or weakref.WeakKeyDictionary()
+    previous = chosen.pop(tuner, None)
     if previous is not None:
         previous.end()
-    _thread.chosen[tuner] = Tuning(configs)
+    chosen[tuner] = Tuning(configs)
 
 
 @contextmanager
 def benching(tuner: Any, config: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> Iterator[None]:
     """For this block, it is the turn of ``config``."""
-    tuning = _thread.chosen.get(tuner)
-    outer, _thread.current = _thread.current, tuning
+    tunings = compiles.current.tunings or {}
+    tuning = tunings.get(tuner)
     if tuning is not None:
         tuning.begin(tuner.fn, config, arguments, named)
     try:
-        yield
+        with compiles.scope(kernel_tuning=tuning):
+            yield
     except BaseException:
         if tuning is not None:
             tuning.left = []
         raise
     finally:
-        _thread.current = outer
         if tuning is not None and not tuning.left:
             tuning.end()
-            _thread.chosen.pop(tuner, None)
+            tunings.pop(tuner, None)
 
 
 def current() -> Tuning | None:
     """The tuning that this thread is compiling for; None if there is none."""
-    return _thread.current
-
-
-def is_asking() -> bool:
-    """Whether the compile in this thread is to end with Asked."""
-    return _thread.is_asking
+    found: Tuning | None = compiles.current.kernel_tuning
+    return found
 
 
 def _is_plain(function: Any) -> bool:

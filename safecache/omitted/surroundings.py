@@ -7,11 +7,10 @@ import functools
 import hashlib
 import re
 import sys
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from types import MappingProxyType
 from typing import Any
 
+from safecache import compiles
 from safecache.omitted import functions, sources
 from safecache.ports import Served
 from safecache.settings import config
@@ -34,14 +33,6 @@ _ASKS = frozenset({"get_rank", "get_world_size", "get_local_rank", "get_group_ra
 _DIGITS = 12
 
 
-class _Thread(threading.local):
-    served: Mapping[str, str] = MappingProxyType({})
-    settings: Mapping[str, str] = MappingProxyType({})
-
-
-_thread = _Thread()
-
-
 def note_model(served: Served) -> None:
     """Observer: note what a model of vLLM is."""
     model = served.model
@@ -49,15 +40,15 @@ def note_model(served: Served) -> None:
     multimodal = getattr(getattr(settings, "model_config", None), "multimodal_config", None)
     limits = getattr(multimodal, "limit_per_prompt", None)
     stated = sorted(f"{name}={limit}" for name, limit in limits.items()) if isinstance(limits, dict) else []
-    _thread.served = {
+    rows = {
         "speculation": str(getattr(getattr(settings, "speculative_config", None), "num_speculative_tokens", None)),
         "modalities": " ".join(stated),
     }
     if hasattr(model, "named_modules"):
         modules = [f"{name} {_class_of(each)}" for name, each in model.named_modules()]
         names = [name for name, _ in model.named_parameters()]
-        _thread.served = {**_thread.served, "model": _hashed("\n".join((*modules, *names)))}
-    _thread.settings = dict(_resolved(settings))
+        rows["model"] = _hashed("\n".join((*modules, *names)))
+    compiles.current.served, compiles.current.served_with = rows, dict(_resolved(settings))
 
 
 def _class_of(module: Any) -> str:
@@ -151,10 +142,10 @@ def of_function(made: Any) -> dict[str, dict[str, str]]:
     rows = {part: row for part, row in rows.items() if row}
     if asks:
         rows |= ranks()
-    rows |= {part: {"": value} for part, value in _thread.served.items()}
-    if _thread.served:
+    rows |= {part: {"": value} for part, value in compiles.current.served.items()}
+    if compiles.current.served:
         rows["variables"] = {name: _hashed(value) for name, value in _undeclared().items()}
-        rows["configuration"] = dict(_thread.settings)
+        rows["configuration"] = dict(compiles.current.served_with)
     return rows
 
 
@@ -191,19 +182,19 @@ def now(part: str, name: str) -> str | None:
     if part == "files":
         return sources.digest_file(name)
     if part in ("model", "speculation", "modalities"):
-        return _thread.served.get(part)
+        return compiles.current.served.get(part)
     if part == "variables":
         value = _undeclared().get(name)
         return "" if value is None else _hashed(value)
     if part == "configuration":
-        return _thread.settings.get(name, "")
+        return compiles.current.served_with.get(name, "")
     return _NOW[part](name) or None if part in _NOW else None
 
 
 def names(part: str) -> Iterable[str]:
     """What there may be in a row now that was not there before."""
     if part == "configuration":
-        return _thread.settings
+        return compiles.current.served_with
     return _undeclared() if part == "variables" else ()
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn, TypeVar
 
+from safecache import compiles
 from safecache.errors import SafecacheError, printable
 from safecache.reporting import policy
 from safecache.reporting.kinds import Count, Reason
@@ -96,69 +96,53 @@ class _State:
 _state: Part[_State] = Part(_State, inherit)
 
 
-class _Reading(threading.local):
-    """What this thread's lookup met: torch swallows exceptions on the way out, so a strict error is kept here too."""
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.error: SafecacheError | None = None
-        self.refusals: list[str] = []
-        self.since = 0
-
-
-_reading = _Reading()
-
-
 @contextmanager
 def propagate_strict() -> Iterator[None]:
     """Run torch's lookup; what raise_strict() raises inside it leaves this block even where torch swallowed it.
 
     So does what it raises in a thread of a pool that the block waits for, if it passes through a block of this thread.
     """
-    _reading.depth += 1
-    if _reading.depth == 1:
-        _reading.error, _reading.refusals = None, []
-    outer, _reading.since = _reading.since, len(_reading.refusals)
+    current = compiles.current
+    if not current.reading:
+        current.strict_error, current.refusals = None, []
     try:
-        yield
+        with compiles.scope(reading=current.reading + 1, refused_before=len(current.refusals)):
+            yield
     except Exception as error:
-        if _reading.error is None and isinstance(error, SafecacheError) and error.is_strict:
-            _reading.error = error
-        if _reading.error is not None:
-            raise _reading.error from _reading.error.__cause__
+        if current.strict_error is None and isinstance(error, SafecacheError) and error.is_strict:
+            current.strict_error = error
+        if current.strict_error is not None:
+            raise current.strict_error from current.strict_error.__cause__
         raise
-    finally:
-        _reading.depth -= 1
-        _reading.since = outer
-    if _reading.error is not None:
-        raise _reading.error from _reading.error.__cause__
+    if current.strict_error is not None:
+        raise current.strict_error from current.strict_error.__cause__
 
 
 def raise_strict(error: SafecacheError, cause: BaseException | None = None) -> NoReturn:
     """Raise ``error``; it leaves each propagate_strict() of this thread around it, whoever catches it before."""
     error.is_strict = True
-    if _reading.depth:
-        _reading.error = _reading.error or error
+    if compiles.current.reading:
+        compiles.current.strict_error = compiles.current.strict_error or error
     raise error from cause
 
 
 def instead(raised: SafecacheError, better: SafecacheError) -> SafecacheError:
     """``better``, which leaves this thread's lookup, as ``raised`` would have, in its place."""
     better.is_strict = raised.is_strict
-    if _reading.error is raised:
-        _reading.error = better
+    if compiles.current.strict_error is raised:
+        compiles.current.strict_error = better
     return better
 
 
 def add_refusal(message: str) -> None:
     """Something that this thread's lookup could not use, for who reports the lookup: see refusals()."""
-    if _reading.depth:
-        _reading.refusals.append(message)
+    if compiles.current.reading:
+        compiles.current.refusals.append(message)
 
 
 def refusals() -> list[str]:
     """What this thread's innermost propagate_strict() could not use, and why."""
-    return _reading.refusals[_reading.since :]
+    return compiles.current.refusals[compiles.current.refused_before :]
 
 
 Event = TypeVar("Event")

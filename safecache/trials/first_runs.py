@@ -6,7 +6,6 @@ A trial is armed in the marker of its process while it goes on. From the second 
 from __future__ import annotations
 
 import os
-import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ from typing import Any
 
 import wrapt
 
+from safecache import compiles
 from safecache.errors import SafecacheError
 from safecache.places.refs import Ref
 from safecache.ports import Admitted, Use
@@ -63,10 +63,6 @@ class _Cache:
         self.began = time.time()
 
 
-class _Thread(threading.local):
-    trial: Trial | None = None
-
-
 class _State:
     def __init__(self) -> None:
         self.caches: dict[str, _Cache] = {}
@@ -75,7 +71,6 @@ class _State:
 
 
 _lock = ForkLock()
-_thread: Part[_Thread] = Part(_Thread)
 _state: Part[_State] = Part(_State, inherit)
 
 
@@ -92,18 +87,16 @@ class Trial:
     @contextmanager
     def on(self) -> Iterator[None]:
         """This block is a part of it, in this thread. An exception that leaves it counts against the files."""
-        outer, _thread.now.trial = _thread.now.trial, self
         try:
-            self._arm()
-            try:
-                yield
-            finally:
-                self._disarm()
+            with compiles.scope(trial=self):
+                self._arm()
+                try:
+                    yield
+                finally:
+                    self._disarm()
         except Exception as error:
             self._fail(error)
             raise
-        finally:
-            _thread.now.trial = outer
 
     @boundary.contain_errors(_WATCH, _UNWATCHED)
     def _arm(self) -> None:
@@ -234,7 +227,7 @@ def load(use: Use, work: Callable[[], Any]) -> Any:
         _, announced = _state.now.loaded.pop(id(use.loaded), (None, None))
         return work() if announced is None else _load_kernel(announced, work)
     is_graph = use.kind is Kind.FX_ENTRY
-    if not config.current().trials or not use.names or (_thread.now.trial is not None and not is_graph):
+    if not config.current().trials or not use.names or (compiles.current.trial is not None and not is_graph):
         return work()
     trial = Trial(use.root, use.names, forgives=use.forgives)
     with trial.on():
@@ -288,8 +281,8 @@ def _first(trial: Trial, call: Callable[..., Any], *args: Any, **kwargs: Any) ->
 
 def add_file_to_trial(admitted: Admitted) -> None:
     """Observer: this thread's trial comes to this file too."""
-    if _thread.now.trial is not None:
-        _thread.now.trial.reads(admitted.path)
+    if compiles.current.trial is not None:
+        compiles.current.trial.reads(admitted.path)
 
 
 def watch_graph(graph: Any) -> None:
@@ -321,8 +314,8 @@ def announce(use: Use) -> None:
 
 
 def _load_kernel(trial: Trial, work: Callable[[], Any]) -> Any:
-    if _thread.now.trial is not None:
-        _thread.now.trial.reads(os.path.join(trial.cache.root, trial.names[0]))
+    if compiles.current.trial is not None:
+        compiles.current.trial.reads(os.path.join(trial.cache.root, trial.names[0]))
         return work()
     with trial.on():
         return work()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import random
-import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from safecache import ports
+from safecache import compiles, ports
 from safecache.ports import Found, Hit
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
@@ -22,29 +21,17 @@ __all__ = ["sampling"]
 _random = random.SystemRandom()
 
 
-class _Thread(threading.local):
-    # What the call of compile_fx that this thread is in has hit; None outside of a sample.
-    hits: list[Found] | None = None
-    calls = 0
-
-
-_thread = _Thread()
-
-
 @contextmanager
 def sampling(graph: Any, inputs: Sequence[Any], rest: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
     """A call of compile_fx with these arguments: if it is of the sample, what it hits is compiled again later."""
     ports.observe(Hit, _hit)
-    _thread.calls += 1
-    try:
+    with compiles.scope(sampled_calls=compiles.current.sampled_calls + 1):
         # The same call again, inside of itself, where configuration is patched for it.
-        if _thread.hits is not None or not _is_of_sample():
+        if compiles.current.hits is not None or not _is_of_sample():
             yield
         else:
             with _sampled(graph, inputs, rest, named):
                 yield
-    finally:
-        _thread.calls -= 1
 
 
 def _is_of_sample() -> bool:
@@ -55,11 +42,9 @@ def _is_of_sample() -> bool:
 def _sampled(graph: Any, inputs: Sequence[Any], rest: Sequence[Any], named: Mapping[str, Any]) -> Iterator[None]:
     # Now, for the call owns the graph and may change it.
     taken, why_not = _taken(graph, inputs, rest, named)
-    hits = _thread.hits = []
-    try:
+    hits: list[Found] = []
+    with compiles.scope(hits=hits):
         yield
-    finally:
-        _thread.hits = None
     if hits and taken is None:
         verdicts.unverified(f"{hits[0].ref.kind.noun} {hits[0].ref.key}", why_not)
     elif hits and taken is not None:
@@ -78,9 +63,9 @@ def _taken(graph: Any, inputs: Any, rest: Any, named: Any) -> tuple[bytes | None
 
 def _hit(hit: Hit) -> None:
     found = hit.found
-    if _thread.hits is not None:
-        _thread.hits += found
-    elif not _thread.calls and found and found[0].ref.kind is Kind.FX_ENTRY and _is_of_sample():
+    if compiles.current.hits is not None:
+        compiles.current.hits += found
+    elif not compiles.current.sampled_calls and found and found[0].ref.kind is Kind.FX_ENTRY and _is_of_sample():
         # The graph that AOTAutograd has split it off from is gone.
         what = f"{Kind.FX_ENTRY.noun} {found[0].ref.key}"
         verdicts.unverified(what, "it was looked up by itself, as a backward graph is whose forward graph was compiled")

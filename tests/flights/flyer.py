@@ -12,6 +12,7 @@ import threading
 import time
 from pathlib import Path
 
+from safecache import compiles
 from safecache.flights import scopes
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
@@ -46,7 +47,7 @@ def main(root: str, kind: str, key: str, how: str = "") -> None:
         if how == "fork" and os.fork() == 0:
             time.sleep(60)
             os._exit(0)
-        held = bool(scopes._thread.now.scopes[-1].leases)
+        held = bool(compiles.current.flights[-1].leases)
         print("holds" if held else "looks again" if flight else "compiles", flush=True)
         input()
     print("released", flush=True)

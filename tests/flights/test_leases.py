@@ -16,6 +16,7 @@ import time
 import pytest
 from conftest import needs_root
 
+from safecache import compiles
 from safecache.entries import workers
 from safecache.files import holders
 from safecache.flights import leases, scopes
@@ -56,7 +57,7 @@ def timers():
 
 
 def is_held() -> bool:
-    return bool(scopes._thread.now.scopes[-1].leases)
+    return bool(compiles.current.flights[-1].leases)
 
 
 def test_first_holds_and_nothing_is_left_of_it(root):
@@ -281,7 +282,7 @@ def test_threads_of_a_process_wait_for_each_other(root, compiling):
     thread.start()
     thread.join(0.5)
     assert thread.is_alive() and not seen
-    scopes._thread.now.scopes[-1].leases.pop().release()
+    compiles.current.flights[-1].leases.pop().release()
     thread.join(60)
     assert seen == [(True, False)]
 
@@ -291,7 +292,7 @@ def test_child_of_a_fork_holds_nothing(root, compiling):
     child = os.fork()
     if child == 0:
         os._exit(
-            len(scopes._thread.now.scopes) + len([each for each in leases._state.now.open if each._descriptor >= 0])
+            len(compiles.current.flights) + len([each for each in leases._state.now.open if each._descriptor >= 0])
         )
     assert os.waitpid(child, 0)[1] == 0
     assert is_held() and not leases.open_lease(Ref(Kind.FX_ENTRY, KEY, str(root))).try_to_hold()
