@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
+
+from safecache.session import Part
 
 __all__ = ["Compile", "current", "scope"]
 
@@ -92,12 +93,12 @@ class Compile(threading.local):
 current = Compile()
 
 
-def _fork() -> None:
-    # The leases and the marker are the parent's.
+def _in_child(_: None) -> None:
     current.flights, current.trial, current.waits = (), None, True
 
 
-os.register_at_fork(after_in_child=_fork)
+# A forked child has not its parent's leases, nor its marker.
+_parents = Part(lambda: None, _in_child)
 
 
 @contextmanager

@@ -10,19 +10,21 @@ from typing import Any
 from safecache import compiles
 from safecache.places.refs import Ref
 from safecache.ports import Compiling, KernelRequest
-from safecache.reporting.kinds import Kind
+from safecache.reporting.kinds import Kind, Reason
 
-__all__ = ["CONFIGS", "collect", "note_compile"]
+__all__ = ["CONFIGS", "compile_seconds", "get_hash", "note_compile", "why_missed"]
 
 
-def collect(pickler: Any, args: Any, kwargs: Any) -> None:
-    """Collect the debug lines of a whole key, if a miss asks for them.
+def get_hash(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str:
+    """AOTAutogradCachePickler.get_hash: collects the debug lines of a whole key, if a miss asks for them.
 
-    Called at AOTAutogradCachePickler.get_hash, the only place where the graph's names are as they are in the key.
+    Here alone the graph's names are as they are in the key.
     """
     wanted, compiles.current.key_lines = compiles.current.key_lines, None
     if wanted is not None:
-        wanted += pickler.debug_lines(*args, **kwargs)
+        wanted += instance.debug_lines(*args, **kwargs)
+    key: str = wrapped(*args, **kwargs)
+    return key
 
 
 def note_compile(compiling: Compiling) -> None:
@@ -55,18 +57,14 @@ def _trying(kind: Kind, work: Callable[[], None]) -> None:
 
 
 def _note_aot(call: tuple[Callable[..., Any], Any, Any, Any], name: str) -> None:
-    key, lines = call[-1]
+    compute, args, kwargs, (key, printed) = call
+    lines = list(printed or ())
+    if not lines:  # torch has not printed them: the key is computed once more
+        with compiles.scope(key_lines=lines):
+            compute(*args, **kwargs)
     functorch = sys.modules["torch._functorch.config"]
     stated = functorch.save_config_portable(ignore_private_configs=False)
-    _note(Ref(Kind.AOT_ENTRY, key), name, lines or _lines(*call[:-1]), stated)
-
-
-def _lines(compute: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
-    """The debug lines of a key that torch has not printed: computes it a second time."""
-    lines: list[str] = []
-    with compiles.scope(key_lines=lines):
-        compute(*args, **kwargs)
-    return lines
+    _note(Ref(Kind.AOT_ENTRY, key), name, lines, stated)
 
 
 def _note(ref: Ref, name: str, lines: Sequence[str], functorch: dict[str, object]) -> None:
@@ -97,3 +95,21 @@ def _beside() -> Iterator[Any]:
         if module in sys.modules:
             yield components.chosen(title, sys.modules[module], unset)
     yield from components.places(os.path.dirname(str(sys.modules["torch"].__file__)))
+
+
+# What explains a miss is imported at a miss: a process that hits needs none of it.
+
+
+def why_missed(ref: Ref, name: str) -> Reason:
+    """Why its key is not there, of a graph or kernel of this name."""
+    from safecache.explain import key_records
+
+    return Reason[key_records.why_absent(ref, name).name]
+
+
+def compile_seconds(ref: Ref, name: str) -> float:
+    """How long the compile took when it was last saved there; 0 where nobody knows."""
+    from safecache.explain import key_records
+
+    record = key_records.recall(ref, name)
+    return record.took if record is not None else 0.0

@@ -17,7 +17,15 @@ from safecache.flights import scopes
 from safecache.session import Part
 from safecache.settings import config as settings
 
-__all__ = ["compiled", "order_for_process", "share_configurations"]
+__all__ = [
+    "compiled",
+    "make_precompile_fn",
+    "measure",
+    "order_for_process",
+    "precompile_config",
+    "precompile_worker",
+    "share_configurations",
+]
 
 _T = TypeVar("_T")
 
@@ -82,3 +90,36 @@ def order_for_process(choices: Sequence[_T], name: Callable[[_T], str]) -> list[
     if not settings.current().single_flight:
         return list(choices)
     return sorted(choices, key=lambda choice: hashlib.sha256(_own.now + name(choice).encode()).digest())
+
+
+def make_precompile_fn(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
+    """AlgorithmSelectorCache.make_precompile_fn: each process begins with others; the result has no order."""
+
+    def make(choices: Any, *rest: Any, **named: Any) -> Any:
+        return wrapped(order_for_process(choices, lambda choice: str(choice.kernel_hash_key())), *rest, **named)
+
+    return make(*args, **kwargs)
+
+
+def measure(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
+    """benchmark_gpu of each kind, and benchmark_gpu_with_cuda_graph: none waits long for a rank that measures.
+
+    Each begins by waiting for the GPU.
+    """
+    with scopes.release_while_measuring():
+        return wrapped(*args, **kwargs)
+
+
+def precompile_worker(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """CachingAutotuner._precompile_worker: compiles each configuration, unless they came compiled."""
+    with share_configurations(instance, () if instance.compile_results else instance.configs or ()):
+        wrapped(*args, **kwargs)
+
+
+def precompile_config(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """CachingAutotuner._precompile_config: of one configuration; not again if it was compiled before its turn."""
+
+    def compile(cfg: Any, **named: Any) -> Any:
+        return wrapped(cfg, **named) if named else compiled(instance, cfg, wrapped)
+
+    return compile(*args, **kwargs)

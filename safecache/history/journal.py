@@ -19,12 +19,14 @@ from contextlib import AbstractContextManager, suppress
 from safecache.files import filesystem, folders
 from safecache.files.folders import Folder
 from safecache.places import ours
+from safecache.ports import LeftToOthers
 from safecache.reporting import events
+from safecache.reporting.kinds import Count
 from safecache.session import Part, call_at_exit
 from safecache.settings import config
 from safecache.tiers import fallback
 
-__all__ = ["LARGEST", "LONGEST_TEXT", "MOST_FILES", "count", "is_one", "write"]
+__all__ = ["LARGEST", "LONGEST_TEXT", "MOST_FILES", "count", "is_one", "leave_to_others", "write"]
 
 # With the time first: so the oldest is the first by name.
 _NAME = re.compile(r"\d{8}T\d{6}-\d+-[0-9a-f]+\.jsonl")
@@ -88,6 +90,12 @@ def write(label: str, root: str, line: dict[str, object]) -> None:
             _journal.now.counted[label] += 1
         if not _journal.now.awaits_end:
             _await_end()
+
+
+def leave_to_others(left: LeftToOthers) -> None:
+    """Observer: write a line about it."""
+    line = {"key": left.ref.key, "waited": round(left.waited, 3), "took": round(left.took, 3)}
+    write(Count.LEFT_TO_OTHERS.value, left.ref.root, line)
 
 
 def _await_end() -> None:

@@ -81,7 +81,7 @@ def observe() -> None:
     ports.observe(Lookup, _record)
     ports.observe(Saved, _save)
     ports.observe(Waited, _wait)
-    ports.observe(LeftToOthers, _leave)
+    ports.observe(LeftToOthers, journal.leave_to_others)
     ports.observe(Counted, _count)
 
 
@@ -91,11 +91,6 @@ def _save(saved: Saved) -> None:
 
 def _wait(waited: Waited) -> None:
     _add_seconds(waited.ref, Time.WAITED, waited.seconds)
-
-
-def _leave(left: LeftToOthers) -> None:
-    line = {"key": left.ref.key, "waited": round(left.waited, 3), "took": round(left.took, 3)}
-    journal.write(Count.LEFT_TO_OTHERS.value, left.ref.root, line)
 
 
 def _count(counted: Counted) -> None:

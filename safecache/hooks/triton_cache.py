@@ -18,7 +18,17 @@ from safecache.ports import Compiling, KernelRequest, Saved, plugs, tell
 from safecache.reporting import graph_names
 from safecache.reporting.kinds import Kind, Reason
 
-__all__ = ["get_file", "get_group", "init", "materialize", "put", "put_group", "remote_get_group", "remote_put"]
+__all__ = [
+    "get_file",
+    "get_group",
+    "init",
+    "init_remote",
+    "materialize",
+    "put",
+    "put_group",
+    "remote_get_group",
+    "remote_put",
+]
 
 # The manager's attribute for its purpose: directories for dumps and overrides are for people.
 _ROLE = "_safecache_role"
@@ -104,6 +114,12 @@ def get_group(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any
         return group
 
     return get(*args, **kwargs)
+
+
+def init_remote(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """Triton's RemoteCacheManager.__init__: what its backend keeps travels with records."""
+    wrapped(*args, **kwargs)
+    instance._backend = triton_remote.Backend(instance._backend, instance._file_cache_manager.cache_dir)
 
 
 def remote_put(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:

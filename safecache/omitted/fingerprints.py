@@ -73,7 +73,7 @@ def differs_by_rank() -> bool:
 def note_compile(compiling: Compiling) -> None:
     """Observer: note what the graph has, for what it becomes a part of too."""
     ref, graph = compiling.ref, compiling.graph
-    stated: dict[str, Any] = {_OPS: _state_of(graph, ref.kind)}
+    stated: dict[str, Any] = {_OPS: {name: _stated_now(name) for name in _named_in(graph, ref.kind)}}
     if ref.key:
         if differs_by_rank():
             stated |= surroundings.ranks()
@@ -84,10 +84,6 @@ def note_compile(compiling: Compiling) -> None:
 def _meet(stated: Mapping[str, Any]) -> None:
     for part in (_OPS, _FILES):
         _state.now.met.setdefault(part, {}).update(stated.get(part, {}))
-
-
-def _state_of(graph: Any, kind: Kind) -> _Stated:
-    return {name: _stated_now(name) for name in _named_in(graph, kind)}
 
 
 def _stated_now(name: str) -> dict[str, str]:

@@ -9,22 +9,21 @@ import threading
 import time
 
 from safecache.errors import KeyringError, VerifierError
-from safecache.patching.targets import MODULES, TARGETS, VERIFYING
+from safecache.patching.targets import MODULES, STARTS, TARGETS, VERIFYING
 from safecache.session import ForkLock
 from safecache.settings import config
 
-__all__ = ["activate", "call_at_start", "deactivate", "is_active", "status"]
+__all__ = ["activate", "deactivate", "is_active", "status"]
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
     from typing import Any
 
     from safecache.patching.hook_status import HookStatus
     from safecache.patching.patching import Patch
-    from safecache.settings.config import Config
 
 _LOOK_AGAIN_SECONDS = 0.002
 _EXIT_SECONDS = 5.0
@@ -97,7 +96,6 @@ _pending: set[str] = set()
 # Target modules that we could not even try to patch, and why.
 _broken: dict[str, str] = {}
 _watcher: threading.Thread | None = None
-_starts: list[Callable[[Config], None]] = []
 
 
 def activate() -> None:
@@ -112,7 +110,7 @@ def activate() -> None:
     settings = config.reload()
     if settings.strict:
         _check_strictly()
-    for start in _starts:
+    for start in STARTS:
         start(settings)
     with _lock:
         if _finder is None:
@@ -127,11 +125,6 @@ def activate() -> None:
         deactivate()
         raise
     _watch()
-
-
-def call_at_start(start: Callable[[Config], None]) -> None:
-    """Call ``start`` with the settings each time that the hooks are turned on."""
-    _starts.append(start)
 
 
 def _check_strictly() -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+
+    from safecache.settings.config import Config
 
 __all__ = [
     "MODULES",
     "PACKAGES_OBEY_TMPDIR_FROM",
     "PROBE_MARKERS_FROM",
+    "STARTS",
     "TARGETS",
     "TORCH_FROM",
     "TORCH_UNTIL",
@@ -674,7 +677,7 @@ TARGETS: list[Target] = [
     Target(
         _TRITON_CACHE,
         "RemoteCacheManager.__init__",
-        "remote_caches:init_triton_manager",
+        "triton_cache:init_remote",
         ("self, key, override=, dump=",),
     ),
     Target(_TRITON_CACHE, "RemoteCacheManager.put", "triton_cache:remote_put", ("self, data, filename, binary=",)),
@@ -778,8 +781,13 @@ UPSTREAM_HOOKS = {
 MODULES = {target.module for target in TARGETS}
 
 
-def add(targets: Iterable[Target]) -> None:
-    """Add rows to the table, for activation to come."""
+# Called with the settings each time that the hooks are turned on.
+STARTS: list[Callable[[Config], None]] = []
+
+
+def add(targets: Iterable[Target], start: Callable[[Config], None]) -> None:
+    """Add rows to the table, and to STARTS, for activation to come."""
+    STARTS.append(start)
     for target in targets:
         TARGETS.append(target)
         MODULES.add(target.module)
@@ -817,9 +825,8 @@ VERIFYING = frozenset(
         "output_code": "aot_load load_compiled",
         "pickle_module": "sealing_pickle",
         "precompile": "load read_artifact to_cache_bytes write_artifact",
-        "remote_caches": "init_triton_manager",
         "standalone_compile": "get_cached insert_cached load verifying_pickle",
-        "triton_cache": "get_file get_group init materialize put put_group remote_get_group remote_put",
+        "triton_cache": "get_file get_group init init_remote materialize put put_group remote_get_group remote_put",
         "triton_in_inductor": "collect read_and_emit reload_cubin_path",
         "triton_runtime": "init_kernel",
         "vllm": "open_file",

@@ -1,23 +1,88 @@
-"""torch's and Triton's own remote caches in Redis: asked with time limits.
+"""The Redis servers of torch's and Triton's own remote caches, which set no time limits and let most errors through.
 
-Nothing else of them is changed: their names, their values, and what they are asked for.
+They are asked as ours is, in time or not at all, and one that fails is left alone for a while.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from safecache.remote import theirs
+from safecache.remote import client, stores
+from safecache.remote.client import Client, Unavailable
+from safecache.remote.stores import Oversized, Store, Terms
+from safecache.reporting import events
+from safecache.reporting.kinds import Reason
 
-__all__ = ["init_torch_redis", "init_triton_redis"]
+__all__ = ["Redis", "bounded_redis_client", "init_torch_redis", "init_triton_redis", "redis_client_at"]
+
+
+class Redis:
+    """What torch and Triton use of a redis-py client. A failure, which is reported, is a miss, or nothing is written.
+
+    ``shown``: the server, to a person. ``answered``: whether it has, when it was last asked for something.
+    """
+
+    def __init__(self, remote: Client) -> None:
+        self.shown, self.answered, self._remote = remote.shown, True, remote
+
+    def get(self, name: str) -> bytes | None:
+        """The value under ``name``; None if there is none, or none that can be had now."""
+        return self.mget([name])[0]
+
+    def mget(self, names: Sequence[str]) -> list[bytes | None]:
+        """As get(), of each of them, in one round trip."""
+        found: Mapping[str, bytes | Oversized] = {}
+        self.answered = False
+        with suppress(Unavailable):
+            found = self._remote.read(names)
+            self.answered = True
+        return [self._whole(name, found.get(name)) for name in names]
+
+    def _whole(self, name: str, content: bytes | Oversized | None) -> bytes | None:
+        if not isinstance(content, Oversized):
+            return content
+        text = f"{name[:100]} has {content.size} bytes or more in the remote cache {self.shown}, and was not fetched."
+        remedy = "SAFECACHE_REMOTE_MAX_BYTES says how much is."
+        events.report(Reason.TOO_LARGE, text, cause=f"remote {self.shown}", remedy=remedy)
+        return None
+
+    def set(self, name: str, content: bytes) -> None:
+        """Keep ``content`` under ``name``, if that can be done now."""
+        with suppress(Unavailable):
+            self._remote.write(name, content)
+
+
+def bounded_redis_client(theirs: Any) -> Redis:
+    """In place of this client of redis-py, which has not been used yet."""
+    known = theirs.connection_pool.connection_kwargs
+    where = f"unix://{known['path']}" if "path" in known else f"redis://{known.get('host')}:{known.get('port')}"
+
+    who = known.get("username"), known.get("password")
+    connect = functools.partial(stores.store_from_client, theirs)
+    return Redis(client.client_for_url(f"{where}/{known.get('db') or 0}", who, connect))
+
+
+def redis_client_at(host: str, port: int) -> Redis:
+    """A server without a password; that there is no client for it to be had is reported when it is asked."""
+
+    def connect(terms: Terms) -> Store:
+        try:
+            import redis
+        except ModuleNotFoundError as error:
+            raise ModuleNotFoundError(f"{error.name} is not installed: pip install redis") from error
+        return stores.store_from_client(redis.Redis(host=host, port=port), terms)
+
+    return Redis(client.client_for_url(f"redis://{host}:{port}/0", None, connect))
 
 
 def init_torch_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
     """torch's RedisRemoteCacheBackend.__init__: its client is one of ours, to the same server."""
     wrapped(*args, **kwargs)
-    instance._redis = theirs.bounded_redis_client(instance._redis)
+    instance._redis = bounded_redis_client(instance._redis)
 
 
 def init_triton_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
@@ -27,6 +92,6 @@ def init_triton_redis(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         known = sys.modules["triton"].knobs
         knobs = getattr(known.cache, "redis", known.redis)
         instance._key, instance._key_fmt = key, knobs.key_format
-        instance._redis = theirs.redis_client_at(knobs.host, knobs.port)
+        instance._redis = redis_client_at(knobs.host, knobs.port)
 
     connect(*args, **kwargs)

@@ -32,7 +32,7 @@ from safecache.trials.strikes import BARRED
 __all__ = [
     "CAUSE",
     "Trial",
-    "add_file_to_trial",
+    "add_file",
     "announce",
     "is_unrelated",
     "load",
@@ -279,17 +279,20 @@ def _first(trial: Trial, call: Callable[..., Any], *args: Any, **kwargs: Any) ->
     return result
 
 
-def add_file_to_trial(admitted: Admitted) -> None:
+def add_file(admitted: Admitted) -> None:
     """Observer: this thread's trial comes to this file too."""
     if compiles.current.trial is not None:
         compiles.current.trial.reads(admitted.path)
 
 
-def watch_graph(graph: Any) -> None:
-    """Have the first run of this graph be a trial, if it was loaded. After that its callable is what it was.
+def watch_graph(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> None:
+    """CompiledFxGraph.post_compile, which wraps its callable last: the first run is on trial if loaded.
 
-    What it has started on a GPU may still be running when its first run returns: that is not waited for.
+    After that its callable is what it was. What it has started on a GPU may still be running when its first run
+    returns: that is not waited for.
     """
+    wrapped(*args, **kwargs)
+    graph = instance
     _, trial = _state.now.loaded.pop(id(graph), (None, None))
     if trial is not None and graph.current_callable is not None:
         _watch(graph, "current_callable", trial)
@@ -321,14 +324,15 @@ def _load_kernel(trial: Trial, work: Callable[[], Any]) -> Any:
         return work()
 
 
-def watch_kernel(kernel: Any) -> None:
-    """Have the load and the first launch of this kernel of Triton's be a trial, if it was found in a cache.
+def watch_kernel(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:  # noqa: ARG001
+    """JITFunction._do_compile: the load and first launch of a kernel that was found in a cache are on trial.
 
     After that nothing is left of it: Triton asks for the load at each launch. See watch_graph().
     """
+    kernel = wrapped(*args, **kwargs)
     _, trial = _state.now.loaded.pop(id(kernel), (None, None))
     if trial is None:
-        return
+        return kernel
     place = weakref.ref(kernel)
 
     def load() -> None:
@@ -338,3 +342,4 @@ def watch_kernel(kernel: Any) -> None:
         _watch(found, "_run", trial)
 
     kernel._init_handles = load
+    return kernel
