@@ -205,9 +205,8 @@ def test_lookups_have_their_cache_outcome_and_reason(run):
     code = """
 import os, safecache, safecache.metrics
 from prometheus_client import CollectorRegistry
-from safecache import ports
-from safecache.history import lookups
-lookups.observe()
+from safecache import features, ports
+features.plug()
 from safecache.ports import Lookup, Outcome
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind

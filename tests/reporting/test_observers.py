@@ -76,4 +76,4 @@ def test_counts_come_with_what_is_known_of_them():
     heard = []
     ports.observe(Counted, heard.append)
     events.count(Count.ISOLATED, seconds=2.0)
-    assert heard == [Counted(Count.ISOLATED.value, 2.0)]
+    assert heard == [Counted(Count.ISOLATED.value, 1, 2.0)]
