@@ -21,10 +21,10 @@ from safecache.testing import isolated as isolated_environment
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent
-# Of tests beside others that run on every Python, whether there is a torch for it or not.
 # As where a hook was imported: tests call the core by itself too.
 features.plug()
 
+# Of tests beside others that run on every Python, whether there is a torch for it or not.
 NEEDS_TORCH = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs torch")
 
 
