@@ -599,12 +599,12 @@ def test_callable_is_what_it_was_after_the_first_run(cache):
         first_runs.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), load) is graph
         and graph.current_callable is original
     )
-    first_runs.watch_graph(graph)
+    first_runs.watch_graph(lambda: None, graph, (), {})
     assert graph.current_callable is not original
     stale = graph.current_callable
     assert graph.current_callable([1]) == [1] and called == [original]
     assert graph.current_callable is original and stale([2]) == [2]
-    first_runs.watch_graph(graph)
+    first_runs.watch_graph(lambda: None, graph, (), {})
     assert graph.current_callable is original
 
 
@@ -612,7 +612,7 @@ def test_what_wraps_the_callable_meanwhile_stays(cache):
     """As CUDA graphs do, or a user."""
     graph = type("Graph", (SimpleNamespace,), {})(current_callable=lambda inputs: inputs)
     first_runs.load(Use(Kind.FX_ENTRY, str(cache), [FX], graph), lambda: graph)
-    first_runs.watch_graph(graph)
+    first_runs.watch_graph(lambda: None, graph, (), {})
     inner = graph.current_callable
     graph.current_callable = wrapper = lambda inputs: inner(inputs)
     assert [graph.current_callable([number]) for number in range(3)] == [[0], [1], [2]]
