@@ -96,28 +96,24 @@ def _wait(path: str, most: float, attempt: Callable[[float], T]) -> T:
         return attempt(0.0)
     except Timeout as error:
         timeout = error
-    limit = waits.remaining(most if most >= 0 else math.inf)
-    watch, began = holders.Watch(os.stat(path)), time.monotonic()
-    waited, is_told, is_taken = 0.0, False, False
+    watch, taken = holders.Watch(os.stat(path)), None
+
+    def take(left: float) -> tuple[T] | None:
+        try:
+            return (attempt(min(_STEP, left)),)
+        except Timeout:
+            return None
+
+    def say() -> None:
+        until = f"at most {most:g} s (SAFECACHE_LOCK_TIMEOUT)" if most >= 0 else "as long as it takes, as torch does"
+        who = holders.describe(watch.holder)
+        events.log_line(logging.WARNING, f"safecache: waiting for the lock {path}, {until}: {who} holds it.")
+
     try:
-        while waited < limit and not watch.is_in_vain():
-            if waited >= waits.NOTICE and not is_told:
-                is_told = True
-                until = (
-                    f"at most {most:g} s (SAFECACHE_LOCK_TIMEOUT)"
-                    if most >= 0
-                    else "as long as it takes, as torch does"
-                )
-                who = holders.describe(watch.holder)
-                events.log_line(logging.WARNING, f"safecache: waiting for the lock {path}, {until}: {who} holds it.")
-            try:
-                taken = attempt(min(_STEP, limit - waited))
-                is_taken = True
-                return taken
-            except Timeout:
-                waited = time.monotonic() - began
-        watch.give_up()
-        raise timeout
+        taken = watch.wait(take, waits.remaining(most if most >= 0 else math.inf), say)
     finally:
         # Another user could let go of each lock just in time, and nothing would be there.
-        waits.charge(time.monotonic() - began, in_vain=not (is_taken and watch.is_own))
+        waits.charge(watch.waited, in_vain=taken is None or not watch.is_own)
+    if taken is None:
+        raise timeout
+    return taken[0]

@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from safecache.files import ownership
 from safecache.reporting import events, waits
@@ -48,6 +48,9 @@ _GIVEN_UP = (
 )
 
 
+T = TypeVar("T")
+
+
 class Holder(NamedTuple):
     """The process that the kernel names as the holder of a lock; ``uid``: who has started it."""
 
@@ -67,7 +70,7 @@ class Watch:
     """Watches who holds the lock (flock(2)) on one file, for as long as this process waits for it.
 
     ``listen``: hears what the holder leaves, and returns whether that is a proof; for a lock in which there is nothing,
-    there is none.
+    there is none. ``waited``: the seconds of its wait().
     """
 
     def __init__(self, status: os.stat_result, listen: Callable[[], bool] = bool) -> None:
@@ -76,6 +79,7 @@ class Watch:
         self._is_heard = self.holder is None and listen()
         self._seen = self._looked = self._moved = time.monotonic()
         self._ran, self._waited_unproven = -1, 0.0
+        self.waited = 0.0
 
     @property
     def is_proven(self) -> bool:
@@ -120,10 +124,27 @@ class Watch:
                 self._waited_unproven = 0.0
         return self.is_given_up or (self.is_proven and now - self._moved >= STALLED)
 
-    def give_up(self) -> None:
-        """Wait for it in no later wait: see is_given_up."""
-        if self.is_proven:
-            _state.now.given_up.add(self._waited_for)
+    def wait(self, attempt: Callable[[float], T | None], limit: float, say: Callable[[], None]) -> T | None:
+        """Return what ``attempt`` does, called with the seconds left until that is not None; None for a wait in vain.
+
+        That is one of ``limit`` seconds, or sooner: see is_in_vain(). It is waited for in no later wait then. After
+        waits.NOTICE seconds ``say`` is called. Raises what the two do.
+        """
+        began, is_told = time.monotonic(), False
+        while limit > 0 and not self.is_given_up:
+            self.waited = time.monotonic() - began
+            if self.waited >= limit or self.is_in_vain():
+                if self.is_proven:
+                    _state.now.given_up.add(self._waited_for)
+                break
+            if self.waited >= waits.NOTICE and not is_told:
+                is_told = True
+                say()
+            found = attempt(limit - self.waited)
+            if found is not None:
+                self.waited = time.monotonic() - began
+                return found
+        return None
 
     def _look(self, now: float) -> None:
         self._looked = now

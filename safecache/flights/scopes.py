@@ -252,28 +252,24 @@ def _may_wait(kind: Kind) -> bool:
 
 def _wait(lease: Lease, ref: Ref, most: float) -> tuple[bool, float]:
     """Whether the lease could be locked in that time, not if its holder gets nowhere; and how long that had held it."""
-    began, pause = time.monotonic(), _SHORTEST
-    listener = Listener(lease.subject)
+    listener, pause = Listener(lease.subject), _SHORTEST
 
     def listen() -> bool:
         return listener.hear(lease.read()) and listener.is_proven
 
+    def take(left: float) -> bool | None:
+        nonlocal pause
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, _LONGEST)
+        return lease.try_to_hold() or None
+
     listen()
     watch = holders.Watch(lease.status, listen)
-    while most > 0 and not watch.is_given_up:
-        waited = time.monotonic() - began
-        if waited >= most or watch.is_in_vain():
-            watch.give_up()
-            holders.tell_end(holders.describe(watch.holder), ref.title, waited)
-            break
-        if waited >= waits.NOTICE:
-            holders.tell_wait(holders.describe(watch.holder), ref.title, most)
-        time.sleep(min(pause, most - waited))
-        pause = min(2 * pause, _LONGEST)
-        if lease.try_to_hold():
-            waited = time.monotonic() - began
-            held = time.time() - listener.began if listener.began is not None else 0.0
-            return True, held if waited <= held <= _DAY else waited
+    if watch.wait(take, most, lambda: holders.tell_wait(holders.describe(watch.holder), ref.title, most)):
+        held = time.time() - listener.began if listener.began is not None else 0.0
+        return True, held if watch.waited <= held <= _DAY else watch.waited
+    if watch.waited:
+        holders.tell_end(holders.describe(watch.holder), ref.title, watch.waited)
     return False, 0.0
 
 
