@@ -7,7 +7,6 @@ import os
 import shlex
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,6 +21,8 @@ from safecache.ports import plugs
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
+from safecache.reporting.waits import Breaker
+from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring, provenance
 from safecache.tiers import directory_faults, fallback
@@ -41,7 +42,7 @@ __all__ = [
 # Seconds for which no header is precompiled after a failure, since another attempt may wait for a lock.
 _PATIENCE = 600.0
 _REMEDY = "Kernels are built without precompiled headers for now, which takes some seconds more for each."
-_without_until = 0.0
+_headers: Part[Breaker] = Part(Breaker, inherit)
 
 
 def load_async(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
@@ -94,12 +95,11 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
     one where the library is there. Torch asks for it all the same, and it does not lie in the cache: where that was
     copied to, or mounted, or another user has it, a hit would compile one.
     """
-    global _without_until
     if library_builds.is_found():
         return None
     # Without a signing key the next process could not verify the header. Where a remote has given the entry it has the
     # libraries too, and a header takes longer than all else: what it lacks is built without one.
-    if time.monotonic() < _without_until or keyring.current().signing is None or plugs.tiers.has_supplied():
+    if _headers.now.seconds_left("headers") or keyring.current().signing is None or plugs.tiers.has_supplied():
         return None
     try:
         path: str = wrapped(*args, **kwargs)
@@ -111,7 +111,7 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         fault = _why_not(error, place)
         if fault is None:
             raise
-        _without_until = time.monotonic() + _PATIENCE
+        _headers.now.leave_alone("headers", _PATIENCE)
         message = f"no headers can be precompiled in {place}: {fault.text}."
         events.report(fault.reason, message, cause=place, remedy=_REMEDY, error=error)
         return None

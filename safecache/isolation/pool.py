@@ -21,6 +21,7 @@ from safecache.isolation.connection import (
     pipe,
     socketpair,
 )
+from safecache.reporting.waits import Breaker
 
 __all__ = ["MOST_BYTES", "Output", "Pool", "UnreadError", "Worker"]
 
@@ -142,12 +143,12 @@ class Pool:
         self._last_number = 0
         self._deaths = 0
         self._refusal = ""
-        self._refuses_until = 0.0
+        self._failing = Breaker()
 
     def connect(self) -> Connection:
         """The connection to the server, started if there is none, without waiting. Raises ServiceUnavailable."""
         with self._lock:
-            if time.monotonic() < self._refuses_until:
+            if self._failing.seconds_left("server"):
                 raise ServiceUnavailable(self._refusal)
             if self._connection is not None and not self._in_use and self._connection.is_stale():
                 self._connection.close()
@@ -218,7 +219,7 @@ class Pool:
     def _refuse(self, reason: str) -> None:
         self._connection = None
         self._refusal = reason
-        self._refuses_until = time.monotonic() + _PAUSE
+        self._failing.leave_alone("server", _PAUSE)
         self._deaths = 0
 
     def _lost(self, connection: Connection, error: ServerGoneError) -> None:

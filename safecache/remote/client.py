@@ -19,11 +19,11 @@ from safecache.remote import extras, stores
 from safecache.remote.stores import Oversized, Store, Stored, Terms
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Reason
+from safecache.reporting.waits import Breaker
 from safecache.session import Part
 from safecache.settings import config, settings
 
 __all__ = [
-    "Breaker",
     "Client",
     "Unavailable",
     "background_client",
@@ -53,31 +53,14 @@ class Unavailable(Exception):
     """The remote cannot be used now; that has been reported."""
 
 
-class Breaker:
-    """Whether a remote is to be read, or written, as all its clients in this process have found it.
+# How a Breaker names the two: one that cannot be written, for want of space or of rights, is read all the same.
+_READING, _WRITING = "reading", "writing"
 
-    One that cannot be written, for want of space or of rights, is read all the same.
-    """
 
-    def __init__(self) -> None:
-        self._open_until = {False: 0.0, True: 0.0}
-
-    def open(self, seconds: float, *, writing: bool) -> None:
-        """Have nobody read it for so long, or write it."""
-        self._open_until[writing] = time.monotonic() + seconds
-
-    def open_for_good(self) -> None:
-        """Have nobody ask it any more in this process."""
-        for writing in (False, True):
-            self.open(math.inf, writing=writing)
-
-    def allows(self, *, writing: bool) -> bool:
-        """Whether it may be read now, or written."""
-        return self.seconds(writing=writing) == 0.0
-
-    def seconds(self, *, writing: bool) -> float:
-        """For how long it may not."""
-        return max(0.0, self._open_until[writing] - time.monotonic())
+def _give_up(breaker: Breaker) -> None:
+    """Have nobody ask it any more in this process."""
+    for what in (_READING, _WRITING):
+        breaker.leave_alone(what, math.inf)
 
 
 def first_error_line(error: BaseException, url: str) -> str:
@@ -117,11 +100,11 @@ class Client:
         limit = config.current().single_flight_wait  # 0 has nobody wait for a compile
         if not self._in_background and limit and waits.remaining(limit) <= 0:
             return math.inf
-        return max(self._breaker.seconds(writing=False), self._rests_until - time.monotonic(), 0.0)
+        return max(self._breaker.seconds_left(_READING), self._rests_until - time.monotonic(), 0.0)
 
     def leave_alone(self, seconds: float) -> None:
         """Do not read it for so long."""
-        self._breaker.open(seconds, writing=False)
+        self._breaker.leave_alone(_READING, seconds)
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
         """The contents under these names, as Store.read(). Raises Unavailable."""
@@ -171,7 +154,8 @@ class Client:
             self._fail(f"{type(error).__name__}: {first_error_line(error, self._url)}", error)
 
     def _ask(self, request: Callable[[Store], _Result], *, writing: bool = False) -> _Result:
-        if not (self._breaker.allows(writing=True) if writing else self.may_read()):
+        may = not self._breaker.seconds_left(_WRITING) if writing else self.may_read()
+        if not may:
             raise Unavailable
         begun, seconds = time.monotonic(), self._terms.timeout
 
@@ -219,7 +203,7 @@ class Client:
         if store is not None and not self._in_background:
             # Ends the request that was given up, which may hold a lock of the library's.
             threading.Thread(target=store.close, name="safecache-remote", daemon=True).start()
-        self._breaker.open(PATIENCE, writing=writing)
+        self._breaker.leave_alone(_WRITING if writing else _READING, PATIENCE)
         state = "cannot be written" if writing else "is unavailable"
         self._leave(state, how, writing=writing, remedy=_WRITE_REMEDY if writing else _REMEDY, error=error)
         raise Unavailable from error
@@ -239,7 +223,7 @@ class Client:
     def in_child(self) -> None:
         """Go on in a process that was forked: with no connection of its parent's, or without the remote."""
         if self._store is not None and not self._store.survives_fork:
-            self._breaker.open_for_good()
+            _give_up(self._breaker)
         self._store, self._lock = None, threading.Lock()
 
 
@@ -298,7 +282,7 @@ def _kept(
     if found is None:
         breaker = state.breakers.setdefault(url, Breaker())
         if connect is None and extras.report(url):
-            breaker.open_for_good()
+            _give_up(breaker)
         # Two threads that come at once keep the same.
         made = Client(url, terms, breaker, in_background=in_background, connect=connect)
         found = state.clients.setdefault((url, terms, who, in_background), made)

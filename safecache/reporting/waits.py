@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import logging
 import math
+import time
 from collections.abc import Callable, Hashable
 
 from safecache.reporting import events
 from safecache.session import ForkLock, Part
 
-__all__ = ["NOTICE", "UNPROVEN", "charge", "refund", "remaining", "set_group"]
+__all__ = ["NOTICE", "UNPROVEN", "Breaker", "charge", "refund", "remaining", "set_group"]
 
 # Seconds for which a holder is waited for that does not prove that it works for this user.
 UNPROVEN = 2.0
@@ -30,6 +31,22 @@ _SPENT_IN_GROUP = (
     "safecache: waited {0:.0f} s for other processes since the last collective, half of the process group's limit."
     " Waiting for none of them until the next collective. Help: give the process group a longer timeout"
 )
+
+
+class Breaker:
+    """What has failed, by whatever names it, and is left alone for a while."""
+
+    def __init__(self) -> None:
+        self._until: dict[Hashable, float] = {}
+
+    def leave_alone(self, what: Hashable, seconds: float) -> None:
+        """Leave it alone for so long from now."""
+        self._until[what] = time.monotonic() + seconds
+
+    def seconds_left(self, what: Hashable) -> float:
+        """For how long it still is; 0 if it is not."""
+        return max(0.0, self._until.get(what, 0.0) - time.monotonic())
+
 
 _lock = ForkLock()
 _find_group: Callable[[], tuple[float, Hashable] | None] | None = None

@@ -8,13 +8,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import time
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import NamedTuple
 
 from safecache.files import ownership
 from safecache.places import layout
+from safecache.reporting.waits import Breaker
 from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.tiers import directory_faults
@@ -58,7 +58,8 @@ class Level(NamedTuple):
 class _State:
     def __init__(self) -> None:
         self.levels: dict[str, Level] = {}
-        self.left_until: dict[tuple[str, bool], float] = {}
+        # By the cache, and whether it is read.
+        self.failing = Breaker()
 
 
 _state: Part[_State] = Part(_State, inherit)
@@ -150,15 +151,14 @@ def is_shared(directory: str) -> bool:
 
 def leave_alone(shared: str, *, reading: bool) -> None:
     """For 60 s do not write to a cache that has failed, such as a shared level, nor, if ``reading``, read it."""
-    left_until = _state.now.left_until
-    left_until[shared, False] = time.monotonic() + _PATIENCE
+    _state.now.failing.leave_alone((shared, False), _PATIENCE)
     if reading:
-        left_until[shared, True] = time.monotonic() + _PATIENCE
+        _state.now.failing.leave_alone((shared, True), _PATIENCE)
 
 
 def is_left_alone(shared: str, *, reading: bool) -> bool:
     """Whether a cache is not to be read, or unless ``reading`` not to be written, for now: see leave_alone()."""
-    return time.monotonic() < _state.now.left_until.get((shared, reading), 0.0)
+    return _state.now.failing.seconds_left((shared, reading)) > 0
 
 
 def existing_caches(environ: Mapping[str, str]) -> list[str]:

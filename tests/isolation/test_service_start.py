@@ -12,6 +12,7 @@ import pytest
 from isolation.conftest import eventually, processes
 from safecache.isolation import connection, pool
 from safecache.isolation.client import Limits, ServiceUnavailable
+from safecache.reporting.waits import Breaker
 
 
 def test_the_server_has_triton_and_neither_torch_nor_site_nor_threads(service):
@@ -182,7 +183,7 @@ def test_what_could_not_be_started_is_tried_again_after_a_while(service, monkeyp
         patch.setattr(sys, "executable", "")
         refused(run, "no Python interpreter")
     refused(run, "no Python interpreter")
-    monkeypatch.setattr(run.service._pool, "_refuses_until", 0.0)
+    monkeypatch.setattr(run.service._pool, "_failing", Breaker())
     assert run.reply("echo")
 
 

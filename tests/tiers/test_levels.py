@@ -16,7 +16,7 @@ from safecache.errors import CacheWriteError
 from safecache.files import filesystem
 from safecache.places.layout import CodeFile
 from safecache.ports import Published, observe
-from safecache.reporting import events
+from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.store import entry_files, manifests
@@ -168,8 +168,8 @@ def test_shared_level_that_takes_nothing_is_said_once_and_left_alone_for_a_minut
     assert len(opened) == 1 and len(caplog.records) == 1 and os.strerror(error) in caplog.text
     assert list(layers.iter_lower_paths(f"{local}/c.py", local)), "it is read"
     assert config.cache_directory() == local, "no fault of the local one"
-    later = levels.time.monotonic() + 61
-    monkeypatch.setattr(levels.time, "monotonic", lambda: later)
+    later = waits.time.monotonic() + 61
+    monkeypatch.setattr(waits.time, "monotonic", lambda: later)
     copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
     assert len(opened) == 2 and len(caplog.records) == 1
 
