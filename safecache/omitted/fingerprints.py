@@ -17,7 +17,7 @@ from safecache.omitted.table import PARTS
 from safecache.places.refs import Ref
 from safecache.ports import Compiling
 from safecache.reporting import events
-from safecache.reporting.kinds import Fingerprint, Kind, Reason
+from safecache.reporting.kinds import ENTRIES, Fingerprint, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
 from safecache.settings import config
@@ -73,6 +73,8 @@ def differs_by_rank() -> bool:
 def note_compile(compiling: Compiling) -> None:
     """Observer: note what the graph has, for what it becomes a part of too."""
     ref, graph = compiling.ref, compiling.graph
+    if ref.kind not in ENTRIES:
+        return
     stated: dict[str, Any] = {_OPS: {name: _stated_now(name) for name in _named_in(graph, ref.kind)}}
     if ref.key:
         if differs_by_rank():

@@ -12,6 +12,7 @@ from conftest import SOURCE
 
 from safecache.omitted import fingerprints, functions, operators
 from safecache.places.refs import Ref
+from safecache.ports import Compiling
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import provenance
@@ -226,6 +227,15 @@ def test_an_op_that_raises_when_it_is_looked_at_is_reported_and_a_miss(isolated,
     assert events.counters() == {"not explained": 1}
     settings(SAFECACHE_ASSUME_UNCHANGED="shop.op.default")
     assert fingerprints.refusal(Ref(Kind.FX_ENTRY, "key"), sealed) is None
+
+
+def test_a_kernel_has_no_ops_to_be_looked_at(isolated, monkeypatch):
+    def fail(*_, **__):
+        raise RuntimeError("looked at")
+
+    monkeypatch.setattr(operators, "named_in", fail)
+    fingerprints.note_compile(Compiling(Ref(Kind.KERNEL, "key"), object()))
+    assert events.counters() == {}
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '{"ops":[]}', '{"ops":{"a":1}}', '{"rank":"1"}'])
