@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 import types
 
 import pytest
 
+from safecache import compiles
 from safecache.hooks import triton_compiler
 from safecache.isolation import asked, limits
+from safecache.ports import Compiler, plugs
 
 GB = 10**9
 
@@ -81,7 +82,12 @@ def test_compile_is_one_of_several_where_somebody_tunes(module, function, local,
     assert call_from(module, function, **local) is is_tuning
 
 
-def test_key_is_computed_while_another_thread_imports_what_asks_for_keys(monkeypatch):
-    """By then the module is there, and nothing in it yet."""
-    monkeypatch.setitem(sys.modules, "safecache.isolation.tuning", types.ModuleType("tuning"))
-    assert triton_compiler.get_cache_key(lambda *_: "key", None, ("source", "backend", "options", {}), {}) == "key"
+def test_a_compile_that_was_told_of_leaves_the_next_to_tell(monkeypatch):
+    class Telling(Compiler):
+        def compile(self, source, options, work):
+            compiles.current.is_told = True
+            return work()
+
+    monkeypatch.setattr(plugs, "compiler", Telling())
+    found = [triton_compiler.compile(lambda _: compiles.current.is_told, None, ("source",), {}) for _ in range(2)]
+    assert found == [True, True] and not compiles.current.is_told

@@ -17,7 +17,7 @@ from safecache.errors import RefusedArtifactError
 from safecache.hooks import vllm
 from safecache.omitted import fingerprints, surroundings
 from safecache.places.refs import Ref
-from safecache.ports import Served
+from safecache.ports import Served, tell
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 
@@ -78,16 +78,16 @@ def server(isolated, monkeypatch):
     monkeypatch.setenv("VLLM_PLUGIN_SWITCH", "1")
     yield
     session.reset()
-    surroundings.note_model(Served(model()))
+    tell(Served(model()))
 
 
 def stated(served):
-    surroundings.note_model(Served(served))
+    tell(Served(served))
     return fingerprints.statement(Ref(Kind.AOT_FUNCTION), made=None)
 
 
 def judged(sealed, served):
-    surroundings.note_model(Served(served))
+    tell(Served(served))
     return fingerprints.refusal(Ref(Kind.AOT_FUNCTION), sealed)
 
 

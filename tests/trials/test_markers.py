@@ -18,7 +18,7 @@ from safecache.errors import CacheReadError, EntryRefusedError
 from safecache.files import filesystem
 from safecache.places import ours, refs
 from safecache.places.refs import Ref
-from safecache.ports import Use
+from safecache.ports import Admitted, Use, tell
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.settings import config, timestamps
@@ -489,6 +489,14 @@ def test_whatever_fails_in_the_watch_over_a_run_is_no_error_of_it(cache, monkeyp
     assert "the watch over a first run failed" in line and type(error).__name__ in line
     monkeypatch.undo()
     evidence._state.reset()
+
+
+def test_what_is_admitted_while_a_graph_is_loaded_is_part_of_its_trial(cache):
+    trial = first_runs.Trial(str(cache), [FX])
+    with trial.on():
+        tell(Admitted(str(cache / LIBRARY)))
+    tell(Admitted(str(cache / AOT)))
+    assert trial.names == [FX, LIBRARY]
 
 
 def test_doubt_alone_sets_aside_once_and_bars_nothing(cache):
