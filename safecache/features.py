@@ -35,13 +35,12 @@ def _start(settings: Config) -> None:
 
 def plug() -> None:
     """Have the features hear and answer the core from now on."""
-    from safecache import ports, verification
+    from safecache import packs, ports, verification
     from safecache.explain import torch_keys
     from safecache.flights import scopes
     from safecache.history import lookups
     from safecache.isolation import asked
     from safecache.omitted import fingerprints, surroundings
-    from safecache.packs import lower
     from safecache.ports import observe, plugs
     from safecache.remote import tier
     from safecache.trials import first_runs
@@ -62,7 +61,7 @@ def plug() -> None:
     plugs.single_flight = scopes
     plugs.compiler = asked
     plugs.check_hits = verification.check_hits
-    plugs.tiers.add(lower.PACKS)
+    plugs.tiers.add(packs.PACKS)
     plugs.tiers.add(tier)
 
 
@@ -152,6 +151,6 @@ _TARGETS = (
     ),
     Target("torch._inductor.remote_cache", _REDIS, "remote.hooks:init_torch_redis", ("self, cache_id",)),
     Target("triton.runtime.cache", _REDIS, "remote.hooks:init_triton_redis", ("self, key",)),
-    Target(_AUTOTUNER, "Autotuner.prune_configs", "isolation.hooks:prune_configs", ("self, kwargs",)),
-    Target(_AUTOTUNER, "Autotuner._bench", "isolation.hooks:bench", ("self, args, *config, meta",)),
+    Target(_AUTOTUNER, "Autotuner.prune_configs", "isolation.asked:prune_configs", ("self, kwargs",)),
+    Target(_AUTOTUNER, "Autotuner._bench", "isolation.asked:bench", ("self, args, *config, meta",)),
 )

@@ -1,4 +1,4 @@
 """Why a lookup missed: what keys were made of, and what differs between two of them.
 
-May import the rooms up to history.
+A feature: it may import the core, and no other feature.
 """

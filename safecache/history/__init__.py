@@ -1,4 +1,4 @@
 """What this process, and a run, has looked up: outcomes, and the journal of them.
 
-May import the rooms up to store.
+A feature: it may import the core, and no other feature.
 """

@@ -16,7 +16,7 @@ from safecache.ports import Compiling, KernelRequest, tell
 from safecache.reporting.kinds import Kind
 from safecache.settings import config, settings
 
-__all__ = ["begin", "compile", "is_isolated", "make", "request"]
+__all__ = ["begin", "bench", "compile", "is_isolated", "make", "prune_configs", "request"]
 
 # A compile inside a call of these is one of several: a function, or anything in a module.
 _BENCHMARK = ("triton.runtime.autotuner", "_bench")
@@ -141,3 +141,26 @@ def _is_tuning() -> bool:
             return len(frame.f_locals["self"].configs or ()) > 1
         frame = frame.f_back
     return False
+
+
+def prune_configs(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Autotuner.prune_configs: the remaining ones will be compiled, unless a cache has the result of the tuning."""
+    configs = wrapped(*args, **kwargs)
+    if is_isolated() and config.current().prefetch:
+        from safecache.isolation import tuning
+
+        tuning.choose(instance, configs)
+    return configs
+
+
+def bench(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Any:
+    """Autotuner._bench, which a launch only calls while it tunes."""
+    if not is_isolated():
+        return wrapped(*args, **kwargs)
+    from safecache.isolation import tuning
+
+    def benched(*arguments: Any, config: Any, **named: Any) -> Any:
+        with tuning.benching(instance, config, arguments, named):
+            return wrapped(*arguments, config=config, **named)
+
+    return benched(*args, **kwargs)

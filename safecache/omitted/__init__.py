@@ -1,4 +1,4 @@
 """What upstream's cache keys leave out: sealed with what is compiled, and compared before that is used.
 
-May import the rooms up to signing.
+A feature: it may import the core, and no other feature.
 """

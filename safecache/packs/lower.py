@@ -12,14 +12,13 @@ from safecache.errors import PackRefusedError
 from safecache.packs import archive
 from safecache.packs.archive import Pack, Packed
 from safecache.places.refs import Ref
-from safecache.ports import Tier
 from safecache.reporting import boundary, events, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config, extras
 from safecache.store import bundles
 
-__all__ = ["PACKS"]
+__all__ = ["fill", "has_given"]
 
 _REMEDY = "What it has is compiled instead."
 _LIBRARY, _EXTRA = "zstandard", "pack"
@@ -47,32 +46,23 @@ _lock = ForkLock()
 _state: Part[_State] = Part(_State, inherit)
 
 
-class _Packs(Tier):
-    """The packs that SAFECACHE_LOWER names."""
-
-    def is_on(self) -> bool:
-        """Whether there is any."""
-        return bool(config.current().packs)
-
-    def fetch(self, ref: Ref) -> bool:
-        """As Tier.fetch()."""
-        state = _state.now
-        if (ref.kind, ref.key) in state.taken:
-            return False
-        for path in config.current().packs:
-            with boundary.contain_errors(f"the pack {path}", _REMEDY):
-                tier = _find_tier(path)
-                if tier is not None and _take_any(tier, ref):
-                    state.has_given = True
-                    return True
+def fill(ref: Ref) -> bool:
+    """Publish it in the cache, if a pack has it; False if not. Raises, in strict mode, the error for a refusal."""
+    state = _state.now
+    if (ref.kind, ref.key) in state.taken:
         return False
+    for path in config.current().packs:
+        with boundary.contain_errors(f"the pack {path}", _REMEDY):
+            tier = _find_tier(path)
+            if tier is not None and _take_any(tier, ref):
+                state.has_given = True
+                return True
+    return False
 
-    def has_supplied(self) -> bool:
-        """Whether anything that a pack had was published by this process."""
-        return _state.now.has_given
 
-
-PACKS = _Packs()
+def has_given() -> bool:
+    """Whether anything that a pack had was published by this process."""
+    return _state.now.has_given
 
 
 def _take_any(tier: _Tier, ref: Ref) -> bool:
