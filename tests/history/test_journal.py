@@ -36,7 +36,6 @@ def fresh(monkeypatch):
     monkeypatch.setattr(journal._journal, "now", journal._Journal())
     session.reset()
     journal._journal.now.awaits_end = True  # no test is to be written of when pytest ends
-    lookups.observe()
 
 
 def files(root):

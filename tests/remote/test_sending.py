@@ -12,7 +12,7 @@ from conftest import SOURCE, python
 
 from safecache.hooks import cpp_codecache
 from safecache.places.refs import Ref
-from safecache.ports import Requested
+from safecache.ports import Requested, tell
 from safecache.remote import client, exchange, parcels, sender, stores, tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind
@@ -45,9 +45,9 @@ def there(redis_server):
 def test_entry_is_sent_with_all_that_was_asked_for_since(remote, tmp_path):
     entry, kernel = entry_bundle(tmp_path), kernels(tmp_path)
     before = Ref(Kind.NATIVE_CODE, "ab/earlier.so", str(tmp_path))
-    tier.record_request(Requested(before))
-    tier.record_request(Requested(entry))
-    tier.record_request(Requested(kernel))
+    tell(Requested(before))
+    tell(Requested(entry))
+    tell(Requested(kernel))
     written(entry, sealed_entry())
     tier.keep(entry)
     assert sender.flush(20) == 0
