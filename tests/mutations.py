@@ -74,7 +74,7 @@ TESTS = {
     "flights/leases": _FLIGHTS,
     "files/holders": _FLIGHTS,
     "store/manifests": ["tests/store/test_records.py", *_GATE],
-    "code/gate": ["tests/built_code/test_disposal.py", *_GATE],
+    "store/gate": ["tests/built_code/test_disposal.py", *_GATE],
     "code/triton_remote": ["tests/built_code/test_triton_backend.py", "tests/built_code/test_triton_records.py"],
     "remote/parcels": ["tests/remote/test_parcels.py", "tests/remote/test_vllm_remote.py"],
     "remote/client": ["tests/remote/test_clients.py"],
@@ -96,11 +96,11 @@ EQUIVALENT = {
     ("files/temporaries", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
     ("store/quarantine", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
     ("store/quarantine", "moved", "True"): "what was not moved is not there to be read, nor to be the newest",
-    ("code/gate", "verdict.reason is None", "True"): "a verdict that is none states no build that could be foreign",
+    ("store/gate", "verdict.reason is None", "True"): "a verdict that is none states no build that could be foreign",
     ("files/opening", "limit", "True"): "a read of no bytes is the end too",
     ("isolation/compiling", "{}", "True"): "what has no reply has ended with a crash, which was raised before",
     ("isolation/compiling", "{}", "False"): "what has no reply has ended with a crash, which was raised before",
-    ("code/gate", "os.O_NOFOLLOW", "0"): "what was read is compared with what is attested, wherever it lies",
+    ("store/gate", "os.O_NOFOLLOW", "0"): "what was read is compared with what is attested, wherever it lies",
 }
 
 

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from safecache import compiles
-from safecache.code import exec_directory, gate
+from safecache.code import exec_directory
 from safecache.code.lock_guards import Lock
 from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, opening, parallel, private_directory
@@ -34,7 +34,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import trust
-from safecache.store import manifests
+from safecache.store import gate, manifests
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable
 

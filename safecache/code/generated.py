@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from safecache import compiles
-from safecache.code import gate, sources
+from safecache.code import sources
 from safecache.entries import copies
 from safecache.files import ownership, private_directory
 from safecache.places.layout import CodeFile
@@ -20,7 +20,7 @@ from safecache.reporting.kinds import Kind
 from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring
-from safecache.store import entry_files
+from safecache.store import entry_files, gate
 
 __all__ = [
     "ENDINGS",

@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from safecache import compiles
-from safecache.code import gate, generated, private_build
+from safecache.code import generated, private_build
 from safecache.code.generated import root_of
 from safecache.entries import copies
 from safecache.files import folders, opening, private_directory, temporaries
@@ -22,7 +22,7 @@ from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import ForkLock
-from safecache.store import entry_files, manifests
+from safecache.store import entry_files, gate, manifests
 from safecache.tiers import directory_faults, fallback, layers
 
 __all__ = [

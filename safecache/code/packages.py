@@ -18,7 +18,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from typing import IO, Any
 
 from safecache import compiles
-from safecache.code import gate, generated, restricted
+from safecache.code import generated, restricted
 from safecache.entries import saving
 from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening, ownership, private_directory, temporaries
@@ -30,6 +30,7 @@ from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keys import Key
+from safecache.store import gate
 
 __all__ = ["admitted_program", "adopt", "build_and_seal_package", "name_of", "refuse", "verified_package"]
 

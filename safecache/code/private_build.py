@@ -13,13 +13,13 @@ import stat
 import tempfile
 from contextlib import suppress
 
-from safecache.code import gate, sources
+from safecache.code import sources
 from safecache.errors import EntryRefusedError
 from safecache.files import opening, ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.session import ForkLock, Part, inherit
-from safecache.store import entry_files
+from safecache.store import entry_files, gate
 
 __all__ = ["check_inputs", "command", "is_dispensable", "is_needed", "publish"]
 

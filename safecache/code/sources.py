@@ -6,13 +6,12 @@ import os
 import re
 from collections.abc import Callable
 
-from safecache.code import gate
 from safecache.files import opening, ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
-from safecache.store import entry_files
+from safecache.store import entry_files, gate
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Unsettled
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from safecache import compiles
-from safecache.code import gate, triton_place
+from safecache.code import triton_place
 from safecache.code.triton_place import LIST, Found, Place
 from safecache.entries import copies
 from safecache.errors import SafecacheError
@@ -26,7 +26,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring
-from safecache.store import entry_files, manifests
+from safecache.store import entry_files, gate, manifests
 from safecache.tiers import directory_faults, layers, levels
 
 __all__ = [

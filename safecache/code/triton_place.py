@@ -19,7 +19,6 @@ from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from safecache import compiles
-from safecache.code import gate
 from safecache.files import filesystem, mounts, opening, ownership
 from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
@@ -27,7 +26,7 @@ from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import Part, inherit
 from safecache.signing import trust
-from safecache.store import entry_files, manifests, quarantine
+from safecache.store import entry_files, gate, manifests, quarantine
 from safecache.store.manifests import LIST
 from safecache.tiers import directory_faults
 from safecache.tiers.directory_faults import Immovable, Unreadable

@@ -9,13 +9,13 @@ import hashlib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from safecache.code import gate, triton_files
+from safecache.code import triton_files
 from safecache.code.triton_place import LIST, Found, Place, is_plain
 from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.store import manifests
+from safecache.store import gate, manifests
 from safecache.tiers import directory_faults
 
 __all__ = ["RECORD", "Backend", "accept"]

@@ -19,7 +19,6 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from types import TracebackType
 
-from safecache.code import gate
 from safecache.entries import artifacts, loading
 from safecache.errors import RefusedArtifactError
 from safecache.files import folders
@@ -30,7 +29,7 @@ from safecache.ports import plugs
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.store import entry_files, manifests
+from safecache.store import entry_files, gate, manifests
 from safecache.tiers.directory_faults import Unreadable
 
 __all__ = [

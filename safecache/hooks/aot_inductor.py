@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from safecache import loads
-from safecache.code import gate, generated, packages, sources
+from safecache.code import generated, packages, sources
 from safecache.entries import artifacts
 from safecache.errors import SafecacheError
 from safecache.files import ownership
@@ -24,6 +24,7 @@ from safecache.ports import Use, plugs
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import provenance
+from safecache.store import gate
 
 __all__ = [
     "compile",

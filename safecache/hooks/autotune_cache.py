@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache.code import gate
 from safecache.entries import artifacts, copies, loading
 from safecache.places import layout
 from safecache.places.layout import CodeFile
@@ -18,7 +17,7 @@ from safecache.ports import plugs
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.store import manifests
+from safecache.store import gate, manifests
 from safecache.tiers import layers, levels
 from safecache.tiers.directory_faults import Unreadable
 

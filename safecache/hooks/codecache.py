@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from safecache import compiles, loads
-from safecache.code import exec_directory, gate, lock_guards
+from safecache.code import exec_directory, lock_guards
 from safecache.entries import artifacts, copies, loading, saving, searches, workers
 from safecache.hooks import compile_scopes, installation
 from safecache.places.layout import CodeFile
@@ -18,6 +18,7 @@ from safecache.ports import Compiling, Use, plugs, tell
 from safecache.reporting import graph_names
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
+from safecache.store import gate
 from safecache.tiers import directory_faults, fallback, layers
 
 __all__ = [

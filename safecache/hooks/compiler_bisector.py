@@ -7,9 +7,10 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from safecache.code import gate, sources
+from safecache.code import sources
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
+from safecache.store import gate
 
 __all__ = ["read_lines_from_file", "write_lines_to_file"]
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import compiles, loads
-from safecache.code import exec_directory, gate, generated, killed_compilers, library_builds, lock_guards
+from safecache.code import exec_directory, generated, killed_compilers, library_builds, lock_guards
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import mounts, ownership
 from safecache.hooks import installation
@@ -25,6 +25,7 @@ from safecache.reporting.waits import Breaker
 from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring, provenance
+from safecache.store import gate
 from safecache.tiers import directory_faults, fallback
 from safecache.tiers.directory_faults import Fault
 

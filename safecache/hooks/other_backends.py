@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from safecache.code import gate, generated, sources
+from safecache.code import generated, sources
 from safecache.files import filesystem, ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Reason
 from safecache.settings import config
-from safecache.store import entry_files
+from safecache.store import entry_files, gate
 from safecache.tiers import directory_faults, fallback
 
 __all__ = [

@@ -45,8 +45,9 @@ def load_compiled(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
 
 
 def _admitted(path: str) -> str:
-    from safecache.code import gate, generated
+    from safecache.code import generated
     from safecache.places.layout import CodeFile
+    from safecache.store import gate
 
     return gate.verified_load_path(CodeFile(path, generated.root_of(path)))[0]
 

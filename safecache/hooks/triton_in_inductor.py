@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from safecache import launchers
-from safecache.code import gate, triton_files
+from safecache.code import triton_files
 from safecache.entries import saving
 from safecache.launchers import kernel_recipe
 from safecache.places import layout
@@ -19,6 +19,7 @@ from safecache.ports import Use, plugs
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
+from safecache.store import gate
 from safecache.tiers import directory_faults
 
 __all__ = [

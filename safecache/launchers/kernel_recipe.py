@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
-from safecache.code import gate, triton_files
+from safecache.code import triton_files
 from safecache.errors import EntryRefusedError, LauncherError
 from safecache.files import opening
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.signing import provenance
-from safecache.store import entry_files
+from safecache.store import entry_files, gate
 
 __all__ = ["Recipe", "autotuner", "compile_result", "freeze", "identify", "keep_cubin", "rebuild"]
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import NamedTuple
 
-from safecache.code import gate, packages
+from safecache.code import packages
 from safecache.errors import EntryRefusedError
 from safecache.files import folders, opening, ownership, parallel
 from safecache.places import layout
@@ -18,7 +18,7 @@ from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keyring import Key
-from safecache.store import entry_files, manifests
+from safecache.store import entry_files, gate, manifests
 
 __all__ = ["Audit", "Refused", "Resealing", "adopt", "audit", "countersign", "each", "replace"]
 

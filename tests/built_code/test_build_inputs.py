@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from safecache import session
-from safecache.code import gate, private_build
+from safecache.code import private_build
 from safecache.errors import EntryRefusedError
 from safecache.places.layout import CodeFile
+from safecache.store import gate
 
 INCLUDE = b"#include <torch/csrc/inductor/cpp_prefix.h>\n"
 

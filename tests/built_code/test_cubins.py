@@ -8,12 +8,11 @@ from types import SimpleNamespace
 import pytest
 from helpers.fresh import forget_kernels
 
-from safecache.code import gate
 from safecache.errors import EntryRefusedError
 from safecache.launchers import kernel_recipe
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
-from safecache.store import manifests
+from safecache.store import gate, manifests
 from safecache.tiers.directory_faults import Unreadable
 
 GOOD, EVIL = b"\x7fELF good", b"\x7fELF evil"

@@ -7,10 +7,10 @@ import os
 
 import pytest
 
-from safecache.code import gate
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Reason
 from safecache.reporting.report import Refusal
+from safecache.store import gate
 
 REFUSAL = Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
 

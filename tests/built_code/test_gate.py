@@ -9,7 +9,6 @@ import shutil
 
 import pytest
 
-from safecache.code import gate
 from safecache.errors import EntryRefusedError
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
@@ -17,7 +16,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
-from safecache.store import entry_files, manifests
+from safecache.store import entry_files, gate, manifests
 from safecache.tiers.directory_faults import Unreadable
 
 

@@ -8,7 +8,6 @@ import os
 import pytest
 
 from safecache import session
-from safecache.code import gate
 from safecache.errors import EntryRefusedError
 from safecache.files import filesystem, ownership
 from safecache.files.opening import UnusableEntry
@@ -16,7 +15,7 @@ from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal
-from safecache.store import entry_files, manifests
+from safecache.store import entry_files, gate, manifests
 from safecache.tiers.directory_faults import Immovable, Unreadable
 
 CONTENT = b"def call(args): ..."

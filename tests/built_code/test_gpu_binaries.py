@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from safecache.code import gate, generated
+from safecache.code import generated
 from safecache.errors import EntryRefusedError
 from safecache.files import ownership
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
+from safecache.store import gate
 
 CUBIN = b"\x7fELF cubin"
 

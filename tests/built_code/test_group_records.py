@@ -12,14 +12,14 @@ import pytest
 from helpers import key_cases
 from helpers.fresh import forget_kernels
 
-from safecache.code import gate, triton_files
+from safecache.code import triton_files
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import key_files, keyring
-from safecache.store import manifests
+from safecache.store import gate, manifests
 from safecache.upkeep import audit, quarantined
 
 NAMES = ("k.ttir", "k.cubin", "k.json")

@@ -7,10 +7,9 @@ import shutil
 
 import pytest
 
-from safecache.code import gate
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
-from safecache.store import entry_files, manifests
+from safecache.store import entry_files, gate, manifests
 
 CODE = b"\x7fELF code"
 

@@ -10,13 +10,14 @@ import zipfile
 import pytest
 
 from safecache import session
-from safecache.code import gate, packages
+from safecache.code import packages
 from safecache.errors import EntryRefusedError, KeyringError
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, seal
 from safecache.signing.keys import Key
+from safecache.store import gate
 from safecache.upkeep.audit import adopt
 
 CODE = b"\x7fELF library"

@@ -13,13 +13,13 @@ import pytest
 from helpers.caches import at_each_rename
 
 from safecache import session
-from safecache.code import gate, library_builds, private_build, sources
+from safecache.code import library_builds, private_build, sources
 from safecache.errors import EntryRefusedError
 from safecache.files import private_directory
 from safecache.hooks import generated_code
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
-from safecache.store import manifests
+from safecache.store import gate, manifests
 
 TEXT = b"int kernel() { return 1; }"
 

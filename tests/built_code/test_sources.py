@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from safecache import session
-from safecache.code import gate, sources
+from safecache.code import sources
 from safecache.errors import EntryRefusedError
 from safecache.reporting import events
+from safecache.store import gate
 from safecache.tiers.directory_faults import Immovable
 
 SOURCE = b"print('generated')\n"

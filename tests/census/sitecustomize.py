@@ -42,7 +42,7 @@ class _Digests(set):
 
 
 class _Known(dict):
-    """safecache.code.gate's digests by path."""
+    """safecache.store.gate's digests by path."""
 
     def __setitem__(self, path, digests):
         kept = _Digests()
@@ -57,7 +57,7 @@ class _Known(dict):
 
 def _watch_gate() -> None:
     """As soon as safecache's modules are there, and so before they have let anything through."""
-    attesting = sys.modules.get("safecache.code.gate")
+    attesting = sys.modules.get("safecache.store.gate")
     if not hasattr(attesting, "refused") or isinstance(attesting._state.now.known, _Known):
         return
     state = attesting._state.now

@@ -14,7 +14,6 @@ from helpers.fresh import forget_kernels
 from helpers.key_cases import MAC, put
 from helpers.listed import aside, entry, kernel, place
 
-from safecache.code import gate
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.places.layout import CodeFile
@@ -22,7 +21,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.signing import keyring, seal
-from safecache.store import quarantine
+from safecache.store import gate, quarantine
 
 
 def test_list_tells_what_was_moved_when_from_where_and_why(cache, ask, run):

@@ -14,11 +14,10 @@ from helpers.fresh import forget_kernels
 from helpers.key_cases import MAC, put, revoked
 from helpers.listed import BUILD, GRAPH, entry, kernel
 
-from safecache.code import gate
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring
-from safecache.store import entry_files
+from safecache.store import entry_files, gate
 
 
 @pytest.fixture

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from safecache.code import gate, vllm_files
+from safecache.code import vllm_files
 from safecache.errors import CacheWriteError, EntryRefusedError
 from safecache.hooks import vllm
 from safecache.signing import keyring
+from safecache.store import gate
 from safecache.testing import failing
 
 TABLE = {((1, 128), 0, "inductor_standalone"): {"graph_handle": ("artifact_0", "/a/artifact_0"), "cache_key": "a0"}}

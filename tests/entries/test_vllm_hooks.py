@@ -17,13 +17,14 @@ from typing import NamedTuple
 
 import pytest
 
-from safecache.code import gate, vllm_files
+from safecache.code import vllm_files
 from safecache.entries import artifacts
 from safecache.errors import EntryRefusedError
 from safecache.hooks import compiler_cache, vllm
 from safecache.patching import patching
 from safecache.patching.targets import TARGETS
 from safecache.reporting.kinds import Kind
+from safecache.store import gate
 
 WHEEL = os.environ.get("SAFECACHE_TEST_VLLM")
 torch = SimpleNamespace(compiler=SimpleNamespace())

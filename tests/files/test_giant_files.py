@@ -15,7 +15,7 @@ from helpers.caches import HOUR, Cache, key
 from helpers.fresh import forget_kernels
 from helpers.listed import entry, kernel
 
-from safecache.code import exec_directory, gate, library_builds, private_build, sources, triton_files
+from safecache.code import exec_directory, library_builds, private_build, sources, triton_files
 from safecache.entries import copies, loading
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import filesystem, opening
@@ -27,7 +27,7 @@ from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keys import Key
-from safecache.store import entry_files, manifests, quarantine
+from safecache.store import entry_files, gate, manifests, quarantine
 from safecache.upkeep import catalogue, eviction
 from safecache.upkeep.quarantined import listed as in_quarantine
 from safecache.upkeep.quarantined import objection as against_restoring

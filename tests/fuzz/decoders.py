@@ -21,7 +21,6 @@ from helpers.key_cases import MAC
 from packs import forged
 
 from fuzz import mutators, reference, world
-from safecache.code import gate
 from safecache.entries import artifacts, loading, mega_caches
 from safecache.errors import KeyringError, PackRefusedError, RegistryError
 from safecache.packs import archive
@@ -32,6 +31,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import timestamps
 from safecache.signing import key_files, keyring, keys, provenance, seal, trust
 from safecache.signing.keys import Algorithm, Key
+from safecache.store import gate
 from safecache.upkeep import oci
 
 CORPUS = Path(__file__).parent / "corpus"

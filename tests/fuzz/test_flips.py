@@ -15,13 +15,12 @@ from helpers.sealed import flipped
 from fuzz import sealings
 from fuzz.sealings import Sealing
 from safecache import session
-from safecache.code import gate
 from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Reason
 from safecache.signing import seal
 from safecache.signing.keys import Algorithm
-from safecache.store import entry_files, manifests
+from safecache.store import entry_files, gate, manifests
 
 # A flip is verified in microseconds under a MAC, and in a tenth of a millisecond under a signature.
 FLIPS = {Algorithm.HMAC_SHA256: 8_000, Algorithm.ED25519: 2_000}

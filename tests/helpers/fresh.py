@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from safecache.code import gate, triton_place
+from safecache.code import triton_place
+from safecache.store import gate
 from safecache.tiers import fallback, levels
 
 

@@ -13,7 +13,6 @@ from helpers.caches import Cache
 from helpers.in_process import isolated, settings
 
 from safecache import session
-from safecache.code import gate
 from safecache.explain import key_records
 from safecache.files import private_directory
 from safecache.flights import leases
@@ -26,6 +25,7 @@ from safecache.remote import client, sender, stores
 from safecache.remote import leases as remote_leases
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
+from safecache.store import gate
 from safecache.trials import markers, strikes
 from safecache.trials.evidence import Blame
 from safecache.upkeep import limits

@@ -11,7 +11,6 @@ from types import SimpleNamespace
 import pytest
 from helpers.sealed import flipped
 
-from safecache.code import gate
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
@@ -20,7 +19,7 @@ from safecache.remote.parcels import Parcel
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
-from safecache.store import bundles
+from safecache.store import bundles, gate
 from safecache.store.bundles import File
 
 zstandard = pytest.importorskip("zstandard")

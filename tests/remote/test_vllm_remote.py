@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from safecache.code import gate, vllm_files
+from safecache.code import vllm_files
 from safecache.errors import EntryRefusedError
 from safecache.hooks import vllm
 from safecache.places.layout import CodeFile
@@ -18,7 +18,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
-from safecache.store import bundles, manifests
+from safecache.store import bundles, gate, manifests
 
 pytest.importorskip("zstandard")
 

@@ -14,13 +14,13 @@ from helpers.fresh import forget_kernels
 from helpers.listed import aside
 
 from safecache import errors
-from safecache.code import gate
 from safecache.entries import loading
 from safecache.errors import EntryRefusedError, printable
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
+from safecache.store import gate
 
 # Sets the title of the window, rings, forges a line of a log, clears the screen, and writes backwards; and no UTF-8.
 HOSTILE = "\x1b]0;owned\x07\r\n12:00 safecache: all is well\x9b2J\u202egpj.exe\u2066\udcff"

@@ -22,7 +22,7 @@ from faults.doors import MAGIC
 from fuzz import grammar
 from helpers import key_cases
 
-from safecache.code import extension_builds, gate, packages
+from safecache.code import extension_builds, packages
 from safecache.errors import EntryRefusedError
 from safecache.places import layout
 from safecache.places.layout import CodeFile
@@ -31,7 +31,7 @@ from safecache.reporting.kinds import Kind
 from safecache.settings import config
 from safecache.signing import key_files, keyring, provenance, seal
 from safecache.signing.keys import Key
-from safecache.store import manifests
+from safecache.store import gate, manifests
 from safecache.tiers import fallback, levels
 from safecache.upkeep import audit, quarantined
 from safecache.upkeep.audit import adopt

@@ -13,7 +13,7 @@ import zipfile
 def load_shared_object(site, path):
     """Have one of the layers load a shared object the way it loads its own, which it has just built."""
     if os.path.isfile(path) and "safecache" in sys.modules:
-        from safecache.code import gate
+        from safecache.store import gate
 
         with open(path, "rb") as file:
             gate.attest_in_process(path, file.read())

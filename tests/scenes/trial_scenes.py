@@ -62,8 +62,8 @@ def spoil_libraries():
     """Replace every library of a graph by one that ends the process when it is loaded, and attest that under the test's key."""
     from pathlib import Path
 
-    from safecache.code import gate
     from safecache.places.layout import CodeFile
+    from safecache.store import gate
 
     crash = "__attribute__((constructor)) static void f() { *(volatile int*)0 = 0; }"
     found = sorted(Path(_root()).glob("??/*.main.so"))

@@ -7,11 +7,10 @@ import logging
 
 import pytest
 
-from safecache.code import gate
 from safecache.files import filesystem
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
-from safecache.store import manifests
+from safecache.store import gate, manifests
 from safecache.tiers import directory_faults, fallback
 
 

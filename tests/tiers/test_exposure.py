@@ -8,7 +8,7 @@ import pytest
 from conftest import needs_root
 
 from safecache import session
-from safecache.code import gate, sources
+from safecache.code import sources
 from safecache.errors import EntryRefusedError
 from safecache.files import ownership
 from safecache.places import layout
@@ -16,6 +16,7 @@ from safecache.places.layout import CodeFile
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import trust
+from safecache.store import gate
 from safecache.tiers import directory_faults
 
 

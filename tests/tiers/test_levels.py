@@ -10,7 +10,7 @@ import pytest
 from conftest import python
 from helpers.fresh import forget_levels
 
-from safecache.code import gate, library_builds
+from safecache.code import library_builds
 from safecache.entries import copies
 from safecache.errors import CacheWriteError
 from safecache.files import filesystem
@@ -19,7 +19,7 @@ from safecache.ports import Published, observe
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
-from safecache.store import entry_files, manifests
+from safecache.store import entry_files, gate, manifests
 from safecache.tiers import fallback, layers, levels
 from safecache.upkeep import limits
 

@@ -14,11 +14,11 @@ import sys
 import pytest
 from helpers.key_cases import PRIVATE, PUBLIC, put
 
-from safecache.code import gate, packages
+from safecache.code import packages
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.signing import key_files, keyring, seal
-from safecache.store import manifests
+from safecache.store import gate, manifests
 from safecache.upkeep import audit
 from safecache.upkeep.audit import adopt
 

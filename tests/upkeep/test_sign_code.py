@@ -8,12 +8,11 @@ import pytest
 from helpers import key_cases
 from helpers.key_cases import PRIVATE, PUBLIC, put
 
-from safecache.code import gate
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.signing import key_files, keyring
-from safecache.store import manifests
+from safecache.store import gate, manifests
 
 INDUCTOR, KERNEL, NESTED = "ab/cabcd.main.so", f"{'K' * 52}/mul.cubin", f"triton/0/{'N' * 52}/add.json"
 
