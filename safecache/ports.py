@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from enum import Enum
 from typing import Any, NamedTuple, Protocol
@@ -14,9 +14,11 @@ from safecache.reporting.report import Refusal, Refused
 
 __all__ = [
     "Admitted",
+    "Bundle",
     "Compiler",
     "Compiling",
     "Counted",
+    "File",
     "Flight",
     "Found",
     "Hit",
@@ -172,22 +174,43 @@ class Use(NamedTuple):
     forgives: bool = False
 
 
-class Tier(Protocol):
-    """What lies below the directories of a cache: its files are verified, and copied into the cache.
+class File(NamedTuple):
+    """A file of a bundle. ``name``: below the directory of its ref. ``record``: None if it has none.
 
-    Raises nothing in default mode.
+    ``mode``: less the umask, of its copies.
     """
 
-    def is_on(self) -> bool:
-        """Whether there is any."""
-        return False
+    name: str
+    content: bytes
+    record: bytes | None
+    mode: int = 0o666
 
-    def fetch(self, ref: Ref) -> bool:
-        """Publish its files in the cache, if they are found; False if not.
 
-        What is refused is reported; strict mode raises its error.
-        """
-        return False
+class Bundle(NamedTuple):
+    """The files of a cache key, or one entry of several, as a tier has them: nobody has verified them.
+
+    ``ref``: with the directory that they lie in as its root; "" for what lies in none. ``origin``: where that is, for a
+    person. ``label``: what kind of tier it is; each has warnings of its own. ``judged``: called once they are copied
+    into the cache, or with the refusal. ``refusal``: why the tier itself does not give them.
+    """
+
+    ref: Ref
+    files: tuple[File, ...]
+    origin: str
+    label: str = ""
+    judged: Callable[[Refusal | None], None] = lambda _: None
+    refusal: Refusal | None = None
+
+
+class Tier(Protocol):
+    """What lies below a cache, such as a directory, a pack or a server. It verifies nothing that others wrote.
+
+    No method raises anything in default mode.
+    """
+
+    def candidates(self, ref: Ref) -> Iterator[Bundle]:
+        """What it has under the key of this ref, which is of a cache above it: the best first, all of it unverified."""
+        yield from ()
 
     def keep(self, ref: Ref, *, again: bool = False) -> None:
         """Have its files kept, which this process has made. ``again``: in place of what is kept under its key."""
@@ -328,11 +351,9 @@ class Tiers(Tier):
         if tier not in self._tiers:
             self._tiers.append(tier)
 
-    def is_on(self) -> bool:
-        return any(tier.is_on() for tier in self._tiers)
-
-    def fetch(self, ref: Ref) -> bool:
-        return any(tier.fetch(ref) for tier in self._tiers)
+    def candidates(self, ref: Ref) -> Iterator[Bundle]:
+        for tier in self._tiers:
+            yield from tier.candidates(ref)
 
     def keep(self, ref: Ref, *, again: bool = False) -> None:
         for tier in self._tiers:

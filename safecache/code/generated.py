@@ -13,14 +13,13 @@ from typing import Any
 
 from safecache import compiles
 from safecache.code import sources
-from safecache.entries import copies
 from safecache.files import ownership, private_directory
 from safecache.places.layout import CodeFile
 from safecache.reporting.kinds import Kind
 from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring
-from safecache.store import entry_files, gate
+from safecache.store import directories, entry_files, gate
 
 __all__ = [
     "ENDINGS",
@@ -110,7 +109,7 @@ def _settle(path: str, content: str | bytes, again: Callable[[], Any]) -> None:
         again()
         sources.attest(path, source)
     if compiles.current.written == path:  # just written: copy it to the shared level
-        copies.propagate_file(CodeFile(path, kind=Kind.SOURCE), anew=False)
+        directories.propagate_file(CodeFile(path, kind=Kind.SOURCE), anew=False)
 
 
 def write_file(path: str, content: str | bytes, *, encode_utf_8: bool, make_directories: bool) -> None:

@@ -5,30 +5,26 @@ from __future__ import annotations
 import copy
 import os
 import shlex
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from safecache import compiles
 from safecache.code import generated, private_build
 from safecache.code.generated import root_of
-from safecache.entries import copies
-from safecache.files import folders, opening, private_directory, temporaries
+from safecache.files import folders, private_directory, temporaries
 from safecache.places.layout import LOADED, CodeFile
 from safecache.places.refs import locate
 from safecache.ports import Requested, plugs, tell
-from safecache.reporting import events, report
-from safecache.reporting.kinds import Count, Kind, Reason
-from safecache.reporting.report import Refusal
+from safecache.reporting import events
+from safecache.reporting.kinds import Kind, Reason
 from safecache.session import ForkLock
-from safecache.store import entry_files, gate, manifests
-from safecache.tiers import directory_faults, fallback, layers
+from safecache.store import bundles, directories, entry_files, gate
+from safecache.tiers import directory_faults
 
 __all__ = [
     "are_attested",
     "build",
-    "copy_from_lower_tier",
     "guarding",
     "is_found",
     "looking",
@@ -93,7 +89,7 @@ def is_found() -> bool:
         return False
     path = compiles.current.source.removesuffix(".cpp") + ".so"
     root = root_of(path)
-    return gate.is_attested(CodeFile(path, root)) or copy_from_lower_tier(path, root) is not None
+    return gate.is_attested(CodeFile(path, root)) or _is_fetched(path, root)
 
 
 def are_attested(paths: Iterable[str]) -> bool:
@@ -131,8 +127,8 @@ def quarantine_or_copy(path: str) -> None:
         compiles.current.build_error = error
         raise
     tell(Requested(locate(Kind.NATIVE_CODE, path, root)))
-    if not is_there and path not in compiles.current.absent and (layers.exist(root) or plugs.tiers.is_on()):
-        _take_from_below(path, root)
+    if not is_there and path not in compiles.current.absent and not _is_fetched(path, root):
+        compiles.current.absent.add(path)
 
 
 def _settle_marker(path: str, root: str, is_there: bool) -> None:
@@ -147,23 +143,15 @@ def mark_loaded(path: str, root: str) -> None:
     """Attest the empty file that torch is about to write beside a probe that it could load, not to load it again."""
     marker = path + LOADED
     gate.attest_file(CodeFile(marker, root), content=b"")
-    copies.send_content(CodeFile(marker), b"", record=gate.record_of(CodeFile(marker, root), b"", {}))
-    if plugs.tiers.is_on():
-        with suppress(OSError):  # torch writes it next, and fails as in stock
-            entry_files.publish(marker, b"", root)
-        plugs.tiers.keep(locate(Kind.NATIVE_CODE, path, root), again=True)
+    directories.send_content(CodeFile(marker), b"", record=gate.record_of(CodeFile(marker, root), b"", {}))
+    with suppress(OSError):  # torch writes it next, and fails as in stock
+        entry_files.publish(marker, b"", root)
+    plugs.tiers.keep(locate(Kind.NATIVE_CODE, path, root), again=True)
 
 
-def _take_from_below(path: str, root: str) -> None:
-    # A probe of vector instructions can have a marker that it could be loaded; that one's record says on which CPU.
-    marker = path + LOADED
-    if copy_from_lower_tier(path, root) is not None:
-        if not os.path.lexists(marker):
-            copy_from_lower_tier(marker, root)
-    elif not (
-        plugs.tiers.fetch(locate(Kind.NATIVE_CODE, path, root)) and gate.quarantine_unattested(CodeFile(path, root))
-    ):
-        compiles.current.absent.add(path)
+def _is_fetched(path: str, root: str) -> bool:
+    """Whether a tier below the cache has the library, which is copied then, with the marker that it can be loaded."""
+    return bundles.fetch(locate(Kind.NATIVE_CODE, path, root)) and gate.quarantine_unattested(CodeFile(path, root))
 
 
 def build(make: Callable[[], Any], builder: Any) -> Any:
@@ -190,7 +178,7 @@ def build(make: Callable[[], Any], builder: Any) -> Any:
             else:
                 result = _build(make, builder)
                 gate.attest_file(CodeFile(path, root))
-    copies.propagate_file(CodeFile(path))
+    directories.propagate_file(CodeFile(path))
     return result
 
 
@@ -235,90 +223,3 @@ def _build_privately(builder: Any, path: str, root: str) -> bool:
     message = f"{path} was built where others can write, for what it is built of is not known to safecache."
     events.report(Reason.STOOD_DOWN, message, cause=root, remedy="Build where nobody else can.")
     return False
-
-
-_REMEDY = "It is made anew; what lies there stays, or is replaced by that if it is in a shared level."
-
-
-def _count(refusal: Refusal, *_: object, **__: object) -> None:
-    events.count(refusal.reason)
-
-
-def copy_from_lower_tier(path: str, root: str, kind: Kind = Kind.NATIVE_CODE) -> str | None:
-    """Copy the nearest attested file for ``path`` from a lower tier to ``path``; returns where it came from.
-
-    None if there is none, or it cannot be written. Raises EntryRefusedError in strict mode for a refused one.
-    """
-    for place, layer in layers.iter_lower_paths(path, root):
-        # An unusable cache that has a fallback directory has been reported already.
-        refuse = _count if layer == fallback.original(root) else report.refuse
-        found = _read(place, layer, kind, refuse)
-        if found is not None and _put(path, root, kind, found):
-            return place
-    return None
-
-
-_Refuse = Callable[..., None]
-
-
-class _Found(NamedTuple):
-    """An attested file, with its mode and its record; without a record it is trusted as private."""
-
-    content: bytes
-    mode: int
-    record: bytes | None
-
-
-def _read(place: str, layer: str, kind: Kind, refuse: _Refuse) -> _Found | None:
-    """The file at ``place``, if it is attested; ``refuse``: as report.refuse(), if not."""
-    try:
-        found_there = os.lstat(place)
-    except OSError:
-        return None  # a tier that cannot be entered counts as empty
-    modes = []
-
-    def check(status: os.stat_result) -> None:
-        opening.check_regular(status)
-        modes.append(stat.S_IMODE(status.st_mode))
-
-    def content() -> bytes:
-        check(found_there)
-        return entry_files.read(place, entry_files.max_entry_size(kind), check=check)
-
-    found = _readable(place, kind, content, refuse)
-    if found is None:
-        return None
-    try:
-        record = manifests.read_record_bytes(CodeFile(place, layer, kind))
-        if gate.states_record(record, CodeFile(place, layer, kind), found):
-            events.count(Count.CODE_VERIFIED)
-            return _Found(found, modes[-1], record)
-        refusal = gate.refusal_for_file(CodeFile(place, layer, kind))
-    except directory_faults.Unreadable as error:
-        # For a cache that has a fallback directory, this was reported under the same cause.
-        report.refuse(Refusal(Reason.UNREADABLE, error.evidence, cause=layer), kind, place, _REMEDY, error=error)
-        return None
-    if refusal is not None:
-        refuse(refusal, kind, place, _REMEDY)
-    return None
-
-
-def _readable(place: str, kind: Kind, content: Callable[[], bytes], refuse: _Refuse) -> bytes | None:
-    try:
-        return content()
-    except FileNotFoundError:
-        return None
-    except opening.UnusableEntry as unusable:
-        refuse(Refusal(unusable.reason, f"it is {unusable.detail}"), kind, place, _REMEDY)
-    except OSError as error:
-        refuse(Refusal(Reason.UNREADABLE, f"{error.strerror}"), kind, place, _REMEDY, error=error)
-    return None
-
-
-def _put(path: str, root: str, kind: Kind, found: _Found) -> bool:
-    # Its record first, so that other processes find it before the file; unchanged, so that its signer can be revoked.
-    gate.attest_in_process(path, found.content)
-    where, what = manifests.record_path(CodeFile(path, root, kind)), f"the record of {kind.noun} {path}"
-    if found.record is not None and not manifests.publish(where, found.record, root, what, kind):
-        return False
-    return copies.write_copy(CodeFile(path, root, kind), found.content, found.mode | stat.S_IWUSR)

@@ -14,7 +14,6 @@ from contextlib import contextmanager, suppress
 from safecache import compiles
 from safecache.code import triton_place
 from safecache.code.triton_place import LIST, Found, Place
-from safecache.entries import copies
 from safecache.errors import SafecacheError
 from safecache.files import filesystem
 from safecache.places import layout
@@ -26,7 +25,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring
-from safecache.store import entry_files, gate, manifests
+from safecache.store import bundles, directories, entry_files, gate, manifests
 from safecache.tiers import directory_faults, layers, levels
 
 __all__ = [
@@ -148,14 +147,14 @@ def _send(place: Place, name: str, content: bytes, stated: _Stated) -> None:
     if directory is None:
         return
     if not name.startswith(LIST):
-        copies.propagate_file(CodeFile(place.path(name), place.root, Kind.KERNEL))
+        directories.propagate_file(CodeFile(place.path(name), place.root, Kind.KERNEL))
         return
     names = triton_place.names_in(content) or ()
-    if all(copies.propagate_file(CodeFile(place.path(file), place.root, Kind.KERNEL)) for file in names):
+    if all(directories.propagate_file(CodeFile(place.path(file), place.root, Kind.KERNEL)) for file in names):
         # With the files' paths there, as stock Triton needs them.
         listing = _listing({file: os.path.join(directory, file) for file in names})
         record = gate.record_of(CodeFile(place.path(name), kind=Kind.KERNEL), listing, stated)
-        copies.send_content(CodeFile(place.path(name), place.root, Kind.KERNEL), listing, record=record)
+        directories.send_content(CodeFile(place.path(name), place.root, Kind.KERNEL), listing, record=record)
 
 
 def _listing(paths: Mapping[str, str]) -> bytes:
@@ -352,7 +351,7 @@ def _places(ref: Ref, name: str) -> Iterator[Place]:
     yield Place(directory)
     yield from _lower(directory)
     yield from _siblings(directory, name)
-    if plugs.tiers.fetch(ref):
+    if bundles.fetch(ref):
         yield Place(directory, is_fetched=True)
 
 

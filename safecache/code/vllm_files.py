@@ -29,7 +29,7 @@ from safecache.ports import plugs
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.store import entry_files, gate, manifests
+from safecache.store import bundles, entry_files, gate, manifests
 from safecache.tiers.directory_faults import Unreadable
 
 __all__ = [
@@ -85,7 +85,7 @@ def fetch_model(path: str) -> None:
     root, key = _named(path, _MODEL)
     if key and not os.path.lexists(path):
         with events.propagate_strict():
-            plugs.tiers.fetch(Ref(Kind.AOT_FUNCTION, key, root))
+            bundles.fetch(Ref(Kind.AOT_FUNCTION, key, root))
 
 
 def send_model(path: str) -> None:
@@ -131,7 +131,7 @@ def fetch_artifacts(directory: str) -> None:
     root, key = _named(directory, _PART)
     if key and not os.path.lexists(os.path.join(directory, TABLE)):
         with events.propagate_strict():
-            plugs.tiers.fetch(Ref(Kind.TABLE, key, root))
+            bundles.fetch(Ref(Kind.TABLE, key, root))
 
 
 def attest_artifact(path: str) -> None:

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from typing import Any
 
 from safecache import compiles
-from safecache.entries import copies, loading
+from safecache.entries import loading
 from safecache.entries.loading import RemoteCache
 from safecache.errors import EntryRefusedError, RefusedArtifactError
 from safecache.places import refs
-from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.ports import plugs
 from safecache.reporting import events, report
@@ -25,7 +24,7 @@ from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring, seal
-from safecache.tiers import layers
+from safecache.store import bundles
 
 __all__ = [
     "VerifiedRemote",
@@ -124,7 +123,11 @@ def read(ref: Ref, path: str) -> bytes | None:
     One that only a lower tier has is copied to ``path``. Strict mode raises the reason's error instead of None.
     """
     if not os.path.lexists(path):
-        return _from_layer(ref, path)
+        here = ref._replace(root=ref.root or config.cache_directory() or os.path.dirname(path))
+        # A user's own file is in no tier.
+        if here.path != path or not bundles.fetch(here):
+            return b""
+        ref = here
     content = loading.read_unverified(ref.kind, path)
     if content is None or not loading.accept_or_quarantine(ref, content, origin=path):
         return None
@@ -136,20 +139,6 @@ def sealed_provenance(kind: Kind, cache_key: str, content: bytes) -> Mapping[str
     namespace = config.current().namespace
     verdict = seal.inspect(content, len(content), kind, cache_key, keyring.current().find, namespace)
     return verdict.provenance or {}
-
-
-def _from_layer(ref: Ref, path: str) -> bytes | None:
-    here = ref._replace(root=ref.root or config.cache_directory() or os.path.dirname(path))
-    for place, _ in layers.iter_lower_paths(path, here.root):
-        if os.path.lexists(place):
-            content = loading.read_unverified(ref.kind, place)
-            if content is not None and loading.accept_or_quarantine(ref._replace(root=""), content, origin=place):
-                # Torch reads the file again by itself.
-                return content if copies.write_copy(CodeFile(path, here.root, ref.kind), content) else b""
-    if here.path != path:
-        return b""  # a user's own file, which no tier has
-    fetched = loading.read_unverified(ref.kind, path) if plugs.tiers.fetch(here) else None
-    return fetched if fetched is not None and loading.accept_or_quarantine(here, fetched, origin=path) else b""
 
 
 def unpickle(content: bytes, loads: Callable[[], Any]) -> Any:

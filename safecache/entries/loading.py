@@ -10,16 +10,17 @@ from functools import partial
 from typing import Any, Protocol
 
 from safecache import compiles
-from safecache.entries import copies, searches
+from safecache.entries import searches
 from safecache.files import opening
 from safecache.places import layout
+from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.ports import Requested, plugs, tell
 from safecache.reporting import boundary, events, policy, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.signing import trust
-from safecache.store import entry_files
+from safecache.store import bundles, entry_files
 from safecache.tiers import fallback, levels
 
 __all__ = [
@@ -82,14 +83,14 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
         # That a cache with a fallback directory cannot be listed has been reported already.
         if layer != fallback.original(ref.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             yield from _candidates(source, directory, root, tried)
-    if plugs.tiers.fetch(ref):
+    if bundles.fetch(ref):
         yield from _candidates(source, source.directory, ref.root, tried)
     took = partial(searches.last_compile_seconds, ref.kind)
     flight = None if plugs.key_part.differs_by_rank() else plugs.single_flight.wait_or_lead(ref, took)
     if flight is not None:
         searches.add_wait(ref.kind, flight.waited)
         if flight.elsewhere:
-            plugs.tiers.fetch(ref)
+            bundles.fetch(ref)
         try:
             # What was refused is so again, unless somebody has had the time to replace it.
             yield from _candidates(source, source.directory, ref.root, tried if flight.waited else tried | seen)
@@ -130,9 +131,17 @@ def _admitted(source: Source, path: str, root: str) -> bytes | None:
         content = read_unverified(ref.kind, path, listed=True)
         if content is not None and accept_or_quarantine(ref._replace(root=root), content, path=path):
             if root not in ("", ref.root):
-                copies.write_copy(ref.file(os.path.basename(path)), content)
+                _copy(ref.file(os.path.basename(path)), content)
             return content
     return None
+
+
+def _copy(file: CodeFile, content: bytes) -> None:
+    try:
+        entry_files.publish(file.path, content, file.root)
+    except OSError as error:
+        what = f"copy {file.kind.noun} {file.path} from a lower tier"
+        report.fail_write(what, error, "Using the lower tier.", file.root)
 
 
 def _is_barred(ref: Ref, path: str, root: str) -> bool:

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, NoReturn
 from weakref import WeakKeyDictionary
 
 from safecache import compiles
-from safecache.entries import copies
 from safecache.entries.searches import compile_seconds
 from safecache.errors import CacheWriteError
 from safecache.places import layout
@@ -28,7 +27,7 @@ from safecache.reporting.report import suggest_fix
 from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
-from safecache.store import entry_files
+from safecache.store import directories, entry_files
 from safecache.tiers import directory_faults, fallback
 
 __all__ = [
@@ -306,7 +305,7 @@ def write(ref: Ref, content: bytes) -> None:
         tell(Saved(ref, compile_seconds(made)))
         plugs.tiers.keep(ref)
     try:
-        copies.send_content(file._replace(root=""), content)
+        directories.send_content(file._replace(root=""), content)
     except CacheWriteError as error:
         if not in_attempt():
             raise

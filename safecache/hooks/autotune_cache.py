@@ -9,16 +9,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from safecache.entries import artifacts, copies, loading
+from safecache.entries import artifacts, loading
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.places.refs import locate
-from safecache.ports import plugs
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.store import gate, manifests
-from safecache.tiers import layers, levels
+from safecache.store import bundles, directories, gate
 from safecache.tiers.directory_faults import Unreadable
 
 __all__ = ["get_local_cache", "load_cache", "read_best", "save", "update_local_cache"]
@@ -39,18 +37,8 @@ class _Results:
 
     def get(self, key: str) -> Any:
         root = _root()
-        if os.path.lexists(key):
-            return self._read(key, root)
-        for place, layer in layers.iter_lower_paths(key, root):
-            if os.path.lexists(place):
-                result = self._read(place, layer)
-                if self.attested and layer == levels.counterpart(root):
-                    _copy(key, root, place, layer)
-                return result
-        plugs.tiers.fetch(locate(Kind.AUTOTUNING, key, root))
-        return self._read(key, root)
-
-    def _read(self, key: str, root: str) -> Any:
+        if not os.path.lexists(key):
+            bundles.fetch(locate(Kind.AUTOTUNING, key, root))
         # Torch would wait for anything but a regular file.
         if os.path.lexists(key) and loading.read_unverified(Kind.AUTOTUNING, key) is None:
             return None
@@ -70,13 +58,7 @@ class _Results:
         except OSError as error:
             report.fail_write(f"save {Kind.AUTOTUNING.noun} {key}", error, "It will be tuned again.", key)
         else:
-            copies.propagate_file(CodeFile(key, kind=Kind.AUTOTUNING))
-
-
-def _copy(key: str, root: str, place: str, layer: str) -> None:
-    content = loading.read_unverified(Kind.AUTOTUNING, place)
-    if content is not None and manifests.copy(CodeFile(place, layer, Kind.AUTOTUNING), root):
-        copies.write_copy(CodeFile(key, root, Kind.AUTOTUNING), content)
+            directories.propagate_file(CodeFile(key, kind=Kind.AUTOTUNING))
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import Any
 
 from safecache import compiles, loads
 from safecache.code import exec_directory, lock_guards
-from safecache.entries import artifacts, copies, loading, saving, searches, workers
+from safecache.entries import artifacts, loading, saving, searches, workers
 from safecache.hooks import compile_scopes, installation
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
@@ -18,7 +18,7 @@ from safecache.ports import Compiling, Use, plugs, tell
 from safecache.reporting import graph_names
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
-from safecache.store import gate
+from safecache.store import directories, gate
 from safecache.tiers import directory_faults, fallback, layers
 
 __all__ = [
@@ -204,7 +204,7 @@ def compile_dll(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: A
             result = wrapped(source_code, dst_file_ext, *rest, **named)
         if True in is_wanted and os.path.lexists(path):
             gate.attest_file(CodeFile(path, _root()))
-            copies.propagate_file(CodeFile(path))
+            directories.propagate_file(CodeFile(path))
         return result
 
     return fallback.attempt(lambda: build(*args, **kwargs))

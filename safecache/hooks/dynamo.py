@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from safecache import compiles, loads
-from safecache.entries import artifacts, copies, saving, searches
+from safecache.entries import artifacts, saving, searches
 from safecache.errors import RefusedArtifactError
 from safecache.hooks.pickle_module import SealingPickle
 from safecache.places.layout import CodeFile
@@ -18,6 +18,7 @@ from safecache.reporting import events, graph_names, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.signing import provenance
+from safecache.store import directories
 
 __all__ = [
     "deserialize",
@@ -129,7 +130,7 @@ def write_package(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs:
             ref = Ref(Kind.DYNAMO_PACKAGE, _package_key(path))
             with saving.guard_save(ref, cache_entry, also=of):
                 wrapped(cache_entry, path)
-                copies.propagate_file(CodeFile(_package_file(instance, path), kind=ref.kind), key=ref.key)
+                directories.propagate_file(CodeFile(_package_file(instance, path), kind=ref.kind), key=ref.key)
 
     save(*args, **kwargs)
 
@@ -231,7 +232,7 @@ def put_local_code_state(wrapped: Callable[..., Any], instance: Any, args: Any, 
         wrapped(cache_key)
         path = _pgo().code_state_path(cache_key)
         if path is not None:
-            copies.propagate_file(CodeFile(path, kind=Kind.PGO_STATE), key=cache_key)
+            directories.propagate_file(CodeFile(path, kind=Kind.PGO_STATE), key=cache_key)
 
     put_code_state(put, instance, args, kwargs)
 

@@ -5,8 +5,10 @@ A feature: it may import the core, and no other feature. Commands use ``archive`
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from safecache.places.refs import Ref
-from safecache.ports import Tier
+from safecache.ports import Bundle, Tier
 from safecache.settings import config
 
 __all__ = ["PACKS"]
@@ -15,21 +17,16 @@ __all__ = ["PACKS"]
 class _Packs(Tier):
     """The packs that SAFECACHE_LOWER names. The rest is imported where there is one."""
 
-    def is_on(self) -> bool:
-        """Whether there is any."""
-        return bool(config.current().packs)
+    def candidates(self, ref: Ref) -> Iterator[Bundle]:
+        """As Tier.candidates()."""
+        if config.current().packs:
+            from safecache.packs import lower
 
-    def fetch(self, ref: Ref) -> bool:
-        """As Tier.fetch()."""
-        if not self.is_on():
-            return False
-        from safecache.packs import lower
-
-        return lower.fill(ref)
+            yield from lower.candidates(ref)
 
     def has_supplied(self) -> bool:
         """As Tier.has_supplied()."""
-        if not self.is_on():
+        if not config.current().packs:
             return False
         from safecache.packs import lower
 

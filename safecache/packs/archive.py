@@ -26,12 +26,12 @@ from typing import Any, NamedTuple
 from safecache.errors import PackRefusedError
 from safecache.files import opening
 from safecache.places.refs import Ref
+from safecache.ports import File
 from safecache.reporting.kinds import PART, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config, units
 from safecache.signing import keyring, provenance, seal, trust
-from safecache.store import bundles, manifests
-from safecache.store.bundles import File
+from safecache.store import manifests
 
 __all__ = [
     "INDUCTOR",
@@ -45,7 +45,6 @@ __all__ = [
     "frame",
     "is_placed",
     "name_of",
-    "objection",
     "opened",
     "refused",
 ]
@@ -344,8 +343,3 @@ def _files(content: bytes, packed: Packed) -> tuple[File, ...]:
     if members:
         raise ValueError(f"{min(members)[:64]!r} belongs to another group")
     return tuple(files)
-
-
-def objection(files: tuple[File, ...], ref: Ref) -> Refusal | None:
-    """Why these are not used as this bundle of a cache here."""
-    return bundles.bundle_refusal(files, ref) if files else Refusal(Reason.EMPTY, "there is nothing in it")

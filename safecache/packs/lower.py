@@ -7,18 +7,20 @@ cache by the way of all files: its reader verifies it again, as if it had always
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator
 
 from safecache.errors import PackRefusedError
 from safecache.packs import archive
 from safecache.packs.archive import Pack, Packed
 from safecache.places.refs import Ref
-from safecache.reporting import boundary, events, report
+from safecache.ports import Bundle, File
+from safecache.reporting import boundary, events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
+from safecache.reporting.report import Refusal
 from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config, extras
-from safecache.store import bundles
 
-__all__ = ["fill", "has_given"]
+__all__ = ["candidates", "has_given"]
 
 _REMEDY = "What it has is compiled instead."
 _LIBRARY, _EXTRA = "zstandard", "pack"
@@ -46,18 +48,28 @@ _lock = ForkLock()
 _state: Part[_State] = Part(_State, inherit)
 
 
-def fill(ref: Ref) -> bool:
-    """Publish it in the cache, if a pack has it; False if not. Raises, in strict mode, the error for a refusal."""
-    state = _state.now
-    if (ref.kind, ref.key) in state.taken:
-        return False
+def candidates(ref: Ref) -> Iterator[Bundle]:
+    """As Tier.candidates(): what the packs have, in their order."""
+    state, wanted = _state.now, (ref.kind, ref.key)
+    if wanted in state.taken:
+        return
+
+    def judged(refusal: Refusal | None) -> None:
+        if refusal is None:
+            events.count(Count.PACK_HIT)
+            state.has_given = True
+            if ref.kind in ENTRIES:
+                state.taken.add(wanted)
+
     for path in config.current().packs:
         with boundary.contain_errors(f"the pack {path}", _REMEDY):
             tier = _find_tier(path)
-            if tier is not None and _take_any(tier, ref):
-                state.has_given = True
-                return True
-    return False
+            if tier is None:
+                continue
+            for packed in tier.groups.get(wanted, ()):
+                files = _read(tier.pack, packed)
+                if files is not None:
+                    yield Bundle(ref._replace(root=""), files, f"the pack {path}", "pack", judged)
 
 
 def has_given() -> bool:
@@ -65,31 +77,14 @@ def has_given() -> bool:
     return _state.now.has_given
 
 
-def _take_any(tier: _Tier, ref: Ref) -> bool:
-    wanted = (ref.kind, ref.key)
-    if not any(_take(tier.pack, packed, ref) for packed in tier.groups.get(wanted, ())):
-        return False
-    events.count(Count.PACK_HIT)
-    if ref.kind in ENTRIES:
-        _state.now.taken.add(wanted)
-    return True
-
-
-def _take(pack: Pack, packed: Packed, ref: Ref) -> bool:
+def _read(pack: Pack, packed: Packed) -> tuple[File, ...] | None:
     try:
-        files = pack.read(packed)
+        return pack.read(packed)
     except PackRefusedError as error:
         _refuse(pack.path, error)
-        return False
     except OSError as error:
         _report(pack.path, error)
-        return False
-    refusal = archive.objection(files, ref)
-    if refusal is not None:
-        refusal = refusal._replace(cause=f"pack {ref.kind.value}")
-        report.refuse(refusal, ref.kind, f"{ref.key[:64]} from the pack {pack.path}", "It is recompiled.")
-        return False
-    return all(bundles.publish(file, ref, f"the pack {pack.path}") for file in files)
+    return None
 
 
 def _find_tier(path: str) -> _Tier | None:

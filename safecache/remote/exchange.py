@@ -8,25 +8,25 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
 
 from safecache.places.refs import Ref
+from safecache.ports import Bundle
 from safecache.remote import client, parcels, sender, stores
 from safecache.remote.client import Client, Unavailable
 from safecache.remote.parcels import Parcel
-from safecache.reporting import events, report
+from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config
-from safecache.store import bundles
 
-__all__ = ["ORIGIN", "asked", "fill", "forget_miss", "has_given", "send"]
+__all__ = ["ORIGIN", "asked", "candidates", "forget_miss", "has_given", "send"]
 
 # Bytes that are kept in memory until they are asked for, if they are.
 _MOST_AHEAD = 64 << 20
 # Where it comes from, to a person.
 ORIGIN = "the remote cache"
-_REMEDY = "It is recompiled, and what the remote has is replaced."
 
 _lock = ForkLock()
 _numbers = itertools.count(1)
@@ -78,8 +78,8 @@ def send(ref: Ref, *, again: bool = False) -> None:
         sender.enqueue(other, needs, again=name in state.bad or (again and other is ref))
 
 
-def fill(ref: Ref) -> bool:
-    """Publish it in the cache, if the remote has it; False if not. Raises, in strict mode, the error for a refusal."""
+def candidates(ref: Ref) -> Iterator[Bundle]:
+    """As Tier.candidates(): what the remote has."""
     state = _state.now
     remote, name = client.current(), parcels.remote_object_name(ref.kind, ref.key)
     content = state.ahead.pop(name, None)
@@ -88,21 +88,24 @@ def fill(ref: Ref) -> bool:
     if content is None and not is_here and name not in state.absent and remote is not None and remote.may_read():
         content = _fetched(remote, name)
     if content is None:
-        return False
-    found = parcels.decode_object(content, name, ref, config.current().remote_max_bytes)
-    if not isinstance(found, parcels.Parcel):
+        return
+    found = parcels.unpacked(content, name, config.current().remote_max_bytes)
+    parcel, refusal = (Parcel(()), found) if isinstance(found, Refusal) else (found, None)
+
+    def judged(refusal: Refusal | None) -> None:
+        if refusal is not None:
+            state.absent.add(name)
+            state.bad.add(name)
+            if remote is not None:
+                remote.waste(time.monotonic() - began)
+            return
+        client.count(Count.REMOTE_HIT)
+        state.there.add(name)
+        state.given.add(name)
         if remote is not None:
-            remote.waste(time.monotonic() - began)
-        _refuse(found, ref, name)
-        return False
-    if not all(bundles.publish(file, ref, ORIGIN) for file in found.files):
-        return False
-    client.count(Count.REMOTE_HIT)
-    state.there.add(name)
-    state.given.add(name)
-    if remote is not None:
-        _fetch_ahead(found, remote)
-    return True
+            _fetch_ahead(parcel, remote)
+
+    yield Bundle(ref._replace(root=""), parcel.files, ORIGIN, "remote", judged, refusal)
 
 
 def forget_miss(ref: Ref) -> None:
@@ -132,14 +135,6 @@ def _fetched(remote: Client, name: str) -> bytes | None:
         remedy = "SAFECACHE_REMOTE_MAX_BYTES says how much is."
         events.report(Reason.TOO_LARGE, text, cause="remote", remedy=remedy)
     return None
-
-
-def _refuse(refusal: Refusal, ref: Ref, name: str) -> None:
-    state = _state.now
-    state.absent.add(name)
-    state.bad.add(name)
-    refusal = refusal._replace(cause=f"remote {ref.kind.value}")
-    report.refuse(refusal, ref.kind, f"{ref.key[:64]} from {ORIGIN}", _REMEDY)
 
 
 def _fetch_ahead(parcel: Parcel, remote: Client) -> None:

@@ -20,12 +20,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from safecache.places.refs import TRITON_FOLDERS, Ref
+from safecache.ports import File
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config, units
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.store import bundles
-from safecache.store.bundles import File
 
 __all__ = [
     "MOST_NEEDED",

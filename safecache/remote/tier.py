@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from safecache.places.refs import Ref
-from safecache.ports import Requested
+from safecache.ports import Bundle, Requested
 from safecache.reporting import boundary
 from safecache.settings import config
 
 __all__ = [
     "acquire_lease",
-    "fetch",
+    "candidates",
     "has_supplied",
     "is_on",
     "is_sending",
@@ -27,7 +27,7 @@ _FEATURE, _NOT_SENT = "the remote cache", "Other hosts compile this themselves."
 
 
 def is_on() -> bool:
-    """As Tier.is_on()."""
+    """Whether there is a remote."""
     return config.current().remote is not None
 
 
@@ -84,17 +84,15 @@ def record_request(requested: Requested) -> None:
             exchange.asked(requested.ref)
 
 
-def fetch(ref: Ref) -> bool:
-    """As Tier.fetch(). A file that travels by itself is recorded as requested."""
+def candidates(ref: Ref) -> Iterator[Bundle]:
+    """As Tier.candidates(). A file that travels by itself is recorded as requested."""
     if ref.is_file:
         record_request(Requested(ref))
-    if not is_on():
-        return False
-    from safecache.remote import exchange
+    if is_on():
+        from safecache.remote import exchange
 
-    with boundary.contain_errors(_FEATURE, "What it has is compiled instead."):
-        return exchange.fill(ref)
-    return False
+        with boundary.contain_errors(_FEATURE, "What it has is compiled instead."):
+            yield from exchange.candidates(ref)
 
 
 def keep(ref: Ref, *, again: bool = False) -> None:

@@ -1,30 +1,51 @@
-"""Bundles: the files of one cache key with their records, which travel together; verified in memory, then published."""
+"""Bundles: the files of one cache key with their records, which travel together; verified in memory, then published.
+
+What a cache lacks is taken from the first tier below it whose bundle verifies: see fetch().
+"""
 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from typing import NamedTuple
 
 from safecache.files import opening
 from safecache.places import layout
 from safecache.places.refs import Ref
-from safecache.reporting import report
+from safecache.ports import File, plugs
+from safecache.reporting import boundary, report
 from safecache.reporting.kinds import ENTRIES, Kind, Reason, SealedName
 from safecache.reporting.report import Refusal
-from safecache.signing import keyring, trust
-from safecache.store import entry_files, manifests
+from safecache.signing import trust
+from safecache.store import entry_files, gate, manifests
+from safecache.store.directories import LowerDirectories
 
-__all__ = ["File", "bundle_refusal", "publish", "read_verified_files"]
+__all__ = ["bundle_refusal", "fetch", "publish", "read_verified_files"]
+
+_DIRECTORIES = LowerDirectories()
 
 
-class File(NamedTuple):
-    """``name``: below the directory of its ref. ``record``: None if it has none."""
+def fetch(ref: Ref) -> bool:
+    """Publish its files in its cache, if a tier below that has them: they are verified before. False if none has.
 
-    name: str
-    content: bytes
-    record: bytes | None
+    What is refused is reported, and the next tier looked into. Raises the reason's error in strict mode.
+    """
+    for bundle in itertools.chain(_DIRECTORIES.candidates(ref), plugs.tiers.candidates(ref)):
+        with boundary.contain_errors(f"the check of {bundle.origin}", "It is made anew."):
+            is_there = bool(bundle.ref.root)
+            refusal = bundle.refusal or bundle_refusal(
+                bundle.files, bundle.ref if is_there else ref, lie_there=is_there
+            )
+            if refusal is None and all(publish(file, ref, bundle.origin) for file in bundle.files):
+                bundle.judged(None)
+                return True
+            if refusal is not None:
+                bundle.judged(refusal)
+                cause = f"{bundle.label} {ref.kind.value}" if bundle.label else refusal.cause
+                where = f"{ref.key[:64]} from {bundle.origin}" if bundle.label else bundle.origin
+                report.refuse(refusal._replace(cause=cause), ref.kind, where, "It is made anew.")
+    return False
 
 
 def read_verified_files(ref: Ref) -> tuple[File, ...]:
@@ -66,11 +87,18 @@ def _stated_by(file: File, ref: Ref) -> Mapping[str, object]:
     return listed if isinstance(listed, dict) else {}
 
 
-def bundle_refusal(files: Collection[File], ref: Ref) -> Refusal | None:
-    """Why these are not used as this bundle; None if every file of it verifies."""
-    for file, refusal in _judged(files, ref):
-        if refusal is not None:
+def bundle_refusal(files: Collection[File], ref: Ref, *, lie_there: bool = False) -> Refusal | None:
+    """Why these are not used as this bundle; None if every file of it verifies.
+
+    ``lie_there``: they were read from where the ref says, so that the user may trust them as private.
+    """
+    if not files:
+        return Refusal(Reason.EMPTY, "there is nothing in it")
+    for file, refusal in _judged(files, ref, lie_there=lie_there):
+        if refusal is not None and len(files) > 1:
             return refusal._replace(evidence=f"of {file.name[:64]!r} in it: {refusal.evidence}")
+        if refusal is not None:
+            return refusal
     lacking = _stated(files, ref).keys() - {file.name for file in files}
     lacking |= _lacking_in(files, ref)
     # Its reader would ask for it again and again, and who compiles it would find the name taken.
@@ -89,7 +117,7 @@ def publish(file: File, ref: Ref, origin: str) -> bool:
         if not manifests.publish(where, file.record, ref.root, f"the record of {what}", ref.kind):
             return False
     try:
-        entry_files.publish(placed.path, file.content, ref.root)
+        entry_files.publish(placed.path, file.content, ref.root, file.mode)
     except OSError as error:
         report.fail_write(f"copy {what} from {origin}", error, "Recompiling.", ref.root)
         return False
@@ -105,7 +133,7 @@ def _lacking_in(files: Iterable[File], ref: Ref) -> set[str]:
     return {layout.VLLM_TABLE, *listed} - found.keys()
 
 
-def _judged(files: Iterable[File], ref: Ref) -> Iterator[tuple[File, Refusal | None]]:
+def _judged(files: Iterable[File], ref: Ref, *, lie_there: bool = False) -> Iterator[tuple[File, Refusal | None]]:
     """Each file with what is against using it as the bundle's."""
     files = list(files)
     stated = _stated(files, ref)
@@ -113,7 +141,7 @@ def _judged(files: Iterable[File], ref: Ref) -> Iterator[tuple[File, Refusal | N
         if not ref.owns(file.name) or (file.record is not None and not ref.kind.has_record):
             yield file, Refusal(Reason.UNSAFE_NAME, "it is no file of this bundle, or has a record that it should not")
         elif ref.kind.has_record:
-            yield file, _objection(file, ref, stated)
+            yield file, _objection(file, ref, stated, lie_there=lie_there)
         else:
             key = "" if ref.kind.proof.name is SealedName.NOTHING else ref.key
             found = trust.examine(file.content, ref.kind, key, None)
@@ -131,18 +159,12 @@ def _stated(files: Iterable[File], ref: Ref) -> Mapping[str, object]:
     return found
 
 
-def _objection(file: File, ref: Ref, listed: Mapping[str, object]) -> Refusal | None:
-    digest = hashlib.sha256(_attested(file.content, ref.kind)).hexdigest()
-    if file.record is None and listed.get(file.name) == digest:
+def _objection(file: File, ref: Ref, listed: Mapping[str, object], *, lie_there: bool = False) -> Refusal | None:
+    digest = hashlib.sha256(_attested(file.content, ref.kind)).digest()
+    if file.record is None and listed.get(file.name) == digest.hex():
         return None
-    verdict, stated = manifests.verify(file.record, ref.file(file.name))
-    if verdict.reason in trust.UNATTESTED:
-        return trust.unattested(verdict, keyring.current(), "")
-    if verdict.reason is not None:
-        return Refusal(verdict.reason, trust.evidence(verdict))
-    if stated["sha256"] != digest:
-        return Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-    return trust.foreign(verdict, ref.kind)
+    judge = gate.judge_by_record if lie_there else gate.objection_by_record
+    return judge(file.record, ref.file(file.name), digest)
 
 
 def _attested(content: bytes, kind: Kind) -> bytes:

@@ -14,14 +14,9 @@ from safecache.reporting.kinds import Reason
 from safecache.settings import config
 from safecache.tiers import directory_faults, fallback, levels
 
-__all__ = ["exist", "fail", "iter_lower_paths"]
+__all__ = ["fail", "iter_lower_paths"]
 
 _REMEDY = "Look after it; it is tried again after a minute."
-
-
-def exist(root: str) -> bool:
-    """Whether the cache ``root`` has any lower tier."""
-    return levels.find(root) is not None or fallback.counterpart(root) is not None or bool(config.current().layers)
 
 
 def iter_lower_paths(path: str, root: str) -> Iterator[tuple[str, str]]:
@@ -30,15 +25,12 @@ def iter_lower_paths(path: str, root: str) -> Iterator[tuple[str, str]]:
     Such a file need not exist, and is not verified. Raises CacheWriteError in strict mode if the shared level cannot be
     used, EntryRefusedError if others can write to it.
     """
-    if not exist(root):
-        return
-    relative, original, named = os.path.relpath(path, root), fallback.counterpart(root), config.current().layers
-    level = levels.find(root)
+    level, original, named = levels.find(root), fallback.counterpart(root), config.current().layers
     if level is not None and _is_there(level.shared):
         yield level.counterpart(path), level.counterpart(root)
     for layer in named if original is None else (original, *named):
         if layer != root:
-            yield os.path.join(layer, relative), layer
+            yield os.path.join(layer, os.path.relpath(path, root)), layer
 
 
 def _is_there(shared: str) -> bool:

@@ -20,11 +20,11 @@ from safecache.packs import archive
 from safecache.packs.archive import INDUCTOR, TRITON, VLLM, Pack, Packed
 from safecache.places import layout
 from safecache.places.refs import Ref
+from safecache.ports import File
 from safecache.reporting.kinds import ENTRIES
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
 from safecache.store import bundles, entry_files
-from safecache.store.bundles import File
 from safecache.upkeep import bundled, preflight, transfers
 from safecache.upkeep.transfers import Fate, Step, Summary, Tell
 
@@ -217,7 +217,7 @@ def _unpack(found: Pack, targets: Targets, item: tuple[str, Packed]) -> Step:
     if here and (ref.kind not in ENTRIES or here.issuperset(packed.files)):
         return Step(name, Fate.THERE)
     files = found.read(packed)
-    refusal = archive.objection(files, ref)
+    refusal = bundles.bundle_refusal(files, ref)
     if refusal is not None:
         return Step(name, Fate.REFUSED, 0, refusal.evidence)
     lacking = [file for file in files if file.name not in here]

@@ -53,7 +53,7 @@ def test_a_load_that_unpickled_nothing_leaves_nothing_behind():
 
 def test_a_users_own_file_is_in_no_tier(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(plugs, "tiers", SimpleNamespace(fetch=asked.append))
+    monkeypatch.setattr(plugs, "tiers", SimpleNamespace(candidates=lambda ref: asked.append(ref) or ()))
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     ref = Ref(Kind.DYNAMO_PACKAGE, "a", str(tmp_path / "cache"))
     assert artifacts.read(ref._replace(root=""), str(tmp_path / "mine" / "a" / "entry")) == b"" and not asked

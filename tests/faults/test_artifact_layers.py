@@ -146,4 +146,4 @@ def test_planted_result_of_tuning_in_an_image_is_named(tuning, strict):
     if strict:
         assert answer.errors == ["EntryRefusedError"], answer
     else:
-        assert len(answer.warnings) == 1 and "[unsealed]" in answer.warnings[0], answer
+        assert len(answer.warnings) == 1 and "[damaged]" in answer.warnings[0], answer

@@ -19,7 +19,7 @@ pytestmark = [
 START, END = "/where-it-starts", "/where-it-ends"
 COMMON = """
 import json, os, pickle, sys
-from safecache.settings import config; from safecache.code import library_builds, triton_files; from safecache.store import gate; from safecache.tiers import layers, fallback; from safecache.entries import loading, saving, copies; from safecache.store import entry_files
+from safecache.settings import config; from safecache.code import library_builds, triton_files; from safecache.store import gate; from safecache.tiers import layers, fallback; from safecache.entries import loading, saving; from safecache.store import directories; from safecache.store import entry_files
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
@@ -32,14 +32,14 @@ MAKE = """
 saving.write(Ref(Kind.AOT_ENTRY, "akey", root), saving.seal_payload(pickle.dumps([7]), Kind.AOT_ENTRY, "akey"))
 gate.attest_file(CodeFile(library, root), content=b"library")
 entry_files.publish(library, b"library", root)
-copies.propagate_file(CodeFile(library))
+directories.propagate_file(CodeFile(library))
 triton_files.put(kernel, "k.cubin", b"cubin")
 triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin": kernel + "/k.cubin"}}).encode())
 """
 FIND = """
 source = loading.Source(Ref(Kind.AOT_ENTRY, "akey", root), lambda entry: True, layers.iter_lower_paths(entries, root))
 assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
-assert gate.quarantine_unattested(CodeFile(library, root)) or library_builds.copy_from_lower_tier(library, root)
+assert gate.quarantine_unattested(CodeFile(library, root)) or library_builds._is_fetched(library, root)
 os.makedirs(kernel, exist_ok=True)
 assert triton_files.get_group(kernel, "k.json") == {"k.cubin": kernel + "/k.cubin"}
 os.path.exists("/where-it-ends")

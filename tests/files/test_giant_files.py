@@ -15,19 +15,19 @@ from helpers.caches import HOUR, Cache, key
 from helpers.fresh import forget_kernels
 from helpers.listed import entry, kernel
 
-from safecache.code import exec_directory, library_builds, private_build, sources, triton_files
-from safecache.entries import copies, loading
+from safecache.code import exec_directory, private_build, sources, triton_files
+from safecache.entries import loading
 from safecache.errors import EntryRefusedError, SafecacheError
 from safecache.files import filesystem, opening
 from safecache.hooks import standalone_compile
 from safecache.places import layout
 from safecache.places.layout import CodeFile
-from safecache.places.refs import Ref
+from safecache.places.refs import Ref, locate
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal, trust
 from safecache.signing.keys import Key
-from safecache.store import entry_files, gate, manifests, quarantine
+from safecache.store import bundles, directories, entry_files, gate, manifests, quarantine
 from safecache.upkeep import catalogue, eviction
 from safecache.upkeep.quarantined import listed as in_quarantine
 from safecache.upkeep.quarantined import objection as against_restoring
@@ -244,7 +244,7 @@ def test_giant_in_a_lower_layer_is_not_copied(cache, tmp_path, settings, sealed)
     giant(place)
     settings(SAFECACHE_LOWER=layer)
     path = cache.root / "ab" / "code.so"
-    assert library_builds.copy_from_lower_tier(str(path), str(cache.root)) is None and not path.exists()
+    assert not bundles.fetch(locate(Kind.NATIVE_CODE, str(path), str(cache.root))) and not path.exists()
     assert events.counters()["too large"] == 1
 
 
@@ -253,7 +253,7 @@ def test_giant_is_not_sent_to_the_shared_level(local, shared):
     place = os.path.join(str(local), "ab", "code.so")
     os.makedirs(os.path.dirname(place), exist_ok=True)
     shutil.move(path, place)
-    assert not copies.propagate_file(CodeFile(place)) and not tmp.exists()
+    assert not directories.propagate_file(CodeFile(place)) and not tmp.exists()
 
 
 def test_giant_is_not_copied_to_where_code_may_run(cache, tmp_path, settings):

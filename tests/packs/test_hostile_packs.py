@@ -13,7 +13,7 @@ from helpers.sealed import flipped
 
 from packs import forged
 from safecache.errors import PackRefusedError
-from safecache.packs import archive, lower
+from safecache.packs import archive
 from safecache.places.refs import Ref
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring
@@ -312,7 +312,7 @@ def test_nor_taken_by_a_lookup(swapped, tmp_path, settings, caplog):
     settings(SAFECACHE_LOWER=swapped)
     there = tmp_path / "there"
     bundle = Ref(Kind.FX_ENTRY, filled.GRAPH, str(there))
-    assert not lower.fill(bundle) and not below(there)
+    assert not bundles.fetch(bundle) and not below(there)
     assert any(str(swapped) in record.message for record in caplog.records)
 
 

@@ -44,7 +44,7 @@ def everything(root, triton):
         Ref(Kind.NATIVE_CODE, f"{filled.LIBRARY[1:3]}/{filled.LIBRARY}.so", str(root)),
         Ref(Kind.PGO_STATE, filled.JOB, str(root)),
     ]
-    return [plugs.tiers.fetch(ref) for ref in asked]
+    return [bundles.fetch(ref) for ref in asked]
 
 
 def test_what_is_not_here_is_taken_from_a_pack(use, pack, tmp_path):
@@ -131,7 +131,7 @@ def test_threads_that_look_up_at_once_open_a_pack_once(use, pack, tmp_path, monk
     use(pack)
     kinds = {Kind.FX_ENTRY: filled.GRAPH, Kind.KERNEL: filled.KERNEL}
     with ThreadPoolExecutor() as threads:
-        asked = [threads.submit(plugs.tiers.fetch, Ref(*kind, str(tmp_path / "there"))) for kind in kinds.items()]
+        asked = [threads.submit(bundles.fetch, Ref(*kind, str(tmp_path / "there"))) for kind in kinds.items()]
         assert is_asked.wait(60)
         time.sleep(0.1)  # for the second to come to a pack that is not open yet
         may_open.set()
@@ -161,7 +161,7 @@ def exchange(path, how):
 @pytest.mark.parametrize("how", ["FIFO", "directory", "gone", pytest.param("another owner's", marks=needs_root)])
 def test_a_pack_that_is_exchanged_in_use_is_used_on(use, pack, tmp_path, caplog, how):
     use(pack, SAFECACHE_STRICT="1")
-    assert plugs.tiers.fetch(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
+    assert bundles.fetch(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
     exchange(pack, how)
     assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [True] * 3
     assert not caplog.messages
@@ -169,7 +169,7 @@ def test_a_pack_that_is_exchanged_in_use_is_used_on(use, pack, tmp_path, caplog,
 
 def test_a_pack_that_is_rewritten_in_use_is_used_no_more(use, pack, tmp_path, caplog):
     use(pack)
-    assert plugs.tiers.fetch(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
+    assert bundles.fetch(Ref(Kind.FX_ENTRY, filled.GRAPH, str(tmp_path / "there")))
     exchange(pack, "rewritten")
     assert everything(tmp_path / "there", tmp_path / "triton")[1:] == [False] * 3
     assert sum(str(pack) in record.message for record in caplog.records if record.levelname == "WARNING") == 1
@@ -180,12 +180,12 @@ ERRORS += [MemoryError(), RecursionError("too deep")]
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
-@pytest.mark.parametrize("name", ["opened", "objection"])
+@pytest.mark.parametrize("name", ["opened", "Pack.read"])
 def test_whatever_fails_in_a_pack_is_said_once_and_compiled(use, pack, tmp_path, monkeypatch, caplog, name, error):
     def fail(*_):
         raise error
 
-    monkeypatch.setattr(archive, name, fail)
+    monkeypatch.setattr(f"safecache.packs.archive.{name}", fail)
     use(pack)
     assert everything(tmp_path / "there", tmp_path / "triton") == [False] * 4
     (line,) = caplog.messages

@@ -12,7 +12,8 @@ import pytest
 from conftest import SOURCE
 
 from safecache import testing
-from safecache.remote import client, exchange, sender
+from safecache.remote import client, sender
+from safecache.store import bundles
 
 from .conftest import make_bucket
 from .test_parcels import entry_bundle, sealed_entry
@@ -145,7 +146,7 @@ def add_two(tmp_path):
         written(bundle, sealed_entry(b"entry %d" % number))
         assert sender.send(client.background_client(), bundle).size
     third = entry_bundle(tmp_path / "third")
-    assert exchange.fill(third)
+    assert bundles.fetch(third)
     return len(third.names())
 
 

@@ -17,6 +17,7 @@ from safecache.remote import client, exchange, parcels, redis_store, stores, tie
 from safecache.remote.stores import Oversized, Terms
 from safecache.reporting import waits
 from safecache.reporting.kinds import Kind
+from safecache.store import bundles
 
 MOST = 64 << 10
 TERMS = Terms(2.0, 2.0, MOST)
@@ -177,7 +178,7 @@ def test_remote_that_refuses_slowly_is_left_alone(settings, monkeypatch, tmp_pat
     monkeypatch.setattr(stores, "connected", lambda *_: Slow())
     for number in range(12):
         key = f"f{number:051}"
-        assert not exchange.fill(Ref(Kind.FX_ENTRY, key, str(tmp_path)))
+        assert not bundles.fetch(Ref(Kind.FX_ENTRY, key, str(tmp_path)))
     assert len(asked) <= 4, asked
     assert waits.remaining(300) < 300
     assert parcels.kind_of(asked[0].removeprefix(stores.prefix())) is Kind.FX_ENTRY
@@ -201,7 +202,7 @@ REF = Ref(Kind.FX_ENTRY, "f" * 52, "/nowhere")
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 @pytest.mark.parametrize(
     ("name", "call"),
-    [("asked", lambda ref: tier.record_request(Requested(ref))), ("fill", tier.fetch), ("send", tier.keep)],
+    [("asked", lambda ref: tier.record_request(Requested(ref))), ("candidates", bundles.fetch), ("send", tier.keep)],
 )
 def test_whatever_fails_in_the_remote_is_said_once(settings, monkeypatch, caplog, name, call, error):
     def fail(*_, **__):

@@ -25,7 +25,7 @@ from safecache.remote import tier
 from safecache.reporting.kinds import Kind
 
 if sys.argv[2] == "asks":
-    tier.fetch(Ref(Kind.FX_ENTRY, "fkey", "/nowhere"))
+    next(tier.candidates(Ref(Kind.FX_ENTRY, "fkey", "/nowhere")), None)
 with open(sys.argv[1], "wb") as file:
     file.write(WorkerPickler().dumps(len))
 """
@@ -38,7 +38,7 @@ from safecache.reporting.kinds import Kind
 
 with open(sys.argv[1], "rb") as file:
     assert pickle.load(file) is len
-tier.fetch(Ref(Kind.FX_ENTRY, "fkey", "/nowhere"))
+next(tier.candidates(Ref(Kind.FX_ENTRY, "fkey", "/nowhere")), None)
 """
 
 

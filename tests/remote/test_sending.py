@@ -16,6 +16,7 @@ from safecache.ports import Requested, tell
 from safecache.remote import client, exchange, parcels, sender, stores, tier
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind
+from safecache.store import bundles
 
 from .liars import Liar
 from .test_parcels import entry_bundle, kernels, sealed_entry
@@ -66,13 +67,13 @@ def test_what_is_needed_comes_in_one_go_with_who_needs_it(remote, tmp_path, monk
     read = client.Client.read
     monkeypatch.setattr(client.Client, "read", lambda self, names: requests.append(list(names)) or read(self, names))
     entry, kernel = entry_bundle(tmp_path), Ref(Kind.KERNEL, "K" * 52, str(tmp_path / "triton"))
-    assert tier.fetch(entry)
-    assert tier.fetch(kernel)
+    assert bundles.fetch(entry)
+    assert bundles.fetch(kernel)
     assert len(requests) == 2, "the entry, and then all that it needs"
     assert sorted(kernel.names()) == ["__grp__kernel.json", "kernel.cubin", "kernel.json"]
     # What is not there is asked for once.
     for _ in range(3):
-        assert not tier.fetch(Ref(Kind.FX_ENTRY, "gabsent", entry.root))
+        assert not bundles.fetch(Ref(Kind.FX_ENTRY, "gabsent", entry.root))
     assert len(requests) == 3
 
 
@@ -85,8 +86,8 @@ def test_what_is_needed_and_not_there_is_counted_and_asked_for_once(remote, tmp_
     shutil.rmtree(tmp_path / "cache")
     shutil.rmtree(tmp_path / "triton")
     entry = entry_bundle(tmp_path)
-    assert tier.fetch(entry)
-    assert not tier.fetch(Ref(Kind.KERNEL, "K" * 52, str(tmp_path / "triton")))
+    assert bundles.fetch(entry)
+    assert not bundles.fetch(Ref(Kind.KERNEL, "K" * 52, str(tmp_path / "triton")))
     counted = events.counters()
     assert counted[Count.REMOTE_MISS.value] == 1 and counted[Count.REMOTE_ASKED.value] == 2, counted
 
@@ -105,7 +106,7 @@ def test_no_header_is_precompiled_where_the_remote_has_the_libraries(remote, set
     exchange._state.reset()
     assert asked() == "a header"
     there = entry_bundle(tmp_path / "second")
-    assert tier.fetch(there)
+    assert bundles.fetch(there)
     assert asked() is None and len(made) == 1
     settings(SAFECACHE_REMOTE="")
     assert asked() == "a header"
@@ -121,7 +122,7 @@ def test_two_hosts_entries_for_one_key_are_joined(remote, tmp_path):
         assert sender.flush(20) == 0
     third = entry_bundle(tmp_path / "three")
     exchange._state.reset()
-    assert tier.fetch(third)
+    assert bundles.fetch(third)
     assert len(third.names()) == 2
 
 

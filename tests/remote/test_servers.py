@@ -106,12 +106,13 @@ CLIENT = """
 import hashlib, json, os, random, sys, threading
 from pathlib import Path
 from safecache.places import layout
+from safecache.features import plug
 from safecache.remote import client, exchange, parcels, sender
 from safecache.places.refs import Ref
 from safecache.reporting import events
 from safecache.reporting.kinds import Kind
 from safecache.signing import keyring, provenance, seal
-from safecache.store import entry_files
+from safecache.store import bundles, entry_files
 
 base, number, wrong, found = Path(sys.argv[1]), int(sys.argv[2]), [], []
 
@@ -125,7 +126,7 @@ def work(thread):
         bundle = Ref(Kind.FX_ENTRY, key, root)
         exchange._state.reset()
         try:
-            if exchange.fill(bundle):
+            if bundles.fetch(bundle):
                 contents = [seal.payload_of(Path(bundle.file(name).path).read_bytes()) for name in bundle.names()]
                 found.append(key)
                 wrong.extend(content for content in contents if content != payload(key))
@@ -139,6 +140,7 @@ def work(thread):
         except Exception as error:
             wrong.append(repr(error))
 
+plug()
 threads = [threading.Thread(target=work, args=(each,)) for each in range(8)]
 [each.start() for each in threads]
 [each.join() for each in threads]

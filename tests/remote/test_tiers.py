@@ -13,10 +13,11 @@ from safecache import session
 from safecache.cli import report
 from safecache.history import journal, run_summary
 from safecache.places.refs import Ref
-from safecache.remote import client, exchange, sender, stores
+from safecache.remote import client, sender, stores
 from safecache.remote.client import Unavailable
 from safecache.reporting import events
 from safecache.reporting.kinds import OF_REMOTE, Count, Kind
+from safecache.store import bundles
 
 run = in_process.run
 
@@ -48,7 +49,7 @@ def shared(cache, tmp_path):
     """Send a graph, look it up as another process with a cache of its own, and then one that is not there."""
     sent = sender.send(client.background_client(), graph(cache))
     there = graph(tmp_path / "other")
-    assert exchange.fill(there) and not exchange.fill(there._replace(key=filled.key("f", "none")))
+    assert bundles.fetch(there) and not bundles.fetch(there._replace(key=filled.key("f", "none")))
     return sent.size
 
 

@@ -10,16 +10,15 @@ import pytest
 from conftest import python
 from helpers.fresh import forget_levels
 
-from safecache.code import library_builds
-from safecache.entries import copies
 from safecache.errors import CacheWriteError
 from safecache.files import filesystem
 from safecache.places.layout import CodeFile
+from safecache.places.refs import locate
 from safecache.ports import Published, observe
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Kind
 from safecache.settings import config
-from safecache.store import entry_files, gate, manifests
+from safecache.store import bundles, directories, entry_files, gate, manifests
 from safecache.tiers import fallback, layers, levels
 from safecache.upkeep import limits
 
@@ -101,7 +100,7 @@ def test_file_is_sent_with_its_record_which_comes_first(shared, local, monkeypat
         rename(name, new, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
 
     monkeypatch.setattr(filesystem, "rename", note)
-    assert copies.propagate_file(CodeFile(path))
+    assert directories.propagate_file(CodeFile(path))
     there = f"{shared}/ab/c.so"
     assert renamed == [manifests.record_path(CodeFile(there, str(shared))), there]
     assert gate.refusal_for_file(CodeFile(there, str(shared))) is None and os.stat(there).st_mode & 0o777 == 0o755
@@ -110,11 +109,11 @@ def test_file_is_sent_with_its_record_which_comes_first(shared, local, monkeypat
 def test_copy_from_the_shared_level_keeps_the_record_of_who_sealed_it(shared, local):
     path = f"{local}/ab/c.so"
     put(path)
-    copies.propagate_file(CodeFile(path))
+    directories.propagate_file(CodeFile(path))
     record = manifests.read_record_bytes(CodeFile(path, local))
     for place in (path, manifests.record_path(CodeFile(path, local))):
         os.unlink(place)
-    assert library_builds.copy_from_lower_tier(path, local) == f"{shared}/ab/c.so"
+    assert bundles.fetch(locate(Kind.NATIVE_CODE, path, local))
     assert (
         manifests.read_record_bytes(CodeFile(path, local)) == record
         and gate.refusal_for_file(CodeFile(path, local)) is None
@@ -125,26 +124,26 @@ def test_layer_that_cannot_be_entered_is_as_good_as_an_empty_one(shared, local, 
     def refuse(path):
         raise PermissionError(errno.EACCES, "no", path)
 
-    monkeypatch.setattr(library_builds.os, "lstat", refuse)
-    assert library_builds.copy_from_lower_tier(f"{local}/ab/c.so", local) is None and not caplog.records
+    monkeypatch.setattr(directories.os, "lstat", refuse)
+    assert not bundles.fetch(locate(Kind.NATIVE_CODE, f"{local}/ab/c.so", local)) and not caplog.records
 
 
 def test_what_is_not_in_a_local_level_is_not_sent(shared, local, tmp_path):
     path = tmp_path / "elsewhere"
     path.write_bytes(b"content")
-    assert not copies.propagate_file(CodeFile(str(path))) and os.listdir(shared) == []
+    assert not directories.propagate_file(CodeFile(str(path))) and os.listdir(shared) == []
 
 
 def test_file_that_is_gone_is_not_sent_and_nothing_is_said(shared, local, caplog):
-    assert not copies.propagate_file(CodeFile(f"{local}/gone"))
+    assert not directories.propagate_file(CodeFile(f"{local}/gone"))
     os.mkfifo(f"{local}/fifo")
-    assert not copies.propagate_file(CodeFile(f"{local}/fifo")) and not caplog.records
+    assert not directories.propagate_file(CodeFile(f"{local}/fifo")) and not caplog.records
 
 
 def test_source_of_that_size_is_not_sent_again_and_any_other_is(shared, local):
     def sent(content):
         entry_files.publish(f"{shared}/c.py", content, str(shared))
-        copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source", anew=False)
+        directories.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source", anew=False)
         return (shared / "c.py").read_bytes()
 
     assert sent(b"before") == b"before" and sent(b"torn") == b"source"
@@ -164,13 +163,13 @@ def test_shared_level_that_takes_nothing_is_said_once_and_left_alone_for_a_minut
 
     monkeypatch.setattr(filesystem, "open", fail)
     for _ in range(3):
-        assert not copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
+        assert not directories.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
     assert len(opened) == 1 and len(caplog.records) == 1 and os.strerror(error) in caplog.text
     assert list(layers.iter_lower_paths(f"{local}/c.py", local)), "it is read"
     assert config.cache_directory() == local, "no fault of the local one"
     later = waits.time.monotonic() + 61
     monkeypatch.setattr(waits.time, "monotonic", lambda: later)
-    copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
+    directories.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
     assert len(opened) == 2 and len(caplog.records) == 1
 
 
@@ -180,7 +179,7 @@ def test_shared_level_that_takes_nothing_is_an_error_in_strict_mode(shared, loca
     shared.write_bytes(b"in the way")
     os.chmod(shared.parent, 0o700)
     with pytest.raises(CacheWriteError, match="Not a directory"):
-        copies.send_content(CodeFile(f"{local}/ab/c.py", kind=Kind.SOURCE), b"source")
+        directories.send_content(CodeFile(f"{local}/ab/c.py", kind=Kind.SOURCE), b"source")
 
 
 def test_shared_level_that_cannot_be_looked_into_is_said_once_and_left_alone(shared, local, caplog, monkeypatch):
@@ -194,14 +193,14 @@ def test_shared_level_that_cannot_be_looked_into_is_said_once_and_left_alone(sha
     monkeypatch.setattr(layers.os, "listdir", fail)
     for _ in range(3):
         assert list(layers.iter_lower_paths(f"{local}/c.py", local)) == []
-    assert not copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source"), "nor is it written"
+    assert not directories.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source"), "nor is it written"
     assert len(looks) == 1 and len(caplog.records) == 1 and events.counters() == {"unusable directory": 1}
 
 
 def test_shared_level_that_is_not_there_yet_is_looked_for_again_and_made(shared, local, caplog):
     shared.rmdir()
     assert list(layers.iter_lower_paths(f"{local}/c.py", local)) == []
-    assert copies.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
+    assert directories.send_content(CodeFile(f"{local}/c.py", kind=Kind.SOURCE), b"source")
     assert (
         list(layers.iter_lower_paths(f"{local}/c.py", local)) == [(f"{shared}/c.py", str(shared))]
         and not caplog.records

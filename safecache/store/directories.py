@@ -1,0 +1,135 @@
+"""The directories below a cache, as tiers: read where it lacks something; the shared level is written too."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from safecache.files import opening
+from safecache.places.layout import CodeFile
+from safecache.places.refs import Ref, locate
+from safecache.ports import Bundle, File, Tier, plugs
+from safecache.reporting import report
+from safecache.reporting.kinds import Reason, Travel
+from safecache.reporting.report import Refusal
+from safecache.settings import config
+from safecache.store import entry_files, manifests
+from safecache.tiers import fallback, layers, levels
+from safecache.tiers.directory_faults import Unreadable
+
+__all__ = ["Directory", "LowerDirectories", "propagate_file", "send_content"]
+
+_REMEDY = "It is made anew; what lies there stays, or is replaced by that if it is in a shared level."
+
+
+class LowerDirectories(Tier):
+    """The shared level below a local one, the directory that a fallback directory replaces, and SAFECACHE_LOWER."""
+
+    def candidates(self, ref: Ref) -> Iterator[Bundle]:
+        """As Tier.candidates(), the nearest directory first."""
+        for _, root in layers.iter_lower_paths(ref.root, ref.root):
+            # That a cache with a fallback directory cannot be entered has been reported already.
+            if root != fallback.original(ref.root) or os.access(root, os.R_OK | os.X_OK, effective_ids=True):
+                yield from Directory(root).candidates(ref)
+
+
+class Directory(NamedTuple):
+    """A cache directory that lies below others. ``root``: its path."""
+
+    root: str
+
+    def candidates(self, ref: Ref) -> Iterator[Bundle]:
+        """As Tier.candidates(), of a kind whose files travel one by one."""
+        if not ref.is_file:
+            return
+        there = ref._replace(root=self.root)
+        found = [_read(there, name) for name in there.names() if os.path.lexists(there.file(name).path)]
+        files = tuple(file for file in found if file is not None)
+        if files and files[0].name == os.path.basename(there.path):
+            yield Bundle(there, files, there.path)
+
+
+def _read(ref: Ref, name: str) -> File | None:
+    """None if it is gone or, as reported, it cannot be read."""
+    file, modes = ref.file(name), list[int]()
+
+    def check(status: os.stat_result) -> None:
+        opening.check_regular(status)
+        modes.append(stat.S_IMODE(status.st_mode))
+
+    try:
+        check(os.lstat(file.path))
+        content = entry_files.read(file.path, entry_files.max_entry_size(ref.kind), check=check)
+        record = manifests.read_record_bytes(file) if ref.kind.has_record else None
+        return File(name, content, record, modes[-1] | stat.S_IWUSR)
+    except FileNotFoundError:
+        return None
+    except opening.UnusableEntry as unusable:
+        report.refuse(Refusal(unusable.reason, f"it is {unusable.detail}"), ref.kind, file.path, _REMEDY)
+    except Unreadable as error:
+        # For a cache that has a fallback directory, this was reported under the same cause.
+        refusal = Refusal(Reason.UNREADABLE, error.evidence, cause=ref.root)
+        report.refuse(refusal, ref.kind, file.path, _REMEDY, error=error)
+    except OSError as error:
+        report.refuse(Refusal(Reason.UNREADABLE, f"{error.strerror}"), ref.kind, file.path, _REMEDY, error=error)
+    return None
+
+
+def propagate_file(file: CodeFile, *, anew: bool = True, key: str = "") -> bool:
+    """Have the file sent to the remote, and if it lies in a local level copy it to the shared one.
+
+    ``key``: what the seal of the file states, if it has one of its own.
+
+    False if it is not there afterwards; a failed write is reported. Without a root, the top of its level keeps its
+    record. Not ``anew``: leaves a file of the same size alone. Raises CacheWriteError in strict mode.
+    """
+    path, kind = file.path, file.kind
+    if kind.tiers.travel is Travel.FILES and kind.tiers.is_pulled:
+        cache = file.root or config.cache_directory() or ""
+        plugs.tiers.keep(Ref(kind, key, cache) if key else locate(kind, path, cache))
+    level = levels.find(path)
+    if level is None:
+        return False
+    modes: list[int] = []
+
+    def check(status: os.stat_result) -> None:
+        opening.check_regular(status)
+        modes.append(stat.S_IMODE(status.st_mode))
+
+    try:
+        content = entry_files.read(path, entry_files.max_entry_size(kind), check=check)
+        record = manifests.read_record_bytes(file._replace(root=file.root or level.place))
+    except (OSError, opening.UnusableEntry):
+        return False  # it is gone or was replaced, which its next reader here will report
+    return send_content(file, content, record=record, mode=modes[-1], anew=anew)
+
+
+def send_content(
+    file: CodeFile, content: bytes, *, record: bytes | None = None, mode: int = 0o666, anew: bool = True
+) -> bool:
+    """As propagate_file(), with this ``content`` and ``record``; None: it has no record."""
+    level = levels.find(file.path)
+    if level is None or levels.is_left_alone(level.shared, reading=False):
+        return False
+    root = level.counterpart(file.root or level.place)
+    target = file._replace(path=level.counterpart(file.path), root=root)
+    try:
+        if not anew and _has_size(target.path, len(content)):
+            return True
+        if record is not None:
+            entry_files.publish(manifests.record_path(target), record, root)
+        entry_files.publish(target.path, content, root, mode)
+    except OSError as error:
+        layers.fail(level.shared, error, reading=False)
+        return False
+    return True
+
+
+def _has_size(path: str, size: int) -> bool:
+    try:
+        status = os.lstat(path)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISREG(status.st_mode) and status.st_size == size
