@@ -15,7 +15,7 @@ from safecache.settings import config, extras
 from safecache.settings.settings import PACK
 from safecache.tiers import levels
 from safecache.upkeep import packing
-from safecache.upkeep.packing import Targets
+from safecache.upkeep.transfers import Targets
 
 __all__ = ["add", "output", "run", "sources", "targets"]
 

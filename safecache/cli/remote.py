@@ -21,7 +21,7 @@ from safecache.settings import config
 from safecache.settings.units import write_size
 from safecache.tiers import levels
 from safecache.upkeep import transfers
-from safecache.upkeep.transfers import Caches, Fate, Step, Summary, Tell
+from safecache.upkeep.transfers import Fate, Step, Summary, Targets, Tell
 
 __all__ = ["add", "progress", "run", "show"]
 
@@ -61,14 +61,14 @@ def _push(arguments: argparse.Namespace, remote: Client, tell: Tell) -> Summary:
     return transfers.push(map(os.path.realpath, directories), remote, tell, again=arguments.again)
 
 
-def _caches(directory: str | None) -> Caches:
+def _caches(directory: str | None) -> Targets:
     """Where this process, or one with that cache, looks for each kind."""
     environ = config.child_environment()
     triton = os.path.realpath(layout.triton_cache_dir(environ))
     if directory is None:
-        return Caches(levels.of_this_node(environ), triton, only_triton=bool(environ.get("TRITON_CACHE_DIR")))
+        return Targets(levels.of_this_node(environ), triton, only_triton=bool(environ.get("TRITON_CACHE_DIR")))
     own = os.path.realpath(directory)
-    return Caches(own, own, only_triton=own == triton)
+    return Targets(own, own, only_triton=own == triton)
 
 
 @contextmanager

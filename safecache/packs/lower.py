@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from safecache.errors import PackRefusedError
 from safecache.packs import archive
-from safecache.packs.archive import Pack, Packed
+from safecache.packs.archive import Pack
 from safecache.places.refs import Ref
 from safecache.ports import Bundle, File
 from safecache.reporting import boundary, events
@@ -19,6 +19,7 @@ from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config, extras
+from safecache.store.wire import Packed
 
 __all__ = ["candidates", "has_given"]
 

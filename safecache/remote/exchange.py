@@ -90,7 +90,7 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
     if content is None:
         return
     found = parcels.unpacked(content, name, config.current().remote_max_bytes)
-    parcel, refusal = (Parcel(()), found) if isinstance(found, Refusal) else (found, None)
+    parcel, refusal = (Parcel(ref, ()), found) if isinstance(found, Refusal) else (found, None)
 
     def judged(refusal: Refusal | None) -> None:
         if refusal is not None:

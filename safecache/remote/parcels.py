@@ -1,13 +1,10 @@
-"""Parcels: what the remote keeps under one name, the files of one bundle with their records, compressed and sealed.
+"""Parcels: what the remote keeps under one name, a bundle and what its user asks for next, sealed.
 
     parcel  = payload | seal: of kind PARCEL, for its name
-    payload = size of the header (4 bytes, little-endian) | header (JSON) | body (one Zstandard frame)
-    header  = {"files": [[name, size, size of its record], …], "needs": [[kind, key], …], "size": of the body's content,
-               "key": …, "at": where in the cache its files lay, if Triton's lie in Inductor's cache}
-    body    = of each file in turn its content, and its record if it has one
+    payload = size of the header (4 bytes, little-endian) | header (JSON) | frame, see store.wire
+    header  = {"row": that of the frame, "needs": [[kind, key], …]}
 
-The seal covers the compressed bytes and what the header says of their size: nothing is decompressed that no trusted key
-has sealed, and no more than it says. Each file is verified once more by itself, as if it lay in a cache.
+The seal covers all of it: nothing is decompressed that no trusted key has sealed.
 """
 
 from __future__ import annotations
@@ -16,21 +13,20 @@ import hashlib
 import json
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from safecache.places.refs import TRITON_FOLDERS, Ref
+from safecache.places.refs import Ref
 from safecache.ports import File
 from safecache.reporting.kinds import Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config, units
 from safecache.signing import keyring, provenance, seal, trust
-from safecache.store import bundles
+from safecache.store import bundles, wire
+from safecache.store.wire import Packed
 
 __all__ = [
     "MOST_NEEDED",
     "START",
-    "Listing",
     "Parcel",
     "decode_object",
     "encode_object",
@@ -52,29 +48,19 @@ _NAME = re.compile(rf"(?P<kind>[a-z_]+)/(~[0-9a-f]{{64}}|{_PLAIN.pattern})@[0-9A
 _HASHED = "~"
 # Bytes of a parcel's start that most headers fit into: see listing().
 START = 4096
+# Of compression: a process that has just compiled makes it.
 _LEVEL = 3
-# What it takes to read bytes that encode_object() does not make.
-_MALFORMED = (ValueError, TypeError, KeyError, RecursionError)
 
 
 class Parcel(NamedTuple):
     """``needs``: the bundles that a program which uses this one asks for next, each by kind and cache key.
 
-    ``key``: its own. ``at``: see Ref.triton_folder; both are "" if it does not say.
+    ``ref``: where it lies in its frame.
     """
 
+    ref: Ref
     files: tuple[File, ...]
     needs: tuple[tuple[Kind, str], ...] = ()
-    key: str = ""
-    at: str = ""
-
-
-class Listing(NamedTuple):
-    """What the start of a parcel says, whoever wrote it: enough to leave it alone, and never to use it."""
-
-    key: str
-    at: str
-    names: frozenset[str]
 
 
 def remote_object_name(kind: Kind, key: str) -> str:
@@ -97,24 +83,13 @@ def is_of_this_build(name: str, kind: Kind) -> bool:
 
 def encode_object(parcel: Parcel, name: str) -> bytes | None:
     """The parcel's bytes, sealed for this name; None without a key to seal it. The same parcel has the same bytes."""
-    import zstandard
-
     key = keyring.current().signing
     if key is None:
         return None
-    content = b"".join(part for file in parcel.files for part in (file.content, file.record or b""))
-    header = json.dumps(
-        {
-            "files": [[file.name, len(file.content), len(file.record or b"")] for file in parcel.files],
-            "needs": [[kind.value, cache_key] for kind, cache_key in parcel.needs],
-            "size": len(content),
-            "key": parcel.key,
-            "at": parcel.at,
-        },
-        sort_keys=True,
-    ).encode()
-    body = zstandard.ZstdCompressor(level=_LEVEL).compress(content)
-    payload = b"".join((_SIZE.pack(len(header)), header, body))
+    frame = wire.compress(parcel.ref, parcel.files, _LEVEL)
+    needs = [[kind.value, cache_key] for kind, cache_key in parcel.needs]
+    header = json.dumps({"row": frame.packed.row, "needs": needs}, sort_keys=True).encode()
+    payload = b"".join((_SIZE.pack(len(header)), header, frame.content))
     return seal.attach(payload, Kind.PARCEL, name, key, provenance.statement(Kind.PARCEL), config.current().namespace)
 
 
@@ -133,22 +108,34 @@ def unpacked(content: bytes, name: str, most: int) -> Parcel | Refusal:
     if isinstance(found, Refusal):
         return found
     try:
-        return _unpacked(seal.payload_of(content), most)
-    except _MALFORMED as error:
+        payload = seal.payload_of(content)
+        header, end = _header(payload)
+        if "row" not in header:
+            raise ValueError("it has the format of an earlier safecache")
+        packed = wire.read_row(*header["row"])
+        if packed.size > most:
+            raise ValueError(f"it holds {units.write_size(packed.size)} once decompressed")
+        kinds = {kind.value: kind for kind in Kind}
+        # A kind of a later safecache's is none that is asked for here.
+        needs = tuple((kinds[kind], str(key)) for kind, key in header["needs"] if kind in kinds)
+        return Parcel(packed.ref, wire.decompress(payload[end:], packed), needs)
+    except wire.MALFORMED as error:
         return Refusal(Reason.UNKNOWN_FORMAT, f"it cannot be unpacked: {type(error).__name__}: {error}")
 
 
-def listing(start: bytes) -> Listing | None:
-    """What a parcel lists that begins so; None where that is no header, or a longer one."""
+def listing(start: bytes) -> Packed | None:
+    """What a parcel lists that begins so, whoever wrote it: enough to leave it alone, and never to use it.
+
+    None where that is no header, or a longer one.
+    """
     try:
-        header = _header(start)[0]
-        return Listing(*_place_in(header), frozenset(str(name) for name, _, _ in header["files"]))
-    except _MALFORMED:
+        return wire.read_row(*_header(start)[0]["row"])
+    except wire.MALFORMED:
         return None
 
 
 def _header(payload: bytes) -> tuple[dict[str, Any], int]:
-    """The header that it begins with, and where that ends. Raises one of _MALFORMED."""
+    """The header that it begins with, and where that ends. Raises one of MALFORMED."""
     (size,) = _SIZE.unpack_from(payload) if len(payload) >= _SIZE.size else (_LARGEST_HEADER + 1,)
     if size > _LARGEST_HEADER:
         raise ValueError("its header is too large")
@@ -157,41 +144,3 @@ def _header(payload: bytes) -> tuple[dict[str, Any], int]:
     if not isinstance(header, dict):
         raise TypeError("its header is no object")
     return header, end
-
-
-def _unpacked(payload: bytes, most: int) -> Parcel:
-    """Raises one of _MALFORMED for what encode_object() does not make."""
-    import zstandard
-
-    header, end = _header(payload)
-    body, stated = payload[end:], header["size"]
-    if not 0 <= stated <= most:
-        raise ValueError(f"it holds {units.write_size(stated)} once decompressed")
-    try:
-        if zstandard.get_frame_parameters(body).content_size != stated:
-            raise ValueError("its header and its body state different sizes")
-        content = zstandard.ZstdDecompressor().decompress(body, max_output_size=stated) if stated else b""
-    except zstandard.ZstdError as error:
-        raise ValueError(str(error)) from None
-    kinds, files = {kind.value: kind for kind in Kind}, tuple(_cut(header["files"], content))
-    if not files:
-        raise ValueError("it is empty")
-    # A kind of a later safecache's is none that is asked for here.
-    needs = tuple((kinds[kind], str(key)) for kind, key in header["needs"] if kind in kinds)
-    return Parcel(files, needs, *_place_in(header))
-
-
-def _place_in(header: Mapping[str, Any]) -> tuple[str, str]:
-    """The key that it states, and where its files lay."""
-    at = str(header.get("at", ""))
-    return str(header.get("key", "")), at if TRITON_FOLDERS.fullmatch(at) else ""
-
-
-def _cut(listed: Iterable[tuple[str, int, int]], content: bytes) -> Iterator[File]:
-    view, start = memoryview(content), 0
-    for name, size, record in listed:
-        if min(size, record) < 0 or start + size + record > len(view):
-            raise ValueError("its files do not fit into it")
-        end = start + size
-        yield File(str(name), bytes(view[start:end]), bytes(view[end : end + record]) or None)
-        start = end + record

@@ -18,7 +18,7 @@ from safecache.reporting import events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.session import Part, call_at_exit
 from safecache.settings import config, units
-from safecache.store import bundles
+from safecache.store import bundles, wire
 
 __all__ = ["Sent", "enqueue", "flush", "run_after_queue", "send"]
 
@@ -153,14 +153,14 @@ def _joined(ref: Ref, needs: tuple[tuple[Kind, str], ...], name: str, known: byt
     """The parcel to send, with what verifies of the one that the remote is known to have; or why nothing is sent."""
     most = config.current().remote_max_bytes
     theirs = parcels.decode_object(known, name, ref, most) if isinstance(known, bytes) else None
-    theirs = theirs if isinstance(theirs, Parcel) else Parcel(())
+    theirs = theirs if isinstance(theirs, Parcel) else Parcel(ref, ())
     files = bundles.read_verified_files(ref)
     ours = {file.name for file in files}
     if not files or (theirs.files and ours <= {file.name for file in theirs.files}):
         return Sent(0)
     joined = (*files, *(file for file in theirs.files if file.name not in ours))
     needed = tuple(dict.fromkeys((*needs, *theirs.needs)))[: parcels.MOST_NEEDED]
-    content = parcels.encode_object(Parcel(joined, needed, ref.key, ref.triton_folder), name)
+    content = parcels.encode_object(Parcel(wire.place(ref), joined, needed), name)
     if content is None:
         return Sent(0, "there is no key to seal it", is_final=True)
     if len(content) > most:

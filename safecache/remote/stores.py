@@ -82,7 +82,7 @@ class Store(Protocol):
 
 def prefix() -> str:
     """What all our names begin with in a store that others may use too; it ends in a slash."""
-    return f"safecache/1/{config.current().namespace.replace('/', '~')}/"
+    return f"safecache/2/{config.current().namespace.replace('/', '~')}/"
 
 
 def connected(url: str, terms: Terms) -> Store:

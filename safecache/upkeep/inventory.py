@@ -10,23 +10,27 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from functools import partial
 from typing import NamedTuple
 
-from safecache.files import temporaries
+from safecache.files import opening, temporaries
 from safecache.files.folders import Item, listed
 from safecache.history import journal
 from safecache.places import layout, ours
-from safecache.places.layout import HEADERS_FOLDER
-from safecache.reporting.kinds import Kind
+from safecache.places.layout import HEADERS_FOLDER, CodeFile
+from safecache.places.refs import Ref, locate
+from safecache.reporting.kinds import ENTRIES, Kind
 from safecache.settings import config
-from safecache.store import manifests
+from safecache.signing import seal
+from safecache.store import entry_files, manifests
 from safecache.store.groups import File, Group, below
 
-__all__ = ["AOT_KEY", "FX_KEY", "Inventory", "take"]
+__all__ = ["AOT_KEY", "FX_KEY", "Inventory", "bundles_in", "take"]
 
 AOT_KEY, FX_KEY = re.compile(Kind.AOT_ENTRY.tiers.key), re.compile(Kind.FX_ENTRY.tiers.key)
 _CODE_NAME = re.compile(r"(c[a-z2-7]{51})\..+")
+_LIBRARIES = (".so", ".o")
 _HASH = re.compile(r"[0-9a-f]{64}")
 _DRAFTED = {ours.CRASHES: Kind.CRASH_REPORT, ours.DIFFERENCES: Kind.DIFFERENCE}
 _TRITONS_TEMPORARY = re.compile(r"tmp\.(pid_\d+_)?[0-9a-f-]{36}")
@@ -259,3 +263,42 @@ def _record_names(paths: Iterable[str], root: str) -> Iterator[str]:
     for path in paths:
         yield manifests.hashed_name(os.path.basename(path))
         yield manifests.hashed_name(path.removeprefix(os.path.join(root, "")))
+
+
+def bundles_in(directory: str) -> Iterator[Ref]:
+    """What of the cache ``directory`` travels, none of it verified, without headers of 150 MB. Raises OSError."""
+    found = take(directory)
+    for group in found.groups:
+        yield from _of_group(group)
+    for file in found.other:
+        ref = _of_dynamo(directory, file.path)
+        if ref is not None:
+            yield ref
+
+
+def _of_group(group: Group) -> Iterator[Ref]:
+    if group.kind in (*ENTRIES, Kind.KERNEL):
+        if group.files:
+            root = os.path.dirname(group.paths[0]) if group.kind is Kind.KERNEL else group.root
+            yield Ref(group.kind, group.name, root)
+    elif group.kind in (Kind.NATIVE_CODE, Kind.AUTOTUNING):
+        for path in group.paths:
+            # Sources are written by who has the entry, and a probe's marker goes with the probe.
+            is_code = path.endswith(_LIBRARIES) or manifests.exists(CodeFile(path, group.root))
+            if group.kind is Kind.AUTOTUNING or (is_code and not path.endswith(layout.LOADED)):
+                yield locate(group.kind, path, group.root)
+
+
+def _of_dynamo(root: str, path: str) -> Ref | None:
+    """A profile or a precompiled function: the key of a profile is in its seal alone."""
+    directory, name = os.path.split(path)
+    above = os.path.join(root, layout.DYNAMO_FOLDER)
+    if os.path.dirname(directory) == above and name == layout.PACKAGE_FILE:
+        return Ref(Kind.DYNAMO_PACKAGE, os.path.basename(directory), root)
+    if directory != above:
+        return None
+    with suppress(OSError, opening.UnusableEntry):
+        key = seal.stated_key(entry_files.read(path, entry_files.max_entry_size(Kind.PGO_STATE)))
+        if key is not None and Ref(Kind.PGO_STATE, key, root).path == path:
+            return Ref(Kind.PGO_STATE, key, root)
+    return None

@@ -17,38 +17,22 @@ from typing import IO, Any, NamedTuple
 from safecache.code import vllm_files
 from safecache.files import folders, temporaries
 from safecache.packs import archive
-from safecache.packs.archive import INDUCTOR, TRITON, VLLM, Pack, Packed
+from safecache.packs.archive import Pack
 from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.ports import File
 from safecache.reporting.kinds import ENTRIES
 from safecache.settings import config
 from safecache.signing import keyring, provenance, seal
-from safecache.store import bundles, entry_files
-from safecache.upkeep import bundled, preflight, transfers
-from safecache.upkeep.transfers import Fate, Step, Summary, Tell
+from safecache.store import bundles, entry_files, wire
+from safecache.store.wire import INDUCTOR, TRITON, VLLM, Packed
+from safecache.upkeep import inventory, preflight, transfers
+from safecache.upkeep.transfers import Fate, Step, Summary, Targets, Tell
 
-__all__ = ["Difference", "Targets", "compared", "pack", "unpack"]
+__all__ = ["Difference", "compared", "pack", "unpack"]
 
 _CHUNK = 1 << 20
 _ORIGIN = "the pack"
-
-
-class Targets(NamedTuple):
-    """Where what is unpacked goes: Inductor's cache, Triton's own, vLLM's. ``only_triton``: all kernels to Triton's."""
-
-    inductor: str
-    triton: str
-    vllm: str
-    only_triton: bool = False
-
-    def of(self, root: str) -> str:
-        """The cache that corresponds to this one in a pack."""
-        top, _, below = root.partition("/")
-        place = {INDUCTOR: self.inductor, TRITON: self.triton, VLLM: self.vllm}[top]
-        if self.only_triton and (top == TRITON or below):
-            return self.triton
-        return os.path.join(place, below) if below else place
 
 
 class Difference(NamedTuple):
@@ -77,7 +61,7 @@ def pack(sources: Sequence[str], out: str, tell: Tell) -> Summary:
     named: dict[str, list[_Group]] = {}
     for source in sources:
         for group in _groups(source):
-            named.setdefault(archive.name_of(group.ref), []).append(group)
+            named.setdefault(wire.name_bundle(group.ref), []).append(group)
     tell(len(named), None)
     made, stated = list[Packed](), _Stated()
     directory = os.path.dirname(os.path.abspath(out))
@@ -133,7 +117,7 @@ def _add(spool: IO[bytes], made: list[Packed], stated: _Stated, item: tuple[str,
         return Step(name, Fate.REFUSED, 0, "nothing of it verifies: safecache verify")
     for file in files:
         stated.add(file)
-    frame = archive.frame(groups[0].ref, files)
+    frame = wire.compress(groups[0].ref, files, archive.LEVEL)
     spool.write(frame.content)
     made.append(frame.packed._replace(at=spool.tell() - len(frame.content)))
     return Step(name, Fate.DONE, len(frame.content))
@@ -158,12 +142,12 @@ def _groups(source: str) -> Iterator[_Group]:
         return
     for root, directory in _caches(os.path.realpath(source)):
         config.name_cache(directory)
-        lying = vllm_files.bundles_in(directory) if root == VLLM else bundled.lying_in(directory)
+        lying = vllm_files.bundles_in(directory) if root == VLLM else inventory.bundles_in(directory)
         for ref in lying:
             below = os.path.relpath(ref.root, directory)
             where = root if below == os.curdir else f"{root}/{below}"
             placed = ref._replace(root=where)
-            if archive.is_placed(placed):
+            if wire.is_placed(placed):
                 yield _Group(placed, partial(bundles.read_verified_files, ref))
 
 
@@ -253,6 +237,6 @@ def _contents(source: str) -> dict[str, dict[str, bytes]]:
     found: dict[str, dict[str, bytes]] = {}
     for group in _groups(source):
         files = {file.name: hashlib.sha256(file.content).digest() for file in group.read()}
-        name = archive.name_of(group.ref)
+        name = wire.name_bundle(group.ref)
         found[name] = {**files, **found.get(name, {})}
     return found

@@ -18,15 +18,15 @@ from safecache.files import folders, opening, parallel
 from safecache.places.refs import Ref
 from safecache.remote import exchange, parcels, sender, stores
 from safecache.remote.client import Client, Unavailable
-from safecache.remote.parcels import Listing
 from safecache.reporting.kinds import ENTRIES, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.store import bundles
-from safecache.upkeep import bundled, catalogue
+from safecache.store.wire import INDUCTOR, TRITON, VLLM, Packed
+from safecache.upkeep import catalogue, inventory
 
-__all__ = ["Caches", "Fate", "Step", "Summary", "Tell", "pull", "push", "summarized"]
+__all__ = ["Fate", "Step", "Summary", "Targets", "Tell", "pull", "push", "summarized"]
 
 # Requests at once, each of which waits for the other side most of the time; and names that are asked for in one: their
 # starts have to fit into what is received of one answer, however small SAFECACHE_REMOTE_MAX_BYTES is.
@@ -64,12 +64,21 @@ class Summary(NamedTuple):
     elsewhere: int = 0
 
 
-class Caches(NamedTuple):
-    """Where fetched files go: Inductor's cache, and Triton's own; ``only_triton``: all kernels go to that."""
+class Targets(NamedTuple):
+    """Where files go: Inductor's cache, Triton's own, vLLM's. ``only_triton``: all kernels go to Triton's."""
 
     inductor: str
     triton: str
+    vllm: str = ""
     only_triton: bool = False
+
+    def of(self, root: str) -> str:
+        """The cache that corresponds to this one in a frame."""
+        top, _, below = root.partition("/")
+        place = {INDUCTOR: self.inductor, TRITON: self.triton, VLLM: self.vllm}[top]
+        if self.only_triton and (top == TRITON or below):
+            return self.triton
+        return os.path.join(place, below) if below else place
 
 
 # Called with the number of bundles when that is known, and with each that is done.
@@ -82,7 +91,7 @@ def push(directories: Iterable[str], remote: Client, tell: Tell, *, again: bool 
     Raises Unavailable and OSError before it has begun.
     """
     keyring.current()  # by one thread: the first use makes a key
-    lying = (ref for each in directories for ref in bundled.lying_in(each))
+    lying = (ref for each in directories for ref in inventory.bundles_in(each))
     found = {parcels.remote_object_name(ref.kind, ref.key): ref for ref in lying}
     there = {} if again else _listings(remote, found)
     tell(len(found), None)
@@ -90,10 +99,10 @@ def push(directories: Iterable[str], remote: Client, tell: Tell, *, again: bool 
     return summarized(partial(_send, remote, there, keys, again), list(found.items()), tell)
 
 
-def _listings(remote: Client, names: Iterable[str]) -> dict[str, Listing | None]:
+def _listings(remote: Client, names: Iterable[str]) -> dict[str, Packed | None]:
     """What the remote lists of those that it has, None where its start does not tell. Raises Unavailable."""
     before, asked = stores.prefix(), list(names)
-    found: dict[str, Listing | None] = {}
+    found: dict[str, Packed | None] = {}
     for begin in range(0, len(asked), _BATCH):
         starts = remote.starts([before + name for name in asked[begin : begin + _BATCH]], parcels.START)
         found.update({name[len(before) :]: parcels.listing(start) for name, start in starts.items()})
@@ -101,12 +110,12 @@ def _listings(remote: Client, names: Iterable[str]) -> dict[str, Listing | None]
 
 
 def _send(
-    remote: Client, there: Mapping[str, Listing | None], keys: set[str], again: bool, item: tuple[str, Ref]
+    remote: Client, there: Mapping[str, Packed | None], keys: set[str], again: bool, item: tuple[str, Ref]
 ) -> Step:
     name, ref = item
     listing, is_there = there.get(name), name in there
     names = (each for each in ref.names() if folders.is_there(ref.file(each).path))
-    if listing is not None and listing.names.issuperset(names):
+    if listing is not None and listing.files.keys() >= set(names):
         return Step(name, Fate.THERE)
     # What is of more than one entry is joined with what the remote has; anything else takes its place.
     sent = sender.send(remote, ref, _needs(ref, keys), again=again or ref.kind not in ENTRIES)
@@ -127,7 +136,7 @@ def _needs(ref: Ref, keys: set[str]) -> tuple[tuple[Kind, str], ...]:
     return tuple((Kind.FX_ENTRY, key) for key in named if key in keys and Ref(Kind.FX_ENTRY, key).has_valid_key)
 
 
-def pull(caches: Caches, remote: Client, tell: Tell) -> Summary:
+def pull(caches: Targets, remote: Client, tell: Tell) -> Summary:
     """Fetch what the remote has of this namespace and build, and these caches lack. Raises Unavailable."""
     keyring.current()
     config.name_cache(caches.inductor)
@@ -142,10 +151,10 @@ def pull(caches: Caches, remote: Client, tell: Tell) -> Summary:
     return summary._replace(elsewhere=len(kinds) - len(ours))
 
 
-def _fetch(remote: Client, caches: Caches, listings: Mapping[str, Listing | None], item: tuple[str, Kind]) -> Step:
-    name, kind = item
+def _fetch(remote: Client, caches: Targets, listings: Mapping[str, Packed | None], item: tuple[str, Kind]) -> Step:
+    name, _ = item
     listing = listings.get(name)
-    if listing is not None and _is_here(name, kind, listing, caches):
+    if listing is not None and _is_here(name, listing, caches):
         return Step(name, Fate.THERE)
     full, most = stores.prefix() + name, config.current().remote_max_bytes
     content = remote.read([full]).get(full)
@@ -156,7 +165,7 @@ def _fetch(remote: Client, caches: Caches, listings: Mapping[str, Listing | None
     found = parcels.unpacked(content, name, most)
     if isinstance(found, Refusal):
         return Step(name, Fate.REFUSED, 0, found.evidence)
-    ref = _placed(name, kind, found.key, found.at, caches)
+    ref = _placed(name, found.ref, caches)
     refusal = _UNPLACED if ref is None else bundles.bundle_refusal(found.files, ref)
     if ref is None or refusal is not None:
         return Step(name, Fate.REFUSED, 0, (refusal or _UNPLACED).evidence)
@@ -168,24 +177,20 @@ def _fetch(remote: Client, caches: Caches, listings: Mapping[str, Listing | None
 _UNPLACED = Refusal(Reason.UNSAFE_NAME, "it does not say, or not truly, where it belongs")
 
 
-def _is_here(name: str, kind: Kind, listing: Listing, caches: Caches) -> bool:
-    ref = _placed(name, kind, listing.key, listing.at, caches)
-    if ref is None or not listing.names:
+def _is_here(name: str, listing: Packed, caches: Targets) -> bool:
+    ref = _placed(name, listing.ref, caches)
+    if ref is None:
         return False
     try:
-        return listing.names.issubset(folders.names_in(ref.directory))
+        return listing.files.keys() <= set(folders.names_in(ref.directory))
     except OSError:
         return False  # as good as empty
 
 
-def _placed(name: str, kind: Kind, key: str, at: str, caches: Caches) -> Ref | None:
-    """Where the bundle goes that came under this name, and says that it has this key; None if that is not so."""
-    if parcels.remote_object_name(kind, key) != name or not Ref(kind, key).has_valid_key:
-        return None
-    root = caches.inductor
-    if kind is Kind.KERNEL:
-        root = caches.triton if caches.only_triton or not at else os.path.join(root, at)
-    return Ref(kind, key, root)
+def _placed(name: str, ref: Ref, caches: Targets) -> Ref | None:
+    """Where the bundle goes that came under this name, and says that it is of this ref; None if that is not so."""
+    is_named = parcels.remote_object_name(ref.kind, ref.key) == name and not ref.root.startswith(VLLM)
+    return ref._replace(root=caches.of(ref.root)) if is_named else None
 
 
 def summarized(

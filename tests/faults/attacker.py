@@ -24,7 +24,7 @@ NAMES = (
     *("cache/.safecache/keys/fx/a/b.json.gz", "cache/.safecache/journal/20270101T000000-1-aa.jsonl"),
     *("cache/.safecache/differences/fx-0/record", "cache/.safecache/crashes/a/report.json"),
     *("tmp/safecache-live-0123456789abcdef", "tmp/safecache-0", "remote/safecache/leases/a", "cache/locks/a.lock"),
-    *(f"remote/safecache/1/default/fx_graph/{'f' * 52}@0123456789ab", "packs/pack.safecache", "lower/fxgraph/ab/fab/x"),
+    *(f"remote/safecache/2/default/fx_graph/{'f' * 52}@0123456789ab", "packs/pack.safecache", "lower/fxgraph/ab/fab/x"),
 )
 TEXTS = (
     *(b"", b"x", b"\xff" * 300, b"ended", b"held", b'{"names": ["\\ud800"]}', b"[" * 50_000, b"\0" * 5000),

@@ -121,5 +121,5 @@ def test_what_causes_more_than_a_recompile_needs_a_seal(row):
 
 def test_settings_name_these_places(everything):
     assert config.current().config_home == str(everything["CONFIG"])
-    assert config.current().remote == f"file://{everything['REMOTE']}" and stores.prefix().startswith("safecache/1/")
+    assert config.current().remote == f"file://{everything['REMOTE']}" and stores.prefix().startswith("safecache/2/")
     assert layout.cache_root(str(everything["CACHE"] / "fxgraph" / "ab" / "fab" / "x"))

@@ -34,14 +34,14 @@ from safecache.signing import keyring, provenance, seal
 from safecache.store import entry_files
 
 base, each = sys.argv[1], int(sys.argv[2])
-bundle = Ref(Kind.FX_ENTRY, "fkey", base)
+bundle = Ref(Kind.FX_ENTRY, "f" + "a" * 51, base)
 signing, built = keyring.current().signing, provenance.statement(Kind.FX_ENTRY)
 remote = client.background_client()
 remote.sizes(["begin"])
 print("ready", flush=True)
 sys.stdin.readline()
 for number in range(each):
-    content = seal.attach(f"{base} {number}".encode(), Kind.FX_ENTRY, "fkey", signing, built)
+    content = seal.attach(f"{base} {number}".encode(), Kind.FX_ENTRY, "f" + "a" * 51, signing, built)
     entry_files.publish(bundle.file(layout.entry_name(content)).path, content, base)
     sent = sender.send(remote, bundle)
     assert not sent.why_not, sent
@@ -67,7 +67,7 @@ def add_at_once(tmp_path, hosts=2, **env):
         "import sys\n"
         "from safecache.remote import client, parcels, stores\n"
         "from safecache.reporting.kinds import Kind\n"
-        "name = parcels.remote_object_name(Kind.FX_ENTRY, 'fkey')\n"
+        "name = parcels.remote_object_name(Kind.FX_ENTRY, 'f' + 'a' * 51)\n"
         "content = client.background_client().read([stores.prefix() + name])[stores.prefix() + name]\n"
         "print(len(parcels.unpacked(content, name, 1 << 30).files))"
     )

@@ -14,10 +14,10 @@ from helpers.caches import key
 
 import safecache
 from safecache.places.refs import Ref
+from safecache.ports import File
 from safecache.remote import client, parcels, sender, stores
 from safecache.remote.client import Unavailable
 from safecache.reporting.kinds import Kind
-from safecache.store import bundles
 from safecache.testing import failing
 
 run = in_process.run
@@ -156,11 +156,11 @@ def test_of_a_stranger_nothing_is_written(run, url, cache, tmp_path, settings):
     assert not (tmp_path / "there").exists()
 
 
-def sealed_as(kind: Kind, cache_key: str, content: bytes, **said: str) -> None:
+def sealed_as(kind: Kind, cache_key: str, content: bytes, key: str) -> None:
     """Have the remote hold a parcel by our own key: one that a trusted builder was made to seal."""
     name = parcels.remote_object_name(kind, cache_key)
     remote = client.background_client()
-    parcel = parcels.Parcel((bundles.File("entry", content, None),), (), **said)
+    parcel = parcels.Parcel(Ref(kind, key, "inductor"), (File("entry", content, None),))
     remote.write(stores.prefix() + name, parcels.encode_object(parcel, name))
 
 
@@ -303,7 +303,7 @@ def aged(settings, tmp_path):
     remote.mkdir()
     settings(SAFECACHE_REMOTE=f"file://{remote}", SAFECACHE_MAX_BYTES=1)
     for hours in range(1, 6):
-        path = filled.write(remote / "safecache" / "1" / "default" / "fx_graph" / f"k{hours}@b", bytes(100))
+        path = filled.write(remote / "safecache" / "2" / "default" / "fx_graph" / f"k{hours}@b", bytes(100))
         os.utime(path, (time.time() - 3600 * hours,) * 2)
     filled.write(remote / "others", bytes(1000))
     return remote
@@ -370,17 +370,21 @@ def headed(header: object) -> bytes:
     return struct.pack("<I", len(text)) + text
 
 
+ROW = ["dynamo_package", "a", "inductor", 0, 1, 1, ""]
 GARBAGE = {
     "one byte": b"x",
     "a length alone": b"\xff\xff\xff\x7f",
     "a list": headed([]),
-    "no files": headed({}),
-    "a number of files": headed({"files": 7}),
-    "files of one part": headed({"files": ["a", "b"]}),
-    "files that are lists": headed({"files": [[["a"], 1, 1]], "key": ["a"], "at": {}}),
+    "no row": headed({}),
+    "a number": headed({"row": 7}),
+    "a row of one part": headed({"row": ["a"]}),
+    "a row of lists": headed({"row": [[], [], [], [], [], [], [], []]}),
+    "files that are lists": headed({"row": [*ROW, [[["a"], 1, 1]]]}),
     "deep": struct.pack("<I", 4000) + b"[" * 4000,
     "no text": struct.pack("<I", 4) + b"\xff\xfe\xfd\xfc",
-    "another place": headed({"files": [["entry", 1, 0]], "key": "\0/../..", "at": "triton/../../.."}),
+    "another place": headed({"row": ["dynamo_package", "../..", "inductor", *ROW[3:], [["entry", 1, ""]]]}),
+    "the right names": headed({"row": [*ROW, [["entry", 1, ""]]]}),
+    "another root": headed({"row": ["dynamo_package", "a", "inductor/../..", *ROW[3:], [["entry", 1, ""]]]}),
 }
 
 
@@ -395,7 +399,7 @@ def test_garbage_in_the_remote_is_refused_or_replaced(run, url, cache, tmp_path,
     assert (said["fetched"], said["refused"], said["failed"]) == (0, filled.BUNDLES, 0)
     assert not (tmp_path / "there").exists()
     # What lists the right names is taken for being there, whoever wrote it.
-    forged = int(b'"entry"' in content)
+    forged = int(content == GARBAGE["the right names"])
     assert told(run("push", cache, "--json"))["already_there"] == forged
     assert told(run("push", cache, "--json", "--again"))["sent"] == filled.BUNDLES
     assert told(run("pull", tmp_path / "there", "--json"))["fetched"] == filled.BUNDLES

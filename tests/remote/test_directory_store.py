@@ -10,7 +10,7 @@ from safecache.remote import directory_store, stores
 from safecache.remote.stores import Oversized, Terms
 from safecache.upkeep import remote_contents
 
-NAME = f"safecache/1/default/fx_graph/{'f' * 20}@0123456789ab"
+NAME = f"safecache/2/default/fx_graph/{'f' * 20}@0123456789ab"
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def test_contents_are_kept_and_listed(store, root):
     store.write(NAME, b"content")
     assert store.read([NAME]) == {NAME: b"content"} and store.sizes([NAME]) == {NAME: 7}
     assert store.starts([NAME], 3) == {NAME: b"con"}
-    (listed,) = store.names("safecache/1/default/")
+    (listed,) = store.names("safecache/2/default/")
     assert (listed.name, listed.size) == (NAME, 7) and listed.modified == (root / NAME).stat().st_mtime
     store.write(NAME, bytes(1001))
     assert store.read([NAME]) == {NAME: Oversized(1001)}
@@ -55,7 +55,7 @@ def test_content_is_replaced_if_it_is_the_one_that_is_known(store):
     assert [each.name for each in store.names("")] == [NAME], "no draft is left"
 
 
-@pytest.mark.parametrize("at", ["safecache", "safecache/1/default", "safecache/1/default/fx_graph"])
+@pytest.mark.parametrize("at", ["safecache", "safecache/2/default", "safecache/2/default/fx_graph"])
 def test_link_below_the_store_is_not_followed(store, root, tmp_path, at):
     home = outside(tmp_path)
     place = root / at
@@ -122,7 +122,7 @@ OTHERS = [
 def test_only_names_of_ours_are_removed(store, root):
     held = []
     for name in (*OURS, *OTHERS):
-        path = root / "safecache/1/default" / name
+        path = root / "safecache/2/default" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"x")
         os.utime(path, (0, 0))
@@ -130,7 +130,7 @@ def test_only_names_of_ours_are_removed(store, root):
     held = remote_contents.listed(remote)
     assert len(held) == len(OURS) + len(OTHERS)
     going = remote_contents.chosen(held, 1e9, 0, 1)
-    assert sorted(each.stored.name for each in going) == sorted(f"safecache/1/default/{name}" for name in OURS)
+    assert sorted(each.stored.name for each in going) == sorted(f"safecache/2/default/{name}" for name in OURS)
 
 
 class _Remote:

@@ -9,22 +9,23 @@ import struct
 from types import SimpleNamespace
 
 import pytest
+from helpers.caches import key
 from helpers.sealed import flipped
 
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
+from safecache.ports import File
 from safecache.remote import parcels
 from safecache.remote.parcels import Parcel
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
-from safecache.store import bundles, gate
-from safecache.store.bundles import File
+from safecache.store import bundles, gate, wire
 
 zstandard = pytest.importorskip("zstandard")
 
-KEY = "fabcdef"
+KEY, OTHER = key("f", "one"), key("f", "other")
 MOST = 1 << 20
 
 
@@ -60,7 +61,8 @@ def kernels(tmp_path):
 
 
 def packed(files, bundle, needs=()):
-    return parcels.encode_object(Parcel(tuple(files), needs), parcels.remote_object_name(bundle.kind, bundle.key))
+    parcel = Parcel(wire.place(bundle), tuple(files), needs)
+    return parcels.encode_object(parcel, parcels.remote_object_name(bundle.kind, bundle.key))
 
 
 def opened(content, bundle, most=MOST):
@@ -72,7 +74,7 @@ def test_what_is_packed_comes_out_and_is_always_the_same(tmp_path):
     files = [entry_file(sealed_entry(b"one")), entry_file(sealed_entry(b"two" * 1000))]
     needs = ((Kind.KERNEL, "K" * 52), (Kind.NATIVE_CODE, "ab/cabc.so"))
     content = packed(files, bundle, needs)
-    assert opened(content, bundle) == Parcel(tuple(files), needs)
+    assert opened(content, bundle) == Parcel(wire.place(bundle), tuple(sorted(files)), needs)
     assert packed(files, bundle, needs) == content
 
 
@@ -96,7 +98,7 @@ def test_any_flipped_bit_is_refused(tmp_path):
 def test_parcel_of_another_name_kind_or_namespace_is_refused(tmp_path, settings):
     bundle = entry_bundle(tmp_path)
     content = packed([entry_file(sealed_entry())], bundle)
-    assert opened(content, entry_bundle(tmp_path, key="gother")).reason is Reason.OTHER_CACHE_KEY
+    assert opened(content, entry_bundle(tmp_path, key=OTHER)).reason is Reason.OTHER_CACHE_KEY
     other = entry_bundle(tmp_path, kind=Kind.AOT_ENTRY)
     assert opened(content, other).reason is Reason.OTHER_CACHE_KEY
     settings(SAFECACHE_NAMESPACE="elsewhere")
@@ -108,7 +110,7 @@ def test_parcel_of_a_stranger_is_refused_unread(tmp_path, monkeypatch):
     name, stranger = parcels.remote_object_name(bundle.kind, bundle.key), Key.derive(b"s" * 32)
     payload = seal.payload_of(packed([entry_file(sealed_entry())], bundle))
     content = seal.attach(payload, Kind.PARCEL, name, stranger, {})
-    monkeypatch.setattr(parcels, "_unpacked", lambda *_: pytest.fail("it was unpacked"))
+    monkeypatch.setattr(wire, "decompress", lambda *_: pytest.fail("it was unpacked"))
     assert opened(content, bundle).reason is Reason.UNKNOWN_KEY
     assert opened(payload, bundle).reason is Reason.UNSEALED
 
@@ -125,25 +127,55 @@ def bomb(size=50 << 20):
     return zstandard.ZstdCompressor().compress(bytes(size))
 
 
+def frame(*names, content=b"12345"):
+    return zstandard.ZstdCompressor().compress(b"".join(wire.member(name, content) for name in names))
+
+
+HERE = f"inductor/{Ref(Kind.FX_ENTRY, KEY).path}"
+
+
+FILES = [["a", 5, hashlib.sha256(b"12345").hexdigest()]]
+
+
+def row(body, size=1024, named=FILES, **changes):
+    """The row of this body, of a file of five bytes if nothing is changed."""
+    stated = {"kind": "fx_graph", "key": KEY, "root": "inductor", "at": 0, "stored": len(body), "size": size}
+    digest = hashlib.sha256(body).hexdigest()
+    return {"row": [*(stated | {"digest": digest, "files": named} | changes).values()], "needs": []}
+
+
+GOOD = frame(f"{HERE}/a")
+
+
+def test_row_and_frame_of_the_next_test_are_taken_but_for_what_is_changed():
+    packed = wire.read_row(*row(GOOD)["row"])
+    assert wire.decompress(GOOD, packed) == (File("a", b"12345", None),)
+
+
 @pytest.mark.parametrize(
     ("header", "body"),
     [
         (b"", b""),
         (b"null", b""),
         (b"[" * 100_000, b""),
-        ({"files": [["a", 50 << 20, 0]], "needs": [], "size": 50 << 20}, bomb()),
-        ({"files": [], "needs": [], "size": 100}, bomb()),
-        ({"files": [], "needs": [], "size": -1}, b""),
-        (
-            {"files": [], "needs": [], "size": 5},
-            zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 999),
-        ),
-        ({"files": [["a", 10, 0]], "needs": [], "size": 5}, zstandard.ZstdCompressor().compress(b"12345")),
-        ({"files": [["a", -5, 10]], "needs": [], "size": 5}, zstandard.ZstdCompressor().compress(b"12345")),
-        ({"files": [["a", "5", 0]], "needs": [], "size": 5}, zstandard.ZstdCompressor().compress(b"12345")),
-        ({"files": [], "needs": [["no kind", "key"]], "size": 0}, b""),
-        ({"files": [], "needs": 5, "size": 0}, b""),
-        ({"files": [["a", 5, 0]], "needs": [], "size": 5}, b"no frame"),
+        (row(bomb(), 50 << 20), bomb()),
+        (row(bomb(), 100), bomb()),
+        (row(GOOD, -1), GOOD),
+        (row(GOOD, stored=-1), GOOD),
+        (row(GOOD, size="5"), GOOD),
+        (row(GOOD, digest="ab" * 32), GOOD),
+        (row(GOOD, kind="no kind"), GOOD),
+        (row(GOOD, key="../../etc"), GOOD),
+        (row(GOOD, root="/etc"), GOOD),
+        (row(GOOD, named=[["b", 5, "ab" * 32]]), GOOD),
+        (row(GOOD, named=5), GOOD),
+        (row(GOOD) | {"needs": 5}, GOOD),
+        ({"needs": []}, GOOD),
+        (row(b"no frame"), b"no frame"),
+        (row(frame("etc/passwd")), frame("etc/passwd")),
+        (row(frame(f"{HERE}/a", f"{HERE}/b"), 2048), frame(f"{HERE}/a", f"{HERE}/b")),
+        (row(frame(f"{HERE}/a", f"{HERE}/a"), 2048), frame(f"{HERE}/a", f"{HERE}/a")),
+        (row(nameless := zstandard.ZstdCompressor(write_content_size=False).compress(b"x" * 999), 999), nameless),
     ],
 )
 def test_what_a_fool_has_sealed_is_refused_and_never_raises(tmp_path, header, body):
@@ -172,7 +204,7 @@ def test_each_file_is_verified_by_itself(tmp_path):
     """A key that may seal parcels, and is trusted for nothing else of theirs."""
     bundle, stranger = entry_bundle(tmp_path), Key.derive(b"s" * 32)
     assert opened(packed([entry_file(sealed_entry(signing=stranger))], bundle), bundle).reason is Reason.UNKNOWN_KEY
-    assert opened(packed([entry_file(sealed_entry(key="gother"))], bundle), bundle).reason is Reason.OTHER_CACHE_KEY
+    assert opened(packed([entry_file(sealed_entry(key=OTHER))], bundle), bundle).reason is Reason.OTHER_CACHE_KEY
     content = sealed_entry()
     misnamed = File("a" * 51, content, None)
     assert opened(packed([misnamed], bundle), bundle).reason is Reason.DAMAGED
@@ -225,9 +257,9 @@ def test_autotuning_result_is_compared_in_one_spelling(tmp_path):
 def test_name_tells_builds_and_strange_keys_apart(monkeypatch):
     name = parcels.remote_object_name(Kind.FX_ENTRY, KEY)
     assert name.startswith(f"fx_graph/{KEY}@") and parcels.is_of_this_build(name, Kind.FX_ENTRY)
-    for key in ("../up", "/root", "a//b", "a@b", "x" * 300, "", "a\nb", "ü"):
-        hashed = parcels.remote_object_name(Kind.PGO_STATE, key)
-        assert hashlib.sha256(key.encode()).hexdigest() in hashed and parcels.kind_of(hashed) is Kind.PGO_STATE
+    for strange in ("../up", "/root", "a//b", "a@b", "x" * 300, "", "a\nb", "ü"):
+        hashed = parcels.remote_object_name(Kind.PGO_STATE, strange)
+        assert hashlib.sha256(strange.encode()).hexdigest() in hashed and parcels.kind_of(hashed) is Kind.PGO_STATE
     here = provenance.describe()
     monkeypatch.setattr(provenance, "describe", lambda: here | {"torch": "2.10.0"})
     assert parcels.remote_object_name(Kind.FX_ENTRY, KEY) != name and not parcels.is_of_this_build(name, Kind.FX_ENTRY)

@@ -103,7 +103,7 @@ def test_cluster_is_refused_by_name(cluster, settings, caplog):
 
 # Eight threads, each looking up one key after the other, and sending what nobody has: with contents that tell the key.
 CLIENT = """
-import hashlib, json, os, random, sys, threading
+import base64, hashlib, json, os, random, sys, threading
 from pathlib import Path
 from safecache.places import layout
 from safecache.features import plug
@@ -116,13 +116,16 @@ from safecache.store import bundles, entry_files
 
 base, number, wrong, found = Path(sys.argv[1]), int(sys.argv[2]), [], []
 
+def key_of(number):
+    return "f" + base64.b32encode(hashlib.sha256(b"%d" % number).digest())[:51].decode().lower()
+
 def payload(key):
     return random.Random(key).randbytes(100_000)
 
 def work(thread):
     choose, root = random.Random(f"{number} {thread}"), str(base / f"{number}-{thread}")
     for _ in range(25):
-        key = f"f{choose.randrange(400)}"
+        key = key_of(choose.randrange(400))
         bundle = Ref(Kind.FX_ENTRY, key, root)
         exchange._state.reset()
         try:

@@ -6,12 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from helpers.caches import key
 
 from safecache.code import vllm_files
 from safecache.errors import EntryRefusedError
 from safecache.hooks import vllm
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
+from safecache.ports import File
 from safecache.remote import exchange, parcels, sender, stores
 from safecache.remote.parcels import Parcel
 from safecache.reporting import events
@@ -120,8 +122,8 @@ def test_model_comes_to_a_host_with_an_empty_directory(hosts):
 def test_model_names_what_its_user_asks_for_next(hosts, remote, tmp_path):
     one, _ = hosts
     assert one.asks_for_model() is None
-    for kind, key in ((Kind.NATIVE_CODE, "ab/cabc.so"), (Kind.FX_ENTRY, "fabc")):
-        exchange.asked(Ref(kind, key, str(tmp_path)))
+    for asked in (Ref(Kind.NATIVE_CODE, "ab/cabc.so"), Ref(Kind.FX_ENTRY, key("f", "one"))):
+        exchange.asked(asked._replace(root=str(tmp_path)))
     path = one.model()
     path.write_bytes(model_of(b"compiled"))
     vllm_files.send_model(str(path))
@@ -151,15 +153,16 @@ def test_models_of_a_hostile_store_are_refused(hosts, remote, how):
     [name] = names(remote, Kind.AOT_FUNCTION)
     content, plain = remote.get(name), name.decode()[len(stores.prefix()) :]
     stranger = Key.derive(os.urandom(32))
-    file = bundles.File("model", model_of(b"planted", stranger), None)
+    file = File("model", model_of(b"planted", stranger), None)
+    at = parcels.unpacked(content, plain, 1 << 20).ref
     planted = {
         "garbage": b"no parcel",
         "bit": content[:60] + bytes([content[60] ^ 1]) + content[61:],
         # Sealed by somebody else, inside of a parcel that is ours.
-        "stranger": parcels.encode_object(Parcel((file,)), plain),
+        "stranger": parcels.encode_object(Parcel(at, (file,)), plain),
         # Not sealed at all, inside of one that is ours.
-        "bare": parcels.encode_object(Parcel((file._replace(content=b"planted"),)), plain),
-        "kernel": parcels.encode_object(Parcel((file._replace(name="../model"),)), plain),
+        "bare": parcels.encode_object(Parcel(at, (file._replace(content=b"planted"),)), plain),
+        "kernel": parcels.encode_object(Parcel(at, (file._replace(name="../model"),)), plain),
     }[how]
     remote.set(name, planted)
     assert two.asks_for_model() is None and not files_below(two)
@@ -223,14 +226,15 @@ def test_artifacts_within_a_parcel_are_verified_each(hosts, remote, how):
     one.forgets()
     [name] = names(remote, Kind.TABLE)
     plain = name.decode()[len(stores.prefix()) :]
-    first, second, table = parcels.unpacked(remote.get(name), plain, 1 << 20).files
+    sent = parcels.unpacked(remote.get(name), plain, 1 << 20)
+    first, second, table = sent.files
     files = {
         "swapped": (first._replace(content=second.content, record=second.record), second, table),
         "lacking": (first, table),
         "no record": (first._replace(record=None), second, table),
         "no table": (first, second),
     }[how]
-    remote.set(name, parcels.encode_object(Parcel(files), plain))
+    remote.set(name, parcels.encode_object(sent._replace(files=files), plain))
     assert two.asks_for_artifacts() is None and not files_below(two)
 
 

@@ -1,0 +1,190 @@
+"""A bundle in transit, in a pack or in the remote: one frame, and a row that says what is in it.
+
+    frame = a tar file of the bundle's files with their records, below inductor/, triton/ or vllm/ as in a cache,
+            compressed by Zstandard (RFC 8878)
+    row   = [kind, key, root, position, size of the frame, size once decompressed, digest of the frame, [[name of a
+            file, size, digest], …]]
+
+Whoever seals the row vouches for all of the frame: nothing is decompressed that does not have its digest, and no more
+than it says. The same files and Zstandard library give the same bytes. Each file is verified once more by its own seal
+or record, as if it lay in a cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from safecache.places.refs import Ref
+from safecache.ports import File
+from safecache.reporting.kinds import PART, Kind
+from safecache.store import manifests
+
+__all__ = [
+    "INDUCTOR",
+    "MALFORMED",
+    "TRITON",
+    "VLLM",
+    "Frame",
+    "Packed",
+    "compress",
+    "decompress",
+    "header",
+    "is_placed",
+    "member",
+    "name_bundle",
+    "place",
+    "read_row",
+]
+
+INDUCTOR, TRITON, VLLM = "inductor", "triton", "vllm"
+_BLOCK = tarfile.BLOCKSIZE
+# The directories in a frame that have records, and what lies below vLLM's is named by.
+_ROOT = re.compile(rf"{INDUCTOR}(/triton/\d{{1,4}})?|{TRITON}|{VLLM}(/{PART})*")
+_KINDS = {kind.value: kind for kind in Kind if kind.tiers.key}
+# What it takes to read bytes that compress() does not make.
+MALFORMED = (
+    *(ValueError, TypeError, AttributeError, KeyError, IndexError, ArithmeticError),
+    *(RecursionError, MemoryError, EOFError, tarfile.TarError),
+)
+
+
+class Packed(NamedTuple):
+    """What a row says: the root of its ``ref`` is a directory in the frame. Sizes and the position are in bytes.
+
+    ``stored``, ``digest``: the size and the SHA-256 of its frame; ``size``: once decompressed; ``files``: the size and
+    the SHA-256 of each by its name.
+    """
+
+    ref: Ref
+    at: int
+    stored: int
+    size: int
+    digest: str
+    files: Mapping[str, tuple[int, str]]
+
+    @property
+    def name(self) -> str:
+        """See name_bundle()."""
+        return name_bundle(self.ref)
+
+    @property
+    def row(self) -> list[Any]:
+        """As read_row() takes it."""
+        ref, files = self.ref, [[name, *about] for name, about in self.files.items()]
+        return [ref.kind.value, ref.key, ref.root, self.at, self.stored, self.size, self.digest, files]
+
+
+class Frame(NamedTuple):
+    """A bundle that is compressed, and what its row says, but for where it lies."""
+
+    content: bytes
+    packed: Packed
+
+
+def name_bundle(ref: Ref) -> str:
+    """What it is called to a person, and in a list of what is in a pack: no two have the same."""
+    return f"{ref.root}:{ref.kind.value}/{ref.key}"
+
+
+def is_placed(ref: Ref) -> bool:
+    """Whether a frame may hold it: the key is one of its kind's, and the root a directory of frames."""
+    return ref.has_valid_key and _ROOT.fullmatch(ref.root) is not None
+
+
+def place(ref: Ref) -> Ref:
+    """Where a bundle of a cache lies in its frame."""
+    root = INDUCTOR if ref.kind.tiers.is_pulled else VLLM
+    if ref.kind is Kind.KERNEL:
+        root = f"{INDUCTOR}/{ref.triton_folder}" if ref.triton_folder else TRITON
+    return ref._replace(root=root)
+
+
+def compress(ref: Ref, files: Iterable[File], level: int) -> Frame:
+    """The frame of a bundle that is_placed()."""
+    import zstandard
+
+    # A list is published after the files that it names.
+    kept = sorted(files, key=lambda file: (file.name.startswith(manifests.LIST), file.name))
+    content = b"".join(member(name, data) for name, data in _members(ref, kept).items())
+    compressed = zstandard.ZstdCompressor(level=level).compress(content)
+    digests = {file.name: (len(file.content), hashlib.sha256(file.content).hexdigest()) for file in kept}
+    digest = hashlib.sha256(compressed).hexdigest()
+    return Frame(compressed, Packed(ref, 0, len(compressed), len(content), digest, digests))
+
+
+def _members(ref: Ref, files: Iterable[File]) -> dict[str, bytes]:
+    members = {}
+    for file in files:
+        placed = ref.file(file.name)
+        members[placed.path] = file.content
+        if file.record is not None:
+            members[manifests.record_path(placed)] = file.record
+    return members
+
+
+def member(name: str, content: bytes) -> bytes:
+    """A file of a tar file, with its header."""
+    return header(name, len(content)) + content + b"\0" * (-len(content) % _BLOCK)
+
+
+def header(name: str, size: int) -> bytes:
+    """The header of a file. It states no time, owner or mode of its own: they would tell the same bundles apart."""
+    about = tarfile.TarInfo(name)
+    about.size = size
+    return about.tobuf(tarfile.PAX_FORMAT)
+
+
+def read_row(kind: str, key: str, root: str, at: int, stored: int, size: int, digest: str, files: Any) -> Packed:
+    """What a row says. Raises one of MALFORMED for what is none, or of a later safecache's."""
+    found = _KINDS.get(kind)
+    if found is None or not is_placed(Ref(found, key, root)):
+        raise ValueError(f"{kind} {key} has no place in it")
+    if min(at, stored, size) < 0:
+        raise ValueError(f"{kind} {key} lies nowhere in it")
+    named = {str(name): (int(length), str(each)) for name, length, each in files}
+    return Packed(Ref(found, key, root), at, stored, size, digest, named)
+
+
+def _decompressed(compressed: bytes, size: int) -> bytes:
+    import zstandard
+
+    try:
+        if zstandard.get_frame_parameters(compressed).content_size != size:
+            raise ValueError("its frame states another size")
+        return zstandard.ZstdDecompressor().decompress(compressed, max_output_size=size)
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from None
+
+
+def _untarred(content: bytes) -> dict[str, bytes]:
+    """The members, which are files, and of which no two have the same name. Raises one of MALFORMED."""
+    found: dict[str, bytes] = {}
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        for member in archive:
+            reader = archive.extractfile(member) if member.isreg() else None
+            if reader is None or member.name in found:
+                raise ValueError(f"{member.name[:64]!r} is no file, or there twice")
+            found[member.name] = reader.read()
+    return found
+
+
+def decompress(compressed: bytes, packed: Packed) -> tuple[File, ...]:
+    """The files of a frame, as its row states them, each not yet verified by itself. Raises one of MALFORMED."""
+    if hashlib.sha256(compressed).hexdigest() != packed.digest:
+        raise ValueError("it is not what was packed")
+    members, ref = _untarred(_decompressed(compressed, packed.size)), packed.ref
+    files = []
+    for name, (_, digest) in packed.files.items():
+        file = ref.file(name)
+        data = members.pop(file.path)
+        if not ref.owns(name) or hashlib.sha256(data).hexdigest() != digest:
+            raise ValueError(f"{name[:64]!r} is not what was packed")
+        files.append(File(name, data, members.pop(manifests.record_path(file), None)))
+    if members:
+        raise ValueError(f"{min(members)[:64]!r} belongs to another group")
+    return tuple(files)
