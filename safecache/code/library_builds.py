@@ -151,7 +151,8 @@ def mark_loaded(path: str, root: str) -> None:
 
 def _is_fetched(path: str, root: str) -> bool:
     """Whether a tier below the cache has the library, which is copied then, with the marker that it can be loaded."""
-    return bundles.fetch(locate(Kind.NATIVE_CODE, path, root)) and gate.quarantine_unattested(CodeFile(path, root))
+    found = bundles.fetch(locate(Kind.NATIVE_CODE, path, root))
+    return found is not None and gate.quarantine_unattested(CodeFile(path, root))
 
 
 def build(make: Callable[[], Any], builder: Any) -> Any:

@@ -10,15 +10,16 @@ import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from typing import TypeVar
 
 from safecache import compiles
 from safecache.code import triton_place
-from safecache.code.triton_place import LIST, Found, Place
+from safecache.code.triton_place import LIST, Place
 from safecache.errors import SafecacheError
 from safecache.files import filesystem
 from safecache.places import layout
 from safecache.places.layout import CodeFile
-from safecache.places.refs import Ref, locate
+from safecache.places.refs import locate
 from safecache.ports import Admitted, Requested, plugs, tell
 from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason
@@ -26,7 +27,7 @@ from safecache.reporting.report import Refusal
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.store import bundles, directories, entry_files, gate, manifests
-from safecache.tiers import directory_faults, layers, levels
+from safecache.tiers import directory_faults, levels
 
 __all__ = [
     "accept",
@@ -46,6 +47,7 @@ __all__ = [
 
 # What a list's record states besides its own digest: {"files": those of its group}.
 _CONSEQUENCE = "Other processes will recompile it."
+_Result = TypeVar("_Result")
 _Stated = Mapping[str, Mapping[str, str | None]]
 
 
@@ -265,7 +267,8 @@ def binary(path: str, content: bytes | None) -> str | None:
     place = Place(directory)
     if os.path.lexists(path) and place.is_attested(path):
         return path  # who loads it asks whether somebody could replace it
-    found = _find(_lower(directory), directory, name) or triton_place.private_copy_path(path)
+    below = next(filter(None, (lower.take(name) for lower in _lower(directory))), None)
+    found = below.path if below is not None else triton_place.private_copy_path(path)
     if found is not None or content is None:
         return found
     if os.path.lexists(path):  # as was reported: it is refused and cannot be moved, or its record cannot be read
@@ -307,19 +310,8 @@ def accept(directory: str, name: str, content: bytes, record: bytes | None, *, i
 
 def get_file(directory: str, name: str) -> str | None:
     """The path to read the file at, if one is attested in the cache or else in a lower tier; None if not."""
-    ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
-    return _find(_places(ref, name), directory, name)
-
-
-def _find(places: Iterable[Place], directory: str, name: str) -> str | None:
-    for place in places:
-        found = place.take(name)
-        is_shared = place.directory == levels.counterpart(directory)
-        if found is not None and is_shared and _copy(directory, {name: found}, place):
-            found = Place(directory).take(name) or found
-        if found is not None:
-            return found.path
-    return None
+    _, found = _look_up(directory, lambda place: place.take(name))
+    return None if found is None else found.path
 
 
 def get_group(directory: str, name: str) -> dict[str, str] | None:
@@ -327,83 +319,37 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 
     A lower tier's group is copied into the cache: torch looks there for the binary, and for what it bundles.
     """
-    ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
-    refusal = plugs.load_guard.refusal(ref, "")
+    refusal = plugs.load_guard.refusal(locate(Kind.KERNEL, directory, os.path.dirname(directory)), "")
     if refusal is not None:
         report.refuse(refusal, Kind.KERNEL, directory, "Recompiling.")
-    for place in _places(ref, LIST + name) if refusal is None else ():
-        found = place.group(name)
-        if found is not None and place.is_layer:
-            found = _copied(directory, name, place, found) or found
-        elif found is not None and place.is_fetched:
-            _relist(place, LIST + name, found)
-        if found is not None:
-            return {file: taken.path for file, taken in found.items()}
-    if compiles.current.awaited is not None:
-        compiles.current.awaited.add(os.path.join(directory, LIST + name))
-    return None
+        place, found = Place(directory), None
+    else:
+        place, found = _look_up(directory, lambda place: place.group(name))
+    if found is None:
+        if compiles.current.awaited is not None:
+            compiles.current.awaited.add(os.path.join(directory, LIST + name))
+        return None
+    if place.is_fetched:
+        _relist(place, LIST + name, found)
+    return {file: taken.path for file, taken in found.items()}
 
 
-def _places(ref: Ref, name: str) -> Iterator[Place]:
-    """Where the files of a cache key may be. A lower tier may be a cache directory of Triton's or of Inductor's."""
-    directory = ref.path
+def _look_up(directory: str, get: Callable[[Place], _Result | None]) -> tuple[Place, _Result | None]:
+    """What ``get`` returns for this directory of a kernel, or else for where a lower tier has it; and which that is."""
+    ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
     tell(Requested(ref))
-    yield Place(directory)
-    yield from _lower(directory)
-    yield from _siblings(directory, name)
-    if bundles.fetch(ref):
-        yield Place(directory, is_fetched=True)
+    place = Place(directory)
+    found = get(place)
+    below = bundles.fetch(ref) if found is None else None
+    if below is not None:
+        place = Place(below.directory, is_layer=below != ref, is_fetched=below == ref)
+        found = get(place)
+    return place, found
 
 
 def _lower(directory: str) -> Iterator[Place]:
-    for place, layer in layers.iter_lower_paths(directory, os.path.dirname(directory)):
-        if place == levels.counterpart(directory):
-            yield Place(place, is_layer=True)
-            continue
-        try:
-            for cache in layout.triton_caches(layer):
-                yield Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
-        except OSError as error:
-            refusal = Refusal(Reason.UNREADABLE, f"{error.strerror}", triton_place.REMEDY)
-            report.refuse(refusal, Kind.KERNEL, layer, error=error)
-
-
-def _siblings(directory: str, name: str) -> Iterator[Place]:
-    """Where this kernel has been kept if torch had set TRITON_CACHE_DIR then, and has not now, or the other way round.
-
-    It does so when it first makes an autotuner. Only an attested file of this ``name`` counts there.
-    """
-    for cache in layout.triton_siblings(os.path.dirname(directory), config.environment()):
-        place = Place(os.path.join(cache, os.path.basename(directory)), is_layer=True)
-        if gate.is_attested(CodeFile(place.path(name), cache, Kind.KERNEL)):
-            yield place
-
-
-def _copied(directory: str, name: str, layer: Place, found: Mapping[str, Found]) -> dict[str, Found] | None:
-    if not _copy(directory, {**found, LIST + name: None}, layer):
-        return None
-    _relist(Place(directory), LIST + name, found)
-    return Place(directory).group(name)
-
-
-def _copy(directory: str, files: Mapping[str, Found | None], layer: Place) -> bool:
-    here = Place(directory)
-    # In a read-only cache the lower tier serves as well, without a warning.
-    if not os.access(directory, os.W_OK):
-        return False
-    lists = [layer.path(name) for name in files if name.startswith(LIST)]
-    if not all(manifests.copy(CodeFile(path, layer.root, Kind.KERNEL), here.root) for path in lists):
-        return False
-    for name, found in files.items():
-        path = layer.path(name)
-        content = found.content if found is not None else None
-        content = layer.read(path) if content is None else content
-        is_listed = path in lists or manifests.list_of(CodeFile(path, kind=Kind.KERNEL)) in lists
-        if content is None or not (manifests.copy(CodeFile(path, layer.root, Kind.KERNEL), here.root) or is_listed):
-            return False
-        if not _publish(here.path(name), content, here.root):
-            return False
-    return True
+    ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
+    return (Place(ref._replace(root=root).directory, is_layer=True) for root in directories.caches_below(ref))
 
 
 def _relist(place: Place, name: str, files: Iterable[str]) -> None:

@@ -125,7 +125,7 @@ def read(ref: Ref, path: str) -> bytes | None:
     if not os.path.lexists(path):
         here = ref._replace(root=ref.root or config.cache_directory() or os.path.dirname(path))
         # A user's own file is in no tier.
-        if here.path != path or not bundles.fetch(here):
+        if here.path != path or bundles.fetch(here) != here:
             return b""
         ref = here
     content = loading.read_unverified(ref.kind, path)

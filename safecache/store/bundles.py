@@ -8,44 +8,53 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from safecache.files import opening
 from safecache.places import layout
 from safecache.places.refs import Ref
 from safecache.ports import File, plugs
-from safecache.reporting import boundary, report
+from safecache.reporting import boundary, events, report
 from safecache.reporting.kinds import ENTRIES, Kind, Reason, SealedName
 from safecache.reporting.report import Refusal
 from safecache.signing import trust
 from safecache.store import entry_files, gate, manifests
 from safecache.store.directories import LowerDirectories
+from safecache.tiers import fallback
 
 __all__ = ["bundle_refusal", "fetch", "publish", "read_verified_files"]
 
 _DIRECTORIES = LowerDirectories()
 
 
-def fetch(ref: Ref) -> bool:
-    """Publish its files in its cache, if a tier below that has them: they are verified before. False if none has.
+def fetch(ref: Ref) -> Ref | None:
+    """Copy into its cache what the nearest tier below has of it that verifies; returns where it lies then.
 
-    What is refused is reported, and the next tier looked into. Raises the reason's error in strict mode.
+    That is a directory below, where the cache cannot be written; None if no tier has it. What is refused is reported,
+    and the next tier looked into. Raises the reason's error in strict mode.
     """
+    is_writable = not os.path.isdir(ref.directory) or os.access(ref.directory, os.W_OK, effective_ids=True)
     for bundle in itertools.chain(_DIRECTORIES.candidates(ref), plugs.tiers.candidates(ref)):
         with boundary.contain_errors(f"the check of {bundle.origin}", "It is made anew."):
             is_there = bool(bundle.ref.root)
-            refusal = bundle.refusal or bundle_refusal(
-                bundle.files, bundle.ref if is_there else ref, lie_there=is_there
-            )
-            if refusal is None and all(publish(file, ref, bundle.origin) for file in bundle.files):
-                bundle.judged(None)
-                return True
+            at = bundle.ref if is_there else ref
+            refusal = bundle.refusal or bundle_refusal(bundle.files, at, lie_there=is_there)
             if refusal is not None:
                 bundle.judged(refusal)
                 cause = f"{bundle.label} {ref.kind.value}" if bundle.label else refusal.cause
                 where = f"{ref.key[:64]} from {bundle.origin}" if bundle.label else bundle.origin
+                if at.root == fallback.original(ref.root):
+                    # That this cache is not usable as it is has been reported.
+                    events.count(refusal.reason)
+                    continue
                 report.refuse(refusal._replace(cause=cause), ref.kind, where, "It is made anew.")
-    return False
+            elif (is_writable or not is_there) and all(publish(file, ref, bundle.origin) for file in bundle.files):
+                bundle.judged(None)
+                return ref
+            elif is_there:
+                return at
+    return None
 
 
 def read_verified_files(ref: Ref) -> tuple[File, ...]:
@@ -161,8 +170,9 @@ def _stated(files: Iterable[File], ref: Ref) -> Mapping[str, object]:
 
 def _objection(file: File, ref: Ref, listed: Mapping[str, object], *, lie_there: bool = False) -> Refusal | None:
     digest = hashlib.sha256(_attested(file.content, ref.kind)).digest()
-    if file.record is None and listed.get(file.name) == digest.hex():
-        return None
+    if file.record is None and file.name in listed:
+        is_it = listed[file.name] == digest.hex()
+        return None if is_it else Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
     judge = gate.judge_by_record if lie_there else gate.objection_by_record
     return judge(file.record, ref.file(file.name), digest)
 

@@ -8,31 +8,53 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from safecache.files import opening
+from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref, locate
 from safecache.ports import Bundle, File, Tier, plugs
 from safecache.reporting import report
-from safecache.reporting.kinds import Reason, Travel
+from safecache.reporting.kinds import Kind, Reason, Travel
 from safecache.reporting.report import Refusal
 from safecache.settings import config
-from safecache.store import entry_files, manifests
+from safecache.store import entry_files, gate, manifests
 from safecache.tiers import fallback, layers, levels
 from safecache.tiers.directory_faults import Unreadable
 
-__all__ = ["Directory", "LowerDirectories", "propagate_file", "send_content"]
+__all__ = ["Directory", "LowerDirectories", "caches_below", "propagate_file", "send_content"]
 
 _REMEDY = "It is made anew; what lies there stays, or is replaced by that if it is in a shared level."
 
 
 class LowerDirectories(Tier):
-    """The shared level below a local one, the directory that a fallback directory replaces, and SAFECACHE_LOWER."""
+    """The shared level below a local one, the directory that a fallback directory replaces, and SAFECACHE_LOWER.
+
+    For kernels, where this user's programs may have kept them otherwise too: torch sets TRITON_CACHE_DIR with its first
+    autotuner.
+    """
 
     def candidates(self, ref: Ref) -> Iterator[Bundle]:
         """As Tier.candidates(), the nearest directory first."""
-        for _, root in layers.iter_lower_paths(ref.root, ref.root):
-            # That a cache with a fallback directory cannot be entered has been reported already.
-            if root != fallback.original(ref.root) or os.access(root, os.R_OK | os.X_OK, effective_ids=True):
+        for root in caches_below(ref):
+            yield from Directory(root).candidates(ref)
+        for root in layout.triton_siblings(ref.root, config.environment()) if ref.kind is Kind.KERNEL else ():
+            there = ref._replace(root=root)
+            # What stock Triton has left there is nobody's mistake.
+            if any(gate.is_attested(there.file(name)) for name in _kernel_names(there)):
                 yield from Directory(root).candidates(ref)
+
+
+def caches_below(ref: Ref) -> Iterator[str]:
+    """The caches below that of this ref, the nearest first; of each layer all in which Triton's keys may lie."""
+    for _, root in layers.iter_lower_paths(ref.root, ref.root):
+        if ref.kind is Kind.KERNEL and root != levels.counterpart(ref.root):
+            try:
+                yield from layout.triton_caches(root)
+            except OSError as error:
+                refusal = Refusal(Reason.UNREADABLE, f"{error.strerror}", "Make it readable.")
+                report.refuse(refusal, Kind.KERNEL, root, error=error)
+        # That a cache with a fallback directory cannot be entered has been reported already.
+        elif root != fallback.original(ref.root) or os.access(root, os.R_OK | os.X_OK, effective_ids=True):
+            yield root
 
 
 class Directory(NamedTuple):
@@ -41,14 +63,26 @@ class Directory(NamedTuple):
     root: str
 
     def candidates(self, ref: Ref) -> Iterator[Bundle]:
-        """As Tier.candidates(), of a kind whose files travel one by one."""
-        if not ref.is_file:
-            return
+        """As Tier.candidates(), but of entries, which are read where they lie."""
         there = ref._replace(root=self.root)
-        found = [_read(there, name) for name in there.names() if os.path.lexists(there.file(name).path)]
-        files = tuple(file for file in found if file is not None)
-        if files and files[0].name == os.path.basename(there.path):
+        if ref.is_file and os.path.lexists(there.path):
+            names = [name for name in there.names() if os.path.lexists(there.file(name).path)]
+        else:
+            names = _kernel_names(there) if ref.kind is Kind.KERNEL else []
+        files = tuple(filter(None, (_read(there, name) for name in names)))
+        if files and len(files) == len(names):
             yield Bundle(there, files, there.path)
+
+
+def _kernel_names(ref: Ref) -> list[str]:
+    """The names of a kernel's files that belong to a list which is there, that last; and of libraries."""
+    try:
+        names = ref.names()
+    except OSError:
+        return []
+    lists = [name for name in names if name.startswith(manifests.LIST)]
+    paths = {ref.file(name).path for name in lists}
+    return [name for name in names if name.endswith(".so") or manifests.list_of(ref.file(name)) in paths] + lists
 
 
 def _read(ref: Ref, name: str) -> File | None:
