@@ -21,6 +21,7 @@ from safecache.testing import isolated as isolated_environment
 
 TESTS = Path(__file__).parent
 SOURCE = TESTS.parent
+pytest.register_assert_rewrite("safecache.testing.tiers")
 # As where a hook was imported: tests call the core by itself too.
 features.plug()
 

@@ -233,11 +233,11 @@ class _State:
         self.clients: dict[tuple[object, ...], Client] = {}
 
     def end(self) -> None:
-        for client in self.clients.values():
+        for client in list(self.clients.values()):
             client.close()
 
     def in_child(self) -> _State:
-        for client in self.clients.values():
+        for client in list(self.clients.values()):
             client.in_child()
         return self
 

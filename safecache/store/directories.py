@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from safecache.files import opening
 from safecache.places import layout
@@ -57,10 +56,11 @@ def caches_below(ref: Ref) -> Iterator[str]:
             yield root
 
 
-class Directory(NamedTuple):
+class Directory(Tier):
     """A cache directory that lies below others. ``root``: its path."""
 
-    root: str
+    def __init__(self, root: str) -> None:
+        self.root = root
 
     def candidates(self, ref: Ref) -> Iterator[Bundle]:
         """As Tier.candidates(), but of entries, which are read where they lie."""

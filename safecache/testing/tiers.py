@@ -1,0 +1,271 @@
+"""What every tier has to do, as tests for pytest: subclass TierTests for a tier of your own.
+
+    class TestMine(TierTests):
+        @pytest.fixture
+        def held(self, tmp_path):
+            return Held(MyTier(tmp_path), my_contents)
+
+A tier may lose anything, and others may write to where it keeps things. It raises nothing, and a process gets from it
+what was given to it under that key, byte for byte, or nothing.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+
+from safecache import session
+from safecache.code import triton_files
+from safecache.places import layout
+from safecache.places.refs import Ref
+from safecache.ports import Tier, Tiers, plugs
+from safecache.reporting.kinds import ENTRIES, Kind
+from safecache.settings import config
+from safecache.signing import keyring, provenance, seal
+from safecache.store import bundles, entry_files, gate
+from safecache.testing import DAMAGES
+
+__all__ = ["Held", "TierTests"]
+
+# How many bits of what is stored are flipped, one by one; and how often is looked while it changes.
+_FLIPS, _LOOKS = 400, 30
+_LETTERS = 51
+
+
+class Held:
+    """A tier under test. ``contents``: what it has stored, by names of its own; who alters it is its attacker.
+
+    ``kinds``: those that it can have. ``fill``: has it hold these bundles of a cache; by default it keeps them.
+    ``failures``: ways in which it can fail, by name: each as long as a block lasts.
+    """
+
+    def __init__(
+        self,
+        tier: Tier,
+        contents: MutableMapping[str, bytes],
+        *,
+        kinds: Iterable[Kind] = (*ENTRIES, Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING, Kind.PGO_STATE),
+        fill: Callable[[list[Ref]], object] | None = None,
+        failures: Mapping[str, Callable[[], AbstractContextManager[object]]] | None = None,
+    ) -> None:
+        self.tier, self.contents, self.kinds = tier, contents, frozenset(kinds)
+        self.fill = fill or self._keep
+        self.failures = failures or {}
+
+    def _keep(self, refs: list[Ref]) -> None:
+        for ref in refs:
+            self.tier.keep(ref)
+
+
+def _refs(root: str, letter: str) -> list[Ref]:
+    """A bundle of each kind in the cache ``root``, with keys of this letter, whether it is there or not."""
+    keys = {Kind.AOT_ENTRY: f"a{letter * _LETTERS}", Kind.FX_ENTRY: f"f{letter * _LETTERS}"}
+    keys |= {Kind.PGO_STATE: f"job/{letter}", Kind.NATIVE_CODE: f"{letter * 2}/c{letter * _LETTERS}.so"}
+    keys |= {Kind.AUTOTUNING: f"aa/tuned-{letter}.best_config"}
+    kernel = Ref(Kind.KERNEL, letter.upper() * 52, os.path.join(root, "triton", "0"))
+    return [*(Ref(kind, key, root) for kind, key in keys.items()), kernel]
+
+
+def _fill_cache(root: str, letter: str) -> list[Ref]:
+    """Put these bundles into the cache, sealed by this process's key; returns their refs."""
+    refs = _refs(root, letter)
+    for ref in refs[:-1]:
+        content = json.dumps({f"{ref.kind.value} made for": letter}).encode()
+        if ref.kind.has_record:
+            gate.attest_file(ref.file(os.path.basename(ref.path)), content)
+        else:
+            content = seal.attach(content, ref.kind, ref.key, keyring.sealing_key(), provenance.statement(ref.kind))
+        entry_files.publish(ref.path if ref.is_file else ref.file(layout.entry_name(content)).path, content, root)
+    kernel, files = refs[-1].path, {"k.cubin": f"a cubin {letter}".encode(), "k.json": b"{}"}
+    paths = {name: triton_files.put(kernel, name, content) for name, content in files.items()}
+    triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": paths}).encode())
+    return refs
+
+
+class TierTests:
+    """Subclass it with a fixture ``held``. Each test has keys, settings and caches of its own."""
+
+    @pytest.fixture(autouse=True)
+    def process(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        """A process in which no tier is plugged but the one under test, once it holds something."""
+        self.base = tmp_path
+        for name in [name for name in os.environ if name.startswith("SAFECACHE")]:
+            monkeypatch.delenv(name)
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+        monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+        monkeypatch.setattr(plugs, "tiers", Tiers())
+        config.reload()
+        session.reset()
+        yield
+        session.reset()
+
+    @pytest.fixture
+    def held(self) -> Held:
+        """The tier under test, which holds nothing yet."""
+        raise NotImplementedError("a fixture `held` of your own")
+
+    @pytest.fixture
+    def refs(self, held: Held) -> list[Ref]:
+        """What it holds, in the cache that it was filled from."""
+        found = [
+            ref for letter in "ab" for ref in _fill_cache(str(self.base / "cache"), letter) if ref.kind in held.kinds
+        ]
+        held.fill(found)
+        plugs.tiers.add(held.tier)
+        self.original = _contents(self.base / "cache")
+        return found
+
+    def look_up(self, refs: Iterable[Ref], where: str = "there") -> list[bool]:
+        """Whether each is found by a process with an empty cache, which then has nothing but what was given."""
+        session.reset()
+        there = self.base / where
+        moved = [ref._replace(root=os.path.join(there, os.path.relpath(ref.root, self.base / "cache"))) for ref in refs]
+        found = [bundles.fetch(ref) is not None for ref in moved]
+        written = _contents(there)
+        # That of a kernel's list may be the record of each of its files.
+        given = {name: self.original.values() if "/records/" in name else [self.original.get(name)] for name in written}
+        assert {name for name, content in written.items() if content not in given[name]} == set()
+        for ref, is_found in zip(moved, found, strict=True):
+            assert is_found == any(map(os.path.exists, (ref.file(name).path for name in _names(ref)))), (is_found, ref)
+        _remove(there)
+        return found
+
+    def test_what_it_was_given_it_has(self, refs: list[Ref]) -> None:
+        """All of it, for one process after another."""
+        assert self.look_up(refs) == self.look_up(refs[::-1]) == [True] * len(refs)
+
+    @pytest.mark.usefixtures("refs")
+    def test_what_it_was_not_given_it_has_not(self) -> None:
+        """Nor what has another key of the same kind."""
+        others = _refs(str(self.base / "cache"), "c")
+        assert self.look_up(others) == [False] * len(others)
+
+    @pytest.mark.parametrize("how", DAMAGES)
+    def test_damaged_content_is_not_found(self, held: Held, refs: list[Ref], how: str) -> None:
+        """In each of its parts by itself, and in all."""
+        for name, content in dict(held.contents).items():
+            held.contents[name] = DAMAGES[how](content)
+            self.look_up(refs)
+            held.contents[name] = content
+        for name, content in dict(held.contents).items():
+            held.contents[name] = DAMAGES[how](content)
+        assert self.look_up(refs) == [False] * len(refs) or how == "flipped"
+
+    def test_no_flipped_bit_is_found(self, held: Held, refs: list[Ref]) -> None:
+        """Wherever it is, no file comes out that was not put in."""
+        for name, content in dict(held.contents).items():
+            for bit in range(0, 8 * len(content), max(1, 8 * len(content) // max(12, _FLIPS // len(held.contents)))):
+                changed = bytearray(content)
+                changed[bit // 8] ^= 1 << bit % 8
+                held.contents[name] = bytes(changed)
+                self.look_up(refs)
+            held.contents[name] = content
+        assert self.look_up(refs) == [True] * len(refs)
+
+    def test_content_that_was_cut_or_lengthened_is_not_found(self, held: Held, refs: list[Ref]) -> None:
+        """As by a full disk, or by somebody who adds to it."""
+        for name, content in dict(held.contents).items():
+            for changed in (content[:-1], content[1:], content[: len(content) // 3], content + b"\0", content * 2):
+                held.contents[name] = changed
+                self.look_up(refs)
+            held.contents[name] = content
+
+    def test_content_of_another_key_is_not_found(self, held: Held, refs: list[Ref]) -> None:
+        """What was given under one key is nothing under another."""
+        given, names = dict(held.contents), list(held.contents)
+        for number, shift in itertools.product(range(len(names)), (1, 2, 3, 5)):
+            one, other = names[number], names[(number + shift) % len(names)]
+            held.contents[one] = given[other]
+            self.look_up(refs)
+            held.contents[one] = given[one]
+        held.contents.update(zip(given, [*given.values()][1:] + [*given.values()][:1], strict=True))
+        self.look_up(refs)
+
+    def test_what_is_gone_is_not_found(self, held: Held, refs: list[Ref]) -> None:
+        """One after the other, and the rest is there."""
+        for name in list(held.contents):
+            del held.contents[name]
+            self.look_up(refs)
+        assert self.look_up(refs) == [False] * len(refs)
+
+    def test_what_a_stranger_has_given_is_not_found(self, refs: list[Ref], monkeypatch: pytest.MonkeyPatch) -> None:
+        """By a process that does not trust the key."""
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(self.base / "another"))
+        config.reload()
+        assert self.look_up(refs) == [False] * len(refs)
+
+    def test_what_nobody_has_sealed_is_not_found(self, held: Held) -> None:
+        """As stock torch writes it."""
+        refs = [ref for ref in _fill_cache(str(self.base / "cache"), "a") if ref.kind in held.kinds]
+        for path in filter(Path.is_file, (self.base / "cache").rglob("*")):
+            path.write_bytes(b"{}")
+        held.fill(refs)
+        plugs.tiers.add(held.tier)
+        self.original = {}
+        assert self.look_up(refs) == [False] * len(refs)
+
+    def test_content_that_is_exchanged_while_it_is_read(self, held: Held, refs: list[Ref]) -> None:
+        """Somebody puts one content after the other under each name."""
+        given, stop = dict(held.contents), threading.Event()
+
+        def exchange() -> None:
+            for name, content in itertools.cycle(itertools.product(given, given.values())):
+                held.contents[name] = content
+                held.contents[name] = given[name]
+                if stop.is_set():
+                    return
+
+        thread = threading.Thread(target=exchange)
+        thread.start()
+        try:
+            for _ in range(_LOOKS):
+                self.look_up(refs)
+        finally:
+            stop.set()
+            thread.join()
+        assert self.look_up(refs) == [True] * len(refs)
+
+    def test_threads_that_look_up_at_once(self, refs: list[Ref]) -> None:
+        """Each in a cache of its own, in one process."""
+        session.reset()
+
+        there = self.base / "there"
+        moved = [ref._replace(root=os.path.join(there, os.path.relpath(ref.root, self.base / "cache"))) for ref in refs]
+        with ThreadPoolExecutor(8) as threads:
+            list(threads.map(bundles.fetch, moved * 8))
+        assert self.look_up([]) == [] and _contents(there) == {}
+
+    def test_whatever_fails_raises_nothing(self, held: Held, refs: list[Ref]) -> None:
+        """Neither where it is read, nor where it is written."""
+        for fail in held.failures.values():
+            with fail():
+                self.look_up(refs)
+                for ref in refs:
+                    held.tier.keep(ref, again=True)
+        assert self.look_up(refs) == [True] * len(refs)
+
+
+def _names(ref: Ref) -> list[str]:
+    try:
+        return ref.names()
+    except OSError:
+        return []
+
+
+def _contents(root: Path) -> dict[str, bytes]:
+    """All files there by their paths, of what is safecache's own the records alone."""
+    found = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {name: content for name, content in found.items() if ".safecache" not in name or "/records/" in name}
+
+
+def _remove(root: Path) -> None:
+    for path in sorted(root.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() else path.unlink()

@@ -1,0 +1,35 @@
+"""A directory below a cache does what every tier has to do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+from helpers.stored import Files, away, instead
+
+from safecache.ports import Tiers
+from safecache.reporting.kinds import Kind
+from safecache.settings import config
+from safecache.testing.tiers import Held, TierTests
+
+# Entries are read where they lie.
+COPIED = (Kind.KERNEL, Kind.NATIVE_CODE, Kind.AUTOTUNING, Kind.PGO_STATE)
+
+
+class TestDirectory(TierTests):
+    @pytest.fixture
+    def held(self, tmp_path, monkeypatch):
+        layer, cache = tmp_path / "layer", tmp_path / "cache"
+        monkeypatch.setenv("SAFECACHE_LOWER", str(layer))
+        config.reload()
+        ways = {"away": lambda: away(layer), "file": lambda: instead(layer, lambda path: path.write_bytes(b""))}
+        ways["fifo"] = lambda: instead(layer, os.mkfifo)
+        ways["link"] = lambda: instead(layer, lambda path: path.symlink_to("nowhere"))
+        return Held(
+            Tiers(),
+            Files(layer),
+            kinds=COPIED,
+            fill=lambda refs: shutil.copytree(cache, layer),
+            failures=ways,
+        )
