@@ -216,24 +216,12 @@ class Tier(Protocol):
         """Have its files kept, which this process has made. ``again``: in place of what is kept under its key."""
         return None
 
-    def has_supplied(self) -> bool:
-        """Whether this process has had anything from it."""
-        return False
-
     def acquire_lease(self, ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], None] | None, float]:
         """Take the lease on this key among the hosts: what releases it, and how many seconds they were waited for.
 
         None if it cannot be had. ``most``: tells, if it is called, for how long to wait at most.
         """
         return None, 0.0
-
-    def left_alone(self) -> float:
-        """For how many seconds from now this process does not read it, which has failed; 0 if it does."""
-        return 0.0
-
-    def leave_alone(self, seconds: float) -> None:
-        """Do not read it for so long, as another process of this program has found that it fails."""
-        return None
 
 
 class Compiler(Protocol):
@@ -359,19 +347,9 @@ class Tiers(Tier):
         for tier in self._tiers:
             tier.keep(ref, again=again)
 
-    def has_supplied(self) -> bool:
-        return any(tier.has_supplied() for tier in self._tiers)
-
     def acquire_lease(self, ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], None] | None, float]:
         asked = (tier.acquire_lease(ref, most) for tier in self._tiers)
         return next((found for found in asked if found != (None, 0.0)), (None, 0.0))
-
-    def left_alone(self) -> float:
-        return max((tier.left_alone() for tier in self._tiers), default=0.0)
-
-    def leave_alone(self, seconds: float) -> None:
-        for tier in self._tiers:
-            tier.leave_alone(seconds)
 
 
 class _NoCompiler(Compiler):

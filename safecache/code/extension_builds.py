@@ -154,7 +154,7 @@ class Build:
             if refusal is not None:
                 return refusal
             self._private[step.output] = digest
-            gate.expect_digest(path, digest)
+            gate.attest_in_process(path, digest=digest)
             return None
         else:
             return gate.refused(verdict, verdict.reason)
@@ -162,7 +162,7 @@ class Build:
             return _OUTDATED
         if stated["sha256"] != digest.hex():
             return Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-        gate.expect_digest(path, digest)
+        gate.attest_in_process(path, digest=digest)
         return None
 
     def _is_of_now(self, step: _Step, inputs: object) -> bool:

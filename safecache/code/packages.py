@@ -130,7 +130,7 @@ def _unknown(file: IO[bytes], sources: Iterable[tuple[str, str]]) -> str | None:
 def _is_good(path: str, root: str, digest: bytes) -> bool:
     if not path.endswith(CODE) and ownership.why_not_private(path) is None:
         return True
-    return gate.states_digest(CodeFile(path, root), digest)
+    return gate.is_content_attested(CodeFile(path, root), digest)
 
 
 def _holds_code(target: Any) -> bool:

@@ -168,7 +168,7 @@ def _take_precompiled(path: str, copy: str) -> None:
     try:
         most = entry_files.max_entry_size(Kind.NATIVE_CODE)
         digest = opening.copy_regular(compiled, opening.check_up_to(most), copied, flags=os.O_NOFOLLOW, limit=most)
-        if gate.is_known_digest(compiled, digest):
+        if gate.is_known(compiled, digest=digest):
             return
     except (OSError, opening.UnusableEntry):
         pass

@@ -64,7 +64,7 @@ def compiling() -> Iterator[None]:
     finally:
         for path, digest in owed.items():
             with suppress(SafecacheError):  # of strict mode: the compile's own error comes first
-                gate.keep_digest(CodeFile(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL), digest)
+                gate.attest_file(CodeFile(path, os.path.dirname(os.path.dirname(path)), Kind.KERNEL), digest=digest)
 
 
 def put(directory: str, name: str, content: bytes) -> str:
@@ -103,9 +103,9 @@ def _keep(place: Place, name: str, content: bytes) -> tuple[str, _Stated | None]
 def _attest(place: Place, path: str, digest: bytes, stated: _Stated, *, is_awaited: bool) -> bool:
     """Attest the file here, and by a record, unless that of its group's list ``is_awaited``."""
     if is_awaited:
-        gate.expect_digest(path, digest)
+        gate.attest_in_process(path, digest=digest)
         return True
-    if not gate.keep_digest(CodeFile(path, place.root, Kind.KERNEL), digest, stated):
+    if not gate.attest_file(CodeFile(path, place.root, Kind.KERNEL), also=stated, digest=digest):
         return False
     for name in stated.get("files", ()):
         compiles.current.owed.pop(place.path(name), None)

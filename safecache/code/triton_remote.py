@@ -118,13 +118,13 @@ class Backend:
             is_it = self._listed[name] == digest.hexdigest()
             return None if is_it else Refusal(Reason.DAMAGED, "its digest is not the one in the record of its group")
         record = self._records.get(name)
-        refusal = gate.objection_by_record(record, CodeFile(path, root, Kind.KERNEL), digest.digest())
+        refusal = gate.judge_by_record(record, CodeFile(path, root, Kind.KERNEL), digest.digest(), lies_there=False)
         if refusal is None:
             self._learn(name, record)
             return None
         self._records.pop(name, None)
         for own in manifests.records(CodeFile(path, root, Kind.KERNEL)):
-            if gate.objection_by_record(own, CodeFile(path, root, Kind.KERNEL), digest.digest()) is None:
+            if gate.judge_by_record(own, CodeFile(path, root, Kind.KERNEL), digest.digest(), lies_there=False) is None:
                 self._learn(name, own)
                 return None
         if gate.is_known(path, content):

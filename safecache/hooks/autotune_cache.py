@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import sys
@@ -46,7 +47,9 @@ class _Results:
         result = self._cache.get(key)
         try:
             file = CodeFile(key, root, Kind.AUTOTUNING)
-            self.attested = result is not None and gate.is_content_attested(file, _canonical(result))
+            self.attested = result is not None and gate.is_content_attested(
+                file, hashlib.sha256(_canonical(result)).digest()
+            )
         except Unreadable as error:
             self.unread = error
         return result

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import partial
 from importlib.machinery import PathFinder
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from torch._inductor.compile_worker.subproc_pool import SubprocPickler
 
 from safecache.errors import SafecacheError
-from safecache.ports import plugs
+from safecache.reporting import waits
 from safecache.settings import config
 from safecache.signing import keyring
 from safecache.tiers import directory_faults, fallback
@@ -48,8 +48,8 @@ class WorkerPickler(SubprocPickler):  # type: ignore[misc]
 
     def dumps(self, obj: object) -> bytes:
         """The bytes of a job or, in a worker, of its result."""
-        secret, seconds = (b"", 0.0) if config.is_compile_worker() else _handed_down()
-        pickled: bytes = super().dumps(_Job(obj, secret, seconds) if secret or seconds else obj)
+        secret, failing = (b"", {}) if config.is_compile_worker() else _handed_down()
+        pickled: bytes = super().dumps(_Job(obj, secret, failing) if secret or failing else obj)
         return pickled
 
     def loads(self, data: bytes) -> object:
@@ -67,26 +67,26 @@ def _done(job: Callable[[], object]) -> object:
         return error  # torch raises an exception that is returned; of one that is raised it makes a text
 
 
-def _handed_down() -> tuple[bytes, float]:
+def _handed_down() -> tuple[bytes, dict[Hashable, float]]:
     secret = keyring.hand_down() if keyring.current().signing is None else b""
-    return secret, plugs.tiers.left_alone()
+    return secret, waits.breaker.now.left()
 
 
 class _Job:
     """A job and what comes with it; it unpickles to the job alone."""
 
-    def __init__(self, job: object, secret: bytes, seconds: float) -> None:
-        self._parts = secret, seconds, job
+    def __init__(self, job: object, secret: bytes, failing: dict[Hashable, float]) -> None:
+        self._parts = secret, failing, job
 
     def __reduce__(self) -> tuple[object, ...]:
         return _received, self._parts
 
 
-def _received(secret: bytes, seconds: float, job: object) -> object:
+def _received(secret: bytes, failing: dict[Hashable, float], job: object) -> object:
     if secret:
         keyring.take(secret)
-    if seconds:
-        plugs.tiers.leave_alone(seconds)
+    for what, seconds in failing.items():
+        waits.breaker.now.leave_alone(what, seconds)
     return job
 
 

@@ -17,12 +17,9 @@ from safecache.files import mounts, ownership
 from safecache.hooks import installation
 from safecache.patching import targets
 from safecache.places.layout import CodeFile
-from safecache.ports import plugs
-from safecache.reporting import events, report
-from safecache.reporting.kinds import Kind, Reason
+from safecache.reporting import events, report, waits
+from safecache.reporting.kinds import Count, Kind, Reason
 from safecache.reporting.report import Refusal
-from safecache.reporting.waits import Breaker
-from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.signing import keyring, provenance
 from safecache.store import gate
@@ -43,7 +40,6 @@ __all__ = [
 # Seconds for which no header is precompiled after a failure, since another attempt may wait for a lock.
 _PATIENCE = 600.0
 _REMEDY = "Kernels are built without precompiled headers for now, which takes some seconds more for each."
-_headers: Part[Breaker] = Part(Breaker, inherit)
 
 
 def load_async(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> Callable[[], Any]:
@@ -89,6 +85,12 @@ def _forget(cache: Any, load: Callable[[], Any]) -> None:
         sys.modules.pop(f"{key}.{getattr(cache, 'entry_function', '')}", None)
 
 
+def _has_fetched() -> bool:
+    """Whether this process has had anything from a pack or the remote: then most libraries come from there."""
+    counters = events.counters()
+    return any(counters.get(count.value) for count in (Count.PACK_HIT, Count.REMOTE_HIT))
+
+
 def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwargs: Any) -> str | None:
     """_precompile_header: None if there is no room for some 150 MB, no lock, no signing key, or no need.
 
@@ -100,7 +102,7 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         return None
     # Without a signing key the next process could not verify the header. Where a remote has given the entry it has the
     # libraries too, and a header takes longer than all else: what it lacks is built without one.
-    if _headers.now.seconds_left("headers") or keyring.current().signing is None or plugs.tiers.has_supplied():
+    if waits.breaker.now.seconds_left("headers") or keyring.current().signing is None or _has_fetched():
         return None
     try:
         path: str = wrapped(*args, **kwargs)
@@ -112,7 +114,7 @@ def precompile_header(wrapped: Callable[..., Any], instance: Any, args: Any, kwa
         fault = _why_not(error, place)
         if fault is None:
             raise
-        _headers.now.leave_alone("headers", _PATIENCE)
+        waits.breaker.now.leave_alone("headers", _PATIENCE)
         message = f"no headers can be precompiled in {place}: {fault.text}."
         events.report(fault.reason, message, cause=place, remedy=_REMEDY, error=error)
         return None

@@ -24,13 +24,5 @@ class _Packs(Tier):
 
             yield from lower.candidates(ref)
 
-    def has_supplied(self) -> bool:
-        """As Tier.has_supplied()."""
-        if not config.current().packs:
-            return False
-        from safecache.packs import lower
-
-        return lower.has_given()
-
 
 PACKS = _Packs()

@@ -21,7 +21,7 @@ from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config, extras
 from safecache.store.wire import Packed
 
-__all__ = ["candidates", "has_given"]
+__all__ = ["candidates"]
 
 _REMEDY = "What it has is compiled instead."
 _LIBRARY, _EXTRA = "zstandard", "pack"
@@ -42,7 +42,6 @@ class _State:
         self.tiers: dict[str, _Tier | None] = {}
         # Entries of a key are taken once: they are all there then, and the key is looked up again for other guards.
         self.taken: set[tuple[Kind, str]] = set()
-        self.has_given = False
 
 
 _lock = ForkLock()
@@ -58,7 +57,6 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
     def judged(refusal: Refusal | None) -> None:
         if refusal is None:
             events.count(Count.PACK_HIT)
-            state.has_given = True
             if ref.kind in ENTRIES:
                 state.taken.add(wanted)
 
@@ -71,11 +69,6 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
                 files = _read(tier.pack, packed)
                 if files is not None:
                     yield Bundle(ref._replace(root=""), files, f"the pack {path}", "pack", judged)
-
-
-def has_given() -> bool:
-    """Whether anything that a pack had was published by this process."""
-    return _state.now.has_given
 
 
 def _read(pack: Pack, packed: Packed) -> tuple[File, ...] | None:

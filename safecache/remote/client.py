@@ -19,7 +19,6 @@ from safecache.remote import extras, stores
 from safecache.remote.stores import Oversized, Store, Stored, Terms
 from safecache.reporting import events, waits
 from safecache.reporting.kinds import Count, Reason
-from safecache.reporting.waits import Breaker
 from safecache.session import Part
 from safecache.settings import config, settings
 
@@ -53,14 +52,15 @@ class Unavailable(Exception):
     """The remote cannot be used now; that has been reported."""
 
 
-# How a Breaker names the two: one that cannot be written, for want of space or of rights, is read all the same.
-_READING, _WRITING = "reading", "writing"
+# With its URL, what the breaker calls a remote: one that cannot be written, for want of space or of rights, is read all
+# the same, and one that is too slow to be waited for is asked in the background.
+_READING, _WRITING, _WAITING = "reading", "writing", "waiting"
 
 
-def _give_up(breaker: Breaker) -> None:
+def _give_up(url: str) -> None:
     """Have nobody ask it any more in this process."""
     for what in (_READING, _WRITING):
-        breaker.leave_alone(what, math.inf)
+        waits.breaker.now.leave_alone((url, what), math.inf)
 
 
 def first_error_line(error: BaseException, url: str) -> str:
@@ -79,32 +79,27 @@ class Client:
         self,
         url: str,
         terms: Terms,
-        breaker: Breaker,
         *,
         in_background: bool = False,
         connect: Callable[[Terms], Store] | None = None,
     ) -> None:
         self.shown = settings.without_password(url)
         self._connect = connect or functools.partial(stores.connected, url)
-        self._url, self._terms, self._breaker, self._in_background = url, terms, breaker, in_background
+        self._url, self._terms, self._in_background = url, terms, in_background
         self._store: Store | None = None
         self._lock = threading.Lock()
-        self._wasted, self._rests_until = 0.0, 0.0
+        self._wasted = 0.0
 
     def may_read(self) -> bool:
         """Whether it would be asked for anything now."""
-        return self.left_alone() == 0.0
-
-    def left_alone(self) -> float:
-        """For how many seconds from now it would not."""
+        if self._is_left_alone(_READING):
+            return False
         limit = config.current().single_flight_wait  # 0 has nobody wait for a compile
-        if not self._in_background and limit and waits.remaining(limit) <= 0:
-            return math.inf
-        return max(self._breaker.seconds_left(_READING), self._rests_until - time.monotonic(), 0.0)
+        may_wait = not limit or waits.remaining(limit) > 0
+        return self._in_background or (may_wait and not self._is_left_alone(_WAITING))
 
-    def leave_alone(self, seconds: float) -> None:
-        """Do not read it for so long."""
-        self._breaker.leave_alone(_READING, seconds)
+    def _is_left_alone(self, what: str) -> bool:
+        return waits.breaker.now.seconds_left((self._url, what)) > 0
 
     def read(self, names: Iterable[str]) -> Mapping[str, bytes | Oversized]:
         """The contents under these names, as Store.read(). Raises Unavailable."""
@@ -154,7 +149,7 @@ class Client:
             self._fail(f"{type(error).__name__}: {first_error_line(error, self._url)}", error)
 
     def _ask(self, request: Callable[[Store], _Result], *, writing: bool = False) -> _Result:
-        may = not self._breaker.seconds_left(_WRITING) if writing else self.may_read()
+        may = not self._is_left_alone(_WRITING) if writing else self.may_read()
         if not may:
             raise Unavailable
         begun, seconds = time.monotonic(), self._terms.timeout
@@ -194,7 +189,8 @@ class Client:
         self._wasted += seconds
         if self._wasted > self._terms.timeout:
             how = f"{self._wasted:.1f} s spent on lookups that found nothing"
-            self._wasted, self._rests_until = 0.0, time.monotonic() + PATIENCE
+            self._wasted = 0.0
+            waits.breaker.now.leave_alone((self._url, _WAITING), PATIENCE)
             self._leave("is too slow", how, writing=False, remedy=_SLOW_REMEDY)
 
     def _fail(self, how: str, error: BaseException | None, *, writing: bool = False) -> NoReturn:
@@ -203,7 +199,7 @@ class Client:
         if store is not None and not self._in_background:
             # Ends the request that was given up, which may hold a lock of the library's.
             threading.Thread(target=store.close, name="safecache-remote", daemon=True).start()
-        self._breaker.leave_alone(_WRITING if writing else _READING, PATIENCE)
+        waits.breaker.now.leave_alone((self._url, _WRITING if writing else _READING), PATIENCE)
         state = "cannot be written" if writing else "is unavailable"
         self._leave(state, how, writing=writing, remedy=_WRITE_REMEDY if writing else _REMEDY, error=error)
         raise Unavailable from error
@@ -223,13 +219,12 @@ class Client:
     def in_child(self) -> None:
         """Go on in a process that was forked: with no connection of its parent's, or without the remote."""
         if self._store is not None and not self._store.survives_fork:
-            _give_up(self._breaker)
+            _give_up(self._url)
         self._store, self._lock = None, threading.Lock()
 
 
 class _State:
     def __init__(self) -> None:
-        self.breakers: dict[str, Breaker] = {}
         self.clients: dict[tuple[object, ...], Client] = {}
 
     def end(self) -> None:
@@ -280,11 +275,10 @@ def _kept(
     state = _state.now
     found = state.clients.get((url, terms, who, in_background))
     if found is None:
-        breaker = state.breakers.setdefault(url, Breaker())
         if connect is None and extras.report(url):
-            _give_up(breaker)
+            _give_up(url)
         # Two threads that come at once keep the same.
-        made = Client(url, terms, breaker, in_background=in_background, connect=connect)
+        made = Client(url, terms, in_background=in_background, connect=connect)
         found = state.clients.setdefault((url, terms, who, in_background), made)
     return found
 

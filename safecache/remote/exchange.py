@@ -21,7 +21,7 @@ from safecache.reporting.report import Refusal
 from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config
 
-__all__ = ["ORIGIN", "asked", "candidates", "forget_miss", "has_given", "send"]
+__all__ = ["ORIGIN", "asked", "candidates", "forget_miss", "send"]
 
 # Bytes that are kept in memory until they are asked for, if they are.
 _MOST_AHEAD = 64 << 20
@@ -39,7 +39,6 @@ class _State:
         # By name in the remote: what was fetched ahead, and published; what it has as far as is known, and lacks; and
         # what is bad there.
         self.ahead: dict[str, bytes] = {}
-        self.given: set[str] = set()
         self.there: set[str] = set()
         self.absent: set[str] = set()
         self.bad: set[str] = set()
@@ -101,7 +100,6 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
             return
         client.count(Count.REMOTE_HIT)
         state.there.add(name)
-        state.given.add(name)
         if remote is not None:
             _fetch_ahead(parcel, remote)
 
@@ -111,11 +109,6 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
 def forget_miss(ref: Ref) -> None:
     """Ask the remote for it again: another host has sent it since, perhaps."""
     _state.now.absent.discard(parcels.remote_object_name(ref.kind, ref.key))
-
-
-def has_given() -> bool:
-    """Whether anything that the remote had was published by this process."""
-    return bool(_state.now.given)
 
 
 def _fetched(remote: Client, name: str) -> bytes | None:

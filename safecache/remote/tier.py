@@ -12,12 +12,9 @@ from safecache.settings import config
 __all__ = [
     "acquire_lease",
     "candidates",
-    "has_supplied",
     "is_on",
     "is_sending",
     "keep",
-    "leave_alone",
-    "left_alone",
     "record_request",
 ]
 
@@ -34,35 +31,6 @@ def is_on() -> bool:
 def is_sending() -> bool:
     """Whether what this process compiles is sent. What a compile worker makes is sent with its parent's entry."""
     return is_on() and not config.current().remote_read_only and not config.is_compile_worker()
-
-
-def has_supplied() -> bool:
-    """As Tier.has_supplied()."""
-    if not is_on():
-        return False
-    from safecache.remote import exchange
-
-    return exchange.has_given()
-
-
-def left_alone() -> float:
-    """As Tier.left_alone(), of the remote."""
-    if not is_on():
-        return 0.0
-    from safecache.remote import client
-
-    remote = client.current()
-    return 0.0 if remote is None else remote.left_alone()
-
-
-def leave_alone(seconds: float) -> None:
-    """As Tier.leave_alone(), of the remote."""
-    if is_on():
-        from safecache.remote import client
-
-        remote = client.current()
-        if remote is not None:
-            remote.leave_alone(seconds)
 
 
 def acquire_lease(ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], None] | None, float]:

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Hashable
 
 from safecache.reporting import events
-from safecache.session import ForkLock, Part
+from safecache.session import ForkLock, Part, inherit
 
-__all__ = ["NOTICE", "UNPROVEN", "Breaker", "charge", "refund", "remaining", "set_group"]
+__all__ = ["NOTICE", "UNPROVEN", "Breaker", "breaker", "charge", "refund", "remaining", "set_group"]
 
 # Seconds for which a holder is waited for that does not prove that it works for this user.
 UNPROVEN = 2.0
@@ -43,11 +43,17 @@ class Breaker:
         """Leave it alone for so long from now."""
         self._until[what] = time.monotonic() + seconds
 
+    def left(self) -> dict[Hashable, float]:
+        """For how many seconds each still is that is."""
+        return {what: left for what in list(self._until) if (left := self.seconds_left(what))}
+
     def seconds_left(self, what: Hashable) -> float:
         """For how long it still is; 0 if it is not."""
         return max(0.0, self._until.get(what, 0.0) - time.monotonic())
 
 
+# What this process leaves alone, and its children and compile workers with it.
+breaker: Part[Breaker] = Part(Breaker, inherit)
 _lock = ForkLock()
 _find_group: Callable[[], tuple[float, Hashable] | None] | None = None
 

@@ -173,8 +173,7 @@ def _objection(file: File, ref: Ref, listed: Mapping[str, object], *, lie_there:
     if file.record is None and file.name in listed:
         is_it = listed[file.name] == digest.hex()
         return None if is_it else Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-    judge = gate.judge_by_record if lie_there else gate.objection_by_record
-    return judge(file.record, ref.file(file.name), digest)
+    return gate.judge_by_record(file.record, ref.file(file.name), digest, lies_there=lie_there)
 
 
 def _attested(content: bytes, kind: Kind) -> bytes:

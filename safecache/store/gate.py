@@ -38,7 +38,6 @@ __all__ = [
     "contradiction",
     "copy_if_exposed",
     "discard",
-    "expect_digest",
     "export_known",
     "has_matching_record",
     "import_known",
@@ -46,12 +45,9 @@ __all__ = [
     "is_content_attested",
     "is_expected",
     "is_known",
-    "is_known_digest",
     "is_private",
     "judge_by_record",
     "judge_until_stable",
-    "keep_digest",
-    "objection_by_record",
     "private_copy",
     "quarantine_unattested",
     "record_of",
@@ -60,8 +56,6 @@ __all__ = [
     "refusal_for_path",
     "refusal_for_unreadable",
     "refused",
-    "states_digest",
-    "states_record",
     "verified_load_path",
 ]
 
@@ -134,24 +128,15 @@ class _State:
 _state: Part[_State] = Part(_State, inherit)
 
 
-def attest_in_process(path: str, content: bytes) -> None:
-    """Attest this content at ``path``, within this process only."""
-    _state.now.known.setdefault(path, set()).add(hashlib.sha256(content).digest())
+def attest_in_process(path: str, content: bytes = b"", *, digest: bytes | None = None) -> None:
+    """Attest this content at ``path``, or content with this SHA-256 ``digest``, within this process only."""
+    _state.now.known.setdefault(path, set()).add(digest or hashlib.sha256(content).digest())
 
 
-def expect_digest(path: str, digest: bytes) -> None:
-    """As attest_in_process(), for content with this SHA-256."""
-    _state.now.known.setdefault(path, set()).add(digest)
-
-
-def is_known(path: str, content: bytes) -> bool:
-    """Whether this process has attested this content there."""
-    return is_known_digest(path, hashlib.sha256(content).digest())
-
-
-def is_known_digest(path: str, digest: bytes) -> bool:
-    """As is_known(), for content with this SHA-256."""
-    return digest in _state.now.known.get(path, ())
+def is_known(path: str, content: bytes = b"", *, digest: bytes | None = None) -> bool:
+    """Whether this process has attested this content there, or content with this SHA-256 ``digest``."""
+    # INVARIANT: what this process knows is known by its digest, never by its name.
+    return (digest or hashlib.sha256(content).digest()) in _state.now.known.get(path, ())
 
 
 def is_expected(path: str) -> bool:
@@ -198,22 +183,23 @@ def private_copy(name: str, content: bytes, kind: Kind) -> str:
 
 
 def attest_file(
-    file: CodeFile, content: bytes | None = None, also: Mapping[str, Any] = MappingProxyType({}), *, made_at: str = ""
+    file: CodeFile,
+    content: bytes | None = None,
+    also: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    digest: bytes | None = None,
+    made_at: str = "",
 ) -> bool:
     """Attest the file that this process has just made, here and by a record in its cache.
 
-    ``content``: what is about to be written there, or ``made_at``: where it lies so far. Other processes then find the
-    record before the file. ``also``: what else to state. False, and reported, if the record cannot be written. Raises
-    OSError if the file cannot be read.
+    ``content``: what is about to be written there, or its SHA-256 ``digest``, or ``made_at``: where it lies so far.
+    Other processes then find the record before the file. ``also``: what else to state. False, and reported, if the
+    record cannot be written. Raises OSError if the file cannot be read.
     """
-    digest = _digest(made_at or file.path) if content is None else hashlib.sha256(content).digest()
-    return keep_digest(file, digest, also)
-
-
-def keep_digest(file: CodeFile, digest: bytes, also: Mapping[str, Any] = MappingProxyType({})) -> bool:
-    """As attest_file(), of content with this SHA-256."""
+    if digest is None:
+        digest = _digest(made_at or file.path) if content is None else hashlib.sha256(content).digest()
     directory_faults.check(file.root)
-    expect_digest(file.path, digest)
+    attest_in_process(file.path, digest=digest)
     ring = keyring.current()
     if ring.signing is None and has_matching_record(file, digest, also):
         return True  # by a record that outlives this process
@@ -228,7 +214,7 @@ def has_matching_record(file: CodeFile, digest: bytes, also: Mapping[str, Any] =
     """
     with suppress(Unreadable):
         for record in manifests.records(file):
-            if objection_by_record(record, file, digest) is None:
+            if _judge_alone(record, file, digest) is None:
                 return not also or manifests.read_unverified(record).items() >= also.items()
     return False
 
@@ -242,45 +228,36 @@ def record_of(file: CodeFile, content: bytes, also: Mapping[str, Any]) -> bytes 
     return manifests.seal_record(file, stated, key, provenance.statement(file.kind))
 
 
-def is_content_attested(file: CodeFile, content: bytes) -> bool:
-    """Tell whether this process or a sealed record attests this content of the file; see judge_by_record().
+def is_content_attested(file: CodeFile, digest: bytes) -> bool:
+    """Whether this process or a sealed record attests content of the file with this SHA-256: see judge_by_record().
 
     Raises Unreadable if the record cannot be read.
     """
-    return states_digest(file, hashlib.sha256(content).digest())
+    return is_known(file.path, digest=digest) or _judge_by_records(manifests.records(file), file, digest) is None
 
 
-def states_digest(file: CodeFile, digest: bytes) -> bool:
-    """As is_content_attested(), for content with this SHA-256."""
-    if is_known_digest(file.path, digest):
-        return True
-    return _judge_by_records(manifests.records(file), file, digest) is None
-
-
-def states_record(record: bytes | None, file: CodeFile, content: bytes) -> bool:
-    """As is_content_attested(), but by this record alone; None: there is none."""
-    return judge_by_record(record, file, hashlib.sha256(content).digest()) is None
-
-
-def judge_by_record(record: bytes | None, file: CodeFile, digest: bytes) -> Refusal | None:
+def judge_by_record(record: bytes | None, file: CodeFile, digest: bytes, *, lies_there: bool = True) -> Refusal | None:
     """None if the file with this SHA-256 may be used: the one gate for code that this process has not made.
 
     A record by a trusted signing key decides, within what it is bound to. The user's trust in private files counts
-    only if there is no such record, and no other record contradicts.
+    only if there is no such record, no other record contradicts, and the file ``lies_there``.
     """
-    return _judge_by_records((record,), file, digest)
+    return _judge_by_records((record,), file, digest, lies_there=lies_there)
 
 
-def _judge_by_records(records: Iterable[bytes | None], file: CodeFile, digest: bytes) -> Refusal | None:
+def _judge_by_records(
+    records: Iterable[bytes | None], file: CodeFile, digest: bytes, *, lies_there: bool = True
+) -> Refusal | None:
     """As judge_by_record(), of a file that any of these may attest. Raises as ``records`` do."""
     found: list[tuple[Refusal, bytes | None]] = []
     for record in records:
-        refusal = objection_by_record(record, file, digest)
+        refusal = _judge_alone(record, file, digest)
         if refusal is None:
             return None
         found.append((refusal, record))
     decided = next((refusal for refusal, _ in found if refusal.reason not in trust.UNATTESTED), None)
-    if decided is not None or not is_private(file.path):
+    # INVARIANT: ownership counts where nothing else speaks, and for what lies there alone.
+    if decided is not None or not lies_there or not is_private(file.path):
         return decided or found[0][0]
     return _contradiction((record for _, record in found), file, digest)
 
@@ -298,13 +275,15 @@ def contradiction(record: bytes | None, kind: Kind, name: str, digest: bytes) ->
     return trust.contradiction(record or b"", kind, manifests.named_in(record or b"", name, kind))
 
 
-def objection_by_record(record: bytes | None, file: CodeFile, digest: bytes) -> Refusal | None:
-    """Judge by the record content that has not lain there, and so is in no private file."""
+def _judge_alone(record: bytes | None, file: CodeFile, digest: bytes) -> Refusal | None:
     verdict, stated = manifests.verify(record, file)
+    # INVARIANT: a record counts that a trusted key has sealed for this file.
     if verdict.reason is not None:
         return refused(verdict, verdict.reason)
+    # INVARIANT: it counts for the content that it states.
     if digest.hex() != stated["sha256"]:
         return Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
+    # INVARIANT: and where it was made for this machine and these releases.
     return trust.foreign(verdict, file.kind)
 
 
@@ -321,7 +300,7 @@ def adopt(file: CodeFile) -> bool:
         refusal = _contradiction(manifests.records(file), file, digest)
     if refusal is not None:
         raise EntryRefusedError(f"{refusal.reason.value}: {refusal.evidence}")
-    keep_digest(file, digest)
+    attest_file(file, digest=digest)
     return True
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from safecache.files import ownership
 from safecache.places import layout
-from safecache.reporting.waits import Breaker
+from safecache.reporting import waits
 from safecache.session import Part, inherit
 from safecache.settings import config
 from safecache.tiers import directory_faults
@@ -58,8 +58,6 @@ class Level(NamedTuple):
 class _State:
     def __init__(self) -> None:
         self.levels: dict[str, Level] = {}
-        # By the cache, and whether it is read.
-        self.failing = Breaker()
 
 
 _state: Part[_State] = Part(_State, inherit)
@@ -151,14 +149,14 @@ def is_shared(directory: str) -> bool:
 
 def leave_alone(shared: str, *, reading: bool) -> None:
     """For 60 s do not write to a cache that has failed, such as a shared level, nor, if ``reading``, read it."""
-    _state.now.failing.leave_alone((shared, False), _PATIENCE)
+    waits.breaker.now.leave_alone((shared, False), _PATIENCE)
     if reading:
-        _state.now.failing.leave_alone((shared, True), _PATIENCE)
+        waits.breaker.now.leave_alone((shared, True), _PATIENCE)
 
 
 def is_left_alone(shared: str, *, reading: bool) -> bool:
     """Whether a cache is not to be read, or unless ``reading`` not to be written, for now: see leave_alone()."""
-    return _state.now.failing.seconds_left((shared, reading)) > 0
+    return waits.breaker.now.seconds_left((shared, reading)) > 0
 
 
 def existing_caches(environ: Mapping[str, str]) -> list[str]:

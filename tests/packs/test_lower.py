@@ -17,7 +17,6 @@ from packs import forged
 from safecache.errors import CacheReadError, EntryRefusedError
 from safecache.packs import archive, lower
 from safecache.places.refs import Ref
-from safecache.ports import plugs
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind
 from safecache.store import bundles
@@ -50,10 +49,9 @@ def everything(root, triton):
 def test_what_is_not_here_is_taken_from_a_pack(use, pack, tmp_path):
     use(pack)
     there, before = tmp_path / "there", pack.read_bytes()
-    assert not plugs.tiers.has_supplied()
     # Wherever Triton keeps its kernels now.
     assert everything(there, tmp_path / "triton") == [True] * 4
-    assert plugs.tiers.has_supplied() and events.counters()[Count.PACK_HIT.value] == 4
+    assert events.counters()[Count.PACK_HIT.value] == 4
     assert (tmp_path / "triton" / filled.KERNEL / "k.cubin").read_bytes() == b"a cubin"
     assert bundles.read_verified_files(Ref(Kind.FX_ENTRY, filled.GRAPH, str(there)))
     assert pack.read_bytes() == before

@@ -7,7 +7,6 @@ import threading
 import pytest
 
 from safecache.remote import client, stores
-from safecache.reporting.waits import Breaker
 
 
 def test_remote_that_fails_once_is_left_alone_and_asked_again_after_a_while(monkeypatch):
@@ -27,7 +26,7 @@ def test_remote_that_fails_once_is_left_alone_and_asked_again_after_a_while(monk
 
     monkeypatch.setattr(client.time, "monotonic", lambda: moments[0])
     monkeypatch.setattr(stores, "connected", lambda url, terms: Store())
-    remote = client.Client("redis://x/0", stores.Terms(1, 5, 100), Breaker())
+    remote = client.Client("redis://x/0", stores.Terms(1, 5, 100))
     with pytest.raises(client.Unavailable):
         remote.read(["a"])
     with pytest.raises(client.Unavailable):
@@ -54,7 +53,7 @@ def test_slow_remote_that_has_nothing_is_left_alone(monkeypatch):
 
     monkeypatch.setattr(client.time, "monotonic", lambda: moments[0])
     monkeypatch.setattr(stores, "connected", lambda url, terms: Store())
-    remote = client.Client("redis://x/0", stores.Terms(1, 1, 100), Breaker())
+    remote = client.Client("redis://x/0", stores.Terms(1, 1, 100))
     for _ in range(3):
         assert not remote.read(["a"])
     with pytest.raises(client.Unavailable):
@@ -76,7 +75,7 @@ def test_request_that_hangs_is_given_up_and_its_connection_closed(monkeypatch):
             closed.set()
 
     monkeypatch.setattr(stores, "connected", lambda url, terms: Store())
-    remote = client.Client("redis://:hunter2@x/0", stores.Terms(1, 0.05, 100), Breaker())
+    remote = client.Client("redis://:hunter2@x/0", stores.Terms(1, 0.05, 100))
     with pytest.raises(client.Unavailable):
         remote.read(["a"])
     assert closed.wait(20)
@@ -98,7 +97,7 @@ def test_remote_that_cannot_be_written_is_read_and_its_password_is_told_to_nobod
             pass
 
     monkeypatch.setattr(stores, "connected", lambda url, terms: Store())
-    remote = client.Client(url, stores.Terms(1, 20, 100), Breaker())
+    remote = client.Client(url, stores.Terms(1, 20, 100))
     for _ in range(2):
         with pytest.raises(client.Unavailable):
             remote.write("a", b"content")
