@@ -352,20 +352,9 @@ class Tiers(Tier):
         return next((found for found in asked if found != (None, 0.0)), (None, 0.0))
 
 
-class _NoCompiler(Compiler):
-    pass
-
-
-class _NoPart(KeyPart):
-    pass
-
-
-class _NoGuard(LoadGuard):
-    pass
-
-
-class _Alone(SingleFlight):
-    pass
+def _answer_alone(port: Any) -> Any:
+    """What answers as the port says of itself."""
+    return type(port.__name__, (port,), {})()
 
 
 class Plugs:
@@ -382,10 +371,10 @@ class Plugs:
         self.stats: Callable[[], dict[str, int]] = counters
         self.check_hits: Callable[..., AbstractContextManager[None]] = lambda *_: nullcontext()
         self.tiers = Tiers()
-        self.compiler: Compiler = _NoCompiler()
-        self.key_part: KeyPart = _NoPart()
-        self.load_guard: LoadGuard = _NoGuard()
-        self.single_flight: SingleFlight = _Alone()
+        self.compiler: Compiler = _answer_alone(Compiler)
+        self.key_part: KeyPart = _answer_alone(KeyPart)
+        self.load_guard: LoadGuard = _answer_alone(LoadGuard)
+        self.single_flight: SingleFlight = _answer_alone(SingleFlight)
 
 
 plugs = Plugs()

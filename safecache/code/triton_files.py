@@ -268,7 +268,7 @@ def binary(path: str, content: bytes | None) -> str | None:
     if os.path.lexists(path) and place.is_attested(path):
         return path  # who loads it asks whether somebody could replace it
     below = next(filter(None, (lower.take(name) for lower in _lower(directory))), None)
-    found = below.path if below is not None else triton_place.private_copy_path(path)
+    found = below or triton_place.private_copy_path(path)
     if found is not None or content is None:
         return found
     if os.path.lexists(path):  # as was reported: it is refused and cannot be moved, or its record cannot be read
@@ -310,8 +310,7 @@ def accept(directory: str, name: str, content: bytes, record: bytes | None, *, i
 
 def get_file(directory: str, name: str) -> str | None:
     """The path to read the file at, if one is attested in the cache or else in a lower tier; None if not."""
-    _, found = _look_up(directory, lambda place: place.take(name))
-    return None if found is None else found.path
+    return _look_up(directory, lambda place: place.take(name))[1]
 
 
 def get_group(directory: str, name: str) -> dict[str, str] | None:
@@ -331,7 +330,7 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
         return None
     if place.is_fetched:
         _relist(place, LIST + name, found)
-    return {file: taken.path for file, taken in found.items()}
+    return found
 
 
 def _look_up(directory: str, get: Callable[[Place], _Result | None]) -> tuple[Place, _Result | None]:

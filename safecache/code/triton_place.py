@@ -34,7 +34,6 @@ from safecache.tiers.directory_faults import Immovable, Unreadable
 __all__ = [
     "LIST",
     "REMEDY",
-    "Found",
     "Place",
     "digest",
     "forget_written",
@@ -166,13 +165,6 @@ def read_by(construct: Callable[[Mapping[str, str]], _Result], group: Mapping[st
 REMEDY = "It is compiled anew; make it readable or remove it."
 
 
-class Found(NamedTuple):
-    """An attested file: the path to read it at; its bytes, if it had to be read."""
-
-    path: str
-    content: bytes | None
-
-
 def names_in(content: bytes) -> list[str] | None:
     """The names in a list; None if it is malformed, or a name is not plain."""
     try:
@@ -216,23 +208,23 @@ class Place(NamedTuple):
         """The path of the file of this name."""
         return os.path.join(self.directory, name)
 
-    def take(self, name: str) -> Found | None:
-        """The file; None if it does not exist or nothing attests it. Raises OSError if there is no place for a copy."""
+    def take(self, name: str) -> str | None:
+        """The path to read the file at; None if it is gone, or nothing attests it. Raises OSError as reachable()."""
         path = self.path(name)
         if not os.path.lexists(path) or not self.is_attested(path):
             return None
         if ownership.why_not_private(path) is None:
-            return Found(path, None)
+            return path
         content = self.read(path)
         if content is None:
             return None
         if not gate.is_known(path, content):
             self.is_attested(path)  # reports its replacement, unless that is another writer's good one
             return None
-        return Found(reachable(path, content), content)
+        return reachable(path, content)
 
-    def group(self, name: str) -> dict[str, Found] | None:
-        """The files of a group by name; None unless all match its list's record, or each its own record."""
+    def group(self, name: str) -> dict[str, str] | None:
+        """The paths to read its files at, by name; None unless all match the list's record, or each its own record."""
         if not os.path.lexists(self.path(LIST + name)):
             return None
         stated = self._stated(self.path(LIST + name))
@@ -270,7 +262,7 @@ class Place(NamedTuple):
             return {}
         return stated if verdict.reason is None and trust.foreign(verdict, Kind.KERNEL) is None else {}
 
-    def _take_stated(self, path: str, digest: str, is_private: bool) -> Found | None:
+    def _take_stated(self, path: str, digest: str, is_private: bool) -> str | None:
         try:
             status = filesystem.retry(lambda: filesystem.lstat(path), filesystem.LISTED)
         except OSError:
@@ -279,7 +271,7 @@ class Place(NamedTuple):
         stamp, now = filesystem.identity(status), time.monotonic()
         known = _state.now.digests.get(path)
         if is_private and known is not None and known[:2] == (stamp, digest) and now - known[2] < gate.FRESH:
-            return Found(path, None)
+            return path
         content = self.read(path)
         if content is None:
             return None
@@ -288,7 +280,7 @@ class Place(NamedTuple):
             self.is_attested(path)
             return None
         _state.now.digests[path] = stamp, digest, now
-        return Found(path if is_private else reachable(path, content), content)
+        return path if is_private else reachable(path, content)
 
     def is_attested(self, path: str) -> bool:
         """Whether something attests the file; otherwise it is reported, and quarantined unless in a lower tier."""

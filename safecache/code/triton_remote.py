@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from safecache.code import triton_files
-from safecache.code.triton_place import LIST, Found, Place, is_plain
+from safecache.code.triton_place import LIST, Place, is_plain
 from safecache.places.layout import CodeFile
 from safecache.reporting import events, report
 from safecache.reporting.kinds import Count, Kind, Reason
@@ -38,7 +38,7 @@ class Backend:
         self._records: dict[str, bytes] = {}
         self._listed: dict[str, str] = {}
         # What was found here instead.
-        self._here: dict[str, Found] = {}
+        self._here: dict[str, str] = {}
 
     def __getattr__(self, name: str) -> Any:
         if name == "_theirs":  # in a copy that is being made
@@ -75,10 +75,10 @@ class Backend:
             if name.startswith(LIST):
                 files = self._place.group(name.removeprefix(LIST)) or {}
                 self._here |= files
-                self._here |= {name: Found(self._place.path(name), None)} if files else {}
+                self._here |= {name: self._place.path(name)} if files else {}
             elif name not in self._here and is_plain(name) and (found := self._place.take(name)) is not None:
                 self._here[name] = found
-        contents = {name: self._place.read(self._here[name].path) for name in names if name in self._here}
+        contents = {name: self._place.read(self._here[name]) for name in names if name in self._here}
         return {name: content for name, content in contents.items() if content is not None}
 
     def put(self, filename: str, data: bytes) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import os
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Protocol
 
@@ -13,15 +13,14 @@ from safecache import compiles
 from safecache.entries import searches
 from safecache.files import opening
 from safecache.places import layout
-from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
-from safecache.ports import Requested, plugs, tell
+from safecache.ports import File, Requested, plugs, tell
 from safecache.reporting import boundary, events, policy, report
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.signing import trust
 from safecache.store import bundles, entry_files
-from safecache.tiers import fallback, levels
+from safecache.tiers import fallback, layers, levels
 
 __all__ = [
     "RemoteCache",
@@ -43,14 +42,10 @@ class RemoteCache(Protocol):
 
 
 class Source:
-    """Where the candidates for one cache key come from, and which type they must have.
+    """Where the candidates for one cache key come from, and which type they must have."""
 
-    ``lower``: further directories to search, as layers.iter_lower_paths() yields them.
-    """
-
-    def __init__(self, ref: Ref, is_entry: Callable[[Any], bool], lower: Iterable[tuple[str, str]] = ()) -> None:
-        self.ref, self.is_entry, self.lower = ref, is_entry, lower
-        self.directory = ref.directory
+    def __init__(self, ref: Ref, is_entry: Callable[[Any], bool]) -> None:
+        self.ref, self.is_entry = ref, is_entry
 
 
 def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterator[tuple[Any, bytes, bool]]:
@@ -77,14 +72,14 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
     ref = source.ref
     tried: set[str] = set()
     seen: set[str] = set()
-    yield from _candidates(source, source.directory, ref.root, tried, seen)
-    for directory, layer in source.lower:
+    yield from _candidates(source, ref.directory, ref.root, tried, seen)
+    for directory, layer in layers.iter_lower_paths(ref.directory, ref.root):
         root = layer if layer == levels.counterpart(ref.root) else ""
         # That a cache with a fallback directory cannot be listed has been reported already.
         if layer != fallback.original(ref.root) or os.access(directory, os.R_OK | os.X_OK, effective_ids=True):
             yield from _candidates(source, directory, root, tried)
     if bundles.fetch(ref):
-        yield from _candidates(source, source.directory, ref.root, tried)
+        yield from _candidates(source, ref.directory, ref.root, tried)
     took = partial(searches.last_compile_seconds, ref.kind)
     flight = None if plugs.key_part.differs_by_rank() else plugs.single_flight.wait_or_lead(ref, took)
     if flight is not None:
@@ -93,7 +88,7 @@ def _local(source: Source) -> Iterator[tuple[Any, bytes, bool]]:
             bundles.fetch(ref)
         try:
             # What was refused is so again, unless somebody has had the time to replace it.
-            yield from _candidates(source, source.directory, ref.root, tried if flight.waited else tried | seen)
+            yield from _candidates(source, ref.directory, ref.root, tried if flight.waited else tried | seen)
         except GeneratorExit:
             flight.found()
             raise
@@ -131,17 +126,9 @@ def _admitted(source: Source, path: str, root: str) -> bytes | None:
         content = read_unverified(ref.kind, path, listed=True)
         if content is not None and accept_or_quarantine(ref._replace(root=root), content, path=path):
             if root not in ("", ref.root):
-                _copy(ref.file(os.path.basename(path)), content)
+                bundles.publish([File(os.path.basename(path), content, None)], ref, path)
             return content
     return None
-
-
-def _copy(file: CodeFile, content: bytes) -> None:
-    try:
-        entry_files.publish(file.path, content, file.root)
-    except OSError as error:
-        what = f"copy {file.kind.noun} {file.path} from a lower tier"
-        report.fail_write(what, error, "Using the lower tier.", file.root)
 
 
 def _is_barred(ref: Ref, path: str, root: str) -> bool:

@@ -19,7 +19,7 @@ from safecache.reporting import graph_names
 from safecache.reporting.kinds import Kind, Reason
 from safecache.settings import config
 from safecache.store import directories, gate
-from safecache.tiers import directory_faults, fallback, layers
+from safecache.tiers import directory_faults, fallback
 
 __all__ = [
     "cache_hit_post_compile",
@@ -50,7 +50,7 @@ def iterate_over_candidates(
         installation.ensure_cache()
         ref = Ref(kind, key, _root())
         directory_faults.check(ref.root)
-        source = loading.Source(ref, _ENTRY_TYPES[kind], layers.iter_lower_paths(ref.directory, ref.root))
+        source = loading.Source(ref, _ENTRY_TYPES[kind])
         return loading.lookup(source, local=local, remote=remote_cache)
 
     return iterate(*args, **kwargs)

@@ -15,6 +15,7 @@ import hashlib
 import json
 import re
 import tarfile
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -91,6 +92,9 @@ class Pack:
         self.path, self.digest, self.manifest = path, digest, manifest
         self._file, self._begin = file, begin
         self.groups = tuple(wire.read_row(*row) for row in manifest["groups"])
+        self.by_key = defaultdict[tuple[Kind, str], list[Packed]](list)
+        for group in self.groups:
+            self.by_key[group.ref.kind, group.ref.key].append(group)
 
     def read(self, packed: Packed) -> tuple[File, ...]:
         """The files of one of its groups, as the manifest names them, each not yet verified by itself.

@@ -6,7 +6,6 @@ cache by the way of all files: its reader verifies it again, as if it had always
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 
 from safecache.errors import PackRefusedError
@@ -27,19 +26,9 @@ _REMEDY = "What it has is compiled instead."
 _LIBRARY, _EXTRA = "zstandard", "pack"
 
 
-class _Tier:
-    """An open pack, and its groups by what is looked up."""
-
-    def __init__(self, pack: Pack) -> None:
-        self.pack = pack
-        self.groups = defaultdict[tuple[Kind, str], list[Packed]](list)
-        for group in pack.groups:
-            self.groups[group.ref.kind, group.ref.key].append(group)
-
-
 class _State:
     def __init__(self) -> None:
-        self.tiers: dict[str, _Tier | None] = {}
+        self.packs: dict[str, Pack | None] = {}
         # Entries of a key are taken once: they are all there then, and the key is looked up again for other guards.
         self.taken: set[tuple[Kind, str]] = set()
 
@@ -62,11 +51,11 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
 
     for path in config.current().packs:
         with boundary.contain_errors(f"the pack {path}", _REMEDY):
-            tier = _find_tier(path)
-            if tier is None:
+            pack = _find_pack(path)
+            if pack is None:
                 continue
-            for packed in tier.groups.get(wanted, ()):
-                files = _read(tier.pack, packed)
+            for packed in pack.by_key.get(wanted, ()):
+                files = _read(pack, packed)
                 if files is not None:
                     yield Bundle(ref._replace(root=""), files, f"the pack {path}", "pack", judged)
 
@@ -81,24 +70,24 @@ def _read(pack: Pack, packed: Packed) -> tuple[File, ...] | None:
     return None
 
 
-def _find_tier(path: str) -> _Tier | None:
+def _find_pack(path: str) -> Pack | None:
     with _lock:
-        tiers = _state.now.tiers
-        if path not in tiers:
+        packs = _state.now.packs
+        if path not in packs:
             if not config.current().strict:
-                tiers[path] = None  # whatever fails in it does so once
-            tiers[path] = _opened(path)
-        return tiers[path]
+                packs[path] = None  # whatever fails in it does so once
+            packs[path] = _opened(path)
+        return packs[path]
 
 
-def _opened(path: str) -> _Tier | None:
+def _opened(path: str) -> Pack | None:
     """None, and reported, for one that cannot be used: this process does without it."""
     if not extras.is_installed(_LIBRARY):
         text = f"the pack {path} is not used: {_LIBRARY} is not installed."
         events.report(Reason.UNREADABLE, text, cause=_LIBRARY, remedy=extras.line(_EXTRA))
         return None
     try:
-        return _Tier(archive.opened(path))
+        return archive.opened(path)
     except PackRefusedError as error:
         _refuse(path, error)
     except OSError as error:

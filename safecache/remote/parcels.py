@@ -86,10 +86,10 @@ def encode_object(parcel: Parcel, name: str) -> bytes | None:
     key = keyring.current().signing
     if key is None:
         return None
-    frame = wire.compress(parcel.ref, parcel.files, _LEVEL)
+    frame, packed = wire.compress(parcel.ref, parcel.files, _LEVEL)
     needs = [[kind.value, cache_key] for kind, cache_key in parcel.needs]
-    header = json.dumps({"row": frame.packed.row, "needs": needs}, sort_keys=True).encode()
-    payload = b"".join((_SIZE.pack(len(header)), header, frame.content))
+    header = json.dumps({"row": packed.row, "needs": needs}, sort_keys=True).encode()
+    payload = b"".join((_SIZE.pack(len(header)), header, frame))
     return seal.attach(payload, Kind.PARCEL, name, key, provenance.statement(Kind.PARCEL), config.current().namespace)
 
 

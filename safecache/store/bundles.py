@@ -19,13 +19,12 @@ from safecache.reporting import boundary, events, report
 from safecache.reporting.kinds import ENTRIES, Kind, Reason, SealedName
 from safecache.reporting.report import Refusal
 from safecache.signing import trust
-from safecache.store import entry_files, gate, manifests
-from safecache.store.directories import LowerDirectories
+from safecache.store import directories, entry_files, gate, manifests
 from safecache.tiers import fallback
 
 __all__ = ["bundle_refusal", "fetch", "publish", "read_verified_files"]
 
-_DIRECTORIES = LowerDirectories()
+_COPY_FAILED = "It is used where it lies, or else made anew."
 
 
 def fetch(ref: Ref) -> Ref | None:
@@ -35,7 +34,7 @@ def fetch(ref: Ref) -> Ref | None:
     and the next tier looked into. Raises the reason's error in strict mode.
     """
     is_writable = not os.path.isdir(ref.directory) or os.access(ref.directory, os.W_OK, effective_ids=True)
-    for bundle in itertools.chain(_DIRECTORIES.candidates(ref), plugs.tiers.candidates(ref)):
+    for bundle in itertools.chain(directories.candidates(ref), plugs.tiers.candidates(ref)):
         with boundary.contain_errors(f"the check of {bundle.origin}", "It is made anew."):
             is_there = bool(bundle.ref.root)
             at = bundle.ref if is_there else ref
@@ -49,7 +48,7 @@ def fetch(ref: Ref) -> Ref | None:
                     events.count(refusal.reason)
                     continue
                 report.refuse(refusal._replace(cause=cause), ref.kind, where, "It is made anew.")
-            elif (is_writable or not is_there) and all(publish(file, ref, bundle.origin) for file in bundle.files):
+            elif (is_writable or not is_there) and publish(bundle.files, ref, bundle.origin):
                 bundle.judged(None)
                 return ref
             elif is_there:
@@ -114,22 +113,24 @@ def bundle_refusal(files: Collection[File], ref: Ref, *, lie_there: bool = False
     return Refusal(Reason.DAMAGED, f"it lacks {min(lacking)[:64]!r}, which its list names") if lacking else None
 
 
-def publish(file: File, ref: Ref, origin: str) -> bool:
-    """Put a verified file of the bundle into the cache, after its record; False, and reported, if that fails.
+def publish(files: Iterable[File], ref: Ref, origin: str) -> bool:
+    """Put verified files of the bundle into the cache, each after its record; False, and reported, if that fails.
 
-    ``origin``: where it comes from, for a person.
+    ``origin``: where they come from, for a person.
     """
-    placed = ref.file(file.name)
-    what = f"{ref.kind.noun} {placed.path}"
-    if file.record is not None:
+    for file in files:
+        placed = ref.file(file.name)
+        what = f"{ref.kind.noun} {placed.path}"
         where = manifests.record_path(placed)
-        if not manifests.publish(where, file.record, ref.root, f"the record of {what}", ref.kind):
+        if file.record is not None and not manifests.publish(
+            where, file.record, ref.root, f"the record of {what}", ref.kind
+        ):
             return False
-    try:
-        entry_files.publish(placed.path, file.content, ref.root, file.mode)
-    except OSError as error:
-        report.fail_write(f"copy {what} from {origin}", error, "Recompiling.", ref.root)
-        return False
+        try:
+            entry_files.publish(placed.path, file.content, ref.root, file.mode)
+        except OSError as error:
+            report.fail_write(f"copy {what} from {origin}", error, _COPY_FAILED, ref.root)
+            return False
     return True
 
 

@@ -10,7 +10,7 @@ from safecache.files import opening
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref, locate
-from safecache.ports import Bundle, File, Tier, plugs
+from safecache.ports import Bundle, File, plugs
 from safecache.reporting import report
 from safecache.reporting.kinds import Kind, Reason, Travel
 from safecache.reporting.report import Refusal
@@ -19,27 +19,25 @@ from safecache.store import entry_files, gate, manifests
 from safecache.tiers import fallback, layers, levels
 from safecache.tiers.directory_faults import Unreadable
 
-__all__ = ["Directory", "LowerDirectories", "caches_below", "propagate_file", "send_content"]
+__all__ = ["caches_below", "candidates", "propagate_file", "send_content"]
 
 _REMEDY = "It is made anew; what lies there stays, or is replaced by that if it is in a shared level."
 
 
-class LowerDirectories(Tier):
-    """The shared level below a local one, the directory that a fallback directory replaces, and SAFECACHE_LOWER.
+def candidates(ref: Ref) -> Iterator[Bundle]:
+    """As Tier.candidates(), of what the directories below its cache have, the nearest first; but for entries.
 
-    For kernels, where this user's programs may have kept them otherwise too: torch sets TRITON_CACHE_DIR with its first
-    autotuner.
+    Those are the shared level below a local one, the directory that a fallback directory replaces, and SAFECACHE_LOWER;
+    for kernels, where this user's programs may have kept them otherwise too: torch sets TRITON_CACHE_DIR with its first
+    autotuner. Entries are read where they lie.
     """
-
-    def candidates(self, ref: Ref) -> Iterator[Bundle]:
-        """As Tier.candidates(), the nearest directory first."""
-        for root in caches_below(ref):
-            yield from Directory(root).candidates(ref)
-        for root in layout.triton_siblings(ref.root, config.environment()) if ref.kind is Kind.KERNEL else ():
-            there = ref._replace(root=root)
-            # What stock Triton has left there is nobody's mistake.
-            if any(gate.is_attested(there.file(name)) for name in _kernel_names(there)):
-                yield from Directory(root).candidates(ref)
+    for root in caches_below(ref):
+        yield from _candidates_in(ref._replace(root=root))
+    for root in layout.triton_siblings(ref.root, config.environment()) if ref.kind is Kind.KERNEL else ():
+        there = ref._replace(root=root)
+        # What stock Triton has left there is nobody's mistake.
+        if any(gate.is_attested(there.file(name)) for name in _kernel_names(there)):
+            yield from _candidates_in(there)
 
 
 def caches_below(ref: Ref) -> Iterator[str]:
@@ -56,22 +54,14 @@ def caches_below(ref: Ref) -> Iterator[str]:
             yield root
 
 
-class Directory(Tier):
-    """A cache directory that lies below others. ``root``: its path."""
-
-    def __init__(self, root: str) -> None:
-        self.root = root
-
-    def candidates(self, ref: Ref) -> Iterator[Bundle]:
-        """As Tier.candidates(), but of entries, which are read where they lie."""
-        there = ref._replace(root=self.root)
-        if ref.is_file and os.path.lexists(there.path):
-            names = [name for name in there.names() if os.path.lexists(there.file(name).path)]
-        else:
-            names = _kernel_names(there) if ref.kind is Kind.KERNEL else []
-        files = tuple(filter(None, (_read(there, name) for name in names)))
-        if files and len(files) == len(names):
-            yield Bundle(there, files, there.path)
+def _candidates_in(ref: Ref) -> Iterator[Bundle]:
+    if ref.is_file and os.path.lexists(ref.path):
+        names = [name for name in ref.names() if os.path.lexists(ref.file(name).path)]
+    else:
+        names = _kernel_names(ref) if ref.kind is Kind.KERNEL else []
+    files = tuple(filter(None, (_read(ref, name) for name in names)))
+    if files and len(files) == len(names):
+        yield Bundle(ref, files, ref.path)
 
 
 def _kernel_names(ref: Ref) -> list[str]:
@@ -85,19 +75,25 @@ def _kernel_names(ref: Ref) -> list[str]:
     return [name for name in names if name.endswith(".so") or manifests.list_of(ref.file(name)) in paths] + lists
 
 
-def _read(ref: Ref, name: str) -> File | None:
-    """None if it is gone or, as reported, it cannot be read."""
-    file, modes = ref.file(name), list[int]()
+def _load(file: CodeFile) -> File:
+    """The file with its mode and its record. Raises OSError, and UnusableEntry for what is no regular file."""
+    modes = list[int]()
 
     def check(status: os.stat_result) -> None:
         opening.check_regular(status)
         modes.append(stat.S_IMODE(status.st_mode))
 
+    check(os.lstat(file.path))
+    content = entry_files.read(file.path, entry_files.max_entry_size(file.kind), check=check)
+    record = manifests.read_record_bytes(file) if file.kind.has_record else None
+    return File(os.path.basename(file.path), content, record, modes[-1] | stat.S_IWUSR)
+
+
+def _read(ref: Ref, name: str) -> File | None:
+    """None if it is gone or, as reported, it cannot be read."""
+    file = ref.file(name)
     try:
-        check(os.lstat(file.path))
-        content = entry_files.read(file.path, entry_files.max_entry_size(ref.kind), check=check)
-        record = manifests.read_record_bytes(file) if ref.kind.has_record else None
-        return File(name, content, record, modes[-1] | stat.S_IWUSR)
+        return _load(file)
     except FileNotFoundError:
         return None
     except opening.UnusableEntry as unusable:
@@ -126,18 +122,11 @@ def propagate_file(file: CodeFile, *, anew: bool = True, key: str = "") -> bool:
     level = levels.find(path)
     if level is None:
         return False
-    modes: list[int] = []
-
-    def check(status: os.stat_result) -> None:
-        opening.check_regular(status)
-        modes.append(stat.S_IMODE(status.st_mode))
-
     try:
-        content = entry_files.read(path, entry_files.max_entry_size(kind), check=check)
-        record = manifests.read_record_bytes(file._replace(root=file.root or level.place))
+        found = _load(file._replace(root=file.root or level.place))
     except (OSError, opening.UnusableEntry):
         return False  # it is gone or was replaced, which its next reader here will report
-    return send_content(file, content, record=record, mode=modes[-1], anew=anew)
+    return send_content(file, found.content, record=found.record, mode=found.mode, anew=anew)
 
 
 def send_content(

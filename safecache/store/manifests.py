@@ -29,7 +29,6 @@ from safecache.tiers import directory_faults, fallback
 
 __all__ = [
     "LIST",
-    "copy",
     "exists",
     "hashed_name",
     "list_of",
@@ -102,21 +101,6 @@ def report_obstacle(root: str, text: str, error: OSError) -> None:
     """Say once that something is in the way of all that safecache keeps, or moves away, in the cache ``root``."""
     remedy = "It is made anew by each process; remove what is in the way."
     events.report(Reason.UNWRITABLE, f"{text}.", cause=f"obstacle {root}", remedy=remedy, error=error)
-
-
-def copy(file: CodeFile, destination: str) -> bool:
-    """Have the file's record in another cache too, as it is: its signer can be revoked there. False if it has none.
-
-    False also if it cannot be read, and, reported, if it cannot be written.
-    """
-    try:
-        record = read_record_bytes(file)
-    except directory_faults.Unreadable:
-        return False
-    if record is None:
-        return False
-    what = f"the record of {file.kind.noun} {file.path}"
-    return publish(record_path(CodeFile(file.path, destination, file.kind)), record, destination, what, file.kind)
 
 
 def read_record_bytes(file: CodeFile) -> bytes | None:

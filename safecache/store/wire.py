@@ -29,7 +29,6 @@ __all__ = [
     "MALFORMED",
     "TRITON",
     "VLLM",
-    "Frame",
     "Packed",
     "compress",
     "decompress",
@@ -79,13 +78,6 @@ class Packed(NamedTuple):
         return [ref.kind.value, ref.key, ref.root, self.at, self.stored, self.size, self.digest, files]
 
 
-class Frame(NamedTuple):
-    """A bundle that is compressed, and what its row says, but for where it lies."""
-
-    content: bytes
-    packed: Packed
-
-
 def name_bundle(ref: Ref) -> str:
     """What it is called to a person, and in a list of what is in a pack: no two have the same."""
     return f"{ref.root}:{ref.kind.value}/{ref.key}"
@@ -104,8 +96,8 @@ def place(ref: Ref) -> Ref:
     return ref._replace(root=root)
 
 
-def compress(ref: Ref, files: Iterable[File], level: int) -> Frame:
-    """The frame of a bundle that is_placed()."""
+def compress(ref: Ref, files: Iterable[File], level: int) -> tuple[bytes, Packed]:
+    """The frame of a bundle that is_placed(), and its row."""
     import zstandard
 
     # A list is published after the files that it names.
@@ -114,7 +106,7 @@ def compress(ref: Ref, files: Iterable[File], level: int) -> Frame:
     compressed = zstandard.ZstdCompressor(level=level).compress(content)
     digests = {file.name: (len(file.content), hashlib.sha256(file.content).hexdigest()) for file in kept}
     digest = hashlib.sha256(compressed).hexdigest()
-    return Frame(compressed, Packed(ref, 0, len(compressed), len(content), digest, digests))
+    return compressed, Packed(ref, 0, len(compressed), len(content), digest, digests)
 
 
 def _members(ref: Ref, files: Iterable[File]) -> dict[str, bytes]:

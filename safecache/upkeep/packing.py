@@ -32,7 +32,6 @@ from safecache.upkeep.transfers import Fate, Step, Summary, Targets, Tell
 __all__ = ["Difference", "compared", "pack", "unpack"]
 
 _CHUNK = 1 << 20
-_ORIGIN = "the pack"
 
 
 class Difference(NamedTuple):
@@ -117,10 +116,10 @@ def _add(spool: IO[bytes], made: list[Packed], stated: _Stated, item: tuple[str,
         return Step(name, Fate.REFUSED, 0, "nothing of it verifies: safecache verify")
     for file in files:
         stated.add(file)
-    frame = wire.compress(groups[0].ref, files, archive.LEVEL)
-    spool.write(frame.content)
-    made.append(frame.packed._replace(at=spool.tell() - len(frame.content)))
-    return Step(name, Fate.DONE, len(frame.content))
+    frame, packed = wire.compress(groups[0].ref, files, archive.LEVEL)
+    spool.write(frame)
+    made.append(packed)
+    return Step(name, Fate.DONE, packed.stored)
 
 
 def _joined(groups: Iterable[_Group]) -> tuple[File, ...]:
@@ -205,7 +204,7 @@ def _unpack(found: Pack, targets: Targets, item: tuple[str, Packed]) -> Step:
     if refusal is not None:
         return Step(name, Fate.REFUSED, 0, refusal.evidence)
     lacking = [file for file in files if file.name not in here]
-    if not all(bundles.publish(file, ref, f"{_ORIGIN} {found.path}") for file in lacking):
+    if not bundles.publish(lacking, ref, f"the pack {found.path}"):
         return Step(name, Fate.FAILED, 0, f"it cannot be written to {ref.directory}")
     return Step(name, Fate.DONE, packed.stored)
 

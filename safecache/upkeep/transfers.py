@@ -169,7 +169,7 @@ def _fetch(remote: Client, caches: Targets, listings: Mapping[str, Packed | None
     refusal = _UNPLACED if ref is None else bundles.bundle_refusal(found.files, ref)
     if ref is None or refusal is not None:
         return Step(name, Fate.REFUSED, 0, (refusal or _UNPLACED).evidence)
-    if not all(bundles.publish(file, ref, exchange.ORIGIN) for file in found.files):
+    if not bundles.publish(found.files, ref, exchange.ORIGIN):
         return Step(name, Fate.FAILED, 0, f"it cannot be written to {ref.directory}")
     return Step(name, Fate.DONE, len(content))
 

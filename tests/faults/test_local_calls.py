@@ -37,7 +37,7 @@ triton_files.put(kernel, "k.cubin", b"cubin")
 triton_files.put(kernel, "__grp__k.json", json.dumps({"child_paths": {"k.cubin": kernel + "/k.cubin"}}).encode())
 """
 FIND = """
-source = loading.Source(Ref(Kind.AOT_ENTRY, "akey", root), lambda entry: True, layers.iter_lower_paths(entries, root))
+source = loading.Source(Ref(Kind.AOT_ENTRY, "akey", root), lambda entry: True)
 assert next(loading.lookup(source, local=True, remote=None))[0] == [7]
 assert gate.quarantine_unattested(CodeFile(library, root)) or library_builds._is_fetched(library, root)
 os.makedirs(kernel, exist_ok=True)

@@ -29,7 +29,8 @@ def other(tmp_path):
 
 
 def copy(library, other, kind=Kind.NATIVE_CODE):
-    return manifests.copy(CodeFile(str(library), str(library.parents[1]), kind), other)
+    record, place = of(library, library.parents[1], kind), CodeFile(str(library), other, kind)
+    return record is not None and manifests.publish(manifests.record_path(place), record, other, "a record", kind)
 
 
 def of(library, root, kind=Kind.NATIVE_CODE):
@@ -58,9 +59,8 @@ def test_record_that_cannot_be_read_is_not_copied(library, other, monkeypatch):
     monkeypatch.setattr(filesystem, "sleep", lambda seconds: None)
     with monkeypatch.context() as patch:
         fail(patch, "lstat", errno.EIO)
-        assert not copy(library, other)
         with pytest.raises(directory_faults.Unreadable):
-            of(library, library.parents[1])
+            copy(library, other)
     assert of(library, other) is None
 
 
