@@ -7,7 +7,7 @@ import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from safecache import compiles
 from safecache.entries import searches
@@ -41,11 +41,11 @@ class RemoteCache(Protocol):
         """The JSON object stored under the cache key ``key``; None if there is none."""
 
 
-class Source:
+class Source(NamedTuple):
     """Where the candidates for one cache key come from, and which type they must have."""
 
-    def __init__(self, ref: Ref, is_entry: Callable[[Any], bool]) -> None:
-        self.ref, self.is_entry = ref, is_entry
+    ref: Ref
+    is_entry: Callable[[Any], bool]
 
 
 def lookup(source: Source, *, local: bool, remote: RemoteCache | None) -> Iterator[tuple[Any, bytes, bool]]:

@@ -6,22 +6,24 @@ cache by the way of all files: its reader verifies it again, as if it had always
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TypeVar
 
 from safecache.errors import PackRefusedError
 from safecache.packs import archive
 from safecache.packs.archive import Pack
 from safecache.places.refs import Ref
-from safecache.ports import Bundle, File
+from safecache.ports import Bundle
 from safecache.reporting import boundary, events
 from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
 from safecache.reporting.report import Refusal
 from safecache.session import ForkLock, Part, inherit
 from safecache.settings import config, extras
-from safecache.store.wire import Packed
 
 __all__ = ["candidates"]
 
+_Result = TypeVar("_Result")
 _REMEDY = "What it has is compiled instead."
 _LIBRARY, _EXTRA = "zstandard", "pack"
 
@@ -55,19 +57,9 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
             if pack is None:
                 continue
             for packed in pack.by_key.get(wanted, ()):
-                files = _read(pack, packed)
+                files = _attempt(path, partial(pack.read, packed))
                 if files is not None:
                     yield Bundle(ref._replace(root=""), files, f"the pack {path}", "pack", judged)
-
-
-def _read(pack: Pack, packed: Packed) -> tuple[File, ...] | None:
-    try:
-        return pack.read(packed)
-    except PackRefusedError as error:
-        _refuse(pack.path, error)
-    except OSError as error:
-        _report(pack.path, error)
-    return None
 
 
 def _find_pack(path: str) -> Pack | None:
@@ -76,31 +68,25 @@ def _find_pack(path: str) -> Pack | None:
         if path not in packs:
             if not config.current().strict:
                 packs[path] = None  # whatever fails in it does so once
-            packs[path] = _opened(path)
+            packs[path] = _attempt(path, partial(archive.opened, path)) if _has_library(path) else None
         return packs[path]
 
 
-def _opened(path: str) -> Pack | None:
-    """None, and reported, for one that cannot be used: this process does without it."""
+def _has_library(path: str) -> bool:
     if not extras.is_installed(_LIBRARY):
         text = f"the pack {path} is not used: {_LIBRARY} is not installed."
         events.report(Reason.UNREADABLE, text, cause=_LIBRARY, remedy=extras.line(_EXTRA))
-        return None
+    return extras.is_installed(_LIBRARY)
+
+
+def _attempt(path: str, work: Callable[[], _Result]) -> _Result | None:
+    """What ``work`` returns; None, and reported, for a pack that cannot be used: this process does without it."""
     try:
-        return archive.opened(path)
+        return work()
     except PackRefusedError as error:
-        _refuse(path, error)
+        events.add_refusal(str(error))
+        events.report(Reason(error.reason), str(error), cause=path, remedy=_REMEDY)
     except OSError as error:
-        _report(path, error)
+        text = f"the pack {path} cannot be read: {error.strerror}."
+        events.report(Reason.UNREADABLE, text, cause=path, remedy=_REMEDY, error=error)
     return None
-
-
-def _report(path: str, error: OSError) -> None:
-    text = f"the pack {path} cannot be read: {error.strerror}."
-    events.report(Reason.UNREADABLE, text, cause=path, remedy=_REMEDY, error=error)
-
-
-def _refuse(path: str, error: PackRefusedError) -> None:
-    text = str(error)
-    events.add_refusal(text)
-    events.report(Reason(error.reason), text, cause=path, remedy=_REMEDY)

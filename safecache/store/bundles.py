@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from safecache.files import opening
 from safecache.places import layout
 from safecache.places.refs import Ref
-from safecache.ports import File, plugs
+from safecache.ports import Bundle, File, plugs
 from safecache.reporting import boundary, events, report
 from safecache.reporting.kinds import ENTRIES, Kind, Reason, SealedName
 from safecache.reporting.report import Refusal
@@ -33,27 +33,38 @@ def fetch(ref: Ref) -> Ref | None:
     That is a directory below, where the cache cannot be written; None if no tier has it. What is refused is reported,
     and the next tier looked into. Raises the reason's error in strict mode.
     """
-    is_writable = not os.path.isdir(ref.directory) or os.access(ref.directory, os.W_OK, effective_ids=True)
+    place = ref.directory if os.path.isdir(ref.directory) else ref.root
+    # Triton's own cache, which no fallback directory replaces.
+    is_writable = ref.kind is not Kind.KERNEL or os.access(place, os.W_OK, effective_ids=True)
     for bundle in itertools.chain(directories.candidates(ref), plugs.tiers.candidates(ref)):
         with boundary.contain_errors(f"the check of {bundle.origin}", "It is made anew."):
             is_there = bool(bundle.ref.root)
             at = bundle.ref if is_there else ref
-            refusal = bundle.refusal or bundle_refusal(bundle.files, at, lie_there=is_there)
-            if refusal is not None:
-                bundle.judged(refusal)
-                cause = f"{bundle.label} {ref.kind.value}" if bundle.label else refusal.cause
-                where = f"{ref.key[:64]} from {bundle.origin}" if bundle.label else bundle.origin
-                if at.root == fallback.original(ref.root):
-                    # That this cache is not usable as it is has been reported.
-                    events.count(refusal.reason)
-                    continue
-                report.refuse(refusal._replace(cause=cause), ref.kind, where, "It is made anew.")
+            found = ("", bundle.refusal) if bundle.refusal else _find_refusal(bundle.files, at, lie_there=is_there)
+            if found is not None:
+                bundle.judged(found[1])
+                _report(bundle, *found, ref)
             elif (is_writable or not is_there) and publish(bundle.files, ref, bundle.origin):
                 bundle.judged(None)
                 return ref
             elif is_there:
                 return at
     return None
+
+
+def _report(bundle: Bundle, name: str, refusal: Refusal, ref: Ref) -> None:
+    if not bundle.ref.root:
+        refusal = _name_file(name, refusal)._replace(cause=f"{bundle.label} {ref.kind.value}")
+        report.refuse(refusal, ref.kind, f"{ref.key[:64]} from {bundle.origin}", "It is made anew.")
+    elif bundle.ref.root == fallback.original(ref.root):
+        events.count(refusal.reason)  # that this cache is not usable as it is has been reported
+    else:
+        remedy = "It is made anew; what lies there, in a lower tier, is left there."
+        report.refuse(refusal, ref.kind, bundle.ref.file(name).path, remedy)
+
+
+def _name_file(name: str, refusal: Refusal) -> Refusal:
+    return refusal._replace(evidence=f"of {name[:64]!r} in it: {refusal.evidence}") if name else refusal
 
 
 def read_verified_files(ref: Ref) -> tuple[File, ...]:
@@ -95,22 +106,25 @@ def _stated_by(file: File, ref: Ref) -> Mapping[str, object]:
     return listed if isinstance(listed, dict) else {}
 
 
-def bundle_refusal(files: Collection[File], ref: Ref, *, lie_there: bool = False) -> Refusal | None:
-    """Why these are not used as this bundle; None if every file of it verifies.
+def bundle_refusal(files: Collection[File], ref: Ref) -> Refusal | None:
+    """Why these are not used as this bundle; None if every file of it verifies."""
+    found = _find_refusal(files, ref)
+    return None if found is None else _name_file(*found)
+
+
+def _find_refusal(files: Collection[File], ref: Ref, *, lie_there: bool = False) -> tuple[str, Refusal] | None:
+    """The name of a file, and why these are not used as this bundle.
 
     ``lie_there``: they were read from where the ref says, so that the user may trust them as private.
     """
     if not files:
-        return Refusal(Reason.EMPTY, "there is nothing in it")
+        return "", Refusal(Reason.EMPTY, "there is nothing in it")
     for file, refusal in _judged(files, ref, lie_there=lie_there):
-        if refusal is not None and len(files) > 1:
-            return refusal._replace(evidence=f"of {file.name[:64]!r} in it: {refusal.evidence}")
         if refusal is not None:
-            return refusal
-    lacking = _stated(files, ref).keys() - {file.name for file in files}
-    lacking |= _lacking_in(files, ref)
+            return file.name, refusal
+    lacking = (_stated(files, ref).keys() - {file.name for file in files}) | _lacking_in(files, ref)
     # Its reader would ask for it again and again, and who compiles it would find the name taken.
-    return Refusal(Reason.DAMAGED, f"it lacks {min(lacking)[:64]!r}, which its list names") if lacking else None
+    return ("", Refusal(Reason.DAMAGED, f"it lacks {min(lacking)[:64]!r}, which its list names")) if lacking else None
 
 
 def publish(files: Iterable[File], ref: Ref, origin: str) -> bool:

@@ -132,6 +132,8 @@ class TierTests:
         session.reset()
         there = self.base / where
         moved = self.move(refs, there)
+        for ref in moved:
+            os.makedirs(ref.root, exist_ok=True)
         found = [bundles.fetch(ref) is not None for ref in moved]
         written = _contents(there)
         # That of a kernel's list may be the record of each of its files.

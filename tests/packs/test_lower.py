@@ -43,7 +43,7 @@ def everything(root, triton):
         Ref(Kind.NATIVE_CODE, f"{filled.LIBRARY[1:3]}/{filled.LIBRARY}.so", str(root)),
         Ref(Kind.PGO_STATE, filled.JOB, str(root)),
     ]
-    return [bundles.fetch(ref) for ref in asked]
+    return [bundles.fetch(ref) is not None for ref in asked]
 
 
 def test_what_is_not_here_is_taken_from_a_pack(use, pack, tmp_path):
@@ -133,7 +133,7 @@ def test_threads_that_look_up_at_once_open_a_pack_once(use, pack, tmp_path, monk
         assert is_asked.wait(60)
         time.sleep(0.1)  # for the second to come to a pack that is not open yet
         may_open.set()
-        assert [each.result(60) for each in asked] == [True, True]
+        assert None not in [each.result(60) for each in asked]
 
 
 def test_a_cache_that_cannot_be_written_is_named(use, pack, caplog, tmp_path):

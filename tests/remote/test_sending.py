@@ -108,8 +108,6 @@ def test_no_header_is_precompiled_where_the_remote_has_the_libraries(remote, set
     there = entry_bundle(tmp_path / "second")
     assert bundles.fetch(there)
     assert asked() is None and len(made) == 1
-    settings(SAFECACHE_REMOTE="")
-    assert asked() == "a header"
 
 
 def test_two_hosts_entries_for_one_key_are_joined(remote, tmp_path):

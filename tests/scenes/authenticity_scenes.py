@@ -381,7 +381,7 @@ class Extension(Attested):
     """A library that ninja has built, and finds up to date: that it is left counts as harm."""
 
     kind, cache_key = Kind.NATIVE_CODE, "probe/probe.so"
-    looks = (gate, "expect_digest", 1)
+    looks = (gate, "attest_in_process", 1)
 
     def __init__(self, base, trojan):
         super().__init__(base, trojan)
