@@ -61,7 +61,8 @@ def plug() -> None:
     plugs.single_flight = scopes
     plugs.compiler = asked
     plugs.check_hits = verification.check_hits
-    plugs.tiers.add(packs.PACKS)
+    plugs.acquire_lease = tier.acquire_lease
+    plugs.tiers.add(packs)
     plugs.tiers.add(tier)
 
 

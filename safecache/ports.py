@@ -216,13 +216,6 @@ class Tier(Protocol):
         """Have its files kept, which this process has made. ``again``: in place of what is kept under its key."""
         return None
 
-    def acquire_lease(self, ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], None] | None, float]:
-        """Take the lease on this key among the hosts: what releases it, and how many seconds they were waited for.
-
-        None if it cannot be had. ``most``: tells, if it is called, for how long to wait at most.
-        """
-        return None, 0.0
-
 
 class Compiler(Protocol):
     """Makes Triton's kernels apart from this process; without it Triton makes them, here."""
@@ -347,10 +340,6 @@ class Tiers(Tier):
         for tier in self._tiers:
             tier.keep(ref, again=again)
 
-    def acquire_lease(self, ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], None] | None, float]:
-        asked = (tier.acquire_lease(ref, most) for tier in self._tiers)
-        return next((found for found in asked if found != (None, 0.0)), (None, 0.0))
-
 
 def _answer_alone(port: Any) -> Any:
     """What answers as the port says of itself."""
@@ -363,6 +352,9 @@ class Plugs:
     ``why_missed``: of a key and the name of its graph or kernel, why it is not there. ``compile_seconds``: of the same,
     how long the compile took when it was last saved there; 0 where nobody knows. ``check_hits``: stands around a call
     of compile_fx, given its arguments. ``stats``: how often each thing happened in this process.
+
+    ``acquire_lease``: takes the lease on a key among the hosts, after a wait for others of as many seconds at most as the
+    function says that it is given; returns what releases it, None if it cannot be had, and the seconds that were waited.
     """
 
     def __init__(self) -> None:
@@ -370,6 +362,8 @@ class Plugs:
         self.compile_seconds: Callable[[Ref, str], float] = lambda *_: 0.0
         self.stats: Callable[[], dict[str, int]] = counters
         self.check_hits: Callable[..., AbstractContextManager[None]] = lambda *_: nullcontext()
+        self.acquire_lease: Callable[[Ref, Callable[[], float]], tuple[Callable[[], None] | None, float]]
+        self.acquire_lease = lambda *_: (None, 0.0)
         self.tiers = Tiers()
         self.compiler: Compiler = _answer_alone(Compiler)
         self.key_part: KeyPart = _answer_alone(KeyPart)

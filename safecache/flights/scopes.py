@@ -237,7 +237,7 @@ def _among_hosts(this: _Scope, lease: Lease, ref: Ref, most: Callable[[], float]
     """How long other hosts were waited for, with the lease among them taken if it can be had."""
     if ref.kind.tiers.lease is not LeaseScope.HOSTS or not this.waits:
         return 0.0
-    release, waited = plugs.tiers.acquire_lease(ref, most)
+    release, waited = plugs.acquire_lease(ref, most)
     if release is not None:
         lease.then.append(release)
     elif waited:

@@ -1,28 +1,100 @@
 """Packs: a cache as one signed file, which is verified and read group by group, without being unpacked.
 
-A feature: it may import the core, and no other feature. Commands use ``archive``, by way of upkeep.
+A feature: it may import the core, and no other feature. As a tier, what a cache lacks is taken from the packs that
+SAFECACHE_LOWER names, which are never written: each is opened once, as something is first looked for in it. Commands
+use ``archive``, by way of upkeep.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
+from safecache.errors import PackRefusedError
 from safecache.places.refs import Ref
-from safecache.ports import Bundle, Tier
-from safecache.settings import config
+from safecache.ports import Bundle
+from safecache.reporting import boundary, events
+from safecache.reporting.kinds import ENTRIES, Count, Kind, Reason
+from safecache.reporting.report import Refusal
+from safecache.session import ForkLock, Part, inherit
+from safecache.settings import config, extras
 
-__all__ = ["PACKS"]
+if TYPE_CHECKING:
+    from safecache.packs.archive import Pack
+
+__all__ = ["candidates", "keep"]
+
+_Result = TypeVar("_Result")
+_REMEDY = "What it has is compiled instead."
+_LIBRARY, _EXTRA = "zstandard", "pack"
 
 
-class _Packs(Tier):
-    """The packs that SAFECACHE_LOWER names. The rest is imported where there is one."""
-
-    def candidates(self, ref: Ref) -> Iterator[Bundle]:
-        """As Tier.candidates()."""
-        if config.current().packs:
-            from safecache.packs import lower
-
-            yield from lower.candidates(ref)
+class _State:
+    def __init__(self) -> None:
+        self.packs: dict[str, Pack | None] = {}
+        # Entries of a key are taken once: they are all there then, and the key is looked up again for other guards.
+        self.taken: set[tuple[Kind, str]] = set()
 
 
-PACKS = _Packs()
+_lock = ForkLock()
+_state: Part[_State] = Part(_State, inherit)
+
+
+def candidates(ref: Ref) -> Iterator[Bundle]:
+    """As Tier.candidates(): what the packs have, in their order."""
+    state, wanted = _state.now, (ref.kind, ref.key)
+    if wanted in state.taken:
+        return
+
+    def judged(refusal: Refusal | None) -> None:
+        if refusal is None:
+            events.count(Count.PACK_HIT)
+            if ref.kind in ENTRIES:
+                state.taken.add(wanted)
+
+    for path in config.current().packs:
+        with boundary.contain_errors(f"the pack {path}", _REMEDY):
+            pack = _find_pack(path)
+            if pack is None:
+                continue
+            for packed in pack.by_key.get(wanted, ()):
+                files = _attempt(path, partial(pack.read, packed))
+                if files is not None:
+                    yield Bundle(ref._replace(root=""), files, f"the pack {path}", "pack", judged)
+
+
+def keep(ref: Ref, *, again: bool = False) -> None:
+    """As Tier.keep(): a pack is made by a command."""
+
+
+def _find_pack(path: str) -> Pack | None:
+    from safecache.packs import archive  # it is rarely needed
+
+    with _lock:
+        packs = _state.now.packs
+        if path not in packs:
+            if not config.current().strict:
+                packs[path] = None  # whatever fails in it does so once
+            packs[path] = _attempt(path, partial(archive.opened, path)) if _has_library(path) else None
+        return packs[path]
+
+
+def _has_library(path: str) -> bool:
+    if not extras.is_installed(_LIBRARY):
+        text = f"the pack {path} is not used: {_LIBRARY} is not installed."
+        events.report(Reason.UNREADABLE, text, cause=_LIBRARY, remedy=extras.line(_EXTRA))
+    return extras.is_installed(_LIBRARY)
+
+
+def _attempt(path: str, work: Callable[[], _Result]) -> _Result | None:
+    """What ``work`` returns; None, and reported, for a pack that cannot be used: this process does without it."""
+    try:
+        return work()
+    except PackRefusedError as error:
+        events.add_refusal(str(error))
+        events.report(Reason(error.reason), str(error), cause=path, remedy=_REMEDY)
+    except OSError as error:
+        text = f"the pack {path} cannot be read: {error.strerror}."
+        events.report(Reason.UNREADABLE, text, cause=path, remedy=_REMEDY, error=error)
+    return None

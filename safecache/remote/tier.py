@@ -34,7 +34,7 @@ def is_sending() -> bool:
 
 
 def acquire_lease(ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], None] | None, float]:
-    """As Tier.acquire_lease()."""
+    """As plugs.acquire_lease()."""
     if not is_sending():
         return None, 0.0
     from safecache.remote import leases

@@ -7,7 +7,7 @@ import os
 import pytest
 from helpers.stored import Files, away, instead
 
-from safecache.packs import PACKS
+from safecache import packs
 from safecache.settings import config
 from safecache.testing.tiers import Held, TierTests
 from safecache.upkeep import packing
@@ -25,7 +25,7 @@ class TestPack(TierTests):
         ways = {"away": lambda: away(path), "directory": lambda: instead(path, os.mkdir)}
         ways["fifo"] = lambda: instead(path, os.mkfifo)
         return Held(
-            PACKS,
+            packs,
             Files(directory),
             fill=lambda refs: packing.pack([str(tmp_path / "cache")], str(path), lambda *_: None),
             failures=ways,

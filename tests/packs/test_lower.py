@@ -15,7 +15,7 @@ from helpers.sealed import flipped
 
 from packs import forged
 from safecache.errors import CacheReadError, EntryRefusedError
-from safecache.packs import archive, lower
+from safecache.packs import archive
 from safecache.places.refs import Ref
 from safecache.reporting import events
 from safecache.reporting.kinds import Count, Kind
@@ -28,7 +28,7 @@ def use(settings, tmp_path, monkeypatch):
 
     def use(*packs, **more):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "there"))
-        lower._state.reset()
+        packs._state.reset()
         events._state.reset()
         return settings(SAFECACHE_LOWER=":".join(map(str, packs)), **more)
 
