@@ -353,8 +353,8 @@ class Plugs:
     how long the compile took when it was last saved there; 0 where nobody knows. ``check_hits``: stands around a call
     of compile_fx, given its arguments. ``stats``: how often each thing happened in this process.
 
-    ``acquire_lease``: takes the lease on a key among the hosts, after a wait for others of as many seconds at most as the
-    function says that it is given; returns what releases it, None if it cannot be had, and the seconds that were waited.
+    ``acquire_lease``: takes the lease on a key among the hosts; waits for others at most as many seconds as the function
+    says. Returns what releases it, None if it cannot be had, and the seconds that were waited.
     """
 
     def __init__(self) -> None:

@@ -1,5 +1,7 @@
 """Break the code in each place that safety hangs on, and see a test fail: ``python tests/mutations.py [MODULE …]``.
 
+With ``--invariants``, in those places alone that a comment `# INVARIANT: …` stands above.
+
 One at a time, in a copy of the package: each sync, renaming, lock and write is left out, each O_EXCL and O_NOFOLLOW
 dropped, and each comparison and condition taken for true, and for false. Prints what fails for each, and what SURVIVED:
 a test that is missing, or else a change that changes nothing and is listed in EQUIVALENT with the reason.
@@ -75,6 +77,12 @@ TESTS = {
     "files/holders": _FLIGHTS,
     "store/manifests": ["tests/store/test_records.py", *_GATE],
     "store/gate": ["tests/built_code/test_disposal.py", *_GATE],
+    "store/bundles": [
+        "tests/remote/test_parcels.py",
+        "tests/tiers/test_conformance.py",
+        "tests/packs/test_hostile_packs.py",
+    ],
+    "store/wire": ["tests/remote/test_parcels.py", "tests/packs/test_hostile_packs.py"],
     "code/triton_remote": ["tests/built_code/test_triton_backend.py", "tests/built_code/test_triton_records.py"],
     "remote/parcels": ["tests/remote/test_parcels.py", "tests/remote/test_vllm_remote.py"],
     "remote/client": ["tests/remote/test_clients.py"],
@@ -146,6 +154,11 @@ def mutants(module: str) -> list[Mutant]:
     return sorted(found, key=lambda mutant: (mutant.start, len(mutant.old), mutant.new))
 
 
+def invariants(module: str) -> set[int]:
+    """The lines that a comment `# INVARIANT: …` stands above."""
+    return {number + 2 for number, line in enumerate(_read(module).splitlines()) if "# INVARIANT: " in line}
+
+
 def _changes(tree: ast.Module) -> Iterator[tuple[ast.expr, str]]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CALLS:
@@ -209,10 +222,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("module", nargs="*", metavar="MODULE", help=f"of {', '.join(TESTS)}; all, without one")
     parser.add_argument("--jobs", type=int, default=1)
+    parser.add_argument("--invariants", action="store_true", help="only what a comment `# INVARIANT: …` stands above")
     parser.add_argument("--list", action="store_true", help="only say what would be changed")
     parser.add_argument("-m", dest="marker", default="", help='as of pytest, such as "not full"; all tests, without it')
     chosen = parser.parse_args()
     todo = [mutant for module in chosen.module or TESTS for mutant in mutants(module)]
+    if chosen.invariants:
+        todo = [mutant for mutant in todo if mutant.line in invariants(mutant.module)]
     if chosen.list:
         print(*todo, sep="\n")
         return 0

@@ -105,6 +105,7 @@ def decode_object(content: bytes, name: str, ref: Ref, most: int) -> Parcel | Re
 def unpacked(content: bytes, name: str, most: int) -> Parcel | Refusal:
     """As decode_object(), before its files are verified: for who has to ask it which bundle it is."""
     found = trust.examine(content, Kind.PARCEL, name, None)
+    # INVARIANT: nothing of a parcel is parsed that no trusted key has sealed for its name.
     if isinstance(found, Refusal):
         return found
     try:

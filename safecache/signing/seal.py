@@ -171,6 +171,7 @@ def verify(
     if isinstance(opened, Verdict):
         return opened
     footer, body, key = opened
+    # INVARIANT: a seal is of one content.
     if hashlib.sha256(memoryview(content)[: footer.payload_size]).digest() != footer.digest:
         return Verdict(Reason.DAMAGED, footer.key_id)
     return _allowed(_compare(body, kind, cache_key, namespace, key.id), namespace, key)
@@ -244,6 +245,7 @@ def _open(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Ver
         return Verdict(Reason.UNKNOWN_FORMAT, footer.key_id)
     body, tag = parts
     message = _DOMAIN + end[-_FOOTER.size :] + body
+    # INVARIANT: nothing that a seal states is parsed before its tag is verified, by the key that it names.
     if footer.algorithm != key.algorithm.number or not key.verifies(tag, message):
         return Verdict(Reason.BAD_SEAL, footer.key_id)
     return footer, body, key
@@ -251,6 +253,7 @@ def _open(end: bytes, size: int, find_key: Callable[[bytes], Key | None]) -> Ver
 
 def _allowed(verdict: Verdict, namespace: str, key: Key) -> Verdict:
     """The verdict, or KEY_NOT_ALLOWED if the key may not seal for ``namespace``."""
+    # INVARIANT: a key seals for the namespaces that it is trusted for.
     if verdict.reason is None and not key.allows(namespace):
         return verdict._replace(reason=Reason.KEY_NOT_ALLOWED)
     return verdict
@@ -267,6 +270,7 @@ def _compare(body: bytes, kind: Kind, cache_key: str, namespace: str, key_id: by
     if not all(isinstance(said, str) for said in provenance.values()):
         return Verdict(Reason.UNKNOWN_FORMAT, key_id)
     reason = None
+    # INVARIANT: a seal is for one kind, one cache key and one namespace.
     if stated[0] != kind.value:
         reason = Reason.OTHER_KIND
     elif stated[1] != cache_key:

@@ -54,6 +54,7 @@ def examine(content: bytes, kind: Kind, cache_key: str, path: str | None) -> Cou
     """As judge(), but without counting: Count.VERIFIED or Count.ACCEPTED_PRIVATE if it may be used."""
     keys = keyring.current()
     verdict = seal.verify(content, kind, cache_key, keys.find, config.current().namespace)
+    # INVARIANT: bytes are unpickled that a trusted key has sealed, or that nobody but this user could have written.
     if verdict.reason is None:
         return foreign(verdict, kind) or Count.VERIFIED
     if verdict.reason not in UNATTESTED:

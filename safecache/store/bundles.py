@@ -41,6 +41,7 @@ def fetch(ref: Ref) -> Ref | None:
             is_there = bool(bundle.ref.root)
             at = bundle.ref if is_there else ref
             found = ("", bundle.refusal) if bundle.refusal else _find_refusal(bundle.files, at, lie_there=is_there)
+            # INVARIANT: nothing of a bundle is copied into a cache before all of it is verified.
             if found is not None:
                 bundle.judged(found[1])
                 _report(bundle, *found, ref)
@@ -162,6 +163,7 @@ def _judged(files: Iterable[File], ref: Ref, *, lie_there: bool = False) -> Iter
     files = list(files)
     stated = _stated(files, ref)
     for file in files:
+        # INVARIANT: a bundle has no file but its own.
         if not ref.owns(file.name) or (file.record is not None and not ref.kind.has_record):
             yield file, Refusal(Reason.UNSAFE_NAME, "it is no file of this bundle, or has a record that it should not")
         elif ref.kind.has_record:

@@ -135,7 +135,6 @@ def attest_in_process(path: str, content: bytes = b"", *, digest: bytes | None =
 
 def is_known(path: str, content: bytes = b"", *, digest: bytes | None = None) -> bool:
     """Whether this process has attested this content there, or content with this SHA-256 ``digest``."""
-    # INVARIANT: what this process knows is known by its digest, never by its name.
     return (digest or hashlib.sha256(content).digest()) in _state.now.known.get(path, ())
 
 
@@ -283,7 +282,6 @@ def _judge_alone(record: bytes | None, file: CodeFile, digest: bytes) -> Refusal
     # INVARIANT: it counts for the content that it states.
     if digest.hex() != stated["sha256"]:
         return Refusal(Reason.DAMAGED, "its digest is not the one that was sealed")
-    # INVARIANT: and where it was made for this machine and these releases.
     return trust.foreign(verdict, file.kind)
 
 

@@ -134,6 +134,7 @@ def header(name: str, size: int) -> bytes:
 def read_row(kind: str, key: str, root: str, at: int, stored: int, size: int, digest: str, files: Any) -> Packed:
     """What a row says. Raises one of MALFORMED for what is none, or of a later safecache's."""
     found = _KINDS.get(kind)
+    # INVARIANT: no path that is made of a row leads out of a cache.
     if found is None or not is_placed(Ref(found, key, root)):
         raise ValueError(f"{kind} {key} has no place in it")
     if min(at, stored, size) < 0:
@@ -167,6 +168,7 @@ def _untarred(content: bytes) -> dict[str, bytes]:
 
 def decompress(compressed: bytes, packed: Packed) -> tuple[File, ...]:
     """The files of a frame, as its row states them, each not yet verified by itself. Raises one of MALFORMED."""
+    # INVARIANT: nothing is decompressed but what was sealed.
     if hashlib.sha256(compressed).hexdigest() != packed.digest:
         raise ValueError("it is not what was packed")
     members, ref = _untarred(_decompressed(compressed, packed.size)), packed.ref
