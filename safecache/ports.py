@@ -353,7 +353,7 @@ class Plugs:
     how long the compile took when it was last saved there; 0 where nobody knows. ``check_hits``: stands around a call
     of compile_fx, given its arguments. ``stats``: how often each thing happened in this process.
 
-    ``acquire_lease``: takes the lease on a key among the hosts; waits for others at most as many seconds as the function
+    ``acquire_lease``: takes the lease on a key among the hosts, and waits for others at most as long as its function
     says. Returns what releases it, None if it cannot be had, and the seconds that were waited.
     """
 

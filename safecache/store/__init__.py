@@ -1,4 +1,4 @@
-"""Bytes at rest: entry files, sealed records of other files, groups of files, and the quarantine.
+"""Bytes at rest: entries, sealed records and the gate that reads them, bundles from tiers, and the quarantine.
 
 May import the rooms up to tiers.
 """

@@ -133,7 +133,7 @@ class TierTests:
         there = self.base / where
         moved = self.move(refs, there)
         for ref in moved:
-            os.makedirs(ref.root, exist_ok=True)
+            Path(ref.root).mkdir(parents=True, exist_ok=True)
         found = [bundles.fetch(ref) is not None for ref in moved]
         written = _contents(there)
         # That of a kernel's list may be the record of each of its files.

@@ -69,8 +69,8 @@ def look_up(source):
 def fail(source, monkeypatch, place, error):
     module, name = PLACES[place]
     if place in MISSING:
-        (entry,) = os.listdir(source.directory)
-        os.unlink(os.path.join(source.directory, entry))
+        (entry,) = os.listdir(source.ref.directory)
+        os.unlink(os.path.join(source.ref.directory, entry))
 
     def raise_it(*_, **__):
         raise error

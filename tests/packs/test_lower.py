@@ -14,6 +14,7 @@ from helpers import filled
 from helpers.sealed import flipped
 
 from packs import forged
+from safecache import packs as tier
 from safecache.errors import CacheReadError, EntryRefusedError
 from safecache.packs import archive
 from safecache.places.refs import Ref
@@ -28,7 +29,7 @@ def use(settings, tmp_path, monkeypatch):
 
     def use(*packs, **more):
         monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "there"))
-        packs._state.reset()
+        tier._state.reset()
         events._state.reset()
         return settings(SAFECACHE_LOWER=":".join(map(str, packs)), **more)
 
