@@ -65,14 +65,15 @@ def _candidates_in(ref: Ref) -> Iterator[Bundle]:
 
 
 def _kernel_names(ref: Ref) -> list[str]:
-    """The names of a kernel's files that belong to a list which is there, that last; and of libraries."""
+    """The names of a kernel's files: of a list that is there, that last; libraries; what has a record of its own."""
     try:
         names = ref.names()
     except OSError:
         return []
     lists = [name for name in names if name.startswith(manifests.LIST)]
-    paths = {ref.file(name).path for name in lists}
-    return [name for name in names if name.endswith(".so") or manifests.list_of(ref.file(name)) in paths] + lists
+    listed, files = {ref.file(name).path for name in lists}, [ref.file(name) for name in names if name not in lists]
+    own = (f for f in files if f.path.endswith(".so") or manifests.list_of(f) in listed or manifests.exists(f))
+    return [os.path.basename(file.path) for file in own] + lists
 
 
 def _load(file: CodeFile) -> File:

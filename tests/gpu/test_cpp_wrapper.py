@@ -12,7 +12,11 @@ import pytest
 from conftest import SOURCE, isolated_environment
 
 torch = pytest.importorskip("torch")
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+# Four starts, in each of which even stock torch compiles C++ for more than a minute.
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.timeout(1200),
+]
 
 PROGRAM = Path(__file__).with_name("cpp_wrapper_scene.py")
 
