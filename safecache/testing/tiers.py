@@ -257,8 +257,11 @@ class TierTests:
                 self.look_up(refs)
                 for ref in refs:
                     held.tier.keep(ref, again=True)
-        # What it does in the background may still fail meanwhile.
-        assert any(all(self.look_up(refs)) or time.sleep(0.5) for _ in range(_LOOKS))
+        for _ in range(_LOOKS):
+            if all(self.look_up(refs)):
+                return
+            time.sleep(0.5)  # what it does in the background may still fail
+        raise AssertionError("it works no more, though nothing fails")
 
 
 def _contents(root: Path) -> dict[str, bytes]:
