@@ -60,8 +60,7 @@ def _report(bundle: Bundle, name: str, refusal: Refusal, ref: Ref) -> None:
     elif bundle.ref.root == fallback.original(ref.root):
         events.count(refusal.reason)  # that this cache is not usable as it is has been reported
     else:
-        remedy = "It is made anew; what lies there, in a lower tier, is left there."
-        report.refuse(refusal, ref.kind, bundle.ref.file(name).path, remedy)
+        report.refuse(refusal, ref.kind, bundle.ref.file(name).path, directories.REMEDY)
 
 
 def _name_file(name: str, refusal: Refusal) -> Refusal:

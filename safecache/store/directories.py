@@ -19,9 +19,9 @@ from safecache.store import entry_files, gate, manifests
 from safecache.tiers import fallback, layers, levels
 from safecache.tiers.directory_faults import Unreadable
 
-__all__ = ["caches_below", "candidates", "propagate_file", "send_content"]
+__all__ = ["REMEDY", "caches_below", "candidates", "propagate_file", "send_content"]
 
-_REMEDY = "It is made anew; what lies there stays, or is replaced by that if it is in a shared level."
+REMEDY = "It is made anew; what lies there is left there, or replaced by that if it is in a shared level."
 
 
 def candidates(ref: Ref) -> Iterator[Bundle]:
@@ -98,13 +98,13 @@ def _read(ref: Ref, name: str) -> File | None:
     except FileNotFoundError:
         return None
     except opening.UnusableEntry as unusable:
-        report.refuse(Refusal(unusable.reason, f"it is {unusable.detail}"), ref.kind, file.path, _REMEDY)
+        report.refuse(Refusal(unusable.reason, f"it is {unusable.detail}"), ref.kind, file.path, REMEDY)
     except Unreadable as error:
         # For a cache that has a fallback directory, this was reported under the same cause.
         refusal = Refusal(Reason.UNREADABLE, error.evidence, cause=ref.root)
-        report.refuse(refusal, ref.kind, file.path, _REMEDY, error=error)
+        report.refuse(refusal, ref.kind, file.path, REMEDY, error=error)
     except OSError as error:
-        report.refuse(Refusal(Reason.UNREADABLE, f"{error.strerror}"), ref.kind, file.path, _REMEDY, error=error)
+        report.refuse(Refusal(Reason.UNREADABLE, f"{error.strerror}"), ref.kind, file.path, REMEDY, error=error)
     return None
 
 
