@@ -76,7 +76,7 @@ TESTS = {
     "flights/leases": _FLIGHTS,
     "files/holders": _FLIGHTS,
     "store/manifests": ["tests/store/test_records.py", *_GATE],
-    "store/gate": ["tests/built_code/test_disposal.py", *_GATE],
+    "store/gate": ["tests/built_code/test_disposal.py", *_GATE, "tests/remote/test_parcels.py"],
     "store/bundles": [
         "tests/remote/test_parcels.py",
         "tests/tiers/test_conformance.py",
@@ -105,6 +105,7 @@ EQUIVALENT = {
     ("store/quarantine", "os.O_NOFOLLOW", "0"): "O_EXCL refuses a link too: open(2)",
     ("store/quarantine", "moved", "True"): "what was not moved is not there to be read, nor to be the newest",
     ("store/gate", "verdict.reason is None", "True"): "a verdict that is none states no build that could be foreign",
+    ("signing/seal", "verdict.reason is None", "True"): "what is refused already is refused, for its key then",
     ("files/opening", "limit", "True"): "a read of no bytes is the end too",
     ("isolation/compiling", "{}", "True"): "what has no reply has ended with a crash, which was raised before",
     ("isolation/compiling", "{}", "False"): "what has no reply has ended with a crash, which was raised before",

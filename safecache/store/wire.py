@@ -133,9 +133,9 @@ def header(name: str, size: int) -> bytes:
 
 def read_row(kind: str, key: str, root: str, at: int, stored: int, size: int, digest: str, files: Any) -> Packed:
     """What a row says. Raises one of MALFORMED for what is none, or of a later safecache's."""
-    found = _KINDS.get(kind)
+    found = _KINDS[kind]
     # INVARIANT: no path that is made of a row leads out of a cache.
-    if found is None or not is_placed(Ref(found, key, root)):
+    if not is_placed(Ref(found, key, root)):
         raise ValueError(f"{kind} {key} has no place in it")
     if min(at, stored, size) < 0:
         raise ValueError(f"{kind} {key} lies nowhere in it")

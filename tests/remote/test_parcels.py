@@ -12,6 +12,7 @@ import pytest
 from helpers.caches import key
 from helpers.sealed import flipped
 
+from safecache.files import ownership
 from safecache.places import layout
 from safecache.places.layout import CodeFile
 from safecache.places.refs import Ref
@@ -21,7 +22,7 @@ from safecache.remote.parcels import Parcel
 from safecache.reporting.kinds import Kind, Reason
 from safecache.signing import keyring, provenance, seal
 from safecache.signing.keys import Key
-from safecache.store import bundles, gate, wire
+from safecache.store import bundles, gate, manifests, wire
 
 zstandard = pytest.importorskip("zstandard")
 
@@ -198,6 +199,24 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path, name):
         ),
     ):
         assert not isinstance(opened(packed([file], bundle), bundle), Parcel)
+
+
+def test_file_of_another_key_is_refused_though_it_verifies(tmp_path):
+    other = CodeFile(str(tmp_path / "ab" / "other.so"), str(tmp_path))
+    gate.attest_file(other, b"code")
+    file = File("other.so", b"code", manifests.read_record_bytes(other))
+    assert bundles.bundle_refusal([file], Ref(Kind.NATIVE_CODE, "ab/other.so", str(tmp_path))) is None
+    assert bundles.bundle_refusal([file], Ref(Kind.NATIVE_CODE, "ab/c.so", str(tmp_path))).reason is Reason.UNSAFE_NAME
+
+
+def test_private_cache_vouches_for_nothing_that_comes_from_elsewhere(tmp_path, settings):
+    settings(SAFECACHE_TRUST="private")
+    for bundle in (Ref(Kind.NATIVE_CODE, "ab/c.so", str(tmp_path)), entry_bundle(tmp_path)):
+        file = File("c.so" if bundle.is_file else layout.entry_name(b"code"), b"code", None)
+        assert (
+            bundles.publish([file], bundle, "a test") and ownership.why_not_private(bundle.file(file.name).path) is None
+        )
+        assert bundles.bundle_refusal([file], bundle).reason is Reason.UNSEALED
 
 
 def test_each_file_is_verified_by_itself(tmp_path):
