@@ -203,13 +203,13 @@ class Bundle(NamedTuple):
 
 
 class Tier(Protocol):
-    """What lies below a cache, such as a directory, a pack or a server. It verifies nothing that others wrote.
+    """A cache below others, such as a directory, a pack or a server. It verifies nothing that others wrote.
 
     No method raises anything in default mode.
     """
 
     def candidates(self, ref: Ref) -> Iterator[Bundle]:
-        """What it has under the key of this ref, which is of a cache above it: the best first, all of it unverified."""
+        """Yield what it has under the key of this ref, of a cache above it: the best first, all of it unverified."""
         yield from ()
 
     def keep(self, ref: Ref, *, again: bool = False) -> None:
@@ -342,7 +342,7 @@ class Tiers(Tier):
 
 
 def _answer_alone(port: Any) -> Any:
-    """What answers as the port says of itself."""
+    """Return an object whose methods are those of the port itself."""
     return type(port.__name__, (port,), {})()
 
 

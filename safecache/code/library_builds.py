@@ -150,7 +150,7 @@ def mark_loaded(path: str, root: str) -> None:
 
 
 def _is_fetched(path: str, root: str) -> bool:
-    """Whether a tier below the cache has the library, which is copied then, with the marker that it can be loaded."""
+    """Copy the library, with its marker, from a tier below the cache; return whether it is there now, and attested."""
     found = bundles.fetch(locate(Kind.NATIVE_CODE, path, root))
     return found is not None and gate.quarantine_unattested(CodeFile(path, root))
 

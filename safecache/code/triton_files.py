@@ -334,7 +334,7 @@ def get_group(directory: str, name: str) -> dict[str, str] | None:
 
 
 def _look_up(directory: str, get: Callable[[Place], _Result | None]) -> tuple[Place, _Result | None]:
-    """What ``get`` returns for this directory of a kernel, or else for where a lower tier has it; and which that is."""
+    """Call ``get`` with this directory of a kernel, or else with where a lower tier has it; return both."""
     ref = locate(Kind.KERNEL, directory, os.path.dirname(directory))
     tell(Requested(ref))
     place = Place(directory)

@@ -86,7 +86,7 @@ def _forget(cache: Any, load: Callable[[], Any]) -> None:
 
 
 def _has_fetched() -> bool:
-    """Whether this process has had anything from a pack or the remote: then most libraries come from there."""
+    """Tell whether this process has had anything from a pack or the remote: most libraries come from there then."""
     counters = events.counters()
     return any(counters.get(count.value) for count in (Count.PACK_HIT, Count.REMOTE_HIT))
 

@@ -42,7 +42,7 @@ _state: Part[_State] = Part(_State, inherit)
 
 
 def candidates(ref: Ref) -> Iterator[Bundle]:
-    """As Tier.candidates(): what the packs have, in their order."""
+    """Yield what the packs have, in their order: see Tier.candidates()."""
     state, wanted = _state.now, (ref.kind, ref.key)
     if wanted in state.taken:
         return
@@ -65,7 +65,7 @@ def candidates(ref: Ref) -> Iterator[Bundle]:
 
 
 def keep(ref: Ref, *, again: bool = False) -> None:
-    """As Tier.keep(): a pack is made by a command."""
+    """Do nothing for Tier.keep(): a command makes packs."""
 
 
 def _find_pack(path: str) -> Pack | None:
@@ -88,7 +88,7 @@ def _has_library(path: str) -> bool:
 
 
 def _attempt(path: str, work: Callable[[], _Result]) -> _Result | None:
-    """What ``work`` returns; None, and reported, for a pack that cannot be used: this process does without it."""
+    """Return what ``work`` does; None, and report it, for a pack that cannot be used: this process does without it."""
     try:
         return work()
     except PackRefusedError as error:

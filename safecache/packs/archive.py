@@ -69,7 +69,7 @@ def beginning(groups: Iterable[Packed], said: Mapping[str, Any]) -> bytes:
     manifest = json.dumps(statement, sort_keys=True, indent=1).encode()
     stated = provenance.statement(Kind.PACK)
     sealed = seal.attach(manifest, Kind.PACK, _MANIFEST, keyring.sealing_key(), stated, config.current().namespace)
-    content = wire.member(_MANIFEST, manifest) + wire.member(_SEAL, sealed[len(manifest) :])
+    content = wire.tar_member(_MANIFEST, manifest) + wire.tar_member(_SEAL, sealed[len(manifest) :])
     if len(content) > _LARGEST:
         raise PackRefusedError(f"a pack of {len(listed)} groups has too long a manifest; make several packs")
     return zstandard.ZstdCompressor(level=LEVEL).compress(content)
@@ -180,7 +180,7 @@ def _first_frame(file: opening.OpenFile) -> tuple[bytes, int]:
 
 
 def _untar_manifest(content: bytes) -> bytes:
-    """The manifest with its seal, unverified: of two files with the very headers that wire.member() makes.
+    """The manifest with its seal, unverified: of two files with the very headers that wire.tar_member() makes.
 
     Nothing vouches for these bytes yet, and a tar file may say many things (a sparse file of any size, headers of
     headers) before its first file. Raises ValueError.
@@ -190,7 +190,7 @@ def _untar_manifest(content: bytes) -> bytes:
         begin = at + _BLOCK
         header = content[at:begin]
         size = int(header[_SIZE_FIELD][:-1], 8) if _SIZE.fullmatch(header[_SIZE_FIELD]) else -1
-        if not 0 <= size <= len(content) - begin or header != wire.header(name, size):
+        if not 0 <= size <= len(content) - begin or header != wire.tar_header(name, size):
             raise ValueError(f"{name} is not where it belongs, or longer than what is there")
         found += content[begin : begin + size]
         at = begin + size + -size % _BLOCK

@@ -78,7 +78,7 @@ def send(ref: Ref, *, again: bool = False) -> None:
 
 
 def candidates(ref: Ref) -> Iterator[Bundle]:
-    """As Tier.candidates(): what the remote has."""
+    """Yield what the remote has: see Tier.candidates()."""
     state = _state.now
     remote, name = client.current(), parcels.remote_object_name(ref.kind, ref.key)
     content = state.ahead.pop(name, None)

@@ -160,7 +160,7 @@ def _joined(ref: Ref, needs: tuple[tuple[Kind, str], ...], name: str, known: byt
         return Sent(0)
     joined = (*files, *(file for file in theirs.files if file.name not in ours))
     needed = tuple(dict.fromkeys((*needs, *theirs.needs)))[: parcels.MOST_NEEDED]
-    content = parcels.encode_object(Parcel(wire.place(ref), joined, needed), name)
+    content = parcels.encode_object(Parcel(wire.place_in_frame(ref), joined, needed), name)
     if content is None:
         return Sent(0, "there is no key to seal it", is_final=True)
     if len(content) > most:

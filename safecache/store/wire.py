@@ -32,12 +32,12 @@ __all__ = [
     "Packed",
     "compress",
     "decompress",
-    "header",
     "is_placed",
-    "member",
     "name_bundle",
-    "place",
+    "place_in_frame",
     "read_row",
+    "tar_header",
+    "tar_member",
 ]
 
 INDUCTOR, TRITON, VLLM = "inductor", "triton", "vllm"
@@ -88,8 +88,8 @@ def is_placed(ref: Ref) -> bool:
     return ref.has_valid_key and _ROOT.fullmatch(ref.root) is not None
 
 
-def place(ref: Ref) -> Ref:
-    """Where a bundle of a cache lies in its frame."""
+def place_in_frame(ref: Ref) -> Ref:
+    """Return its ref in a frame, for that of a bundle in a cache."""
     root = INDUCTOR if ref.kind.tiers.is_pulled else VLLM
     if ref.kind is Kind.KERNEL:
         root = f"{INDUCTOR}/{ref.triton_folder}" if ref.triton_folder else TRITON
@@ -97,12 +97,12 @@ def place(ref: Ref) -> Ref:
 
 
 def compress(ref: Ref, files: Iterable[File], level: int) -> tuple[bytes, Packed]:
-    """The frame of a bundle that is_placed(), and its row."""
+    """Return the frame of a bundle that is_placed(), and its row."""
     import zstandard
 
     # A list is published after the files that it names.
     kept = sorted(files, key=lambda file: (file.name.startswith(manifests.LIST), file.name))
-    content = b"".join(member(name, data) for name, data in _members(ref, kept).items())
+    content = b"".join(tar_member(name, data) for name, data in _members(ref, kept).items())
     compressed = zstandard.ZstdCompressor(level=level).compress(content)
     digests = {file.name: (len(file.content), hashlib.sha256(file.content).hexdigest()) for file in kept}
     digest = hashlib.sha256(compressed).hexdigest()
@@ -119,20 +119,20 @@ def _members(ref: Ref, files: Iterable[File]) -> dict[str, bytes]:
     return members
 
 
-def member(name: str, content: bytes) -> bytes:
-    """A file of a tar file, with its header."""
-    return header(name, len(content)) + content + b"\0" * (-len(content) % _BLOCK)
+def tar_member(name: str, content: bytes) -> bytes:
+    """Return a file of a tar file, with its header."""
+    return tar_header(name, len(content)) + content + b"\0" * (-len(content) % _BLOCK)
 
 
-def header(name: str, size: int) -> bytes:
-    """The header of a file. It states no time, owner or mode of its own: they would tell the same bundles apart."""
+def tar_header(name: str, size: int) -> bytes:
+    """Return the header of a file, without times, owners and modes, which would tell the same bundles apart."""
     about = tarfile.TarInfo(name)
     about.size = size
     return about.tobuf(tarfile.PAX_FORMAT)
 
 
 def read_row(kind: str, key: str, root: str, at: int, stored: int, size: int, digest: str, files: Any) -> Packed:
-    """What a row says. Raises one of MALFORMED for what is none, or of a later safecache's."""
+    """Read a row. Raises one of MALFORMED for what is none, or of a later safecache's."""
     found = _KINDS[kind]
     # INVARIANT: no path that is made of a row leads out of a cache.
     if not is_placed(Ref(found, key, root)):
@@ -167,7 +167,7 @@ def _untarred(content: bytes) -> dict[str, bytes]:
 
 
 def decompress(compressed: bytes, packed: Packed) -> tuple[File, ...]:
-    """The files of a frame, as its row states them, each not yet verified by itself. Raises one of MALFORMED."""
+    """Return the files of a frame as its row states them, each not yet verified by itself. Raises one of MALFORMED."""
     # INVARIANT: nothing is decompressed but what was sealed.
     if hashlib.sha256(compressed).hexdigest() != packed.digest:
         raise ValueError("it is not what was packed")

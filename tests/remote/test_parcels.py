@@ -62,7 +62,7 @@ def kernels(tmp_path):
 
 
 def packed(files, bundle, needs=()):
-    parcel = Parcel(wire.place(bundle), tuple(files), needs)
+    parcel = Parcel(wire.place_in_frame(bundle), tuple(files), needs)
     return parcels.encode_object(parcel, parcels.remote_object_name(bundle.kind, bundle.key))
 
 
@@ -75,7 +75,7 @@ def test_what_is_packed_comes_out_and_is_always_the_same(tmp_path):
     files = [entry_file(sealed_entry(b"one")), entry_file(sealed_entry(b"two" * 1000))]
     needs = ((Kind.KERNEL, "K" * 52), (Kind.NATIVE_CODE, "ab/cabc.so"))
     content = packed(files, bundle, needs)
-    assert opened(content, bundle) == Parcel(wire.place(bundle), tuple(sorted(files)), needs)
+    assert opened(content, bundle) == Parcel(wire.place_in_frame(bundle), tuple(sorted(files)), needs)
     assert packed(files, bundle, needs) == content
 
 
@@ -129,7 +129,7 @@ def bomb(size=50 << 20):
 
 
 def frame(*names, content=b"12345"):
-    return zstandard.ZstdCompressor().compress(b"".join(wire.member(name, content) for name in names))
+    return zstandard.ZstdCompressor().compress(b"".join(wire.tar_member(name, content) for name in names))
 
 
 HERE = f"inductor/{Ref(Kind.FX_ENTRY, KEY).path}"
