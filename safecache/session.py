@@ -63,7 +63,7 @@ def reset() -> None:
 
     As a process that begins: for tests, and after a change of keys or directories. Hooks and settings stay as they are.
     """
-    for part in _parts:
+    for part in reversed(_parts):  # who uses others before these
         part.reset()
 
 

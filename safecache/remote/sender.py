@@ -23,6 +23,8 @@ from safecache.store import bundles, wire
 __all__ = ["Sent", "enqueue", "flush", "run_after_queue", "send"]
 
 _MOST_WAITING = 4096
+# Seconds.
+_LONGEST_END = 5.0
 # Of one key, while others add to it too.
 _MOST_TRIES = 20
 
@@ -49,7 +51,7 @@ class _Sender:
     """A queue and the thread that empties it; both are begun when something is first offered."""
 
     def __init__(self) -> None:
-        self.jobs: queue.Queue[_Job | _Action] = queue.Queue(_MOST_WAITING)
+        self.jobs: queue.Queue[_Job | _Action | None] = queue.Queue(_MOST_WAITING)
         self.waiting = 0
         self.unsent = 0
         self.done = threading.Condition()
@@ -74,14 +76,22 @@ class _Sender:
         client.count(Count.REMOTE_UNSENT)
 
     def _work(self) -> None:
-        while True:
-            job = self.jobs.get()
+        while (job := self.jobs.get()) is not None:
             sent = _attempt(job)
             with self.done:
                 if sent.why_not:
                     self._give_up(is_final=sent.is_final)
                 self.waiting -= 1
                 self.done.notify_all()
+
+    def end(self) -> None:
+        """Send nothing more that was offered; wait for what is under way."""
+        with suppress(queue.Empty):
+            while True:
+                self.jobs.get_nowait()
+        if self.thread is not None:
+            self.jobs.put(None)
+            self.thread.join(_LONGEST_END)
 
     def flush(self, seconds: float) -> int:
         with self.done:
