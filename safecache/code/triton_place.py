@@ -192,7 +192,7 @@ def reachable(path: str, content: bytes) -> str:
 class Place(NamedTuple):
     """The directory of a cache key; in a lower tier (``is_layer``) nothing is quarantined.
 
-    ``is_fetched``: its files have just come from the remote.
+    ``is_fetched``: its files have just come from a lower tier.
     """
 
     directory: str

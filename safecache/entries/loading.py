@@ -42,7 +42,7 @@ class RemoteCache(Protocol):
 
 
 class Source(NamedTuple):
-    """Where the candidates for one cache key come from, and which type they must have."""
+    """One cache key of a lookup, and the type that its candidates must have."""
 
     ref: Ref
     is_entry: Callable[[Any], bool]

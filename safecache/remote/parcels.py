@@ -125,7 +125,7 @@ def unpacked(content: bytes, name: str, most: int) -> Parcel | Refusal:
 
 
 def listing(start: bytes) -> Packed | None:
-    """What a parcel lists that begins so, whoever wrote it: enough to leave it alone, and never to use it.
+    """Read what a parcel lists that begins so, whoever wrote it: enough to leave it alone, and never to use it.
 
     None where that is no header, or a longer one.
     """

@@ -24,7 +24,7 @@ _FEATURE, _NOT_SENT = "the remote cache", "Other hosts compile this themselves."
 
 
 def is_on() -> bool:
-    """Whether there is a remote."""
+    """Tell whether there is a remote."""
     return config.current().remote is not None
 
 
@@ -34,7 +34,7 @@ def is_sending() -> bool:
 
 
 def acquire_lease(ref: Ref, most: Callable[[], float]) -> tuple[Callable[[], None] | None, float]:
-    """As plugs.acquire_lease()."""
+    """Take a lease for plugs.acquire_lease()."""
     if not is_sending():
         return None, 0.0
     from safecache.remote import leases
@@ -53,7 +53,7 @@ def record_request(requested: Requested) -> None:
 
 
 def candidates(ref: Ref) -> Iterator[Bundle]:
-    """As Tier.candidates(). A file that travels by itself is recorded as requested."""
+    """Yield what the remote has: see Tier.candidates(). A file that travels by itself is recorded as requested."""
     if ref.is_file:
         record_request(Requested(ref))
     if is_on():

@@ -44,7 +44,7 @@ class Breaker:
         self._until[what] = time.monotonic() + seconds
 
     def left(self) -> dict[Hashable, float]:
-        """For how many seconds each still is that is."""
+        """Return all that is, each with the seconds for which it still is."""
         return {what: left for what in list(self._until) if (left := self.seconds_left(what))}
 
     def seconds_left(self, what: Hashable) -> float:

@@ -25,7 +25,7 @@ REMEDY = "It is made anew; what lies there is left there, or replaced by that if
 
 
 def candidates(ref: Ref) -> Iterator[Bundle]:
-    """As Tier.candidates(), of what the directories below its cache have, the nearest first; but for entries.
+    """Yield what the directories below its cache have, the nearest first, but for entries: see Tier.candidates().
 
     Those are the shared level below a local one, the directory that a fallback directory replaces, and SAFECACHE_LOWER;
     for kernels, where this user's programs may have kept them otherwise too: torch sets TRITON_CACHE_DIR with its first
@@ -91,7 +91,7 @@ def _load(file: CodeFile) -> File:
 
 
 def _read(ref: Ref, name: str) -> File | None:
-    """None if it is gone or, as reported, it cannot be read."""
+    """Return the file; None if it is gone or, as reported, cannot be read."""
     file = ref.file(name)
     try:
         return _load(file)

@@ -134,7 +134,7 @@ def attest_in_process(path: str, content: bytes = b"", *, digest: bytes | None =
 
 
 def is_known(path: str, content: bytes = b"", *, digest: bytes | None = None) -> bool:
-    """Whether this process has attested this content there, or content with this SHA-256 ``digest``."""
+    """Tell whether this process has attested this content there, or content with this SHA-256 ``digest``."""
     return (digest or hashlib.sha256(content).digest()) in _state.now.known.get(path, ())
 
 
@@ -228,7 +228,7 @@ def record_of(file: CodeFile, content: bytes, also: Mapping[str, Any]) -> bytes 
 
 
 def is_content_attested(file: CodeFile, digest: bytes) -> bool:
-    """Whether this process or a sealed record attests content of the file with this SHA-256: see judge_by_record().
+    """Tell whether this process or a sealed record attests content with this SHA-256: see judge_by_record().
 
     Raises Unreadable if the record cannot be read.
     """
